@@ -1,0 +1,84 @@
+"""What a pass works on.
+
+Rule: the driver copies the caller's model once; passes then change this unit and nothing
+else. A pass keeps no state of its own, and running it twice changes nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+from onnx import FunctionProto, ModelProto
+
+from bbnode.components.contracts import Component
+from bbnode.ir import keys
+
+# One hop of a chain: transfer, queueing and the receiver's own work. Generous, because a
+# deadline is a bound on waiting and not an estimate; requests usually bring their own.
+DEFAULT_PER_HOP_BUDGET_NS = 30_000_000_000
+
+Counters = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotBinding:
+    """One `bind_<role>` call: the slot, its role, and the component class that fills it."""
+
+    slot: str
+    role: str
+    component: type[Component]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileOptions:
+    """What the driver was told."""
+
+    bindings: tuple[SlotBinding, ...] = ()
+    target_version: int = keys.FRAMEWORK_IR_VERSION
+    per_hop_budget_ns: int = DEFAULT_PER_HOP_BUDGET_NS
+    permissive_types: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireEdge:
+    """One Send-flavoured node and the Recv-flavoured node that it feeds, by node name."""
+
+    producer_class: str
+    consumer_class: str
+    value_name: str  # the payload (or responses) value on the consumer's side
+    send_node: str
+    recv_node: str
+
+
+@dataclass(slots=True, kw_only=True)
+class CompilationUnit:
+    """The program between two passes.
+
+    Until `partition_by_wire_ops`, `model.functions[0]` is the root body; after it,
+    `partitions` holds one main per class, in class order, and `model.functions` only what
+    they call (sub-Module bodies, backend subgraphs, bootstraps).
+    """
+
+    model: ModelProto
+    partitions: dict[str, FunctionProto] = field(default_factory=dict)
+    wire_edges: list[WireEdge] = field(default_factory=list)
+
+    @property
+    def root(self) -> FunctionProto:
+        """The root body, before partitioning."""
+        return self.model.functions[0]
+
+    def bodies(self) -> list[FunctionProto]:
+        """All functions, mains first."""
+        return [*self.partitions.values(), *self.model.functions]
+
+
+class Pass(Protocol):
+    """A compiler pass: file name = class-level `name` = registered name."""
+
+    name: ClassVar[str]
+
+    def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
+        """Establish this pass's rules in `unit`; return its counters."""

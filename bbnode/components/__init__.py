@@ -1,0 +1,1 @@
+"""Components: contracts, registry and the concretes that ship with bbnode."""

@@ -1,0 +1,144 @@
+"""Component classes by TYPE_NAME.
+
+Rule: a class registers under its TYPE_NAME when its module is imported; what the package
+ships and what third parties install is found through the entry-point group
+`bbnode.components` (entry name = TYPE_NAME), and imported only when it is asked for. A
+peer on the network can name a type, never send code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+import msgpack
+from pydantic import TypeAdapter, ValidationError
+
+from bbnode.components.contracts import CONTRACTS, Component
+from bbnode.ir.errors import AuthorError, DeploymentError
+from bbnode.ir.slots import ConcreteSpec
+
+ENTRY_POINT_GROUP = "bbnode.components"
+
+_REGISTERED: dict[str, type[Component]] = {}
+
+C = TypeVar("C", bound=type[Component])
+
+
+class UnknownComponentType(DeploymentError):
+    """An artifact names a component type that is not installed here."""
+
+
+class ConfigTypeMismatch(DeploymentError):
+    """A slot's config does not fit the component's Config."""
+
+
+def register_component(cls: C) -> C:
+    """Class decorator: make a component known under its TYPE_NAME."""
+    name = cls.__dict__.get("TYPE_NAME")
+    if not isinstance(name, str) or not name or "|" in name:
+        raise AuthorError(f"{cls.__qualname__} needs its own TYPE_NAME, without '|'")
+    if not dataclasses.is_dataclass(cls.Config):
+        raise AuthorError(f"{name}.Config has to be a dataclass")
+    roles_of(cls)
+    known = _REGISTERED.setdefault(name, cls)
+    if known is not cls:
+        raise AuthorError(
+            f"component type {name!r} is registered by {known.__module__}.{known.__qualname__}"
+        )
+    return cls
+
+
+def roles_of(cls: type[Component]) -> tuple[str, ...]:
+    """The roles whose contracts a class fulfils; AuthorError when there is none."""
+    roles = tuple(role for role, contract in CONTRACTS.items() if issubclass(cls, contract))
+    if not roles:
+        raise AuthorError(f"{cls.__qualname__} implements no contract of {', '.join(CONTRACTS)}")
+    return roles
+
+
+@cache
+def _installed() -> Mapping[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def component_class(type_name: str) -> type[Component]:
+    """The class registered as `type_name`, importing its module if an entry point names it.
+
+    Raises UnknownComponentType, with the nearest known name.
+    """
+    if type_name not in _REGISTERED and (entry := _installed().get(type_name)) is not None:
+        try:
+            entry.load()
+        except ImportError as error:
+            raise UnknownComponentType(
+                f"component type {type_name!r} is installed but can't be imported: {error}"
+            ) from error
+    cls = _REGISTERED.get(type_name)
+    if cls is None:
+        near = difflib.get_close_matches(type_name, known_types(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UnknownComponentType(
+            f"component type {type_name!r} is not installed here{hint} Install the package that "
+            "provides it, or name its module under `components` in the config"
+        )
+    return cls
+
+
+def known_types() -> tuple[str, ...]:
+    """All type names that `component_class` can find, sorted."""
+    return tuple(sorted({*_REGISTERED, *_installed()}))
+
+
+def concrete(cls: type[Component], config: Any = None) -> ConcreteSpec:
+    """What a concrete slot of the DSL takes: a component type with its config."""
+    config = cls.Config() if config is None else config
+    if not isinstance(config, cls.Config):
+        raise AuthorError(
+            f"{cls.TYPE_NAME} takes a {cls.Config.__qualname__}, got {type(config).__name__}"
+        )
+    return ConcreteSpec(
+        role=roles_of(cls)[0], type_name=cls.TYPE_NAME, config=encode_config(config)
+    )
+
+
+def encode_config(config: Any) -> bytes:
+    """A Config dataclass as a msgpack map of its fields, in field order."""
+    fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    return bytes(msgpack.packb(fields))
+
+
+def build_config(
+    cls: type[Component], slot: str, stored: bytes, overrides: Mapping[str, Any]
+) -> Any:
+    """The Config of `cls`: defaults, then what the artifact stores, then this node's overrides.
+
+    Raises ConfigTypeMismatch naming slot, key and what was expected.
+    """
+    merged: dict[str, Any] = {}
+    if stored:
+        try:
+            merged.update(msgpack.unpackb(stored, max_ext_len=0))
+        except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+            raise ConfigTypeMismatch(
+                f"slot {slot!r}: the config stored in the artifact can't be read: {error}"
+            ) from error
+    merged.update(overrides)
+    names = [f.name for f in dataclasses.fields(cls.Config)]
+    for key in merged:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; it has: {', '.join(names)}"
+            raise ConfigTypeMismatch(f"slot {slot!r}: {cls.TYPE_NAME} has no setting {key!r}{hint}")
+    try:
+        return TypeAdapter(cls.Config).validate_python(merged)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigTypeMismatch(
+            f"slot {slot!r}: setting {where!r} of {cls.TYPE_NAME}: {first['msg']}"
+        ) from error

@@ -1,0 +1,137 @@
+"""Addresses: multiaddrs, with three protocols more.
+
+Rule: `/site/<id>` (0xE2, 8 bytes big-endian), `/component/<ref>` (0xE3, 4 bytes big-endian)
+and `/op/<name>` (0xE4, length-prefixed UTF-8) are registered with the multiaddr package
+when this module is imported, so that every multiaddr parses, prints and round-trips.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from multiaddr import Multiaddr
+from multiaddr import codecs as multiaddr_codecs
+from multiaddr import protocols as multiaddr_protocols
+from multiaddr.exceptions import Error as MultiaddrError
+from multiaddr.protocols import Protocol
+
+from bbnode.ir.errors import DecodeError
+from bbnode.ir.peer import PeerId
+
+P_SITE = 0xE2
+P_COMPONENT = 0xE3
+P_OP = 0xE4
+
+# An address from outside is refused beyond this (FACTS: claimed addresses, bytes each).
+MAX_ADDRESS_BYTES = 256
+
+_OP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
+
+
+class _UintCodec(multiaddr_codecs.CodecBase):  # type: ignore[misc]  # untyped package
+    """A big-endian unsigned integer of a fixed number of bytes."""
+
+    IS_PATH = False
+
+    def __init__(self, n_bytes: int) -> None:
+        self.SIZE = n_bytes * 8
+        self._n_bytes = n_bytes
+
+    def to_bytes(self, _proto: Any, string: str) -> bytes:
+        if not string.isascii() or not string.isdigit():
+            raise ValueError(f"{string!r} is not a decimal integer")
+        number = int(string)
+        if number >> self.SIZE:
+            raise ValueError(f"{number} does not fit {self.SIZE} bits")
+        return number.to_bytes(self._n_bytes, "big")
+
+    def to_string(self, _proto: Any, buf: bytes) -> str:
+        if len(buf) != self._n_bytes:
+            raise ValueError(f"expected {self._n_bytes} bytes, got {len(buf)}")
+        return str(int.from_bytes(buf, "big"))
+
+
+class _OpNameCodec(multiaddr_codecs.CodecBase):  # type: ignore[misc]  # untyped package
+    """An op name: UTF-8, length-prefixed by the multiaddr framework."""
+
+    SIZE = multiaddr_codecs.LENGTH_PREFIXED_VAR_SIZE
+    IS_PATH = False
+
+    def to_bytes(self, _proto: Any, string: str) -> bytes:
+        if not _OP_NAME.match(string):
+            raise ValueError(f"{string!r} is not an op name")
+        return string.encode()
+
+    def to_string(self, _proto: Any, buf: bytes) -> str:
+        text = bytes(buf).decode()
+        if not _OP_NAME.match(text):
+            raise ValueError(f"{text!r} is not an op name")
+        return text
+
+
+def _register() -> None:
+    # The package's registry is locked; an unlocked copy in its place is what every lookup
+    # of the package then reads.
+    registry = multiaddr_protocols.REGISTRY.copy(unlock=True)
+    for name, code, codec in (
+        ("site", P_SITE, _UintCodec(8)),
+        ("component", P_COMPONENT, _UintCodec(4)),
+        ("op", P_OP, _OpNameCodec()),
+    ):
+        multiaddr_codecs.CODEC_CACHE[f"bbnode_{name}"] = codec
+        registry.add(Protocol(code, name, f"bbnode_{name}"))
+    registry.lock()
+    multiaddr_protocols.REGISTRY = registry
+
+
+_register()
+
+
+def parse_address(text: str) -> Multiaddr:
+    """Parse multiaddr text; raise DecodeError that quotes it when it is none."""
+    try:
+        return Multiaddr(text)
+    except (MultiaddrError, ValueError) as error:
+        raise DecodeError(f"not a multiaddr: {text!r} ({error})") from error
+
+
+def address_from_bytes(raw: bytes) -> Multiaddr:
+    """Parse multiaddr bytes, at most MAX_ADDRESS_BYTES; raise DecodeError otherwise."""
+    if len(raw) > MAX_ADDRESS_BYTES:
+        raise DecodeError(f"an address of {len(raw)} bytes; at most {MAX_ADDRESS_BYTES} are taken")
+    try:
+        address = Multiaddr(raw)
+        str(address)  # the package decodes lazily: force it here, at the boundary
+    except (MultiaddrError, ValueError, EOFError) as error:
+        raise DecodeError(f"not multiaddr bytes: {raw[:16].hex()}…") from error
+    return address
+
+
+def site_suffix(site: int) -> bytes:
+    """Bytes of `/site/<site>`: where a fill lands inside a node (data plane)."""
+    return _SITE_HEADER + site.to_bytes(8, "big")
+
+
+def component_suffix(component_ref: int, op: str) -> bytes:
+    """Bytes of `/component/<ref>/op/<name>` (control plane)."""
+    return bytes(Multiaddr(f"/component/{component_ref}/op/{op}").to_bytes())
+
+
+_SITE_HEADER = bytes(Multiaddr("/site/0").to_bytes())[:-8]
+
+
+def parse_site_suffix(suffix: bytes) -> int | None:
+    """The site id of a `/site/<id>` suffix, or None when it is another address."""
+    header = len(_SITE_HEADER)
+    if len(suffix) != header + 8 or suffix[:header] != _SITE_HEADER:
+        return None
+    return int.from_bytes(suffix[header:], "big")
+
+
+def peer_of_address(address: Multiaddr) -> PeerId:
+    """The PeerId in the `/p2p/<id>` part; DecodeError when there is none."""
+    text = address.value_for_protocol("p2p") if "p2p" in str(address).split("/") else None
+    if text is None:
+        raise DecodeError(f"{address} names no peer; append /p2p/<peer id>")
+    return PeerId.parse(text)

@@ -1,0 +1,31 @@
+"""Root of every error bbnode raises.
+
+Rule: a class says whose fault it is, a message says what, where, and how to mend it.
+The command line maps the four families to exit codes in one place.
+"""
+
+from __future__ import annotations
+
+
+class BbnodeError(Exception):
+    """Base of all errors raised on purpose by bbnode."""
+
+
+class AuthorError(BbnodeError):
+    """The program is wrong: its author has to change it (DSL, compiler, components)."""
+
+
+class DeploymentError(BbnodeError):
+    """The program is fine; the way it is configured or installed here is not."""
+
+
+class PeerError(BbnodeError):
+    """A remote peer sent something that we refuse."""
+
+
+class EnvironmentFault(BbnodeError):
+    """This machine denied something: a port in use, an unreadable file, a full disk."""
+
+
+class DecodeError(PeerError):
+    """Bytes from outside do not decode to the value they claim to be."""

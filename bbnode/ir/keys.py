@@ -1,0 +1,146 @@
+"""Every metadata key, domain and op name of the `ai.bytesandbrains.*` dialect.
+
+Rule: these strings stand here and nowhere else in the package.
+"""
+
+from __future__ import annotations
+
+PREFIX = "ai.bytesandbrains."
+
+# --- opset domains (all version 1) -------------------------------------------------
+ONNX_DOMAIN = "ai.onnx"  # upstream writes "" or "ai.onnx" for the same opset
+SYSCALL_DOMAIN = PREFIX + "syscall"
+WIRE_DOMAIN = PREFIX + "wire"
+ADDRESS_BOOK_DOMAIN = PREFIX + "address_book"
+COMPOSITE_DOMAIN = PREFIX + "composite"
+TYPES_DOMAIN = PREFIX + "types"
+MODULE_DOMAIN = PREFIX + "module"
+ROLE_DOMAIN_PREFIX = PREFIX + "role."
+PROTOCOL_DOMAIN_PREFIX = PREFIX + "protocol."
+BACKEND_SUBGRAPH_DOMAIN = PREFIX + "backend_subgraph"
+
+BB_OPSET_VERSION = 1
+ONNX_OPSET_VERSION = 21  # what the DSL records; ONNX Runtime 1.20 and later run it
+FRAMEWORK_IR_VERSION = 10  # ONNX IR version that goes with opset 21
+PRODUCER_NAME = "bbnode"
+
+# --- wire ops ----------------------------------------------------------------------
+OP_SEND = "Send"
+OP_SEND_REQ_BATCHED = "SendReqBatched"
+OP_SEND_RESP = "SendResp"
+OP_RECV = "Recv"
+OP_RECV_REQ = "RecvReq"
+OP_RECV_RESP_BATCHED = "RecvRespBatched"
+SEND_OPS = frozenset({OP_SEND, OP_SEND_REQ_BATCHED, OP_SEND_RESP})
+RECV_OPS = frozenset({OP_RECV, OP_RECV_REQ, OP_RECV_RESP_BATCHED})
+INBOUND_OPS = frozenset({OP_RECV, OP_RECV_REQ})  # those that start an execution
+
+# --- gates and other compiler-made syscalls ----------------------------------------
+OP_DEDUP_GATE_RX = "DedupGateRx"
+OP_PEER_HEALTH_GATE_RX = "PeerHealthGateRx"
+OP_BACKOFF_GATE_RX = "BackoffGateRx"
+OP_PEER_HEALTH_GATE_TX = "PeerHealthGateTx"
+OP_BACKOFF_GATE_TX = "BackoffGateTx"
+OP_DEADLINE_CHECK = "DeadlineCheck"
+GATE_OPS = frozenset(
+    {
+        OP_DEDUP_GATE_RX,
+        OP_PEER_HEALTH_GATE_RX,
+        OP_BACKOFF_GATE_RX,
+        OP_PEER_HEALTH_GATE_TX,
+        OP_BACKOFF_GATE_TX,
+    }
+)
+OP_BUNDLE = "Bundle"
+OP_UNBUNDLE = "Unbundle"
+
+# --- model metadata ----------------------------------------------------------------
+COMPILED_KEY = PREFIX + "compiled"
+COMPILED_CURRENT_VERSION = "v1"
+BINDING_PREFIX = PREFIX + "binding."
+
+# --- function metadata -------------------------------------------------------------
+MODULE_PHASE_KEY = PREFIX + "module_phase"
+BOOTSTRAP_PHASE = "bootstrap"
+BOOTSTRAP_SUFFIX = "__bootstrap"
+HOME_KEY = PREFIX + "home"  # home class of the Module; on partitions: their class
+CONCRETE_TYPE_SLOT_PREFIX = PREFIX + "concrete_type."  # + slot
+SLOT_ROLE_PREFIX = PREFIX + "slot_role."  # + slot -> "<role>|<slot_id>"
+TARGET_KEY = PREFIX + "target"  # marks a partition main: "true"
+ROOT_KEY = PREFIX + "root"  # marks the root function of a recorded model: "true"
+
+# --- node metadata -----------------------------------------------------------------
+SLOT_KEY = PREFIX + "slot"
+SLOT_ID_KEY = PREFIX + "slot_id"
+REQUIRED_TRAIT_KEY = PREFIX + "required_trait"
+CONCRETE_TYPE_KEY = PREFIX + "concrete_type"
+INSTANCE_KEY = PREFIX + "instance"
+ORIGINAL_OP_KEY = PREFIX + "original_op"
+MODULE_INSTANCE_KEY = PREFIX + "module_instance"
+SOURCE_LINE_KEY = PREFIX + "source_line"  # "<file>:<line>" of the recording call
+PEER_CLASS_KEY = PREFIX + "peer_class"
+HOME_CLASS_KEY = PREFIX + "home_class"
+PORT_KEY = PREFIX + "port"  # the author's name of a net_out or request
+CHAIN_DEPTH_KEY = PREFIX + "chain_depth"
+DEADLINE_NS_KEY = PREFIX + "deadline_ns"
+DEADLINE_CHECK_SOURCE_KEY = PREFIX + "deadline_check_source"
+WIRE_CORRELATION_KEY = PREFIX + "wire_correlation"
+WIRE_TRANSPORT_KEY = PREFIX + "wire_transport"
+TRANSPORT_DATA = "data"
+TRANSPORT_TRIGGER_ONLY = "trigger_only"
+BATCH_GROUP_KEY = PREFIX + "batch_group_id"
+SYNTHESIZED_FROM_KEY = PREFIX + "synthesized_from"
+SEND_SENTINEL_PREFIX = "__send_sentinel_"
+DEST_SITE_NAME_PREFIX = PREFIX + "dest_site_name."  # + input
+DEST_SUFFIX_PREFIX = PREFIX + "dest_suffix."  # + input; an attribute, multiaddr bytes
+SITE_ID_KEY = PREFIX + "site_id"  # decimal NodeSiteId, on Recv-flavoured nodes
+TYPE_HASH_KEY = PREFIX + "type_hash"  # decimal wire hash of a Recv's payload
+RECV_SLOT_ID_KEY = PREFIX + "recv_slot_id"
+RX_CHAIN_HEAD_KEY = PREFIX + "rx_chain_head"
+AFTER_KEY = PREFIX + "after"  # comma-joined value names that must be there first
+CONTROL_AFTER_KEY = PREFIX + "control_after"  # comma-joined node names that must have fired
+OPTIONAL_OUTPUT_KEY = PREFIX + "optional_output"
+
+GATE_STAMPS = {
+    OP_DEDUP_GATE_RX: PREFIX + "dedup_rx_gated",
+    OP_PEER_HEALTH_GATE_RX: PREFIX + "peer_health_rx_gated",
+    OP_BACKOFF_GATE_RX: PREFIX + "backoff_rx_gated",
+    OP_PEER_HEALTH_GATE_TX: PREFIX + "peer_health_tx_gated",
+    OP_BACKOFF_GATE_TX: PREFIX + "backoff_tx_gated",
+}
+GATE_SOURCES = {
+    OP_DEDUP_GATE_RX: PREFIX + "dedup_rx_source",
+    OP_PEER_HEALTH_GATE_RX: PREFIX + "peer_health_rx_source",
+    OP_BACKOFF_GATE_RX: PREFIX + "backoff_rx_source",
+    OP_PEER_HEALTH_GATE_TX: PREFIX + "peer_health_tx_source",
+    OP_BACKOFF_GATE_TX: PREFIX + "backoff_tx_source",
+}
+DEADLINE_STAMP_KEY = PREFIX + "deadline_checked"
+
+# --- attributes --------------------------------------------------------------------
+ATTR_PEER = "peer"
+ATTR_PAYLOAD_TYPE = "payload_type"
+ATTR_QUORUM = "quorum"
+ATTR_DEADLINE_NS = "deadline_ns"
+
+SELF_CLASS = "@self"
+
+
+def role_domain(role: str) -> str:
+    """Opset domain of a role: `role_domain("Model") == "ai.bytesandbrains.role.model"`."""
+    return ROLE_DOMAIN_PREFIX + snake_case(role)
+
+
+def snake_case(name: str) -> str:
+    """`DataSource` to `data_source`."""
+    return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+
+def binding_key(target: str, slot: str) -> str:
+    """Model metadata key of one slot binding."""
+    return f"{BINDING_PREFIX}{target}.{slot}"
+
+
+def encode_binding_value(role: str, type_name: str, slot_id: int) -> str:
+    """`<role>|<TYPE_NAME>|<slot_id>`; a slot that only dependencies use has id -1."""
+    return f"{role}|{type_name}|{slot_id}"

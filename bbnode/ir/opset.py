@@ -1,0 +1,257 @@
+"""Signatures of every op of the `ai.bytesandbrains.*` opsets.
+
+Rule: this table is the one source of an op's ports, attributes and types. The DSL records
+by it, `validate` and `type_solver` check by it, the engine binds by it. `ai.onnx` ops are
+not here: ONNX's own schemas serve them. A port's type is a lattice node, or a capital
+letter: ports with the same letter have the same type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from bbnode.ir import keys, types
+from bbnode.ir.errors import AuthorError
+from bbnode.ir.types import TypeNode
+
+REQUIRED = object()  # an attribute without a default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """One input or output. `type` is a TypeNode or a type variable such as "T"."""
+
+    name: str
+    type: TypeNode | str
+    variadic: bool = False
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpSpec:
+    """One op. `suspends`: it may finish in a later poll, so it carries a deadline."""
+
+    domain: str
+    op_type: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    attributes: dict[str, Any]  # name -> default, or REQUIRED
+    role: str | None = None
+    suspends: bool = False
+    doc: str = ""
+
+    @property
+    def method(self) -> str:
+        """Name of the contract method or DSL helper: `NextBatch` to `next_batch`."""
+        return keys.snake_case(self.op_type.replace(".", ""))
+
+
+_TABLE: dict[tuple[str, str], OpSpec] = {}
+
+
+def register_op(spec: OpSpec) -> OpSpec:
+    """Add an op; AuthorError when `(domain, op_type)` is taken by another signature."""
+    known = _TABLE.setdefault((spec.domain, spec.op_type), spec)
+    if known is not spec:
+        raise AuthorError(f"op {spec.domain}::{spec.op_type} is registered already")
+    return spec
+
+
+def lookup_op(domain: str, op_type: str) -> OpSpec | None:
+    """The spec of an op, or None."""
+    return _TABLE.get((domain, op_type))
+
+
+def ops_of(domain: str) -> tuple[OpSpec, ...]:
+    """All ops of a domain, in table order."""
+    return tuple(spec for (d, _), spec in _TABLE.items() if d == domain)
+
+
+def ops_of_role(role: str) -> tuple[OpSpec, ...]:
+    """All ops of a role, in table order."""
+    return ops_of(keys.role_domain(role))
+
+
+# --- table-building shorthand: "name: Type" with * variadic and ? optional ----------------
+
+_SHORT = {
+    "trigger": types.TRIGGER, "tensor": types.TENSOR, "any": types.ANY,
+    "peer": types.PEER_ID, "peers": types.PEER_ID_VEC, "address": types.MULTIADDRESS,
+    "addresses": types.ADDRESS_VEC, "cmd": types.COMMAND_ID, "time": types.TIMESTAMP,
+    "event": types.EVENT_KIND, "token": types.CORRELATION_TOKEN, "u64": types.U64,
+    "request": types.REQUEST_ID, "wire_request": types.WIRE_REQUEST_ID,
+    "responses": types.RESPONSE_BATCH, "composite": types.COMPOSITE,
+    "metadata": types.METADATA, "results": types.SEARCH_RESULTS, "int64": types.TENSOR_INT64,
+}  # fmt: skip
+
+
+def ports(text: str) -> tuple[Port, ...]:
+    """Parse `"a:tensor b?:metadata rest*:T"` into ports."""
+    out = []
+    for word in text.split():
+        name, _, kind = word.partition(":")
+        out.append(
+            Port(
+                name=name.rstrip("*?"),
+                type=_SHORT.get(kind, kind),
+                variadic=name.endswith("*"),
+                optional=name.endswith("?"),
+            )
+        )
+    return tuple(out)
+
+
+def op(
+    domain: str,
+    op_type: str,
+    inputs: str = "",
+    outputs: str = "",
+    *,
+    role: str | None = None,
+    suspends: bool = False,
+    doc: str = "",
+    **attributes: Any,
+) -> OpSpec:
+    """Register an op written in shorthand."""
+    return register_op(
+        OpSpec(
+            domain=domain,
+            op_type=op_type,
+            inputs=ports(inputs),
+            outputs=ports(outputs),
+            attributes=attributes,
+            role=role,
+            suspends=suspends,
+            doc=doc,
+        )
+    )
+
+
+def _syscalls() -> None:
+    d = keys.SYSCALL_DOMAIN
+    r = REQUIRED
+    op(d, "Pulse", "", "trigger:trigger", doc="Fires once, at bootstrap.")
+    op(d, "OnTrigger", "trigger:trigger", "trigger:trigger", doc="Fires on each arrival.")
+    op(d, "Threshold", "inputs*:any", "trigger:trigger", n=r, doc="Fires after n inputs arrived.")
+    op(d, "Interval", "", "tick:time", period_ns=r, doc="Periodic timer.")
+    op(d, "EventSource", "", "event:event", kind=r, doc="Fires on each bus event of a kind.")
+    op(d, "After", "trigger:trigger", "trigger:trigger", delay_ns=r, suspends=True,
+       doc="Delays a trigger.")  # fmt: skip
+    op(d, "Limit.Acquire", "trigger:trigger", "trigger:trigger", name=r, n=r, suspends=True,
+       doc="Takes one unit of a named semaphore of n units.")  # fmt: skip
+    op(d, "Limit.Release", "trigger:trigger", "", name=r, doc="Gives a unit back.")
+    op(d, "Any", "inputs*:T", "value:T", group="", doc="The first of its inputs to arrive.")
+    op(d, "Gate", "value:T trigger:trigger", "value:T", doc="Holds a value until the trigger.")
+    op(d, "Serialize.Enqueue", "value:any", "trigger:trigger", queue=r, doc="FIFO put.")
+    op(d, "Serialize.Dequeue", "trigger:trigger", "value:T", queue=r, suspends=True,
+       doc="FIFO take.")  # fmt: skip
+    op(d, "CorrelateTag", "trigger:trigger", "token:token", doc="Mints a fresh token.")
+    op(d, "Hold.Stash", "value:any", "", slot=r, doc="Buffers a value.")
+    op(d, "Hold.Flush", "trigger:trigger", "value:T", slot=r, doc="Releases the held value.")
+    op(d, "AppEmit", "value:any", "", name=r, doc="Surfaces an AppEvent with the value.")
+    op(d, "AppNotify", "trigger:trigger", "", name=r, doc="Surfaces an AppEvent without one.")
+    op(d, "Record", "value:any", "", name=r, doc="Pushes to the node's ring buffer.")
+    op(d, "IncrMetric", "trigger:trigger", "", name=r, delta=1, doc="Adds to a counter.")
+    op(d, "LifecyclePhase", "", "trigger:trigger", phase=r, doc="Shutdown=1, Snapshot=2.")
+    op(d, "GateDispatch", "value:T", "value:T", doc="Edge gate made by the compiler.")
+    op(d, "MintDispatch", "trigger:trigger", "token:token", doc="Token mint by the compiler.")
+    op(d, "GateManyDispatch", "value:T gates*:trigger", "value:T", doc="Waits for all gates.")
+    op(d, "Clock", "trigger:trigger", "now:time", doc="Reads the node's clock.")
+    op(d, "RngU64", "trigger:trigger", "value:u64", doc="Draws from the node's seeded generator.")
+    op(d, "Sleep", "trigger:trigger", "trigger:trigger", duration_ns=r, suspends=True,
+       doc="Timer.")  # fmt: skip
+    op(d, "DeadlineMatch", "then:trigger timeout:trigger", "winner:trigger", doc="First to fire.")
+    op(d, "PassThrough", "value:T", "value:T", doc="Identity.")
+    op(d, "Tee", "value:T", "outputs*:T", fanout=r, doc="The input, fanout times.")
+    op(d, "Constant", "", "value:any", value=r, doc="A value carried in the attribute.")
+    for gate in (keys.OP_DEDUP_GATE_RX, keys.OP_PEER_HEALTH_GATE_RX, keys.OP_BACKOFF_GATE_RX):
+        op(d, gate, "value:T", "value:T", doc="Receive gate.")
+    for gate in (keys.OP_PEER_HEALTH_GATE_TX, keys.OP_BACKOFF_GATE_TX):
+        op(d, gate, "value:T", "trigger:T", peer=r, doc="Send gate.")
+    op(d, keys.OP_DEADLINE_CHECK, "value?:T", "value:T", deadline_ns=r,
+       doc="Fails when the execution's deadline is over.")  # fmt: skip
+
+
+def _wire() -> None:
+    d = keys.WIRE_DOMAIN
+    # As recorded, Send and SendReqBatched also name what lives on the far side; the pass
+    # synthesize_wire_recvs moves those outputs to the Recv-flavoured op.
+    # `peers` is a PeerIdVec, or one PeerId such as a `.sender`; `validate` checks which.
+    op(d, keys.OP_SEND, "data:T peers:any", "received:T sender:peer")
+    op(d, keys.OP_SEND_REQ_BATCHED, "data:T peers:any",
+       "req_id:request responses:responses received:T sender:peer remote_req_id:wire_request",
+       quorum=0, deadline_ns=0)  # fmt: skip
+    op(d, keys.OP_SEND_RESP, "data:any dest:peer req_id:wire_request", "")
+    op(d, keys.OP_RECV, "", "payload:any sender:peer")
+    op(d, keys.OP_RECV_REQ, "", "payload:any sender:peer req_id:wire_request")
+    op(d, keys.OP_RECV_RESP_BATCHED, "req_id:request", "responses:responses", suspends=True)
+
+
+def _books() -> None:
+    d = keys.ADDRESS_BOOK_DOMAIN
+    op(d, "Insert", "peer:peer address:address", "")
+    op(d, "InsertMany", "peer:peer addresses:addresses", "")
+    op(d, "Lookup", "peer:peer", "addresses:addresses")
+    d = keys.COMPOSITE_DOMAIN
+    op(d, keys.OP_BUNDLE, "parts*:any", "composite:composite", child_count=0, child_types="")
+    op(d, keys.OP_UNBUNDLE, "composite:composite", "parts*:any", child_count=0, child_types="")
+    op(keys.TYPES_DOMAIN, "Cast", "value:any", "value:any", to=REQUIRED)
+
+
+def _role(role: str, rows: Iterable[tuple[str, str, str, dict[str, Any]]]) -> None:
+    for op_type, inputs, outputs, attributes in rows:
+        op(keys.role_domain(role), op_type, inputs, outputs, role=role, suspends=True, **attributes)
+
+
+def _roles() -> None:
+    _role("Model", (
+        ("Forward", "input:tensor", "output:tensor", {}),
+        ("Backward", "grad:tensor", "cmd:cmd", {}),
+        ("Step", "grads?:tensor", "cmd:cmd", {}),
+        ("ComputeLoss", "input:tensor target:tensor", "loss:tensor", {}),
+        ("Evaluate", "input:tensor target:tensor", "loss:tensor", {}),
+        ("ApplyDelta", "delta:tensor", "cmd:cmd", {}),
+        ("LoadParameters", "params:tensor", "cmd:cmd", {}),
+        ("Params", "", "params:tensor", {}),
+        ("Train", "", "stats:metadata", {"epochs": 1, "batch": 32}),
+    ))  # fmt: skip
+    _role("Aggregator", (
+        ("Contribute", "tensor:tensor metadata:metadata", "cmd:cmd", {}),
+        ("ContributeAll", "responses:responses", "cmd:cmd", {}),
+        ("Aggregate", "", "tensor:tensor metadata:metadata", {}),
+        ("CurrentTensor", "", "tensor:tensor", {}),
+    ))  # fmt: skip
+    _role("DataSource", (
+        ("NextBatch", "", "batch:tensor labels:tensor", {}),
+        ("Reset", "", "trigger:trigger", {}),
+        ("OnDataLoaded", "", "trigger:trigger", {}),
+    ))  # fmt: skip
+    _role("Codec", (
+        ("Encode", "tensor:tensor", "code:tensor", {}),
+        ("Decode", "code:tensor", "tensor:tensor", {}),
+        ("Train", "training:tensor", "cmd:cmd", {}),
+    ))  # fmt: skip
+    _role("Index", (
+        ("Add", "vector:tensor", "id:cmd", {}),
+        ("Search", "query:tensor", "results:results", {"k": 10}),
+        ("Remove", "id:tensor", "cmd:cmd", {}),
+        ("Train", "training:tensor", "cmd:cmd", {}),
+    ))  # fmt: skip
+    _role("PeerSelector", (
+        ("Select", "key?:any", "peers:peers", {"mode": "all", "n": 0}),
+        ("Sample", "", "peers:peers", {"n": REQUIRED}),
+        ("CurrentView", "", "peers:peers", {}),
+    ))  # fmt: skip
+
+
+_syscalls()
+_wire()
+_books()
+_roles()
+
+# The roles of the contracts; Backend ops are `ai.onnx`, Protocol ops are each protocol's own.
+ROLES = (
+    "Backend", "Model", "Index", "Aggregator", "Codec", "DataSource", "PeerSelector", "Protocol",
+)  # fmt: skip

@@ -1,0 +1,156 @@
+"""The hand-written envelope codec agrees with google.protobuf and survives garbage."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bbnode.ir import envelope as env
+from bbnode.ir.errors import DecodeError
+
+_TYPES = {
+    "bytes": descriptor_pb2.FieldDescriptorProto.TYPE_BYTES,
+    "uint64": descriptor_pb2.FieldDescriptorProto.TYPE_UINT64,
+    "uint32": descriptor_pb2.FieldDescriptorProto.TYPE_UINT32,
+    "bool": descriptor_pb2.FieldDescriptorProto.TYPE_BOOL,
+}
+_SCHEMA = {
+    "SlotFill": [(1, "dest_suffix", "bytes"), (2, "payload", "bytes"), (3, "trigger_only", "bool"),
+                 (4, "type_hash", "uint64")],
+    "WireCorrelation": [(1, "kind", "uint32"), (2, "wire_req_id", "uint64")],
+    "EdgeRttReport": [(1, "site", "uint64"), (2, "srtt_ns", "uint64"), (3, "rttvar_ns", "uint64")],
+    "WireEnvelope": [(1, "dest_peer_addresses", "bytes*"), (2, "fills", "SlotFill*"),
+                     (3, "correlation", "WireCorrelation"), (4, "remaining_deadline_ns", "uint64"),
+                     (5, "edge_rtt_reports", "EdgeRttReport*"), (6, "src_peer_bytes", "bytes"),
+                     (7, "schema_version", "uint32"), (8, "src_peer_addresses", "bytes*")],
+}  # fmt: skip
+
+
+def _reference_class() -> Any:
+    file = descriptor_pb2.FileDescriptorProto(name="bb_test.proto", package="bb", syntax="proto3")
+    for name, fields in _SCHEMA.items():
+        message = file.message_type.add(name=name)
+        for number, field_name, kind in fields:
+            field = message.field.add(name=field_name, number=number)
+            field.label = field.LABEL_REPEATED if kind.endswith("*") else field.LABEL_OPTIONAL
+            base = kind.rstrip("*")
+            if base in _TYPES:
+                field.type = _TYPES[base]
+            else:
+                field.type, field.type_name = field.TYPE_MESSAGE, f".bb.{base}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("bb.WireEnvelope"))
+
+
+REFERENCE = _reference_class()
+U64 = st.integers(0, 2**64 - 1)
+FILLS = st.builds(
+    env.SlotFill,
+    dest_suffix=st.binary(max_size=40),
+    payload=st.binary(max_size=200),
+    trigger_only=st.booleans(),
+    type_hash=U64,
+)
+ENVELOPES = st.builds(
+    env.WireEnvelope,
+    dest_peer_addresses=st.lists(st.binary(max_size=20), max_size=3).map(tuple),
+    fills=st.lists(FILLS, max_size=4).map(tuple),
+    correlation=st.builds(
+        env.WireCorrelation, kind=st.sampled_from(env.CorrelationKind), wire_req_id=U64
+    ),
+    remaining_deadline_ns=U64,
+    edge_rtt_reports=st.lists(
+        st.builds(env.EdgeRttReport, site=U64, srtt_ns=U64, rttvar_ns=U64), max_size=3
+    ).map(tuple),
+    src_peer_bytes=st.binary(max_size=40),
+    src_peer_addresses=st.lists(st.binary(max_size=20), max_size=3).map(tuple),
+)
+
+
+def encode(envelope: env.WireEnvelope) -> bytes:
+    return b"".join(env.encode_envelope(envelope))
+
+
+@given(ENVELOPES)
+def test_round_trip(envelope: env.WireEnvelope) -> None:
+    assert env.decode_envelope(encode(envelope)) == envelope
+
+
+@given(ENVELOPES)
+def test_protobuf_reads_what_we_write_and_we_read_what_it_writes(
+    envelope: env.WireEnvelope,
+) -> None:
+    message = REFERENCE.FromString(encode(envelope))
+    assert [(f.dest_suffix, f.payload, f.trigger_only, f.type_hash) for f in message.fills] == [
+        (f.dest_suffix, f.payload, f.trigger_only, f.type_hash) for f in envelope.fills
+    ]
+    assert list(message.dest_peer_addresses) == list(envelope.dest_peer_addresses)
+    assert list(message.src_peer_addresses) == list(envelope.src_peer_addresses)
+    assert message.correlation.kind == envelope.correlation.kind
+    assert message.correlation.wire_req_id == envelope.correlation.wire_req_id
+    assert message.remaining_deadline_ns == envelope.remaining_deadline_ns
+    assert [(r.site, r.srtt_ns, r.rttvar_ns) for r in message.edge_rtt_reports] == [
+        (r.site, r.srtt_ns, r.rttvar_ns) for r in envelope.edge_rtt_reports
+    ]
+    assert message.src_peer_bytes == envelope.src_peer_bytes
+    assert env.decode_envelope(message.SerializeToString()) == envelope
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=500)
+def test_garbage_is_an_envelope_or_a_decode_error(raw: bytes) -> None:
+    with contextlib.suppress(DecodeError):
+        env.decode_envelope(raw)
+
+
+@given(ENVELOPES, st.data())
+def test_damaged_envelopes_never_raise_anything_else(envelope: Any, data: st.DataObject) -> None:
+    raw = bytearray(encode(envelope))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(DecodeError):
+        env.decode_envelope(bytes(raw))
+
+
+def test_unknown_fields_are_skipped() -> None:
+    raw = encode(env.WireEnvelope(src_peer_bytes=b"x"))
+    extra = b"\xf8\x06\x05" + b"\xfa\x06\x02hi" + b"\xf9\x06" + bytes(8) + b"\xfd\x06" + bytes(4)
+    assert env.decode_envelope(raw + extra) == env.decode_envelope(raw)
+
+
+def test_payloads_are_not_copied_on_either_side() -> None:
+    body = bytes(100_000)
+    parts = env.encode_envelope(
+        env.WireEnvelope(fills=(env.SlotFill(dest_suffix=b"s", payload_parts=(body, body)),))
+    )
+    assert sum(part is body for part in parts) == 2
+    raw = b"".join(parts)
+    payload = env.decode_envelope(raw).fills[0].payload
+    assert isinstance(payload, memoryview)
+    assert payload.obj is raw
+    assert len(payload) == 200_000
+
+
+@pytest.mark.parametrize(
+    ("envelope", "what"),
+    [
+        (env.WireEnvelope(fills=(env.SlotFill(dest_suffix=b"s"),) * (env.MAX_FILLS + 1)), "fills"),
+        (env.WireEnvelope(src_peer_addresses=(b"a",) * 9), "claimed addresses"),
+        (env.WireEnvelope(src_peer_addresses=(b"a" * 257,)), "257 bytes"),
+        (env.WireEnvelope(schema_version=2), "schema version 2"),
+    ],
+)
+def test_caps_are_typed_errors(envelope: env.WireEnvelope, what: str) -> None:
+    with pytest.raises(DecodeError, match=what):
+        env.decode_envelope(encode(envelope))
+
+
+def test_an_envelope_over_the_cap_is_refused_whole() -> None:
+    with pytest.raises(DecodeError, match="at most 10"):
+        env.decode_envelope(bytes(11), max_bytes=10)
