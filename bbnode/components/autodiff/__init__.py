@@ -1,0 +1,33 @@
+"""Reverse-mode differentiation of ONNX graphs, into ONNX graphs.
+
+Rule: what comes out is plain `ai.onnx`, runs in any ONNX runtime, and knows nothing of
+bbnode. One table of rules, one per op; `vjp` adds to it.
+"""
+
+from __future__ import annotations
+
+from bbnode.components.autodiff.errors import (
+    AutodiffError,
+    GradientRuleError,
+    InvalidForwardModel,
+    UnknownLoss,
+    UnsupportedGradient,
+)
+from bbnode.components.autodiff.losses import LOSSES
+from bbnode.components.autodiff.table import VjpContext, supported_ops, vjp
+from bbnode.components.autodiff.training import TrainingGraphs, gradient_graph, training_graphs
+
+__all__ = [
+    "LOSSES",
+    "AutodiffError",
+    "GradientRuleError",
+    "InvalidForwardModel",
+    "TrainingGraphs",
+    "UnknownLoss",
+    "UnsupportedGradient",
+    "VjpContext",
+    "gradient_graph",
+    "supported_ops",
+    "training_graphs",
+    "vjp",
+]

@@ -1,0 +1,131 @@
+"""Emits ONNX nodes under fresh names, into one flat list.
+
+Rule: the same op on the same inputs is emitted once, and names depend only on the order of
+the calls, so that one forward model always gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+Attribute: TypeAlias = int | float | str | list[int]
+INT64 = int(TensorProto.INT64)
+
+
+class GraphBuilder:
+    """A growing list of nodes and constants beside a graph whose names are taken.
+
+    Args:
+        taken: value names that must not be given out again.
+        prefix: put before every fresh name; keeps gradient values recognisable in viewers.
+    """
+
+    def __init__(self, taken: Iterable[str], prefix: str = "d/") -> None:
+        self.nodes: list[NodeProto] = []
+        self.initializers: list[TensorProto] = []
+        self._taken = set(taken)
+        self._prefix = prefix
+        self._counters: dict[str, int] = {}
+        self._emitted: dict[tuple[object, ...], list[str]] = {}
+        self._constants: dict[tuple[int, tuple[int, ...], bytes], str] = {}
+
+    def public(self, name: str) -> str:
+        """`name` itself where that is free: for inputs and outputs that callers feed and read."""
+        return self._unused(name)
+
+    def fresh(self, hint: str) -> str:
+        """A name that nothing in the graph has, ending in `hint` where that is free."""
+        return self._unused(f"{self._prefix}{hint}")
+
+    def _unused(self, base: str) -> str:
+        # Counting per hint keeps this linear: probing from 0 each time would not be.
+        count = self._counters.get(base, 0)
+        name = base if count == 0 else f"{base}.{count}"
+        while name in self._taken:
+            count += 1
+            name = f"{base}.{count}"
+        self._counters[base] = count + 1
+        self._taken.add(name)
+        return name
+
+    def emit(
+        self, op_type: str, inputs: Iterable[str], outputs: int = 1, **attributes: Attribute
+    ) -> list[str]:
+        """Emit one `ai.onnx` node and return the names of its `outputs` outputs."""
+        names = list(inputs)
+        key = (op_type, tuple(names), outputs, repr(sorted(attributes.items())))
+        known = self._emitted.get(key)
+        if known is not None:
+            return known
+        results = [self.fresh(op_type) for _ in range(outputs)]
+        node = helper.make_node(op_type, names, results, name=results[0])
+        for name in sorted(attributes):  # sorted: the bytes must not hang on the rule's spelling
+            node.attribute.append(helper.make_attribute(name, attributes[name]))
+        self.nodes.append(node)
+        self._emitted[key] = results
+        return results
+
+    def op(self, op_type: str, *inputs: str, **attributes: Attribute) -> str:
+        """Emit one node with a single output and return its name."""
+        return self.emit(op_type, inputs, 1, **attributes)[0]
+
+    def constant(self, array: npt.NDArray[np.generic], hint: str = "const") -> str:
+        """An initializer that holds `array`; equal arrays share one."""
+        key = (
+            helper.np_dtype_to_tensor_dtype(array.dtype),
+            array.shape,
+            array.tobytes(),
+        )
+        name = self._constants.get(key)
+        if name is None:
+            name = self.fresh(hint)
+            self.initializers.append(numpy_helper.from_array(array, name))
+            self._constants[key] = name
+        return name
+
+    def ints(self, values: Iterable[int]) -> str:
+        """A 1-D int64 constant, as axes and shapes want it."""
+        return self.constant(np.asarray(list(values), dtype=np.int64), "ints")
+
+    def scalar(self, value: float, elem_type: int) -> str:
+        """A 0-D constant of the given ONNX element type."""
+        dtype = helper.tensor_dtype_to_np_dtype(elem_type)
+        return self.constant(np.asarray(value, dtype=dtype), "scalar")
+
+    def reshape_like(self, value: str, like: str) -> str:
+        """`value` in the shape of `like`, dimensions of size zero included."""
+        # allowzero: without it a 0 in the shape means "copy that dimension".
+        return self.op("Reshape", value, self.op("Shape", like), allowzero=1)
+
+
+def prune(
+    nodes: Iterable[NodeProto], initializers: Iterable[TensorProto], outputs: Iterable[str]
+) -> tuple[list[NodeProto], list[TensorProto]]:
+    """Keep, in order, only what the `outputs` need."""
+    needed = set(outputs)
+    kept: list[NodeProto] = []
+    for node in reversed(list(nodes)):
+        if any(name in needed for name in node.output if name):
+            kept.append(node)
+            needed.update(captured_names(node))
+    kept.reverse()
+    return kept, [tensor for tensor in initializers if tensor.name in needed]
+
+
+def captured_names(node: NodeProto) -> set[str]:
+    """Value names that a node reads, those read inside its subgraphs included."""
+    names = {name for name in node.input if name}
+    for attribute in node.attribute:
+        graphs = list(attribute.graphs)
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            graphs.append(attribute.g)
+        for graph in graphs:
+            for inner in graph.node:
+                names |= captured_names(inner)
+    return names

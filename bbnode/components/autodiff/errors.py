@@ -1,0 +1,53 @@
+"""What can be wrong with a graph that is to be differentiated.
+
+Rule: all of these are the model author's to mend, and each names the node it is about.
+"""
+
+from __future__ import annotations
+
+from bbnode.ir.errors import AuthorError
+
+
+class AutodiffError(AuthorError):
+    """Base of the errors of `bbnode.components.autodiff`."""
+
+
+class UnsupportedGradient(AutodiffError):
+    """An op between the parameters and the loss has no rule in the table."""
+
+    def __init__(self, *, node: str, op_type: str, domain: str) -> None:
+        self.node = node
+        self.op_type = op_type
+        self.domain = domain
+        super().__init__(
+            f"node {node!r}: no gradient rule for {domain or 'ai.onnx'}.{op_type}; use an op "
+            "that has one (bbnode.components.autodiff.supported_ops()), or register a rule "
+            f"with @bbnode.components.autodiff.vjp({op_type!r})"
+        )
+
+
+class GradientRuleError(AutodiffError):
+    """A rule exists but cannot be applied to this node."""
+
+    def __init__(self, *, node: str, op_type: str, reason: str, remedy: str) -> None:
+        self.node = node
+        self.op_type = op_type
+        self.reason = reason
+        super().__init__(f"node {node!r} ({op_type}): {reason}; {remedy}")
+
+
+class InvalidForwardModel(AutodiffError):
+    """The forward model is no model that can be trained."""
+
+    def __init__(self, *, what: str, remedy: str) -> None:
+        self.what = what
+        super().__init__(f"forward model: {what}; {remedy}")
+
+
+class UnknownLoss(AutodiffError):
+    """The name of the loss is in no table."""
+
+    def __init__(self, *, loss: str, known: tuple[str, ...]) -> None:
+        self.loss = loss
+        self.known = known
+        super().__init__(f"unknown loss {loss!r}; choose one of {', '.join(known)}")

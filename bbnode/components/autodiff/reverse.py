@@ -1,0 +1,91 @@
+"""The reverse sweep: from gradients of values to gradients of what they depend on.
+
+Rule: one pass over the nodes forward (who depends on `wrt`), one pass back (rules in reverse
+order); contributions to a value are added in that order, so that sums come out the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from onnx import NodeProto
+
+from bbnode.components.autodiff import rules_elementwise, rules_linear, rules_reduce, rules_shape
+from bbnode.components.autodiff.builder import GraphBuilder, captured_names
+from bbnode.components.autodiff.errors import UnsupportedGradient
+from bbnode.components.autodiff.table import VjpContext, is_piecewise_constant, lookup
+from bbnode.components.autodiff.values import ValueType, is_float
+
+# Importing a rules module fills the table; named here so that no linter drops the import.
+RULE_MODULES = (rules_elementwise, rules_linear, rules_reduce, rules_shape)
+
+
+def active_values(
+    nodes: Iterable[NodeProto], types: Mapping[str, ValueType], wrt: Iterable[str]
+) -> set[str]:
+    """Names of the values that vary smoothly with any value of `wrt`, `wrt` included."""
+    active = set(wrt)
+    for node in nodes:
+        if is_piecewise_constant(node.domain, node.op_type):
+            continue
+        if active.isdisjoint(captured_names(node)):
+            continue
+        for output in node.output:
+            known = types.get(output)
+            if output and (known is None or known.elem_type == 0 or is_float(known.elem_type)):
+                active.add(output)
+    return active
+
+
+def pull_back(
+    b: GraphBuilder,
+    nodes: Sequence[NodeProto],
+    types: dict[str, ValueType],
+    seeds: Mapping[str, str],
+    wrt: Sequence[str],
+) -> dict[str, str]:
+    """Emit the gradients of `wrt`, given gradients of some values (`seeds`: value to gradient).
+
+    Returns one gradient name per name of `wrt`; one that nothing depends on gets zeros.
+
+    Raises:
+        UnsupportedGradient: an op on the way has no rule.
+        GradientRuleError: a rule cannot handle its node.
+    """
+    active = active_values(nodes, types, wrt)
+    pending: dict[str, list[str]] = {value: [grad] for value, grad in seeds.items()}
+    for node in reversed(nodes):
+        if active.isdisjoint(node.output):
+            continue
+        grads = [_collect(b, pending, name) for name in node.output]
+        if all(grad is None for grad in grads):
+            continue
+        entry = lookup(node.domain, node.op_type)
+        if entry is None:
+            name = node.name or node.output[0]
+            raise UnsupportedGradient(node=name, op_type=node.op_type, domain=node.domain)
+        context = VjpContext(b, node, grads, types, active)
+        for name, grad in zip(node.input, entry.rule(context), strict=True):
+            if grad is not None and name in active:
+                pending.setdefault(name, []).append(grad)
+    results: dict[str, str] = {}
+    for name in wrt:
+        grad = _collect(b, pending, name)
+        results[name] = _zeros(b, types, name) if grad is None else grad
+    return results
+
+
+def _collect(b: GraphBuilder, pending: dict[str, list[str]], value: str) -> str | None:
+    """The sum of the contributions to `value` so far."""
+    parts = pending.get(value)
+    if not parts:
+        return None
+    total = parts[0]
+    for part in parts[1:]:
+        total = b.op("Add", total, part)
+    pending[value] = [total]
+    return total
+
+
+def _zeros(b: GraphBuilder, types: Mapping[str, ValueType], value: str) -> str:
+    return b.op("Expand", b.scalar(0.0, types[value].elem_type), b.op("Shape", value))

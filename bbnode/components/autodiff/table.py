@@ -1,0 +1,216 @@
+"""The table of vector-Jacobian products, and what a rule is given.
+
+Rule: one function per op, registered by `op_type`; a rule sees one node and the gradient of
+its outputs, and returns the gradients of its inputs. More ops are added with `@vjp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar, cast
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from bbnode.components.autodiff.builder import GraphBuilder
+from bbnode.components.autodiff.errors import GradientRuleError
+from bbnode.components.autodiff.values import UNKNOWN, Dims, ValueType
+
+T = TypeVar("T")
+
+
+class VjpContext:
+    """One node of the forward graph, seen from a rule.
+
+    Attributes:
+        b: where the rule emits its nodes.
+        node: the forward node.
+        grads: per output, the name of its gradient, or None where nothing depends on it.
+    """
+
+    def __init__(
+        self,
+        b: GraphBuilder,
+        node: NodeProto,
+        grads: Sequence[str | None],
+        types: dict[str, ValueType],
+        active: frozenset[str] | set[str],
+    ) -> None:
+        self.b = b
+        self.node = node
+        self.grads = tuple(grads)
+        self._types = types
+        self._active = active
+
+    @property
+    def inputs(self) -> list[str]:
+        """Input names of the node; "" where an optional one is left out."""
+        return list(self.node.input)
+
+    @property
+    def y(self) -> str:
+        """Name of the first output."""
+        return self.node.output[0]
+
+    @property
+    def g(self) -> str:
+        """Gradient of the first output; only for ops that have a single one."""
+        grad = self.grads[0]
+        if grad is None:
+            raise self.error("the gradient of output 0 is asked for, and there is none")
+        return grad
+
+    def has(self, index: int) -> bool:
+        """Whether optional input `index` is there."""
+        return index < len(self.node.input) and self.node.input[index] != ""
+
+    def wants(self, index: int) -> bool:
+        """Whether somebody asks for the gradient of input `index`."""
+        return self.has(index) and self.node.input[index] in self._active
+
+    def type_of(self, value: str) -> ValueType:
+        """What inference knows about `value`."""
+        return self._types.get(value, UNKNOWN)
+
+    def elem_type(self, value: str) -> int:
+        """ONNX element type of `value`; an error where it is not known."""
+        elem_type = self.type_of(value).elem_type
+        if elem_type == 0:
+            raise self.error(f"the element type of {value!r} is unknown")
+        return elem_type
+
+    def rank(self, value: str) -> int:
+        """Rank of `value`; an error where it is not known."""
+        dims = self.type_of(value).dims
+        if dims is None:
+            raise self.error(f"the rank of {value!r} is unknown")
+        return len(dims)
+
+    def attribute(self, name: str, default: T) -> T:
+        """Value of an attribute of the node, `default` where it is not set."""
+        for attribute in self.node.attribute:
+            if attribute.name == name:
+                value = helper.get_attribute_value(attribute)
+                return cast(T, value.decode() if isinstance(value, bytes) else value)
+        return default
+
+    def scalar(self, number: float, like: str) -> str:
+        """A 0-D constant of the element type of the forward value `like`."""
+        return self.b.scalar(number, self.elem_type(like))
+
+    def axis(self, value: str, default: int) -> int:
+        """The node's `axis` attribute, counted from the front of `value`."""
+        axis = int(self.attribute("axis", default))
+        return axis + self.rank(value) if axis < 0 else axis
+
+    def error(self, reason: str, remedy: str | None = None) -> GradientRuleError:
+        """A typed error about this node, to be raised by the rule."""
+        return GradientRuleError(
+            node=self.node.name or self.node.output[0],
+            op_type=self.node.op_type,
+            reason=reason,
+            remedy=remedy or "run onnx.shape_inference on the model and give its inputs shapes",
+        )
+
+    def sum_to(self, grad: str, target: str, grad_dims: Dims | None = None) -> str:
+        """Undo broadcasting: sum `grad` down to the shape of the forward value `target`.
+
+        `grad_dims` are the dimensions of `grad` (those of output 0 by default). Where they
+        and the target's tell which axes were stretched, the axes are constants; otherwise
+        the graph works them out from the shapes it meets.
+        """
+        wide = self.type_of(self.y).dims if grad_dims is None else grad_dims
+        narrow = self.type_of(target).dims
+        if wide is not None and narrow is not None:
+            axes = stretched_axes(wide, narrow)
+            if axes is not None:
+                return self._sum_static(grad, axes, len(wide) - len(narrow))
+        return self._sum_dynamic(grad, target)
+
+    def _sum_static(self, grad: str, axes: list[int], extra: int) -> str:
+        if not axes:
+            return grad
+        leading = [axis for axis in axes if axis < extra]
+        kept = [axis for axis in axes if axis >= extra]
+        if kept:
+            grad = self.b.op("ReduceSum", grad, self.b.ints(kept), keepdims=1)
+        if leading:
+            grad = self.b.op("ReduceSum", grad, self.b.ints(leading), keepdims=0)
+        return grad
+
+    def _sum_dynamic(self, grad: str, target: str) -> str:
+        b = self.b
+        shape = b.op("Shape", target)
+        missing = b.op("Sub", b.op("Size", b.op("Shape", grad)), b.op("Size", shape))
+        # Pad with ones on the left; then every 1 is an axis to sum (a sum over one is free).
+        one = np.asarray(1, dtype=np.int64)
+        padding = b.op("Expand", b.constant(one, "one"), b.op("Unsqueeze", missing, b.ints([0])))
+        padded = b.op("Concat", padding, shape, axis=0)
+        is_one = b.op("Equal", padded, b.constant(one, "one"))
+        axes = b.op("Squeeze", b.op("NonZero", is_one), b.ints([0]))
+        summed = b.op("ReduceSum", grad, axes, keepdims=1, noop_with_empty_axes=1)
+        return b.op("Reshape", summed, shape, allowzero=1)
+
+
+def stretched_axes(wide: Dims, narrow: Dims) -> list[int] | None:
+    """Axes of `wide` that broadcasting made or stretched; None where that is not certain."""
+    extra = len(wide) - len(narrow)
+    axes = list(range(extra))
+    for axis, (big, small) in enumerate(zip(wide[extra:], narrow, strict=True), start=extra):
+        if isinstance(small, int):
+            if small == 1 and big != 1:
+                axes.append(axis)
+        elif small is None or big != small:
+            return None  # a symbolic dimension may turn out to be 1
+    return axes
+
+
+Rule: TypeAlias = Callable[[VjpContext], Sequence[str | None]]
+R = TypeVar("R", bound=Rule)
+
+
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """A rule, and the inputs that it treats as constants (never differentiated)."""
+
+    rule: Rule
+    constant_inputs: frozenset[int]
+
+
+_TABLE: dict[tuple[str, str], TableEntry] = {}
+
+# Ops whose outputs do not vary with their inputs, or only by jumps: the sweep stops there.
+_PIECEWISE_CONSTANT = frozenset(
+    {
+        "And", "ArgMax", "ArgMin", "Ceil", "Constant", "ConstantOfShape", "Equal", "EyeLike",
+        "Floor", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "NonZero",
+        "Not", "OneHot", "Or", "RandomNormalLike", "RandomUniformLike", "Range", "Round",
+        "Shape", "Sign", "Size", "Xor",
+    }
+)  # fmt: skip
+
+
+def vjp(op_type: str, *, domain: str = "", constant_inputs: Iterable[int] = ()) -> Callable[[R], R]:
+    """Register a rule. `constant_inputs` are positions the op never is differentiated by."""
+
+    def register(rule: R) -> R:
+        _TABLE[(domain, op_type)] = TableEntry(rule, frozenset(constant_inputs))
+        return rule
+
+    return register
+
+
+def lookup(domain: str, op_type: str) -> TableEntry | None:
+    """The entry of an op; "ai.onnx" and "" are the same domain."""
+    return _TABLE.get(("" if domain == "ai.onnx" else domain, op_type))
+
+
+def is_piecewise_constant(domain: str, op_type: str) -> bool:
+    """Whether no gradient flows through the op at all."""
+    return domain in ("", "ai.onnx") and op_type in _PIECEWISE_CONSTANT
+
+
+def supported_ops() -> tuple[str, ...]:
+    """Sorted names of the `ai.onnx` ops that have a rule."""
+    return tuple(sorted(op for domain, op in _TABLE if domain == ""))

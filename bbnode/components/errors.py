@@ -1,0 +1,75 @@
+"""What the shipped components refuse, one class per reason.
+
+Rule: every class is a `ComponentError`, so that the op fails and the node goes on; the second
+base says whose fault it is. A message names the component, the value, and the remedy.
+"""
+
+from __future__ import annotations
+
+from bbnode.components.contracts import ComponentError
+from bbnode.ir.errors import AuthorError, DeploymentError, PeerError
+
+
+class BackendError(ComponentError, AuthorError):
+    """A backend cannot prepare or run a graph with these inputs."""
+
+
+class BackendUnavailable(ComponentError, DeploymentError):
+    """A backend cannot be set up on this machine as configured."""
+
+
+class InvalidComponentConfig(ComponentError, DeploymentError):
+    """A setting of a component is out of its range."""
+
+
+class ParameterMismatch(ComponentError):
+    """A vector does not fit the parameters of a model."""
+
+
+class TrainingFailed(ComponentError):
+    """Training cannot start, or went to a place it cannot come back from."""
+
+
+class DataUnavailable(ComponentError, DeploymentError):
+    """A data source cannot load what its config names."""
+
+
+class ContributionRefused(ComponentError, PeerError):
+    """An aggregator does not count what one peer gave; the other peers still count."""
+
+    def __init__(self, *, component: str, peer: str, reason: str) -> None:
+        self.peer = peer
+        self.reason = reason
+        super().__init__(f"{component}: contribution of {peer} refused: {reason}")
+
+
+class NothingToAggregate(ComponentError):
+    """An aggregator is asked for a result and has taken no contribution."""
+
+
+class MismatchedShapes(ComponentError, PeerError):
+    """Contributions differ in shape, and no shape has the majority."""
+
+    def __init__(self, *, component: str, shapes: dict[str, tuple[int, ...]]) -> None:
+        self.shapes = shapes
+        listed = ", ".join(f"{peer}: {list(shape)}" for peer, shape in shapes.items())
+        super().__init__(
+            f"{component}: contributions differ in shape and none has the majority ({listed}); "
+            "let all peers run the same artifact"
+        )
+
+
+class NotEnoughPeers(ComponentError):
+    """Fewer peers can be chosen than the config demands."""
+
+    def __init__(self, *, component: str, available: int, needed: int, peer_class: str) -> None:
+        self.available = available
+        self.needed = needed
+        super().__init__(
+            f"{component}: {available} {peer_class} peer(s) can be chosen, min_peers is {needed}; "
+            "wait for more to connect, or lower min_peers"
+        )
+
+
+class UnsupportedSelection(ComponentError, AuthorError):
+    """A peer selector does not offer what a program asks of it."""

@@ -1,0 +1,238 @@
+"""FedAvg: the mean of many peers' tensors, weighted by their sample counts.
+
+Rule: the result depends on who contributed what, never on the order of arrival; so shapes are
+compared and sums are made only in `aggregate`, in PeerId order. (McMahan et al., 2017,
+arXiv:1602.05629, algorithm 1.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from bbnode.components.backend_base import scaled_sum_model
+from bbnode.components.contracts import Aggregator, ComponentError, OpContext, PreparedGraph
+from bbnode.components.errors import (
+    ContributionRefused,
+    InvalidComponentConfig,
+    MismatchedShapes,
+    NothingToAggregate,
+)
+from bbnode.components.registry import register_component
+from bbnode.ir import codec, types
+from bbnode.ir.errors import DecodeError
+from bbnode.ir.peer import PeerId
+from bbnode.ir.values import Composite, Metadata, ResponseBatch, Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgConfig:
+    """Settings of `FedAvg`.
+
+    Attributes:
+        max_contributors: peers that may contribute to one aggregate; each one's tensor is held.
+        max_samples: the highest `num_samples` that is believed of one peer. It weighs the peer,
+            so that a peer could drown out all others with a number out of the air.
+    """
+
+    max_contributors: int = 1024
+    max_samples: int = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Contribution:
+    tensor: npt.NDArray[np.float32]
+    num_samples: int
+    loss: float | None
+
+
+@register_component
+class FedAvg(Aggregator):
+    """Weighted mean over peers, reduced through the bound backend in PeerId order."""
+
+    TYPE_NAME: ClassVar[str] = "bbnode.FedAvg"
+    Config: ClassVar[type] = FedAvgConfig
+    depends: ClassVar[Mapping[str, str]] = {"backend": "compute"}
+    config: FedAvgConfig
+
+    def __init__(self, config: FedAvgConfig) -> None:
+        super().__init__(config)
+        if config.max_contributors < 1 or config.max_samples < 1:
+            raise InvalidComponentConfig(
+                f"{self.TYPE_NAME}: max_contributors and max_samples have to be 1 or more"
+            )
+        self._contributions: dict[PeerId, _Contribution] = {}
+        self._refused: dict[PeerId, str] = {}
+        self._current: npt.NDArray[np.float32] | None = None
+        self._scaled_sum: PreparedGraph | None = None
+
+    def contribute(self, ctx: OpContext, tensor: Value, metadata: Metadata) -> None:
+        """Take the contribution of the sender (of this node where there is no sender).
+
+        `tensor` is float32 of any shape; `metadata` holds `num_samples` and may hold `loss`.
+
+        Raises:
+            ContributionRefused: it cannot be counted, or there are too many contributors.
+        """
+        peer = ctx.source_peer or ctx.self_peer
+        reason = self._take(peer, tensor, metadata)
+        if reason is not None:
+            raise self._refusal(peer, reason)
+
+    def contribute_all(self, ctx: OpContext, responses: ResponseBatch) -> None:
+        """Take a cohort's answers, each a composite (tensor, metadata).
+
+        Answers that cannot be counted are left out, and show in the metadata of the aggregate.
+
+        Raises:
+            ContributionRefused: there were answers, and none of them can be counted.
+        """
+        taken = 0
+        first: ContributionRefused | None = None
+        for peer, answer in responses.responses:
+            if isinstance(answer, Composite) and len(answer) == 2:
+                reason = self._take(peer, answer[0], answer[1])
+            else:
+                reason = "the answer is no composite of (tensor, metadata)"
+            if reason is None:
+                taken += 1
+            else:
+                self._refused[peer] = reason
+                first = first or self._refusal(peer, reason)
+        if first is not None and not taken:
+            self._refused.clear()
+            raise first
+
+    def aggregate(self, ctx: OpContext) -> tuple[Value, Metadata]:
+        """The weighted mean, and `num_samples` (sum), `contributors`, `refused`, `loss` (mean).
+
+        What was contributed is used up, whether this succeeds or fails.
+
+        Raises:
+            NothingToAggregate: nobody contributed.
+            MismatchedShapes: shapes differ and none is that of more than half of the peers.
+        """
+        taken, refused = self._contributions, self._refused
+        self._contributions, self._refused = {}, {}
+        if not taken:
+            raise NothingToAggregate(
+                f"{self.TYPE_NAME}: no contribution to aggregate; let a Contribute or "
+                "ContributeAll of the same slot come before"
+            )
+        kept, outvoted = self._of_majority_shape(taken)
+        parts = [kept[peer] for peer in sorted(kept)]
+        total = sum(part.num_samples for part in parts)
+        self._current = self._weighted_mean(parts, total)
+        summary: dict[str, int | float] = {
+            "num_samples": total,
+            "contributors": len(parts),
+            "refused": len({*refused, *outvoted}),
+        }
+        reported = [(p.loss, p.num_samples) for p in parts if p.loss is not None]
+        if reported:
+            weight = sum(count for _, count in reported)
+            summary["loss"] = math.fsum(loss * count for loss, count in reported) / weight
+        return self._current, Metadata(summary)
+
+    def current_tensor(self, ctx: OpContext) -> Value:
+        """The last aggregate; NothingToAggregate before the first."""
+        if self._current is None:
+            raise NothingToAggregate(f"{self.TYPE_NAME}: nothing has been aggregated yet")
+        return self._current
+
+    def serialize(self) -> bytes:
+        """Contributions that wait, refusals, and the last aggregate."""
+        peers = sorted(self._contributions)
+        waiting: list[Value] = []
+        for peer in peers:
+            part = self._contributions[peer]
+            known: dict[str, int | float] = {"num_samples": part.num_samples}
+            if part.loss is not None:
+                known["loss"] = part.loss
+            waiting.append(Composite((peer, part.tensor, Metadata(known))))
+        refused = [
+            Composite((peer, Metadata(reason=self._refused[peer])))
+            for peer in sorted(self._refused)
+        ]
+        current = () if self._current is None else (self._current,)
+        state = Composite((Composite(waiting), Composite(refused), Composite(current)))
+        return codec.encode_value(state)
+
+    def restore(self, data: bytes) -> None:
+        """Take up what `serialize` gave; ComponentError when it is not ours."""
+        if not data:
+            return
+        try:
+            waiting, refused, current = codec.decode_value(types.COMPOSITE, data)
+            contributions = {
+                peer: _Contribution(tensor, int(meta["num_samples"]), meta.get("loss"))
+                for peer, tensor, meta in waiting
+            }
+            refusals = {peer: str(meta["reason"]) for peer, meta in refused}
+        except (DecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ComponentError(
+                f"{self.TYPE_NAME}: the saved state is not ours: {error}"
+            ) from error
+        self._contributions, self._refused = contributions, refusals
+        self._current = current[0] if current else None
+
+    def _take(self, peer: PeerId, tensor: Value, metadata: Value) -> str | None:
+        """Keep a contribution; or say why not. One that is refused replaces nothing."""
+        if not isinstance(tensor, np.ndarray) or tensor.dtype != np.float32:
+            kind = tensor.dtype if isinstance(tensor, np.ndarray) else type(tensor).__name__
+            return f"its tensor is {kind}, not float32"
+        if not isinstance(metadata, Metadata):
+            return f"its metadata is {type(metadata).__name__}"
+        count = metadata.get("num_samples")
+        if isinstance(count, bool) or not isinstance(count, int):
+            return f"num_samples is {count!r}, not an integer"
+        if not 1 <= count <= self.config.max_samples:
+            return f"num_samples is {count}, outside 1 .. {self.config.max_samples} (max_samples)"
+        loss = metadata.get("loss")
+        if loss is not None and (
+            isinstance(loss, bool) or not isinstance(loss, int | float) or not math.isfinite(loss)
+        ):
+            return f"loss is {loss!r}, not a finite number"
+        if not bool(np.isfinite(tensor).all()):
+            return "its tensor holds NaN or infinity"
+        full = len(self._contributions) >= self.config.max_contributors
+        if full and peer not in self._contributions:
+            return f"{self.config.max_contributors} peers contributed already (max_contributors)"
+        kept_loss = None if loss is None else float(loss)
+        self._contributions[peer] = _Contribution(tensor, count, kept_loss)
+        self._refused.pop(peer, None)
+        return None
+
+    def _of_majority_shape(
+        self, taken: dict[PeerId, _Contribution]
+    ) -> tuple[dict[PeerId, _Contribution], list[PeerId]]:
+        counts = Counter(part.tensor.shape for part in taken.values())
+        shape, votes = counts.most_common(1)[0]
+        if votes * 2 <= len(taken):
+            raise MismatchedShapes(
+                component=self.TYPE_NAME,
+                shapes={str(peer): taken[peer].tensor.shape for peer in sorted(taken)},
+            )
+        kept = {peer: part for peer, part in taken.items() if part.tensor.shape == shape}
+        return kept, [peer for peer in taken if peer not in kept]
+
+    def _weighted_mean(self, parts: list[_Contribution], total: int) -> npt.NDArray[np.float32]:
+        # One accumulating graph for cohorts of all sizes: one session, and two vectors of memory.
+        if self._scaled_sum is None:
+            self._scaled_sum = self.dependency("backend").prepare(scaled_sum_model())
+        mean: Value = np.zeros(parts[0].tensor.size, np.float32)
+        for part in parts:
+            weight = np.asarray(part.num_samples / total, dtype=np.float32)
+            (mean,) = self._scaled_sum.run([mean, part.tensor.reshape(-1), weight])
+        shaped: npt.NDArray[np.float32] = np.asarray(mean).reshape(parts[0].tensor.shape)
+        shaped.flags.writeable = False  # values are immutable, and this one is kept here too
+        return shaped
+
+    def _refusal(self, peer: PeerId, reason: str) -> ContributionRefused:
+        return ContributionRefused(component=self.TYPE_NAME, peer=str(peer), reason=reason)

@@ -1,0 +1,84 @@
+"""ONNX's reference evaluator as a backend.
+
+Rule: no speed, all of ONNX; for tests, and for checking what another backend gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from onnx import ModelProto
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import RuntimeContextError, RuntimeImplementationError
+
+from bbnode.components.backend_base import CachingBackend
+from bbnode.components.contracts import PreparedGraph
+from bbnode.components.errors import BackendError
+from bbnode.components.registry import register_component
+from bbnode.ir.values import Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceBackendConfig:
+    """Settings of `ReferenceBackend`: how many prepared graphs are kept."""
+
+    max_prepared: int = 64
+
+
+# What numpy and the evaluator raise for graphs and inputs that do not fit each other.
+_FAILURES = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    RuntimeContextError,
+    RuntimeImplementationError,
+    TypeError,
+    ValueError,
+)
+
+
+class _ReferenceGraph:
+    def __init__(self, evaluator: ReferenceEvaluator, model: ModelProto, label: str) -> None:
+        self._evaluator = evaluator
+        self._inputs = [port.name for port in model.graph.input]
+        self._label = label
+
+    def run(self, inputs: Sequence[Value]) -> list[Value]:
+        """Outputs in graph order for inputs in graph order."""
+        if len(inputs) != len(self._inputs):
+            raise BackendError(
+                f"{self._label}: {len(inputs)} input(s) for {len(self._inputs)} "
+                f"({', '.join(self._inputs)})"
+            )
+        feeds = dict(zip(self._inputs, inputs, strict=True))
+        try:
+            return list(self._evaluator.run(None, feeds))
+        except _FAILURES as error:
+            raise BackendError(f"{self._label}: {type(error).__name__}: {error}") from error
+
+
+@register_component
+class ReferenceBackend(CachingBackend):
+    """Runs graphs node by node in numpy."""
+
+    TYPE_NAME: ClassVar[str] = "bbnode.ReferenceBackend"
+    Config: ClassVar[type] = ReferenceBackendConfig
+
+    def __init__(self, config: ReferenceBackendConfig) -> None:
+        super().__init__(config, config.max_prepared)
+
+    def _build(self, model: ModelProto) -> PreparedGraph:
+        label = f"{self.TYPE_NAME}: graph {model.graph.name!r}"
+        kept = ModelProto()  # the evaluator keeps what it is given; the caller may change its own
+        kept.CopyFrom(model)
+        try:
+            return _ReferenceGraph(ReferenceEvaluator(kept), kept, label)
+        except _FAILURES as error:
+            raise BackendError(
+                f"{label} cannot be prepared: {type(error).__name__}: {error}; check it with "
+                "onnx.checker.check_model"
+            ) from error

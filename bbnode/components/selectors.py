@@ -1,0 +1,165 @@
+"""Peer selectors: who is connected now, or a fixed list.
+
+Rule: results are in PeerId order, and a draw is a pure function of (seed, number of the draw,
+candidates); what a selector does not offer fails, it does not guess.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgpack
+
+from bbnode.components.contracts import ComponentError, OpContext, PeerSelector
+from bbnode.components.errors import InvalidComponentConfig, NotEnoughPeers, UnsupportedSelection
+from bbnode.components.registry import register_component
+from bbnode.ir.errors import DecodeError
+from bbnode.ir.peer import PeerId
+from bbnode.ir.values import PeerIdVec, Value
+
+_MAX_SEED = (1 << 63) - 1  # what msgpack and TOML both carry as an integer
+
+
+def draw(peers: Sequence[PeerId], n: int, seed: int, counter: int) -> PeerIdVec:
+    """`n` of `peers`, in PeerId order; all of them where n is as many or more.
+
+    Each peer is ranked by SHA-256 over seed, counter and its id, and the lowest n are taken:
+    uniform, and the same on every machine and with every version of every library.
+    """
+    if n >= len(peers):
+        return PeerIdVec(sorted(peers))
+    salt = seed.to_bytes(8, "big", signed=True) + counter.to_bytes(8, "big")
+    ranked = sorted(peers, key=lambda peer: hashlib.sha256(salt + peer.to_bytes()).digest())
+    return PeerIdVec(sorted(ranked[:n]))
+
+
+class _DrawingSelector(PeerSelector):
+    """The contract over a list of candidates; subclasses say who they are."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if not 0 <= config.seed <= _MAX_SEED or config.min_peers < 0:
+            raise InvalidComponentConfig(
+                f"{self.TYPE_NAME}: seed has to be in 0 .. {_MAX_SEED} and min_peers not negative"
+            )
+        self._draws = 0
+
+    @abstractmethod
+    def _candidates(self, ctx: OpContext) -> Sequence[PeerId]:
+        """Who can be chosen, in PeerId order."""
+
+    def sample(self, ctx: OpContext, *, n: int) -> PeerIdVec:
+        """`n` different peers by a seeded draw, all where there are no more than n.
+
+        Raises:
+            UnsupportedSelection: n is below 1.
+            NotEnoughPeers: fewer than `min_peers` can be chosen.
+        """
+        if n < 1:
+            raise UnsupportedSelection(
+                f"{self.TYPE_NAME}: a sample of {n} peers; ask for 1 or more"
+            )
+        candidates = self._checked(ctx)
+        chosen = draw(candidates, n, self.config.seed, self._draws)
+        self._draws += 1
+        return chosen
+
+    def current_view(self, ctx: OpContext) -> PeerIdVec:
+        """All peers that can be chosen, be they fewer than `min_peers` or none."""
+        return PeerIdVec(self._candidates(ctx))
+
+    def select(self, ctx: OpContext, key: Value | None, *, mode: str, n: int) -> PeerIdVec:
+        """`mode` "random" draws n peers, "all" gives every one.
+
+        Raises:
+            UnsupportedSelection: another mode; this selector knows no nearness.
+            NotEnoughPeers: as for `sample`.
+        """
+        if mode == "random":
+            return self.sample(ctx, n=n)
+        if mode == "all":
+            return PeerIdVec(self._checked(ctx))
+        raise UnsupportedSelection(
+            f"{self.TYPE_NAME}: mode {mode!r} is not offered; use 'random' or 'all'"
+        )
+
+    def serialize(self) -> bytes:
+        """The number of draws so far."""
+        return bytes(msgpack.packb({"draws": self._draws}))
+
+    def restore(self, data: bytes) -> None:
+        """Go on counting where `serialize` was; ComponentError when the bytes are not ours."""
+        if not data:
+            return
+        try:
+            draws = msgpack.unpackb(data)["draws"]
+        except (ValueError, TypeError, LookupError, msgpack.exceptions.UnpackException) as error:
+            raise ComponentError(
+                f"{self.TYPE_NAME}: the saved state is not ours: {error}"
+            ) from error
+        if type(draws) is not int or not 0 <= draws <= _MAX_SEED:
+            raise ComponentError(f"{self.TYPE_NAME}: the saved count of draws is {draws!r}")
+        self._draws = draws
+
+    def _checked(self, ctx: OpContext) -> Sequence[PeerId]:
+        candidates = self._candidates(ctx)
+        if len(candidates) < self.config.min_peers:
+            raise NotEnoughPeers(
+                component=self.TYPE_NAME,
+                available=len(candidates),
+                needed=self.config.min_peers,
+                peer_class=ctx.peer_class or "eligible",
+            )
+        return candidates
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectedViewConfig:
+    """Settings of `ConnectedView`: fewest peers to choose from, and the seed of the draws."""
+
+    min_peers: int = 1
+    seed: int = 0
+
+
+@register_component
+class ConnectedView(_DrawingSelector):
+    """Chooses among the peers of the slot's class that are connected now."""
+
+    TYPE_NAME: ClassVar[str] = "bbnode.ConnectedView"
+    Config: ClassVar[type] = ConnectedViewConfig
+
+    def _candidates(self, ctx: OpContext) -> Sequence[PeerId]:
+        return sorted(ctx.peers.connected(ctx.peer_class))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantViewConfig:
+    """Settings of `ConstantView`: PeerIds as base58 text, fewest to choose from, seed."""
+
+    peers: tuple[str, ...] = ()
+    min_peers: int = 1
+    seed: int = 0
+
+
+@register_component
+class ConstantView(_DrawingSelector):
+    """Chooses among the peers that the config lists, connected or not."""
+
+    TYPE_NAME: ClassVar[str] = "bbnode.ConstantView"
+    Config: ClassVar[type] = ConstantViewConfig
+
+    def __init__(self, config: ConstantViewConfig) -> None:
+        super().__init__(config)
+        try:
+            self._peers = tuple(sorted({PeerId.parse(text) for text in config.peers}))
+        except DecodeError as error:
+            raise InvalidComponentConfig(
+                f"{self.TYPE_NAME}: `peers` holds what is no PeerId: {error}"
+            ) from error
+
+    def _candidates(self, ctx: OpContext) -> Sequence[PeerId]:
+        return self._peers

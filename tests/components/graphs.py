@@ -1,0 +1,90 @@
+"""Small ONNX models for the tests of differentiation, and two ways to run them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+OPSET = 21
+
+
+def model_of(
+    nodes: Sequence[NodeProto],
+    params: Mapping[str, np.ndarray],
+    *,
+    inputs: Mapping[str, np.ndarray] | None = None,
+    output: str = "y",
+    dtype: type = np.float64,
+    constants: Mapping[str, np.ndarray] | None = None,
+    opset: int = OPSET,
+    symbolic: bool = False,
+) -> ModelProto:
+    """`params` become initializers of `dtype`; inputs lose their sizes where `symbolic`."""
+    elem = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    infos = []
+    for name, array in (inputs or {}).items():
+        dims = [f"{name}{i}" for i in range(array.ndim)] if symbolic else list(array.shape)
+        infos.append(helper.make_tensor_value_info(name, elem, dims))
+    tensors = [numpy_helper.from_array(a.astype(dtype), n) for n, a in params.items()]
+    for name, array in (constants or {}).items():
+        kept = array.astype(dtype) if np.issubdtype(array.dtype, np.floating) else array
+        tensors.append(numpy_helper.from_array(kept, name))
+    graph = helper.make_graph(
+        list(nodes), "g", infos, [helper.make_tensor_value_info(output, elem, None)], tensors
+    )
+    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", opset)])
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def run_reference(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    names = [output.name for output in model.graph.output]
+    wanted = {port.name for port in model.graph.input}
+    fed = {name: np.asarray(value) for name, value in feeds.items() if name in wanted}
+    return dict(zip(names, ReferenceEvaluator(model).run(None, fed), strict=True))
+
+
+def run_ort(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [output.name for output in model.graph.output]
+    wanted = {port.name for port in model.graph.input}
+    fed = {name: np.asarray(value) for name, value in feeds.items() if name in wanted}
+    return dict(zip(names, session.run(names, fed), strict=True))
+
+
+def numeric_gradient(
+    model: ModelProto,
+    feeds: Mapping[str, np.ndarray],
+    name: str,
+    output: str,
+    cotangent: np.ndarray,
+    h: float = 1e-6,
+) -> np.ndarray:
+    """Central differences of <cotangent, output> by `feeds[name]`, in float64."""
+    evaluator = ReferenceEvaluator(model)
+
+    def value(array: np.ndarray) -> float:
+        (y,) = evaluator.run([output], {**feeds, name: array})
+        return float(np.sum(np.asarray(y) * cotangent))
+
+    base = feeds[name]
+    gradient = np.zeros_like(base)
+    for index in np.ndindex(*base.shape):
+        up, down = base.copy(), base.copy()
+        up[index] += h
+        down[index] -= h
+        gradient[index] = (value(up) - value(down)) / (2 * h)
+    return gradient
+
+
+def check(model: ModelProto) -> None:
+    onnx.checker.check_model(model, full_check=True)

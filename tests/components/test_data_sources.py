@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from bbnode.components import errors
+from bbnode.components.contracts import ComponentError, is_offloaded
+from bbnode.components.data_sources import ArrayDataSource, ArrayDataSourceConfig, permutation
+from bbnode.components.sklearn_data_source import (
+    SklearnDataSource,
+    SklearnDataSourceConfig,
+    deal,
+    stratified_split,
+)
+from tests.components.fakes import CTX
+
+
+def digits(**config) -> SklearnDataSource:
+    return SklearnDataSource(SklearnDataSourceConfig(**config))
+
+
+@pytest.fixture
+def npz(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.arange(20).reshape(10, 2), y=np.arange(10, dtype=np.int32))
+    return path
+
+
+def array_source(path, **config) -> ArrayDataSource:
+    return ArrayDataSource(ArrayDataSourceConfig(path=str(path), **config))
+
+
+def test_digits_are_scaled_and_split_by_class() -> None:
+    train, test = digits(), digits(split="test")
+    (x, y), (tx, ty) = train.next_batch(CTX), test.next_batch(CTX)
+    assert (x.dtype, y.dtype) == (np.float32, np.int64)
+    assert len(x) + len(tx) == 1797
+    assert x.shape[1:] == (64,)
+    assert (x.min(), x.max()) == (0.0, 1.0)
+    assert set(np.unique(x * 16)) <= set(range(17))
+    share = np.bincount(ty) / (np.bincount(y) + np.bincount(ty))
+    assert np.all(abs(share - 0.2) < 0.01)
+    assert train.num_samples == len(x)
+    with pytest.raises(ValueError, match="read-only"):
+        x[0] = 0
+
+
+@pytest.mark.parametrize("partition", ["iid", "shards"])
+@pytest.mark.parametrize("shards", [1, 4, 7])
+def test_shares_are_disjoint_and_whole(partition: str, shards: int) -> None:
+    labels = np.repeat(np.arange(10), 30)
+    rows = np.arange(300)[::3]
+    dealt = [deal(rows, labels, i, shards, partition, 9) for i in range(shards)]
+    np.testing.assert_array_equal(np.sort(np.concatenate(dealt)), rows)
+    assert max(map(len, dealt)) - min(map(len, dealt)) <= 2
+
+
+def test_shards_hold_few_classes_and_iid_all() -> None:
+    for shard in range(4):
+        _, labels = digits(shard=shard, shards=4, partition="shards").next_batch(CTX)
+        assert len(np.unique(labels)) <= 6
+        _, labels = digits(shard=shard, shards=4).next_batch(CTX)
+        assert len(np.unique(labels)) == 10
+
+
+def test_the_held_out_part_stays_when_the_seed_changes() -> None:
+    (a, _), (b, _) = (digits(split="test", seed=s).next_batch(CTX) for s in (0, 1))
+    np.testing.assert_array_equal(a, b)
+    (c, _) = digits(split="test", split_seed=1).next_batch(CTX)
+    assert not np.array_equal(a, c)
+    (d, _), (e, _) = (digits(shards=2, seed=s).next_batch(CTX) for s in (0, 1))
+    assert not np.array_equal(d, e)
+
+
+def test_a_stratified_split_is_a_partition() -> None:
+    labels = np.array([0] * 50 + [1] * 5 + [2] * 1)
+    train, test = stratified_split(labels, 0.2, 3)
+    np.testing.assert_array_equal(np.sort(np.concatenate([train, test])), np.arange(56))
+    assert np.bincount(labels[test], minlength=3).tolist() == [10, 1, 0]
+
+
+@pytest.mark.parametrize("dataset", ["iris", "wine", "breast_cancer"])
+def test_other_sets_are_scaled_by_their_training_part(dataset: str) -> None:
+    x, y = digits(dataset=dataset).next_batch(CTX)
+    assert x.min() == 0.0
+    assert x.max() == 1.0
+    assert x.dtype == np.float32
+    assert len(x) == len(y)
+
+
+def test_permutations_are_what_they_always_were() -> None:
+    # Peers of different versions must agree on the deal: these numbers never change.
+    assert permutation(8, 0, 1).tolist() == [7, 4, 5, 1, 6, 2, 0, 3]
+    assert sorted(permutation(1000, 3).tolist()) == list(range(1000))
+
+
+def test_epochs_are_shuffled_whole_and_repeatable(npz) -> None:
+    one, two = array_source(npz, seed=4), array_source(npz, seed=4)
+    orders = []
+    for _ in range(5):
+        batches = one.epoch_batches(4)
+        assert [len(x) for x, _ in batches] == [4, 4, 2]
+        order = np.concatenate([y for _, y in batches])
+        np.testing.assert_array_equal(np.sort(order), np.arange(10))
+        np.testing.assert_array_equal(np.concatenate([x for x, _ in batches])[:, 0], order * 2)
+        np.testing.assert_array_equal(order, np.concatenate([y for _, y in two.epoch_batches(4)]))
+        orders.append(tuple(order))
+    assert len(set(orders)) == 5
+    one.reset(CTX)
+    assert tuple(np.concatenate([y for _, y in one.epoch_batches(10)])) == orders[0]
+
+
+def test_clients_of_one_seed_shuffle_apart() -> None:
+    a, b = digits(shard=0, shards=2), digits(shard=1, shards=2)
+    assert a.num_samples == b.num_samples
+    assert not np.array_equal(a._order(0), b._order(0))
+
+
+def test_next_batch_goes_through_the_epochs_and_survives_a_restart(npz) -> None:
+    def numbers(source: ArrayDataSource, count: int) -> list[int]:
+        return [int(n) for _ in range(count) for n in source.next_batch(CTX)[1]]
+
+    whole, first = array_source(npz, batch_size=4), array_source(npz, batch_size=4)
+    expected = numbers(whole, 6)
+    assert sorted(expected[:10]) == list(range(10)) == sorted(expected[10:])
+    got = numbers(first, 2)
+    second = array_source(npz, batch_size=4)
+    second.restore(first.serialize())
+    assert got + numbers(second, 4) == expected
+    # A model that trains starts a new epoch, whatever NextBatch has left.
+    assert sum(len(x) for x, _ in first.epoch_batches(3)) == 10
+
+
+def test_the_whole_source_is_one_batch_in_its_own_order(npz) -> None:
+    source = array_source(npz)
+    for _ in range(2):
+        x, y = source.next_batch(CTX)
+        np.testing.assert_array_equal(y, np.arange(10))
+        assert (x.dtype, y.dtype) == (np.float32, np.int64)
+
+
+def test_loading_is_left_to_a_worker_thread() -> None:
+    source = digits()
+    assert source._loaded is None
+    assert is_offloaded(SklearnDataSource.next_batch)
+    assert is_offloaded(SklearnDataSource.on_data_loaded)
+    source.on_data_loaded(CTX)
+    assert source._loaded is not None
+
+
+def test_float_labels_stay_floats(tmp_path) -> None:
+    np.savez(tmp_path / "d.npz", a=np.ones((3, 2)), b=np.ones((3, 1)))
+    _, labels = array_source(tmp_path / "d.npz", features="a", labels="b").next_batch(CTX)
+    assert labels.dtype == np.float32
+
+
+def test_files_that_cannot_be_used_are_refused(tmp_path, npz) -> None:
+    def refused(path, match: str, **config) -> None:
+        with pytest.raises(errors.DataUnavailable, match=match):
+            array_source(path, **config).next_batch(CTX)
+
+    refused(tmp_path / "none.npz", "none.npz")
+    refused(npz, "no array nope; it has x, y", features="nope")
+    (tmp_path / "junk.npz").write_bytes(b"PK\x03\x04junk")
+    refused(tmp_path / "junk.npz", "cannot read")
+    (tmp_path / "empty.npz").write_bytes(b"")
+    refused(tmp_path / "empty.npz", "cannot read")
+    np.save(tmp_path / "bare.npy", np.ones(3))
+    refused(tmp_path / "bare.npy", "numpy.savez")
+    np.savez(tmp_path / "lengths.npz", x=np.ones((3, 2)), y=np.ones(2))
+    refused(tmp_path / "lengths.npz", r"3 example\(s\) and 2 label")
+    np.savez(tmp_path / "words.npz", x=np.array(["a", "b"]), y=np.ones(2))
+    refused(tmp_path / "words.npz", "no arrays of examples")
+    pickled = np.array([{"a": 1}], dtype=object)
+    np.savez(tmp_path / "pickle.npz", allow_pickle=True, x=pickled, y=pickled)
+    refused(tmp_path / "pickle.npz", "allow_pickle=False")
+
+
+def test_without_scikit_learn_the_command_is_named(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(errors.DataUnavailable, match=r"pip install 'bbnode\[demo\]'"):
+        digits().next_batch(CTX)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"dataset": "mnist"}, {"shard": 4, "shards": 4}, {"shard": -1}, {"test_fraction": 0.0},
+        {"test_fraction": 1.5}, {"split": "validation"}, {"partition": "dirichlet"},
+        {"batch_size": -1}, {"seed": -1}, {"split_seed": -1},
+    ],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused(config) -> None:
+    with pytest.raises(errors.InvalidComponentConfig):
+        digits(**config)
+
+
+def test_more_shards_than_examples_is_refused() -> None:
+    with pytest.raises(errors.DataUnavailable, match="is empty; use fewer shards"):
+        digits(dataset="iris", shard=149, shards=150).next_batch(CTX)
+
+
+def test_bad_batches_and_bad_states_are_refused(npz) -> None:
+    with pytest.raises(ComponentError, match="a batch of 0"):
+        array_source(npz).epoch_batches(0)
+    for data in (b"\xc1", b"\x80", b"\x01", b"\x82\xa5epoch\xff\xa6cursor\x00"):
+        with pytest.raises(ComponentError):
+            array_source(npz).restore(data)

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bbnode.components import errors
+from bbnode.components.contracts import ComponentError
+from bbnode.components.fedavg import FedAvg, FedAvgConfig
+from bbnode.components.reference_backend import ReferenceBackend, ReferenceBackendConfig
+from bbnode.ir.values import Composite, Metadata, ResponseBatch
+from tests.components.fakes import CTX, PEERS, Context, fedavg
+
+RNG = np.random.default_rng(0)
+TENSORS = [RNG.normal(size=1000).astype(np.float32) for _ in range(5)]
+COUNTS = [359, 17, 1, 100_000, 360]
+
+
+def give(aggregator: FedAvg, index: int, tensor=None, **metadata) -> None:
+    known = {"num_samples": COUNTS[index], **metadata}
+    aggregator.contribute(
+        Context(source_peer=PEERS[index]),
+        TENSORS[index] if tensor is None else tensor,
+        Metadata(known),
+    )
+
+
+def test_the_mean_is_weighted_by_samples() -> None:
+    aggregator = fedavg()
+    for index in range(5):
+        give(aggregator, index, loss=float(index))
+    tensor, metadata = aggregator.aggregate(CTX)
+    expected = np.average(np.asarray(TENSORS, np.float64), axis=0, weights=COUNTS)
+    np.testing.assert_allclose(tensor, expected, rtol=1e-5, atol=1e-6)
+    assert tensor.dtype == np.float32
+    assert dict(metadata) == {
+        "num_samples": sum(COUNTS),
+        "contributors": 5,
+        "refused": 0,
+        "loss": pytest.approx(np.average(range(5), weights=COUNTS)),
+    }
+    np.testing.assert_array_equal(aggregator.current_tensor(CTX), tensor)
+    with pytest.raises(ValueError, match="read-only"):
+        tensor[0] = 1
+
+
+def test_every_order_of_arrival_gives_the_same_bits() -> None:
+    results = set()
+    aggregator = fedavg()
+    for order in itertools.permutations(range(5)):
+        for index in order:
+            give(aggregator, index, loss=0.1 * index)
+        tensor, metadata = aggregator.aggregate(CTX)
+        results.add((tensor.tobytes(), metadata["loss"], metadata["num_samples"]))
+    assert len(results) == 1
+
+
+def test_another_backend_gives_the_same_mean() -> None:
+    means = []
+    for backend in (None, ReferenceBackend(ReferenceBackendConfig())):
+        aggregator = fedavg()
+        if backend is not None:
+            aggregator.bind({"backend": backend})
+        for index in range(5):
+            give(aggregator, index)
+        means.append(aggregator.aggregate(CTX)[0])
+    np.testing.assert_allclose(means[0], means[1], rtol=1e-6)
+
+
+def test_averages_of_averages_weigh_as_one() -> None:
+    leaves = [fedavg(), fedavg()]
+    for index in range(5):
+        give(leaves[index % 2], index)
+    root, flat = fedavg(), fedavg()
+    for peer, leaf in zip(PEERS, leaves, strict=False):
+        tensor, metadata = leaf.aggregate(CTX)
+        root.contribute(Context(source_peer=peer), tensor, metadata)
+    for index in range(5):
+        give(flat, index)
+    layered, summary = root.aggregate(CTX)
+    np.testing.assert_allclose(layered, flat.aggregate(CTX)[0], rtol=1e-4, atol=1e-6)
+    assert summary["num_samples"] == sum(COUNTS)
+
+
+def test_a_second_contribution_replaces_the_first() -> None:
+    aggregator = fedavg()
+    give(aggregator, 0, np.full(3, 9, np.float32))
+    give(aggregator, 0, np.full(3, 1, np.float32))
+    tensor, metadata = aggregator.aggregate(CTX)
+    np.testing.assert_array_equal(tensor, [1, 1, 1])
+    assert metadata["contributors"] == 1
+
+
+def test_without_a_sender_it_is_ones_own_contribution() -> None:
+    aggregator = fedavg()
+    aggregator.contribute(CTX, TENSORS[0], Metadata(num_samples=1))
+    give(aggregator, 0, TENSORS[0])  # PEERS[0] is the node itself
+    assert aggregator.aggregate(CTX)[1]["contributors"] == 1
+
+
+def test_each_round_starts_empty() -> None:
+    aggregator = fedavg()
+    with pytest.raises(errors.NothingToAggregate, match="Contribute"):
+        aggregator.aggregate(CTX)
+    with pytest.raises(errors.NothingToAggregate):
+        aggregator.current_tensor(CTX)
+    give(aggregator, 0)
+    aggregator.aggregate(CTX)
+    with pytest.raises(errors.NothingToAggregate):
+        aggregator.aggregate(CTX)
+
+
+BAD = {
+    "NaN": (np.array([1, np.nan], np.float32), {"num_samples": 5}, "NaN or infinity"),
+    "inf": (np.array([1, np.inf], np.float32), {"num_samples": 5}, "NaN or infinity"),
+    "zero": (np.ones(2, np.float32), {"num_samples": 0}, "num_samples is 0"),
+    "negative": (np.ones(2, np.float32), {"num_samples": -3}, "num_samples is -3"),
+    "absurd": (np.ones(2, np.float32), {"num_samples": 10**15}, "max_samples"),
+    "float": (np.ones(2, np.float32), {"num_samples": 2.5}, "not an integer"),
+    "bool": (np.ones(2, np.float32), {"num_samples": True}, "not an integer"),
+    "missing": (np.ones(2, np.float32), {}, "num_samples is None"),
+    "loss": (np.ones(2, np.float32), {"num_samples": 5, "loss": float("nan")}, "loss is nan"),
+    "dtype": (np.ones(2), {"num_samples": 5}, "float64, not float32"),
+    "no tensor": ("weights", {"num_samples": 5}, "str, not float32"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_contribution_is_refused_and_named(kind: str) -> None:
+    tensor, metadata, reason = BAD[kind]
+    aggregator = fedavg()
+    give(aggregator, 1, np.full(2, 7, np.float32))
+    with pytest.raises(errors.ContributionRefused) as caught:
+        aggregator.contribute(Context(source_peer=PEERS[0]), tensor, Metadata(metadata))
+    assert reason in str(caught.value)
+    assert str(PEERS[0]) in str(caught.value)
+    assert caught.value.peer == str(PEERS[0])
+    np.testing.assert_array_equal(aggregator.aggregate(CTX)[0], [7, 7])
+
+
+def test_a_refused_contribution_does_not_replace_a_good_one() -> None:
+    aggregator = fedavg()
+    give(aggregator, 0, np.ones(2, np.float32))
+    with pytest.raises(errors.ContributionRefused):
+        give(aggregator, 0, np.array([np.nan, 1], np.float32))
+    np.testing.assert_array_equal(aggregator.aggregate(CTX)[0], [1, 1])
+
+
+def answer(value, **metadata) -> Composite:
+    return Composite((np.asarray(value, np.float32), Metadata(metadata)))
+
+
+def test_a_cohort_is_taken_without_its_bad_answers() -> None:
+    aggregator = fedavg()
+    batch = ResponseBatch(
+        responses=(
+            (PEERS[0], answer([2, 4], num_samples=1)),
+            (PEERS[1], answer([np.nan, 0], num_samples=1)),
+            (PEERS[2], Metadata(num_samples=1)),
+            (PEERS[3], answer([4, 8], num_samples=3)),
+            (PEERS[4], answer([4, 8, 9], num_samples=3)),
+        ),
+        missing=(PEERS[5],),
+    )
+    aggregator.contribute_all(CTX, batch)
+    tensor, metadata = aggregator.aggregate(CTX)
+    np.testing.assert_allclose(tensor, [3.5, 7.0])
+    assert (metadata["contributors"], metadata["refused"], metadata["num_samples"]) == (2, 3, 4)
+
+
+def test_a_cohort_of_only_bad_answers_fails() -> None:
+    aggregator = fedavg()
+    batch = ResponseBatch(responses=((PEERS[1], answer([np.nan], num_samples=1)),))
+    with pytest.raises(errors.ContributionRefused, match=str(PEERS[1])):
+        aggregator.contribute_all(CTX, batch)
+
+
+def test_shapes_without_a_majority_name_the_peers() -> None:
+    aggregator = fedavg()
+    give(aggregator, 1, np.ones(2, np.float32))
+    give(aggregator, 0, np.ones(3, np.float32))
+    with pytest.raises(errors.MismatchedShapes) as caught:
+        aggregator.aggregate(CTX)
+    assert caught.value.shapes == {str(PEERS[0]): (3,), str(PEERS[1]): (2,)}
+    give(aggregator, 2, np.ones(4, np.float32))  # the next round is not haunted by this one
+    assert aggregator.aggregate(CTX)[0].shape == (4,)
+
+
+def test_any_shape_is_averaged() -> None:
+    aggregator = fedavg()
+    for index in range(3):
+        give(aggregator, index, np.full((2, 3), index, np.float32))
+    assert aggregator.aggregate(CTX)[0].shape == (2, 3)
+
+
+def test_contributors_are_bounded_but_may_replace() -> None:
+    aggregator = fedavg(max_contributors=2)
+    give(aggregator, 0)
+    give(aggregator, 1)
+    with pytest.raises(errors.ContributionRefused, match="max_contributors"):
+        give(aggregator, 2)
+    give(aggregator, 1)
+    assert aggregator.aggregate(CTX)[1]["contributors"] == 2
+
+
+def test_the_state_comes_back() -> None:
+    first, second = fedavg(), fedavg()
+    give(first, 4)
+    first.aggregate(CTX)
+    batch = ResponseBatch(
+        responses=(
+            (PEERS[0], Composite((TENSORS[0], Metadata(num_samples=7, loss=0.5)))),
+            (PEERS[1], answer([np.inf], num_samples=1)),
+        )
+    )
+    first.contribute_all(CTX, batch)
+    second.restore(first.serialize())
+    np.testing.assert_array_equal(second.current_tensor(CTX), TENSORS[4])
+    for aggregator in (first, second):
+        give(aggregator, 2, loss=0.25)
+    one, two = first.aggregate(CTX), second.aggregate(CTX)
+    assert one[0].tobytes() == two[0].tobytes()
+    assert one[1] == two[1]
+    assert one[1]["refused"] == 1
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.binary(max_size=200), st.integers(0, 400), st.integers(0, 255))
+def test_bytes_that_are_no_state_are_refused(junk: bytes, at: int, byte: int) -> None:
+    aggregator = fedavg()
+    give(aggregator, 0, np.ones(4, np.float32))
+    changed = bytearray(aggregator.serialize())
+    changed[at % len(changed)] = byte
+    for data in (junk, bytes(changed)):
+        fresh = FedAvg(FedAvgConfig())
+        try:
+            fresh.restore(data)
+        except ComponentError:
+            continue
+        fresh.serialize()  # what was taken up is whole
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    for field in dataclasses.fields(FedAvgConfig):
+        with pytest.raises(errors.InvalidComponentConfig):
+            fedavg(**{field.name: 0})

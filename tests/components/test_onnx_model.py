@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import numpy_helper
+from onnx.helper import make_node as node
+
+from bbnode.components import errors
+from bbnode.components.autodiff import InvalidForwardModel, UnknownLoss
+from bbnode.components.contracts import ComponentError, is_offloaded
+from bbnode.components.data_sources import ArrayDataSource, ArrayDataSourceConfig
+from bbnode.components.mlp import mlp_forward
+from bbnode.components.onnx_model import OnnxModel, OnnxModelConfig
+from bbnode.components.reference_backend import ReferenceBackend, ReferenceBackendConfig
+from bbnode.components.registry import component_class, concrete
+from tests.components.fakes import CTX, onnx_model
+from tests.components.graphs import model_of
+
+MLP = mlp_forward((4, 5, 3), seed=1)
+CONFIG = OnnxModelConfig(model=MLP.SerializeToString(), learning_rate=0.5)
+SIZE = 4 * 5 + 5 + 5 * 3 + 3
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(6, 4)).astype(np.float32)
+LABELS = RNG.integers(0, 3, size=6)
+
+
+@pytest.fixture
+def source(tmp_path) -> ArrayDataSource:
+    np.savez(tmp_path / "d.npz", x=np.tile(X, (10, 1)), y=np.tile(LABELS, 10))
+    return ArrayDataSource(ArrayDataSourceConfig(path=str(tmp_path / "d.npz")))
+
+
+def test_the_vector_is_the_initializers_in_order() -> None:
+    parts = [numpy_helper.to_array(t).reshape(-1) for t in MLP.graph.initializer]
+    vector = onnx_model(CONFIG).params(CTX)
+    np.testing.assert_array_equal(vector, np.concatenate(parts))
+    assert (vector.dtype, vector.shape) == (np.float32, (SIZE,))
+    with pytest.raises(ValueError, match="read-only"):
+        vector[0] = 1
+
+
+def test_parameters_load_and_decide_the_forward() -> None:
+    model, other = onnx_model(CONFIG), onnx_model(CONFIG)
+    new = RNG.normal(size=SIZE).astype(np.float32)
+    model.load_parameters(CTX, new)
+    kept = new.copy()
+    new[:] = 0  # the caller may use its buffer again
+    np.testing.assert_array_equal(model.params(CTX), kept)
+    hidden = np.maximum(X @ kept[:20].reshape(4, 5) + kept[20:25], 0)
+    expected = hidden @ kept[25:40].reshape(5, 3) + kept[40:]
+    np.testing.assert_allclose(model.forward(CTX, X), expected, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(other.forward(CTX, X), expected)
+
+
+def test_parameters_off_the_wire_are_not_copied() -> None:
+    model = onnx_model(CONFIG)
+    received = np.arange(SIZE, dtype=np.float32)
+    received.flags.writeable = False
+    model.load_parameters(CTX, received)
+    assert np.shares_memory(model.params(CTX), received)
+    odd = np.frombuffer(b"!" + received.tobytes(), np.uint8)[1:].view(np.float32)
+    model.load_parameters(CTX, odd)  # not aligned: this one has to be copied
+    assert model.params(CTX).flags.aligned
+    np.testing.assert_array_equal(model.params(CTX), received)
+
+
+def test_new_parameters_void_what_forward_and_backward_kept() -> None:
+    model = onnx_model(CONFIG)
+    model.forward(CTX, X)
+    model.backward(CTX, np.ones((6, 3), np.float32))
+    model.load_parameters(CTX, model.params(CTX))
+    with pytest.raises(ComponentError, match="call backward first"):
+        model.step(CTX, None)
+    with pytest.raises(ComponentError, match="call forward first"):
+        model.backward(CTX, np.ones((6, 3), np.float32))
+
+
+def test_backward_and_step_are_compute_loss_going_down() -> None:
+    model = onnx_model(CONFIG)
+    before = model.params(CTX)
+    losses = []
+    for _ in range(20):
+        logits = model.forward(CTX, X)
+        losses.append(float(model.compute_loss(CTX, X, LABELS)))
+        p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        p[np.arange(6), LABELS] -= 1
+        model.backward(CTX, (p / 6).astype(np.float32))
+        model.step(CTX, None)
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] / 2
+    assert model.params(CTX) is not before
+
+
+def test_a_step_with_given_gradients_and_a_delta() -> None:
+    model = onnx_model(CONFIG)
+    start = model.params(CTX)
+    grads = RNG.normal(size=SIZE).astype(np.float32)
+    model.step(CTX, grads)
+    np.testing.assert_allclose(model.params(CTX), start - np.float32(0.5) * grads, rtol=1e-6)
+    stepped = model.params(CTX)
+    model.apply_delta(CTX, grads)
+    np.testing.assert_array_equal(model.params(CTX), stepped + grads)
+
+
+def test_training_is_repeatable_and_reports(source) -> None:
+    assert is_offloaded(OnnxModel.train)
+    model, again = onnx_model(CONFIG, source), onnx_model(CONFIG, source)
+    stats = model.train(CTX, epochs=3, batch=16)
+    assert (stats["num_samples"], stats["steps"]) == (60, 12)
+    source.reset(CTX)
+    assert again.train(CTX, epochs=3, batch=16) == stats
+    assert again.params(CTX).tobytes() == model.params(CTX).tobytes()
+    later = model.train(CTX, epochs=20, batch=16)
+    assert later["loss"] < stats["loss"] / 2
+
+
+def test_the_reported_loss_is_the_mean_of_the_last_epoch(source) -> None:
+    # With one batch per epoch, the loss of epoch 2 is the loss after the first step.
+    one, two = onnx_model(CONFIG, source), onnx_model(CONFIG, source)
+    one.train(CTX, epochs=1, batch=60)
+    x, y = source.next_batch(CTX)
+    expected = float(one.compute_loss(CTX, x, y))
+    source.reset(CTX)
+    assert two.train(CTX, epochs=2, batch=60)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_reference_backend_trains_to_the_same(source) -> None:
+    fast = onnx_model(CONFIG, source)
+    slow = onnx_model(CONFIG, source, ReferenceBackend(ReferenceBackendConfig()))
+    fast.train(CTX, epochs=2, batch=16)
+    source.reset(CTX)
+    slow.train(CTX, epochs=2, batch=16)
+    np.testing.assert_allclose(fast.params(CTX), slow.params(CTX), rtol=1e-4, atol=1e-5)
+
+
+def test_a_diverging_run_leaves_the_parameters_alone(source) -> None:
+    model = onnx_model(
+        OnnxModelConfig(model=CONFIG.model, loss="mse", learning_rate=1e30),
+        ArrayDataSource(source.config),
+    )
+    target = ArrayDataSource(source.config)
+    x, _ = target.next_batch(CTX)
+    model._dependencies["data_source"]._loaded = (x, np.ones((60, 3), np.float32))
+    before = model.params(CTX)
+    with pytest.raises(errors.TrainingFailed, match="lower learning_rate"):
+        model.train(CTX, epochs=5, batch=16)
+    assert model.params(CTX) is before
+
+
+BAD_VECTORS = {
+    "size": (np.ones(SIZE + 1, np.float32), f"{SIZE} parameters"),
+    "rank": (np.ones((SIZE, 1), np.float32), "shape"),
+    "dtype": (np.ones(SIZE), "float64"),
+    "nan": (np.full(SIZE, np.nan, np.float32), "NaN"),
+    "type": ([1.0] * SIZE, "list"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_VECTORS)
+def test_vectors_that_do_not_fit_are_refused(kind: str) -> None:
+    vector, message = BAD_VECTORS[kind]
+    model = onnx_model(CONFIG)
+    before = model.params(CTX)
+    for method in (model.load_parameters, model.apply_delta, model.step):
+        with pytest.raises(errors.ParameterMismatch, match=message):
+            method(CTX, vector)
+    assert model.params(CTX) is before
+
+
+def test_calls_out_of_order_and_bad_batches_are_refused(source) -> None:
+    model = onnx_model(CONFIG, source)
+    with pytest.raises(ComponentError, match="call forward first"):
+        model.backward(CTX, np.ones((6, 3), np.float32))
+    with pytest.raises(ComponentError, match="call backward first"):
+        model.step(CTX, None)
+    with pytest.raises(errors.BackendError, match=r"mlp\.forward"):
+        model.forward(CTX, X[:, :3])
+    with pytest.raises(errors.BackendError):
+        model.compute_loss(CTX, X, LABELS + 3)  # no such class
+    with pytest.raises(ComponentError, match="label -1"):
+        model.compute_loss(CTX, X, LABELS - 1 - LABELS)
+    with pytest.raises(ComponentError, match="labels are float32"):
+        model.compute_loss(CTX, X, LABELS.astype(np.float32))
+    for kwargs in ({"epochs": 0, "batch": 1}, {"epochs": 1, "batch": 0}):
+        with pytest.raises(errors.TrainingFailed):
+            model.train(CTX, **kwargs)
+
+
+def test_the_state_comes_back() -> None:
+    first, second = onnx_model(CONFIG), onnx_model(CONFIG)
+    first.apply_delta(CTX, np.ones(SIZE, np.float32))
+    first.forward(CTX, X)
+    first.backward(CTX, np.ones((6, 3), np.float32))
+    second.restore(first.serialize())
+    for model in (first, second):
+        model.step(CTX, None)
+        model.backward(CTX, np.ones((6, 3), np.float32))
+        model.step(CTX, None)
+    assert first.params(CTX).tobytes() == second.params(CTX).tobytes()
+    smaller = onnx_model(OnnxModelConfig(model=mlp_forward((4, 3)).SerializeToString()))
+    with pytest.raises(ComponentError, match="saved parameters"):
+        smaller.restore(first.serialize())
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.binary(min_size=1, max_size=120))
+def test_bytes_that_are_no_state_are_refused(junk: bytes) -> None:
+    model = onnx_model(CONFIG)
+    with pytest.raises(ComponentError):
+        model.restore(junk)
+
+
+def test_models_that_cannot_be_trained_are_refused_at_once() -> None:
+    with pytest.raises(InvalidForwardModel, match="no ModelProto"):
+        OnnxModel(OnnxModelConfig(model=b"\xff\xff"))
+    with pytest.raises(UnknownLoss):
+        OnnxModel(OnnxModelConfig(model=CONFIG.model, loss="hinge"))
+    for rate in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(errors.InvalidComponentConfig, match="learning_rate"):
+            OnnxModel(OnnxModelConfig(model=CONFIG.model, learning_rate=rate))
+    double = model_of([node("Mul", ["x", "w"], ["y"])], {"w": np.ones(2)}, inputs={"x": np.ones(2)})
+    with pytest.raises(InvalidForwardModel, match="float64"):
+        OnnxModel(OnnxModelConfig(model=double.SerializeToString(), loss="mse"))
+    two = model_of(
+        [node("Mul", ["x", "w"], ["h"]), node("Add", ["h", "z"], ["y"])],
+        {"w": np.ones(2)}, inputs={"x": np.ones(2), "z": np.ones(2)}, dtype=np.float32,
+    )  # fmt: skip
+    with pytest.raises(InvalidForwardModel, match=r"2 inputs \(x, z\)"):
+        OnnxModel(OnnxModelConfig(model=two.SerializeToString(), loss="mse"))
+
+
+def test_frozen_layers_stay_out_of_the_vector() -> None:
+    config = OnnxModelConfig(model=CONFIG.model, trainable=("layer1.weight", "layer1.bias"))
+    assert onnx_model(config).size == 5 * 3 + 3
+
+
+def test_it_is_registered_and_makes_a_concrete_slot() -> None:
+    assert component_class("bbnode.OnnxModel") is OnnxModel
+    spec = concrete(OnnxModel, CONFIG)
+    assert (spec.role, spec.type_name) == ("Model", "bbnode.OnnxModel")
