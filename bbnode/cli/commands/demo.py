@@ -1,0 +1,52 @@
+"""`bbnode demo`: federated training of five daemons on this machine.
+
+Rule: the options are checked here; what the demo does is `bbnode.daemon.demo`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bbnode.cli.common import JsonOption
+
+
+class Split(StrEnum):
+    """How the training data is dealt to the clients."""
+
+    iid = "iid"
+    shards = "shards"
+
+
+def command(
+    clients: Annotated[int, typer.Option(help="Client daemons.", min=1, max=64)] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds of training.", min=1)] = 20,
+    split: Annotated[
+        Split, typer.Option(help="Data: evenly mixed, or label-sorted shards.")
+    ] = Split.iid,
+    seed: Annotated[int, typer.Option(help="Seed of data, weights and draws.", min=0)] = 0,
+    out: Annotated[
+        Path, typer.Option(help="Folder of report.json and accuracy.png.", metavar="DIR")
+    ] = Path("demo-out"),
+    port: Annotated[
+        int, typer.Option(help="TCP port of the server; 0: a free one.", min=0, max=65535)
+    ] = 0,
+    as_json: JsonOption = False,
+) -> int:
+    """Train a digit classifier across a server and its clients, each a process of its own."""
+    from bbnode.daemon.demo import DemoOptions, run_demo
+
+    return run_demo(
+        DemoOptions(
+            clients=clients,
+            rounds=rounds,
+            split=split.value,
+            seed=seed,
+            out=out,
+            port=port,
+            as_json=as_json,
+        )
+    )

@@ -1,0 +1,110 @@
+"""`bbnode init`: a directory with an identity and a `node.toml`.
+
+Rule: it never touches a key that is there, and overwrites a configuration only with
+`--force`; what it writes passes the same checks as what it will be read with.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bbnode.cli import output
+from bbnode.cli.common import JsonOption
+
+CONFIG_NAME = "node.toml"
+STATE_NAME = "state"
+COMMENT = (
+    "Only what differs from the defaults stands here.\n"
+    "`bbnode init --reference` prints every key with its default and unit."
+)
+
+
+def command(
+    directory: Annotated[Path, typer.Argument(help="Directory of the node.")] = Path(),
+    artifact: Annotated[
+        Path | None, typer.Option(help="Compiled artifact that the node runs.", metavar="FILE")
+    ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option(help="Or the class to compile at start.", metavar="PACKAGE.MODULE:CLASS"),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="Target to install (repeatable).", metavar="CLASS[#HASH]"),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the node; default: the directory's.")
+    ] = None,
+    listen: Annotated[
+        list[str] | None,
+        typer.Option(help="Address to listen on (repeatable).", metavar="MULTIADDR"),
+    ] = None,
+    bootstrap: Annotated[
+        list[str] | None,
+        typer.Option(help="Peer to stay connected with (repeatable).", metavar="MULTIADDR"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite node.toml.")] = False,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Print every key of node.toml and stop.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make an identity and a node.toml in a directory."""
+    from bbnode.daemon import config_sources, paths
+    from bbnode.daemon.config import NodeConfig
+
+    if reference:
+        output.data(config_sources.reference().rstrip("\n"))
+        return
+    if (artifact is None) == (module is None):
+        raise typer.BadParameter(
+            "say what the node runs: give exactly one of the two", param_hint="--artifact, --module"
+        )
+    if not target:
+        raise typer.BadParameter(
+            "say which part it plays, like --target client", param_hint="--target"
+        )
+    directory = directory.expanduser().absolute()
+    file = directory / CONFIG_NAME
+    if file.exists() and not force:
+        raise config_sources.ConfigError(f"{file} exists already; --force overwrites it")
+    flags: dict[str, Any] = {
+        "node.name": name if name is not None else directory.name,
+        "node.state_dir": STATE_NAME,
+        "artifact.path": _relative(artifact, directory),
+        "artifact.module": module,
+        "artifact.targets": target,
+        "network.listen": listen or None,
+        "network.bootstrap": bootstrap or None,
+    }
+    # The environment is for runs; it must not leak into the file.
+    config: NodeConfig = config_sources.resolve(None, environ={}, flags=flags).config
+    peer_id = _identity(directory / STATE_NAME)
+    config_sources.write(file, config, comment=COMMENT)
+    if as_json:
+        key = paths.identity_file(directory / STATE_NAME)
+        output.json_object(
+            {"peer_id": peer_id, "config_file": str(file), "identity_file": str(key)}
+        )
+        return
+    output.data(peer_id)
+    output.note(f"wrote {file}; start the node with: bbnode run --config {file}")
+
+
+def _relative(artifact: Path | None, directory: Path) -> str | None:
+    """The artifact's path as node.toml counts it, from its own directory."""
+    if artifact is None:
+        return None
+    return os.path.relpath(artifact.expanduser().absolute(), directory)
+
+
+def _identity(state_dir: Path) -> str:
+    from bbnode.daemon import paths
+    from bbnode.transport.identity import load_or_create_identity
+
+    paths.make_state_dir(state_dir)
+    return str(load_or_create_identity(paths.identity_file(state_dir)).peer_id)

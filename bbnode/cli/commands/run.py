@@ -1,0 +1,34 @@
+"""`bbnode run`: the daemon.
+
+Rule: everything that can be found wrong before the daemon starts is found here, in the
+configuration; the daemon itself is `bbnode.daemon.app`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bbnode.cli.common import DEFAULT_CONFIG, ConfigOption, SetOption, load_config
+
+
+def command(
+    config: ConfigOption = DEFAULT_CONFIG,
+    settings: SetOption = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error.", metavar="LEVEL")
+    ] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json.", metavar="FORMAT")] = None,
+) -> int:
+    """Run a node until SIGTERM or Ctrl-C; a second one forces it."""
+    resolved = load_config(
+        config, settings, {"node.log_level": log_level, "node.log_format": log_format}
+    )
+    # Before the daemon's modules are imported: libp2p adds a log handler where there is none.
+    from bbnode.daemon import logs
+
+    logs.configure(resolved.config.node.log_level, resolved.config.node.log_format)
+    from bbnode.daemon.app import run_daemon
+
+    return run_daemon(resolved)

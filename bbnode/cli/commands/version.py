@@ -1,0 +1,31 @@
+"""`bbnode version`: what is installed.
+
+Rule: versions are read from the installed packages' metadata; nothing is imported.
+"""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+from bbnode import __version__
+from bbnode.cli import output
+from bbnode.cli.common import JsonOption
+
+# What decides how a node behaves towards others.
+PACKAGES = ("libp2p", "onnx", "onnxruntime", "numpy", "trio", "protobuf")
+
+
+def command(as_json: JsonOption = False) -> None:
+    """Print the versions of bbnode and of what it runs on."""
+    versions = {"bbnode": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    if as_json:
+        output.json_object(versions)
+        return
+    for name, version in versions.items():
+        output.data(f"{name:<12}{version}")

@@ -1,0 +1,72 @@
+"""Exit codes, and the one place that turns an error into one.
+
+Rule: the nearest class of an error's family tree that stands in the table decides. Classes
+stand there by name, so that looking up a code imports nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+OK = 0
+FAILURE = 1
+USAGE = 2
+UNREACHABLE = 3
+TIMEOUT = 4
+REFUSED = 5
+# 128 + SIGINT, as a shell reports it.
+INTERRUPTED = 130
+
+MEANINGS: dict[int, str] = {
+    OK: "done",
+    FAILURE: "failed: this machine or the daemon could not do it",
+    USAGE: "wrong usage or configuration",
+    UNREACHABLE: "no daemon is running there, or it cannot be reached",
+    TIMEOUT: "not done in time",
+    REFUSED: "the program or artifact is invalid and was refused",
+}
+
+_CODES: dict[str, int] = {
+    # The four families of bbnode.ir.errors.
+    "bbnode.ir.errors.AuthorError": REFUSED,
+    "bbnode.ir.errors.DeploymentError": USAGE,
+    "bbnode.ir.errors.EnvironmentFault": FAILURE,
+    "bbnode.ir.errors.PeerError": FAILURE,
+    # What differs from its family.
+    "bbnode.daemon.control_wire.AlreadyRunning": FAILURE,
+    "bbnode.daemon.control_wire.ControlProtocolError": FAILURE,
+    "bbnode.daemon.control_wire.ControlTimeout": TIMEOUT,
+    "bbnode.daemon.control_wire.NotRunning": UNREACHABLE,
+    "bbnode.daemon.paths.StateDirInUse": FAILURE,
+}
+
+
+def table() -> dict[str, int]:
+    """The table by qualified class name, for the test that every name exists."""
+    return dict(_CODES)
+
+
+def code_for(error: BaseException) -> int:
+    """The exit code of an error."""
+    # What a daemon reports has no class here, only the name of one.
+    if getattr(error, "kind", None) == "Timeout":
+        return TIMEOUT
+    for cls in type(error).__mro__:
+        code = _CODES.get(f"{cls.__module__}.{cls.__qualname__}")
+        if code is not None:
+            return code
+    return FAILURE
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors inside a group, depth first; the error itself when it is none."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
+def help_text() -> str:
+    """The table as `bbnode --help` shows it."""
+    return "Exit codes:\n" + "\n".join(f"  {code}  {text}" for code, text in MEANINGS.items())

@@ -1,0 +1,107 @@
+"""What commands print: data on stdout, talk and errors on stderr.
+
+Rule: nothing else in the package prints. JSON has "schema": 1 as its first key; the number
+grows when a key changes its meaning, not when one is added.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SCHEMA = 1
+
+
+def data(text: str) -> None:
+    """One line of data."""
+    sys.stdout.write(text + "\n")
+
+
+def note(text: str) -> None:
+    """One line for the reader, kept out of the data."""
+    sys.stderr.write(text + "\n")
+
+
+def error(message: str) -> None:
+    """One line that says what is wrong and what to do."""
+    line = " ".join(message.split())
+    sys.stderr.write(f"error: {line}\n")
+
+
+def json_object(value: Mapping[str, Any], *, indent: int | None = 2) -> None:
+    """One JSON object on stdout, with the schema version; `indent` None is one line."""
+    data(json.dumps({"schema": SCHEMA, **value}, indent=indent, ensure_ascii=False))
+
+
+def console() -> Console:
+    """Rich on stdout; without a terminal it is as wide as its text needs and has no colour."""
+    from rich.console import Console
+
+    return Console(
+        width=None if sys.stdout.isatty() else 200, highlight=False, emoji=False, markup=False
+    )
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, out: Console
+) -> None:
+    """A titled table; nothing at all when there are no rows."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        shown.add_column(name, overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text(cell(value)) for value in row))
+    out.print(shown)
+
+
+def cell(value: object) -> str:
+    """A value as a table shows it."""
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.6g}"
+        case list() | tuple():
+            return ", ".join(cell(item) for item in value) or "-"
+        case Mapping():
+            return ", ".join(f"{name}={cell(item)}" for name, item in value.items()) or "-"
+        case _:
+            # A peer chooses some of these texts: no control characters reach the terminal.
+            return "".join(c if c.isprintable() else "�" for c in str(value))
+
+
+def describe(value: Mapping[str, Any], *, out: Console) -> None:
+    """Any JSON object: plain values as lines, lists of objects and objects as tables."""
+    plain = {k: v for k, v in value.items() if not _is_table(v) and not isinstance(v, Mapping)}
+    table("", ("", ""), [(_words(name), item) for name, item in plain.items()], out=out)
+    for name, item in value.items():
+        if _is_table(item):
+            columns = list(dict.fromkeys(key for row in item for key in row))
+            rows = [[row.get(key) for key in columns] for row in item]
+            table(_words(name), [_words(key) for key in columns], rows, out=out)
+        elif isinstance(item, Mapping) and item:
+            rows = [[key, content] for key, content in item.items()]
+            table(_words(name), ("", ""), rows, out=out)
+
+
+def _is_table(value: object) -> bool:
+    return (
+        isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
+    )
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,0 +1,89 @@
+"""A compiled artifact on disk: read whole, digest checked, parsed with bounds.
+
+Rule: the digest is over the file's bytes as they are, so it is what `sha256sum` prints and
+what peers compare in their hello.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError as ProtobufDecodeError
+
+from bbnode.ir import keys, protos
+from bbnode.ir.errors import AuthorError, EnvironmentFault
+
+# Protobuf's own limit on one message.
+MAX_ARTIFACT_BYTES = (1 << 31) - 1
+
+
+class ArtifactUnreadable(EnvironmentFault):
+    """The artifact's file can't be read."""
+
+
+class InvalidArtifact(AuthorError):
+    """The file is not a compiled artifact of bbnode, or not the one that was expected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """A compiled model with the digest of its bytes."""
+
+    model: onnx.ModelProto
+    sha256: str
+    size: int
+
+
+def load_artifact(path: Path, *, expected_sha256: str | None = None) -> Artifact:
+    """Read and check a compiled artifact.
+
+    Raises ArtifactUnreadable, or InvalidArtifact for a wrong digest, for what is no ONNX
+    model, and for a model that was not compiled.
+    """
+    try:
+        if path.stat().st_size > MAX_ARTIFACT_BYTES:
+            raise InvalidArtifact(f"{path}: larger than the 2 GiB that an ONNX file can have")
+        data = path.read_bytes()
+    except OSError as error:
+        raise ArtifactUnreadable(
+            f"{path}: {error.strerror}; make the artifact with `bbnode compile`, or mend "
+            "artifact.path in the configuration"
+        ) from error
+    return parse_artifact(data, str(path), expected_sha256=expected_sha256)
+
+
+def parse_artifact(data: bytes, where: str, *, expected_sha256: str | None = None) -> Artifact:
+    """The artifact in `data`; `where` names it in errors."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    if expected_sha256 is not None and sha256 != expected_sha256.lower():
+        raise InvalidArtifact(
+            f"{where}: its sha256 is {sha256}, expected {expected_sha256.lower()}; the file was "
+            "changed, fetch it again or correct artifact.sha256"
+        )
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except (ProtobufDecodeError, RecursionError) as error:
+        raise InvalidArtifact(
+            f"{where}: not an ONNX model ({len(data)} bytes); make it with `bbnode compile`"
+        ) from error
+    passport = protos.get_meta(model, keys.COMPILED_KEY)
+    if passport is None:
+        raise InvalidArtifact(
+            f"{where}: an ONNX model that bbnode has not compiled; run `bbnode compile` on its "
+            "Module"
+        )
+    if passport != keys.COMPILED_CURRENT_VERSION:
+        raise InvalidArtifact(
+            f"{where}: compiled as {passport!r}, this bbnode runs "
+            f"{keys.COMPILED_CURRENT_VERSION!r}; compile it again"
+        )
+    return Artifact(model=model, sha256=sha256, size=len(data))
+
+
+def serialize(model: onnx.ModelProto) -> bytes:
+    """The bytes of an artifact: the same model gives the same bytes."""
+    return bytes(model.SerializeToString(deterministic=True))

@@ -1,0 +1,164 @@
+"""Where a node keeps its files, and how they are written.
+
+Rule: every path of a node is derived from its state directory here and nowhere else; what
+is written is either complete or not there; one process owns a state directory at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bbnode.ir.errors import DeploymentError, EnvironmentFault
+
+# sockaddr_un.sun_path: 108 bytes on Linux and 104 on the BSDs and macOS, with its final NUL.
+SOCKET_PATH_MAX_BYTES = 107 if sys.platform.startswith("linux") else 103
+
+
+class StorageError(EnvironmentFault):
+    """A file or directory cannot be made, read or written; the message names it."""
+
+
+class StateDirInUse(DeploymentError):
+    """Another daemon runs on this state directory."""
+
+
+class SocketPathError(DeploymentError):
+    """No path for the control socket is short enough or safe to use."""
+
+
+def default_state_dir(name: str) -> Path:
+    """`$XDG_STATE_HOME/bbnode/<name>`, else `~/.local/state/bbnode/<name>`."""
+    home = os.environ.get("XDG_STATE_HOME", "")
+    # The XDG rules: a relative value is to be ignored.
+    base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "state"
+    return base / "bbnode" / name
+
+
+def identity_file(state_dir: Path) -> Path:
+    """The node's private key."""
+    return state_dir / "identity.key"
+
+
+def lock_file(state_dir: Path) -> Path:
+    """Held while a daemon runs on the directory."""
+    return state_dir / "lock"
+
+
+def make_state_dir(state_dir: Path) -> None:
+    """Make the directory, readable by its owner alone. Raises `StorageError`."""
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"state directory {state_dir}: {error.strerror}; set node.state_dir to a "
+            "directory that this user can write"
+        ) from error
+
+
+def control_socket(state_dir: Path) -> Path:
+    """The path of the control socket.
+
+    It is `<state_dir>/control.sock`, unless that is longer than a unix socket's path can be:
+    then it is `<runtime directory>/bbnode/<hash of the state directory>.sock`, which daemon
+    and client both work out. Raises `SocketPathError` when that is too long as well.
+    """
+    direct = state_dir.absolute() / "control.sock"
+    if len(os.fsencode(direct)) <= SOCKET_PATH_MAX_BYTES:
+        return direct
+    digest = hashlib.sha256(os.fsencode(state_dir.absolute())).hexdigest()[:16]
+    short = _runtime_dir() / f"{digest}.sock"
+    if len(os.fsencode(short)) <= SOCKET_PATH_MAX_BYTES:
+        return short
+    raise SocketPathError(
+        f"control socket: {direct} and {short} are both longer than the "
+        f"{SOCKET_PATH_MAX_BYTES} bytes a unix socket's path can have; set node.state_dir or "
+        "XDG_RUNTIME_DIR to a shorter one"
+    )
+
+
+def make_socket_dir(socket: Path) -> None:
+    """Make the directory of a control socket, and refuse one that others could replace.
+
+    Raises `StorageError` or `SocketPathError`.
+    """
+    make_state_dir(socket.parent)
+    found = socket.parent.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise SocketPathError(
+            f"control socket: {socket.parent} has to be a directory of this user that nobody "
+            "else can write; fix its owner and mode (0700)"
+        )
+
+
+def _runtime_dir() -> Path:
+    given = os.environ.get("XDG_RUNTIME_DIR", "")
+    if Path(given).is_absolute():
+        return Path(given) / "bbnode"
+    return Path(tempfile.gettempdir()) / f"bbnode-{os.geteuid()}"
+
+
+@contextmanager
+def lock_state_dir(state_dir: Path) -> Iterator[None]:
+    """Own the directory while the block runs; the kernel lets go when the process dies.
+
+    Raises `StateDirInUse` (naming the other process) or `StorageError`.
+    """
+    make_state_dir(state_dir)
+    path = lock_file(state_dir)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise StorageError(f"{path}: cannot be locked: {error.strerror}") from error
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            raise StateDirInUse(
+                f"state directory {state_dir} is in use by process {holder}; stop that daemon, "
+                "or give this one another node.state_dir"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        yield
+    finally:
+        # The file stays: removing it would let two daemons lock two different files.
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, data: bytes, *, mode: int) -> None:
+    """Write a file so that a crash leaves the old one or the new one, never a part.
+
+    Raises `StorageError` naming the path.
+    """
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(data)
+                os.fchmod(stream.fileno(), mode)
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        # The rename itself has to survive a power cut too.
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error

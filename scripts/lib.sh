@@ -1,0 +1,202 @@
+# shellcheck shell=bash
+# Shared by the scripts beside it: finds a Python, makes .venv, installs the package.
+# Sourced, never run. Rule: everything that pip would need to compile is checked before pip
+# starts, so that a missing header is one clear line and not a page of compiler output.
+
+BBNODE_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
+BBNODE_VENV="$BBNODE_ROOT/.venv"
+
+say() { printf '%s\n' "$*" >&2; }
+die() {
+    say "error: $*"
+    exit 1
+}
+
+# True when $1 is a Python that bbnode supports. It is run, not looked up: a pyenv shim
+# exists for versions that are not switched on.
+python_is_supported() {
+    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' \
+        >/dev/null 2>&1
+}
+
+# Prints the Python to make .venv with; BBNODE_PYTHON overrides the search.
+find_python() {
+    local candidate
+    if [ -n "${BBNODE_PYTHON:-}" ]; then
+        command -v "$BBNODE_PYTHON"
+        return
+    fi
+    for candidate in python3 python3.13 python3.12 python3.11 /usr/bin/python3; do
+        if python_is_supported "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+# Runs apt-get quietly; its output is shown only when it fails.
+apt_install() {
+    local log
+    log="$(mktemp)"
+    say "installing with apt-get: $*"
+    if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y \
+        --no-install-recommends "$@"; } >"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        rm -f "$log"
+        die "apt-get could not install: $*"
+    fi
+    rm -f "$log"
+}
+
+# need_packages WHY PACKAGE...: installs Debian packages, or names the one command and stops.
+need_packages() {
+    local why="$1"
+    shift
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+        apt_install "$@"
+    elif command -v apt-get >/dev/null 2>&1; then
+        die "$why. Run:  sudo apt-get install -y $*"
+    else
+        die "$why. Install what Debian calls: $*"
+    fi
+}
+
+# The Debian name prefix of the packages that match Python $1 (python3.11 for 3.11).
+debian_python() {
+    "$1" -c 'import sys; print("python%d.%d" % sys.version_info[:2])'
+}
+
+# Can a C extension that uses GMP be compiled and linked for Python $1? This is the very
+# thing that pip does for fastecdsa (a dependency of libp2p without a Linux wheel).
+can_compile() {
+    local include out rc=0
+    include="$("$1" -c 'import sysconfig; print(sysconfig.get_paths()["include"])')"
+    out="$(mktemp)"
+    printf '#include <Python.h>\n#include <gmp.h>\nint main(void) { mpz_t x; mpz_init(x); return 0; }\n' |
+        gcc -I"$include" -x c - -fsyntax-only >/dev/null 2>&1 || rc=1
+    if [ "$rc" = 0 ]; then
+        printf '#include <gmp.h>\nint main(void) { mpz_t x; mpz_init(x); return 0; }\n' |
+            gcc -x c - -o "$out" -lgmp >/dev/null 2>&1 || rc=1
+    fi
+    rm -f "$out"
+    return "$rc"
+}
+
+has_python_headers() {
+    "$1" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))'
+}
+
+ensure_compiler() {
+    local python="$1"
+    local packages="gcc libc6-dev libgmp-dev"
+    command -v gcc >/dev/null 2>&1 && can_compile "$python" && return
+    if ! has_python_headers "$python"; then
+        # Debian's headers fit Debian's Python; any other build has to bring its own.
+        [ "$(base_prefix "$python")" = /usr ] ||
+            die "$python has no headers (Python.h); use the system's Python:" \
+                "BBNODE_PYTHON=/usr/bin/python3 $0"
+        packages="$packages $(debian_python "$python")-dev"
+    fi
+    # shellcheck disable=SC2086 # a list of words
+    need_packages "libp2p needs gcc, the Python headers and GMP's headers" $packages
+    can_compile "$python" ||
+        die "a C program with Python.h and gmp.h still cannot be compiled for $python;" \
+            "try: echo '#include <gmp.h>' | gcc -x c -fsyntax-only -"
+}
+
+base_prefix() { "$1" -c 'import sys; print(sys.base_prefix)'; }
+
+# Drops a .venv that cannot be used: its Python was removed, or BBNODE_PYTHON asks for another.
+drop_stale_venv() {
+    [ -d "$BBNODE_VENV" ] || return 0
+    if ! python_is_supported "$BBNODE_VENV/bin/python"; then
+        say "making .venv anew: its Python is gone or not supported"
+    elif [ -n "${BBNODE_PYTHON:-}" ] &&
+        [ "$(base_prefix "$BBNODE_PYTHON")" != "$(base_prefix "$BBNODE_VENV/bin/python")" ]; then
+        say "making .venv anew: BBNODE_PYTHON names another Python"
+    else
+        return 0
+    fi
+    rm -rf "$BBNODE_VENV"
+}
+
+ensure_venv() {
+    local python="$1"
+    [ -x "$BBNODE_VENV/bin/python" ] && "$BBNODE_VENV/bin/python" -m pip --version \
+        >/dev/null 2>&1 && return
+    # Debian splits ensurepip off into its own package.
+    if ! "$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+        need_packages "$python cannot make virtual environments" "$(debian_python "$python")-venv"
+    fi
+    say "making $BBNODE_VENV with $python"
+    "$python" -m venv --clear "$BBNODE_VENV" || die "could not make $BBNODE_VENV"
+}
+
+# Puts trio ahead of the outdated stubs of trio-typing, for mypy (see pyproject.toml).
+link_trio() {
+    mkdir -p "$BBNODE_VENV/mypy-path"
+    ln -sfn "$("$BBNODE_VENV/bin/python" -c \
+        'import os, trio; print(os.path.dirname(trio.__file__))')" "$BBNODE_VENV/mypy-path/trio"
+}
+
+# Which pyproject.toml, which Python and which checkout an installation was made from.
+install_key() {
+    {
+        cat "$BBNODE_ROOT/pyproject.toml"
+        "$BBNODE_VENV/bin/python" -c 'import sys; print(sys.version)'
+        printf '%s\n' "$BBNODE_ROOT"
+    } | sha256sum | cut -d ' ' -f 1
+}
+
+is_installed() {
+    local stamp="$BBNODE_VENV/.bbnode-installed-$1"
+    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(install_key)" ]
+}
+
+# setup EXTRA: after it, .venv holds the package with that extra (demo or test).
+setup() {
+    local extra="$1" python=""
+    if [ -n "${BBNODE_PYTHON:-}" ] && ! python_is_supported "$BBNODE_PYTHON"; then
+        die "BBNODE_PYTHON=$BBNODE_PYTHON is not a Python 3.11, 3.12 or 3.13; point it at one"
+    fi
+    # Two scripts at once (a demo beside the tests) must not install into each other. The
+    # lock dies with this shell; what is exec'ed later does not keep it (see close_lock).
+    if command -v flock >/dev/null 2>&1; then
+        exec 9>"$BBNODE_ROOT/.venv.lock"
+        flock -n 9 || { say "waiting for another script that installs"; flock 9; }
+    fi
+    drop_stale_venv
+    if [ -x "$BBNODE_VENV/bin/python" ] && is_installed "$extra"; then
+        close_lock
+        return
+    fi
+    if ! python="$(find_python)"; then
+        need_packages "bbnode needs Python 3.11, 3.12 or 3.13" python3 python3-venv
+        python="$(find_python)" ||
+            die "the python3 of this system is not 3.11, 3.12 or 3.13: name one in BBNODE_PYTHON"
+    fi
+    [ -x "$BBNODE_VENV/bin/python" ] && python="$BBNODE_VENV/bin/python"
+    if ! "$python" -c 'import fastecdsa' >/dev/null 2>&1; then
+        ensure_compiler "$python"
+    fi
+    ensure_venv "$python"
+    say "installing bbnode[$extra] into .venv (a few minutes the first time)"
+    "$BBNODE_VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+        --editable "$BBNODE_ROOT[$extra]" >&2 ||
+        die "pip could not install bbnode[$extra]; the reason stands above"
+    link_trio
+    install_key >"$BBNODE_VENV/.bbnode-installed-$extra"
+    # The test extra holds the demo extra.
+    if [ "$extra" = test ]; then
+        install_key >"$BBNODE_VENV/.bbnode-installed-demo"
+    fi
+    close_lock
+}
+
+close_lock() {
+    if command -v flock >/dev/null 2>&1; then
+        exec 9>&-
+    fi
+}

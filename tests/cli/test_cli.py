@@ -1,0 +1,335 @@
+"""The command line as a user meets it: output, one-line errors, exit codes, quick help."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+import trio
+
+from bbnode import __version__
+from bbnode.cli import exits, output
+from bbnode.cli.main import command_names, main
+from bbnode.daemon import config_sources, paths
+from bbnode.daemon.control import ControlServer
+from bbnode.ir import keys
+from bbnode.transport.identity import load_identity
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]):
+    def call(*args: object) -> tuple[int, str, str]:
+        code = main([str(a) for a in args])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def init(run, directory: Path, *more: object) -> str:
+    code, out, _ = run("init", directory, "--artifact", "a.onnx", "--target", "client", *more)
+    assert code == 0
+    return out.strip()
+
+
+def one_line(err: str) -> str:
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_help_names_every_command_and_exit_code(run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    assert command_names() == sorted(
+        ["init", "id", "compile", "inspect", "run", "status", "demo", "version"]
+    )
+    for name in command_names():
+        assert f"\n  {name} " in out
+    for number, meaning in exits.MEANINGS.items():
+        assert f"{number}  {meaning}" in out
+    assert run()[:2] == (0, out)
+
+
+@pytest.mark.parametrize("name", command_names())
+def test_every_command_has_help_and_documents_its_options(run, name: str) -> None:
+    code, out, _ = run(name, "--help")
+    assert code == 0
+    assert f"Usage: bbnode {name}" in out
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = (
+        "import sys; from bbnode.cli.main import main; main(['--help'])\n"
+        "heavy = {'libp2p','onnx','onnxruntime','numpy','trio','pydantic','sklearn','rich'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stderr.strip() == "[]"
+
+
+def test_a_command_that_is_not_there_is_a_usage_error_with_a_hint(run) -> None:
+    code, out, err = run("stats")
+    assert (code, out) == (exits.USAGE, "")
+    assert "Did you mean 'status'?" in one_line(err)
+    code, _, err = run("version", "--yaml")
+    assert code == exits.USAGE
+    assert "bbnode version --help" in one_line(err)
+
+
+def test_version(run) -> None:
+    assert run("--version")[:2] == (0, f"bbnode {__version__}\n")
+    code, out, _ = run("version", "--json")
+    found = json.loads(out)
+    assert (code, found["schema"], found["bbnode"]) == (0, output.SCHEMA, __version__)
+    assert found["libp2p"] == "0.8.1"
+    assert "libp2p      0.8.1\n" in run("version")[1]
+
+
+def test_init_makes_a_node_that_can_be_read_back(run, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    peer_id = init(run, "n1", "--listen", "/ip4/127.0.0.1/tcp/4001")
+    key = tmp_path / "n1" / "state" / "identity.key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert str(load_identity(key).peer_id) == peer_id
+    found = config_sources.resolve(tmp_path / "n1" / "node.toml", environ={})
+    assert found.state_dir == tmp_path / "n1" / "state"
+    assert found.config.node.name == "n1"
+    assert found.absolute(found.config.artifact.path).resolve() == tmp_path / "a.onnx"
+    assert found.config.network.listen == ["/ip4/127.0.0.1/tcp/4001"]
+    assert run("id", "-c", "n1/node.toml")[:2] == (0, f"{peer_id}\n")
+    assert json.loads(run("id", "--state-dir", "n1/state", "--json")[1])["peer_id"] == peer_id
+
+
+def test_init_keeps_what_is_there(run, tmp_path: Path) -> None:
+    peer_id = init(run, tmp_path)
+    code, _, err = run("init", tmp_path, "--artifact", "b.onnx", "--target", "server")
+    assert code == exits.USAGE
+    assert "--force overwrites it" in one_line(err)
+    assert init(run, tmp_path, "--force") == peer_id
+
+
+def test_init_writes_nothing_when_an_option_is_wrong(run, tmp_path: Path) -> None:
+    directory = tmp_path / "n"
+    for more in (
+        ["--artifact", "a", "--module", "a:B", "--target", "c"],
+        ["--target", "c"],
+        ["--artifact", "a"],
+        ["--artifact", "a", "--target", "c", "--listen", "nowhere"],
+        ["--artifact", "a", "--target", "c", "--bootstrap", "/ip4/127.0.0.1/tcp/1"],
+    ):
+        code, out, err = run("init", directory, *more)
+        assert (code, out) == (exits.USAGE, "")
+        one_line(err)
+    assert not directory.exists()
+
+
+def test_init_reference_prints_the_keys(run) -> None:
+    assert run("init", "--reference")[:2] == (0, config_sources.reference())
+
+
+def test_id_never_makes_an_identity(run, tmp_path: Path) -> None:
+    code, _, err = run("id", "--state-dir", tmp_path)
+    assert code == exits.USAGE
+    assert "no identity yet" in one_line(err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_key_that_others_can_read_is_refused(run, tmp_path: Path) -> None:
+    init(run, tmp_path)
+    (tmp_path / "state" / "identity.key").chmod(0o644)
+    code, _, err = run("id", "-c", tmp_path / "node.toml")
+    assert code == exits.FAILURE
+    assert "chmod 600" in one_line(err)
+
+
+def test_a_wrong_configuration_stops_run_before_anything_starts(run, tmp_path: Path) -> None:
+    init(run, tmp_path)
+    file = tmp_path / "node.toml"
+    for more, expected in (
+        (["--set", "node.log_levl=info"], "did you mean 'log_level'"),
+        (["--set", "nonsense"], "is not KEY=VALUE"),
+        (["--log-level", "loud"], "it is 'loud'"),
+    ):
+        code, _, err = run("run", "-c", file, *more)
+        assert code == exits.USAGE
+        assert expected in one_line(err)
+    code, _, err = run("run", "-c", tmp_path / "none.toml")
+    assert code == exits.USAGE
+    assert "bbnode init" in one_line(err)
+
+
+def test_status_of_a_node_that_does_not_run(run, tmp_path: Path) -> None:
+    code, out, err = run("status", "--state-dir", tmp_path, "--json")
+    assert (code, out) == (exits.UNREACHABLE, "")
+    assert "bbnode run" in one_line(err)
+
+
+STATUS = {
+    "name": "n1",
+    "uptime_s": 1.25,
+    "targets": ["client#1"],
+    "peers": [{"peer": "12D3\x1b[31m", "bytes_in": 3}, {"peer": "12D4", "rtt_ms": 0.5}],
+    "counters": {"ingress.dropped": 2},
+    "waiting": [],
+}
+
+
+async def _ask(state_dir: Path, run, *args: object) -> tuple[int, str, str]:
+    server = ControlServer(paths.control_socket(state_dir))
+
+    async def status(_: object) -> dict[str, object]:
+        return STATUS
+
+    server.register("status", status)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.run)
+            result = await trio.to_thread.run_sync(run, "status", "--state-dir", state_dir, *args)
+            nursery.cancel_scope.cancel()
+    return result
+
+
+async def test_status_as_json_is_what_the_daemon_says(run, tmp_path: Path) -> None:
+    code, out, _ = await _ask(tmp_path, run, "--json")
+    assert (code, json.loads(out)) == (0, {"schema": 1, **STATUS})
+
+
+async def test_status_as_text_shows_all_of_it(run, tmp_path: Path) -> None:
+    code, out, _ = await _ask(tmp_path, run)
+    assert code == 0
+    for shown in ("n1", "1.25", "client#1", "12D4", "ingress.dropped", "rtt ms", "uptime s"):
+        assert shown in out
+    assert "\x1b" not in out
+
+
+def test_inspect_refuses_what_is_no_artifact(run, tmp_path: Path) -> None:
+    file = tmp_path / "x.onnx"
+    file.write_bytes(b"\xff\xff")
+    code, _, err = run("inspect", file)
+    assert code == exits.REFUSED
+    assert "not an ONNX model" in one_line(err)
+    file.write_bytes(onnx.ModelProto(ir_version=8).SerializeToString())
+    code, _, err = run("inspect", file)
+    assert code == exits.REFUSED
+    assert "bbnode compile" in one_line(err)
+
+
+def test_inspect_shows_targets_slots_and_edges(run, tmp_path: Path, monkeypatch) -> None:
+    from bbnode.daemon import inspect
+
+    description = {
+        "passport": "v1",
+        "sha256": "ab" * 32,
+        "targets": [
+            {
+                "name": "client#0123",
+                "class": "client",
+                "ops": 7,
+                "inputs": ["weights"],
+                "outputs": [],
+                "slots": [
+                    {
+                        "slot": "local",
+                        "role": "Model",
+                        "type_name": "bbnode.OnnxModel",
+                        "slot_id": 3,
+                    }
+                ],
+            }
+        ],
+        "wire_edges": [
+            {
+                "value": "weights",
+                "op": "SendReqBatched",
+                "from": "server#4567",
+                "to": "client#0123",
+                "transport": "p2p",
+                "site_id": "17",
+                "gates": ["PeerHealth", "Backoff"],
+                "deadline_ns": 10_000_000,
+            }
+        ],
+    }
+    monkeypatch.setattr(inspect, "describe", lambda _model: description)
+    file = tmp_path / "a.onnx"
+    model = onnx.ModelProto(ir_version=8)
+    model.metadata_props.add(key=keys.COMPILED_KEY, value=keys.COMPILED_CURRENT_VERSION)
+    file.write_bytes(model.SerializeToString())
+    code, out, _ = run("inspect", file)
+    assert code == 0
+    for shown in ("client#0123", "bbnode.OnnxModel", "10 ms", "PeerHealth, Backoff", "server#4567"):
+        assert shown in out
+    assert json.loads(run("inspect", file, "--json")[1]) == {"schema": 1, **description}
+
+
+def test_compile_refuses_what_it_cannot_import(run, tmp_path: Path) -> None:
+    code, _, err = run("compile", "no_such_package:Thing", "-o", tmp_path / "a.onnx")
+    assert code == exits.USAGE
+    assert "no_such_package" in one_line(err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_demo_checks_its_options(run) -> None:
+    for arguments in (["--clients", "0"], ["--split", "odd"], ["--port", "70000"]):
+        code, _, err = run("demo", *arguments)
+        assert code == exits.USAGE
+        one_line(err)
+
+
+def test_every_name_in_the_exit_table_is_a_class() -> None:
+    for name, code in exits.table().items():
+        module, _, cls = name.rpartition(".")
+        found = getattr(importlib.import_module(module), cls)
+        assert issubclass(found, Exception)
+        assert code in exits.MEANINGS
+        assert exits.code_for(found.__new__(found)) == code
+
+
+def test_a_group_of_faults_is_a_line_each_and_a_bug_is_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bbnode.cli import main as module
+    from bbnode.daemon.control_wire import NotRunning
+
+    def fail_with(error: BaseException) -> None:
+        def app(**_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(module, "app", app)
+
+    fail_with(ExceptionGroup("tasks", [NotRunning("one"), ExceptionGroup("x", [NotRunning("2")])]))
+    assert main([]) == exits.UNREACHABLE
+    assert capsys.readouterr().err == "error: one\nerror: 2\n"
+    fail_with(ExceptionGroup("tasks", [NotRunning("one"), ValueError("bug")]))
+    with pytest.raises(ExceptionGroup):
+        main([])
+    fail_with(KeyboardInterrupt())
+    assert main([]) == exits.INTERRUPTED
+
+
+@pytest.mark.parametrize("command", ["version", "init --reference"])
+def test_a_reader_that_has_seen_enough_gets_no_traceback(command: str) -> None:
+    # As in `bbnode version | true`, with the pipe closed before anything is written.
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "bbnode.cli.main", *command.split()],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (exits.FAILURE, "")

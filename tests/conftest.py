@@ -1,0 +1,41 @@
+"""Settings that every test shares.
+
+Rule: a test gives the same result every time. Hypothesis draws from a fixed seed and keeps
+no database; nothing here reads a clock or the user's configuration.
+"""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+
+hypothesis.settings.register_profile(
+    "bbnode",
+    derandomize=True,
+    database=None,
+    deadline=None,  # the machine is shared: a slow example is not a failure
+)
+hypothesis.settings.load_profile("bbnode")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also run the tests marked slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all"):
+        return
+    skip = pytest.mark.skip(reason="slow: runs with --all")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory) -> None:
+    """No test sees the configuration or the state of whoever runs it."""
+    for name in [name for name in os.environ if name.startswith("BBNODE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "xdg-state"))

@@ -1,0 +1,76 @@
+"""Log lines: one line an event, whatever the event holds."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from bbnode.daemon import logs
+
+
+@pytest.fixture(autouse=True)
+def _restore() -> Iterator[None]:
+    root, libp2p = logging.getLogger(), logging.getLogger("libp2p")
+    before = root.handlers[:], root.level, libp2p.propagate, libp2p.level
+    root.handlers = []
+    yield
+    root.handlers, root.level, libp2p.propagate, libp2p.level = before
+    logging.captureWarnings(capture=False)
+
+
+def _logged(form: str, level: str, *args: object, **kwargs: object) -> str:
+    stream = io.StringIO()
+    logs.configure(level, form, stream=stream)
+    logging.getLogger("bbnode.test").info(*args, **kwargs)
+    return stream.getvalue()
+
+
+def test_text_has_time_level_logger_message_and_data() -> None:
+    line = _logged("text", "info", "listening on %s", "here", extra={"peer": "a b", "n": 3})
+    assert line.endswith('INFO    bbnode.test: listening on here peer="a b" n=3\n')
+    assert line[10] == "T"
+    assert line[23] == "Z"
+
+
+def test_json_is_one_object_with_the_data_as_its_own_keys() -> None:
+    line = _logged("json", "info", "up", extra={"n": 3, "peer": object, "level_": None})
+    entry = json.loads(line)
+    assert (entry["level"], entry["logger"], entry["msg"], entry["n"]) == (
+        "info",
+        "bbnode.test",
+        "up",
+        3,
+    )
+    assert entry["peer"] == str(object)
+
+
+def test_a_peer_cannot_forge_a_second_line() -> None:
+    line = _logged("text", "info", "agent %s", "x\nERROR forged", extra={"a": "\x1b[31m\n"})
+    assert line.count("\n") == 1
+    assert "\x1b" not in line
+
+
+def test_a_value_has_an_end() -> None:
+    line = _logged("text", "info", "x", extra={"value": "y" * 10_000})
+    assert len(line) < 2 * logs.MAX_VALUE_CHARS
+
+
+def test_lower_levels_are_left_out_and_a_second_call_replaces_the_first() -> None:
+    assert _logged("text", "warning", "quiet") == ""
+    first = io.StringIO()
+    logs.configure("info", "text", stream=first)
+    assert _logged("text", "info", "once").count("\n") == 1
+    assert first.getvalue() == ""
+
+
+def test_libp2p_is_heard_from_warnings_on() -> None:
+    stream = io.StringIO()
+    logs.configure("debug", "text", stream=stream)
+    logging.getLogger("libp2p.some.part").info("a packet")
+    logging.getLogger("libp2p.some.part").warning("a fault")
+    assert stream.getvalue().count("\n") == 1
+    assert "a fault" in stream.getvalue()

@@ -1,0 +1,94 @@
+"""State directories: their lock, their socket's path, and files that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bbnode.daemon import paths
+
+
+def test_a_short_socket_stands_in_the_state_directory(tmp_path: Path) -> None:
+    assert paths.control_socket(tmp_path) == tmp_path / "control.sock"
+
+
+def test_a_long_one_moves_to_the_runtime_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1")
+    one, two = Path("/" + "a" * 120), Path("/" + "b" * 120)
+    found = paths.control_socket(one)
+    assert found.parent == Path("/run/user/1/bbnode")
+    assert found == paths.control_socket(one) != paths.control_socket(two)
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert paths.control_socket(one).parent.name == f"bbnode-{os.geteuid()}"
+
+
+def test_the_border_is_the_length_that_the_kernel_takes(tmp_path: Path) -> None:
+    rest = paths.SOCKET_PATH_MAX_BYTES - len("/control.sock")
+    fits, too_long = Path("/" + "x" * (rest - 1)), Path("/" + "x" * rest)
+    assert paths.control_socket(fits).parent == fits
+    assert paths.control_socket(too_long).parent != too_long
+
+
+def test_no_short_path_anywhere_is_an_error_that_names_the_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/" + "r" * 120)
+    with pytest.raises(paths.SocketPathError, match="XDG_RUNTIME_DIR"):
+        paths.control_socket(Path("/" + "a" * 120))
+
+
+def test_a_socket_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(paths.SocketPathError, match="0700"):
+        paths.make_socket_dir(shared / "control.sock")
+    linked = tmp_path / "linked"
+    linked.symlink_to(tmp_path, target_is_directory=True)
+    with pytest.raises(paths.SocketPathError):
+        paths.make_socket_dir(linked / "control.sock")
+
+
+def test_one_process_owns_a_state_directory(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    script = (
+        "import sys; from pathlib import Path; from bbnode.daemon import paths\n"
+        "with paths.lock_state_dir(Path(sys.argv[1])): pass\n"
+    )
+    command = [sys.executable, "-c", script, str(state)]
+    with paths.lock_state_dir(state):
+        assert stat.S_IMODE(state.stat().st_mode) == 0o700
+        other = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert other.returncode != 0
+        assert f"StateDirInUse: state directory {state} is in use by process {os.getpid()}" in (
+            other.stderr
+        )
+        with pytest.raises(paths.StateDirInUse), paths.lock_state_dir(state):
+            pass
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_a_state_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(paths.StorageError, match=r"set node\.state_dir"):
+        paths.make_state_dir(tmp_path / "file" / "state")
+
+
+def test_a_file_is_whole_or_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "f"
+    paths.write_atomically(file, b"old", mode=0o600)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(paths.StorageError, match="No space left on device"):
+        paths.write_atomically(file, b"new", mode=0o600)
+    assert file.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [file]

@@ -1,0 +1,232 @@
+"""The layer table of the design, held by reading every import of the package with `ast`.
+
+Rule: a layer imports only what its row names. Imports inside functions and under
+`TYPE_CHECKING` count as well: a type is a dependency.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "bbnode"
+MAX_LINES = 400
+
+ALL_LAYERS = frozenset(
+    {
+        *("ir", "dsl", "compiler", "components", "engine", "transport", "sim"),
+        *("daemon", "cli", "examples"),
+    }
+)
+
+# Layer -> modules of bbnode that it may import (prefixes; its own layer is always allowed).
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "ir": (),
+    "dsl": ("bbnode.ir",),
+    "compiler": ("bbnode.ir", "bbnode.components.contracts", "bbnode.components.registry"),
+    "components": ("bbnode.ir",),
+    "engine": ("bbnode.ir", "bbnode.components"),
+    "transport": ("bbnode.ir", "bbnode.engine"),
+    "sim": ("bbnode.ir", "bbnode.engine", "bbnode.transport.memory"),
+    "daemon": tuple(f"bbnode.{layer}" for layer in sorted(ALL_LAYERS)),
+    "cli": tuple(f"bbnode.{layer}" for layer in sorted(ALL_LAYERS)),
+    "examples": ("bbnode.dsl", "bbnode.compiler", "bbnode.components"),
+}
+
+# Layer -> third-party packages that it may import. A layer without a row may import any.
+# `google.protobuf` is what the package `protobuf` is called in an import.
+ONNX_AND_NUMPY = frozenset({"onnx", "numpy"})
+THIRD_PARTY: dict[str, frozenset[str]] = {
+    "ir": ONNX_AND_NUMPY | {"msgpack", "multiaddr", "base58", "google"},
+    "dsl": ONNX_AND_NUMPY,
+    # opentelemetry: spans are emitted where that package is installed.
+    "compiler": ONNX_AND_NUMPY | {"opentelemetry"},
+    "engine": ONNX_AND_NUMPY | {"msgpack", "multiaddr"},
+    "examples": ONNX_AND_NUMPY,
+}
+
+# No layer loads code from bytes.
+NOWHERE = frozenset({"pickle", "marshal", "shelve", "dill", "cloudpickle"})
+
+# The engine does no I/O, reads no clock and draws no randomness: now, ids and seeds are
+# arguments. (`threading` is not in the list: the ingress is the one thread-safe seam and
+# needs a lock; the table below names the files that may have it.)
+ENGINE_NEVER = frozenset(
+    {
+        *("trio", "libp2p", "asyncio", "anyio", "socket", "ssl", "select", "selectors"),
+        *("time", "datetime", "random", "secrets", "uuid", "sched"),
+        *("os", "io", "pathlib", "shutil", "tempfile", "subprocess", "multiprocessing"),
+        *("concurrent", "queue", "urllib", "http", "logging"),
+    }
+)
+ENGINE_THREADING_FILES = frozenset({"ingress.py", "completion.py", "completions.py"})
+
+
+def _modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def _layer(path: Path) -> str:
+    """The layer of a file; `bbnode` itself for the file at the root of the package."""
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else "bbnode"
+
+
+def _imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of everything a file imports, wherever it does."""
+    return _imports_of(path.read_text(encoding="utf-8"), path)
+
+
+def _imports_of(source: str, path: Path) -> Iterator[tuple[int, str]]:
+    package = ("bbnode", *path.relative_to(PACKAGE).parent.parts)
+    for node in ast.walk(ast.parse(source, str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package[: len(package) - node.level + 1]
+                base = ".".join((*parents, *([node.module] if node.module else [])))
+            # `from bbnode import ir` imports bbnode.ir: the names count as well.
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+        elif isinstance(node, ast.Call) and _is_dynamic_import(node):
+            argument = node.args[0] if node.args else None
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                yield node.lineno, argument.value
+
+
+def _is_dynamic_import(call: ast.Call) -> bool:
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in {"import_module", "__import__"}
+
+
+def _within(name: str, prefixes: tuple[str, ...]) -> bool:
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def _verdict(path: Path, name: str) -> str | None:
+    """Why the file may not import that name, or None when it may."""
+    layer, top = _layer(path), name.partition(".")[0]
+    if top in NOWHERE:
+        return "it loads code from bytes; the design forbids it"
+    if top == "libp2p" and not (layer == "transport" and path.name.startswith("libp2p_")):
+        return "only bbnode/transport/libp2p_*.py may import libp2p"
+    if layer == "engine":
+        if top in ENGINE_NEVER:
+            return "the engine does no I/O, reads no clock and draws no randomness"
+        if top == "threading" and path.name not in ENGINE_THREADING_FILES:
+            return f"in the engine only {sorted(ENGINE_THREADING_FILES)} may use threads"
+    if top == "bbnode":
+        return _verdict_inside(path, name)
+    allowed = THIRD_PARTY.get(layer)
+    if allowed is not None and top not in allowed and top not in sys.stdlib_module_names:
+        return f"{layer} may import only {sorted(allowed)} and the standard library"
+    return None
+
+
+def _verdict_inside(path: Path, name: str) -> str | None:
+    layer = _layer(path)
+    target = name.split(".")[1] if "." in name else ""
+    if target not in ALL_LAYERS:
+        return None  # the root of the package, which holds the version and nothing else
+    if layer == "bbnode":
+        # `python -m bbnode` is the command; importing the package itself has to be free.
+        free = f"bbnode/{path.name} is imported with the package and may import none of it"
+        return None if path.name == "__main__.py" and target == "cli" else free
+    if target == layer or _within(name, MAY_IMPORT.get(layer, ())):
+        return None
+    return f"{layer} may import only {MAY_IMPORT.get(layer, ())} of bbnode"
+
+
+def test_every_directory_is_a_layer_of_the_table() -> None:
+    found = {path.parent.relative_to(PACKAGE).parts[0] for path in PACKAGE.glob("*/**/*.py")}
+    assert found <= ALL_LAYERS
+    assert set(MAY_IMPORT) == ALL_LAYERS
+
+
+@pytest.mark.parametrize("layer", sorted(ALL_LAYERS | {"bbnode"}))
+def test_a_layer_imports_only_what_its_row_names(layer: str) -> None:
+    faults = [
+        f"{path.relative_to(PACKAGE.parent)}:{line}: imports {name}: {reason}"
+        for path in _modules()
+        if _layer(path) == layer
+        for line, name in _imports(path)
+        if (reason := _verdict(path, name)) is not None
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_no_file_is_longer_than_the_design_allows() -> None:
+    lengths = {
+        str(path.relative_to(PACKAGE.parent)): len(path.read_text(encoding="utf-8").splitlines())
+        for path in _modules()
+        if not path.name.endswith("_pb2.py")
+    }
+    assert {name: count for name, count in lengths.items() if count > MAX_LINES} == {}
+
+
+def test_every_module_states_its_rule_and_postpones_annotations() -> None:
+    faults = []
+    for path in _modules():
+        if path.name.endswith("_pb2.py"):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+        where = str(path.relative_to(PACKAGE.parent))
+        if not tree.body:
+            continue
+        if ast.get_docstring(tree) is None:
+            faults.append(f"{where}: no module docstring")
+        only_docstring = len(tree.body) == 1 and ast.get_docstring(tree) is not None
+        if not only_docstring and "__future__.annotations" not in {n for _, n in _imports(path)}:
+            faults.append(f"{where}: no `from __future__ import annotations`")
+    assert not faults, "\n".join(faults)
+
+
+# The test has to be able to fail: these are sources that it must refuse, and may not.
+REFUSED = [
+    ("engine/poll.py", "import time"),
+    ("engine/poll.py", "def f():\n    import trio"),
+    ("engine/poll.py", "from bbnode.compiler import Compiler"),
+    ("engine/poll.py", "import threading"),
+    ("engine/plan.py", "import libp2p.host"),
+    ("ir/keys.py", "from bbnode import dsl"),
+    ("ir/keys.py", "from ..dsl import graph"),
+    ("ir/keys.py", "import onnxruntime"),
+    ("dsl/graph.py", "from bbnode.engine.node import Node"),
+    ("compiler/driver.py", "from bbnode.components.onnx_model import OnnxModel"),
+    ("components/fedavg.py", "import importlib\nimportlib.import_module('bbnode.engine')"),
+    ("transport/driver.py", "import libp2p"),
+    ("sim/world.py", "from bbnode.transport.libp2p_backend import Libp2pBackend"),
+    ("examples/digits.py", "from bbnode.ir import keys"),
+    ("daemon/app.py", "import pickle"),
+    ("__init__.py", "from bbnode.dsl import Module"),
+]
+ACCEPTED = [
+    ("engine/ingress.py", "import threading"),
+    ("engine/poll.py", "from . import frames"),
+    ("compiler/driver.py", "from bbnode.components.registry import Registry"),
+    ("transport/libp2p_backend.py", "from libp2p import new_host"),
+    ("sim/world.py", "from bbnode.transport.memory import MemoryNetwork"),
+    ("examples/digits.py", "from bbnode.dsl import Module"),
+    ("daemon/app.py", "from bbnode import __version__"),
+    ("__main__.py", "from bbnode.cli.main import main"),
+]
+
+
+@pytest.mark.parametrize(("file", "source"), REFUSED)
+def test_a_forbidden_import_is_found(file: str, source: str) -> None:
+    path = PACKAGE / file
+    assert any(_verdict(path, name) for _, name in _imports_of(source, path))
+
+
+@pytest.mark.parametrize(("file", "source"), ACCEPTED)
+def test_an_allowed_import_is_not_refused(file: str, source: str) -> None:
+    path = PACKAGE / file
+    assert not [name for _, name in _imports_of(source, path) if _verdict(path, name)]
