@@ -97,14 +97,18 @@ def parse_address(text: str) -> Multiaddr:
 
 
 def address_from_bytes(raw: bytes) -> Multiaddr:
-    """Parse multiaddr bytes, at most MAX_ADDRESS_BYTES; raise DecodeError otherwise."""
-    if len(raw) > MAX_ADDRESS_BYTES:
-        raise DecodeError(f"an address of {len(raw)} bytes; at most {MAX_ADDRESS_BYTES} are taken")
+    """Parse canonical multiaddr bytes, 1 to MAX_ADDRESS_BYTES; raise DecodeError otherwise."""
+    if not 0 < len(raw) <= MAX_ADDRESS_BYTES:
+        raise DecodeError(f"an address of {len(raw)} bytes; 1 to {MAX_ADDRESS_BYTES} are taken")
     try:
         address = Multiaddr(raw)
-        str(address)  # the package decodes lazily: force it here, at the boundary
+        # The package decodes lazily, and reads a cut-off part as zeros: only bytes that it
+        # would write itself are an address.
+        canonical = Multiaddr(str(address)).to_bytes() == raw
     except (MultiaddrError, ValueError, EOFError) as error:
         raise DecodeError(f"not multiaddr bytes: {raw[:16].hex()}…") from error
+    if not canonical:
+        raise DecodeError(f"multiaddr bytes that are cut short or not canonical: {raw[:16].hex()}…")
     return address
 
 

@@ -1,0 +1,49 @@
+"""Errors of the transport.
+
+Rule: what a caller can meet is typed and says whose fault it is; what only the transport's
+own tasks meet (a stream that broke) is translated before it leaves the package.
+"""
+
+from __future__ import annotations
+
+from bbnode.ir.errors import AuthorError, DeploymentError, EnvironmentFault, PeerError
+
+
+class IdentityError(EnvironmentFault):
+    """The key file cannot be read, written, trusted or understood."""
+
+
+class ListenError(EnvironmentFault):
+    """A listen address cannot be had: in use, not ours, or not an address to listen on."""
+
+
+class InsecureTransportError(DeploymentError):
+    """Something other than Noise and Yamux would be on offer to a dialer."""
+
+
+class NotConnectedError(EnvironmentFault):
+    """There is no connection with the peer, so nothing can be queued for it."""
+
+
+class QueueFullError(PeerError):
+    """The peer takes its envelopes more slowly than they are sent."""
+
+
+class EnvelopeTooLargeError(AuthorError):
+    """One envelope is over the cap; large tensors travel in chunks."""
+
+
+class FrameError(PeerError):
+    """Bytes on one of our streams are not the frames that belong there."""
+
+
+class HelloError(PeerError):
+    """The first message of a connection is not an acceptable hello."""
+
+
+class StreamBrokenError(EnvironmentFault):
+    """A stream was reset, or its connection is gone; the connection may still be usable."""
+
+
+class DialError(EnvironmentFault):
+    """An address could not be dialled, or somebody else answered there."""

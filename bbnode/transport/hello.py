@@ -1,0 +1,141 @@
+"""The hello: its bytes, and what is accepted of a stranger.
+
+Rule: one msgpack map with exactly the fields of `Hello`, in any order, each of its exact type
+and within its bound. Anything else is a HelloError, whatever a later version may add:
+versions are told apart by `protocol_version` and by the protocol id of the stream.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgpack
+from multiaddr import Multiaddr
+
+from bbnode.ir.address import MAX_ADDRESS_BYTES, address_from_bytes, parse_address
+from bbnode.ir.errors import DecodeError
+from bbnode.transport.backend import PROTOCOL_VERSION, Hello
+from bbnode.transport.errors import HelloError
+from bbnode.transport.framing import MAX_HELLO_BYTES
+
+MAX_AGENT_BYTES = 128
+MAX_NAMES = 64
+MAX_NAME_BYTES = 128
+# Claimed sender addresses: FACTS (caps and budgets).
+MAX_ADDRESSES = 8
+
+_SHA256 = re.compile(r"([0-9a-f]{64})?\Z")
+_SESSION = re.compile(r"[0-9a-f]{16}\Z")
+_FIELDS = frozenset(
+    {
+        "protocol_version",
+        "agent_version",
+        "artifact_sha256",
+        "classes",
+        "targets",
+        "listen_addresses",
+        "session_id",
+        "link",
+    }
+)
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """The body of a HELLO frame; raises HelloError when `hello` is over a bound itself."""
+    raw: bytes = msgpack.packb(
+        {
+            "protocol_version": hello.protocol_version,
+            "agent_version": hello.agent_version,
+            "artifact_sha256": hello.artifact_sha256,
+            "classes": list(hello.classes),
+            "targets": list(hello.targets),
+            "listen_addresses": [a.to_bytes() for a in hello.listen_addresses],
+            "session_id": hello.session_id,
+            "link": hello.link,
+        }
+    )
+    decode_hello(raw)
+    return raw
+
+
+def decode_hello(raw: bytes) -> Hello:
+    """The hello in the body of a HELLO frame; raises HelloError for anything else."""
+    if len(raw) > MAX_HELLO_BYTES:
+        raise HelloError(f"a hello of {len(raw)} bytes; at most {MAX_HELLO_BYTES} are taken")
+    try:
+        fields = msgpack.unpackb(
+            raw, raw=False, strict_map_key=True, max_map_len=len(_FIELDS), max_ext_len=0
+        )
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise HelloError(f"the hello is not msgpack: {error}") from error
+    if not isinstance(fields, dict) or fields.keys() != _FIELDS:
+        raise HelloError("the hello is not a map with exactly the fields of a hello")
+    version = _integer(fields, "protocol_version")
+    if version != PROTOCOL_VERSION:
+        raise HelloError(
+            f"the peer speaks protocol version {version}, we speak {PROTOCOL_VERSION}; "
+            "run the same release on both sides"
+        )
+    return Hello(
+        protocol_version=version,
+        agent_version=_text("agent_version", fields["agent_version"], MAX_AGENT_BYTES),
+        artifact_sha256=_matching(fields, "artifact_sha256", _SHA256),
+        classes=_names(fields, "classes"),
+        targets=_names(fields, "targets"),
+        listen_addresses=tuple(
+            _address(item) for item in _items(fields, "listen_addresses", MAX_ADDRESSES)
+        ),
+        session_id=_matching(fields, "session_id", _SESSION),
+        link=_integer(fields, "link"),
+    )
+
+
+def _integer(fields: dict[str, Any], name: str) -> int:
+    value = fields[name]
+    if type(value) is not int or value < 0:
+        raise HelloError(f"{name} in the hello is not a whole number")
+    return value
+
+
+def _text(name: str, value: object, max_bytes: int) -> str:
+    if not isinstance(value, str) or len(value.encode("utf-8", "replace")) > max_bytes:
+        raise HelloError(f"{name} in the hello is not text of at most {max_bytes} bytes")
+    if not value.isprintable():
+        # It ends up in logs and tables.
+        raise HelloError(f"{name} in the hello holds control characters")
+    return value
+
+
+def _matching(fields: dict[str, Any], name: str, pattern: re.Pattern[str]) -> str:
+    text = _text(name, fields[name], MAX_NAME_BYTES)
+    if not pattern.match(text):
+        raise HelloError(f"{name} in the hello is malformed")
+    return text
+
+
+def _items(fields: dict[str, Any], name: str, count: int) -> list[object]:
+    value = fields[name]
+    if not isinstance(value, list) or len(value) > count:
+        raise HelloError(f"{name} in the hello is not a list of at most {count}")
+    return value
+
+
+def _names(fields: dict[str, Any], name: str) -> tuple[str, ...]:
+    return tuple(_text(name, item, MAX_NAME_BYTES) for item in _items(fields, name, MAX_NAMES))
+
+
+def _address(value: object) -> Multiaddr:
+    if not isinstance(value, bytes) or not value:
+        raise HelloError("an address in the hello is not bytes")
+    try:
+        address = address_from_bytes(value)
+        # The package reads a truncated IP address as if zeros stood before it.
+        whole = parse_address(str(address)).to_bytes() == value
+    except DecodeError as error:
+        raise HelloError(
+            f"an address in the hello is none, or is over {MAX_ADDRESS_BYTES} bytes: {error}"
+        ) from error
+    if not whole:
+        raise HelloError("an address in the hello is cut short or not in its one form")
+    return address

@@ -1,0 +1,153 @@
+"""TCP as py-libp2p should do it: exclusive listeners, bounded dials, dead links noticed.
+
+Rule: libp2p's own TCP transport binds with SO_REUSEPORT, so that two nodes share a port in
+silence, and has no time-out of its own on a dial; both are mended in a subclass, and every
+socket of either direction gets the options below before its first byte.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+from typing import Any, Final, cast
+
+import trio
+from libp2p.abc import IRawConnection
+from libp2p.custom_types import THandler
+from libp2p.io.trio import TrioTCPStream
+from libp2p.transport.exceptions import OpenConnectionError
+from libp2p.transport.tcp.tcp import TCP, TCPListener
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
+
+from bbnode.transport.errors import ListenError
+
+# A SYN is repeated after 1 s and 3 s; a host that has not answered by now is not there.
+CONNECT_TIMEOUT_S: Final = 5.0
+
+# Idle links: a probe after 10 s and every 5 s, dead after three without answer. Links with
+# data under way: dead when nothing was acknowledged for 20 s. (libp2p notices neither, S6.)
+_KEEPALIVE_IDLE_S: Final = 10
+_KEEPALIVE_INTERVAL_S: Final = 5
+_KEEPALIVE_PROBES: Final = 3
+_USER_TIMEOUT_MS: Final = 20_000
+# What the kernel keeps beyond what is in flight: a small envelope waits behind no more than
+# this of a large one.
+_NOTSENT_LOWAT_BYTES: Final = 128 * 1024
+
+_BACKLOG: Final = 128
+
+_OPTIONS: Final[tuple[tuple[int, str, int], ...]] = (
+    (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
+    (socket.IPPROTO_TCP, "TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_S),
+    (socket.IPPROTO_TCP, "TCP_KEEPCNT", _KEEPALIVE_PROBES),
+    (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", _USER_TIMEOUT_MS),
+    (socket.IPPROTO_TCP, "TCP_NOTSENT_LOWAT", _NOTSENT_LOWAT_BYTES),
+    (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
+)
+
+
+def set_link_options(stream: trio.SocketStream) -> None:
+    """Set what makes a dead link be noticed; names that the platform lacks are left out."""
+    for level, name, value in _OPTIONS:
+        option = getattr(socket, name, None)
+        if option is None:
+            continue
+        try:
+            stream.setsockopt(level, option, value)
+        except OSError as error:
+            # The other side may be gone already; the first read will tell.
+            if error.errno not in (errno.EINVAL, errno.ENOTCONN, errno.EBADF):
+                raise
+
+
+def listen_endpoint(address: Multiaddr) -> tuple[str, int]:
+    """The IP address and port of a listen address; raises ListenError for any other kind."""
+    names = [protocol.name for protocol in address.protocols()]
+    if names not in (["ip4", "tcp"], ["ip6", "tcp"]):
+        raise ListenError(
+            f"cannot listen on {address}: expected /ip4/<address>/tcp/<port> or /ip6/…"
+        )
+    try:
+        host = address.value_for_protocol(names[0])
+        port = address.value_for_protocol("tcp")
+    except MultiaddrError as error:
+        raise ListenError(f"cannot listen on {address}: {error}") from error
+    return str(host), int(str(port))
+
+
+def remote_endpoint(stream: trio.SocketStream) -> tuple[str, int] | None:
+    """IP address and port of the other side, None when it is gone. libp2p's own drops IPv6."""
+    try:
+        host, port = stream.socket.getpeername()[:2]
+    except OSError:
+        return None
+    # A scope id (fe80::1%eth0) has no place in a multiaddr.
+    return str(ipaddress.ip_address(str(host).split("%")[0])), int(port)
+
+
+class ExclusiveListener(TCPListener):
+    """A listener that has its port to itself; its failures stay to be asked for."""
+
+    def __init__(self, handler: THandler, failures: dict[str, OSError]) -> None:
+        super().__init__(handler)
+        self._failures = failures
+
+    async def listen(self, maddr: Multiaddr) -> None:
+        """Bind and serve; raises OpenConnectionError, which the swarm swallows."""
+        host, port = listen_endpoint(maddr)
+        try:
+            listeners = await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)
+        except OSError as error:
+            self._failures[str(maddr)] = error
+            raise OpenConnectionError(f"cannot listen on {maddr}: {error}") from error
+        async with self._lifecycle_lock:
+            if self._nursery is None:
+                await self._spawn_background_task()
+            # From here on the listener's own system task owns the sockets.
+            nursery = cast(trio.Nursery, self._nursery)
+            await nursery.start(trio.serve_listeners, self._accepted, listeners)
+            self.listeners.extend(listeners)
+
+    async def _accepted(self, stream: trio.SocketStream) -> None:
+        try:
+            set_link_options(stream)
+            await self.handler(TrioTCPStream(stream))
+        except Exception:  # noqa: BLE001 - one bad connection must not end the listener
+            await trio.aclose_forcefully(stream)
+
+
+class BoundedTcp(TCP):
+    """libp2p's TCP transport with exclusive listeners and a time-out inside each dial."""
+
+    def __init__(self, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        super().__init__()
+        self._connect_timeout_s = connect_timeout_s
+        # By listen address: why it could not be had.
+        self.listen_failures: dict[str, OSError] = {}
+
+    async def dial(self, maddr: Multiaddr) -> IRawConnection:
+        """Connect; raises OpenConnectionError. The time-out is in here because a dial that is
+        cancelled from outside leaks in libp2p (S7).
+        """
+        with trio.move_on_after(self._connect_timeout_s):
+            raw = await super().dial(maddr)
+            set_link_options(cast(Any, raw).stream.stream)
+            return raw
+        raise OpenConnectionError(f"no answer from {maddr} within {self._connect_timeout_s:g} s")
+
+    def create_listener(self, handler_function: THandler) -> TCPListener:
+        """An exclusive listener."""
+        return ExclusiveListener(handler_function, self.listen_failures)
+
+    def failure_text(self, address: Multiaddr) -> str:
+        """Why `address` could not be had, for a message."""
+        error = self.listen_failures.get(str(address))
+        if error is None:
+            return "libp2p gave no reason"
+        if error.errno is None:
+            return str(error)
+        return os.strerror(error.errno).lower()

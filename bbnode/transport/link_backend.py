@@ -1,0 +1,295 @@
+"""A backend made of links: peers, dialer tasks, start and stop. No libp2p in it.
+
+Rule: everything a backend does beside opening connections is here; a subclass listens and
+dials (`_serve`, `_dial`), and hands each new connection to `_attach`. All tasks are children
+of `run`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Any, Final
+
+import trio
+from multiaddr import Multiaddr
+
+from bbnode.ir.errors import DeploymentError
+from bbnode.ir.peer import PeerId
+from bbnode.transport.backend import (
+    Buffer,
+    Hello,
+    PeerInfo,
+    TransportLimits,
+    WantedPeer,
+)
+from bbnode.transport.carrier import Carrier
+from bbnode.transport.counters import Counters
+from bbnode.transport.errors import DialError
+from bbnode.transport.hello import MAX_ADDRESSES, encode_hello
+from bbnode.transport.inbox import Inbox
+from bbnode.transport.link import Link
+from bbnode.transport.link_state import LinkState
+from bbnode.transport.peers import PeerSession, PeerTable
+from bbnode.transport.redial import Redial
+
+# Happy eyeballs (RFC 8305, section 5): the next address gets its chance after this, or at
+# once when the one before has failed.
+_STAGGER_S: Final = 0.25
+# Addresses of one peer that are tried in a round; FACTS: claimed sender addresses.
+_MAX_DIALLED_ADDRESSES: Final = 8
+
+
+class LinkBackend(ABC):
+    """The part of a Backend that does not depend on how connections are made."""
+
+    def __init__(
+        self,
+        own: PeerId,
+        *,
+        hello: Hello,
+        limits: TransportLimits | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._own = own
+        self._limits = limits or TransportLimits()
+        self._counters = Counters()
+        self._inbox = Inbox(self._limits)
+        self._table = PeerTable(
+            own, limits=self._limits, inbox=self._inbox, counters=self._counters
+        )
+        self._hello = replace(hello, session_id=secrets.token_hex(8))
+        # Jitter of the redials; not a secret.
+        self._random = rng or random.Random()
+        self._links_made = 0
+        self._nursery: trio.Nursery | None = None
+        self._dialers: dict[PeerId, trio.CancelScope] = {}
+        self._stopping = trio.Event()
+        self._stopped = trio.Event()
+        self._grace_s = 0.0
+
+    # -- what a subclass does --------------------------------------------------------------
+
+    @abstractmethod
+    def _serve(self) -> AbstractAsyncContextManager[None]:
+        """Listen while the context is open; raises ListenError on entry."""
+
+    @abstractmethod
+    async def _close_listeners(self) -> None:
+        """Take no more connections; those that are open stay."""
+
+    @abstractmethod
+    async def _dial(self, address: Multiaddr, peer: PeerId) -> Link:
+        """Connect and `_attach`; raises DialError. Its time-outs are inside: never cancelled."""
+
+    @abstractmethod
+    def listen_addresses(self) -> list[Multiaddr]:
+        """See Backend."""
+
+    # -- Backend ---------------------------------------------------------------------------
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own PeerId."""
+        return self._own
+
+    @property
+    def events(self) -> Inbox:
+        """The bounded stream of everything that happens."""
+        return self._inbox
+
+    def send(self, peer: PeerId, data: Buffer | Sequence[Buffer], *, tag: int) -> None:
+        """See Backend."""
+        self._table.send(peer, data, tag)
+
+    def peers(self) -> list[PeerInfo]:
+        """See Backend."""
+        return self._table.infos()
+
+    def wanted(self) -> list[WantedPeer]:
+        """See Backend."""
+        return self._table.wanted()
+
+    def counters(self) -> dict[str, int]:
+        """See Backend."""
+        return self._counters.snapshot()
+
+    def keep_connected(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
+        """See Backend; raises DeploymentError for our own id or without any address."""
+        if peer == self._own:
+            raise DeploymentError(f"{peer} is this node itself; remove it from the peers to dial")
+        if not addresses:
+            raise DeploymentError(f"no address given for {peer}; name at least one")
+        session = self._table.session(peer)
+        session.wanted = tuple(dict.fromkeys(addresses))[:_MAX_DIALLED_ADDRESSES]
+        if self._nursery is not None and peer not in self._dialers:
+            self._start_dialer(session)
+
+    def forget(self, peer: PeerId) -> None:
+        """See Backend."""
+        session = self._table.known(peer)
+        if session is None or session.wanted is None:
+            return
+        session.wanted = None
+        scope = self._dialers.pop(peer, None)
+        if scope is not None:
+            scope.cancel()
+        self._table.drop_if_unused(session)
+
+    def disconnect(self, peer: PeerId) -> None:
+        """See Backend."""
+        session = self._table.known(peer)
+        for link in list(session.links) if session is not None else ():
+            link.retire("disconnected on purpose")
+
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """See Backend; raises ListenError."""
+        try:
+            async with self._serve(), trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for session in self._table.sessions():
+                    if session.wanted is not None:
+                        self._start_dialer(session)
+                task_status.started()
+                await self._stopping.wait()
+                await self._take_leave()
+                self._nursery = None
+                nursery.cancel_scope.cancel()
+        finally:
+            self._nursery = None
+            self._inbox.close()
+            self._stopped.set()
+
+    async def stop(self, grace_s: float) -> None:
+        """See Backend; a second call does not lengthen the first."""
+        if not self._stopping.is_set():
+            self._grace_s = grace_s
+            self._stopping.set()
+        await self._stopped.wait()
+
+    # -- links -----------------------------------------------------------------------------
+
+    def _attach(self, carrier: Carrier) -> Link | None:
+        """Run a link on a new connection; None when a bound is reached, or we are stopping."""
+        if (
+            self._nursery is None
+            or self._stopping.is_set()
+            or carrier.peer == self._own
+            or not self._table.admits(carrier.peer)
+        ):
+            self._counters.add("links.refused")
+            return None
+        self._links_made += 1
+        hello = replace(
+            self._hello,
+            link=self._links_made,
+            listen_addresses=tuple(self.listen_addresses()[:MAX_ADDRESSES]),
+        )
+        link = Link(
+            carrier,
+            self._table,
+            hello=encode_hello(hello),
+            number=self._links_made,
+            limits=self._limits,
+            counters=self._counters,
+        )
+        self._table.add(link)
+        self._nursery.start_soon(link.run, name=f"link with {carrier.peer.short}")
+        return link
+
+    async def _take_leave(self) -> None:
+        """Send what is queued, then say goodbye to all, within the grace of `stop`."""
+        for scope in self._dialers.values():
+            scope.cancel()
+        await self._close_listeners()
+        deadline = trio.current_time() + self._grace_s
+        # Half of the grace for what is queued, the rest for the farewell.
+        with trio.move_on_at(deadline - self._grace_s / 2):
+            for session in self._table.sessions():
+                if session.primary is not None:
+                    await session.queue.wait_idle()
+        for link in self._table.links():
+            link.retire("the node stops")
+        with trio.move_on_at(deadline):
+            for session in self._table.sessions():
+                await session.down.wait()
+            for link in self._table.links():
+                await link.closed.wait()
+        for link in self._table.links():
+            link.doom("the node stops")
+        for link in self._table.links():
+            # hard_close does not hang.
+            await link.closed.wait()
+
+    # -- dialling --------------------------------------------------------------------------
+
+    def _start_dialer(self, session: PeerSession) -> None:
+        if self._nursery is None or self._stopping.is_set():
+            return
+        scope = self._dialers[session.peer] = trio.CancelScope()
+        self._nursery.start_soon(self._keep, session, scope, name=f"dialer {session.peer.short}")
+
+    async def _keep(self, session: PeerSession, scope: trio.CancelScope) -> None:
+        """The dialer task of one peer. Only its waits are ever cancelled, never a dial."""
+        redial = Redial(self._limits, self._random)
+        with scope:
+            while session.wanted is not None:
+                if session.up.is_set():
+                    redial.reset()
+                    await session.down.wait()
+                    continue
+                await self._dial_round(session, session.wanted)
+                if session.up.is_set():
+                    continue
+                with trio.move_on_after(redial.next_delay_s()):
+                    # An inbound connection is as good.
+                    await session.up.wait()
+
+    async def _dial_round(self, session: PeerSession, addresses: Sequence[Multiaddr]) -> None:
+        """Try the addresses, each a little after the one before, until one leads to a hello.
+
+        Connections of late ones are duplicates, of which both sides keep the same.
+        """
+        nursery = self._nursery
+        if nursery is None:
+            return
+        send, receive = trio.open_memory_channel[bool](len(addresses))
+        pending = 0
+        for address in addresses:
+            nursery.start_soon(self._dial_one, session, address, send.clone())
+            pending += 1
+            with trio.move_on_after(_STAGGER_S):
+                if await receive.receive():
+                    return
+                pending -= 1
+        send.close()
+        while pending:
+            if await receive.receive():
+                return
+            pending -= 1
+
+    async def _dial_one(
+        self, session: PeerSession, address: Multiaddr, result: trio.MemorySendChannel[bool]
+    ) -> None:
+        self._counters.add("dial.attempts")
+        reason = ""
+        try:
+            link = await self._dial(address, session.peer)
+            await link.settled.wait()
+            if link.state is LinkState.CLOSED:
+                reason = f"{address}: {link.reason}"
+        except DialError as error:
+            self._counters.add("dial.failed")
+            reason = str(error)
+        if reason:
+            session.failed_dials += 1
+            session.last_error = reason
+        # A dialer that was told to stop has gone away.
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            result.send_nowait(not reason)
+        result.close()

@@ -1,0 +1,336 @@
+"""The libp2p backend as a driver sees it: real hosts on loopback."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import trio
+from libp2p.peer.id import ID
+from multiaddr import Multiaddr
+
+from bbnode.ir.errors import DeploymentError
+from bbnode.ir.peer import PeerId
+from bbnode.transport.backend import (
+    Direction,
+    EnvelopeReceived,
+    Hello,
+    HelloRefused,
+    PeerConnected,
+    PeerDisconnected,
+    ProtocolViolation,
+    SendFailed,
+    TransportLimits,
+)
+from bbnode.transport.errors import EnvelopeTooLargeError, ListenError, NotConnectedError
+from bbnode.transport.framing import FrameType, encode_header
+from bbnode.transport.hello import encode_hello
+from bbnode.transport.identity import Identity
+from bbnode.transport.libp2p_backend import Libp2pBackend
+from bbnode.transport.libp2p_tcp import BoundedTcp
+from bbnode.transport.libp2p_workarounds import build_host, running
+
+LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")
+CONTROL = "/bbnode/control/1"
+BULK = "/bbnode/bulk/1"
+
+
+def make(name: str, listen: Multiaddr = LOOPBACK, **options) -> Libp2pBackend:
+    return Libp2pBackend(Identity.from_seed(name.encode() * 32), listen=[listen], **options)
+
+
+async def next_event(backend: Libp2pBackend, kind: type, seconds: float = 10):
+    """The next event of this kind; others before it are skipped."""
+    with trio.fail_after(seconds):
+        while True:
+            event = await backend.events.receive()
+            if isinstance(event, kind):
+                return event
+
+
+async def connected(nursery, *backends: Libp2pBackend) -> None:
+    """Start them, and connect all with the first."""
+    for backend in backends:
+        await nursery.start(backend.run)
+    hub, *others = backends
+    for other in others:
+        other.keep_connected(hub.peer_id, hub.listen_addresses())
+        await next_event(other, PeerConnected)
+        await next_event(hub, PeerConnected)
+
+
+async def test_two_nodes_exchange_envelopes_and_part(nursery):
+    hello = Hello(agent_version="test/1", artifact_sha256="ab" * 32, classes=("server",))
+    a, b = make("a", hello=hello), make("b")
+    await nursery.start(a.run)
+    await nursery.start(b.run)
+    b.keep_connected(a.peer_id, a.listen_addresses())
+    up = await next_event(b, PeerConnected)
+    assert (up.peer, up.direction) == (a.peer_id, Direction.OUTBOUND)
+    assert (up.hello.classes, up.hello.artifact_sha256) == (("server",), "ab" * 32)
+    assert list(up.hello.listen_addresses) == a.listen_addresses()
+    assert up.address in a.listen_addresses()
+    inbound = await next_event(a, PeerConnected)
+    assert (inbound.peer, inbound.direction) == (b.peer_id, Direction.INBOUND)
+    big = bytes(range(256)) * 8192
+    b.send(a.peer_id, [big, memoryview(big)], tag=1)
+    b.send(a.peer_id, b"small", tag=2)
+    got = [await next_event(a, EnvelopeReceived) for _ in range(2)]
+    assert sorted(e.data for e in got) == sorted([big + big, b"small"])
+    assert {e.peer for e in got} == {b.peer_id}
+    (info,) = a.peers()
+    assert info.bytes_in > 2 * len(big)
+    before = trio.current_time()
+    await b.stop(5)
+    assert trio.current_time() - before < 2
+    gone = await next_event(a, PeerDisconnected)
+    assert gone.reason == "the peer took leave: the node stops"
+    with pytest.raises(NotConnectedError):
+        a.send(b.peer_id, b"", tag=3)
+    with pytest.raises(trio.EndOfChannel):
+        await next_event(b, SendFailed)
+    assert a.counters()["links.closed"] == a.counters()["links.opened"] == 1
+
+
+async def test_largest_envelopes_both_ways_at_once(nursery):
+    a, b = make("a"), make("b")
+    await connected(nursery, a, b)
+    data = bytes(16 * 2**20)
+    for tag in range(2):
+        a.send(b.peer_id, data, tag=tag)
+        b.send(a.peer_id, data, tag=tag)
+    with pytest.raises(EnvelopeTooLargeError):
+        a.send(b.peer_id, [data, b"x"], tag=9)
+    for backend in (a, b):
+        for _ in range(2):
+            assert len((await next_event(backend, EnvelopeReceived, 20)).data) == len(data)
+
+
+async def test_stop_sends_what_is_queued_first(nursery):
+    a, b = make("a"), make("b")
+    await connected(nursery, a, b)
+    for n in range(4):
+        b.send(a.peer_id, bytes([n]) * 2**21, tag=n)
+        b.send(a.peer_id, bytes([n]), tag=n)
+    await b.stop(5)
+    for _ in range(8):
+        await next_event(a, EnvelopeReceived)
+
+
+async def test_simultaneous_dials_end_in_one_connection(nursery):
+    a, b = make("a"), make("b")
+    await nursery.start(a.run)
+    await nursery.start(b.run)
+    a.keep_connected(b.peer_id, b.listen_addresses())
+    b.keep_connected(a.peer_id, a.listen_addresses())
+    for backend in (a, b):
+        await next_event(backend, PeerConnected)
+    a.send(b.peer_id, b"x", tag=1)
+    b.send(a.peer_id, b"y", tag=1)
+    for backend in (a, b):
+        await next_event(backend, EnvelopeReceived)
+    with trio.fail_after(5):
+        while any(
+            backend.counters()["links.opened"] - backend.counters()["links.closed"] != 1
+            for backend in (a, b)
+        ):
+            await trio.lowlevel.checkpoint()
+    assert a.peers()[0].direction is not b.peers()[0].direction
+
+
+async def test_peer_that_comes_late_and_comes_back_on_its_port(nursery):
+    port = free_port()
+    address = Multiaddr(f"/ip4/127.0.0.1/tcp/{port}")
+    a = make("a", limits=TransportLimits(redial_max_s=0.4))
+    await nursery.start(a.run)
+    late = Identity.from_seed(b"b" * 32).peer_id
+    a.keep_connected(late, [address])
+    with trio.fail_after(5):
+        while not a.wanted()[0].failed_dials:
+            await trio.lowlevel.checkpoint()
+    assert "refused" in a.wanted()[0].last_error
+    for _ in range(2):
+        b = make("b", address)
+        await nursery.start(b.run)
+        assert (await next_event(a, PeerConnected)).peer == late
+        await b.stop(5)
+        await next_event(a, PeerDisconnected)
+    a.forget(late)
+    assert a.wanted() == []
+
+
+async def test_wrong_peer_at_an_address_is_never_connected(nursery):
+    a, b = make("a"), make("b")
+    await nursery.start(a.run)
+    await nursery.start(b.run)
+    a.keep_connected(PeerId.from_seed("somebody else"), b.listen_addresses())
+    with trio.fail_after(5):
+        while not a.counters()["dial.failed"]:
+            await trio.lowlevel.checkpoint()
+    assert a.peers() == []
+
+
+async def test_second_address_is_tried(nursery):
+    a, b = make("a"), make("b")
+    await nursery.start(a.run)
+    await nursery.start(b.run)
+    dead = Multiaddr(f"/ip4/127.0.0.1/tcp/{free_port()}")
+    a.keep_connected(b.peer_id, [dead, *b.listen_addresses()])
+    assert (await next_event(a, PeerConnected)).address in b.listen_addresses()
+
+
+async def test_disconnect_fails_what_is_not_sent(nursery):
+    a, b = make("a"), make("b")
+    await connected(nursery, a, b)
+    b.forget(a.peer_id)
+    for tag in range(3):
+        a.send(b.peer_id, bytes(2**20), tag=tag)
+    a.disconnect(b.peer_id)
+    sent = 0
+    failed = []
+    with trio.fail_after(10):
+        while len(failed) + sent < 3:
+            event = await a.events.receive()
+            if isinstance(event, SendFailed):
+                failed.append(event.tag)
+            sent = a.counters()["outbound.envelopes"]
+    assert failed == list(range(sent, 3))
+    gone = await next_event(b, PeerDisconnected)
+    assert "disconnected on purpose" in gone.reason
+
+
+def stranger(seed: bytes, protocols: tuple[str, ...]):
+    """A host that takes our streams and says nothing on its own."""
+    host = build_host(Identity.from_seed(seed), BoundedTcp(), max_connections=9, max_per_peer=4)
+
+    async def sink(stream) -> None:
+        while await stream.read(4096):
+            pass
+
+    for protocol in protocols:
+        host.set_stream_handler(protocol, sink)
+    return host
+
+
+async def test_strangers_and_liars_are_dropped_and_the_rest_goes_on(nursery):
+    a, b = make("a"), make("b")
+    await connected(nursery, a, b)
+    network_address = a.listen_addresses()[0]
+
+    async def attack(seed: int, control: bytes, expect: type) -> None:
+        host = stranger(bytes([seed]) * 32, (CONTROL, BULK))
+        async with running(host, []):
+            connection = await host.get_network().dial_addr(
+                network_address, ID(a.peer_id.to_bytes())
+            )
+            stream = await host.new_stream(ID(a.peer_id.to_bytes()), [CONTROL])
+            await stream.write(control)
+            event = await next_event(a, expect)
+            assert event.peer.to_bytes() == host.get_id().to_bytes()
+            with trio.fail_after(5):
+                await connection.event_closed.wait()
+
+    hello = encode_hello(Hello())
+    good = encode_header(FrameType.HELLO, len(hello)) + hello
+    await attack(101, b"GET / HTTP/1.1\r\nHost: node\r\n\r\n", HelloRefused)
+    await attack(102, encode_header(FrameType.HELLO, 4) + b"\xc1\xc1\xc1\xc1", HelloRefused)
+    await attack(103, good + b"\xee" * 64, ProtocolViolation)
+    await attack(104, good + encode_header(FrameType.ENVELOPE, 2**32 - 1), ProtocolViolation)
+    assert a.counters()["hello.refused"] == 2
+    assert a.counters()["protocol.violations"] == 2
+    b.send(a.peer_id, b"unharmed", tag=1)
+    assert (await next_event(a, EnvelopeReceived)).data == b"unharmed"
+
+
+@pytest.mark.parametrize(
+    ("protocols", "reason"), [((CONTROL, BULK), "no hello within"), ((), "cannot open a")]
+)
+async def test_peer_without_a_hello_is_closed(nursery, protocols, reason):
+    a = make("a", limits=TransportLimits(hello_timeout_s=0.3))
+    await nursery.start(a.run)
+    host = stranger(b"z" * 32, protocols)
+    async with running(host, []):
+        connection = await host.get_network().dial_addr(
+            a.listen_addresses()[0], ID(a.peer_id.to_bytes())
+        )
+        assert reason in (await next_event(a, HelloRefused)).reason
+        with trio.fail_after(5):
+            await connection.event_closed.wait()
+    assert a.counters()["hello.refused"] == 1
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("by_us", [True, False])
+async def test_port_in_use_names_the_address(nursery, by_us):
+    with socket.socket() as taken:
+        if by_us:
+            first = make("a")
+            await nursery.start(first.run)
+            port = int(first.listen_addresses()[0].value_for_protocol("tcp"))
+        else:
+            # As py-libp2p itself would: shared by whoever sets the option too.
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+        address = Multiaddr(f"/ip4/127.0.0.1/tcp/{port}")
+        with pytest.raises(ListenError, match="address already in use") as caught:
+            await nursery.start(make("b", address).run)
+        assert str(address) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+async def test_wildcard_is_announced_as_concrete_addresses(nursery):
+    a = make("a", Multiaddr("/ip4/0.0.0.0/tcp/0"))
+    await nursery.start(a.run)
+    assert a.listen_addresses()
+    for address in a.listen_addresses():
+        assert address.value_for_protocol("ip4") != "0.0.0.0"
+        assert address.value_for_protocol("tcp") != "0"
+        assert address.value_for_protocol("p2p") == str(a.peer_id)
+    announce = Multiaddr("/dns4/node.example/tcp/4001")
+    b = make("b", announce=[announce])
+    await nursery.start(b.run)
+    assert [str(each) for each in b.listen_addresses()] == [f"{announce}/p2p/{b.peer_id}"]
+
+
+async def test_misuse():
+    with pytest.raises(ListenError, match="udp"):
+        make("a", Multiaddr("/ip4/127.0.0.1/udp/1/quic-v1"))
+    a = make("a")
+    with pytest.raises(DeploymentError, match="itself"):
+        a.keep_connected(a.peer_id, [LOOPBACK])
+    with pytest.raises(DeploymentError, match="no address"):
+        a.keep_connected(PeerId.from_seed("b"), [])
+
+
+async def test_cancelling_a_busy_backend_leaves_nothing_behind():
+    a, b = make("a"), make("b")
+    async with trio.open_nursery() as outer:
+        await connected(outer, a, b)
+        for tag in range(4):
+            b.send(a.peer_id, bytes(2**22), tag=tag)
+        await next_event(a, EnvelopeReceived)
+        outer.cancel_scope.cancel()
+    assert a.peers() == b.peers() == []
+    assert a.counters()["links.opened"] == a.counters()["links.closed"]
+
+
+async def test_ipv6_loopback(nursery):
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    a, b = make("a", Multiaddr("/ip6/::1/tcp/0")), make("b")
+    try:
+        await nursery.start(a.run)
+    except ListenError as error:
+        pytest.skip(str(error))
+    await nursery.start(b.run)
+    b.keep_connected(a.peer_id, a.listen_addresses())
+    await next_event(b, PeerConnected)
+    assert (await next_event(a, PeerConnected)).address.value_for_protocol("ip6") == "::1"

@@ -1,0 +1,426 @@
+"""Links in virtual time, on pipes instead of sockets: life signs, farewell, duplicates, abuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import trio
+import trio.testing
+
+from bbnode.ir.peer import PeerId
+from bbnode.transport.backend import (
+    EnvelopeReceived,
+    Hello,
+    HelloRefused,
+    PeerConnected,
+    PeerDisconnected,
+    ProtocolViolation,
+    SendFailed,
+    TransportLimits,
+)
+from bbnode.transport.counters import Counters
+from bbnode.transport.framing import FrameType, Lane, encode_header
+from bbnode.transport.hello import encode_hello
+from bbnode.transport.inbox import Inbox
+from bbnode.transport.link import Link
+from bbnode.transport.link_state import LINK_MOVES, LinkEvent, LinkState
+from bbnode.transport.peers import PeerTable
+from tests.transport.fakes import PipeCarrier, carrier_pair
+
+SMALL, LARGE = sorted((PeerId.from_seed("one"), PeerId.from_seed("two")))
+
+
+@dataclass
+class Side:
+    """A peer table with its inbox, without a network."""
+
+    peer: PeerId
+    limits: TransportLimits = field(default_factory=TransportLimits)
+    session: str = "0" * 16
+    made: int = 0
+
+    def __post_init__(self) -> None:
+        self.counters = Counters()
+        self.inbox = Inbox(self.limits)
+        self.table = PeerTable(
+            self.peer, limits=self.limits, inbox=self.inbox, counters=self.counters
+        )
+
+    def link(self, carrier: PipeCarrier, nursery: trio.Nursery) -> Link:
+        self.made += 1
+        link = Link(
+            carrier,
+            self.table,
+            hello=encode_hello(Hello(link=self.made, session_id=self.session)),
+            number=self.made,
+            limits=self.limits,
+            counters=self.counters,
+        )
+        carrier.link = link
+        self.table.add(link)
+        nursery.start_soon(link.run)
+        return link
+
+    def count(self, name: str) -> int:
+        return self.counters.snapshot()[name]
+
+    def drain(self) -> list[object]:
+        events: list[object] = []
+        while True:
+            try:
+                events.append(self.inbox.receive_nowait())
+            except trio.WouldBlock:
+                return events
+
+
+def connect(dialler: Side, listener: Side, nursery: trio.Nursery) -> tuple[Link, Link]:
+    out, inward = carrier_pair(dialler.peer, listener.peer, nursery)
+    # Both links exist before either runs, as both handshakes have ended.
+    one, other = dialler.link(out, nursery), listener.link(inward, nursery)
+    return one, other
+
+
+async def never(_: object) -> None:
+    await trio.sleep_forever()
+
+
+async def quiet() -> None:
+    await trio.testing.wait_all_tasks_blocked()
+
+
+def test_moves_never_leave_closed():
+    assert all(state is not LinkState.CLOSED for state, _ in LINK_MOVES)
+    for state in (LinkState.OPENING, LinkState.UP, LinkState.RETIRING):
+        assert LINK_MOVES[state, LinkEvent.DOOM] is LinkState.CLOSED
+
+
+async def test_hello_then_envelopes_on_both_lanes(nursery):
+    a, b = Side(SMALL), Side(LARGE)
+    connect(a, b, nursery)
+    await quiet()
+    assert [type(e) for e in a.drain()] == [PeerConnected]
+    assert [type(e) for e in b.drain()] == [PeerConnected]
+    big = bytes(range(256)) * 2_000
+    a.table.send(LARGE, b"small", 1)
+    a.table.send(LARGE, [b"", big[:300_000], memoryview(big)[300_000:]], 2)
+    a.table.send(LARGE, b"", 3)
+    await quiet()
+    data = sorted(e.data for e in b.drain() if isinstance(e, EnvelopeReceived))
+    assert data == [b"", big, b"small"]
+    (info,) = a.table.infos()
+    assert (info.queued_envelopes, info.queued_bytes) == (0, 0)
+    assert info.bytes_out > len(big)
+    assert b.count("inbound.envelopes") == 3
+
+
+async def test_small_envelopes_pass_large_ones(nursery):
+    a, b = Side(SMALL), Side(LARGE, TransportLimits(inbox_envelopes_per_peer=10_000))
+    connect(a, b, nursery)
+    await quiet()
+    b.drain()
+    a.table.send(LARGE, bytes(16 * 2**20), 1)
+    a.table.send(LARGE, b"first", 2)
+    first = await b.inbox.receive()
+    assert isinstance(first, EnvelopeReceived)
+    assert first.data == b"first"
+
+
+async def test_rtt_and_long_idle_stays_up(nursery, autojump_clock):
+    a, b = Side(SMALL), Side(LARGE)
+    one, _ = connect(a, b, nursery)
+    with trio.move_on_after(3600):
+        await one.closed.wait()
+    assert one.state is LinkState.UP
+    assert one.rtt_s is not None
+    assert a.count("links.silent") == 0
+
+
+async def test_silent_peer_is_gone_after_15_s(nursery, autojump_clock):
+    a, b = Side(SMALL), Side(LARGE)
+    one, other = connect(a, b, nursery)
+    await quiet()
+    a.drain()
+    start = trio.current_time()
+    # The other process stands still: it neither reads nor writes.
+    for _, stream in other.carrier.opened:
+        stream.write = never
+    with trio.fail_after(20):
+        await one.closed.wait()
+    assert trio.current_time() - start == pytest.approx(15, abs=0.5)
+    (gone,) = a.drain()
+    assert isinstance(gone, PeerDisconnected)
+    assert "silent" in gone.reason
+    assert a.count("links.silent") == 1
+
+
+async def test_no_hello_within_10_s(nursery, autojump_clock):
+    a = Side(SMALL)
+    out, inward = carrier_pair(SMALL, LARGE, nursery)
+    link = a.link(out, nursery)
+    start = trio.current_time()
+    with trio.fail_after(11):
+        await link.closed.wait()
+    assert trio.current_time() - start == pytest.approx(10, abs=0.1)
+    (refused,) = a.drain()
+    assert isinstance(refused, HelloRefused)
+    assert "no hello within 10 s" in refused.reason
+    assert inward.closed
+    assert a.table.links() == []
+
+
+def frame(frame_type: FrameType, body: bytes = b"", number: int = 0) -> bytes:
+    return encode_header(frame_type, len(body), number) + body
+
+
+HELLO = frame(FrameType.HELLO, encode_hello(Hello()))
+
+
+@pytest.mark.parametrize(
+    ("raw", "event", "counter"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", HelloRefused, "hello.refused"),
+        (frame(FrameType.HELLO, b"\xc1garbage"), HelloRefused, "hello.refused"),
+        (frame(FrameType.PING), HelloRefused, "hello.refused"),
+        (frame(FrameType.ENVELOPE, b"x"), HelloRefused, "hello.refused"),
+        (HELLO + b"\xff" * 16, ProtocolViolation, "protocol.violations"),
+        (
+            HELLO + frame(FrameType.HELLO, encode_hello(Hello(link=9))),
+            ProtocolViolation,
+            "protocol.violations",
+        ),
+        (HELLO + frame(FrameType.BYE_ACK, number=7), ProtocolViolation, "protocol.violations"),
+        (HELLO + frame(FrameType.BYE) * 2, ProtocolViolation, "protocol.violations"),
+        (HELLO + frame(FrameType.BYE, b"\x1b[2J"), ProtocolViolation, "protocol.violations"),
+        (
+            HELLO + encode_header(FrameType.ENVELOPE, 2**31),
+            ProtocolViolation,
+            "protocol.violations",
+        ),
+    ],
+)
+async def test_garbage_is_a_counted_drop(nursery, raw, event, counter):
+    a = Side(SMALL)
+    out, inward = carrier_pair(SMALL, LARGE, nursery)
+    link = a.link(out, nursery)
+    stream = await inward.open(Lane.CONTROL)
+    await stream.write(raw)
+    with trio.fail_after(2):
+        await link.closed.wait()
+    assert [type(e) for e in a.drain()].count(event) == 1
+    assert a.count(counter) == 1
+    assert inward.closed
+
+
+async def test_writing_on_our_stream_is_a_violation(nursery):
+    a, b = Side(SMALL), Side(LARGE)
+    one, other = connect(a, b, nursery)
+    await quiet()
+    # What a opened is a's to write on: b answers on it.
+    _, stream = one.carrier.opened[0]
+    stream._inward.buffer += b"x"
+    stream._inward._change()
+    with trio.fail_after(2):
+        await one.closed.wait()
+        await other.closed.wait()
+    assert a.count("protocol.violations") == 1
+
+
+async def test_farewell_loses_nothing_in_either_direction(nursery):
+    for _ in range(20):
+        a, b = Side(SMALL), Side(LARGE)
+        one, other = connect(a, b, nursery)
+        await quiet()
+        a.drain(), b.drain()
+        for n in range(5):
+            a.table.send(LARGE, bytes([n]) * 100_000, n)
+            b.table.send(SMALL, bytes([n]) * 10, n)
+        await a.table.session(LARGE).queue.wait_idle()
+        await b.table.session(SMALL).queue.wait_idle()
+        one.retire("enough")
+        with trio.fail_after(2):
+            await one.closed.wait()
+            await other.closed.wait()
+        got_b, got_a = b.drain(), a.drain()
+        assert sum(isinstance(e, EnvelopeReceived) for e in got_b) == 5
+        assert sum(isinstance(e, EnvelopeReceived) for e in got_a) == 5
+        assert got_a[-1] == PeerDisconnected(peer=LARGE, reason="enough")
+        assert got_b[-1] == PeerDisconnected(peer=SMALL, reason="the peer took leave: enough")
+
+
+async def test_farewell_of_a_peer_that_does_not_answer_is_bounded(nursery, autojump_clock):
+    a = Side(SMALL)
+    out, inward = carrier_pair(SMALL, LARGE, nursery)
+    link = a.link(out, nursery)
+    await (await inward.open(Lane.CONTROL)).write(HELLO)
+    await link.settled.wait()
+    link.retire("enough")
+    start = trio.current_time()
+    with trio.fail_after(6):
+        await link.closed.wait()
+    assert trio.current_time() - start == pytest.approx(5, abs=0.1)
+
+
+async def test_queued_envelopes_of_a_lost_peer_come_back_in_order(nursery, autojump_clock):
+    a = Side(SMALL)
+    out, inward = carrier_pair(SMALL, LARGE, nursery)
+    link = a.link(out, nursery)
+    await (await inward.open(Lane.CONTROL)).write(HELLO)
+    await link.settled.wait()
+    # Nobody reads: the first large one stays in flight.
+    for tag in (10, 11):
+        a.table.send(LARGE, bytes(2**20), tag)
+    await quiet()
+    await inward.hard_close()
+    with trio.fail_after(2):
+        await link.closed.wait()
+    failed = [e for e in a.drain() if isinstance(e, SendFailed)]
+    assert [e.tag for e in failed] == [10, 11]
+    assert a.table.known(LARGE) is None
+
+
+@pytest.mark.parametrize("small_first", [True, False])
+async def test_simultaneous_dials_keep_the_link_of_the_smaller_id(nursery, small_first):
+    a, b = Side(SMALL), Side(LARGE)
+    pairs = [(a, b), (b, a)] if small_first else [(b, a), (a, b)]
+    links = [connect(dialler, listener, nursery) for dialler, listener in pairs]
+    for n in range(10):
+        await quiet()
+        a.table.send(LARGE, bytes([n]) * (n * 20_000), n)
+        b.table.send(SMALL, bytes([n]) * 10, n)
+    kept, dropped = links if small_first else reversed(links)
+    with trio.fail_after(2):
+        for link in dropped:
+            await link.closed.wait()
+    await quiet()
+    assert {link.state for link in kept} == {LinkState.UP}
+    for side in (a, b):
+        events = side.drain()
+        assert sum(isinstance(e, EnvelopeReceived) for e in events) == 10
+        assert sum(isinstance(e, PeerConnected) for e in events) == 1
+        assert not any(isinstance(e, PeerDisconnected | SendFailed) for e in events)
+        assert side.count("links.duplicate") == 1
+
+
+async def test_second_dial_of_one_side_replaces_the_first(nursery):
+    a, b = Side(SMALL), Side(LARGE)
+    for dialler, listener in ((a, b), (b, a)):
+        first = connect(dialler, listener, nursery)
+        await quiet()
+        second = connect(dialler, listener, nursery)
+        with trio.fail_after(2):
+            for link in first:
+                await link.closed.wait()
+        assert {link.state for link in second} == {LinkState.UP}
+        for link in second:
+            link.doom("end of this half of the test")
+        await quiet()
+
+
+async def test_restarted_peer_replaces_its_old_self_whoever_dialled(nursery):
+    for old_dialler_is_small in (True, False):
+        a, old = Side(SMALL), Side(LARGE)
+        stale, _ = connect(*((a, old) if old_dialler_is_small else (old, a)), nursery)
+        await quiet()
+        if not old_dialler_is_small:
+            stale = a.table.links()[0]
+        a.drain()
+        new = Side(LARGE, session="1" * 16)
+        connect(new, a, nursery)
+        with trio.fail_after(2):
+            await stale.closed.wait()
+        await quiet()
+        events = a.drain()
+        assert [type(e) for e in events] == [PeerDisconnected, PeerConnected]
+        assert events[0].reason == "the peer has restarted"
+        a.table.send(LARGE, b"to the new one", 1)
+        await quiet()
+        assert new.drain()[-1].data == b"to the new one"
+
+
+async def test_slow_driver_is_waited_for_then_the_flooder_goes(nursery, autojump_clock):
+    limits = TransportLimits(inbox_envelopes_per_peer=4)
+    a, b = Side(SMALL), Side(LARGE, limits)
+    one, other = connect(a, b, nursery)
+    await quiet()
+    b.drain()
+    for n in range(5):
+        a.table.send(LARGE, b"x", n)
+    start = trio.current_time()
+    with trio.fail_after(3):
+        await other.closed.wait()
+        await one.closed.wait()
+    assert trio.current_time() - start == pytest.approx(2, abs=0.1)
+    assert b.count("inbound.flooded") == 1
+    events = b.drain()
+    assert sum(isinstance(e, EnvelopeReceived) for e in events) == 4
+    assert isinstance(events[-1], PeerDisconnected)
+
+
+async def test_ignored_window_ends_the_connection_while_the_driver_is_slow(nursery, autojump_clock):
+    a, b = Side(SMALL, TransportLimits(inbox_envelopes_per_peer=1, inbox_patience_s=4)), None
+    out, inward = carrier_pair(SMALL, LARGE, nursery)
+    link = a.link(out, nursery)
+    stream = await inward.open(Lane.CONTROL)
+    await stream.write(HELLO + frame(FrameType.ENVELOPE, b"1") + frame(FrameType.ENVELOPE, b"2"))
+    await quiet()
+    assert b is None
+    out._pipes[0].buffer += bytes(40 * 2**20)
+    start = trio.current_time()
+    with trio.fail_after(1):
+        await link.closed.wait()
+    assert trio.current_time() - start < 0.5
+    assert a.count("inbound.flooded") == 1
+
+
+async def test_broken_stream_is_opened_again_and_the_envelope_sent_again(nursery):
+    a, b = Side(SMALL), Side(LARGE)
+    one, _ = connect(a, b, nursery)
+    await quiet()
+    b.drain()
+    stream = next(s for lane, s in one.carrier.opened if lane is Lane.BULK)
+    writes = 0
+    original = stream.write
+
+    async def breaks(data: bytes) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == 2:
+            # The other side has read the first part by now.
+            await quiet()
+            await stream.reset()
+        await original(data)
+
+    stream.write = breaks
+    big = bytes(range(256)) * 4096
+    a.table.send(LARGE, big, 1)
+    a.table.send(LARGE, big[::-1], 2)
+    with trio.fail_after(2):
+        got = [await b.inbox.receive(), await b.inbox.receive()]
+    assert [e.data for e in got] == [big, big[::-1]]
+    assert a.count("streams.write_failed") == 1
+    assert b.count("streams.truncated") == 1
+    assert one.state is LinkState.UP
+
+
+async def test_end_of_stream_without_goodbye_is_the_death_of_the_peer(nursery):
+    a, b = Side(SMALL), Side(LARGE)
+    one, other = connect(a, b, nursery)
+    await quiet()
+    for pipe in other.carrier._pipes:
+        pipe.end()
+    with trio.fail_after(2):
+        await one.closed.wait()
+    assert "without a goodbye" in one.reason
+
+
+async def test_cancelled_from_outside_still_closes_and_reports():
+    a, b = Side(SMALL), Side(LARGE)
+    async with trio.open_nursery() as inner:
+        one, _ = connect(a, b, inner)
+        await quiet()
+        inner.cancel_scope.cancel()
+    assert one.state is LinkState.CLOSED
+    assert one.carrier.closed
+    assert a.table.links() == []
+    assert [type(e) for e in a.drain()] == [PeerConnected, PeerDisconnected]
