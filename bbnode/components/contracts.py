@@ -177,7 +177,7 @@ class Model(Component):
 
     def evaluate(self, ctx: OpContext, batch: Value, target: Value) -> Value:
         """The older name of `compute_loss`."""
-        return self.compute_loss(ctx, input, target)
+        return self.compute_loss(ctx, batch, target)
 
     @abstractmethod
     def backward(self, ctx: OpContext, grad: Value) -> None:
@@ -239,6 +239,10 @@ class DataSource(Component):
     @abstractmethod
     def reset(self, ctx: OpContext) -> None:
         """Start from the first batch again."""
+
+    @abstractmethod
+    def on_data_loaded(self, ctx: OpContext) -> None:
+        """Return once the examples are in memory."""
 
     @abstractmethod
     def epoch_batches(self, batch_size: int) -> Sequence[tuple[Value, Value]]:

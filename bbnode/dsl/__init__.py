@@ -1,0 +1,75 @@
+"""The DSL: programs are recorded by running Python.
+
+Rule: this is the whole of what an author imports. A Module's body records nodes into a Graph;
+`Module.build()` gives them as a plain ONNX ModelProto, which the compiler takes.
+"""
+
+from __future__ import annotations
+
+from bbnode.dsl import syscalls
+from bbnode.dsl.backend import BackendSlot
+from bbnode.dsl.errors import (
+    BadArgument,
+    BadName,
+    DuplicateName,
+    ForeignOutput,
+    GraphClosed,
+    NotReceived,
+    RecordingError,
+    RecursiveModule,
+    SlotConflict,
+    UnknownName,
+    UnknownOp,
+)
+from bbnode.dsl.graph import Graph
+from bbnode.dsl.module import Module, ModuleCall, ModuleOutputs
+from bbnode.dsl.output import After, Output
+from bbnode.dsl.roles import (
+    AggregatorSlot,
+    CodecSlot,
+    DataSourceSlot,
+    IndexSlot,
+    ModelSlot,
+    PeerSelectorSlot,
+    ProtocolSlot,
+)
+from bbnode.dsl.slot import Slot
+from bbnode.dsl.wire import Request
+from bbnode.ir import types, values
+from bbnode.ir.peer import PeerId
+from bbnode.ir.slots import ConcreteSpec
+
+__all__ = [
+    "Module",
+    "ModuleCall",
+    "ModuleOutputs",
+    "Graph",
+    "Output",
+    "After",
+    "Request",
+    "Slot",
+    "AggregatorSlot",
+    "BackendSlot",
+    "CodecSlot",
+    "DataSourceSlot",
+    "IndexSlot",
+    "ModelSlot",
+    "PeerSelectorSlot",
+    "ProtocolSlot",
+    "ConcreteSpec",
+    "PeerId",
+    "syscalls",
+    "types",
+    "values",
+    "RecordingError",
+    "BadArgument",
+    "BadName",
+    "DuplicateName",
+    "ForeignOutput",
+    "GraphClosed",
+    "NotReceived",
+    "RecursiveModule",
+    "SlotConflict",
+    "UnknownName",
+    "UnknownOp",
+]

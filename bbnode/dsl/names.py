@@ -1,0 +1,53 @@
+"""Which names an author may give, and how a near miss is answered.
+
+Rule: a name stands in value names, metadata lists and target names, where `.`, `/`, `,`, `|`
+and `#` separate; so it holds none of them. What the recorder makes up always holds a `.` or is
+made of an op's type, so that it never meets an author's name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from bbnode.dsl.errors import BadName
+from bbnode.dsl.source import author_line
+from bbnode.ir import keys
+
+MAX_NAME_LENGTH = 128  # names are copied into metadata of many nodes
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
+
+
+def check_name(kind: str, name: object, *, module: str = "") -> str:
+    """The name itself, or BadName: letters, digits, `_` and `-`, not beginning with a digit."""
+    if isinstance(name, str) and len(name) <= MAX_NAME_LENGTH and _NAME.match(name):
+        return name
+    raise BadName(
+        f"{name!r:.80} is no {kind}; use letters, digits, '_' and '-', beginning with a letter "
+        f"or '_', at most {MAX_NAME_LENGTH} characters",
+        module=module,
+        source=author_line(),
+    )
+
+
+def check_class(name: object, *, module: str = "") -> str:
+    """A peer class: a name, or `@self`."""
+    return (
+        keys.SELF_CLASS
+        if name == keys.SELF_CLASS
+        else check_name("peer class", name, module=module)
+    )
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or what there is, or nothing."""
+    choices = list(known)
+    near = difflib.get_close_matches(name, choices, n=1)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    if not choices:
+        return "; there is none"
+    listed = ", ".join(choices[:12])
+    return f"; there is: {listed}{', …' if len(choices) > 12 else ''}"

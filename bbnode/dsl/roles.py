@@ -1,0 +1,212 @@
+"""The slot classes, one per role.
+
+Rule: a method is a typed name for one op of the op table; a test holds that the two agree, op
+by op and argument by argument. The first argument is the Graph, then the op's inputs, then its
+attributes by name, and `after`: values that must be there before the op fires.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, cast
+
+from bbnode.dsl.graph import Graph
+from bbnode.dsl.names import check_class, check_name
+from bbnode.dsl.output import After, Output
+from bbnode.dsl.slot import Slot
+from bbnode.dsl.slot_table import SlotUse
+from bbnode.ir import keys, opset
+from bbnode.ir.opset import OpSpec
+from bbnode.ir.slots import ConcreteSpec
+
+Pair = tuple[Output, Output]
+
+
+class ModelSlot(Slot):
+    """A trainable model; its parameters are one flat float32 vector, [P]."""
+
+    ROLE: ClassVar[str] = "Model"
+
+    def forward(self, g: Graph, batch: Output, *, after: After = None) -> Output:
+        """Outputs for a batch: [N, …] to [N, …], float32."""
+        return cast(Output, self.op(g, "Forward", batch, after=after))
+
+    def backward(self, g: Graph, grad: Output, *, after: After = None) -> Output:
+        """Pull an output gradient of the last forward back to the parameters; a CommandId."""
+        return cast(Output, self.op(g, "Backward", grad, after=after))
+
+    def step(self, g: Graph, grads: Output | None = None, *, after: After = None) -> Output:
+        """One optimizer step, with `grads` [P] or what `backward` kept; a CommandId."""
+        return cast(Output, self.op(g, "Step", grads, after=after))
+
+    def compute_loss(
+        self, g: Graph, batch: Output, target: Output, *, after: After = None
+    ) -> Output:
+        """Mean loss over a batch, float32 scalar."""
+        return cast(Output, self.op(g, "ComputeLoss", batch, target, after=after))
+
+    def evaluate(self, g: Graph, batch: Output, target: Output, *, after: After = None) -> Output:
+        """The older name of `compute_loss`."""
+        return cast(Output, self.op(g, "Evaluate", batch, target, after=after))
+
+    def apply_delta(self, g: Graph, delta: Output, *, after: After = None) -> Output:
+        """Add `delta` [P] to the parameters; a CommandId."""
+        return cast(Output, self.op(g, "ApplyDelta", delta, after=after))
+
+    def load_parameters(self, g: Graph, params: Output, *, after: After = None) -> Output:
+        """Replace the parameters by `params` [P]; a CommandId."""
+        return cast(Output, self.op(g, "LoadParameters", params, after=after))
+
+    def params(self, g: Graph, *, after: After = None) -> Output:
+        """The parameters, [P] float32."""
+        return cast(Output, self.op(g, "Params", after=after))
+
+    def train(self, g: Graph, *, epochs: int = 1, batch: int = 32, after: After = None) -> Output:
+        """Train on the bound DataSource; Metadata with `num_samples`, `loss` and `steps`."""
+        return cast(Output, self.op(g, "Train", epochs=epochs, batch=batch, after=after))
+
+
+class AggregatorSlot(Slot):
+    """Combines tensors of many peers into one."""
+
+    ROLE: ClassVar[str] = "Aggregator"
+
+    def contribute(
+        self, g: Graph, tensor: Output, metadata: Output, *, after: After = None
+    ) -> Output:
+        """Take the contribution of the peer that the delivery came from; a CommandId."""
+        return cast(Output, self.op(g, "Contribute", tensor, metadata, after=after))
+
+    def contribute_all(self, g: Graph, responses: Output, *, after: After = None) -> Output:
+        """Take a cohort's answers, each a composite (tensor, metadata); a CommandId."""
+        return cast(Output, self.op(g, "ContributeAll", responses, after=after))
+
+    def aggregate(self, g: Graph, *, after: After = None) -> Pair:
+        """Combine and clear what was contributed: (tensor, Metadata)."""
+        return cast(Pair, self.op(g, "Aggregate", after=after))
+
+    def current_tensor(self, g: Graph, *, after: After = None) -> Output:
+        """The last aggregate."""
+        return cast(Output, self.op(g, "CurrentTensor", after=after))
+
+
+class DataSourceSlot(Slot):
+    """Hands out examples."""
+
+    ROLE: ClassVar[str] = "DataSource"
+
+    def next_batch(self, g: Graph, *, after: After = None) -> Pair:
+        """The next (batch [N, …], labels [N])."""
+        return cast(Pair, self.op(g, "NextBatch", after=after))
+
+    def reset(self, g: Graph, *, after: After = None) -> Output:
+        """Start from the first batch again; a Trigger."""
+        return cast(Output, self.op(g, "Reset", after=after))
+
+    def on_data_loaded(self, g: Graph, *, after: After = None) -> Output:
+        """Fires when the source has its data; a Trigger."""
+        return cast(Output, self.op(g, "OnDataLoaded", after=after))
+
+
+class CodecSlot(Slot):
+    """Compresses tensors."""
+
+    ROLE: ClassVar[str] = "Codec"
+
+    def encode(self, g: Graph, tensor: Output, *, after: After = None) -> Output:
+        """Tensor to code."""
+        return cast(Output, self.op(g, "Encode", tensor, after=after))
+
+    def decode(self, g: Graph, code: Output, *, after: After = None) -> Output:
+        """Code to tensor."""
+        return cast(Output, self.op(g, "Decode", code, after=after))
+
+    def train(self, g: Graph, training: Output, *, after: After = None) -> Output:
+        """Fit the codebook; a CommandId."""
+        return cast(Output, self.op(g, "Train", training, after=after))
+
+
+class IndexSlot(Slot):
+    """Nearest-neighbour search."""
+
+    ROLE: ClassVar[str] = "Index"
+
+    def add(self, g: Graph, vector: Output, *, after: After = None) -> Output:
+        """Store a vector; its id."""
+        return cast(Output, self.op(g, "Add", vector, after=after))
+
+    def search(self, g: Graph, query: Output, *, k: int = 10, after: After = None) -> Output:
+        """The k nearest, nearest first, as SearchResults of (id, distance)."""
+        return cast(Output, self.op(g, "Search", query, k=k, after=after))
+
+    def remove(self, g: Graph, item: Output, *, after: After = None) -> Output:
+        """Forget the vector with this id; a CommandId."""
+        return cast(Output, self.op(g, "Remove", item, after=after))
+
+    def train(self, g: Graph, training: Output, *, after: After = None) -> Output:
+        """Fit the index; a CommandId."""
+        return cast(Output, self.op(g, "Train", training, after=after))
+
+
+class PeerSelectorSlot(Slot):
+    """Chooses peers of one class; what is sent to them lives on that class."""
+
+    ROLE: ClassVar[str] = "PeerSelector"
+
+    def __init__(
+        self, name: str, *, peer_class: str | None = None, concrete: ConcreteSpec | None = None
+    ) -> None:
+        """Name the slot and the class of the peers that it selects.
+
+        Without `peer_class` a send to its peers has no class to go to, which the compiler
+        refuses; leave it out only where the peers go elsewhere.
+        """
+        super().__init__(name, concrete=concrete)
+        self._use = SlotUse(
+            name=self._use.name,
+            role=self.ROLE,
+            concrete=self._use.concrete,
+            peer_class=None if peer_class is None else check_class(peer_class),
+        )
+
+    @property
+    def peer_class(self) -> str | None:
+        """The class of the peers that this slot selects."""
+        return self._use.peer_class
+
+    def sample(self, g: Graph, *, n: int, after: After = None) -> Output:
+        """`n` different peers of the current view, in PeerId order."""
+        return cast(Output, self.op(g, "Sample", n=n, after=after))
+
+    def current_view(self, g: Graph, *, after: After = None) -> Output:
+        """All peers that can be chosen, in PeerId order."""
+        return cast(Output, self.op(g, "CurrentView", after=after))
+
+    def select(
+        self,
+        g: Graph,
+        key: Output | None = None,
+        *,
+        mode: Literal["all", "random", "near_key"] = "all",
+        n: int = 0,
+        after: After = None,
+    ) -> Output:
+        """`mode` is "all", "random" (n of them) or "near_key" (the n nearest to `key`)."""
+        return cast(Output, self.op(g, "Select", key, mode=mode, n=n, after=after))
+
+
+class ProtocolSlot(Slot):
+    """A protocol with its own ops: those of the domain `ai.bytesandbrains.protocol.<protocol>`.
+
+    They are registered with `bbnode.ir.opset.register_op` by who ships the protocol, and are
+    methods of the slot by their names in snake case.
+    """
+
+    ROLE: ClassVar[str] = "Protocol"
+
+    def __init__(self, name: str, protocol: str, *, concrete: ConcreteSpec | None = None) -> None:
+        """Name the slot and the protocol whose ops it records."""
+        super().__init__(name, concrete=concrete)
+        self._protocol = check_name("protocol", protocol)
+
+    def _specs(self) -> tuple[OpSpec, ...]:
+        return opset.ops_of(keys.PROTOCOL_DOMAIN_PREFIX + self._protocol)

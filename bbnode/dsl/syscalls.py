@@ -1,0 +1,232 @@
+"""Framework ops, as helpers: timers, triggers, queues, events, metrics, the address book.
+
+Rule: one function per op of the op table, called like it in snake case (`any_of` for `Any`,
+which is Python's word); a test holds that the two agree. The first argument is the Graph, then
+the op's inputs, its attributes by name, and `after`. Times are in nanoseconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from bbnode.dsl.graph import Graph
+from bbnode.dsl.output import After, Output
+from bbnode.dsl.record import record as _record
+from bbnode.dsl.record import spec_of
+from bbnode.ir import keys
+from bbnode.ir.types import TypeNode
+
+# Phases of LifecyclePhase.
+SHUTDOWN: Final = 1
+SNAPSHOT: Final = 2
+
+
+def _none(g: Graph, op_type: str, *inputs: Output, after: After, **attributes: Any) -> None:
+    _record(g, spec_of(keys.SYSCALL_DOMAIN, op_type), inputs, attributes, after=after)
+
+
+def _one(g: Graph, op_type: str, *inputs: Output, after: After, **attributes: Any) -> Output:
+    spec = spec_of(keys.SYSCALL_DOMAIN, op_type)
+    (made,) = _record(g, spec, inputs, attributes, after=after)
+    return made
+
+
+# --- sources -------------------------------------------------------------------------------
+
+
+def pulse(g: Graph, *, after: After = None) -> Output:
+    """A trigger that fires once, at bootstrap."""
+    return _one(g, "Pulse", after=after)
+
+
+def interval(g: Graph, *, period_ns: int, after: After = None) -> Output:
+    """A timestamp, every `period_ns`."""
+    return _one(g, "Interval", after=after, period_ns=period_ns)
+
+
+def event_source(g: Graph, *, kind: int, after: After = None) -> Output:
+    """Each event of a kind on the node's bus."""
+    return _one(g, "EventSource", after=after, kind=kind)
+
+
+def lifecycle_phase(g: Graph, *, phase: int, after: After = None) -> Output:
+    """A trigger when the node enters a phase: `SHUTDOWN` or `SNAPSHOT`."""
+    return _one(g, "LifecyclePhase", after=after, phase=phase)
+
+
+# --- triggers ------------------------------------------------------------------------------
+
+
+def on_trigger(g: Graph, trigger: Output, *, after: After = None) -> Output:
+    """Fires on each arrival."""
+    return _one(g, "OnTrigger", trigger, after=after)
+
+
+def threshold(g: Graph, *inputs: Output, n: int, after: After = None) -> Output:
+    """A trigger once `n` of the inputs have arrived."""
+    return _one(g, "Threshold", *inputs, after=after, n=n)
+
+
+def after(g: Graph, trigger: Output, *, delay_ns: int, after: After = None) -> Output:
+    """The trigger, `delay_ns` later."""
+    return _one(g, "After", trigger, after=after, delay_ns=delay_ns)
+
+
+def sleep(g: Graph, trigger: Output, *, duration_ns: int, after: After = None) -> Output:
+    """The trigger, when a timer of `duration_ns` has matured."""
+    return _one(g, "Sleep", trigger, after=after, duration_ns=duration_ns)
+
+
+def deadline_match(g: Graph, then: Output, timeout: Output, *, after: After = None) -> Output:
+    """Whichever of the two triggers fires first."""
+    return _one(g, "DeadlineMatch", then, timeout, after=after)
+
+
+def any_of(g: Graph, *inputs: Output, group: str = "", after: After = None) -> Output:
+    """The first of its inputs to arrive (the op `Any`)."""
+    return _one(g, "Any", *inputs, after=after, group=group)
+
+
+def gate(g: Graph, value: Output, trigger: Output, *, after: After = None) -> Output:
+    """The value, once the trigger has fired."""
+    return _one(g, "Gate", value, trigger, after=after)
+
+
+def gate_dispatch(g: Graph, value: Output, *, after: After = None) -> Output:
+    """An edge gate; the compiler puts them where they are needed."""
+    return _one(g, "GateDispatch", value, after=after)
+
+
+def gate_many_dispatch(g: Graph, value: Output, *gates: Output, after: After = None) -> Output:
+    """The value, once all gates have fired."""
+    return _one(g, "GateManyDispatch", value, *gates, after=after)
+
+
+# --- semaphores, queues, buffers -----------------------------------------------------------
+
+
+def limit_acquire(g: Graph, trigger: Output, *, name: str, n: int, after: After = None) -> Output:
+    """The trigger, once one unit of the semaphore `name` of `n` units is ours."""
+    return _one(g, "Limit.Acquire", trigger, after=after, name=name, n=n)
+
+
+def limit_release(g: Graph, trigger: Output, *, name: str, after: After = None) -> None:
+    """Give a unit of the semaphore `name` back."""
+    _none(g, "Limit.Release", trigger, after=after, name=name)
+
+
+def serialize_enqueue(g: Graph, value: Output, *, queue: str, after: After = None) -> Output:
+    """Put a value into a first-in-first-out queue; a trigger when it is in."""
+    return _one(g, "Serialize.Enqueue", value, after=after, queue=queue)
+
+
+def serialize_dequeue(g: Graph, trigger: Output, *, queue: str, after: After = None) -> Output:
+    """Take the oldest value of a queue, waiting for one."""
+    return _one(g, "Serialize.Dequeue", trigger, after=after, queue=queue)
+
+
+def hold_stash(g: Graph, value: Output, *, slot: str, after: After = None) -> None:
+    """Keep a value under a name of this node."""
+    _none(g, "Hold.Stash", value, after=after, slot=slot)
+
+
+def hold_flush(g: Graph, trigger: Output, *, slot: str, after: After = None) -> Output:
+    """The value kept under a name."""
+    return _one(g, "Hold.Flush", trigger, after=after, slot=slot)
+
+
+# --- what the node knows -------------------------------------------------------------------
+
+
+def clock(g: Graph, trigger: Output, *, after: After = None) -> Output:
+    """The node's clock, as a Timestamp."""
+    return _one(g, "Clock", trigger, after=after)
+
+
+def rng_u64(g: Graph, trigger: Output, *, after: After = None) -> Output:
+    """A draw from the node's seeded generator, as a U64."""
+    return _one(g, "RngU64", trigger, after=after)
+
+
+def correlate_tag(g: Graph, trigger: Output, *, after: After = None) -> Output:
+    """A fresh CorrelationToken."""
+    return _one(g, "CorrelateTag", trigger, after=after)
+
+
+def mint_dispatch(g: Graph, trigger: Output, *, after: After = None) -> Output:
+    """A CorrelationToken minted for the compiler's own ops."""
+    return _one(g, "MintDispatch", trigger, after=after)
+
+
+# --- to the host ---------------------------------------------------------------------------
+
+
+def app_emit(g: Graph, value: Output, *, name: str, after: After = None) -> None:
+    """Give a value to the host as the event `name`."""
+    _none(g, "AppEmit", value, after=after, name=name)
+
+
+def app_notify(g: Graph, trigger: Output, *, name: str, after: After = None) -> None:
+    """Tell the host that `name` happened."""
+    _none(g, "AppNotify", trigger, after=after, name=name)
+
+
+def record(g: Graph, value: Output, *, name: str, after: After = None) -> None:
+    """Push a value to the node's ring buffer, under `name`."""
+    _none(g, "Record", value, after=after, name=name)
+
+
+def incr_metric(
+    g: Graph, trigger: Output, *, name: str, delta: int = 1, after: After = None
+) -> None:
+    """Add `delta` to the node's counter `name`."""
+    _none(g, "IncrMetric", trigger, after=after, name=name, delta=delta)
+
+
+# --- values --------------------------------------------------------------------------------
+
+
+def pass_through(g: Graph, value: Output, *, after: After = None) -> Output:
+    """The value itself."""
+    return _one(g, "PassThrough", value, after=after)
+
+
+def tee(g: Graph, value: Output, *, fanout: int, after: After = None) -> tuple[Output, ...]:
+    """The value, `fanout` times."""
+    spec = spec_of(keys.SYSCALL_DOMAIN, "Tee")
+    return _record(g, spec, (value,), {"fanout": fanout}, after=after, variadic=fanout)
+
+
+def constant(g: Graph, value: Any, *, after: After = None) -> Output:
+    """A value that rides in the program: the same as `g.constant`."""
+    return g.constant(value, after=after)
+
+
+# --- the address book ----------------------------------------------------------------------
+
+
+def address_book_insert(g: Graph, peer: Output, address: Output, *, after: After = None) -> None:
+    """Add one address of a peer to the node's address book."""
+    _record(g, spec_of(keys.ADDRESS_BOOK_DOMAIN, "Insert"), (peer, address), after=after)
+
+
+def address_book_insert_many(
+    g: Graph, peer: Output, addresses: Output, *, after: After = None
+) -> None:
+    """Add addresses (an AddressVec) of a peer to the node's address book."""
+    _record(g, spec_of(keys.ADDRESS_BOOK_DOMAIN, "InsertMany"), (peer, addresses), after=after)
+
+
+def address_book_lookup(g: Graph, peer: Output, *, after: After = None) -> Output:
+    """All addresses of a peer, as an AddressVec; the op fails when there is none."""
+    spec = spec_of(keys.ADDRESS_BOOK_DOMAIN, "Lookup")
+    (made,) = _record(g, spec, (peer,), after=after)
+    return made
+
+
+def type_cast(g: Graph, value: Output, *, to: TypeNode | str, after: After = None) -> Output:
+    """The value as the type `to`, a type or its id (the op `Cast` of the types domain)."""
+    target = to.id if isinstance(to, TypeNode) else to
+    spec = spec_of(keys.TYPES_DOMAIN, "Cast")
+    (made,) = _record(g, spec, (value,), {"to": target}, after=after)
+    return made
