@@ -1,0 +1,15 @@
+"""The engine: installs compiled partitions and runs them, sans I/O.
+
+Rule: a `Node` is driven from outside. Time, ids and seeds are arguments; bytes, events and
+results come in through its entry points; what has to be done goes out as steps.
+"""
+
+from __future__ import annotations
+
+from bbnode.engine import errors, steps
+from bbnode.engine.install import install
+from bbnode.engine.limits import Limits
+from bbnode.engine.node import Node
+from bbnode.engine.program import Program, plan_program
+
+__all__ = ["Limits", "Node", "Program", "errors", "install", "plan_program", "steps"]

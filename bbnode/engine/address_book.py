@@ -1,0 +1,156 @@
+"""Where peers are.
+
+Rule: an entry is an ordered, deduplicated list of addresses with a reference count. Unknown
+and empty are both "cannot route". What was only heard of (claimed or observed) has no
+reference, and gives way, oldest first, when the book is full; what the program or the host
+added stays until it is dropped. A node's own addresses are the entry under its own id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from multiaddr import Multiaddr
+
+from bbnode.engine.errors import AddressBookFull, InvalidOperand
+from bbnode.ir.address import address_from_bytes
+from bbnode.ir.errors import DecodeError
+from bbnode.ir.peer import PeerId
+
+MAX_PEERS = 16_384  # a peer with three addresses takes about 1 KB
+MAX_ADDRESSES_PER_PEER = 16  # twice what an envelope may claim, for what was observed
+
+
+@dataclass(slots=True)
+class _Entry:
+    addresses: list[Multiaddr] = field(default_factory=list)
+    references: int = 0
+    claimed: tuple[bytes, ...] = ()  # the last claim, so that an unchanged one costs nothing
+
+
+class AddressBook:
+    """The addresses of all peers that this node knows."""
+
+    def __init__(self, max_peers: int = MAX_PEERS) -> None:
+        self._entries: dict[PeerId, _Entry] = {}
+        self._max_peers = max_peers
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, peer: object) -> bool:
+        return peer in self._entries
+
+    def add_peer(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
+        """One reference more, and these addresses.
+
+        Raises InvalidOperand for an empty list and AddressBookFull.
+        """
+        if not addresses:
+            raise InvalidOperand(f"add_peer {peer.short}: no address given; give at least one")
+        entry = self._entry(peer)
+        for address in addresses:
+            _append(peer, entry, address)
+        entry.references += 1
+
+    def drop_peer(self, peer: PeerId) -> None:
+        """One reference less; the entry goes with the last one."""
+        entry = self._entries.get(peer)
+        if entry is None:
+            return
+        entry.references -= 1
+        if entry.references <= 0:
+            del self._entries[peer]
+
+    def register_address(self, peer: PeerId, address: Multiaddr) -> None:
+        """Append an address; AddressBookFull when there is no room."""
+        _append(peer, self._entry(peer), address)
+
+    def forget_address(self, peer: PeerId, address: Multiaddr) -> None:
+        """Remove an address and keep the entry."""
+        entry = self._entries.get(peer)
+        if entry is not None and address in entry.addresses:
+            entry.addresses.remove(address)
+
+    def lookup(self, peer: PeerId) -> tuple[Multiaddr, ...]:
+        """All addresses of a peer, in order; empty when it can't be routed."""
+        entry = self._entries.get(peer)
+        return () if entry is None else tuple(entry.addresses)
+
+    def set_own(self, peer: PeerId, addresses: Iterable[Multiaddr]) -> None:
+        """Replace the node's own entry."""
+        unique = list(dict.fromkeys(addresses))[:MAX_ADDRESSES_PER_PEER]
+        self._entries[peer] = _Entry(unique, references=1)
+
+    def merge_claimed(self, peer: PeerId, claimed: tuple[bytes, ...]) -> int:
+        """Take over what a peer says of itself; returns how many claims were unusable."""
+        entry = self._entries.get(peer)
+        if entry is not None and entry.claimed == claimed:
+            return 0
+        refused = 0
+        for raw in claimed:
+            try:
+                address = address_from_bytes(raw)
+                entry = self._entry(peer)
+                _append(peer, entry, address)
+            except (DecodeError, AddressBookFull):
+                refused += 1
+        if entry is not None:
+            entry.claimed = claimed
+        return refused
+
+    def observe(self, peer: PeerId, address: Multiaddr) -> bool:
+        """Take over where an envelope came from; False when there is no room."""
+        entry = self._entries.get(peer)
+        if entry is not None and address in entry.addresses:
+            return True
+        try:
+            _append(peer, self._entry(peer), address)
+        except AddressBookFull:
+            return False
+        return True
+
+    def export(self) -> list[tuple[bytes, int, list[bytes]]]:
+        """(peer, references, addresses) as plain data, in insertion order."""
+        return [
+            (peer.to_bytes(), entry.references, [bytes(a.to_bytes()) for a in entry.addresses])
+            for peer, entry in self._entries.items()
+        ]
+
+    def load(self, rows: Iterable[tuple[bytes, int, Sequence[bytes]]]) -> None:
+        """Add what `export` gave; DecodeError when a row is malformed."""
+        fresh: dict[PeerId, _Entry] = {}
+        for raw_peer, references, raw_addresses in rows:
+            if len(fresh) >= self._max_peers or len(raw_addresses) > MAX_ADDRESSES_PER_PEER:
+                raise DecodeError("an address book with more entries than fit")
+            addresses = [address_from_bytes(raw) for raw in raw_addresses]
+            fresh[PeerId.from_bytes(raw_peer)] = _Entry(addresses, references)
+        self._entries.update(fresh)
+
+    def _entry(self, peer: PeerId) -> _Entry:
+        entry = self._entries.get(peer)
+        if entry is None:
+            if len(self._entries) >= self._max_peers:
+                self._make_room(peer)
+            entry = self._entries[peer] = _Entry()
+        return entry
+
+    def _make_room(self, peer: PeerId) -> None:
+        for known, entry in self._entries.items():
+            if entry.references == 0:
+                del self._entries[known]
+                return
+        raise AddressBookFull(
+            f"no room for {peer.short}: {self._max_peers} peers are referenced; drop some"
+        )
+
+
+def _append(peer: PeerId, entry: _Entry, address: Multiaddr) -> None:
+    if address in entry.addresses:
+        return
+    if len(entry.addresses) >= MAX_ADDRESSES_PER_PEER:
+        raise AddressBookFull(
+            f"{peer.short} has {MAX_ADDRESSES_PER_PEER} addresses; forget one first"
+        )
+    entry.addresses.append(address)

@@ -1,0 +1,93 @@
+"""What a host hands to `invoke` and `deliver_event`: checked, counted and copied.
+
+Rule: names first, then counts, types and sizes; nothing is stored before all of it is right.
+Arrays are copied once, here, and are read-only from then on; the caller may reuse its buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from bbnode.engine.errors import (
+    InputTypeMismatch,
+    MissingInput,
+    OversizePayload,
+    TooManyInputs,
+    UnknownInput,
+    did_you_mean,
+)
+from bbnode.engine.limits import Limits
+from bbnode.engine.program import TargetPlan
+from bbnode.ir.errors import AuthorError
+from bbnode.ir.values import Composite, Value, size_of, type_of
+
+
+def adopt_inputs(
+    target: TargetPlan, inputs: Mapping[str, Value], limits: Limits
+) -> tuple[dict[str, Value], int]:
+    """Copies of all inputs of an invoke, and their size in bytes."""
+    if limits.invoke_inputs is not None and len(inputs) > limits.invoke_inputs:
+        raise TooManyInputs(
+            f"{target.name}: {len(inputs)} inputs; limit invoke_inputs is {limits.invoke_inputs}"
+        )
+    for name in inputs:
+        _check_name(target, name)
+    missing = [name for name in target.inputs if name not in inputs]
+    if missing:
+        raise MissingInput(
+            f"{target.name}: no value for {', '.join(missing)}; give all inputs, or use "
+            "deliver_event for one"
+        )
+    size = sum(_checked_size(target, name, value) for name, value in inputs.items())
+    if limits.invoke_bytes is not None and size > limits.invoke_bytes:
+        raise OversizePayload(
+            f"{target.name}: {size} bytes of input; limit invoke_bytes is {limits.invoke_bytes}"
+        )
+    return {name: adopt(value) for name, value in inputs.items()}, size
+
+
+def adopt_event(target: TargetPlan, name: str, value: Value, limits: Limits) -> tuple[Value, int]:
+    """A copy of the value of one event, and its size in bytes."""
+    _check_name(target, name)
+    size = _checked_size(target, name, value)
+    if limits.app_event_bytes is not None and size > limits.app_event_bytes:
+        raise OversizePayload(
+            f"{target.name}.{name}: an event of {size} bytes; limit app_event_bytes is "
+            f"{limits.app_event_bytes}"
+        )
+    return adopt(value), size
+
+
+def adopt(value: Value) -> Value:
+    """The value itself where it is immutable, else a read-only copy."""
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.array(value)
+        array.flags.writeable = False
+        return array
+    if isinstance(value, Composite):
+        return Composite(adopt(child) for child in value)
+    return value
+
+
+def _check_name(target: TargetPlan, name: str) -> None:
+    if name not in target.inputs:
+        known = ", ".join(target.inputs) or "none"
+        raise UnknownInput(
+            f"{target.name} has no input {name!r}{did_you_mean(name, target.inputs)}; "
+            f"it has: {known}"
+        )
+
+
+def _checked_size(target: TargetPlan, name: str, value: Value) -> int:
+    try:
+        actual = type_of(value)
+    except AuthorError as error:
+        raise InputTypeMismatch(f"{target.name}.{name}: {error}") from error
+    declared = target.inputs[name]
+    if declared is not None and not actual.is_a(declared):
+        raise InputTypeMismatch(
+            f"{target.name}.{name} takes {declared.name} and was given {actual.name}"
+        )
+    return size_of(value)

@@ -1,0 +1,65 @@
+"""When a peer that failed may be tried again.
+
+Rule: the state of a peer is untracked, or (attempts, next_retry). A failure adds an attempt
+and waits 10 ms x 2^(attempts-1), at most 60 s; a success forgets the peer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from bbnode.ir.peer import PeerId
+
+BASE_DELAY_NS = 10_000_000  # 10 ms
+MAX_DELAY_NS = 60_000_000_000  # 60 s
+# Peers remembered; the one that failed longest ago is forgotten first, which only means
+# that it may be tried again at once.
+MAX_TRACKED_PEERS = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """A peer that failed `attempts` times in a row."""
+
+    attempts: int
+    next_retry_ns: int
+
+
+def delay_for(attempts: int) -> int:
+    """Nanoseconds to wait after the given number of failures in a row (1 or more)."""
+    doublings = min(attempts - 1, 32)  # far beyond the cap; keeps the shift small
+    return min(BASE_DELAY_NS << doublings, MAX_DELAY_NS)
+
+
+class BackoffTable:
+    """Backoff of all peers that failed."""
+
+    def __init__(self) -> None:
+        self._peers: OrderedDict[PeerId, Backoff] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def get(self, peer: PeerId) -> Backoff | None:
+        """The state of a peer, or None when it is untracked."""
+        return self._peers.get(peer)
+
+    def record_failure(self, peer: PeerId, now_ns: int) -> Backoff:
+        """One more failure in a row."""
+        known = self._peers.pop(peer, None)
+        attempts = 1 if known is None else known.attempts + 1
+        state = Backoff(attempts=attempts, next_retry_ns=now_ns + delay_for(attempts))
+        self._peers[peer] = state
+        if len(self._peers) > MAX_TRACKED_PEERS:
+            self._peers.popitem(last=False)
+        return state
+
+    def record_success(self, peer: PeerId) -> None:
+        """Forget a peer's failures."""
+        self._peers.pop(peer, None)
+
+    def should_retry(self, peer: PeerId, now_ns: int) -> bool:
+        """Whether a peer may be tried at `now_ns`."""
+        state = self._peers.get(peer)
+        return state is None or now_ns >= state.next_retry_ns

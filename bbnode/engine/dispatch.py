@@ -1,0 +1,126 @@
+"""What ingress events and matured timers do.
+
+Rule: one method per event class and one branch per timer kind; nothing here raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from bbnode.engine import ingress as ev
+from bbnode.engine import steps
+from bbnode.engine.frame import EntryPlan, Frame
+from bbnode.engine.inbound import Inbound
+from bbnode.engine.program import Program
+from bbnode.engine.runtime import Runtime
+from bbnode.engine.scheduler import TimerKind
+from bbnode.ir.values import TRIGGER, Timestamp, Value
+
+
+class Dispatch:
+    """Turns events and timers of one node into executions and table changes."""
+
+    def __init__(self, program: Program, rt: Runtime) -> None:
+        self._program = program
+        self._rt = rt
+        self._booting: list[Frame] | None = None
+        self.take: Mapping[type, Callable[[Any], None]] = {
+            ev.InboundBytes: Inbound(rt, program.sites).receive,
+            ev.InboundRefused: self._take_refused,
+            ev.Invocation: self._take_invocation,
+            ev.PeerConnected: self._take_connected,
+            ev.PeerDisconnected: self._take_disconnected,
+            ev.SendFailed: self._take_send_failed,
+            ev.Lifecycle: self._take_lifecycle,
+        }
+
+    def _take_refused(self, event: ev.InboundRefused) -> None:
+        self._rt.refuse(event.peer, -1, 0, event.size, event.kind, event.detail)
+
+    def _take_invocation(self, event: ev.Invocation) -> None:
+        target = self._program.by_name[event.target]
+        plan = target.invoke if event.event is None else target.events[event.event]
+        frame = self._rt.start(plan, event.execution)
+        if frame is None:
+            event.charge.release()
+            self._rt.steps.append(
+                steps.ExecutionFinished(
+                    execution=event.execution, target=target.name, ok=False, failures=1
+                )
+            )
+            return
+        frame.charges = [event.charge]
+        frame.report = True
+        for name, index in zip(plan.seed_names, plan.seeds, strict=True):
+            frame.values[index] = event.inputs[name]
+        self._rt.launch(frame)
+
+    def _take_connected(self, event: ev.PeerConnected) -> None:
+        self._rt.steps.extend(
+            self._rt.neighbours.connected(event.peer, event.classes, event.addresses)
+        )
+
+    def _take_disconnected(self, event: ev.PeerDisconnected) -> None:
+        self._rt.steps.extend(self._rt.neighbours.disconnected(event.peer, event.reason))
+
+    def _take_send_failed(self, event: ev.SendFailed) -> None:
+        rt = self._rt
+        rt.counts["send.failed"] += 1
+        rt.steps.extend(rt.neighbours.failed(event.peer, event.reason, rt.now_ns))
+
+    def _take_lifecycle(self, event: ev.Lifecycle) -> None:
+        for source in self._program.sources:
+            if source.kind == "LifecyclePhase" and source.argument == event.phase:
+                self._fire_source(source.plan, TRIGGER)
+
+    # -- what fires by itself ----------------------------------------------------------------
+
+    def boot(self) -> None:
+        """At the first poll: fire every Pulse, arm every Interval."""
+        rt = self._rt
+        self._booting = []
+        for index, source in enumerate(self._program.sources):
+            if source.kind == "Interval":
+                rt.scheduler.set(rt.now_ns + source.argument, TimerKind.INTERVAL, index)
+            elif source.kind == "Pulse":
+                frame = self._fire_source(source.plan, TRIGGER)
+                if frame is not None:
+                    self._booting.append(frame)
+
+    def check_booted(self) -> None:
+        """Say once when everything that `boot` fired has ended."""
+        if self._booting is None or not all(frame.ended for frame in self._booting):
+            return
+        ok = not any(frame.failures for frame in self._booting)
+        self._rt.steps.append(steps.BootstrapComplete(executions=len(self._booting), ok=ok))
+        self._booting = None
+
+    def _fire_source(self, plan: EntryPlan, value: Value) -> Frame | None:
+        frame = self._rt.start(plan, self._rt.next_execution())
+        if frame is not None:
+            for index in plan.seeds:
+                frame.values[index] = value
+            self._rt.launch(frame)
+        return frame
+
+    def mature(self, kind: TimerKind, key: int, when_ns: int) -> None:
+        """A timer is due."""
+        rt = self._rt
+        if kind is TimerKind.PARKED_DONE:
+            rt.suspensions.resume(key, TRIGGER, None)
+        elif kind is TimerKind.PARKED_DEADLINE:
+            rt.suspensions.too_late(key)
+        elif kind is TimerKind.REQUEST_DEADLINE:
+            rt.cohorts.deadline(key)
+        else:
+            self._tick(key, when_ns)
+
+    def _tick(self, index: int, when_ns: int) -> None:
+        rt = self._rt
+        source = self._program.sources[index]
+        missed = (rt.now_ns - when_ns) // source.argument
+        rt.counts["interval.missed"] += missed
+        following_ns = when_ns + (missed + 1) * source.argument
+        rt.scheduler.set(following_ns, TimerKind.INTERVAL, index)
+        self._fire_source(source.plan, Timestamp(rt.now_ns))

@@ -1,0 +1,222 @@
+"""What the engine refuses at its boundary, one class per reason.
+
+Rule: install errors and entry-point errors are raised to the host; what goes wrong while
+polling is a step and never an exception. The name of a class is the `kind` that an
+`OpFailed` step shows.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from bbnode.components.contracts import ComponentError
+from bbnode.ir.errors import AuthorError, BbnodeError, DeploymentError, EnvironmentFault
+
+# --- install ---------------------------------------------------------------------------
+
+
+class InstallError(DeploymentError):
+    """An artifact can't be brought up on this node."""
+
+
+class NotCompiled(InstallError):
+    """The model is no output of the compiler, or of another version of it."""
+
+
+class InvalidArtifact(InstallError):
+    """The compiled model is malformed: made by hand, cut short, or changed."""
+
+    def __init__(self, where: str, what: str) -> None:
+        self.where = where
+        self.what = what
+        super().__init__(f"{where}: {what}; compile the program again")
+
+
+class UnknownTarget(InstallError):
+    """No partition of the artifact has this name or class."""
+
+    def __init__(self, target: str, known: Iterable[str]) -> None:
+        self.target = target
+        self.known = tuple(known)
+        listed = ", ".join(self.known) or "none"
+        super().__init__(
+            f"no target {target!r}{did_you_mean(target, self.known)}; there is: {listed}"
+        )
+
+
+class SlotBindingConflict(InstallError):
+    """Targets that are installed together bind one slot to different things."""
+
+    def __init__(self, slot: str, contributors: Sequence[tuple[str, str]]) -> None:
+        self.slot = slot
+        self.contributors = tuple(contributors)
+        listed = "; ".join(f"{target}: {bound}" for target, bound in contributors)
+        super().__init__(
+            f"slot {slot!r} is bound differently by the targets ({listed}); "
+            "give the slots different names, or install the targets on different nodes"
+        )
+
+
+class MissingComponents(InstallError):
+    """Component types that the artifact names are not installed here: all of them."""
+
+    def __init__(self, missing: Sequence[tuple[str, str, str]]) -> None:
+        self.missing = tuple(missing)
+        listed = "; ".join(f"slot {slot!r}: {reason}" for slot, _, reason in missing)
+        super().__init__(f"{len(missing)} component type(s) are missing: {listed}")
+
+
+class RoleMismatch(InstallError):
+    """A bound component does not fulfil the role of its slot."""
+
+
+class UnknownSlot(InstallError):
+    """The config has settings for a slot that no installed target has."""
+
+
+class UnboundDependency(InstallError):
+    """A component depends on a slot that no installed target binds."""
+
+
+class DependencyCycle(InstallError):
+    """Components depend on each other in a ring."""
+
+
+class ComponentConstructionFailed(InstallError):
+    """A component raised something unexpected while it was made."""
+
+
+class UnsupportedOps(InstallError):
+    """Ops of the artifact that this engine or its components can't run: all of them."""
+
+    def __init__(self, ops: Sequence[str]) -> None:
+        self.ops = tuple(ops)
+        listed = "\n  ".join(self.ops)
+        super().__init__(
+            f"{len(self.ops)} op(s) can't run here; bind components that have them, or upgrade "
+            f"bbnode:\n  {listed}"
+        )
+
+
+# --- entry points ----------------------------------------------------------------------
+
+
+class EntryError(BbnodeError):
+    """A call at the node's boundary was refused; nothing was changed."""
+
+
+class UnknownInput(EntryError):
+    """The target has no input of this name."""
+
+
+class MissingInput(EntryError):
+    """An invoke leaves out inputs of the target."""
+
+
+class TooManyInputs(EntryError):
+    """An invoke has more inputs than the cap."""
+
+
+class OversizePayload(EntryError):
+    """Something is larger than its cap."""
+
+
+class InputTypeMismatch(EntryError):
+    """An input is of another type than the target declares."""
+
+
+class BudgetExceeded(EntryError, EnvironmentFault):
+    """The byte budget of what waits and lives in executions is used up."""
+
+
+class IngressFull(EntryError, EnvironmentFault):
+    """Too many events wait for the next poll."""
+
+
+class IngressClosed(EntryError):
+    """The node was closed."""
+
+
+# --- ops (kinds of OpFailed) -----------------------------------------------------------
+
+
+class OpError(BbnodeError):
+    """An op of an execution failed; what depends on it does not fire."""
+
+
+class GateDenied(OpError):
+    """A gate stopped an execution; `reason` is a stable label."""
+
+    def __init__(self, gate: str, reason: str, detail: str = "") -> None:
+        self.reason = reason
+        super().__init__(f"{gate} reason={reason}{': ' + detail if detail else ''}")
+
+
+class DeadlineExceeded(OpError):
+    """An execution's or a parked op's deadline is over."""
+
+
+class QuorumNotReached(OpError):
+    """Too few of a cohort answered."""
+
+
+class CompositeMismatch(OpError):
+    """A composite does not hold what the program says."""
+
+
+class InvalidOperand(OpError):
+    """A wire or book op was given a value that it can't use."""
+
+
+class WrongResultType(OpError, ComponentError):
+    """A component returned something else than its contract says."""
+
+
+class CannotRoute(OpError):
+    """The address book has no address of a peer."""
+
+
+class AddressBookFull(OpError):
+    """The address book, or one entry of it, is full."""
+
+
+class PendingAsyncExceeded(OpError):
+    """Too many ops are parked."""
+
+
+class FramesExceeded(OpError):
+    """Too many executions are under way."""
+
+
+class OutboundFull(OpError):
+    """Too many envelopes wait to be sent."""
+
+
+class PayloadTooLarge(OpError):
+    """A value does not fit into one envelope."""
+
+
+class UnexpectedException(OpError):
+    """A component raised what is no bbnode error: a fault of its author."""
+
+
+# --- snapshot --------------------------------------------------------------------------
+
+
+class SnapshotRefused(DeploymentError):
+    """A snapshot is torn, changed, newer, or does not fit what is installed."""
+
+
+class NodeBusy(ComponentError):
+    """A component works in another thread now, so that its state can't be read."""
+
+
+class ReservedName(InvalidArtifact, AuthorError):
+    """A program uses a name that belongs to the framework."""
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the nearest of `known`, or nothing."""
+    near = difflib.get_close_matches(given, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

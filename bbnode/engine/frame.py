@@ -1,0 +1,130 @@
+"""A frame: one execution over one plan.
+
+Rule: a frame owns all values of its execution; two frames never share one. When nothing of
+it is ready or parked it is finished and dropped whole. The last element of `values` is
+scratch: outputs that nobody reads are written there.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from bbnode.ir.peer import PeerId
+from bbnode.ir.values import Value
+
+if TYPE_CHECKING:
+    from bbnode.engine.ingress import Charge
+    from bbnode.engine.runtime import Runtime
+
+
+class _Marker(enum.Enum):
+    MISSING = "missing"
+    PARKED = "parked"
+
+
+MISSING: Final = _Marker.MISSING  # a value that is not there yet
+PARKED: Final = _Marker.PARKED  # what `fire` returns when the op has no result now
+
+SCRATCH: Final = -1  # index of the scratch element
+
+
+class Op:
+    """One op of a plan, ready to fire.
+
+    `fire(frame)` returns the op's output: one value, or a sequence with one per element of
+    `outs` where that is not None; or PARKED. `consumers` lose one pending count each when
+    it has fired.
+    """
+
+    __slots__ = ("consumers", "deadline_ns", "fire", "index", "name", "op_type", "out", "outs")
+
+    def __init__(self, index: int, name: str, op_type: str, deadline_ns: int) -> None:
+        self.index = index
+        self.name = name
+        self.op_type = op_type
+        self.deadline_ns = deadline_ns  # 0: none of its own
+        self.out = SCRATCH
+        self.outs: tuple[int, ...] | None = None
+        self.consumers: tuple[Op, ...] = ()
+        self.fire: Callable[[Frame], Any] = _unbound
+
+    def __repr__(self) -> str:
+        return f"Op({self.name}: {self.op_type})"
+
+
+def _unbound(frame: Frame) -> Value:
+    raise RuntimeError("an op fires before its plan is complete")
+
+
+class EntryPlan:
+    """What one entry runs: shared, immutable once built.
+
+    `template` and `pending` are copied into each frame; `initial` are the ops that nothing
+    but the entry's own seeds and constants hold up. `seeds` maps the entry's outputs (by
+    position; by name for inputs of a target) to value indices, where the slice reads them.
+    """
+
+    __slots__ = ("initial", "name", "ops", "pending", "seed_names", "seeds", "target", "template")
+
+    def __init__(self, name: str, target: str) -> None:
+        self.name = name
+        self.target = target
+        self.template: list[Value] = []
+        self.pending: list[int] = []
+        self.ops: tuple[Op, ...] = ()
+        self.initial: tuple[Op, ...] = ()
+        self.seeds: tuple[int, ...] = ()
+        self.seed_names: tuple[str, ...] = ()
+
+
+class Frame:
+    """One execution."""
+
+    __slots__ = (
+        "charges",
+        "cohorts",
+        "deadline_ns",
+        "ended",
+        "execution",
+        "failures",
+        "live",
+        "parked",
+        "pending",
+        "plan",
+        "report",
+        "rt",
+        "site",
+        "source_peer",
+        "started_ns",
+        "values",
+        "wire_out_id",
+        "wire_req_id",
+    )
+
+    def __init__(self, rt: Runtime, plan: EntryPlan, execution: int, started_ns: int) -> None:
+        self.rt = rt
+        self.plan = plan
+        self.execution = execution
+        self.started_ns = started_ns
+        self.values: list[Value] = plan.template.copy()
+        self.pending = plan.pending.copy()
+        self.live = 0  # ops that are ready or parked
+        self.ended = False
+        self.failures = 0
+        self.report = False  # whether the host is told of the end
+        self.deadline_ns: int | None = None
+        self.source_peer: PeerId | None = None
+        self.wire_req_id = 0  # of the envelope that started it
+        self.site = 0
+        self.wire_out_id = 0  # of what it sends one-way, made with the first send
+        self.charges: list[Charge] | None = None
+        self.parked: dict[int, None] | None = None  # its tokens
+        self.cohorts: dict[int, int] | None = None  # request id -> wire_req_id
+
+    def remaining_ns(self, now_ns: int, static_ns: int) -> int:
+        """The time budget that goes with what is sent now; `static_ns` without a deadline."""
+        if self.deadline_ns is None:
+            return static_ns
+        return max(self.deadline_ns - now_ns, 1)  # 0 on the wire would mean "none"

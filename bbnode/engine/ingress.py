@@ -1,0 +1,242 @@
+"""The ingress: the one thread-safe seam of a node.
+
+Rule: events wait here for the next poll, bounded in number and in bytes; a push beyond a
+bound is refused and counted. The byte budget also covers what lives in executions: a
+charge is taken before anything is stored and given back when its last holder lets go.
+Events are plain data.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from multiaddr import Multiaddr
+
+from bbnode.engine.limits import Limits
+from bbnode.ir.peer import PeerId
+from bbnode.ir.values import Value
+
+
+class Charge:
+    """Bytes held; given back when the last of its holders releases it."""
+
+    __slots__ = ("_budget", "_holders", "size")
+
+    def __init__(self, budget: ByteBudget, size: int) -> None:
+        self._budget = budget
+        self._holders = 1
+        self.size = size
+
+    def hold(self) -> Charge:
+        """One holder more. Only the polling thread holds and releases."""
+        self._holders += 1
+        return self
+
+    def release(self) -> None:
+        """One holder less."""
+        self._holders -= 1
+        if self._holders == 0:
+            self._budget.give_back(self.size)
+
+
+class ByteBudget:
+    """Bytes that may wait and live together."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._used = 0
+        self._lock = threading.Lock()
+
+    @property
+    def used(self) -> int:
+        """Bytes charged now."""
+        return self._used
+
+    @property
+    def remaining(self) -> int | None:
+        """Bytes left; None when there is no limit."""
+        return None if self._limit is None else self._limit - self._used
+
+    def charge(self, size: int) -> Charge | None:
+        """Take `size` bytes; None when they are not there."""
+        with self._lock:
+            if self._limit is not None and self._used + size > self._limit:
+                return None
+            self._used += size
+        return Charge(self, size)
+
+    def give_back(self, size: int) -> None:
+        """Release bytes; called by `Charge`."""
+        with self._lock:
+            self._used -= size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboundBytes:
+    """One envelope of an authenticated peer."""
+
+    peer: PeerId
+    data: bytes
+    observed: Multiaddr | None
+    charge: Charge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboundRefused:
+    """An envelope that was dropped at the boundary; only this note of it is kept."""
+
+    peer: PeerId
+    size: int
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """An execution that the host asked for: all inputs of a target, or one event."""
+
+    execution: int
+    target: str
+    event: str | None
+    inputs: dict[str, Value]
+    charge: Charge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerConnected:
+    """The transport has a connection with a peer."""
+
+    peer: PeerId
+    classes: tuple[str, ...]
+    addresses: tuple[Multiaddr, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerDisconnected:
+    """The transport lost a peer."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendFailed:
+    """The transport could not send something to a peer."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifecycle:
+    """The host announces a phase."""
+
+    phase: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """A parked op's result, or its error."""
+
+    token: int
+    result: Value
+    error: BaseException | None
+
+
+Event: TypeAlias = (
+    InboundBytes
+    | InboundRefused
+    | Invocation
+    | PeerConnected
+    | PeerDisconnected
+    | SendFailed
+    | Lifecycle
+)
+
+
+class Ingress:
+    """Events and completions that wait for a poll."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.budget = ByteBudget(limits.ingress_bytes)
+        self._max_events = limits.ingress_events
+        self._lock = threading.Lock()
+        self._events: deque[Event] = deque()
+        self._completions: deque[Completed] = deque()
+        self._completed: set[int] = set()  # tokens among them
+        self._counts: Counter[str] = Counter()
+        self._closed = False
+        self._wake: Callable[[], None] | None = None
+
+    def set_wake(self, wake: Callable[[], None] | None) -> None:
+        """`wake` is called, from any thread, when the first event comes to an empty ingress."""
+        self._wake = wake
+
+    @property
+    def closed(self) -> bool:
+        """Whether the node was closed."""
+        return self._closed
+
+    def close(self) -> None:
+        """Refuse everything from now on."""
+        self._closed = True
+
+    def pending(self) -> bool:
+        """Whether something waits."""
+        return bool(self._events or self._completions)
+
+    def push(self, event: Event, *, must: bool = False) -> bool:
+        """Queue an event; False when it is refused.
+
+        `must`: for events whose number is bounded elsewhere (connections), never refused for
+        the count.
+        """
+        with self._lock:
+            full = self._max_events is not None and len(self._events) >= self._max_events
+            if self._closed or (full and not must):
+                self._counts["ingress.dropped"] += 1
+                return False
+            first = not self._events and not self._completions
+            self._events.append(event)
+        if first and self._wake is not None:
+            self._wake()
+        return True
+
+    def push_completion(self, completed: Completed) -> None:
+        """Queue a completion; a second one for the same token is dropped and counted."""
+        with self._lock:
+            if completed.token in self._completed or self._closed:
+                self._counts["completion.dropped"] += 1
+                return
+            first = not self._events and not self._completions
+            self._completed.add(completed.token)
+            self._completions.append(completed)
+        if first and self._wake is not None:
+            self._wake()
+
+    def take_events(self) -> deque[Event]:
+        """All events that wait, oldest first."""
+        with self._lock:
+            taken, self._events = self._events, deque()
+        return taken
+
+    def take_completions(self) -> deque[Completed]:
+        """All completions that wait, oldest first."""
+        with self._lock:
+            taken, self._completions = self._completions, deque()
+            self._completed.clear()
+        return taken
+
+    def count(self, name: str) -> None:
+        """Count something that happened at the boundary, from any thread."""
+        with self._lock:
+            self._counts[name] += 1
+
+    def counters(self) -> dict[str, int]:
+        """What was counted here."""
+        with self._lock:
+            return dict(self._counts)

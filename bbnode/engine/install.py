@@ -1,0 +1,206 @@
+"""Install: bring the chosen targets of a compiled model up as a node.
+
+Rule: everything that can be wrong is found here, before anything runs, and is told whole: all
+missing component types, all ops that can't run. Components are made once per slot, those
+that others depend on first.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from multiaddr import Multiaddr
+from onnx import ModelProto
+
+from bbnode.components.contracts import CONTRACTS, Backend, Component
+from bbnode.components.registry import UnknownComponentType, build_config, component_class
+from bbnode.engine.bindings import SlotPlan
+from bbnode.engine.cells import ComponentCell
+from bbnode.engine.errors import (
+    ComponentConstructionFailed,
+    DependencyCycle,
+    InvalidArtifact,
+    MissingComponents,
+    RoleMismatch,
+    UnboundDependency,
+    UnknownSlot,
+    UnsupportedOps,
+)
+from bbnode.engine.limits import Limits
+from bbnode.engine.neighbours import Neighbours
+from bbnode.engine.node import Node
+from bbnode.engine.ops.graphs import GraphRunner
+from bbnode.engine.program import Program, plan_program
+from bbnode.engine.runtime import Runtime
+from bbnode.ir import protos
+from bbnode.ir.errors import BbnodeError
+from bbnode.ir.peer import PeerId
+
+
+def install(
+    model: ModelProto | Program,
+    targets: Sequence[str] = (),
+    *,
+    peer_id: PeerId,
+    addresses: Sequence[Multiaddr] = (),
+    config: Mapping[str, Mapping[str, Any]] | None = None,
+    limits: Limits | None = None,
+    seed: int = 0,
+    incarnation: int = 1,
+) -> Node:
+    """A node that plays `targets` of a compiled model.
+
+    Args:
+        model: what the compiler returned; or a `Program`, which nodes may share.
+        targets: target names (`<class>#<hash>`) or classes; not looked at for a `Program`.
+        config: settings per slot, over those that the artifact stores.
+        seed: of what the program draws (RngU64).
+        incarnation: grows with every start of this peer, so that ids differ between starts.
+
+    Raises:
+        NotCompiled, UnknownTarget, InvalidArtifact: of the artifact.
+        SlotBindingConflict, MissingComponents, RoleMismatch, UnknownSlot, ConfigTypeMismatch,
+        UnboundDependency, DependencyCycle, ComponentConstructionFailed: of components.
+        UnsupportedOps: of what it would run.
+    """
+    program = model if isinstance(model, Program) else plan_program(model, targets)
+    classes = _classes(program)
+    cells = _make_components(program, classes, config or {})
+    by_slot = {cell.slot: cell for cell in cells}
+    unsupported = [*program.unsupported, *_unsupported(program, by_slot)]
+    if unsupported:
+        raise UnsupportedOps(unsupported)
+    graphs = []
+    for spec in program.graphs:
+        backend = by_slot[spec.slot].component
+        try:
+            graphs.append(GraphRunner(spec, backend))
+        except BbnodeError as error:
+            raise UnsupportedOps([f"{spec.where}: {error}"]) from error
+    rt = Runtime(
+        neighbours=Neighbours(peer_id, addresses),
+        cells=cells,
+        graphs=graphs,
+        limits=limits or Limits(),
+        seed=seed,
+        incarnation=incarnation,
+    )
+    return Node(program, rt)
+
+
+def _classes(program: Program) -> dict[str, type[Component]]:
+    """The component class of every slot; all that are missing at once."""
+    found: dict[str, type[Component]] = {}
+    missing: list[tuple[str, str, str]] = []
+    for slot in program.slots:
+        try:
+            found[slot.name] = component_class(slot.binding.type_name)
+        except UnknownComponentType as error:
+            missing.append((slot.name, slot.binding.type_name, str(error)))
+    if missing:
+        raise MissingComponents(missing)
+    for slot in program.slots:
+        contract = CONTRACTS.get(slot.binding.role)
+        if contract is None:
+            raise InvalidArtifact(
+                slot.targets[0], f"slot {slot.name!r} has the unknown role {slot.binding.role!r}"
+            )
+        if not issubclass(found[slot.name], contract):
+            raise RoleMismatch(
+                f"slot {slot.name!r} needs a {slot.binding.role}; {slot.binding.type_name} is none"
+            )
+    return found
+
+
+def _make_components(
+    program: Program,
+    classes: Mapping[str, type[Component]],
+    config: Mapping[str, Mapping[str, Any]],
+) -> list[ComponentCell]:
+    plans = {slot.name: slot for slot in program.slots}
+    for name in config:
+        if name not in plans:
+            near = difflib.get_close_matches(name, plans, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UnknownSlot(
+                f"the config has settings for slot {name!r}, which no installed target uses{hint} "
+                f"Slots here: {', '.join(plans) or 'none'}"
+            )
+    made: dict[str, Component] = {}
+    for name in _dependency_order(classes):
+        cls = classes[name]
+        plan = plans[name]
+        settings = build_config(cls, name, plan.config, config.get(name, {}))
+        made[name] = _construct(plan, cls, settings, made)
+    return [ComponentCell(slot.name, slot.binding, made[slot.name]) for slot in program.slots]
+
+
+def _construct(
+    plan: SlotPlan, cls: type[Component], settings: Any, made: Mapping[str, Component]
+) -> Component:
+    try:
+        component = cls(settings)
+        component.bind({role: made[slot] for role, slot in cls.depends.items()})
+    except BbnodeError:
+        raise
+    except Exception as error:
+        raise ComponentConstructionFailed(
+            f"slot {plan.name!r}: {cls.TYPE_NAME} can't be made: {type(error).__name__}: {error}; "
+            "check its settings, or report it to its author"
+        ) from error
+    return component
+
+
+def _dependency_order(classes: Mapping[str, type[Component]]) -> list[str]:
+    """Slots in an order in which every component comes after those that it depends on."""
+    order: list[str] = []
+    state: dict[str, bool] = {}  # False while its dependencies are looked at
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        if state.get(name) is False:
+            raise DependencyCycle(
+                f"components depend on each other in a ring: {' -> '.join((*path, name))}"
+            )
+        if name in state:
+            return
+        state[name] = False
+        for role, slot in classes[name].depends.items():
+            if slot not in classes:
+                raise UnboundDependency(
+                    f"slot {name!r}: {classes[name].TYPE_NAME} depends on slot {slot!r} "
+                    f"({role}), which nothing is bound to; bind it when compiling"
+                )
+            visit(slot, (*path, name))
+        state[name] = True
+        order.append(name)
+
+    for name in classes:
+        visit(name, ())
+    return order
+
+
+def _unsupported(program: Program, cells: Mapping[str, ComponentCell]) -> list[str]:
+    """Methods that components lack, and `ai.onnx` ops that backends do not have."""
+    found = []
+    for use in program.methods:
+        cell = cells[use.slot]
+        if not callable(getattr(cell.component, use.method, None)):
+            found.append(
+                f"{use.where}: slot {use.slot!r}: {cell.binding.type_name} has no {use.method}()"
+            )
+    for spec in program.graphs:
+        backend = cells[spec.slot].component
+        if not isinstance(backend, Backend):
+            found.append(f"{spec.where}: slot {spec.slot!r} holds no backend")
+            continue
+        for node in spec.ops():
+            if not protos.is_onnx_domain(node.domain):
+                found.append(f"{spec.where}: {node.domain}::{node.op_type} inside of a graph")
+            elif not backend.supports(node.op_type, spec.opset_version):
+                found.append(
+                    f"{spec.where}: ai.onnx::{node.op_type} (opset {spec.opset_version}) on "
+                    f"{backend.TYPE_NAME}"
+                )
+    return list(dict.fromkeys(found))

@@ -1,0 +1,98 @@
+"""Caps on what comes in and on what may be under way.
+
+Rule: a cap is checked before anything is stored, and going beyond it has a typed failure
+or a counter. Names, numbers and the edge preset are those of the design's table of caps; None
+is unbounded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bbnode.engine.errors import did_you_mean
+from bbnode.ir.errors import DeploymentError
+
+_KIB = 1024
+_MIB = 1024 * _KIB
+
+
+class InvalidLimit(DeploymentError):
+    """A cap is unknown or out of its range."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """All caps of a node, with the defaults of a normal machine.
+
+    Attributes:
+        bus_events: events of the bus that wait; the oldest goes, counted `bus.dropped`.
+        ingress_events: events that wait for a poll; more are refused, `ingress.dropped`.
+        ingress_bytes: payload that waits or lives in executions.
+        app_event_bytes: one `deliver_event`.
+        invoke_inputs, invoke_bytes: of one `invoke`.
+        completion_bytes: one result handed to an open completion.
+        failure_detail_bytes: text of a failure; cut at a character boundary.
+        envelope_bytes: one whole envelope, in and out.
+        envelope_fills: fills of one envelope; more go into the next.
+        sender_addresses, sender_address_bytes: addresses that an envelope may claim.
+        cycle_ops: ops of one poll.
+        pending_async: ops that are parked.
+        frames: executions under way.
+        outbound: envelopes of one poll.
+    """
+
+    bus_events: int | None = 1024
+    ingress_events: int | None = 4 * 1024  # four times the bus
+    ingress_bytes: int | None = 256 * _MIB
+    app_event_bytes: int | None = _MIB
+    invoke_inputs: int | None = 100
+    invoke_bytes: int | None = 10 * _MIB
+    completion_bytes: int | None = 4 * _MIB
+    failure_detail_bytes: int | None = 4 * _KIB
+    envelope_bytes: int | None = 16 * _MIB
+    envelope_fills: int | None = 64
+    sender_addresses: int | None = 8
+    sender_address_bytes: int | None = 256
+    cycle_ops: int | None = None
+    pending_async: int | None = None
+    frames: int | None = None
+    outbound: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise InvalidLimit(
+                    f"limit {field.name} is {value!r}; give a positive integer, or None for no cap"
+                )
+
+    @classmethod
+    def edge(cls) -> Limits:
+        """The preset for small devices."""
+        return cls(
+            ingress_bytes=8 * _MIB,
+            app_event_bytes=64 * _KIB,
+            invoke_inputs=16,
+            invoke_bytes=256 * _KIB,
+            completion_bytes=64 * _KIB,
+            envelope_bytes=256 * _KIB,
+        )
+
+    @classmethod
+    def from_caps(cls, caps: Mapping[str, int | None]) -> Limits:
+        """Limits by name, defaults for those not named; InvalidLimit for an unknown name."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in caps:
+            if name not in names:
+                raise InvalidLimit(f"no limit {name!r}{did_you_mean(name, names)}")
+        return cls(**caps)
+
+
+def cut_text(text: str, max_bytes: int | None) -> str:
+    """`text` cut to at most `max_bytes` of UTF-8, at a character boundary."""
+    if max_bytes is None or len(text) * 4 <= max_bytes:
+        return text
+    raw = text.encode("utf-8", "replace")
+    return text if len(raw) <= max_bytes else raw[:max_bytes].decode("utf-8", "ignore")

@@ -1,0 +1,146 @@
+"""How ops get their `fire`: binders, and what a binder may know.
+
+Rule: a binder is found by `(domain, op_type)` when a plan is made and never again. It
+reads attributes and metadata, raises InvalidArtifact for what it can't use, and returns a
+closure over integers. The closure reaches everything that belongs to one node through
+`frame.rt`, so that nodes that run the same artifact share one plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from onnx import NodeProto
+
+from bbnode.engine.errors import InvalidArtifact
+from bbnode.engine.flatten import FlatOp
+from bbnode.engine.frame import Frame, Op
+from bbnode.ir import keys, protos, types
+from bbnode.ir.types import TypeNode
+
+Fire: TypeAlias = Callable[[Frame], Any]
+
+
+class Linker(Protocol):
+    """What a binder may ask of the program that is being planned."""
+
+    def slot_index(self, slot: str, where: str) -> int:
+        """The number of a slot's component; InvalidArtifact when nothing is bound to it."""
+
+    def require_method(self, slot: str, method: str, where: str) -> None:
+        """Note that the slot's component needs a method."""
+
+    def subgraph(self, build: OpBuild) -> int | None:
+        """The number of the graph that a backend call runs; None when there is no such."""
+
+    def single_op(self, build: OpBuild) -> int:
+        """The number of a graph that holds nothing but this `ai.onnx` op."""
+
+    def response_site_of(self, build: OpBuild) -> int | None:
+        """Whether a request's answers are collected in the same slice: the site, or None."""
+
+
+@dataclass(slots=True, kw_only=True)
+class OpBuild:
+    """One op that is being bound. `inputs` and `outputs` are value indices, by port."""
+
+    op: Op
+    flat: FlatOp
+    target: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    types: Mapping[str, TypeNode]
+    linker: Linker
+    counter: int = 0  # index of a slot for the relays of one Threshold
+
+    @property
+    def node(self) -> NodeProto:
+        """The node as the compiler wrote it."""
+        return self.flat.node
+
+    @property
+    def where(self) -> str:
+        """For messages: target, op and, if known, the author's line."""
+        line = protos.get_meta(self.flat.node, keys.SOURCE_LINE_KEY)
+        return f"{self.target}: {self.flat.name}{f' ({line})' if line else ''}"
+
+    def wrong(self, what: str) -> InvalidArtifact:
+        """An error that names this op."""
+        return InvalidArtifact(self.where, f"{self.flat.op_type} {what}")
+
+    def arity(self, inputs: int, outputs: int) -> None:
+        """Check the number of ports."""
+        if len(self.inputs) != inputs or len(self.outputs) > outputs:
+            raise self.wrong(
+                f"has {len(self.inputs)} inputs and {len(self.outputs)} outputs; "
+                f"expected {inputs} and {outputs}"
+            )
+
+    def attr_int(self, name: str, default: int | None = None, *, minimum: int = 0) -> int:
+        """An integer attribute."""
+        value = protos.get_attr(self.flat.node, name, default)
+        if type(value) is not int or value < minimum:
+            raise self.wrong(f"needs an integer attribute {name!r} of {minimum} or more")
+        return value
+
+    def attr_text(self, name: str, default: str | None = None) -> str:
+        """A string attribute."""
+        value = protos.get_attr(self.flat.node, name, default)
+        if isinstance(value, bytes):
+            try:
+                return value.decode()
+            except UnicodeDecodeError as error:
+                raise self.wrong(f"has an attribute {name!r} that is no text") from error
+        if not isinstance(value, str):
+            raise self.wrong(f"needs a string attribute {name!r}")
+        return value
+
+    def meta_int(self, key: str, default: int | None = None) -> int:
+        """A decimal metadata entry."""
+        text = protos.get_meta(self.flat.node, key)
+        if text is None and default is not None:
+            return default
+        if text is None or not (text.isascii() and text.isdigit()) or len(text) > 20:
+            raise self.wrong(f"needs the metadata {key} as a decimal number")
+        return int(text)
+
+    def slot(self) -> tuple[str, int]:
+        """Name and number of the slot of a component op."""
+        slot = protos.get_meta(self.flat.node, keys.SLOT_KEY)
+        if slot is None:
+            raise self.wrong(f"has no {keys.SLOT_KEY}")
+        return slot, self.linker.slot_index(slot, self.where)
+
+    def child_types(self, count: int) -> tuple[TypeNode, ...]:
+        """The declared types of a composite's children; empty when none are declared."""
+        declared = [word for word in self.attr_text("child_types", "").split(",") if word]
+        if not declared:
+            return ()
+        nodes = [types.type_by_id(word) for word in declared]
+        if len(nodes) != count or None in nodes:
+            raise self.wrong(f"declares {len(nodes)} child types, known or not, for {count} parts")
+        return tuple(node for node in nodes if node is not None)
+
+
+Binder: TypeAlias = Callable[[OpBuild], Fire]
+B = TypeVar("B", bound=Binder)
+
+_BINDERS: dict[tuple[str, str], Binder] = {}
+
+
+def binds(domain: str, *op_types: str) -> Callable[[B], B]:
+    """Decorator: register the binder of some ops."""
+
+    def register(binder: B) -> B:
+        for op_type in op_types:
+            _BINDERS[domain, op_type] = binder
+        return binder
+
+    return register
+
+
+def binder_of(domain: str, op_type: str) -> Binder | None:
+    """The registered binder of an op, or None."""
+    return _BINDERS.get((domain, op_type))

@@ -1,0 +1,105 @@
+"""The five gates around wire ops.
+
+Rule: a gate passes its value or denies, and a denied gate ends the whole execution. What it
+asks is in the framework tables; the labels of reasons are stable: `duplicate`,
+`blocklisted`, `not_allowlisted`, `cooldown`. In an execution that no envelope started, a
+receive gate has nobody to judge and passes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bbnode.engine.errors import GateDenied
+from bbnode.engine.frame import Frame
+from bbnode.engine.ops.build import Fire, OpBuild, binds
+from bbnode.engine.peer_governor import BlockReason
+from bbnode.ir import keys, protos
+from bbnode.ir.errors import DecodeError
+from bbnode.ir.peer import PeerId
+
+REASON_DUPLICATE = "duplicate"
+
+
+@binds(keys.SYSCALL_DOMAIN, keys.OP_DEDUP_GATE_RX)
+def _dedup_rx(build: OpBuild) -> Fire:
+    build.arity(1, 1)
+    (source,) = build.inputs
+
+    def fire(frame: Frame) -> Any:
+        peer = frame.source_peer
+        if peer is not None and frame.rt.dedup.record(peer, frame.wire_req_id, frame.site):
+            raise GateDenied(keys.OP_DEDUP_GATE_RX, REASON_DUPLICATE, f"from {peer}")
+        return frame.values[source]
+
+    return fire
+
+
+@binds(keys.SYSCALL_DOMAIN, keys.OP_PEER_HEALTH_GATE_RX)
+def _peer_health_rx(build: OpBuild) -> Fire:
+    build.arity(1, 1)
+    (source,) = build.inputs
+
+    def fire(frame: Frame) -> Any:
+        peer = frame.source_peer
+        if peer is not None:
+            reason = frame.rt.neighbours.governor.check_inbound(peer)
+            if reason is not None:
+                raise GateDenied(keys.OP_PEER_HEALTH_GATE_RX, reason.value, f"from {peer}")
+        return frame.values[source]
+
+    return fire
+
+
+@binds(keys.SYSCALL_DOMAIN, keys.OP_BACKOFF_GATE_RX)
+def _backoff_rx(build: OpBuild) -> Fire:
+    build.arity(1, 1)
+    (source,) = build.inputs
+
+    def fire(frame: Frame) -> Any:
+        peer, rt = frame.source_peer, frame.rt
+        if peer is not None and not rt.neighbours.backoff.should_retry(peer, rt.now_ns):
+            raise GateDenied(keys.OP_BACKOFF_GATE_RX, BlockReason.COOLDOWN.value, f"from {peer}")
+        return frame.values[source]
+
+    return fire
+
+
+@binds(keys.SYSCALL_DOMAIN, keys.OP_PEER_HEALTH_GATE_TX)
+def _peer_health_tx(build: OpBuild) -> Fire:
+    build.arity(1, 1)
+    (source,) = build.inputs
+    peer = _peer(build)
+
+    def fire(frame: Frame) -> Any:
+        rt = frame.rt
+        tables = rt.neighbours
+        reason = tables.governor.check_outbound(peer, tables.backoff, rt.now_ns)
+        if reason is not None:
+            raise GateDenied(keys.OP_PEER_HEALTH_GATE_TX, reason.value, f"to {peer}")
+        return frame.values[source]
+
+    return fire
+
+
+@binds(keys.SYSCALL_DOMAIN, keys.OP_BACKOFF_GATE_TX)
+def _backoff_tx(build: OpBuild) -> Fire:
+    build.arity(1, 1)
+    (source,) = build.inputs
+    peer = _peer(build)
+
+    def fire(frame: Frame) -> Any:
+        rt = frame.rt
+        if not rt.neighbours.backoff.should_retry(peer, rt.now_ns):
+            raise GateDenied(keys.OP_BACKOFF_GATE_TX, BlockReason.COOLDOWN.value, f"to {peer}")
+        return frame.values[source]
+
+    return fire
+
+
+def _peer(build: OpBuild) -> PeerId:
+    raw = protos.get_attr(build.node, keys.ATTR_PEER)
+    try:
+        return PeerId.from_bytes(raw if isinstance(raw, bytes) else b"")
+    except DecodeError as error:
+        raise build.wrong(f"needs the attribute {keys.ATTR_PEER!r}: {error}") from error

@@ -1,0 +1,175 @@
+"""Ops of components: contract methods called through their slot.
+
+Rule: `op(ctx, *inputs, **attributes)`, by the op table. The component decides whether it
+returns, raises, runs in a worker thread or completes later; its result is checked against
+the table before it becomes a value. A component that is busy lets the op wait in line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bbnode.components.contracts import PENDING, is_offloaded
+from bbnode.engine import steps
+from bbnode.engine.cells import ComponentCell
+from bbnode.engine.errors import WrongResultType
+from bbnode.engine.frame import Frame
+from bbnode.engine.ops.build import Fire, OpBuild
+from bbnode.engine.ops.context import CallContext
+from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS, Why
+from bbnode.ir import keys, protos, types
+from bbnode.ir.errors import AuthorError
+from bbnode.ir.opset import REQUIRED, OpSpec
+from bbnode.ir.values import TRIGGER, CommandId, Value, type_of
+
+
+def bind_role_op(build: OpBuild, spec: OpSpec) -> Fire:
+    """The `fire` of a role or protocol op."""
+    slot, cell_at = build.slot()
+    method_name = spec.method
+    build.linker.require_method(slot, method_name, build.where)
+    fixed = len(spec.inputs)
+    if len(build.inputs) > fixed and not (spec.inputs and spec.inputs[-1].variadic):
+        raise build.wrong(f"has {len(build.inputs)} inputs; the op table has {fixed}")
+    for port, name in zip(spec.inputs, build.flat.inputs, strict=False):
+        if not name and not port.optional:
+            raise build.wrong(f"lacks its input {port.name!r}")
+    lacking = [p for p in spec.inputs[len(build.inputs) :] if not p.optional and not p.variadic]
+    if lacking:
+        raise build.wrong(f"lacks its input {lacking[0].name!r}")
+    # Optional inputs that the node leaves out are None to the method.
+    absent = (None,) * (fixed - len(build.inputs))
+    inputs = build.inputs
+    attributes = _attributes(build, spec)
+    peer_class = protos.get_meta(build.node, keys.PEER_CLASS_KEY)
+    op = build.op
+    park_ns = op.deadline_ns or DEFAULT_PARK_DEADLINE_NS
+    make_outputs = _output_maker(build, spec)
+
+    def fire(frame: Frame) -> Any:
+        rt = frame.rt
+        cell = rt.cells[cell_at]
+        if cell.busy:
+            return rt.suspensions.wait_for_component(cell, frame, op)
+        values = frame.values
+        arguments = [*[values[i] for i in inputs], *absent]
+        method = getattr(cell.component, method_name)
+        offloaded = is_offloaded(method)
+        ctx = CallContext(
+            now_ns=rt.now_ns,
+            self_peer=rt.self_peer,
+            source_peer=frame.source_peer,
+            peer_class=peer_class,
+            execution=frame.execution,
+            peers=rt.neighbours.view(rt.now_ns),
+            ingress=rt.ingress,
+            parking=rt.parking,
+            offloaded=offloaded,
+        )
+        if offloaded:
+            token = rt.parking.new_token()
+            parked = rt.suspensions.park(
+                frame,
+                op,
+                Why.TASK,
+                cell.slot,
+                until_ns=rt.now_ns + park_ns,
+                cell=cell,
+                finish=make_outputs,
+                token=token,
+            )
+            rt.steps.append(
+                steps.RunTask(token=token, fn=_task(method, ctx, arguments, attributes), op=op.name)
+            )
+            return parked
+        result = method(ctx, *arguments, **attributes)
+        if result is PENDING:
+            if ctx.completion is None:
+                raise WrongResultType(f"{_called(cell, op.name)} is pending without a completion")
+            return rt.suspensions.park(
+                frame,
+                op,
+                Why.COMPLETION,
+                cell.slot,
+                until_ns=rt.now_ns + park_ns,
+                cell=cell,
+                finish=make_outputs,
+                token=ctx.completion.token,
+            )
+        return make_outputs(frame, result)
+
+    return fire
+
+
+def _task(
+    method: Callable[..., Any], ctx: CallContext, arguments: list[Value], attributes: dict[str, Any]
+) -> Callable[[], Value]:
+    def run() -> Value:
+        return method(ctx, *arguments, **attributes)
+
+    return run
+
+
+def _called(cell: ComponentCell, op: str) -> str:
+    return f"slot {cell.slot!r} ({cell.binding.type_name}), op {op}"
+
+
+def _attributes(build: OpBuild, spec: OpSpec) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, default in spec.attributes.items():
+        value = protos.get_attr(build.node, name, default)
+        if value is REQUIRED:
+            raise build.wrong(f"lacks its attribute {name!r}")
+        if isinstance(value, bytes):
+            try:
+                value = value.decode()
+            except UnicodeDecodeError as error:
+                raise build.wrong(f"has an attribute {name!r} that is no text") from error
+        if default is not REQUIRED and type(value) is not type(default):
+            raise build.wrong(
+                f"has {type(value).__name__} as attribute {name!r}; expected "
+                f"{type(default).__name__}"
+            )
+        found[name] = value
+    return found
+
+
+def _output_maker(build: OpBuild, spec: OpSpec) -> Callable[[Frame, Any], Any]:
+    """Turns what the method returned into what `fire` returns."""
+    ports = spec.outputs
+    if len(build.outputs) > len(ports):
+        raise build.wrong(f"has {len(build.outputs)} outputs; the op table has {len(ports)}")
+    name = f"{build.flat.name} ({spec.op_type})"
+    declared = [port.type if isinstance(port.type, types.TypeNode) else types.ANY for port in ports]
+
+    def one(frame: Frame, value: Any, node: types.TypeNode, port: str) -> Value:
+        if value is None and node is types.COMMAND_ID:
+            return CommandId(frame.rt.next_command())
+        if value is None and node is types.TRIGGER:
+            return TRIGGER
+        try:
+            actual = type_of(value)
+        except AuthorError as error:
+            raise WrongResultType(f"{name}.{port}: {error}") from error
+        if not actual.is_a(node):
+            raise WrongResultType(
+                f"{name}.{port}: the component returned {actual.name}; expected {node.name}"
+            )
+        return value
+
+    if len(ports) <= 1:
+        node = declared[0] if ports else types.TRIGGER
+        port = ports[0].name if ports else "trigger"
+        return lambda frame, result: one(frame, result, node, port)
+
+    build.op.outs = build.outputs
+    used = len(build.outputs)
+
+    def several(frame: Frame, result: Any) -> Any:
+        if not isinstance(result, tuple) or len(result) != len(ports):
+            raise WrongResultType(f"{name}: the component returned no tuple of {len(ports)} values")
+        made = zip(result, declared, ports, strict=True)
+        return [one(frame, value, node, port.name) for value, node, port in made][:used]
+
+    return several

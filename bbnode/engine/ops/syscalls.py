@@ -1,0 +1,260 @@
+"""Framework ops that finish at once.
+
+Rule: one binder per op or family; semantics in one line each, as in the op table
+(`ir/opset.py`). Ops that wait stand in `timing.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from bbnode.engine import steps
+from bbnode.engine.errors import CompositeMismatch, ReservedName
+from bbnode.engine.flatten import ENGINE_DOMAIN, OP_ENTER, OP_RELAY
+from bbnode.engine.frame import MISSING, Frame
+from bbnode.engine.ops.build import Fire, OpBuild, binds
+from bbnode.ir import codec, keys, protos, types
+from bbnode.ir.errors import AuthorError, DecodeError
+from bbnode.ir.values import TRIGGER, U64, Composite, CorrelationToken, Timestamp, Value, type_of
+
+SYSCALL = keys.SYSCALL_DOMAIN
+COMPOSITE = keys.COMPOSITE_DOMAIN
+
+_RESERVED_TOPICS = ("bb.", keys.PREFIX)
+
+
+def constant_value(build: OpBuild) -> Value:
+    """The value that a Constant carries; tensors are read-only."""
+    attribute = protos.get_attr_proto(build.node, "value")
+    if attribute is None:
+        raise build.wrong("has no attribute 'value'")
+    try:
+        if attribute.type == onnx.AttributeProto.TENSOR:
+            array = np.array(numpy_helper.to_array(attribute.t))
+            array.flags.writeable = False
+            type_of(array)  # refuses dtypes that are no values
+            return array
+        type_id, mark, payload = attribute.s.partition(b"\0")
+        node = types.type_by_id(type_id.decode("utf-8", "replace")) if mark else None
+        if attribute.type != onnx.AttributeProto.STRING or node is None:
+            raise build.wrong("holds neither a tensor nor `<type id> 0 <payload>`")
+        return codec.decode_value(node, payload)
+    except (DecodeError, AuthorError, ValueError, TypeError) as error:
+        raise build.wrong(f"holds a value that can't be read: {error}") from error
+
+
+@binds(SYSCALL, "Constant")
+def _constant(build: OpBuild) -> Fire:
+    # Reached only by a Constant that waits for something; others are part of the frame's
+    # template.
+    value = constant_value(build)
+    return lambda frame: value
+
+
+@binds(ENGINE_DOMAIN, OP_ENTER)
+def _enter(build: OpBuild) -> Fire:
+    inputs = build.inputs
+    build.op.outs = build.outputs
+    tail = (TRIGGER,) if len(build.outputs) > len(inputs) else ()
+
+    def fire(frame: Frame) -> Any:
+        values = frame.values
+        return (*[values[i] for i in inputs], *tail)
+
+    return fire
+
+
+@binds(ENGINE_DOMAIN, OP_RELAY)
+def _relay(build: OpBuild) -> Fire:
+    """One input of Any, Threshold or DeadlineMatch."""
+    (source,) = build.inputs
+    counter = build.counter
+    threshold = 1
+    passes_value = build.node.op_type == "Any"
+    if build.node.op_type == "Threshold":
+        threshold = build.attr_int("n", minimum=1)
+        if threshold > sum(1 for name in build.node.input if name):
+            raise build.wrong(f"waits for {threshold} of {len(build.node.input)} inputs")
+
+    def fire(frame: Frame) -> Any:
+        values = frame.values
+        arrived = values[counter]
+        arrived = 1 if arrived is MISSING else arrived + 1
+        values[counter] = arrived
+        if arrived != threshold:
+            return frame.rt.retire(frame)
+        return values[source] if passes_value else TRIGGER
+
+    return fire
+
+
+@binds(SYSCALL, "PassThrough", "GateDispatch")
+def _pass_through(build: OpBuild) -> Fire:
+    build.arity(1, 1)
+    (source,) = build.inputs
+    return lambda frame: frame.values[source]
+
+
+@binds(SYSCALL, "Gate", "GateManyDispatch")
+def _gate(build: OpBuild) -> Fire:
+    """The value, once the triggers are there too."""
+    if not build.inputs:
+        raise build.wrong("has no value input")
+    source = build.inputs[0]
+    return lambda frame: frame.values[source]
+
+
+@binds(SYSCALL, "OnTrigger")
+def _on_trigger(build: OpBuild) -> Fire:
+    build.arity(1, 1)
+    return lambda frame: TRIGGER
+
+
+@binds(SYSCALL, "Tee")
+def _tee(build: OpBuild) -> Fire:
+    fanout = build.attr_int("fanout", minimum=1)
+    build.arity(1, fanout)
+    (source,) = build.inputs
+    count = len(build.outputs)
+    build.op.outs = build.outputs
+    return lambda frame: (frame.values[source],) * count
+
+
+@binds(SYSCALL, "AppEmit")
+def _app_emit(build: OpBuild) -> Fire:
+    build.arity(1, 0)
+    (source,) = build.inputs
+    return surface(build.target, _topic(build), source)
+
+
+@binds(SYSCALL, "AppNotify")
+def _app_notify(build: OpBuild) -> Fire:
+    build.arity(1, 0)
+    return surface(build.target, _topic(build), None)
+
+
+def _topic(build: OpBuild) -> str:
+    name = build.attr_text("name")
+    if name.startswith(_RESERVED_TOPICS):
+        raise ReservedName(
+            build.where, f"{build.flat.op_type} uses the name {name!r}, which is the framework's"
+        )
+    return name
+
+
+def surface(target: str, topic: str, source: int | None) -> Fire:
+    """A `fire` that shows a value to the application; without a source, a trigger."""
+
+    def fire(frame: Frame) -> Any:
+        frame.rt.steps.append(
+            steps.AppEvent(
+                target=target,
+                topic=topic,
+                value=TRIGGER if source is None else frame.values[source],
+                execution=frame.execution,
+            )
+        )
+        return TRIGGER
+
+    return fire
+
+
+@binds(SYSCALL, "Record")
+def _record(build: OpBuild) -> Fire:
+    build.arity(1, 0)
+    (source,) = build.inputs
+    name = build.attr_text("name")
+
+    def fire(frame: Frame) -> Any:
+        rt = frame.rt
+        rt.records.append((rt.now_ns, frame.execution, name, frame.values[source]))
+        return TRIGGER
+
+    return fire
+
+
+@binds(SYSCALL, "IncrMetric")
+def _incr_metric(build: OpBuild) -> Fire:
+    build.arity(1, 0)
+    name = f"metric.{build.attr_text('name')}"
+    delta = protos.get_attr(build.node, "delta", 1)
+    if type(delta) is not int:
+        raise build.wrong("needs an integer attribute 'delta'")
+
+    def fire(frame: Frame) -> Any:
+        frame.rt.counts[name] += delta
+        return TRIGGER
+
+    return fire
+
+
+@binds(SYSCALL, "Clock")
+def _clock(build: OpBuild) -> Fire:
+    build.arity(1, 1)
+    return lambda frame: Timestamp(frame.rt.now_ns)
+
+
+@binds(SYSCALL, "RngU64")
+def _rng_u64(build: OpBuild) -> Fire:
+    build.arity(1, 1)
+    return lambda frame: U64(frame.rt.rng.next_u64())
+
+
+@binds(SYSCALL, "CorrelateTag", "MintDispatch")
+def _correlate_tag(build: OpBuild) -> Fire:
+    build.arity(1, 1)
+    return lambda frame: CorrelationToken(frame.rt.wire_ids.next_u64())
+
+
+@binds(COMPOSITE, keys.OP_BUNDLE)
+def _bundle(build: OpBuild) -> Fire:
+    inputs = build.inputs
+    if build.attr_int("child_count", len(inputs)) != len(inputs) or not inputs:
+        raise build.wrong(f"packs {len(inputs)} parts and announces another number")
+    declared = build.child_types(len(inputs))
+    name = build.flat.name
+
+    def fire(frame: Frame) -> Any:
+        values = frame.values
+        parts = Composite([values[i] for i in inputs])
+        check_children(name, parts, declared)
+        return parts
+
+    return fire
+
+
+@binds(COMPOSITE, keys.OP_UNBUNDLE)
+def _unbundle(build: OpBuild) -> Fire:
+    count = build.attr_int("child_count", len(build.outputs))
+    if count != len(build.outputs) or not count or len(build.inputs) != 1:
+        raise build.wrong(f"has {len(build.outputs)} outputs and announces {count} children")
+    declared = build.child_types(count)
+    (source,) = build.inputs
+    name = build.flat.name
+    build.op.outs = build.outputs
+
+    def fire(frame: Frame) -> Any:
+        parts = frame.values[source]
+        if not isinstance(parts, Composite) or len(parts) != count:
+            held = (
+                f"{len(parts)} children" if isinstance(parts, Composite) else type(parts).__name__
+            )
+            raise CompositeMismatch(f"{name} expects {count} children and got {held}")
+        check_children(name, parts, declared)
+        return parts
+
+    return fire
+
+
+def check_children(name: str, parts: Composite, declared: tuple[types.TypeNode, ...]) -> None:
+    """Raise CompositeMismatch when a child is of another type than declared."""
+    for index, (part, node) in enumerate(zip(parts, declared, strict=False)):
+        actual = type_of(part)
+        if actual is not node and not actual.is_a(node):
+            raise CompositeMismatch(
+                f"{name}: child {index} is {actual.name} where the program says {node.name}"
+            )

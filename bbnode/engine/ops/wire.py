@@ -1,0 +1,155 @@
+"""The wire ops that run inside an execution.
+
+Rule: an op says what has to travel; resolving, correlating and packing happen in
+`outbound.py` and `cohorts.py`. Recv and RecvReq never fire: they are entries.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bbnode.engine.errors import InvalidOperand
+from bbnode.engine.frame import Frame
+from bbnode.engine.ops.build import Fire, OpBuild, binds
+from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS
+from bbnode.ir import codec, keys, protos
+from bbnode.ir.envelope import CorrelationKind, SlotFill
+from bbnode.ir.peer import PeerId
+from bbnode.ir.values import TRIGGER, PeerIdVec, RequestId, Value, WireRequestId, type_of
+
+WIRE = keys.WIRE_DOMAIN
+
+
+@binds(WIRE, keys.OP_SEND)
+def _send(build: OpBuild) -> Fire:
+    build.arity(2, 1)
+    data_at, peers_at = build.inputs
+    packer = _packer(build)
+    op = build.op
+    name = build.flat.name
+
+    def fire(frame: Frame) -> Any:
+        rt = frame.rt
+        values = frame.values
+        peers = destinations(name, values[peers_at])
+        if peers:
+            rt.outbound.send(
+                frame,
+                op,
+                peers,
+                packer(values[data_at]),
+                CorrelationKind.NONE,
+                rt.one_way_id(frame),
+                frame.remaining_ns(rt.now_ns, op.deadline_ns),
+            )
+        return TRIGGER
+
+    return fire
+
+
+@binds(WIRE, keys.OP_SEND_REQ_BATCHED)
+def _send_req_batched(build: OpBuild) -> Fire:
+    build.arity(2, 1)
+    data_at, peers_at = build.inputs
+    packer = _packer(build)
+    op = build.op
+    quorum = build.attr_int("quorum", 0)
+    budget_ns = build.attr_int("deadline_ns", 0) or op.deadline_ns or DEFAULT_PARK_DEADLINE_NS
+    site = build.linker.response_site_of(build)
+    name = protos.get_meta(build.node, keys.PORT_KEY) or build.flat.name
+
+    def fire(frame: Frame) -> Any:
+        values = frame.values
+        peers = destinations(name, values[peers_at])
+        request = frame.rt.cohorts.open(
+            frame, op, name, peers, packer(values[data_at]), quorum, budget_ns, site
+        )
+        return RequestId(request)
+
+    return fire
+
+
+@binds(WIRE, keys.OP_SEND_RESP)
+def _send_resp(build: OpBuild) -> Fire:
+    build.arity(3, 1)
+    data_at, dest_at, request_at = build.inputs
+    packer = _packer(build)
+    op = build.op
+    name = build.flat.name
+
+    def fire(frame: Frame) -> Any:
+        rt = frame.rt
+        values = frame.values
+        request = values[request_at]
+        if not isinstance(request, WireRequestId):
+            raise InvalidOperand(f"{name}: {type(request).__name__} is no request to answer")
+        rt.outbound.send(
+            frame,
+            op,
+            destinations(name, values[dest_at]),
+            packer(values[data_at]),
+            CorrelationKind.RESPONSE,
+            int(request),
+            frame.remaining_ns(rt.now_ns, op.deadline_ns),
+        )
+        return TRIGGER
+
+    return fire
+
+
+@binds(WIRE, keys.OP_RECV_RESP_BATCHED)
+def _recv_resp_batched(build: OpBuild) -> Fire:
+    build.arity(1, 1)
+    build.meta_int(keys.SITE_ID_KEY)
+    (request_at,) = build.inputs
+    op = build.op
+    name = build.flat.name
+
+    def fire(frame: Frame) -> Any:
+        request = frame.values[request_at]
+        if not isinstance(request, RequestId):
+            raise InvalidOperand(f"{name}: {type(request).__name__} names no request")
+        return frame.rt.cohorts.collect(frame, op, int(request))
+
+    return fire
+
+
+def destinations(name: str, value: Value) -> tuple[PeerId, ...]:
+    """The peers that a value names, each once; InvalidOperand for what is none."""
+    if isinstance(value, PeerId):
+        return (value,)
+    if isinstance(value, PeerIdVec):
+        return tuple(dict.fromkeys(value))
+    raise InvalidOperand(f"{name}: {type(value).__name__} is no list of peers")
+
+
+class _Packer:
+    """Turns a value into a fill for one site."""
+
+    __slots__ = ("_suffix", "_trigger_only")
+
+    def __init__(self, suffix: bytes, trigger_only: bool) -> None:
+        self._suffix = suffix
+        self._trigger_only = trigger_only
+
+    def __call__(self, value: Value) -> SlotFill:
+        type_hash = type_of(value).wire_hash
+        if self._trigger_only:
+            return SlotFill(dest_suffix=self._suffix, trigger_only=True, type_hash=type_hash)
+        return SlotFill(
+            dest_suffix=self._suffix,
+            payload_parts=tuple(codec.encode_parts(value)),
+            type_hash=type_hash,
+        )
+
+
+def _packer(build: OpBuild) -> _Packer:
+    found = [
+        attribute.s
+        for attribute in build.node.attribute
+        if attribute.name.startswith(keys.DEST_SUFFIX_PREFIX)
+    ]
+    if len(found) != 1 or not found[0]:
+        raise build.wrong(f"needs one attribute {keys.DEST_SUFFIX_PREFIX}<value>")
+    transport = protos.get_meta(build.node, keys.WIRE_TRANSPORT_KEY)
+    return _Packer(found[0], transport == keys.TRANSPORT_TRIGGER_ONLY)

@@ -1,0 +1,194 @@
+"""From fills to envelopes.
+
+Rule: sends of one poll to one peer with one correlation share an envelope, up to the caps on
+fills and bytes. Whoever cannot be reached is left out with a PeerResolveFailed, and the
+fan-out goes on. What a node sends to itself is an envelope like any other, and comes back
+through the ingress.
+
+Every one-way send of an execution has the execution's own fresh id; it does not go on under
+the id that it came with: a message that goes around a ring of peers twice would be dropped
+as a duplicate of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from multiaddr import Multiaddr
+
+from bbnode.engine import steps
+from bbnode.engine.errors import OutboundFull, PayloadTooLarge
+from bbnode.engine.frame import Frame, Op
+from bbnode.engine.ingress import InboundBytes
+from bbnode.ir.envelope import (
+    MAX_CLAIMED_ADDRESS_BYTES,
+    MAX_CLAIMED_ADDRESSES,
+    MAX_FILLS,
+    Buffer,
+    CorrelationKind,
+    SlotFill,
+    WireCorrelation,
+    WireEnvelope,
+    encode_envelope,
+)
+from bbnode.ir.peer import PeerId
+
+if TYPE_CHECKING:
+    from bbnode.engine.runtime import Runtime
+
+# What an envelope holds besides payloads: own and destination addresses at their caps (8 x 256
+# bytes each), ids, and 64 suffixes of 11 bytes with their field heads; with room to spare.
+ENVELOPE_OVERHEAD_BYTES = 8192
+_FILL_OVERHEAD_BYTES = 64
+
+_Key = tuple[PeerId, CorrelationKind, int]
+
+
+class _Pack:
+    """Fills for one peer under one correlation."""
+
+    __slots__ = ("fills", "remaining_ns", "size")
+
+    def __init__(self) -> None:
+        self.fills: list[SlotFill] = []
+        self.size = 0
+        self.remaining_ns = 0
+
+
+class Outbound:
+    """What this poll sends."""
+
+    def __init__(self, rt: Runtime) -> None:
+        self._rt = rt
+        self._packs: dict[_Key, list[_Pack]] = {}
+        self._pending = 0
+        self._tag = 0
+        self._max_fills = min(rt.limits.envelope_fills or MAX_FILLS, MAX_FILLS)
+        cap = rt.limits.envelope_bytes
+        self._max_payload = None if cap is None else max(cap - ENVELOPE_OVERHEAD_BYTES, 0)
+
+    def reachable(self, frame: Frame, op: Op, peers: Sequence[PeerId]) -> tuple[PeerId, ...]:
+        """Those of `peers` that can be sent to; a PeerResolveFailed step for each other."""
+        rt = self._rt
+        found = []
+        for peer in peers:
+            reason = rt.neighbours.unreachable(peer)
+            if reason is None:
+                found.append(peer)
+                continue
+            rt.counts["send.unresolved"] += 1
+            rt.steps.append(
+                steps.PeerResolveFailed(
+                    peer=peer, op=op.name, execution=frame.execution, reason=reason
+                )
+            )
+        return tuple(found)
+
+    def check(self, op: Op, fill: SlotFill, peers: int) -> None:
+        """Raise PayloadTooLarge or OutboundFull before anything of a send is stored."""
+        size = fill.payload_size
+        if self._max_payload is not None and size > self._max_payload:
+            raise PayloadTooLarge(
+                f"{op.name}: a payload of {size} bytes; one envelope takes {self._max_payload} "
+                "(limit envelope_bytes)"
+            )
+        limit = self._rt.limits.outbound
+        if limit is not None and self._pending + peers > limit:
+            raise OutboundFull(
+                f"{op.name}: {self._pending} envelopes wait and {peers} would come; "
+                f"limit outbound is {limit}"
+            )
+
+    def send(
+        self,
+        frame: Frame,
+        op: Op,
+        peers: Sequence[PeerId],
+        fill: SlotFill,
+        kind: CorrelationKind,
+        wire_req_id: int,
+        remaining_ns: int,
+    ) -> None:
+        """Queue a fill for every peer that can be reached."""
+        self.check(op, fill, len(peers))
+        for peer in self.reachable(frame, op, peers):
+            self.queue(peer, fill, kind, wire_req_id, remaining_ns)
+
+    def queue(
+        self,
+        peer: PeerId,
+        fill: SlotFill,
+        kind: CorrelationKind,
+        wire_req_id: int,
+        remaining_ns: int,
+    ) -> None:
+        """Queue a fill that was checked, for a peer that was."""
+        packs = self._packs.setdefault((peer, kind, wire_req_id), [])
+        size = fill.payload_size + _FILL_OVERHEAD_BYTES
+        pack = packs[-1] if packs else None
+        full = pack is not None and (
+            len(pack.fills) >= self._max_fills
+            or (self._max_payload is not None and pack.size + size > self._max_payload)
+        )
+        if pack is None or full:
+            pack = _Pack()
+            packs.append(pack)
+            self._pending += 1
+        pack.fills.append(fill)
+        pack.size += size
+        # The tightest of what travels together; 0 is "none".
+        if remaining_ns:
+            pack.remaining_ns = min(pack.remaining_ns or remaining_ns, remaining_ns)
+
+    def flush(self) -> None:
+        """Turn everything that is queued into SendEnvelope steps."""
+        if not self._packs:
+            return
+        packs, self._packs, self._pending = self._packs, {}, 0
+        rt = self._rt
+        source = rt.self_peer.to_bytes()
+        own = _address_bytes(rt.neighbours.own_addresses)
+        for (peer, kind, wire_req_id), queued in packs.items():
+            addresses = rt.neighbours.book.lookup(peer)
+            for pack in queued:
+                parts = encode_envelope(
+                    WireEnvelope(
+                        dest_peer_addresses=_address_bytes(addresses),
+                        fills=tuple(pack.fills),
+                        correlation=WireCorrelation(kind=kind, wire_req_id=wire_req_id),
+                        remaining_deadline_ns=pack.remaining_ns,
+                        src_peer_bytes=source,
+                        src_peer_addresses=own,
+                    )
+                )
+                if peer == rt.self_peer:
+                    self._loop_back(parts)
+                    continue
+                self._tag += 1
+                rt.counts["envelopes.out"] += 1
+                rt.steps.append(
+                    steps.SendEnvelope(
+                        peer=peer, addresses=addresses, parts=tuple(parts), tag=self._tag
+                    )
+                )
+
+    def _loop_back(self, parts: Sequence[Buffer]) -> None:
+        rt = self._rt
+        data = b"".join(parts)
+        charge = rt.ingress.budget.charge(len(data))
+        if charge is None:
+            rt.refuse(rt.self_peer, -1, 0, len(data), "BudgetExceeded", "a send to this node")
+            return
+        event = InboundBytes(peer=rt.self_peer, data=data, observed=None, charge=charge)
+        if not rt.ingress.push(event):
+            charge.release()
+            rt.refuse(rt.self_peer, -1, 0, len(data), "IngressFull", "a send to this node")
+
+
+def _address_bytes(addresses: Sequence[Multiaddr]) -> tuple[bytes, ...]:
+    """What fits of the addresses into an envelope."""
+    raws = [bytes(address.to_bytes()) for address in addresses]
+    return tuple(raw for raw in raws if len(raw) <= MAX_CLAIMED_ADDRESS_BYTES)[
+        :MAX_CLAIMED_ADDRESSES
+    ]

@@ -1,0 +1,177 @@
+"""Cohorts: requests to many peers that are answered once.
+
+Rule: a cohort closes once. ALL_ANSWERED when everyone asked has; at its deadline, QUORUM
+when enough have and BELOW_QUORUM when not. What comes after, twice, from strangers or for
+nobody's request is told apart and dropped. Answers are handed out in PeerId order.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bbnode.ir.peer import PeerId
+from bbnode.ir.values import ResponseBatch, Value
+
+# Ids of closed cohorts that are remembered, to tell a late answer from a made-up one.
+MAX_CLOSED_REMEMBERED = 4096
+
+
+class CohortState(enum.Enum):
+    """Where a cohort is; all but OPEN are final."""
+
+    OPEN = "open"
+    ALL_ANSWERED = "all_answered"
+    QUORUM = "quorum"
+    BELOW_QUORUM = "below_quorum"
+    ABANDONED = "abandoned"  # its execution ended before it did
+
+
+class Happening(enum.Enum):
+    """What can happen to an open cohort."""
+
+    LAST_ANSWER = "last_answer"
+    DEADLINE_WITH_QUORUM = "deadline_with_quorum"
+    DEADLINE_BELOW_QUORUM = "deadline_below_quorum"
+    EXECUTION_ENDED = "execution_ended"
+
+
+# What is not here can't happen: a closed cohort does not move.
+TRANSITIONS: dict[tuple[CohortState, Happening], CohortState] = {
+    (CohortState.OPEN, Happening.LAST_ANSWER): CohortState.ALL_ANSWERED,
+    (CohortState.OPEN, Happening.DEADLINE_WITH_QUORUM): CohortState.QUORUM,
+    (CohortState.OPEN, Happening.DEADLINE_BELOW_QUORUM): CohortState.BELOW_QUORUM,
+    (CohortState.OPEN, Happening.EXECUTION_ENDED): CohortState.ABANDONED,
+}
+
+
+class Verdict(enum.Enum):
+    """What became of an answer; the value is the counter's suffix."""
+
+    ACCEPTED = "accepted"
+    COMPLETE = "complete"  # accepted, and the cohort closed with it
+    DUPLICATE = "duplicate"
+    STRANGER = "stranger"  # from a peer that was not asked
+    LATE = "late"  # its cohort closed before
+    UNKNOWN = "unknown"  # no such request
+
+
+@dataclass(slots=True, kw_only=True)
+class Cohort:
+    """One request: `asked` in PeerId order, `needed` answers at the deadline."""
+
+    wire_req_id: int
+    request_id: int
+    execution: int
+    name: str
+    asked: tuple[PeerId, ...]
+    unresolved: tuple[PeerId, ...] = ()
+    needed: int
+    site: int  # where answers have to come to
+    opened_ns: int
+    deadline_ns: int
+    state: CohortState = CohortState.OPEN
+    answers: dict[PeerId, Value] = field(default_factory=dict)
+    members: frozenset[PeerId] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.members = frozenset(self.asked)
+
+    @property
+    def responded(self) -> tuple[PeerId, ...]:
+        """Who answered, in PeerId order."""
+        return tuple(peer for peer in self.asked if peer in self.answers)
+
+    @property
+    def missing(self) -> tuple[PeerId, ...]:
+        """Who did not, in PeerId order."""
+        return tuple(peer for peer in self.asked if peer not in self.answers)
+
+    def batch(self) -> ResponseBatch:
+        """The answers, in PeerId order."""
+        return ResponseBatch(
+            responses=tuple((peer, self.answers[peer]) for peer in self.responded),
+            missing=self.missing,
+        )
+
+
+class RequestsTable:
+    """All cohorts of a node that are open, and the ids of those that were."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Cohort] = {}
+        self._closed: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open_cohorts(self) -> Sequence[Cohort]:
+        """Open cohorts, oldest first."""
+        return tuple(self._open.values())
+
+    def open(self, cohort: Cohort) -> Cohort:
+        """Take up a cohort; one that asks nobody is closed at once."""
+        self._open[cohort.wire_req_id] = cohort
+        if not cohort.asked:
+            self._move(cohort, Happening.LAST_ANSWER)
+        return cohort
+
+    def classify(self, wire_req_id: int, peer: PeerId) -> Verdict:
+        """What would become of an answer of `peer`; changes nothing.
+
+        Asked before a payload is decoded, so that an answer that nobody wants costs nothing.
+        """
+        cohort = self._open.get(wire_req_id)
+        if cohort is None:
+            return Verdict.LATE if wire_req_id in self._closed else Verdict.UNKNOWN
+        if peer not in cohort.members:
+            return Verdict.STRANGER
+        return Verdict.DUPLICATE if peer in cohort.answers else Verdict.ACCEPTED
+
+    def get(self, wire_req_id: int) -> Cohort | None:
+        """The open cohort with this id, or None."""
+        return self._open.get(wire_req_id)
+
+    def answer(self, wire_req_id: int, peer: PeerId, value: Value) -> Verdict:
+        """Take an answer, or say why not."""
+        verdict = self.classify(wire_req_id, peer)
+        if verdict is not Verdict.ACCEPTED:
+            return verdict
+        cohort = self._open[wire_req_id]
+        cohort.answers[peer] = value
+        if len(cohort.answers) < len(cohort.asked):
+            return Verdict.ACCEPTED
+        self._move(cohort, Happening.LAST_ANSWER)
+        return Verdict.COMPLETE
+
+    def deadline(self, wire_req_id: int) -> Cohort | None:
+        """Close a cohort whose time is over; None when it closed before."""
+        cohort = self._open.get(wire_req_id)
+        if cohort is None:
+            return None
+        enough = len(cohort.answers) >= cohort.needed
+        self._move(
+            cohort,
+            Happening.DEADLINE_WITH_QUORUM if enough else Happening.DEADLINE_BELOW_QUORUM,
+        )
+        return cohort
+
+    def abandon(self, wire_req_id: int) -> Cohort | None:
+        """Close a cohort whose execution ended; None when it closed before."""
+        cohort = self._open.get(wire_req_id)
+        if cohort is not None:
+            self._move(cohort, Happening.EXECUTION_ENDED)
+        return cohort
+
+    def _move(self, cohort: Cohort, happening: Happening) -> None:
+        cohort.state = TRANSITIONS[cohort.state, happening]
+        del self._open[cohort.wire_req_id]
+        self._closed[cohort.wire_req_id] = None
+        if len(self._closed) > MAX_CLOSED_REMEMBERED:
+            del self._closed[next(iter(self._closed))]
+
+
+def needed_answers(quorum: int, asked: int) -> int:
+    """How many of `asked` peers have to answer; a quorum of 0 means all of them."""
+    return asked if quorum == 0 else quorum

@@ -1,0 +1,85 @@
+"""Timers: a heap of things to do at a time that the caller supplies.
+
+Rule: a timer is data, `(when, order, kind, key)`; timers due at the same time mature in the
+order in which they were set. Cancelling is O(1): the entry stays in the heap as a
+tombstone, and the heap is swept when most of it is tombstones.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from dataclasses import dataclass
+
+
+class TimerKind(enum.IntEnum):
+    """What a matured timer does."""
+
+    PARKED_DONE = 1  # a Sleep or After is over; key: token
+    PARKED_DEADLINE = 2  # a parked op waited too long; key: token
+    REQUEST_DEADLINE = 3  # a cohort has to close; key: wire_req_id
+    INTERVAL = 4  # the next tick; key: index of the entry
+
+
+@dataclass(slots=True, eq=False)
+class Timer:
+    """One timer; `live` turns false when it matured or was cancelled."""
+
+    when_ns: int
+    order: int
+    kind: TimerKind
+    key: int
+    live: bool = True
+
+
+# Below this many entries a sweep saves nothing worth its time.
+_SWEEP_FROM = 64
+
+
+class Scheduler:
+    """The timers of one node."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Timer]] = []
+        self._order = 0
+        self._live = 0
+
+    def __len__(self) -> int:
+        return self._live
+
+    def set(self, when_ns: int, kind: TimerKind, key: int) -> Timer:
+        """Arm a timer."""
+        self._order += 1
+        timer = Timer(when_ns, self._order, kind, key)
+        heapq.heappush(self._heap, (when_ns, self._order, timer))
+        self._live += 1
+        return timer
+
+    def cancel(self, timer: Timer) -> None:
+        """Disarm a timer; harmless when it is not armed any more."""
+        if not timer.live:
+            return
+        timer.live = False
+        self._live -= 1
+        if len(self._heap) > _SWEEP_FROM and self._live * 2 < len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2].live]
+            heapq.heapify(self._heap)
+
+    def next_deadline(self) -> int | None:
+        """When the next timer matures, or None."""
+        heap = self._heap
+        while heap and not heap[0][2].live:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def matured(self, now_ns: int) -> list[Timer]:
+        """Take out what is due at `now_ns`, earliest first."""
+        due = []
+        heap = self._heap
+        while heap and (heap[0][0] <= now_ns or not heap[0][2].live):
+            timer = heapq.heappop(heap)[2]
+            if timer.live:
+                timer.live = False
+                self._live -= 1
+                due.append(timer)
+        return due

@@ -1,0 +1,154 @@
+"""Steps: what a poll tells its host.
+
+Rule: a step is a fact or a request, complete in itself; the host carries it out or shows
+it, and never answers it but through the node's entry points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from multiaddr import Multiaddr
+
+from bbnode.ir.envelope import Buffer
+from bbnode.ir.peer import PeerId
+from bbnode.ir.values import Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendEnvelope:
+    """Send one envelope: `parts` are its bytes, to be written in order and never copied.
+
+    `addresses` are what the address book knows of the peer, best first; `tag` is unique on
+    this node.
+    """
+
+    peer: PeerId
+    addresses: tuple[Multiaddr, ...]
+    parts: tuple[Buffer, ...]
+    tag: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole envelope."""
+        return sum(len(part) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppEvent:
+    """A value for the application: an output of the target, an AppEmit or an AppNotify."""
+
+    target: str
+    topic: str
+    value: Value
+    execution: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpFailed:
+    """An op failed, and nothing that depends on it will fire. `kind` is an error class name."""
+
+    execution: int
+    target: str
+    op: str
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionFinished:
+    """An execution that the host started has ended; `ok` when no op of it failed."""
+
+    execution: int
+    target: str
+    ok: bool
+    failures: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerResolveFailed:
+    """A send left out one peer, because nobody knows where it is or it must not be reached."""
+
+    peer: PeerId
+    op: str
+    execution: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerUp:
+    """A peer can be used from now on."""
+
+    peer: PeerId
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerDown:
+    """A peer is gone, or failed too often."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireReceiveFailed:
+    """One fill of an envelope, or with `fill` -1 the whole of it, was refused."""
+
+    peer: PeerId
+    fill: int
+    type_hash: int
+    payload_size: int
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTask:
+    """Run `fn` in a worker thread, then call `Node.complete(token, …)` or `Node.fail`."""
+
+    token: int
+    fn: Callable[[], Value]
+    op: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapComplete:
+    """All that fires by itself at the start (Pulse) has run; `ok` when none of it failed."""
+
+    executions: int
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleBudgetExceeded:
+    """This poll stopped after `budget` ops; `remaining` wait for the next one."""
+
+    budget: int
+    remaining: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """A named observation, for logs, metrics and progress displays."""
+
+    name: str
+    attributes: Mapping[str, Any]
+
+
+Step: TypeAlias = (
+    SendEnvelope
+    | AppEvent
+    | OpFailed
+    | ExecutionFinished
+    | PeerResolveFailed
+    | PeerUp
+    | PeerDown
+    | WireReceiveFailed
+    | RunTask
+    | BootstrapComplete
+    | CycleBudgetExceeded
+    | Telemetry
+)

@@ -1,0 +1,174 @@
+"""The one loop between a node and its transport.
+
+Rule: take what the transport brought, poll, carry out the steps, sleep until the next
+deadline or wake. The driver decides nothing: what a step means stands in the engine, how
+bytes move in the backend. Offloaded work runs in worker threads, so the loop is free to
+answer pings and to read streams while a model trains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from bbnode.engine import Node, steps
+from bbnode.ir.errors import BbnodeError
+from bbnode.transport import backend as seam
+from bbnode.transport.backend import Backend
+
+# Two: a model that trains and one more op that waits for a disk. ONNX Runtime frees the GIL
+# in its own threads, so more workers than cores would only take turns.
+DEFAULT_WORKER_THREADS = 2
+
+# Transport events taken between two polls: enough to batch, few enough to stay responsive.
+MAX_EVENTS_PER_TURN = 256
+
+StepObserver = Callable[[steps.Step], None]
+
+
+def trio_clock_ns() -> int:
+    """trio's monotonic clock in nanoseconds; virtual under a MockClock."""
+    return int(trio.current_time() * 1_000_000_000)
+
+
+class Driver:
+    """Drives one `Node` over one `Backend` until `stop` is called."""
+
+    def __init__(
+        self,
+        node: Node,
+        backend: Backend,
+        *,
+        observe: StepObserver | None = None,
+        clock_ns: Callable[[], int] = trio_clock_ns,
+        worker_threads: int = DEFAULT_WORKER_THREADS,
+    ) -> None:
+        """`observe` sees every step, after it was carried out; it must not block."""
+        self._node = node
+        self._backend = backend
+        self._observe = observe
+        self._clock_ns = clock_ns
+        self._threads = trio.CapacityLimiter(worker_threads)
+        self._wake = trio.Event()
+        self._stopping = False
+        self._counts: Counter[str] = Counter()
+
+    def counters(self) -> dict[str, int]:
+        """What the driver counted: polls, tasks, failed sends by kind."""
+        return dict(self._counts)
+
+    @property
+    def tasks_running(self) -> int:
+        """Offloaded tasks that are in a worker thread now."""
+        return self._threads.borrowed_tokens
+
+    def wake(self) -> None:
+        """Poll soon; call it on the trio thread after giving the node something to do."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Return from `run` after the current turn; offloaded work is abandoned."""
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """Drive until `stop`; results of tasks that end later are dropped."""
+        token = trio.lowlevel.current_trio_token()
+        self._node.set_wake(lambda: _set_from_any_thread(token, self._wake_now))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._pump)
+            task_status.started()
+            while not self._stopping:
+                self._wake = trio.Event()
+                self._counts["driver.polls"] += 1
+                for step in self._node.poll(self._clock_ns()):
+                    self._carry_out(step, nursery)
+                await self._sleep()
+            nursery.cancel_scope.cancel()
+
+    def _wake_now(self) -> None:
+        self._wake.set()
+
+    async def _sleep(self) -> None:
+        """Until something came in, or the engine's next deadline."""
+        deadline = self._node.next_deadline()
+        if deadline is None:
+            await self._wake.wait()
+            return
+        remaining_s = (deadline - self._clock_ns()) / 1_000_000_000
+        if remaining_s <= 0:
+            await trio.lowlevel.checkpoint()  # others get a turn even when we are always late
+            return
+        with trio.move_on_after(remaining_s):
+            await self._wake.wait()
+
+    async def _pump(self) -> None:
+        """Feed the node from the transport; many events share one poll."""
+        events = self._backend.events
+        while True:
+            try:
+                self._take(await events.receive())
+                for _ in range(MAX_EVENTS_PER_TURN):
+                    self._take(events.receive_nowait())
+            except trio.WouldBlock:
+                pass
+            except trio.EndOfChannel:
+                return
+            self._wake.set()
+
+    def _take(self, event: seam.TransportEvent) -> None:
+        node = self._node
+        match event:
+            case seam.EnvelopeReceived(peer=peer, data=data, observed_address=address):
+                node.deliver_inbound(peer, data, address)
+            case seam.PeerConnected(peer=peer, hello=hello):
+                node.peer_connected(peer, hello.classes, hello.listen_addresses)
+            case seam.PeerDisconnected(peer=peer, reason=reason):
+                node.peer_disconnected(peer, reason)
+            case seam.SendFailed(peer=peer, reason=reason):
+                self._counts["driver.send_failed"] += 1
+                node.send_failed(peer, reason)
+            case seam.HelloRefused():
+                self._counts["driver.hello_refused"] += 1
+            case seam.ProtocolViolation():
+                self._counts["driver.protocol_violations"] += 1
+
+    def _carry_out(self, step: steps.Step, nursery: trio.Nursery) -> None:
+        match step:
+            case steps.SendEnvelope():
+                self._send(step)
+            case steps.RunTask():
+                nursery.start_soon(self._run_task, step)
+        if self._observe is not None:
+            self._observe(step)
+
+    def _send(self, step: steps.SendEnvelope) -> None:
+        try:
+            self._backend.send(step.peer, step.parts, tag=step.tag)
+        except BbnodeError as error:
+            # Not connected, queue full, too large: the engine hears of it as of any failed
+            # send, and its governor and backoff draw the conclusions.
+            self._counts[f"driver.{type(error).__name__}"] += 1
+            self._node.send_failed(step.peer, str(error))
+
+    async def _run_task(self, step: steps.RunTask) -> None:
+        self._counts["driver.tasks"] += 1
+        try:
+            result = await trio.to_thread.run_sync(
+                step.fn, limiter=self._threads, abandon_on_cancel=True
+            )
+        except Exception as error:  # noqa: BLE001 - the boundary of third-party component code
+            self._node.fail(step.token, error)
+        else:
+            self._node.complete(step.token, result)
+        self._wake.set()
+
+
+def _set_from_any_thread(token: trio.lowlevel.TrioToken, wake: Callable[[], None]) -> None:
+    # A worker thread that outlives the loop has nobody left to wake.
+    with contextlib.suppress(trio.RunFinishedError):
+        token.run_sync_soon(wake, idempotent=True)
