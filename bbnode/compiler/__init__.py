@@ -1,0 +1,27 @@
+"""The compiler: a recorded model in, one compiled model with a target per class of peer out.
+
+Rule: `Compiler().bind_<role>(slot, Concrete)….compile(model)` is the whole way through; the
+typed errors stand in `bbnode.compiler.errors`.
+"""
+
+from __future__ import annotations
+
+from bbnode.compiler.driver import Compiler
+from bbnode.compiler.errors import CompileError, ValidationError
+from bbnode.compiler.pipeline import CANONICAL_PASS_NAMES, all_pass_names
+from bbnode.compiler.stage import CompilerStage
+from bbnode.compiler.targets import split_targets, target_names
+from bbnode.compiler.telemetry import CompileReport, PassReport
+
+__all__ = [
+    "CANONICAL_PASS_NAMES",
+    "CompileError",
+    "CompileReport",
+    "Compiler",
+    "CompilerStage",
+    "PassReport",
+    "ValidationError",
+    "all_pass_names",
+    "split_targets",
+    "target_names",
+]

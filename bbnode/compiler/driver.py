@@ -1,0 +1,304 @@
+"""`Compiler`: what a caller says, and the run of the passes over it.
+
+Rule: a Compiler is immutable; every method of the chain gives a new one, so one chain can be
+the base of several. `compile` copies the model and never touches the caller's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from onnx import ModelProto
+
+from bbnode.compiler import pipeline
+from bbnode.compiler.admission import admit
+from bbnode.compiler.errors import BindingMismatch, Internal, UnknownStage
+from bbnode.compiler.seams import History, Seams
+from bbnode.compiler.stage import CompilerStage, run_stage
+from bbnode.compiler.targets import split_targets, target_names
+from bbnode.compiler.telemetry import CompileReport, Stopwatch
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, SlotBinding
+from bbnode.components.contracts import CONTRACTS, Component
+from bbnode.components.registry import UnknownComponentType, component_class
+from bbnode.ir.errors import BbnodeError
+
+# A day per hop: what is slower than that is no deadline but a mistake in the unit.
+MAX_PER_HOP_BUDGET_NS = 86_400 * 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """Binds components to slots and compiles recorded models.
+
+    `Compiler().bind_backend("compute", OrtBackend).compile(model)`; immutable: each method of
+    the chain returns a new Compiler.
+    """
+
+    options: CompileOptions = field(default_factory=CompileOptions)
+    stages: tuple[CompilerStage, ...] = ()
+    disabled: frozenset[str] = frozenset()
+
+    # --- bindings -------------------------------------------------------------------------
+
+    def bind_backend(self, slot: str, component: type[Component]) -> Compiler:
+        """Fill a Backend slot. All bind methods raise BindingMismatch on an unfit class."""
+        return self.bind("Backend", slot, component)
+
+    def bind_model(self, slot: str, component: type[Component]) -> Compiler:
+        """Fill a Model slot."""
+        return self.bind("Model", slot, component)
+
+    def bind_index(self, slot: str, component: type[Component]) -> Compiler:
+        """Fill an Index slot."""
+        return self.bind("Index", slot, component)
+
+    def bind_aggregator(self, slot: str, component: type[Component]) -> Compiler:
+        """Fill an Aggregator slot."""
+        return self.bind("Aggregator", slot, component)
+
+    def bind_codec(self, slot: str, component: type[Component]) -> Compiler:
+        """Fill a Codec slot."""
+        return self.bind("Codec", slot, component)
+
+    def bind_data_source(self, slot: str, component: type[Component]) -> Compiler:
+        """Fill a DataSource slot."""
+        return self.bind("DataSource", slot, component)
+
+    def bind_peer_selector(self, slot: str, component: type[Component]) -> Compiler:
+        """Fill a PeerSelector slot."""
+        return self.bind("PeerSelector", slot, component)
+
+    def bind_protocol(self, slot: str, component: type[Component]) -> Compiler:
+        """Fill a Protocol slot."""
+        return self.bind("Protocol", slot, component)
+
+    def bind(self, role: str, slot: str, component: type[Component]) -> Compiler:
+        """Fill a slot of any role, e.g. `bind("Model", "global", OnnxModel)`.
+
+        Raises BindingMismatch when the class does not implement the role's contract, is
+        abstract or not registered, or when the slot is bound to another class already.
+        """
+        _check_component(role, slot, component)
+        binding = SlotBinding(slot=slot, role=role, component=component)
+        for known in self.options.bindings:
+            if known == binding:
+                return self
+            if known.slot == slot:
+                detail = f"it is bound to {known.component.TYPE_NAME!r} ({known.role}) already"
+                raise BindingMismatch(slot=slot, role=role, detail=detail)
+        return self._with(bindings=(*self.options.bindings, binding))
+
+    # --- options --------------------------------------------------------------------------
+
+    def with_target_version(self, version: int) -> Compiler:
+        """Take models of this ir_version (default: the one the DSL records)."""
+        return self._with(target_version=version)
+
+    def with_per_hop_budget_ns(self, budget_ns: int) -> Compiler:
+        """Static deadline of a Send: chain depth times this, in nanoseconds.
+
+        Raises ValueError when it is not between 1 ns and a day.
+        """
+        if not 0 < budget_ns <= MAX_PER_HOP_BUDGET_NS:
+            raise ValueError(
+                f"a per-hop budget of {budget_ns} ns is not between 1 ns and a day "
+                f"({MAX_PER_HOP_BUDGET_NS} ns)"
+            )
+        return self._with(per_hop_budget_ns=budget_ns)
+
+    def with_permissive_types(self) -> Compiler:
+        """Let values keep an abstract type (they can't travel between nodes)."""
+        return self._with(permissive_types=True)
+
+    def without_stage(self, name: str) -> Compiler:
+        """Leave out the user stage of that name, or else the pass of the pipeline's body.
+
+        Raises UnknownStage when there is neither.
+        """
+        kept = tuple(stage for stage in self.stages if stage.name != name)
+        if len(kept) < len(self.stages):
+            return dataclasses.replace(self, stages=kept)
+        if name in pipeline.body_pass_names():
+            return dataclasses.replace(self, disabled=self.disabled | {name})
+        raise UnknownStage(stage=name, detail="there is no pass or user stage of that name")
+
+    def push_back_stage(self, stage: CompilerStage) -> Compiler:
+        """Add a user stage after those there are."""
+        return self.insert_stage(len(self.stages), stage)
+
+    def push_front_stage(self, stage: CompilerStage) -> Compiler:
+        """Add a user stage before those there are (still after the canonical passes)."""
+        return self.insert_stage(0, stage)
+
+    def insert_stage(self, index: int, stage: CompilerStage) -> Compiler:
+        """Add a user stage at an index, clamped to the list of user stages.
+
+        Raises UnknownStage when the name is taken, or the stage has no name or no `run`.
+        """
+        name = getattr(stage, "name", None)
+        if not isinstance(name, str) or not name or not callable(getattr(stage, "run", None)):
+            detail = "a stage needs a non-empty `name` and a method `run(model)`"
+            raise UnknownStage(stage=str(name or type(stage).__name__), detail=detail)
+        if name in pipeline.all_pass_names() or any(name == known.name for known in self.stages):
+            raise UnknownStage(stage=name, detail="the name is taken; choose another one")
+        at = max(0, min(index, len(self.stages)))
+        return dataclasses.replace(self, stages=(*self.stages[:at], stage, *self.stages[at:]))
+
+    # --- running --------------------------------------------------------------------------
+
+    def compile(self, model: ModelProto) -> ModelProto:
+        """The compiled form of a recorded model: one ModelProto with every target.
+
+        Raises CompileError: a class per variant, in `bbnode.compiler.errors`.
+        """
+        return self.compile_with_report(model)[0]
+
+    def compile_partitions(self, model: ModelProto) -> dict[str, ModelProto]:
+        """As `compile`, but each target as a compiled model of its own, by target name."""
+        return split_targets(self.compile(model))
+
+    def compile_with_report(
+        self,
+        model: ModelProto,
+        *,
+        explain: bool = False,
+        snapshot_after: Collection[str] = (),
+    ) -> tuple[ModelProto, CompileReport]:
+        """As `compile`, with times and counters per pass.
+
+        Args:
+            model: what `Module.build()` returned; not touched.
+            explain: also follow every node through the passes (`report.history`).
+            snapshot_after: passes and stages after which the model is copied
+                (`report.snapshots`).
+
+        Raises:
+            CompileError: as `compile`; UnknownStage for an unknown name in `snapshot_after`.
+        """
+        for name in snapshot_after:
+            self._check_known(name)
+        run = _Run(admit(model, self.options), self.options, explain, snapshot_after)
+        for name in (*pipeline.PRE_PASS_NAMES, *pipeline.body_pass_names()):
+            run.run_pass(name, skip=name in self.disabled)
+        for stage in self.stages:
+            run.run_stage(stage)
+        for name in pipeline.POST_PASS_NAMES:
+            run.run_pass(name)
+        return run.unit.model, run.report()
+
+    def _check_known(self, name: str) -> None:
+        if name not in (*pipeline.all_pass_names(), *(stage.name for stage in self.stages)):
+            raise UnknownStage(stage=name, detail="there is no pass or user stage of that name")
+
+    def _with(self, **changes: object) -> Compiler:
+        options = dataclasses.replace(self.options, **changes)  # type: ignore[arg-type]
+        return dataclasses.replace(self, options=options)
+
+
+def _check_component(role: str, slot: str, component: type[Component]) -> None:
+    def unfit(detail: str) -> BindingMismatch:
+        return BindingMismatch(slot=slot, role=role, detail=detail)
+
+    contract = CONTRACTS.get(role)
+    if contract is None:
+        raise unfit(f"there is no such role; the roles are {', '.join(CONTRACTS)}")
+    if not slot:
+        raise unfit(f"{slot!r} is no slot name")
+    if not isinstance(component, type):
+        raise unfit(f"{component!r:.80} is no class (give the class, its config comes at install)")
+    if not issubclass(component, contract):
+        raise unfit(f"{component.__qualname__} does not implement {contract.__qualname__}")
+    if inspect.isabstract(component):
+        missing = ", ".join(sorted(component.__abstractmethods__))
+        raise unfit(f"{component.__qualname__} lacks the methods {missing}")
+    type_name = component.__dict__.get("TYPE_NAME")
+    if not isinstance(type_name, str):
+        raise unfit(f"{component.__qualname__} has no TYPE_NAME of its own")
+    try:
+        registered = component_class(type_name)
+    except UnknownComponentType as error:
+        raise unfit(f"{type_name!r} is not registered (use @register_component)") from error
+    if registered is not component:
+        raise unfit(f"{type_name!r} is registered by the other class {registered.__qualname__}")
+
+
+class _Run:
+    """One compile: the unit on its way through the passes, and what is noted of it."""
+
+    def __init__(
+        self,
+        unit: CompilationUnit,
+        options: CompileOptions,
+        explain: bool,
+        snapshot_after: Collection[str],
+    ) -> None:
+        self.unit = unit
+        self._options = options
+        self._watch = Stopwatch()
+        self._seams = Seams()
+        self._seams_on = False
+        self._snapshot_after = snapshot_after
+        self._snapshots: dict[str, ModelProto] = {}
+        self._history = History() if explain else None
+        if self._history is not None:
+            self._history.observe(unit, "")
+
+    def run_pass(self, name: str, *, skip: bool = False) -> None:
+        """Run a pass, unless it is disabled; check the seam behind it."""
+        if not skip:
+            with self._step(name) as counters, _boundary(name):
+                counters.update(pipeline.load_pass(name).run(self.unit, self._options))
+        if name == pipeline.FIRST_SEAM:
+            # Without `validate` nobody vouches for the program, so no pass can be blamed.
+            self._seams_on = not skip
+
+    def run_stage(self, stage: CompilerStage) -> None:
+        """Run a user stage."""
+        with self._step(stage.name):
+            run_stage(self.unit, stage)
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[dict[str, int]]:
+        with self._watch.measure(name) as counters:
+            yield counters
+        if self._seams_on:
+            self._seams.check(self.unit, name)
+        if self._history is not None:
+            self._history.observe(self.unit, name)
+        if name in self._snapshot_after:
+            self._snapshots[name] = _snapshot(self.unit)
+
+    def report(self) -> CompileReport:
+        """What there is to say at the end."""
+        return CompileReport(
+            passes=tuple(self._watch.reports),
+            total_ms=self._watch.total_ms(),
+            targets=target_names(self.unit.model),
+            history={} if self._history is None else self._history.result(),
+            snapshots=self._snapshots,
+        )
+
+
+def _snapshot(unit: CompilationUnit) -> ModelProto:
+    """A copy of the program as it is, the mains of partitions first."""
+    copy = ModelProto()
+    copy.CopyFrom(unit.model)
+    del copy.functions[:]
+    copy.functions.extend(unit.bodies())
+    return copy
+
+
+@contextmanager
+def _boundary(name: str) -> Iterator[None]:
+    """Whatever a pass trips over leaves the compiler as one typed error that names the pass."""
+    try:
+        yield
+    except BbnodeError:
+        raise
+    except Exception as error:  # the boundary: a program must not get a KeyError out of us
+        detail = f"pass {name!r} raised {type(error).__name__}: {error}"
+        raise Internal(detail=detail) from error

@@ -1,0 +1,217 @@
+"""How values flow through one function: who makes them, who reads them, in which order.
+
+Rule: every pass asks here, so that all agree on what an op reads: its inputs, what the
+graphs nested in its attributes (If, Loop, Scan) take from outside, and its `after` values.
+All of it is linear in the size of the function.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
+
+from bbnode.compiler.errors import CyclicGraph, ExpansionFailed, Where
+from bbnode.ir import keys, protos
+
+# `ai.onnx.ml` is upstream ONNX as well: what scikit-learn's exporters write.
+ONNX_ML_DOMAIN = "ai.onnx.ml"
+_GRAPH_KINDS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+# Parsed protobufs nest at most 100 messages deep, which is about 30 graphs.
+MAX_GRAPH_DEPTH = 32
+
+
+def is_graph_op(node: NodeProto) -> bool:
+    """Whether a node is an op of upstream ONNX, whose schemas describe it."""
+    return protos.is_onnx_domain(node.domain) or node.domain == ONNX_ML_DOMAIN
+
+
+def split_names(text: str | None) -> list[str]:
+    """The names in a comma-joined metadata value."""
+    return [name for name in text.split(",") if name] if text else []
+
+
+def after_of(node: NodeProto) -> list[str]:
+    """Values that have to exist before the op fires, beside its inputs."""
+    return split_names(protos.get_meta(node, keys.AFTER_KEY))
+
+
+def nested_graphs(node: NodeProto) -> list[GraphProto]:
+    """Graphs in the node's attributes."""
+    found: list[GraphProto] = []
+    for attribute in node.attribute:
+        if attribute.type in _GRAPH_KINDS:
+            if attribute.HasField("g"):
+                found.append(attribute.g)
+            found.extend(attribute.graphs)
+    return found
+
+
+def captured(node: NodeProto) -> list[str]:
+    """Outer values that the node's nested graphs read, in the order of their first use.
+
+    Raises ExpansionFailed when graphs nest deeper than `MAX_GRAPH_DEPTH`.
+    """
+    graphs = nested_graphs(node)
+    if not graphs:
+        return []
+    found: dict[str, None] = {}
+    for graph in graphs:
+        _collect_free(node, graph, frozenset(), found, 1)
+    return list(found)
+
+
+def _collect_free(
+    owner: NodeProto, graph: GraphProto, outer: frozenset[str], found: dict[str, None], depth: int
+) -> None:
+    if depth > MAX_GRAPH_DEPTH:
+        raise ExpansionFailed(
+            op_type=owner.op_type,
+            domain=owner.domain,
+            reason=f"its graphs nest deeper than {MAX_GRAPH_DEPTH}",
+            node_name=owner.name,
+            where=Where.of(owner),
+        )
+    bound = set(outer)
+    bound.update(port.name for port in graph.input)
+    bound.update(tensor.name for tensor in graph.initializer)
+    bound.update(tensor.values.name for tensor in graph.sparse_initializer)
+    for inner in graph.node:
+        bound.update(inner.output)
+    for inner in graph.node:
+        found.update((name, None) for name in inner.input if name and name not in bound)
+        for nested in nested_graphs(inner):
+            _collect_free(owner, nested, frozenset(bound), found, depth + 1)
+    found.update((port.name, None) for port in graph.output if port.name not in bound)
+
+
+def data_reads(node: NodeProto) -> list[str]:
+    """Values that the op computes with: inputs and what nested graphs capture."""
+    names = [name for name in node.input if name]
+    if node.attribute and is_graph_op(node):
+        names.extend(captured(node))
+    return names
+
+
+def reads(node: NodeProto) -> list[str]:
+    """All values that have to exist before the op fires."""
+    return [*data_reads(node), *after_of(node)]
+
+
+def rename_node(node: NodeProto, names: Mapping[str, str]) -> None:
+    """Rename the values that a node reads, waits for and makes; unknown names stay."""
+    for index, name in enumerate(node.input):
+        if name in names:
+            node.input[index] = names[name]
+    for index, name in enumerate(node.output):
+        if name in names:
+            node.output[index] = names[name]
+    waits = after_of(node)
+    if waits:
+        set_after(node, (names.get(name, name) for name in waits))
+    if node.attribute and is_graph_op(node):
+        renamed = {name: names[name] for name in captured(node) if name in names}
+        if renamed:
+            for graph in nested_graphs(node):
+                _rename_free(graph, renamed)
+
+
+def _rename_free(graph: GraphProto, names: Mapping[str, str]) -> None:
+    # ONNX is in SSA form: a name that is captured is not defined again inside.
+    for inner in graph.node:
+        for index, name in enumerate(inner.input):
+            if name in names:
+                inner.input[index] = names[name]
+        for nested in nested_graphs(inner):
+            _rename_free(nested, names)
+    for port in graph.output:
+        if port.name in names:
+            port.name = names[port.name]
+
+
+def set_after(node: NodeProto, names: Iterable[str]) -> None:
+    """Write a node's `after` values, each once; none removes the entry."""
+    text = ",".join(dict.fromkeys(name for name in names if name))
+    if text:
+        protos.set_meta(node, keys.AFTER_KEY, text)
+    else:
+        protos.del_meta(node, keys.AFTER_KEY)
+
+
+def producers(function: FunctionProto) -> dict[str, int]:
+    """Index of the node that makes each value (the first one, in a malformed function)."""
+    made: dict[str, int] = {}
+    for index, node in enumerate(function.node):
+        for name in node.output:
+            if name:
+                made.setdefault(name, index)
+    return made
+
+
+def topological(function: FunctionProto) -> list[int]:
+    """Indices of the nodes, sorted over data, `after` and `control_after`.
+
+    Where the order is free, recorded order stays. Raises CyclicGraph naming one cycle.
+    """
+    made = producers(function)
+    by_name = {node.name: index for index, node in enumerate(function.node)}
+    needs: list[list[int]] = []
+    sorted_already = True
+    for index, node in enumerate(function.node):
+        before = [made[name] for name in reads(node) if name in made]
+        control = protos.get_meta(node, keys.CONTROL_AFTER_KEY)
+        before += [by_name[name] for name in split_names(control) if name in by_name]
+        sorted_already = sorted_already and all(i < index for i in before)
+        needs.append(before)
+    if sorted_already:
+        return list(range(len(needs)))
+    return _kahn(needs, [node.name for node in function.node])
+
+
+def _kahn(needs: Sequence[Sequence[int]], names: Sequence[str]) -> list[int]:
+    waiting = [len(set(before)) for before in needs]
+    consumers: list[list[int]] = [[] for _ in needs]
+    for index, before in enumerate(needs):
+        for producer in set(before):
+            consumers[producer].append(index)
+    ready = [index for index, count in enumerate(waiting) if not count]
+    order = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for consumer in consumers[index]:
+            waiting[consumer] -= 1
+            if not waiting[consumer]:
+                heapq.heappush(ready, consumer)
+    if len(order) < len(needs):
+        raise CyclicGraph(involves=tuple(names[i] for i in _one_cycle(needs, set(order))))
+    return order
+
+
+def _one_cycle(needs: Sequence[Sequence[int]], done: set[int]) -> Iterator[int]:
+    """Walks back from an unsorted node: every one of them waits for another unsorted one."""
+    at = next(index for index in range(len(needs)) if index not in done)
+    seen: dict[int, int] = {}
+    path: list[int] = []
+    while at not in seen:
+        seen[at] = len(path)
+        path.append(at)
+        at = next(before for before in needs[at] if before not in done)
+    return reversed(path[seen[at] :])
+
+
+def reorder(function: FunctionProto, order: Sequence[int]) -> None:
+    """Put the nodes in the given order."""
+    if list(order) == list(range(len(function.node))):
+        return
+    nodes = [function.node[index] for index in order]
+    replace_nodes(function, nodes)
+
+
+def replace_nodes(function: FunctionProto, nodes: Sequence[NodeProto]) -> None:
+    """Make `nodes` the function's nodes (they may be its own)."""
+    fresh = FunctionProto()
+    fresh.node.extend(nodes)
+    del function.node[:]
+    function.node.MergeFrom(fresh.node)

@@ -1,0 +1,79 @@
+"""Program order: the recorded order, made topological.
+
+Rule: an op stands where its author recorded it, or as much later as what it needs allows;
+an op made by the compiler moves up to whoever needs it. So two ops without a path between
+them keep their recorded order, which is what "program order" means for slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from onnx import NodeProto
+
+from bbnode.compiler import flow
+from bbnode.compiler.errors import CyclicGraph
+from bbnode.ir import keys, protos
+
+
+def needs_of(nodes: Sequence[NodeProto]) -> list[list[int]]:
+    """Per node, the indices of the nodes that must fire before it: data, `after`, control."""
+    made: dict[str, int] = {}
+    by_name: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        by_name[node.name] = index
+        for name in node.output:
+            if name:
+                made[name] = index
+    needs = []
+    for node in nodes:
+        before = [made[name] for name in flow.data_reads(node) if name in made]
+        for entry in node.metadata_props:
+            if entry.key == keys.AFTER_KEY:
+                before += [made[n] for n in flow.split_names(entry.value) if n in made]
+            elif entry.key == keys.CONTROL_AFTER_KEY:
+                before += [by_name[n] for n in flow.split_names(entry.value) if n in by_name]
+        needs.append(before)
+    return needs
+
+
+def program_order(nodes: Sequence[NodeProto]) -> list[int]:
+    """Indices of `nodes` in program order. Raises CyclicGraph naming one cycle."""
+    needs = needs_of(nodes)
+    order: list[int] = []
+    state = [0] * len(nodes)  # 0 new, 1 on the path, 2 placed
+    for root in range(len(nodes)):
+        if state[root]:
+            continue
+        state[root] = 1
+        path = [(root, iter(needs[root]))]
+        while path:
+            index, rest = path[-1]
+            before = next(rest, None)
+            if before is None:
+                state[index] = 2
+                order.append(index)
+                path.pop()
+            elif not state[before]:
+                state[before] = 1
+                path.append((before, iter(needs[before])))
+            elif state[before] == 1:
+                ring = [i for i, _ in path]
+                ring = ring[ring.index(before) :]
+                raise CyclicGraph(involves=tuple(nodes[i].name for i in reversed(ring)))
+    return order
+
+
+def in_program_order(nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    """The nodes themselves, in program order."""
+    return [nodes[index] for index in program_order(nodes)]
+
+
+def add_control(node: NodeProto, names: Iterable[str]) -> bool:
+    """Add node names to a node's `control_after`; says whether that changed anything."""
+    known = flow.split_names(protos.get_meta(node, keys.CONTROL_AFTER_KEY))
+    merged = list(dict.fromkeys([*known, *names]))
+    if merged == known:
+        return False
+    protos.set_meta(node, keys.CONTROL_AFTER_KEY, ",".join(merged))
+    return True

@@ -1,0 +1,136 @@
+"""`analyze_wire_edges`: what travels on each wire edge, and where it lands.
+
+Rule: a site id is a hash of names in the artifact, so that every peer that runs it agrees
+without asking; all addresses of a program are stamped here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import ClassVar
+
+from onnx import FunctionProto, NodeProto
+
+from bbnode.compiler import flow
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, WireEdge
+from bbnode.compiler.value_types import types_of
+from bbnode.compiler.wire_stamps import stamp_destination
+from bbnode.ir import ids, keys, opset, protos, types
+
+
+class AnalyzeWireEdges:
+    """Stamps both ends of every wire edge.
+
+    1. `wire_transport` of both ends is `trigger_only` when the payload is a Trigger, or when all
+       that reads it wants a Trigger or just waits for it; else `data`. Responses are `data`.
+       What arrives on a trigger-only edge is a Trigger, and is declared as one (value,
+       `payload_type`, `type_hash`).
+    2. `batch_group_id` of both ends is the same for all plain Sends of one class to one peers
+       value; a request and a response are groups of their own.
+    3. `site_id` of the receiver is the hash of `<target>/<payload value>`; the Send says where
+       its data input lands: `dest_site_name.<input>` (the value) and the attribute
+       `dest_suffix.<input>` (bytes of `/site/<id>`).
+    4. A receiver without a deadline takes that of its Send.
+    """
+
+    name: ClassVar[str] = "analyze_wire_edges"
+
+    def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
+        wire_nodes = {
+            home: {node.name: node for node in main.node if protos.is_wire(node)}
+            for home, main in unit.partitions.items()
+        }
+        transports = {home: _transports(main) for home, main in unit.partitions.items()}
+        groups: dict[tuple[str, str], str] = {}
+        found = {keys.TRANSPORT_DATA: 0, keys.TRANSPORT_TRIGGER_ONLY: 0}
+        for edge in unit.wire_edges:
+            send = wire_nodes[edge.producer_class][edge.send_node]
+            recv = wire_nodes[edge.consumer_class][edge.recv_node]
+            transport = transports[edge.consumer_class].get(recv.name, keys.TRANSPORT_DATA)
+            found[transport] += 1
+            group = _group(edge, send, groups)
+            for node in (send, recv):
+                protos.set_meta(node, keys.WIRE_TRANSPORT_KEY, transport)
+                protos.set_meta(node, keys.BATCH_GROUP_KEY, group)
+            site = ids.site_id(unit.partitions[edge.consumer_class].name, edge.value_name)
+            protos.set_meta(recv, keys.SITE_ID_KEY, str(site))
+            stamp_destination(send, edge.value_name, site)
+            deadline = protos.get_meta(send, keys.DEADLINE_NS_KEY)
+            if deadline is not None and protos.get_meta(recv, keys.DEADLINE_NS_KEY) is None:
+                protos.set_meta(recv, keys.DEADLINE_NS_KEY, deadline)
+        for main in unit.partitions.values():
+            _declare_triggers(main)
+        return {
+            "wire_edges_data": found[keys.TRANSPORT_DATA],
+            "wire_edges_trigger_only": found[keys.TRANSPORT_TRIGGER_ONLY],
+            "batch_groups": len(groups),
+        }
+
+
+def _group(edge: WireEdge, send: NodeProto, groups: dict[tuple[str, str], str]) -> str:
+    alone = send.op_type != keys.OP_SEND
+    peers = f"\0{send.name}" if alone else send.input[1]
+    return groups.setdefault((edge.producer_class, peers), f"{edge.producer_class}/{len(groups)}")
+
+
+def _transports(main: FunctionProto) -> dict[str, str]:
+    """`wire_transport` of each inbound receiver of a partition, by node name."""
+    payloads = {node.output[0]: node for node in main.node if _is_inbound(node)}
+    if not payloads:
+        return {}
+    declared = types_of(main, payloads)
+    needed = _needed(main, payloads)
+    found = {}
+    for value, node in payloads.items():
+        known = protos.get_meta(node, keys.WIRE_TRANSPORT_KEY)
+        is_trigger = types.type_from_proto(declared[value]) if value in declared else None
+        trigger_only = is_trigger is types.TRIGGER or value not in needed
+        fresh = keys.TRANSPORT_TRIGGER_ONLY if trigger_only else keys.TRANSPORT_DATA
+        # Once the gates stand between, the readers can't be seen from here any more.
+        found[node.name] = known or fresh
+    return found
+
+
+def _is_inbound(node: NodeProto) -> bool:
+    return protos.is_wire(node) and node.op_type in keys.INBOUND_OPS and bool(node.output)
+
+
+def _needed(main: FunctionProto, payloads: Collection[str]) -> set[str]:
+    """Which payloads somebody reads as more than a trigger."""
+    needed = {name for name in main.output if name in payloads}
+    for node in main.node:
+        hits = [name for name in flow.data_reads(node) if name in payloads]
+        if hits:
+            as_trigger = _trigger_inputs(node)
+            needed.update(name for name in hits if name not in as_trigger)
+    return needed
+
+
+def _trigger_inputs(node: NodeProto) -> set[str]:
+    """Values that a node reads through Trigger ports only."""
+    spec = opset.lookup_op(node.domain, node.op_type)
+    if spec is None or not spec.inputs:
+        return set()
+    triggers: set[str] = set()
+    others: set[str] = set()
+    for index, name in enumerate(node.input):
+        port = spec.inputs[min(index, len(spec.inputs) - 1)]
+        (triggers if port.type is types.TRIGGER else others).add(name)
+    return triggers - others
+
+
+def _declare_triggers(main: FunctionProto) -> None:
+    triggers = {
+        node.output[0]: node
+        for node in main.node
+        if _is_inbound(node)
+        and protos.get_meta(node, keys.WIRE_TRANSPORT_KEY) == keys.TRANSPORT_TRIGGER_ONLY
+    }
+    if not triggers:
+        return
+    for node in triggers.values():
+        kind = types.type_to_proto(types.TRIGGER)
+        if protos.get_attr(node, keys.ATTR_PAYLOAD_TYPE) != kind:
+            protos.set_attr(node, keys.ATTR_PAYLOAD_TYPE, kind)
+        protos.set_meta(node, keys.TYPE_HASH_KEY, str(types.TRIGGER.wire_hash))
+    protos.write_types(main, dict.fromkeys(triggers, types.TRIGGER))

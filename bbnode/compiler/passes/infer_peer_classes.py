@@ -1,0 +1,105 @@
+"""`infer_peer_classes`: the program, projected: each op gets the class it runs on.
+
+Rule: the solving is `placement.py`'s; here is what it leaves on the program.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from onnx import FunctionProto, NodeProto
+
+from bbnode.compiler import flow
+from bbnode.compiler.function_table import FunctionKey, by_key, callees_first, calls_of
+from bbnode.compiler.placement import Placement
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
+from bbnode.ir import keys, protos, types
+from bbnode.ir.types import TypeNode
+
+
+class InferPeerClasses:
+    """Stamps `home_class` on every op of the root and `peer_class` on every send.
+
+    1. Function inputs live on the Module's home class; an op lives where the values live that
+       it reads, or else waits for (CrossClassDataflow when those are two classes).
+    2. An op that reads nothing lives where its slot is used, if that is one class, else at
+       home; where that leaves two answers it is AmbiguousHome.
+    3. A send's `received` and `sender` live on the class it goes to, a request's `responses`
+       on the requester's. That class is UnresolvedPeerClass when nothing says it.
+    4. Constants, and ONNX ops over constants alone, live wherever they are read: on several
+       classes there is one copy each, called `<name>@<class>`.
+    """
+
+    name: ClassVar[str] = "infer_peer_classes"
+
+    def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
+        if unit.partitions:
+            return {"homes_stamped": 0, "peer_classes_stamped": 0, "constants_copied": 0}
+        root = unit.root
+        placement = Placement(root, _slots_of_functions(unit))
+        placement.solve()
+        demand = placement.demand()
+        for index, classes in demand.items():
+            kept = placement.default if placement.default in classes else classes[0]
+            placement.homes[index] = kept
+        for node, home in zip(placement.nodes, placement.homes, strict=True):
+            protos.set_meta(node, keys.HOME_CLASS_KEY, home or placement.default)
+        for index, peer_class in placement.destinations.items():
+            protos.set_meta(placement.nodes[index], keys.PEER_CLASS_KEY, peer_class)
+        copied = _copy_constants(root, placement, demand)
+        return {
+            "homes_stamped": len(root.node),
+            "peer_classes_stamped": len(placement.destinations),
+            "constants_copied": copied,
+        }
+
+
+def _slots_of_functions(unit: CompilationUnit) -> dict[FunctionKey, list[str]]:
+    """Slots that a call of each function uses, directly or through its own calls."""
+    table = by_key(unit.model.functions)
+    calls = {key: [k for _, k in calls_of(f, table)] for key, f in table.items()}
+    found: dict[FunctionKey, list[str]] = {}
+    for key in callees_first(table, calls):
+        slots: dict[str, None] = {}
+        for node in table[key].node:
+            slot = protos.get_meta(node, keys.SLOT_KEY)
+            names = [slot] if slot is not None else found.get(protos.call_key(node), [])
+            slots.update(dict.fromkeys(names))
+        found[key] = list(slots)
+    return found
+
+
+def _copy_constants(root: FunctionProto, placement: Placement, demand: dict[int, list[str]]) -> int:
+    """One copy of a placeless op for every class but the one that keeps the original."""
+    renamed: dict[str, dict[str, str]] = {}  # class -> value -> name of the copy's value
+    for index, classes in demand.items():
+        for home in classes:
+            if home != placement.homes[index]:
+                names = renamed.setdefault(home, {})
+                names.update((v, f"{v}@{home}") for v in placement.nodes[index].output if v)
+    if not renamed:
+        return 0
+    nodes: list[NodeProto] = []
+    for index, node in enumerate(placement.nodes):
+        home = placement.homes[index] or placement.default
+        others = (other for other in demand.get(index, ()) if other != home)
+        nodes.extend(_copy(node, other, renamed[other]) for other in others)
+        if home in renamed:
+            flow.rename_node(node, renamed[home])
+        nodes.append(node)
+    known = protos.value_types(root)
+    flow.replace_nodes(root, nodes)
+    fresh: dict[str, TypeNode] = {}
+    for names in renamed.values():
+        fresh.update((new, known.get(old, types.ANY)) for old, new in names.items())
+    protos.write_types(root, fresh)
+    return len(nodes) - len(placement.nodes)
+
+
+def _copy(node: NodeProto, home: str, names: dict[str, str]) -> NodeProto:
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    copy.name = f"{node.name}@{home}"
+    flow.rename_node(copy, names)
+    protos.set_meta(copy, keys.HOME_CLASS_KEY, home)
+    return copy

@@ -1,0 +1,135 @@
+"""`insert_async_deadlines`: nothing waits without a deadline.
+
+Rule: what may finish in a later poll carries `deadline_ns`, and what carries it is checked
+right before it fires.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from onnx import FunctionProto, NodeProto
+
+from bbnode.compiler import flow
+from bbnode.compiler.gate_contract import is_checked_kind
+from bbnode.compiler.rx_chain import INHERITED_KEYS
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
+from bbnode.compiler.value_types import declare, declare_as
+from bbnode.compiler.wire_stamps import rewire_input
+from bbnode.ir import keys, opset, protos, types
+
+# Attributes by which an op says that it takes a while on purpose, in ns: on top of the budget.
+DELAY_ATTRIBUTES = ("delay_ns", "duration_ns")
+MAX_DEADLINE_NS = (1 << 63) - 1  # what an ONNX integer attribute holds
+
+
+class InsertAsyncDeadlines:
+    """Stamps deadlines and puts a `DeadlineCheck` before what carries one.
+
+    1. An op that may suspend carries `deadline_ns`: the one it has, else its `deadline_ns`
+       attribute, else the per-hop budget plus what it delays on purpose (`After`, `Sleep`).
+    2. RecvRespBatched takes the deadline of the SendReqBatched that it waits for, and the
+       attribute `deadline_ns` of that one is never 0 afterwards.
+    3. Every op that carries `deadline_ns` and is neither Recv-flavoured nor a gate has a
+       `DeadlineCheck` right before it, which passes its first data input through; for an op
+       without inputs it has none, and its output is one more value that the op waits for.
+    4. The check waits for what the op waits for (`after`, `control_after`), so that it looks at
+       the clock when the op is about to fire.
+    5. Every function is treated so, backend subgraphs aside: nothing suspends in them.
+    """
+
+    name: ClassVar[str] = "insert_async_deadlines"
+
+    def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
+        stamped = checks = 0
+        for function in unit.bodies():
+            if function.domain != keys.BACKEND_SUBGRAPH_DOMAIN:
+                stamped += _stamp(function, options.per_hop_budget_ns)
+                checks += _insert_checks(function)
+        return {"async_deadlines_stamped": stamped, "deadline_checks": checks}
+
+
+def _stamp(function: FunctionProto, budget_ns: int) -> int:
+    stamped = 0
+    requests: dict[str, str] = {}  # req_id value -> deadline of the request
+    for node in function.node:
+        if protos.is_wire(node, keys.OP_SEND_REQ_BATCHED):
+            deadline = _deadline(node, budget_ns)
+            protos.set_meta(node, keys.DEADLINE_NS_KEY, deadline)
+            if not protos.get_attr(node, keys.ATTR_DEADLINE_NS, 0):
+                protos.set_attr(node, keys.ATTR_DEADLINE_NS, int(deadline))
+            requests.update((name, deadline) for name in node.output)
+        elif protos.is_wire(node, keys.OP_RECV_RESP_BATCHED):
+            known = requests.get(node.input[0] if node.input else "")
+            protos.set_meta(node, keys.DEADLINE_NS_KEY, known or _deadline(node, budget_ns))
+            stamped += 1
+        elif _suspends(node):
+            protos.set_meta(node, keys.DEADLINE_NS_KEY, _deadline(node, budget_ns))
+            stamped += 1
+    return stamped
+
+
+def _suspends(node: NodeProto) -> bool:
+    spec = opset.lookup_op(node.domain, node.op_type)
+    return spec is not None and spec.suspends
+
+
+def _deadline(node: NodeProto, budget_ns: int) -> str:
+    known = protos.get_meta(node, keys.DEADLINE_NS_KEY)
+    if known is not None:
+        return known
+    own = protos.get_attr(node, keys.ATTR_DEADLINE_NS, 0)
+    if isinstance(own, int) and own > 0:
+        return str(own)
+    delays = (protos.get_attr(node, name, 0) for name in DELAY_ATTRIBUTES)
+    delay = sum(d for d in delays if isinstance(d, int) and d > 0)
+    return str(min(budget_ns + delay, MAX_DEADLINE_NS))
+
+
+def _insert_checks(function: FunctionProto) -> int:
+    nodes: list[NodeProto] = []
+    like: list[tuple[str, str]] = []
+    triggers = []
+    for node in function.node:
+        deadline = protos.get_meta(node, keys.DEADLINE_NS_KEY)
+        if deadline is not None and is_checked_kind(node) and not _has_check(node):
+            check = _make_check(node, int(deadline))
+            nodes.append(check)
+            if check.input:
+                like.append((check.output[0], check.input[0]))
+            else:
+                triggers.append(check.output[0])
+        nodes.append(node)
+    if len(nodes) > len(function.node):
+        flow.replace_nodes(function, nodes)
+        declare_as(function, like)
+        declare(function, dict.fromkeys(triggers, types.TRIGGER))
+    return len(like) + len(triggers)
+
+
+def _has_check(node: NodeProto) -> bool:
+    return protos.get_meta(node, keys.DEADLINE_STAMP_KEY) is not None
+
+
+def _make_check(node: NodeProto, deadline_ns: int) -> NodeProto:
+    made = f"{node.name}#deadline_out"
+    check = NodeProto(
+        domain=keys.SYSCALL_DOMAIN,
+        op_type=keys.OP_DEADLINE_CHECK,
+        name=f"{node.name}#deadline",
+        output=[made],
+    )
+    protos.set_attr(check, keys.ATTR_DEADLINE_NS, deadline_ns)
+    protos.set_meta(check, keys.DEADLINE_CHECK_SOURCE_KEY, node.name)
+    for key in (*INHERITED_KEYS, keys.AFTER_KEY, keys.CONTROL_AFTER_KEY):
+        text = protos.get_meta(node, key)
+        if text is not None:
+            protos.set_meta(check, key, text)
+    port = next((index for index, name in enumerate(node.input) if name), None)
+    if port is None:
+        flow.set_after(node, [*flow.after_of(node), made])
+    else:
+        check.input.append(node.input[port])
+        rewire_input(node, port, made)
+    protos.set_meta(node, keys.DEADLINE_STAMP_KEY, "true")
+    return check

@@ -1,0 +1,113 @@
+"""`refine_polymorphic_value_info`: what the bound components say of tensor types.
+
+Rule: needs the bindings, so it runs before the pipeline that the type solver is part of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from onnx import FunctionProto, NodeProto
+
+from bbnode.compiler.errors import (
+    BindingMismatch,
+    RoleMethodFailed,
+    TypeConstraintFailed,
+    Where,
+)
+from bbnode.compiler.slots import by_slot, component_of, slot_roles
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, SlotBinding
+from bbnode.components.contracts import Component
+from bbnode.ir import keys, opset, protos, types
+from bbnode.ir.opset import OpSpec, Port
+from bbnode.ir.types import TypeNode
+
+ALL_PORTS = "*"
+
+
+class RefinePolymorphicValueInfo:
+    """Narrows the placeholder "Tensor" to what each bound component stores.
+
+    1. A tensor port of a role op takes the leaf type that the component's `storage` gives for
+       `<op_type>.<port>`, else for `*`; the value at the port narrows to it.
+    2. A value that meets two different leaf types is TypeConstraintFailed.
+    3. A bound component has the method that each op of its slot calls (RoleMethodFailed), and
+       it is bound under the role that the program gives the slot (BindingMismatch).
+    4. Slots that are not bound are left as they are: `validate_all_slots_bound` names them.
+    """
+
+    name: ClassVar[str] = "refine_polymorphic_value_info"
+
+    def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
+        bound = by_slot(options.bindings)
+        narrowed = 0
+        for function in unit.bodies():
+            _check_roles(function, bound)
+            known: dict[str, TypeNode] | None = None
+            changed: dict[str, TypeNode] = {}
+            for node in function.node:
+                spec = opset.lookup_op(node.domain, node.op_type) if protos.is_role(node) else None
+                component = component_of(node, bound)
+                if spec is None or component is None:
+                    continue
+                _check_method(node, spec, component)
+                for value, leaf in _stored(node, spec, component.storage):
+                    if known is None:
+                        known = protos.value_types(function)
+                    before = known.get(value, types.ANY)
+                    after = types.meet(before, leaf)
+                    if after is None:
+                        raise _clash(node, value, before, leaf, component)
+                    if after is not before:
+                        known[value] = changed[value] = after
+            if changed:
+                protos.write_types(function, changed)
+                narrowed += len(changed)
+        return {"values_refined": narrowed}
+
+
+def _stored(
+    node: NodeProto, spec: OpSpec, storage: Mapping[str, TypeNode]
+) -> Iterator[tuple[str, TypeNode]]:
+    """Values at tensor ports with the leaf types that the component keeps there."""
+    for names, ports in ((node.input, spec.inputs), (node.output, spec.outputs)):
+        for port, value in zip(ports, names, strict=False):
+            leaf = storage.get(f"{spec.op_type}.{port.name}", storage.get(ALL_PORTS))
+            if value and leaf is not None and _is_tensor(port):
+                yield value, leaf
+
+
+def _is_tensor(port: Port) -> bool:
+    return port.type is types.TENSOR
+
+
+def _check_roles(function: FunctionProto, bound: Mapping[str, SlotBinding]) -> None:
+    for slot, role in slot_roles(function).items():
+        binding = bound.get(slot)
+        if binding is not None and binding.role != role:
+            raise BindingMismatch(
+                slot=slot,
+                role=binding.role,
+                detail=f"function {function.name!r} uses it as a {role} slot",
+            )
+
+
+def _check_method(node: NodeProto, spec: OpSpec, component: type[Component]) -> None:
+    if not callable(getattr(component, spec.method, None)):
+        raise RoleMethodFailed(
+            slot=protos.get_meta(node, keys.SLOT_KEY) or "",
+            op_type=spec.op_type,
+            source=f"{component.TYPE_NAME!r} has no method {spec.method!r}",
+            where=Where.of(node),
+        )
+
+
+def _clash(
+    node: NodeProto, value: str, before: TypeNode, leaf: TypeNode, component: type[Component]
+) -> TypeConstraintFailed:
+    return TypeConstraintFailed(
+        op=node.name,
+        detail=f"{value!r} is {before.name}, but {component.TYPE_NAME!r} takes {leaf.name} there",
+        where=Where.of(node),
+    )

@@ -1,0 +1,116 @@
+"""`resolve_slots`: what stands behind every slot of every partition.
+
+Rule: slots are told apart by name, not by role: a program may have several of one role.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from onnx import FunctionProto, NodeProto
+
+from bbnode.compiler.errors import (
+    AmbiguousRole,
+    BindingMismatch,
+    MalformedSlotMetadata,
+    Where,
+)
+from bbnode.compiler.slots import TRAIT_SUFFIX, by_slot, component_of, slot_roles
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, SlotBinding
+from bbnode.components.registry import roles_of
+from bbnode.ir import keys, protos
+
+
+@dataclass(slots=True)
+class _Use:
+    """What the ops of one slot say of it."""
+
+    role: str
+    concrete: NodeProto | None = None
+    generic: NodeProto | None = None
+
+
+class ResolveSlots:
+    """Checks that each slot has one provider.
+
+    1. A slot that is concrete in one place and generic in another, over all functions, is
+       AmbiguousRole; two concrete types for one slot are MalformedSlotMetadata.
+    2. A concrete type is installed here (MissingBinding) and fulfils the slot's role
+       (BindingMismatch).
+    3. A concrete slot has no bind call (BindingMismatch): its component is the author's choice.
+    4. A generic slot may still be unbound: `validate_all_slots_bound` names those.
+    """
+
+    name: ClassVar[str] = "resolve_slots"
+
+    def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
+        bound = by_slot(options.bindings)
+        uses: dict[str, _Use] = {}
+        for function in unit.bodies():
+            _collect(function, uses)
+        for slot, use in uses.items():
+            _check(slot, use, bound)
+        resolved = sum(use.concrete is not None or slot in bound for slot, use in uses.items())
+        return {"slots_resolved": resolved, "slots_unbound": len(uses) - resolved}
+
+
+def _collect(function: FunctionProto, uses: dict[str, _Use]) -> None:
+    roles = slot_roles(function)
+    for node in function.node:
+        slot = type_name = trait = ""
+        for entry in node.metadata_props:
+            if entry.key == keys.SLOT_KEY:
+                slot = entry.value
+            elif entry.key == keys.CONCRETE_TYPE_KEY:
+                type_name = entry.value
+            elif entry.key == keys.REQUIRED_TRAIT_KEY:
+                trait = entry.value
+        if not slot:
+            continue
+        use = uses.setdefault(slot, _Use(roles.get(slot, trait.removesuffix(TRAIT_SUFFIX))))
+        if type_name:
+            known = use.concrete or node
+            use.concrete = known
+            other = protos.get_meta(known, keys.CONCRETE_TYPE_KEY)
+            if other != type_name:
+                raise MalformedSlotMetadata(
+                    node_name=node.name,
+                    detail=f"slot {slot!r} holds {type_name!r} here and {other!r} elsewhere",
+                    where=Where.of(node),
+                )
+        else:
+            use.generic = use.generic or node
+        if use.concrete is not None and use.generic is not None:
+            raise _ambiguous(slot, use.role, use.concrete, use.generic)
+
+
+def _ambiguous(slot: str, role: str, concrete: NodeProto, generic: NodeProto) -> AmbiguousRole:
+    slot_id = protos.get_meta(generic, keys.SLOT_ID_KEY) or ""
+    return AmbiguousRole(
+        role=role,
+        concrete_type=protos.get_meta(concrete, keys.CONCRETE_TYPE_KEY) or "",
+        generic_slot_id=int(slot_id) if slot_id.isdigit() else -1,
+        slot=slot,
+        where=Where.of(generic),
+    )
+
+
+def _check(slot: str, use: _Use, bound: dict[str, SlotBinding]) -> None:
+    if use.concrete is None:
+        return
+    component = component_of(use.concrete, bound)
+    if slot in bound:
+        raise BindingMismatch(
+            slot=slot,
+            role=bound[slot].role,
+            detail="the program declares it with a concrete component",
+            where=Where.of(use.concrete),
+        )
+    if component is not None and use.role and use.role not in roles_of(component):
+        raise BindingMismatch(
+            slot=slot,
+            role=use.role,
+            detail=f"{component.TYPE_NAME!r} fulfils the roles {', '.join(roles_of(component))}",
+            where=Where.of(use.concrete),
+        )

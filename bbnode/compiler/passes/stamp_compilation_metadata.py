@@ -1,0 +1,74 @@
+"""`stamp_compilation_metadata`: passport and binding tables.
+
+Rule: what install has to know of the compile stands in the model's metadata; nothing else of
+the compiler crosses over.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from onnx import FunctionProto, NodeProto
+
+from bbnode.compiler.rx_chain import chain_head
+from bbnode.compiler.slots import by_slot
+from bbnode.compiler.target_slots import slots_by_target, slots_of, with_dependencies
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
+from bbnode.ir import keys, protos
+
+
+class StampCompilationMetadata:
+    """Stamps the model and its receivers.
+
+    1. Model metadata `compiled` is the current version.
+    2. `binding.<target>.<slot>` = `<Role>|<TYPE_NAME>|<slot_id>` for each slot that the target
+       uses or that a component there depends on, directly or not; the id is -1 for a slot that
+       no op of the program uses. Concrete slots stand in the table like bound ones.
+    3. A receiver whose payload goes into a slot op (behind its gates and a `DeadlineCheck`)
+       carries that slot's id as `recv_slot_id`; with several, the first in program order.
+    """
+
+    name: ClassVar[str] = "stamp_compilation_metadata"
+
+    def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
+        protos.set_meta(unit.model, keys.COMPILED_KEY, keys.COMPILED_CURRENT_VERSION)
+        bound = by_slot(options.bindings)
+        known = slots_of(unit.bodies())
+        count = receivers = 0
+        for home, used in slots_by_target(unit).items():
+            main = unit.partitions[home]
+            for slot in with_dependencies(used, known, bound).values():
+                component = slot.component(bound)
+                if component is not None:
+                    value = keys.encode_binding_value(slot.role, component.TYPE_NAME, slot.slot_id)
+                    protos.set_meta(unit.model, keys.binding_key(main.name, slot.name), value)
+                    count += 1
+            receivers += _stamp_receivers(main)
+        return {"bindings_stamped": count, "recv_slots_stamped": receivers}
+
+
+def _stamp_receivers(main: FunctionProto) -> int:
+    payloads = {
+        chain_head(node): node
+        for node in main.node
+        if protos.is_wire(node) and node.op_type in keys.INBOUND_OPS and node.output
+    }
+    if not payloads:
+        return 0
+    stamped: set[str] = set()
+    for node in main.node:
+        recv = next((payloads[name] for name in node.input if name in payloads), None)
+        if recv is None:
+            continue
+        if _is_check(node):
+            payloads[node.output[0]] = recv
+            continue
+        slot_id = protos.get_meta(node, keys.SLOT_ID_KEY)
+        if slot_id is not None and recv.name not in stamped:
+            protos.set_meta(recv, keys.RECV_SLOT_ID_KEY, slot_id)
+            stamped.add(recv.name)
+    return len(stamped)
+
+
+def _is_check(node: NodeProto) -> bool:
+    return node.domain == keys.SYSCALL_DOMAIN and node.op_type == keys.OP_DEADLINE_CHECK

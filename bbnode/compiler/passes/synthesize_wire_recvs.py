@@ -1,0 +1,192 @@
+"""`synthesize_wire_recvs`: the other half of every send.
+
+Rule: the author writes sends; what receives is made here, and takes over the names of the
+values that live on the far side, so that no reader has to change.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import onnx
+from onnx import FunctionProto, NodeProto
+
+from bbnode.compiler import flow
+from bbnode.compiler.errors import IncompatibleStorageOnEdge, UnresolvedPeerClass, Where
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
+from bbnode.compiler.wire_checks import request_of
+from bbnode.ir import keys, protos, types
+from bbnode.ir.types import TypeNode
+
+CORRELATION = {
+    keys.OP_SEND: "none",
+    keys.OP_RECV: "none",
+    keys.OP_SEND_REQ_BATCHED: "request",
+    keys.OP_RECV_REQ: "request",
+    keys.OP_SEND_RESP: "response",
+    keys.OP_RECV_RESP_BATCHED: "response",
+}
+
+# What a synthesised op takes over from the send that it belongs to.
+_INHERITED = (
+    keys.PORT_KEY,
+    keys.PEER_CLASS_KEY,
+    keys.DEADLINE_NS_KEY,
+    keys.MODULE_INSTANCE_KEY,
+    keys.SOURCE_LINE_KEY,
+)
+# Outputs of a SendReqBatched as recorded, by port.
+_REQUEST_PORTS = ("req_id", "responses", "received", "sender", "remote_req_id")
+_SEND_PORTS = ("received", "sender")
+
+
+class SynthesizeWireRecvs:
+    """Gives every send its receiving half, on the class that it goes to.
+
+    1. A Send number i keeps one output, `__send_sentinel_<i>`; its Recv has
+       `synthesized_from = <i>` and makes `received` and `sender`.
+    2. A SendReqBatched keeps `req_id`; its RecvReq makes the far side's values, its
+       RecvRespBatched `responses`. Those three and the SendResp carry one `synthesized_from`.
+    3. Recv and RecvReq say the `payload_type`, and its `type_hash` when it is a leaf.
+    4. Each wire op says its `wire_correlation`; synthesised ones take over port, peer class,
+       deadline and source of their send.
+    5. A payload that is received as another type than it is sent as is
+       IncompatibleStorageOnEdge.
+    """
+
+    name: ClassVar[str] = "synthesize_wire_recvs"
+
+    def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
+        made = 0
+        if not unit.partitions:
+            made = _Synthesis(unit.root).run()
+        return {"wire_recvs_synthesized": made}
+
+
+class _Synthesis:
+    def __init__(self, root: FunctionProto) -> None:
+        self._root = root
+        self._known = protos.value_types(root)
+        self._fresh: dict[str, TypeNode] = {}
+        self._nodes: list[NodeProto] = []
+
+    def run(self) -> int:
+        sends = [n for n in self._root.node if protos.is_wire(n) and n.op_type in keys.SEND_OPS]
+        producers = flow.producers(self._root)
+        responses = [n for n in sends if n.op_type == keys.OP_SEND_RESP]
+        requests = {n.name: request_of(self._root, n, producers) for n in responses}
+        index_of: dict[str, str] = {}
+        starts = [n for n in sends if n.op_type != keys.OP_SEND_RESP]
+        for index, node in enumerate(starts):
+            index_of[node.name] = str(index)
+        for node in self._root.node:
+            self._nodes.append(node)
+            if protos.is_wire(node):
+                protos.set_meta(node, keys.WIRE_CORRELATION_KEY, CORRELATION[node.op_type])
+            if node.name in requests and node.op_type == keys.OP_SEND_RESP:
+                self._number_response(node, requests[node.name], index_of)
+            elif protos.is_wire(node) and node.name in index_of and not _is_done(node):
+                self._split(node, index_of[node.name])
+        made = len(self._nodes) - len(self._root.node)
+        if made:
+            flow.replace_nodes(self._root, self._nodes)
+            protos.write_types(self._root, self._fresh)
+        return made
+
+    def _number_response(
+        self, node: NodeProto, request: NodeProto | None, index_of: dict[str, str]
+    ) -> None:
+        if request is None:
+            return
+        given = protos.get_meta(request, keys.SYNTHESIZED_FROM_KEY)
+        protos.set_meta(node, keys.SYNTHESIZED_FROM_KEY, given or index_of[request.name])
+
+    def _split(self, send: NodeProto, index: str) -> None:
+        if send.op_type == keys.OP_SEND:
+            received, sender = self._outputs(send, _SEND_PORTS)
+            sentinel = keys.SEND_SENTINEL_PREFIX + index
+            self._keep_outputs(send, [sentinel])
+            self._fresh[sentinel] = types.TRIGGER
+            self._add_inbound(send, keys.OP_RECV, index, [received, sender])
+            return
+        req_id, responses, received, sender, remote_id = self._outputs(send, _REQUEST_PORTS)
+        self._keep_outputs(send, [req_id])
+        protos.set_meta(send, keys.SYNTHESIZED_FROM_KEY, index)
+        self._add_inbound(send, keys.OP_RECV_REQ, index, [received, sender, remote_id])
+        home = protos.get_meta(send, keys.HOME_CLASS_KEY) or keys.SELF_CLASS
+        answer = self._add(send, keys.OP_RECV_RESP_BATCHED, index, home, [responses])
+        answer.input.append(req_id)
+
+    def _outputs(self, send: NodeProto, ports: tuple[str, ...]) -> list[str]:
+        """The send's values by port; those that nobody named get the recorder's names."""
+        spec_types = dict(zip(_REQUEST_PORTS, _REQUEST_TYPES, strict=True))
+        names = []
+        for position, port in enumerate(ports):
+            name = send.output[position] if position < len(send.output) else ""
+            name = name or f"{send.name}.{port}"
+            if name not in self._known:
+                kind = spec_types[port] or self._known.get(send.input[0], types.ANY)
+                self._fresh[name] = self._known[name] = kind
+            names.append(name)
+        return names
+
+    @staticmethod
+    def _keep_outputs(send: NodeProto, names: list[str]) -> None:
+        del send.output[:]
+        send.output.extend(names)
+
+    def _add_inbound(self, send: NodeProto, op_type: str, index: str, names: list[str]) -> None:
+        home = protos.get_meta(send, keys.PEER_CLASS_KEY)
+        if home is None:
+            raise UnresolvedPeerClass(
+                node_name=send.name, peer_input=send.input[1], where=Where.of(send)
+            )
+        recv = self._add(send, op_type, index, home, names)
+        sent = self._known.get(send.input[0], types.ANY)
+        received = self._known[names[0]]
+        payload = types.meet(sent, received)
+        if payload is None:
+            raise IncompatibleStorageOnEdge(
+                send_node=send.name,
+                recv_node=recv.name,
+                sent=sent.name,
+                received=received.name,
+                where=Where.of(send),
+            )
+        recv.attribute.append(
+            onnx.helper.make_attribute(keys.ATTR_PAYLOAD_TYPE, types.type_to_proto(payload))
+        )
+        if payload.is_leaf:
+            protos.set_meta(recv, keys.TYPE_HASH_KEY, str(payload.wire_hash))
+
+    def _add(
+        self, send: NodeProto, op_type: str, index: str, home: str, names: list[str]
+    ) -> NodeProto:
+        node = NodeProto(
+            domain=keys.WIRE_DOMAIN, op_type=op_type, name=f"{send.name}/{op_type}", output=names
+        )
+        for key in _INHERITED:
+            text = protos.get_meta(send, key)
+            if text is not None:
+                protos.set_meta(node, key, text)
+        protos.set_meta(node, keys.HOME_CLASS_KEY, home)
+        protos.set_meta(node, keys.SYNTHESIZED_FROM_KEY, index)
+        protos.set_meta(node, keys.WIRE_CORRELATION_KEY, CORRELATION[op_type])
+        self._nodes.append(node)
+        return node
+
+
+# Types of the ports of a request; None: that of the data.
+_REQUEST_TYPES = (
+    types.REQUEST_ID,
+    types.RESPONSE_BATCH,
+    None,
+    types.PEER_ID,
+    types.WIRE_REQUEST_ID,
+)
+
+
+def _is_done(send: NodeProto) -> bool:
+    if send.op_type == keys.OP_SEND_REQ_BATCHED:
+        return protos.get_meta(send, keys.SYNTHESIZED_FROM_KEY) is not None
+    return any(name.startswith(keys.SEND_SENTINEL_PREFIX) for name in send.output)

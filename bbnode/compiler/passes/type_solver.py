@@ -1,0 +1,76 @@
+"""`type_solver`: every value gets its type.
+
+Rule: all functions at once, since a call ties the caller's values to the callee's. Constraints
+come from the op table, from ONNX's schemas and from what values declare; what is left
+abstract is the author's to declare.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from bbnode.compiler.errors import UnresolvedType, Where
+from bbnode.compiler.function_table import by_key
+from bbnode.compiler.type_constraints import FunctionTypes
+from bbnode.compiler.type_network import TypeNetwork
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
+from bbnode.ir.types import TypeNode
+
+
+class TypeSolver:
+    """Resolves the type of every value to a leaf of the lattice.
+
+    1. Ports of one type variable have one type; a port of a fixed type narrows its value to it.
+       What can't be both is TypeConstraintFailed; across a send it is
+       IncompatibleStorageOnEdge.
+    2. `ai.onnx` ops follow ONNX's schemas and its inference, node by node.
+    3. A call's values have the types of the callee's inputs and outputs, at every call.
+    4. Peers of a send that say nothing else are a PeerIdVec; a function input that nothing
+       computes with (only `after`, or nobody at all) is a Trigger.
+    5. `Unbundle` takes its parts' types from `child_types`, `Bundle` records them there.
+    6. A type that stays abstract is UnresolvedType, unless types are permissive.
+    """
+
+    name: ClassVar[str] = "type_solver"
+
+    def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
+        network = TypeNetwork()
+        table = by_key(unit.bodies())
+        functions = {
+            key: FunctionTypes(function, unit.model, network) for key, function in table.items()
+        }
+        for one in functions.values():
+            one.constrain(functions)
+        _infer_until_settled(list(functions.values()), network)
+        for one in functions.values():
+            one.default_peers()
+        _infer_until_settled(list(functions.values()), network)
+        for one in functions.values():
+            one.default_triggers()
+        resolved = unresolved = 0
+        for one in functions.values():
+            one.check_allowed()
+            open_values = one.abstract_values()
+            if open_values and not options.permissive_types:
+                raise _unresolved(one, *open_values[0])
+            resolved += one.write()
+            unresolved += len(open_values)
+        return {"types_resolved": resolved, "types_unresolved": unresolved}
+
+
+def _infer_until_settled(functions: list[FunctionTypes], network: TypeNetwork) -> None:
+    """Each round infers what the last one made inferable; nodes are tried in recorded order,
+    so that one round does for a chain."""
+    while True:
+        before = network.changes
+        for one in functions:
+            one.infer()
+        if network.changes == before:
+            return
+
+
+def _unresolved(one: FunctionTypes, value: str, known: TypeNode) -> UnresolvedType:
+    for node in one.function.node:
+        if value in node.output:
+            return UnresolvedType(value=value, known=known.name, op=node.name, where=Where.of(node))
+    return UnresolvedType(value=value, known=known.name)

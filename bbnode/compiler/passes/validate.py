@@ -1,0 +1,131 @@
+"""`validate`: is the recorded program one at all?
+
+Rule: looks, changes nothing. What it finds is the author's to mend, so it speaks of the ops
+and values that the author wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from onnx import FunctionProto, NodeProto
+
+from bbnode.compiler import flow
+from bbnode.compiler.errors import (
+    DanglingCall,
+    DanglingInput,
+    DuplicateNodeName,
+    DuplicateOutput,
+    MissingTypeInfo,
+    OpsetNotImported,
+    TypeConstraintFailed,
+    UnknownOp,
+    Where,
+)
+from bbnode.compiler.function_table import FunctionKey, by_key
+from bbnode.compiler.seams import CALL_DOMAINS
+from bbnode.compiler.signatures import imported_domain, opset_versions, signature_of
+from bbnode.compiler.slot_checks import check_slot
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
+from bbnode.compiler.wire_checks import check_pairs
+from bbnode.ir import protos
+
+
+class Validate:
+    """Checks every function of the model.
+
+    1. Each op is known (UnknownOp, DanglingCall), with as many inputs and outputs as it may
+       have (TypeConstraintFailed), a required one not left out (DanglingInput).
+    2. Each value that is read or waited for is made by an op or is an input (DanglingInput).
+    3. Each value is made once (DuplicateOutput), each op has a name of its own
+       (DuplicateNodeName).
+    4. Each request has its one response, each response its request, peers are peers, and no
+       Recv is authored (UnpairedWireRequest, TypeConstraintFailed).
+    5. Each function input declares a type (MissingTypeInfo).
+    6. Slot metadata is well-formed (MalformedSlotMetadata).
+    7. Ops do not wait for each other in a ring (CyclicGraph).
+    8. The opset of each op is imported (OpsetNotImported).
+    """
+
+    name: ClassVar[str] = "validate"
+
+    def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
+        table = by_key(unit.bodies())
+        nodes = 0
+        for function in unit.bodies():
+            versions = opset_versions(function.opset_import, unit.model.opset_import)
+            _check_inputs(function)
+            _check_values(function)
+            for node in function.node:
+                _check_op(node, table, versions)
+                check_slot(node)
+            flow.topological(function)
+            check_pairs(function)
+            nodes += len(function.node)
+        return {"nodes": nodes, "validation_errors": 0}
+
+
+def _check_op(
+    node: NodeProto, table: Mapping[FunctionKey, FunctionProto], versions: Mapping[str, int]
+) -> None:
+    where = Where.of(node)
+    signature = signature_of(node, table, versions)
+    if signature is None:
+        if node.domain in CALL_DOMAINS:
+            raise DanglingCall(
+                node_name=node.name, domain=node.domain, function=node.op_type, where=where
+            )
+        raise UnknownOp(node_name=node.name, op_type=node.op_type, domain=node.domain, where=where)
+    if versions.get(imported_domain(node), 0) < signature.version:
+        raise OpsetNotImported(
+            domain=node.domain, version_used=signature.version, node_name=node.name, where=where
+        )
+    for kind, count, most in (
+        ("inputs", len(node.input), signature.max_inputs),
+        ("outputs", len(node.output), signature.max_outputs),
+    ):
+        if count > most:
+            detail = f"{node.op_type} has at most {most} {kind}, here are {count}"
+            raise TypeConstraintFailed(op=node.name, detail=detail, where=where)
+    if protos.call_key(node) in table:
+        return  # a call may leave inputs out: the body then sees an absent optional input
+    for index, port in enumerate(signature.required_inputs):
+        if index >= len(node.input) or not node.input[index]:
+            raise DanglingInput(node_name=node.name, input_name=port, where=where)
+
+
+def _check_inputs(function: FunctionProto) -> None:
+    typed = {info.name for info in function.value_info if info.HasField("type")}
+    for name in function.input:
+        if name not in typed:
+            raise MissingTypeInfo(input_name=name, function=function.name)
+
+
+def _check_values(function: FunctionProto) -> None:
+    made: dict[str, str] = {}
+    for name in function.input:
+        if name in made:
+            raise DuplicateOutput(value_name=name, node_a="function input", node_b="function input")
+        made[name] = "function input"
+    names: set[str] = set()
+    for node in function.node:
+        if not node.name or node.name in names:
+            raise DuplicateNodeName(
+                node_name=node.name, function=function.name, where=Where.of(node)
+            )
+        names.add(node.name)
+        for value in node.output:
+            if value in made:
+                raise DuplicateOutput(
+                    value_name=value, node_a=made[value], node_b=node.name, where=Where.of(node)
+                )
+            if value:
+                made[value] = node.name
+    for node in function.node:
+        for value in flow.reads(node):
+            if value not in made:
+                raise DanglingInput(node_name=node.name, input_name=value, where=Where.of(node))
+    for value in function.output:
+        if value not in made:
+            raise DanglingInput(node_name=f"{function.name} (output)", input_name=value)

@@ -1,0 +1,34 @@
+"""`validate_all_slots_bound`: every slot of every target has its component.
+
+Rule: looks, changes nothing; what is missing is named with the call that mends it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from bbnode.compiler.errors import UnboundSlot
+from bbnode.compiler.slots import by_slot
+from bbnode.compiler.target_slots import slots_by_target
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
+
+
+class ValidateAllSlotsBound:
+    """Checks each target's slots, those of the functions it calls and bootstraps included.
+
+    1. A generic slot has a bind call (UnboundSlot: slot, role, target, the call that is missing).
+    2. A concrete slot's type is installed here (MissingBinding).
+    """
+
+    name: ClassVar[str] = "validate_all_slots_bound"
+
+    def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
+        bound = by_slot(options.bindings)
+        checked = 0
+        for home, slots in slots_by_target(unit).items():
+            for slot in slots.values():
+                if slot.component(bound) is None:
+                    target = unit.partitions[home].name
+                    raise UnboundSlot(slot=slot.name, role=slot.role, target=target)
+                checked += 1
+        return {"slots_bound": checked}

@@ -1,0 +1,73 @@
+"""`validate_bootstrap_composition`: the bootstraps of a program and how they call each other.
+
+Rule: looks, changes nothing; runs while every bootstrap still sits beside its Module.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from onnx import FunctionProto
+
+from bbnode.compiler.errors import (
+    BootstrapCompositionCycle,
+    BootstrapCompositionGap,
+    CyclicGraph,
+    Where,
+    WireOpInBootstrap,
+)
+from bbnode.compiler.function_table import (
+    FunctionKey,
+    by_key,
+    called_from,
+    callees_first,
+    calls_of,
+    is_bootstrap,
+)
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
+from bbnode.ir import keys, protos
+
+
+class ValidateBootstrapComposition:
+    """Checks the call graph of the bootstraps.
+
+    1. What a bootstrap calls under a bootstrap's name is in the model
+       (BootstrapCompositionGap).
+    2. Bootstraps do not call each other in a ring (BootstrapCompositionCycle).
+    3. Neither a bootstrap nor what it calls sends: it runs on one node (WireOpInBootstrap).
+    """
+
+    name: ClassVar[str] = "validate_bootstrap_composition"
+
+    def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
+        table = by_key(unit.bodies())
+        bootstraps = [function for function in unit.bodies() if is_bootstrap(function)]
+        calls: dict[FunctionKey, list[FunctionKey]] = {}
+        for function in bootstraps:
+            _check_gaps(function, table)
+            found = [key for _, key in calls_of(function, table)]
+            calls[protos.function_key(function)] = [
+                key for key in found if is_bootstrap(table[key])
+            ]
+        try:
+            callees_first(calls, calls)
+        except CyclicGraph as error:
+            raise BootstrapCompositionCycle(path=error.involves) from error
+        for function in (*bootstraps, *called_from(unit.model, bootstraps)):
+            for node in function.node:
+                if protos.is_wire(node):
+                    raise WireOpInBootstrap(
+                        node_name=node.name, function=function.name, where=Where.of(node)
+                    )
+        return {"bootstraps": len(bootstraps)}
+
+
+def _check_gaps(parent: FunctionProto, table: dict[FunctionKey, FunctionProto]) -> None:
+    for node in parent.node:
+        is_child = node.domain == keys.MODULE_DOMAIN and node.op_type.endswith(
+            keys.BOOTSTRAP_SUFFIX
+        )
+        if is_child and protos.call_key(node) not in table:
+            raise BootstrapCompositionGap(
+                parent=parent.name, child=node.op_type, where=Where.of(node)
+            )

@@ -1,0 +1,97 @@
+"""`validate_runtime_complete`: the last look before the bindings.
+
+Rule: looks, changes nothing; what it lets through, the engine can install.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from onnx import FunctionProto, NodeProto
+
+from bbnode.compiler import flow
+from bbnode.compiler.errors import RuntimeIncomplete, Where
+from bbnode.compiler.function_table import FunctionKey, by_key
+from bbnode.compiler.gate_contract import PartitionView, gate_contracts
+from bbnode.compiler.seams import is_natural
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
+from bbnode.compiler.wire_stamps import destination_of
+from bbnode.ir import address, keys, opset, protos
+
+TRANSPORTS = frozenset({keys.TRANSPORT_DATA, keys.TRANSPORT_TRIGGER_ONLY})
+
+
+class ValidateRuntimeComplete:
+    """Checks every partition; what is missing is RuntimeIncomplete.
+
+    1. Every registered gate contract holds: peer-routed Sends have their TX gates, receivers
+       their RX gates, and what carries a deadline its `DeadlineCheck`.
+    2. Every wire op says its transport and its batch group.
+    3. Every Send says where its data lands, and that is the site of a receiver of the program;
+       every receiver has a site id.
+    4. Every op is of upstream ONNX, in the op table, or a function of the model; an op of a
+       slot says the slot's id.
+    """
+
+    name: ClassVar[str] = "validate_runtime_complete"
+
+    def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
+        functions = by_key(unit.bodies())
+        sites = {site for main in unit.partitions.values() for site in _sites(main)}
+        for main in unit.partitions.values():
+            view = PartitionView.of(main)
+            for contract in gate_contracts():
+                for missing in contract.missing(view):
+                    raise RuntimeIncomplete(missing=missing, target=main.name)
+            for node in main.node:
+                if protos.is_wire(node):
+                    _check(main, node, _wire_faults(node, sites))
+        for function in functions.values():
+            if function.domain != keys.BACKEND_SUBGRAPH_DOMAIN:
+                for node in function.node:
+                    _check(function, node, _op_faults(node, functions))
+        return {"preflight_errors": 0, "gate_contracts": len(gate_contracts())}
+
+
+def _check(function: FunctionProto, node: NodeProto, faults: Iterator[str]) -> None:
+    fault = next(faults, None)
+    if fault is not None:
+        missing = f"op {node.name!r} ({node.op_type}) {fault}"
+        raise RuntimeIncomplete(missing=missing, target=function.name, where=Where.of(node))
+
+
+def _sites(main: FunctionProto) -> Iterator[bytes]:
+    for node in main.node:
+        if protos.is_wire(node) and node.op_type in keys.RECV_OPS:
+            site = protos.get_meta(node, keys.SITE_ID_KEY) or ""
+            if is_natural(site) and int(site) < 1 << 64:
+                yield address.site_suffix(int(site))
+
+
+def _wire_faults(node: NodeProto, sites: set[bytes]) -> Iterator[str]:
+    meta = protos.all_meta(node)
+    if meta.get(keys.WIRE_TRANSPORT_KEY) not in TRANSPORTS:
+        yield "does not say what it transports (analyze_wire_edges)"
+    if keys.BATCH_GROUP_KEY not in meta:
+        yield "has no batch group (analyze_wire_edges)"
+    if node.op_type in keys.SEND_OPS:
+        suffix = destination_of(node)
+        if suffix is None:
+            yield "does not say where its data lands"
+        elif suffix not in sites:
+            yield "sends to a site that no receiver of the program has"
+    elif keys.SITE_ID_KEY not in meta:
+        yield "has no site id"
+
+
+def _op_faults(node: NodeProto, functions: dict[FunctionKey, FunctionProto]) -> Iterator[str]:
+    if protos.call_key(node) in functions:
+        return
+    if flow.is_graph_op(node):
+        return
+    spec = opset.lookup_op(node.domain, node.op_type)
+    if spec is None:
+        yield f"is of the unknown type {node.domain}::{node.op_type}"
+    elif spec.role is not None and protos.get_meta(node, keys.SLOT_ID_KEY) is None:
+        yield "does not say the id of its slot"

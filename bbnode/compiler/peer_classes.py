@@ -1,0 +1,93 @@
+"""Which class of peer a send goes to.
+
+Rule: the class comes from where the peers come from: a selector that says `peer_class`, the
+`sender` of something received, or a graph input named like the class; ops that only move peers
+about (Slice, Concat, …) are looked through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from onnx import FunctionProto, NodeProto
+
+from bbnode.compiler.errors import UnresolvedPeerClass, Where
+from bbnode.compiler.flow import is_graph_op
+from bbnode.compiler.wire_checks import request_of
+from bbnode.ir import keys, protos
+
+# Ops that hand on some or all of the peers of their first input (Concat: of all inputs).
+_GRAPH_MOVERS = frozenset({"Identity", "Slice", "Gather", "Concat", "Squeeze", "Unsqueeze"})
+_SYSCALL_MOVERS = frozenset({"PassThrough", "Gate", "GateDispatch", "GateManyDispatch", "Tee"})
+_ALL_INPUTS = "Concat"
+PEERS_INPUT = 1  # of Send and SendReqBatched
+SENDER_OUTPUT = {keys.OP_SEND: 1, keys.OP_SEND_REQ_BATCHED: 3}
+
+
+class PeerClasses:
+    """Answers for one function. `home_of` gives the home of a node that is placed already."""
+
+    def __init__(
+        self,
+        function: FunctionProto,
+        maker: Mapping[str, int],
+        home_of: Callable[[int], str | None],
+    ) -> None:
+        self._function = function
+        self._maker = dict(maker)
+        self._home_of = home_of
+        self._inputs = frozenset(function.input)
+
+    def destination(self, send: NodeProto) -> str:
+        """The class that a Send-flavoured op sends to.
+
+        Raises UnresolvedPeerClass when nothing says it, or two sources disagree.
+        """
+        if send.op_type == keys.OP_SEND_RESP:
+            request = request_of(self._function, send, self._maker)
+            found = {None} if request is None else {self._home_of(self._maker[request.output[0]])}
+            peers = send.input[2]
+        else:
+            peers = send.input[PEERS_INPUT]
+            found = self._sources(peers)
+        classes = [name for name in found if name]
+        if len(classes) != 1 or len(found) != 1:
+            raise UnresolvedPeerClass(node_name=send.name, peer_input=peers, where=Where.of(send))
+        return classes[0]
+
+    def _sources(self, peers: str) -> set[str | None]:
+        """Classes of all sources of a peers value; None for one that does not say."""
+        found: set[str | None] = set()
+        seen = {peers}
+        todo = [peers]
+        while todo:
+            value = todo.pop()
+            index = self._maker.get(value)
+            if index is None:
+                found.add(value if value in self._inputs else None)
+                continue
+            moved = _moved(self._function.node[index])
+            if moved is None:
+                found.add(self._said_by(index, value))
+            else:
+                todo.extend(name for name in moved if name not in seen)
+                seen.update(moved)
+        return found
+
+    def _said_by(self, index: int, value: str) -> str | None:
+        node = self._function.node[index]
+        if not protos.is_wire(node):
+            return protos.get_meta(node, keys.PEER_CLASS_KEY)
+        position = SENDER_OUTPUT.get(node.op_type)
+        if position is None or position >= len(node.output) or node.output[position] != value:
+            return None
+        return self._home_of(index)
+
+
+def _moved(node: NodeProto) -> list[str] | None:
+    """The inputs whose peers a node hands on; None when it is no such op."""
+    if is_graph_op(node) and node.op_type in _GRAPH_MOVERS:
+        return list(node.input) if node.op_type == _ALL_INPUTS else list(node.input[:1])
+    if node.domain == keys.SYSCALL_DOMAIN and node.op_type in _SYSCALL_MOVERS:
+        return list(node.input[:1])
+    return None

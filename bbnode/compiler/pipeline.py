@@ -1,0 +1,83 @@
+"""The order of the passes: one literal table.
+
+Rule: a pass is a file of `bbnode/compiler/passes` named like the pass, with one class whose
+`name` is that name. It is loaded by name when it is needed; nothing lists the classes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+
+from bbnode.compiler.errors import Internal
+from bbnode.compiler.unit import Pass
+
+# The seventeen passes of the specification, in its order.
+CANONICAL_PASS_NAMES = (
+    "inline_for_partition",
+    "derive_wire_deadlines",
+    "validate",
+    "expand_ops",
+    "type_solver",
+    "infer_peer_classes",
+    "synthesize_wire_recvs",
+    "partition_by_wire_ops",
+    "resolve_slots",
+    "analyze_wire_edges",
+    "insert_dedup_gate_rx",
+    "insert_peer_health_gate_rx",
+    "insert_backoff_gate_rx",
+    "insert_peer_health_gate_tx",
+    "insert_backoff_gate_tx",
+    "insert_async_deadlines",
+    "validate_runtime_complete",
+)
+
+# Before them: the first needs the bindings, the second the calls that inlining removes.
+PRE_PASS_NAMES = ("refine_polymorphic_value_info", "validate_bootstrap_composition")
+
+# Our own, each after the canonical pass that it needs.
+INSERTED_AFTER = {
+    "resolve_slots": "sequence_slot_effects",
+    "insert_backoff_gate_tx": "collapse_backend_subgraphs",
+}
+
+# After the canonical passes and the user's stages.
+POST_PASS_NAMES = (
+    "resolve_component_dependencies",
+    "validate_all_slots_bound",
+    "stamp_compilation_metadata",
+    "merge_partitions_into_one",
+)
+
+# From here on the program is well-formed, and every pass has to leave it so.
+FIRST_SEAM = "validate"
+
+
+def body_pass_names() -> tuple[str, ...]:
+    """The canonical passes with ours at their places."""
+    names = []
+    for name in CANONICAL_PASS_NAMES:
+        names.append(name)
+        if name in INSERTED_AFTER:
+            names.append(INSERTED_AFTER[name])
+    return tuple(names)
+
+
+def all_pass_names() -> tuple[str, ...]:
+    """Every pass, in the order in which a compile runs them."""
+    return (*PRE_PASS_NAMES, *body_pass_names(), *POST_PASS_NAMES)
+
+
+@cache
+def load_pass(name: str) -> Pass:
+    """The pass of that name. Raises Internal when its file holds no such class."""
+    try:
+        module = importlib.import_module(f"bbnode.compiler.passes.{name}")
+    except ModuleNotFoundError as error:
+        raise Internal(detail=f"pass {name!r} has no file") from error
+    for found in vars(module).values():
+        if isinstance(found, type) and found.__dict__.get("name") == name:
+            made: Pass = found()
+            return made
+    raise Internal(detail=f"the file of pass {name!r} holds no class of that name")

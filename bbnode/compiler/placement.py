@@ -1,0 +1,257 @@
+"""On which class of peer each op of the root runs.
+
+Rule: values have homes and only sends move them. What reads a value runs where the value
+lives; what reads none runs where its slot is used, else at the Module's home. Constants, and
+what is computed from constants alone, have no home: they go wherever they are read. Each op
+is looked at once, when all that it needs is placed, so the whole is linear.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+from onnx import FunctionProto, NodeProto
+
+from bbnode.compiler import flow
+from bbnode.compiler.errors import AmbiguousHome, CrossClassDataflow, Internal, Where
+from bbnode.compiler.function_table import FunctionKey
+from bbnode.compiler.peer_classes import PeerClasses
+from bbnode.ir import keys, protos
+
+_RANDOM_OPS = frozenset({"Bernoulli", "Multinomial"})  # beside those called Random…
+_REMOTE_OUTPUTS = {keys.OP_SEND: 0, keys.OP_SEND_REQ_BATCHED: 2}  # from here on: far side
+INPUT = "function input"
+
+
+class Placement:
+    """Homes of the ops and values of one function; `solve` finds them.
+
+    Attributes:
+        nodes: the function's nodes.
+        homes: class of each node, by index; None for a constant until `demand` is asked.
+        destinations: class that each Send-flavoured node sends to, by index.
+        placeless: whether a node has no home of its own.
+    """
+
+    def __init__(
+        self, function: FunctionProto, called_slots: Mapping[FunctionKey, Sequence[str]]
+    ) -> None:
+        self.default = protos.get_meta(function, keys.HOME_KEY) or keys.SELF_CLASS
+        self.nodes: list[NodeProto] = list(function.node)
+        self.order = flow.topological(function)
+        self.homes: list[str | None] = [None] * len(self.nodes)
+        self.destinations: dict[int, str] = {}
+        self.data = [flow.data_reads(node) for node in self.nodes]
+        self.waits = [flow.after_of(node) for node in self.nodes]
+        self.maker = flow.producers(function)
+        self.placeless = self._find_placeless()
+        self._called_slots = called_slots
+        self._value_homes = dict.fromkeys(function.input, self.default)
+        self._peers = PeerClasses(function, self.maker, lambda index: self.homes[index])
+        self._slot_homes: dict[str, dict[str, None]] = {}
+        self._pending: dict[str, list[int]] = {}  # by slot: ops that nothing places yet
+        self._assumed: list[int] = []  # ops placed by their slot, or by default
+        self._ready: list[tuple[int, int]] = []
+        self._position = {index: at for at, index in enumerate(self.order)}
+
+    def solve(self) -> None:
+        """Place every op that has a home.
+
+        Raises CrossClassDataflow, AmbiguousHome, UnresolvedPeerClass.
+        """
+        missing, readers, free = self._dependencies()
+        for index in self.order:
+            if not self.placeless[index] and not missing[index] and index not in free:
+                self._push(index)
+        sources = [index for index in self.order if index in free]
+        for index in sources:
+            slots = self._slots_of(index)
+            for slot in slots:
+                self._pending.setdefault(slot, []).append(index)
+            if not slots:
+                self.homes[index] = self._own_default(index)
+                self._push(index)
+        self._run(missing, readers)
+        for index in sources:  # what no slot places is at home; that may place others
+            if self.homes[index] is None:
+                self._assume(index, self._own_default(index))
+                self._run(missing, readers)
+        self._check_assumed()
+        for index, home in enumerate(self.homes):
+            if home is None and not self.placeless[index]:
+                raise Internal(detail=f"op {self.nodes[index].name!r} was not placed")
+
+    def _find_placeless(self) -> list[bool]:
+        placeless = [False] * len(self.nodes)
+        for index in self.order:
+            node = self.nodes[index]
+            if self.waits[index]:
+                continue
+            if node.op_type == "Constant":
+                placeless[index] = flow.is_graph_op(node) or node.domain == keys.SYSCALL_DOMAIN
+            elif flow.is_graph_op(node) and self.data[index] and not _is_random(node):
+                placeless[index] = all(
+                    name in self.maker and placeless[self.maker[name]] for name in self.data[index]
+                )
+        return placeless
+
+    def _is_placed_value(self, name: str) -> bool:
+        index = self.maker.get(name)
+        return index is None or not self.placeless[index]
+
+    def _dependencies(self) -> tuple[list[int], dict[str, list[int]], set[int]]:
+        """Per node how many homed values it needs; readers of each value; ops that need none."""
+        missing = [0] * len(self.nodes)
+        readers: dict[str, list[int]] = {}
+        free: set[int] = set()
+        for index, node in enumerate(self.nodes):
+            if self.placeless[index]:
+                continue
+            needed = {
+                name
+                for name in (*self.data[index], *self.waits[index])
+                if self._is_placed_value(name)
+            }
+            if not needed and not _has_stamped_home(node):
+                free.add(index)
+            for name in needed:
+                if name not in self._value_homes:
+                    missing[index] += 1
+                    readers.setdefault(name, []).append(index)
+        return missing, readers, free
+
+    def _push(self, index: int) -> None:
+        heapq.heappush(self._ready, (self._position[index], index))
+
+    def _run(self, missing: list[int], readers: dict[str, list[int]]) -> None:
+        """Place all ops that can be placed now, in program order."""
+        while self._ready:
+            _, index = heapq.heappop(self._ready)
+            home = self._place(index)
+            for slot in self._slots_of(index):
+                self._slot_homes.setdefault(slot, {})[home] = None
+                for waiting in self._pending.pop(slot, ()):
+                    if self.homes[waiting] is None:
+                        self._assume(waiting, home)
+            for name in self._home_outputs(index, home):
+                for reader in readers.get(name, ()):
+                    missing[reader] -= 1
+                    if not missing[reader]:
+                        self._push(reader)
+
+    def _assume(self, index: int, home: str) -> None:
+        self.homes[index] = home
+        self._assumed.append(index)
+        self._push(index)
+
+    def _place(self, index: int) -> str:
+        """The home of one op whose needs are all placed."""
+        home = self.homes[index]
+        if home is None and _has_stamped_home(self.nodes[index]):
+            home = protos.get_meta(self.nodes[index], keys.HOME_CLASS_KEY)
+        from_value = ""
+        for name in (*self.data[index], *self.waits[index]):
+            if not self._is_placed_value(name):
+                continue
+            lives_on = self._value_homes[name]
+            if home is None:
+                home, from_value = lives_on, name
+            elif home != lives_on:
+                raise self._cross(index, from_value, home, name, lives_on)
+        if home is None:
+            raise Internal(detail=f"op {self.nodes[index].name!r} has nothing to place it")
+        self.homes[index] = home
+        return home
+
+    def _home_outputs(self, index: int, home: str) -> list[str]:
+        node = self.nodes[index]
+        first_remote = len(node.output)
+        remote = home
+        if protos.is_wire(node) and node.op_type in keys.SEND_OPS:
+            remote = self._destination(index)
+            if not _is_synthesized(node):
+                first_remote = _REMOTE_OUTPUTS.get(node.op_type, first_remote)
+        for position, name in enumerate(node.output):
+            if name:
+                self._value_homes[name] = remote if position >= first_remote else home
+        return [name for name in node.output if name]
+
+    def _destination(self, index: int) -> str:
+        node = self.nodes[index]
+        known = protos.get_meta(node, keys.PEER_CLASS_KEY) if _is_synthesized(node) else None
+        found = known or self._peers.destination(node)
+        self.destinations[index] = found
+        return found
+
+    def _own_default(self, index: int) -> str:
+        """Home of the Module that recorded the op (an inlined one may have its own)."""
+        return protos.get_meta(self.nodes[index], keys.HOME_KEY) or self.default
+
+    def _slots_of(self, index: int) -> Sequence[str]:
+        node = self.nodes[index]
+        slot = protos.get_meta(node, keys.SLOT_KEY)
+        if slot is not None:
+            return (slot,)
+        return self._called_slots.get(protos.call_key(node), ())
+
+    def _check_assumed(self) -> None:
+        for index in self._assumed:
+            for slot in self._slots_of(index):
+                homes = self._slot_homes[slot]
+                if len(homes) > 1:
+                    node = self.nodes[index]
+                    raise AmbiguousHome(
+                        node_name=node.name,
+                        slot=slot,
+                        homes=tuple(sorted(homes)),
+                        where=Where.of(node),
+                    )
+
+    def _cross(
+        self, index: int, value_a: str, home_a: str, value_b: str, home_b: str
+    ) -> CrossClassDataflow:
+        node = self.nodes[index]
+        return CrossClassDataflow(
+            node_name=node.name,
+            home_a=home_a,
+            home_b=home_b,
+            value_a=value_a,
+            value_b=value_b,
+            producer_a=self._producer_name(value_a),
+            producer_b=self._producer_name(value_b),
+            where=Where.of(node),
+        )
+
+    def _producer_name(self, value: str) -> str:
+        index = self.maker.get(value)
+        return INPUT if index is None else self.nodes[index].name
+
+    def demand(self) -> dict[int, list[str]]:
+        """The classes on which each placeless op is read, sorted; home where nobody reads it."""
+        wanted: dict[int, set[str]] = {i: set() for i, free in enumerate(self.placeless) if free}
+        for index in reversed(self.order):
+            home = self.homes[index]
+            classes = wanted.get(index, {home} if home is not None else set())
+            if index in wanted and not classes:
+                classes.add(self._own_default(index))
+            for name in (*self.data[index], *self.waits[index]):
+                made_by = self.maker.get(name)
+                if made_by in wanted:
+                    wanted[made_by].update(classes)
+        return {index: sorted(classes) for index, classes in wanted.items()}
+
+
+def _is_synthesized(node: NodeProto) -> bool:
+    return protos.get_meta(node, keys.SYNTHESIZED_FROM_KEY) is not None or any(
+        name.startswith(keys.SEND_SENTINEL_PREFIX) for name in node.output
+    )
+
+
+def _has_stamped_home(node: NodeProto) -> bool:
+    """Recv-flavoured ops live where `synthesize_wire_recvs` put them."""
+    return bool(protos.is_wire(node) and node.op_type in keys.RECV_OPS)
+
+
+def _is_random(node: NodeProto) -> bool:
+    return node.op_type.startswith("Random") or node.op_type in _RANDOM_OPS

@@ -1,0 +1,104 @@
+"""What an op may look like: its ports by our op table, ONNX's schemas, or a function's formals.
+
+Rule: one answer for every kind of op, so that `validate` checks all of them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import onnx
+from onnx import FunctionProto, NodeProto
+
+from bbnode.compiler.flow import ONNX_ML_DOMAIN, is_graph_op
+from bbnode.compiler.function_table import FunctionKey
+from bbnode.ir import keys, opset, protos
+
+UNBOUNDED = 2**31 - 1  # what ONNX's schemas say of a variadic port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """Names of the required inputs, and how many inputs and outputs there may be."""
+
+    required_inputs: tuple[str, ...]
+    max_inputs: int
+    max_outputs: int
+    domain: str  # as opset_import spells it
+    version: int  # lowest opset version that has it in this form
+
+
+def opset_versions(*imports: object) -> dict[str, int]:
+    """Version by domain ("" for `ai.onnx`), earlier opset_import lists first."""
+    versions: dict[str, int] = {}
+    for entries in imports:
+        for entry in entries:  # type: ignore[attr-defined]
+            domain = "" if protos.is_onnx_domain(entry.domain) else entry.domain
+            versions.setdefault(domain, entry.version)
+    return versions
+
+
+def imported_domain(node: NodeProto) -> str:
+    """The domain under which `opset_import` lists the op."""
+    return "" if protos.is_onnx_domain(node.domain) else str(node.domain)
+
+
+def signature_of(
+    node: NodeProto, table: Mapping[FunctionKey, FunctionProto], versions: Mapping[str, int]
+) -> Signature | None:
+    """The signature of an op, or None when nothing knows the op."""
+    function = table.get(protos.call_key(node))
+    if function is not None:
+        return Signature(
+            required_inputs=tuple(function.input[: len(function.input)]),
+            max_inputs=len(function.input),
+            max_outputs=len(function.output),
+            domain=node.domain,
+            version=versions.get(node.domain, keys.BB_OPSET_VERSION),
+        )
+    if is_graph_op(node):
+        domain = imported_domain(node)
+        return _of_schema(domain, node.op_type, versions.get(domain, 0))
+    return _of_table(node.domain, node.op_type)
+
+
+@cache
+def _of_table(domain: str, op_type: str) -> Signature | None:
+    spec = opset.lookup_op(domain, op_type)
+    if spec is None:
+        return None
+    return Signature(
+        required_inputs=tuple(p.name for p in spec.inputs if not p.optional and not p.variadic),
+        max_inputs=UNBOUNDED if any(p.variadic for p in spec.inputs) else len(spec.inputs),
+        max_outputs=UNBOUNDED if any(p.variadic for p in spec.outputs) else len(spec.outputs),
+        domain=domain,
+        version=keys.BB_OPSET_VERSION,
+    )
+
+
+@cache
+def schema_of(domain: str, op_type: str, version: int) -> onnx.defs.OpSchema | None:
+    """ONNX's schema of an op at an opset version ("" is `ai.onnx`), or None."""
+    try:
+        return onnx.defs.get_schema(op_type, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+@cache
+def _of_schema(domain: str, op_type: str, version: int) -> Signature | None:
+    # Without an import the newest version answers, so that the missing import is the error.
+    newest = onnx.defs.onnx_opset_version() if domain != ONNX_ML_DOMAIN else UNBOUNDED
+    schema = schema_of(domain, op_type, version or newest)
+    if schema is None:
+        return None
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    return Signature(
+        required_inputs=tuple(p.name for p in schema.inputs if p.option == single),
+        max_inputs=schema.max_input,
+        max_outputs=schema.max_output,
+        domain=domain,
+        version=schema.since_version,
+    )

@@ -1,0 +1,65 @@
+"""Slots as the compiler sees them: which component class stands behind an op.
+
+Rule: a generic slot is filled by a bind call, a concrete one by the type name that its ops
+carry; an op of no slot has no component.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from onnx import FunctionProto, NodeProto
+
+from bbnode.compiler.errors import MissingBinding, Where
+from bbnode.compiler.unit import SlotBinding
+from bbnode.components.contracts import Component
+from bbnode.components.registry import UnknownComponentType, component_class
+from bbnode.ir import keys, protos
+
+TRAIT_SUFFIX = "Runtime"
+
+
+def component_of(node: NodeProto, bound: Mapping[str, SlotBinding]) -> type[Component] | None:
+    """The component class that runs an op; None when its slot is not bound (yet).
+
+    Raises MissingBinding when the op names a concrete type that is not installed here.
+    """
+    slot = protos.get_meta(node, keys.SLOT_KEY)
+    if slot is None:
+        return None
+    type_name = protos.get_meta(node, keys.CONCRETE_TYPE_KEY)
+    if type_name is None:
+        binding = bound.get(slot)
+        return None if binding is None else binding.component
+    try:
+        return component_class(type_name)
+    except UnknownComponentType as error:
+        raise MissingBinding(
+            slot=slot, site=f"op {node.name!r}: {error}; it", where=Where.of(node)
+        ) from error
+
+
+def by_slot(bindings: Iterable[SlotBinding]) -> dict[str, SlotBinding]:
+    """The bind calls by slot."""
+    return {binding.slot: binding for binding in bindings}
+
+
+def slot_roles(function: FunctionProto) -> dict[str, str]:
+    """Role of each slot that a function lists, from its `slot_role.<slot>` metadata."""
+    found = {}
+    for entry in function.metadata_props:
+        if entry.key.startswith(keys.SLOT_ROLE_PREFIX):
+            found[entry.key.removeprefix(keys.SLOT_ROLE_PREFIX)] = entry.value.split("|")[0]
+    return found
+
+
+def take_slots(into: FunctionProto, source: FunctionProto) -> None:
+    """List the slots of `source` on `into` as well (an inlined body brings its slots)."""
+    generic = set(into.attribute)
+    into.attribute.extend(name for name in source.attribute if name not in generic)
+    concrete = {attribute.name for attribute in into.attribute_proto}
+    into.attribute_proto.extend(a for a in source.attribute_proto if a.name not in concrete)
+    for entry in source.metadata_props:
+        prefixes = (keys.SLOT_ROLE_PREFIX, keys.CONCRETE_TYPE_SLOT_PREFIX)
+        if entry.key.startswith(prefixes) and protos.get_meta(into, entry.key) is None:
+            protos.set_meta(into, entry.key, entry.value)

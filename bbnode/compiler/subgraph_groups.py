@@ -1,0 +1,163 @@
+"""Which backend ops run as one graph.
+
+Rule: fusing must not be seen. Ops share a group when they are connected, no path leads out of
+the group and back in, and every value that others read from the group would come at the same
+time without it. That time is a *stage*: the set of things a value waits for that can come
+late or not at all (inputs, receivers, ops that suspend or fail by themselves).
+
+How: along every edge two marks only grow, the number of times a path has left a group
+(`level`) and the stage. Ops of one slot with equal marks that are connected form a group; a
+ring of groups would have to pass an edge between equal marks, which lies inside a group. An
+op that only its own group reads may wait for the group, and takes its readers' marks.
+All of it is linear in nodes and edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from onnx import AttributeProto, FunctionProto, NodeProto
+
+from bbnode.compiler import flow
+from bbnode.compiler.ordering import needs_of
+from bbnode.ir import keys, protos
+
+# Ops that hand on what they read, or what was there from the start: they add no stage.
+TRANSPARENT = frozenset(
+    {*keys.GATE_OPS, "PassThrough", "Tee", "Constant", "OnTrigger", "Clock", "RngU64"}
+)
+# A constant up to this size is copied into each group that reads it, so that shapes and axes
+# are constants there; a larger one (weights) stays a value that groups share.
+MAX_COPIED_CONSTANT_BYTES = 4096
+
+Marks = tuple[int, int]  # level, stage
+
+
+@dataclass(slots=True)
+class Groups:
+    """Groups of node indices, in node order.
+
+    Attributes:
+        members: indices of each group; groups in the order of their first nodes.
+        copied: indices of constants that belong to no group but to all their readers'.
+    """
+
+    members: list[list[int]] = field(default_factory=list)
+    copied: set[int] = field(default_factory=set)
+
+
+def backend_slot(node: NodeProto) -> str | None:
+    """The backend slot that runs an upstream ONNX op, or None for every other op."""
+    if not flow.is_graph_op(node):
+        return None
+    if any(attribute.ref_attr_name for attribute in node.attribute):
+        return None  # it needs the attributes of the function that it stands in
+    return protos.get_meta(node, keys.SLOT_KEY)
+
+
+def find_groups(function: FunctionProto) -> Groups:
+    """The groups of a function whose nodes are in topological order."""
+    nodes = list(function.node)
+    slots = [backend_slot(node) for node in nodes]
+    if not any(slots):
+        return Groups()
+    return _Finder(function, nodes, slots).find()
+
+
+class _Finder:
+    def __init__(
+        self, function: FunctionProto, nodes: Sequence[NodeProto], slots: Sequence[str | None]
+    ) -> None:
+        self._nodes = nodes
+        self._slots = slots
+        self._needs = needs_of(nodes)
+        self._inputs = {name: 1 << bit for bit, name in enumerate(function.input)}
+        outputs = set(function.output)
+        self._is_output = [any(name in outputs for name in node.output) for node in nodes]
+        self._readers: list[list[int]] = [[] for _ in nodes]
+        for index, before in enumerate(self._needs):
+            for need in set(before):
+                self._readers[need].append(index)
+
+    def find(self) -> Groups:
+        marks = self._marks()
+        copied = self._raise(marks)
+        parents = list(range(len(self._nodes)))
+        for index, before in enumerate(self._needs):
+            for need in before:
+                if (
+                    self._same_slot(need, index)
+                    and marks[need] == marks[index]
+                    and need not in copied
+                ):
+                    parents[_top(parents, need)] = _top(parents, index)
+        members: dict[int, list[int]] = {}
+        for index, slot in enumerate(self._slots):
+            if slot is not None and index not in copied:
+                members.setdefault(_top(parents, index), []).append(index)
+        return Groups(list(members.values()), copied)
+
+    def _marks(self) -> list[Marks]:
+        bit = 1 << len(self._inputs)
+        marks: list[Marks] = []
+        for index, node in enumerate(self._nodes):
+            level = stage = 0
+            for need in self._needs[index]:
+                before, known = marks[need]
+                leaves = self._slots[need] is not None and not self._same_slot(need, index)
+                level = max(level, before + leaves)
+                stage |= known
+            for name in flow.reads(node) if self._inputs else ():
+                stage |= self._inputs.get(name, 0)
+            if self._slots[index] is None and not _is_transparent(node):
+                stage |= bit
+                bit <<= 1
+            marks.append((level, stage))
+        return marks
+
+    def _raise(self, marks: list[Marks]) -> set[int]:
+        """Give ops that only their group reads its marks; gives the constants to copy."""
+        copied = set()
+        for index in range(len(self._nodes) - 1, -1, -1):
+            readers = self._readers[index]
+            if self._slots[index] is None or self._is_output[index] or not readers:
+                continue
+            if not all(self._same_slot(index, reader) for reader in readers):
+                continue
+            wanted = {marks[reader] for reader in readers}
+            if len(wanted) == 1:
+                marks[index] = wanted.pop()
+            elif _is_small_constant(self._nodes[index]) and not self._is_waited_for(index):
+                copied.add(index)
+        return copied
+
+    def _is_waited_for(self, index: int) -> bool:
+        names = set(self._nodes[index].output)
+        return any(names & {*flow.after_of(self._nodes[r])} for r in self._readers[index])
+
+    def _same_slot(self, a: int, b: int) -> bool:
+        return self._slots[a] is not None and self._slots[a] == self._slots[b]
+
+
+def _top(parents: list[int], index: int) -> int:
+    while parents[index] != index:
+        parents[index] = parents[parents[index]]
+        index = parents[index]
+    return index
+
+
+def _is_transparent(node: NodeProto) -> bool:
+    if node.domain in (keys.SYSCALL_DOMAIN, "", keys.ONNX_DOMAIN):
+        return node.op_type in TRANSPARENT
+    return False
+
+
+def _is_small_constant(node: NodeProto) -> bool:
+    return (
+        node.op_type == "Constant"
+        and not node.input
+        and not flow.after_of(node)
+        and node.ByteSize() <= MAX_COPIED_CONSTANT_BYTES
+        and all(attribute.type != AttributeProto.GRAPH for attribute in node.attribute)
+    )

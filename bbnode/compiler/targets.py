@@ -1,0 +1,42 @@
+"""Targets of a compiled model.
+
+Rule: a target is a function with metadata `target = "true"`; what it needs is what it calls,
+every bootstrap, and its own entries of the binding table.
+"""
+
+from __future__ import annotations
+
+from onnx import FunctionProto, ModelProto
+
+from bbnode.compiler.function_table import called_from, is_bootstrap
+from bbnode.ir import keys, protos
+
+
+def target_names(model: ModelProto) -> tuple[str, ...]:
+    """Names of the targets, in the model's order."""
+    return tuple(f.name for f in model.functions if _is_target(f))
+
+
+def split_targets(model: ModelProto) -> dict[str, ModelProto]:
+    """Each target of a compiled model as a compiled model of its own."""
+    return {f.name: _only(model, f) for f in model.functions if _is_target(f)}
+
+
+def _is_target(function: FunctionProto) -> bool:
+    return protos.get_meta(function, keys.TARGET_KEY) is not None
+
+
+def _only(model: ModelProto, main: FunctionProto) -> ModelProto:
+    part = ModelProto(ir_version=model.ir_version, producer_name=model.producer_name)
+    part.graph.name = model.graph.name
+    bootstraps = [f for f in model.functions if is_bootstrap(f)]
+    needed = {id(f) for f in called_from(model, [main, *bootstraps])}
+    needed |= {id(f) for f in bootstraps}
+    part.functions.append(main)
+    part.functions.extend(f for f in model.functions if id(f) in needed and f.name != main.name)
+    part.opset_import.extend(model.opset_import)
+    own = keys.BINDING_PREFIX + main.name + "."
+    for entry in model.metadata_props:
+        if not entry.key.startswith(keys.BINDING_PREFIX) or entry.key.startswith(own):
+            part.metadata_props.add(key=entry.key, value=entry.value)
+    return part

@@ -1,0 +1,53 @@
+"""The chain of gates before a Send to one fixed peer.
+
+Rule: a Send that names its peer in the attribute `peer` is guarded; one that takes its peers
+from a value is not, since there the wire op itself looks at each peer. A gate takes the
+Send's data input and hands it on.
+"""
+
+from __future__ import annotations
+
+from onnx import FunctionProto, NodeProto
+
+from bbnode.compiler import flow
+from bbnode.compiler.rx_chain import gate_tag, make_gate
+from bbnode.compiler.unit import CompilationUnit
+from bbnode.compiler.value_types import declare_as
+from bbnode.compiler.wire_stamps import rewire_input
+from bbnode.ir import keys, protos
+
+
+def insert_tx_gate(unit: CompilationUnit, gate: str) -> int:
+    """Put one kind of gate right before every Send to a fixed peer that lacks it."""
+    return sum(_insert(main, gate) for main in unit.partitions.values())
+
+
+def is_peer_routed(node: NodeProto) -> bool:
+    """Whether a node is a Send to the peer in its `peer` attribute."""
+    return (
+        protos.is_wire(node, keys.OP_SEND)
+        and bool(node.input)
+        and protos.get_attr_proto(node, keys.ATTR_PEER) is not None
+    )
+
+
+def _insert(main: FunctionProto, gate: str) -> int:
+    nodes: list[NodeProto] = []
+    made: list[tuple[str, str]] = []
+    for node in main.node:
+        if is_peer_routed(node) and protos.get_meta(node, keys.GATE_STAMPS[gate]) is None:
+            read = node.input[0]
+            end = f"{node.name}#{gate_tag(gate)}_gated"
+            guard = make_gate(gate, node, read, end)
+            # Bytes of the PeerId: a string attribute, as the Send has it.
+            protos.set_attr(guard, keys.ATTR_PEER, protos.get_attr(node, keys.ATTR_PEER))
+            flow.set_after(guard, flow.after_of(node))
+            rewire_input(node, 0, end)
+            protos.set_meta(node, keys.GATE_STAMPS[gate], "true")
+            nodes.append(guard)
+            made.append((end, read))
+        nodes.append(node)
+    if made:
+        flow.replace_nodes(main, nodes)
+        declare_as(main, made)
+    return len(made)
