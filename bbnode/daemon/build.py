@@ -1,0 +1,86 @@
+"""From `package.module:Class` to a compiled model.
+
+Rule: the class is instantiated with the caller's keyword arguments, recorded, and compiled
+with the bindings that it suggests itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from bbnode.compiler import Compiler
+from bbnode.components.registry import roles_of
+from bbnode.dsl import Module
+from bbnode.ir import keys
+from bbnode.ir.errors import AuthorError, DeploymentError
+
+
+class ModuleNotUsable(DeploymentError):
+    """`package.module:Class` does not name a Module that can be built here."""
+
+
+class ModuleArgsRefused(DeploymentError):
+    """The class does not take these keyword arguments."""
+
+
+def load_module(spec: str, args: Mapping[str, Any]) -> Module:
+    """Import and instantiate the Module class that `spec` names.
+
+    The current directory is searched as well, as `python -m` would.
+    Raises ModuleNotUsable or ModuleArgsRefused.
+    """
+    module_name, _, class_name = spec.partition(":")
+    if not module_name or not class_name:
+        raise ModuleNotUsable(f"{spec!r} does not name a class as package.module:Class")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        python_module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ModuleNotUsable(
+            f"{spec!r}: {module_name} can't be imported: {error}; install it or start bbnode "
+            "in the directory that holds it"
+        ) from error
+    cls = getattr(python_module, class_name, None)
+    if not (inspect.isclass(cls) and issubclass(cls, Module)):
+        found = sorted(
+            name
+            for name, value in vars(python_module).items()
+            if inspect.isclass(value) and issubclass(value, Module) and value is not Module
+        )
+        raise ModuleNotUsable(
+            f"{spec!r}: {module_name} has no Module class {class_name!r}; "
+            f"it has: {', '.join(found) or 'none'}"
+        )
+    try:
+        inspect.signature(cls).bind(**args)
+    except TypeError as error:
+        raise ModuleArgsRefused(
+            f"{spec!r} can't be made with {dict(args)}: {error}; it takes {inspect.signature(cls)}"
+        ) from error
+    return cls(**args)
+
+
+def compile_module(spec: str, args: Mapping[str, Any]) -> onnx.ModelProto:
+    """Build and compile the Module that `spec` names; typed errors of DSL and compiler pass."""
+    return compile_program(load_module(spec, args))
+
+
+def compile_program(program: Module) -> onnx.ModelProto:
+    """Compile a Module with the component classes that its `bindings()` name."""
+    compiler = Compiler()
+    for slot, component in program.bindings().items():
+        role = roles_of(component)[0]
+        bind = getattr(compiler, f"bind_{keys.snake_case(role)}", None)
+        if bind is None:
+            raise AuthorError(f"slot {slot!r}: role {role} can't be bound")
+        compiler = bind(slot, component)
+    return compiler.compile(program.build())

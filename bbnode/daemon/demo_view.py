@@ -1,0 +1,131 @@
+"""What the demo shows: live on a terminal, a line an event elsewhere.
+
+Rule: it only draws; what there is to draw is told to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+_SHOWN_ROUNDS = 12
+_SHOWN_NOTES = 6
+
+
+class DemoView:
+    """Progress of one demo; a context manager."""
+
+    def __init__(self, console: Console, *, rounds: int, names: Mapping[str, str]) -> None:
+        """`names` maps a PeerId to the daemon's name."""
+        self._console = console
+        self._total = rounds
+        self._names = names
+        self._rows: list[Mapping[str, Any]] = []
+        self._running: int | None = None
+        self._answered: list[str] = []
+        self._notes: list[str] = []
+        self._live = (
+            Live(console=console, get_renderable=self._draw, refresh_per_second=8)
+            if console.is_terminal
+            else None
+        )
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+
+    def note(self, text: str) -> None:
+        """Say something that happened."""
+        if self._live is None:
+            self._console.print(Text(text))
+        elif not self._notes or self._notes[-1] != text:
+            self._notes.append(text)
+
+    def round_started(self, number: int) -> None:
+        """A round is under way."""
+        self._running = number
+        self._answered = []
+
+    def answered(self, peer: str) -> None:
+        """A client answered in the running round."""
+        self._answered.append(self._names.get(peer, peer[-6:]))
+
+    def round_finished(self, row: Mapping[str, Any]) -> None:
+        """A round ended."""
+        self._running = None
+        self._rows.append(row)
+        if self._live is None:
+            self._console.print(Text(self._line(row)))
+
+    def _line(self, row: Mapping[str, Any]) -> str:
+        head = f"round {row['round']:>3}/{self._total}"
+        if not row["ok"]:
+            return f"{head}  FAILED  {'; '.join(row['failures'])}"
+        missing = self._label(row["missing"])
+        return (
+            f"{head}  accuracy {row['accuracy']:7.2%}  loss {row['loss']:.4f}  "
+            f"{row['seconds']:6.2f} s  {_size(row['bytes']):>9}  "
+            f"answered {len(row['responded'])}" + (f"  missing {missing}" if missing else "")
+        )
+
+    def _label(self, peers: Sequence[str]) -> str:
+        return ", ".join(sorted(self._names.get(peer, peer[-6:]) for peer in peers))
+
+    def _draw(self) -> Group:
+        table = summary_table(self._rows[-_SHOWN_ROUNDS:], self._names)
+        if self._running is not None:
+            answered = ", ".join(sorted(self._answered)) or "nobody yet"
+            state = f"round {self._running}/{self._total}: answered: {answered}"
+        else:
+            state = f"{len(self._rows)}/{self._total} rounds"
+        notes = [Text(note, style="dim") for note in self._notes[-_SHOWN_NOTES:]]
+        return Group(*notes, table, Text(state))
+
+
+def summary_table(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Table:
+    """The rounds as a table."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("round", "accuracy", "loss", "seconds", "bytes"):
+        table.add_column(column, justify="right")
+    table.add_column("answered", justify="right")
+    table.add_column("missing")
+    for row in rows:
+        who = ", ".join(sorted(names.get(peer, peer[-6:]) for peer in row["missing"]))
+        if row["ok"]:
+            table.add_row(
+                str(row["round"]),
+                f"{row['accuracy']:.2%}",
+                f"{row['loss']:.4f}",
+                f"{row['seconds']:.2f}",
+                _size(row["bytes"]),
+                str(len(row["responded"])),
+                who,
+            )
+        else:
+            why = "; ".join(row["failures"]) or "failed"
+            table.add_row(str(row["round"]), "failed", "", f"{row['seconds']:.2f}", "", "", why)
+    return table
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

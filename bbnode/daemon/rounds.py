@@ -1,0 +1,236 @@
+"""Unattended rounds: what `[[invoke]]` in the configuration asks for.
+
+Rule: one task an entry. A round is one execution of its target; the next one starts when the
+last has ended and its start condition holds, so that a node without peers waits instead of
+failing round after round. What a round gave is kept, newest last, and shown to whoever asks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import trio
+
+from bbnode.daemon.config import InputValue, InvokeSection, TextInput
+from bbnode.daemon.events import summarize
+from bbnode.engine import Node, steps
+from bbnode.ir.errors import DeploymentError
+from bbnode.ir.values import TRIGGER, Value
+
+logger = logging.getLogger(__name__)
+
+# Rounds kept for those that ask later: a day of one-minute rounds.
+KEPT_ROUNDS = 1440
+# After a round that failed: give a peer that restarts time to come back.
+RETRY_PAUSE_S = 1.0
+
+
+class TooFewPeers(DeploymentError):
+    """The start condition did not hold in time, and the configuration says to fail."""
+
+
+@dataclass(slots=True)
+class Round:
+    """One round of one target; `number` counts from 1, over restarts of the node."""
+
+    number: int
+    target: str
+    execution: int
+    started_s: float
+    bytes_at_start: int
+    outputs: dict[str, Any] = field(default_factory=dict)
+    responded: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    finished: trio.Event = field(default_factory=trio.Event)
+    ok: bool | None = None
+    seconds: float = 0.0
+    bytes: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """What events and the control plane show."""
+        return {
+            "round": self.number,
+            "target": self.target,
+            "execution": self.execution,
+            "ok": self.ok,
+            "seconds": round(self.seconds, 6),
+            "bytes": self.bytes,
+            "responded": self.responded,
+            "missing": self.missing,
+            "failures": self.failures,
+            "outputs": self.outputs,
+        }
+
+
+class Rounds:
+    """Runs the rounds of one `[[invoke]]` entry."""
+
+    def __init__(
+        self,
+        entry: InvokeSection,
+        node: Node,
+        *,
+        wake: Callable[[], None],
+        bytes_moved: Callable[[], int],
+        publish: Callable[[dict[str, Any]], None],
+        done: int = 0,
+    ) -> None:
+        """`done` rounds were made before a restart; they count towards `times`."""
+        self._entry = entry
+        self._node = node
+        self._wake = wake
+        self._bytes_moved = bytes_moved
+        self._publish = publish
+        self._peers_changed = trio.Event()
+        self._current: Round | None = None
+        self.done = done
+        self.history: deque[Round] = deque(maxlen=KEPT_ROUNDS)
+        self.waiting_for: str = ""
+        self.complete = False
+
+    @property
+    def entry(self) -> InvokeSection:
+        """The configuration that asked for these rounds."""
+        return self._entry
+
+    def as_json(self) -> dict[str, Any]:
+        """How far these rounds are."""
+        return {
+            "target": self._entry.target,
+            "done": self.done,
+            "of": self._entry.times or None,
+            "complete": self.complete,
+            "waiting_for": self.waiting_for,
+            "running": None if self._current is None else self._current.number,
+        }
+
+    async def run(self, after_round: Callable[[], Any]) -> None:
+        """Make the rounds; `after_round` is awaited after each (the node's checkpoint)."""
+        while self._entry.times == 0 or self.done < self._entry.times:
+            await self._until_start_condition()
+            started = trio.current_time()
+            finished = self._start()
+            await finished.finished.wait()
+            self.done += 1
+            await after_round()
+            self._publish({"type": "round_finished", **finished.as_json()})
+            logger.info(
+                "round finished",
+                extra={
+                    "round": finished.number,
+                    "ok": finished.ok,
+                    "seconds": round(finished.seconds, 3),
+                    "responded": len(finished.responded),
+                },
+            )
+            if not finished.ok:
+                logger.warning(
+                    "round failed",
+                    extra={"round": finished.number, "failures": "; ".join(finished.failures)},
+                )
+                await trio.sleep(RETRY_PAUSE_S)
+            if self._entry.every_s:
+                await trio.sleep_until(started + self._entry.every_s)
+        self.complete = True
+        self._publish({"type": "rounds_complete", "target": self._entry.target, "done": self.done})
+
+    def _start(self) -> Round:
+        inputs = {name: to_value(given) for name, given in self._entry.inputs.items()}
+        execution = self._node.invoke(self._entry.target, inputs)
+        self._current = Round(
+            number=self.done + 1,
+            target=self._entry.target,
+            execution=execution,
+            started_s=trio.current_time(),
+            bytes_at_start=self._bytes_moved(),
+        )
+        self.history.append(self._current)
+        self._publish(
+            {"type": "round_started", "round": self._current.number, "execution": execution}
+        )
+        self._wake()
+        return self._current
+
+    def observe(self, step: steps.Step) -> None:
+        """Collect what belongs to the running round; called for every step of the node."""
+        if isinstance(step, steps.PeerUp | steps.PeerDown):
+            self.peers_changed()
+            return
+        current = self._current
+        if current is None:
+            return
+        match step:
+            case steps.AppEvent() if step.execution == current.execution:
+                current.outputs[step.topic] = summarize(step.value)
+            case steps.OpFailed() if step.execution == current.execution:
+                current.failures.append(f"{step.op}: {step.kind}: {step.detail}")
+            case steps.Telemetry(name="request.closed") if (
+                step.attributes.get("execution") == current.execution
+            ):
+                current.responded += [str(p) for p in step.attributes["responded"]]
+                current.missing += [str(p) for p in step.attributes["missing"]]
+            case steps.ExecutionFinished() if step.execution == current.execution:
+                current.ok = step.ok
+                current.seconds = trio.current_time() - current.started_s
+                current.bytes = self._bytes_moved() - current.bytes_at_start
+                self._current = None
+                current.finished.set()
+
+    def peers_changed(self) -> None:
+        """Look at the start condition again."""
+        self._peers_changed.set()
+
+    async def _until_start_condition(self) -> None:
+        wait = self._entry.wait_for
+        if wait is None:
+            return
+        # All peers are worth a wait once, at the start; later, enough of them are enough,
+        # or every round of a network that lost one peer would take timeout_s longer.
+        want = wait.peers if self.done == 0 or not self.history else wait.enough_peers
+        with trio.move_on_after(wait.timeout_s):
+            await self._until_connected(want, wait.peer_class)
+        have = len(self._node.connected_peers(wait.peer_class))
+        if have < wait.enough_peers and wait.on_timeout == "fail":
+            raise TooFewPeers(
+                f"{have} of {wait.enough_peers} peers of class {wait.peer_class!r} connected "
+                f"within {wait.timeout_s:g} s; start them, or raise wait_for.timeout_s"
+            )
+        await self._until_connected(wait.enough_peers, wait.peer_class)
+        self.waiting_for = ""
+
+    async def _until_connected(self, want: int, peer_class: str) -> None:
+        while (have := len(self._node.connected_peers(peer_class))) < want:
+            text = f"{want} peers of class {peer_class!r}, {have} connected"
+            if text != self.waiting_for:
+                self.waiting_for = text
+                logger.info("waiting for peers", extra={"want": want, "have": have})
+                self._publish(
+                    {"type": "waiting_for_peers", "class": peer_class, "want": want, "have": have}
+                )
+            self._peers_changed = trio.Event()
+            await self._peers_changed.wait()
+
+
+def to_value(given: InputValue) -> Value:
+    """A configured input as a run-time value: numbers become 0-d or 1-d tensors."""
+    match given:
+        case "trigger":
+            return TRIGGER
+        case TextInput(text=text):
+            return text.encode()
+        case bool():
+            return np.asarray(given)
+        case int():
+            return np.asarray(given, np.int64)
+        case float():
+            return np.asarray(given, np.float32)
+        case list():
+            whole = all(isinstance(item, int) for item in given)
+            return np.asarray(given, np.int64 if whole else np.float32)
+    raise DeploymentError(f"input {given!r} can't be made a value")

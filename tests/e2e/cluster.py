@@ -1,0 +1,109 @@
+"""A cluster of real daemons on loopback, for the end-to-end tests."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bbnode.daemon import paths
+from bbnode.daemon.artifact import parse_artifact, serialize
+from bbnode.daemon.build import compile_module
+from bbnode.daemon.control_client import ControlClient
+from bbnode.daemon.demo import PROGRAM
+from bbnode.daemon.demo_nodes import DemoNode, choose_port, make_folder, make_nodes
+
+# Bounds a wait that never ends; a sound cluster answers in a few seconds.
+PATIENCE_S = 60.0
+
+
+class Cluster:
+    """A server and its clients."""
+
+    def __init__(self, folder: Path, *, clients: int, rounds: int, deadline_s: float) -> None:
+        nodes = make_folder(folder)
+        quorum = clients - 1
+        args = {"clients": clients, "quorum": quorum, "deadline_s": deadline_s, "seed": 0}
+        data = serialize(compile_module(PROGRAM, args))
+        self.artifact = nodes / "artifact.onnx"
+        self.artifact.write_bytes(data)
+        self.server, self.clients = make_nodes(
+            nodes,
+            artifact=self.artifact,
+            artifact_sha256=parse_artifact(data, "artifact").sha256,
+            clients=clients,
+            port=choose_port(0),
+            rounds=rounds,
+            quorum=quorum,
+            wait_s=20.0,
+            data={"dataset": "digits", "partition": "iid", "seed": 0},
+        )
+
+    @property
+    def all(self) -> list[DemoNode]:
+        return [self.server, *self.clients]
+
+    def client_of(self, peer: str) -> DemoNode:
+        return next(node for node in self.clients if node.peer == peer)
+
+    @contextmanager
+    def events(self, node: DemoNode) -> Iterator[Events]:
+        """Events of a daemon, from now on."""
+        with ControlClient(paths.control_socket(node.state_dir), timeout_s=PATIENCE_S) as client:
+            yield Events(client)
+
+    def ask(self, node: DemoNode, command: str) -> dict[str, Any]:
+        with ControlClient(paths.control_socket(node.state_dir), timeout_s=PATIENCE_S) as client:
+            return client.call(command)
+
+
+class Events:
+    """The event stream of a daemon, with bounded waits."""
+
+    def __init__(self, client: ControlClient) -> None:
+        self._stream = client.events()
+        self.seen: list[dict[str, Any]] = []
+
+    def until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The next event that is wanted."""
+        for line in self._stream:
+            assert not line["dropped"]
+            self.seen.append(line["event"])
+            if wanted(line["event"]):
+                return self.seen[-1]
+        raise AssertionError(f"the daemon ended; it said {self.seen[-5:]}")
+
+    def round(self, number: int) -> dict[str, Any]:
+        """The end of a round."""
+        return self.until(lambda e: e["type"] == "round_finished" and e["round"] == number)
+
+
+def start(*nodes: DemoNode) -> None:
+    """Start daemons at once, and return when each has said that it is ready."""
+    with contextlib.ExitStack() as stack:
+        told = []
+        for node in nodes:
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+            listener.settimeout(PATIENCE_S)
+            address = stack.enter_context(tempfile.TemporaryDirectory()) + "/notify"
+            listener.bind(address)
+            node.start(notify_socket=Path(address))
+            told.append((node, listener))
+        for node, listener in told:
+            try:
+                assert b"READY=1" in listener.recv(4096)
+            except TimeoutError:
+                raise AssertionError(f"{node.name}: {node.log.read_text()}") from None
+
+
+def stop(node: DemoNode) -> None:
+    """End a daemon that the test started, whatever state it is in."""
+    if node.process is not None and node.process.poll() is None:
+        node.process.send_signal(signal.SIGCONT)
+        node.process.kill()
+        node.process.wait()

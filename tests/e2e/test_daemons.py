@@ -1,0 +1,99 @@
+"""Real daemons: what dies, comes back, or is told to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import Cluster, start, stop
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path / "net", clients=4, rounds=1000, deadline_s=3.0)
+    try:
+        yield made
+    finally:
+        for node in made.all:
+            stop(node)
+
+
+def test_a_client_killed_in_a_round_costs_that_round_its_deadline(cluster: Cluster) -> None:
+    start(*cluster.all)
+    victim = cluster.clients[0]
+    others = sorted(node.peer for node in cluster.clients[1:])
+    assert victim.process is not None
+    with cluster.events(cluster.server) as events:
+        everyone = events.until(lambda e: e["type"] == "round_finished")
+        assert len(everyone["responded"]) == 4
+        # Frozen first, so that the kill surely falls into a round that has begun.
+        os.kill(victim.process.pid, signal.SIGSTOP)
+        events.until(lambda e: e["type"] == "round_finished")
+        begun = events.until(lambda e: e["type"] == "round_started")
+        victim.process.kill()
+        victim.process.wait()
+        hurt = events.until(
+            lambda e: (
+                e["type"] == "round_finished" and bool(e["missing"] or len(e["responded"]) < 4)
+            )
+        )
+        assert hurt["ok"]
+        assert sorted(hurt["responded"]) == others
+        after = events.round(max(hurt["round"], begun["round"]) + 1)
+        assert after["ok"]
+        assert sorted(after["responded"]) == others
+        assert after["seconds"] < 3.0
+        start(victim)
+        again = events.until(
+            lambda e: e["type"] == "round_finished" and victim.peer in e["responded"]
+        )
+        assert again["ok"]
+        assert len(again["responded"]) == 4
+
+
+def test_a_server_killed_goes_on_where_it_was(cluster: Cluster) -> None:
+    start(*cluster.all)
+    with cluster.events(cluster.server) as events:
+        before = events.until(lambda e: e["type"] == "round_finished" and e["round"] >= 3)
+    assert cluster.server.process is not None
+    cluster.server.process.kill()
+    cluster.server.process.wait()
+    start(cluster.server)
+    with cluster.events(cluster.server) as events:
+        after = events.until(lambda e: e["type"] == "round_finished")
+    assert after["ok"]
+    assert after["round"] > before["round"]
+    # The parameters came back as well: an untrained model is right on every tenth digit.
+    assert after["outputs"]["accuracy"] > before["outputs"]["accuracy"] - 0.05
+    assert after["outputs"]["accuracy"] > 0.6
+
+
+def test_sigterm_stops_a_training_client_within_five_seconds(cluster: Cluster) -> None:
+    start(*cluster.all)
+    with cluster.events(cluster.server) as events:
+        events.until(lambda e: e["type"] == "round_finished")
+    for node in (cluster.clients[0], cluster.server):
+        assert node.process is not None
+        begun = time.monotonic()
+        node.process.terminate()
+        assert node.process.wait(timeout=5.0) == 0, node.log.read_text()
+        assert time.monotonic() - begun < 5.0
+        assert not (node.state_dir / "control.sock").exists()
+
+
+def test_status_tells_who_is_connected(cluster: Cluster) -> None:
+    start(*cluster.all)
+    with cluster.events(cluster.server) as events:
+        events.until(lambda e: e["type"] == "round_finished")
+    status = cluster.ask(cluster.server, "status")
+    assert {p["peer"] for p in status["peers"]} == {node.peer for node in cluster.clients}
+    assert all(p["classes"] == ["client"] for p in status["peers"])
+    assert status["targets"][0].startswith("server#")
+    assert status["invoke"][0]["done"] >= 1
+    key = cluster.server.state_dir / "identity.key"
+    assert key.stat().st_mode & 0o777 == 0o600
