@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import trio
 from libp2p.abc import INotifee
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
@@ -88,10 +89,10 @@ class Libp2pBackend(LinkBackend):
             raise failure
 
     async def _close_listeners(self) -> None:
-        network = self._host.get_network()
-        for listener in list(network.listeners.values()):
-            await listener.close()
-        network.listeners.clear()
+        # Not `close`: it would cut the connections that came in, before they take leave.
+        for listener in self._host.get_network().listeners.values():
+            listener.stop_accepting()
+        await trio.lowlevel.checkpoint()
 
     async def _dial(self, address: Multiaddr, peer: PeerId) -> Link:
         try:

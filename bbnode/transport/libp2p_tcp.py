@@ -95,6 +95,7 @@ class ExclusiveListener(TCPListener):
     def __init__(self, handler: THandler, failures: dict[str, OSError]) -> None:
         super().__init__(handler)
         self._failures = failures
+        self._accepting: list[trio.CancelScope] = []
 
     async def listen(self, maddr: Multiaddr) -> None:
         """Bind and serve; raises OpenConnectionError, which the swarm swallows."""
@@ -109,8 +110,27 @@ class ExclusiveListener(TCPListener):
                 await self._spawn_background_task()
             # From here on the listener's own system task owns the sockets.
             nursery = cast(trio.Nursery, self._nursery)
-            await nursery.start(trio.serve_listeners, self._accepted, listeners)
+            await nursery.start(self._accept, listeners, nursery)
             self.listeners.extend(listeners)
+
+    async def _accept(
+        self,
+        listeners: list[trio.SocketListener],
+        nursery: trio.Nursery,
+        *,
+        task_status: Any = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        with trio.CancelScope() as scope:
+            self._accepting.append(scope)
+            # The connections' tasks are not the acceptor's: it ends first.
+            await trio.serve_listeners(
+                self._accepted, listeners, handler_nursery=nursery, task_status=task_status
+            )
+
+    def stop_accepting(self) -> None:
+        """Close the listening sockets; accepted connections live on (`close` ends them too)."""
+        for scope in self._accepting:
+            scope.cancel()
 
     async def _accepted(self, stream: trio.SocketStream) -> None:
         try:

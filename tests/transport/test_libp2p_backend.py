@@ -92,6 +92,18 @@ async def test_two_nodes_exchange_envelopes_and_part(nursery):
     assert a.counters()["links.closed"] == a.counters()["links.opened"] == 1
 
 
+async def test_who_was_dialled_takes_leave_as_well(nursery):
+    a, b = make("a"), make("b")
+    await connected(nursery, a, b)
+    for dialled in (a, b):
+        assert dialled.peers()
+    a.send(b.peer_id, b"x" * 500_000, tag=1)
+    await a.stop(5)
+    assert len((await next_event(b, EnvelopeReceived)).data) == 500_000
+    gone = await next_event(b, PeerDisconnected)
+    assert gone.reason == "the peer took leave: the node stops"
+
+
 async def test_largest_envelopes_both_ways_at_once(nursery):
     a, b = make("a"), make("b")
     await connected(nursery, a, b)
