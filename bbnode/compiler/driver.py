@@ -16,7 +16,7 @@ from onnx import ModelProto
 
 from bbnode.compiler import pipeline
 from bbnode.compiler.admission import admit
-from bbnode.compiler.errors import BindingMismatch, Internal, UnknownStage
+from bbnode.compiler.errors import BindingMismatch, CompileError, Internal, UnknownStage
 from bbnode.compiler.seams import History, Seams
 from bbnode.compiler.stage import CompilerStage, run_stage
 from bbnode.compiler.targets import split_targets, target_names
@@ -25,6 +25,7 @@ from bbnode.compiler.unit import CompilationUnit, CompileOptions, SlotBinding
 from bbnode.components.contracts import CONTRACTS, Component
 from bbnode.components.registry import UnknownComponentType, component_class
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.seal import seal
 
 # A day per hop: what is slower than that is no deadline but a mistake in the unit.
 MAX_PER_HOP_BUDGET_NS = 86_400 * 1_000_000_000
@@ -181,14 +182,27 @@ class Compiler:
         """
         for name in snapshot_after:
             self._check_known(name)
-        run = _Run(admit(model, self.options), self.options, explain, snapshot_after)
-        for name in (*pipeline.PRE_PASS_NAMES, *pipeline.body_pass_names()):
-            run.run_pass(name, skip=name in self.disabled)
+        notes = _Notes(explain=explain, snapshot_after=frozenset(snapshot_after))
+        run = _Run(model, self.options, notes)
+        try:
+            self._run_body(run)
+        except CompileError:
+            if run.well_formed:
+                # Perhaps a pass broke the program earlier; a look behind each of them names it.
+                # When that finds nobody, the error stands.
+                self._run_body(_Run(model, self.options, notes, careful=True))
+            raise
         for stage in self.stages:
             run.run_stage(stage)
         for name in pipeline.POST_PASS_NAMES:
-            run.run_pass(name)
+            run.run_pass(name, check=True)
+        seal(run.unit.model)
         return run.unit.model, run.report()
+
+    def _run_body(self, run: _Run) -> None:
+        for name in (*pipeline.PRE_PASS_NAMES, *pipeline.body_pass_names()):
+            if name not in self.disabled:
+                run.run_pass(name, check=name in pipeline.CHECKPOINTS)
 
     def _check_known(self, name: str) -> None:
         if name not in (*pipeline.all_pass_names(), *(stage.name for stage in self.stages)):
@@ -226,50 +240,57 @@ def _check_component(role: str, slot: str, component: type[Component]) -> None:
         raise unfit(f"{type_name!r} is registered by the other class {registered.__qualname__}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Notes:
+    """What the caller wants to be noted of a compile."""
+
+    explain: bool
+    snapshot_after: frozenset[str]
+
+
 class _Run:
-    """One compile: the unit on its way through the passes, and what is noted of it."""
+    """One compile: the unit on its way through the passes, and what is noted of it.
+
+    `careful` looks behind every pass and not only at the checkpoints.
+    """
 
     def __init__(
-        self,
-        unit: CompilationUnit,
-        options: CompileOptions,
-        explain: bool,
-        snapshot_after: Collection[str],
+        self, model: ModelProto, options: CompileOptions, notes: _Notes, *, careful: bool = False
     ) -> None:
-        self.unit = unit
-        self._options = options
         self._watch = Stopwatch()
+        self.unit = admit(model, options)
+        self._options = options
+        self._notes = notes
+        self._careful = careful
         self._seams = Seams()
-        self._seams_on = False
-        self._snapshot_after = snapshot_after
+        self.well_formed = False
         self._snapshots: dict[str, ModelProto] = {}
-        self._history = History() if explain else None
+        self._history = History() if notes.explain else None
         if self._history is not None:
-            self._history.observe(unit, "")
+            self._history.observe(self.unit, "")
 
-    def run_pass(self, name: str, *, skip: bool = False) -> None:
-        """Run a pass, unless it is disabled; check the seam behind it."""
-        if not skip:
-            with self._step(name) as counters, _boundary(name):
-                counters.update(pipeline.load_pass(name).run(self.unit, self._options))
-        if name == pipeline.FIRST_SEAM:
-            # Without `validate` nobody vouches for the program, so no pass can be blamed.
-            self._seams_on = not skip
+    def run_pass(self, name: str, *, check: bool) -> None:
+        """Run a pass, and check the program behind it if told to, or careful.
+
+        What `validate` did not vouch for is not checked: no pass could be blamed for it.
+        """
+        with self._watch.measure(name) as counters, _boundary(name):
+            counters.update(pipeline.load_pass(name).run(self.unit, self._options))
+        self.well_formed = self.well_formed or name == pipeline.FIRST_SEAM
+        if self.well_formed and (check or self._careful):
+            self._seams.check(self.unit, name)
+        self._note(name)
 
     def run_stage(self, stage: CompilerStage) -> None:
-        """Run a user stage."""
-        with self._step(stage.name):
+        """Run a user stage, which checks what it leaves."""
+        with self._watch.measure(stage.name):
             run_stage(self.unit, stage)
+        self._note(stage.name)
 
-    @contextmanager
-    def _step(self, name: str) -> Iterator[dict[str, int]]:
-        with self._watch.measure(name) as counters:
-            yield counters
-        if self._seams_on:
-            self._seams.check(self.unit, name)
+    def _note(self, name: str) -> None:
         if self._history is not None:
             self._history.observe(self.unit, name)
-        if name in self._snapshot_after:
+        if name in self._notes.snapshot_after:
             self._snapshots[name] = _snapshot(self.unit)
 
     def report(self) -> CompileReport:

@@ -10,6 +10,7 @@ from onnx import FunctionProto, ModelProto
 
 from bbnode.compiler.function_table import called_from, is_bootstrap
 from bbnode.ir import keys, protos
+from bbnode.ir.seal import seal
 
 
 def target_names(model: ModelProto) -> tuple[str, ...]:
@@ -39,4 +40,5 @@ def _only(model: ModelProto, main: FunctionProto) -> ModelProto:
     for entry in model.metadata_props:
         if not entry.key.startswith(keys.BINDING_PREFIX) or entry.key.startswith(own):
             part.metadata_props.add(key=entry.key, value=entry.value)
+    seal(part)
     return part

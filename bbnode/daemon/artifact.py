@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 
 from bbnode.ir import keys, protos
 from bbnode.ir.errors import AuthorError, EnvironmentFault
+from bbnode.ir.seal import is_intact
 
 # Protobuf's own limit on one message.
 MAX_ARTIFACT_BYTES = (1 << 31) - 1
@@ -80,6 +81,10 @@ def parse_artifact(data: bytes, where: str, *, expected_sha256: str | None = Non
         raise InvalidArtifact(
             f"{where}: compiled as {passport!r}, this bbnode runs "
             f"{keys.COMPILED_CURRENT_VERSION!r}; compile it again"
+        )
+    if not is_intact(model):
+        raise InvalidArtifact(
+            f"{where}: it was changed after it was compiled; fetch or compile it again"
         )
     return Artifact(model=model, sha256=sha256, size=len(data))
 

@@ -58,6 +58,7 @@ OP_UNBUNDLE = "Unbundle"
 COMPILED_KEY = PREFIX + "compiled"
 COMPILED_CURRENT_VERSION = "v1"
 BINDING_PREFIX = PREFIX + "binding."
+SEAL_KEY = PREFIX + "seal"  # sha256 of the compiled model without this entry
 
 # --- function metadata -------------------------------------------------------------
 MODULE_PHASE_KEY = PREFIX + "module_phase"

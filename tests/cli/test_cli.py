@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
@@ -18,7 +19,6 @@ from bbnode.cli import exits, output
 from bbnode.cli.main import command_names, main
 from bbnode.daemon import config_sources, paths
 from bbnode.daemon.control import ControlServer
-from bbnode.ir import keys
 from bbnode.transport.identity import load_identity
 
 ROOT = Path(__file__).parent.parent.parent
@@ -225,52 +225,29 @@ def test_inspect_refuses_what_is_no_artifact(run, tmp_path: Path) -> None:
     assert "bbnode compile" in one_line(err)
 
 
-def test_inspect_shows_targets_slots_and_edges(run, tmp_path: Path, monkeypatch) -> None:
-    from bbnode.daemon import inspect
-
-    description = {
-        "passport": "v1",
-        "sha256": "ab" * 32,
-        "targets": [
-            {
-                "name": "client#0123",
-                "class": "client",
-                "ops": 7,
-                "inputs": ["weights"],
-                "outputs": [],
-                "slots": [
-                    {
-                        "slot": "local",
-                        "role": "Model",
-                        "type_name": "bbnode.OnnxModel",
-                        "slot_id": 3,
-                    }
-                ],
-            }
-        ],
-        "wire_edges": [
-            {
-                "value": "weights",
-                "op": "SendReqBatched",
-                "from": "server#4567",
-                "to": "client#0123",
-                "transport": "p2p",
-                "site_id": "17",
-                "gates": ["PeerHealth", "Backoff"],
-                "deadline_ns": 10_000_000,
-            }
-        ],
-    }
-    monkeypatch.setattr(inspect, "describe", lambda _model: description)
+def test_compile_then_inspect_shows_targets_slots_and_edges(run, tmp_path: Path) -> None:
     file = tmp_path / "a.onnx"
-    model = onnx.ModelProto(ir_version=8)
-    model.metadata_props.add(key=keys.COMPILED_KEY, value=keys.COMPILED_CURRENT_VERSION)
-    file.write_bytes(model.SerializeToString())
+    program = "bbnode.examples.federated_digits:FederatedRound"
+    code, out, err = run("compile", program, "-o", file, "--arg", "deadline_s=0.5", "--json")
+    assert code == 0, err
+    made = json.loads(out)
+    assert made["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    onnx.checker.check_model(onnx.load(file))
+
     code, out, _ = run("inspect", file)
     assert code == 0
-    for shown in ("client#0123", "bbnode.OnnxModel", "10 ms", "PeerHealth, Backoff", "server#4567"):
+    for shown in (*made["targets"], "bbnode.OnnxModel", "500 ms", "DedupGateRx", "accuracy"):
         assert shown in out
-    assert json.loads(run("inspect", file, "--json")[1]) == {"schema": 1, **description}
+    told = json.loads(run("inspect", file, "--json")[1])
+    assert told["schema"] == 1
+    assert [target["class"] for target in told["targets"]] == ["client", "server"]
+    request, response = told["wire_edges"]
+    assert (request["from"], request["to"]) == (made["targets"][1], made["targets"][0])
+    assert (response["from"], response["to"]) == (made["targets"][0], made["targets"][1])
+    assert request["gates"] == ["DedupGateRx", "PeerHealthGateRx", "BackoffGateRx"]
+    assert {"slot": "local", "role": "Model", "type_name": "bbnode.OnnxModel", "slot_id": 2} in (
+        told["targets"][0]["slots"]
+    )
 
 
 def test_compile_refuses_what_it_cannot_import(run, tmp_path: Path) -> None:

@@ -16,11 +16,13 @@ from bbnode.daemon.artifact import (
     serialize,
 )
 from bbnode.ir import keys, protos
+from bbnode.ir.seal import seal
 
 
 def compiled() -> onnx.ModelProto:
     model = onnx.ModelProto(ir_version=keys.FRAMEWORK_IR_VERSION)
     protos.set_meta(model, keys.COMPILED_KEY, keys.COMPILED_CURRENT_VERSION)
+    seal(model)
     return model
 
 
@@ -38,6 +40,17 @@ def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(serialize(compiled()))
     with pytest.raises(InvalidArtifact, match="changed"):
         load_artifact(path, expected_sha256="0" * 64)
+
+
+@pytest.mark.parametrize("change", ["edit", "strip"])
+def test_a_model_that_was_edited_is_refused_without_a_digest_too(change: str) -> None:
+    model = compiled()
+    if change == "edit":
+        model.doc_string = "better"
+    else:
+        protos.del_meta(model, keys.SEAL_KEY)
+    with pytest.raises(InvalidArtifact, match="changed after it was compiled"):
+        parse_artifact(serialize(model), "x")
 
 
 def test_a_missing_file_names_its_path(tmp_path: Path) -> None:
