@@ -15,6 +15,7 @@ from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS
 from bbnode.ir import codec, keys, protos
 from bbnode.ir.envelope import CorrelationKind, SlotFill
 from bbnode.ir.peer import PeerId
+from bbnode.ir.types import TRIGGER as TRIGGER_TYPE
 from bbnode.ir.values import TRIGGER, PeerIdVec, RequestId, Value, WireRequestId, type_of
 
 WIRE = keys.WIRE_DOMAIN
@@ -133,13 +134,15 @@ class _Packer:
         self._trigger_only = trigger_only
 
     def __call__(self, value: Value) -> SlotFill:
-        type_hash = type_of(value).wire_hash
         if self._trigger_only:
-            return SlotFill(dest_suffix=self._suffix, trigger_only=True, type_hash=type_hash)
+            # Whatever it was here: a Trigger arrives, and the receiver declares one.
+            return SlotFill(
+                dest_suffix=self._suffix, trigger_only=True, type_hash=TRIGGER_TYPE.wire_hash
+            )
         return SlotFill(
             dest_suffix=self._suffix,
             payload_parts=tuple(codec.encode_parts(value)),
-            type_hash=type_hash,
+            type_hash=type_of(value).wire_hash,
         )
 
 
