@@ -144,23 +144,12 @@ _SLOT_KEYS = (
 )
 
 
-def merge_opsets(into: FunctionProto, callee: FunctionProto) -> None:
-    """Import what the body imports; the caller checked that versions agree."""
+def merge_opsets(into: FunctionProto, callee: FunctionProto, spliced: Splice) -> None:
+    """Import what the spliced body needs; the caller checked that versions agree."""
+    wanted = {entry.domain: entry.version for entry in callee.opset_import}
+    if any(node.domain == keys.SYSCALL_DOMAIN for node in spliced.nodes):
+        wanted.setdefault(keys.SYSCALL_DOMAIN, keys.BB_OPSET_VERSION)
     known = {entry.domain for entry in into.opset_import}
-    for entry in callee.opset_import:
-        if entry.domain not in known:
-            into.opset_import.append(onnx.helper.make_opsetid(entry.domain, entry.version))
-            known.add(entry.domain)
-
-
-def opsets_agree(into: FunctionProto, callee: FunctionProto) -> bool:
-    """Whether one function can import what both import."""
-    versions = {_canonical(entry.domain): entry.version for entry in into.opset_import}
-    return all(
-        versions.get(_canonical(entry.domain), entry.version) == entry.version
-        for entry in callee.opset_import
-    )
-
-
-def _canonical(domain: str) -> str:
-    return "" if protos.is_onnx_domain(domain) else domain
+    for domain, version in wanted.items():
+        if domain not in known:
+            into.opset_import.append(onnx.helper.make_opsetid(domain, version))

@@ -2,7 +2,8 @@
 
 Rule: the class comes from where the peers come from: a selector that says `peer_class`, the
 `sender` of something received, or a graph input named like the class; ops that only move peers
-about (Slice, Concat, …) are looked through.
+about (Slice, Concat, …) are looked through, and so are sends and bundles: a PeerId that was
+handed on to another class still means a peer of the class that it came from.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _GRAPH_MOVERS = frozenset({"Identity", "Slice", "Gather", "Concat", "Squeeze", "
 _SYSCALL_MOVERS = frozenset({"PassThrough", "Gate", "GateDispatch", "GateManyDispatch", "Tee"})
 _ALL_INPUTS = "Concat"
 PEERS_INPUT = 1  # of Send and SendReqBatched
+RECEIVED_OUTPUT = {keys.OP_SEND: 0, keys.OP_SEND_REQ_BATCHED: 2}
 SENDER_OUTPUT = {keys.OP_SEND: 1, keys.OP_SEND_REQ_BATCHED: 3}
 
 
@@ -66,13 +68,37 @@ class PeerClasses:
             if index is None:
                 found.add(value if value in self._inputs else None)
                 continue
-            moved = _moved(self._function.node[index])
+            moved = self._moved(index, value)
             if moved is None:
                 found.add(self._said_by(index, value))
             else:
                 todo.extend(name for name in moved if name not in seen)
                 seen.update(moved)
         return found
+
+    def _moved(self, index: int, value: str) -> list[str] | None:
+        """The values whose peers a node hands on as `value`; None when it hands on none."""
+        node = self._function.node[index]
+        received = RECEIVED_OUTPUT.get(node.op_type) if protos.is_wire(node) else None
+        if received is not None and node.output[received : received + 1] == [value]:
+            return list(node.input[:1])
+        if node.domain == keys.COMPOSITE_DOMAIN and node.op_type == keys.OP_UNBUNDLE:
+            return self._bundled(node.input[0], list(node.output).index(value))
+        return _moved(node)
+
+    def _bundled(self, composite: str, position: int) -> list[str] | None:
+        """The value that was put at a position of a composite; None when that can't be seen."""
+        seen: set[str] = set()
+        while composite not in seen and (index := self._maker.get(composite)) is not None:
+            seen.add(composite)
+            node = self._function.node[index]
+            if node.domain == keys.COMPOSITE_DOMAIN and node.op_type == keys.OP_BUNDLE:
+                return list(node.input[position : position + 1]) or None
+            moved = self._moved(index, composite)
+            if moved is None or len(moved) != 1:
+                return None
+            composite = moved[0]
+        return None
 
     def _said_by(self, index: int, value: str) -> str | None:
         node = self._function.node[index]

@@ -53,6 +53,10 @@ POST_PASS_NAMES = (
 # From here on the program is well-formed, and every pass has to leave it so.
 FIRST_SEAM = "validate"
 
+# Where every compile looks whether they did. One that fails is run again with a look behind
+# every pass, so that the one that broke the program is named; the good path stays fast.
+CHECKPOINTS = frozenset({"validate", "synthesize_wire_recvs", "validate_runtime_complete"})
+
 
 def body_pass_names() -> tuple[str, ...]:
     """The canonical passes with ours at their places."""

@@ -1,6 +1,6 @@
 """What has to hold between two passes, and who made or changed what.
 
-Rule: cheap and structural, linear in the size of what the last pass changed. A function whose
+Rule: cheap and structural, linear in the size of what changed since the last look. A function whose
 bytes did not change is not looked at again.
 """
 

@@ -89,9 +89,10 @@ def schema_of(domain: str, op_type: str, version: int) -> onnx.defs.OpSchema | N
 
 @cache
 def _of_schema(domain: str, op_type: str, version: int) -> Signature | None:
-    # Without an import the newest version answers, so that the missing import is the error.
-    newest = onnx.defs.onnx_opset_version() if domain != ONNX_ML_DOMAIN else UNBOUNDED
-    schema = schema_of(domain, op_type, version or newest)
+    # Without an import the version that the DSL records answers, so that the error is the
+    # missing import and not an unknown op.
+    assumed = keys.ONNX_OPSET_VERSION if domain != ONNX_ML_DOMAIN else UNBOUNDED
+    schema = schema_of(domain, op_type, version or assumed)
     if schema is None:
         return None
     single = onnx.defs.OpSchema.FormalParameterOption.Single

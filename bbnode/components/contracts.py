@@ -21,7 +21,7 @@ import onnx
 from bbnode.ir import codec
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
-from bbnode.ir.types import TENSOR_FLOAT, TypeNode
+from bbnode.ir.types import TENSOR, TENSOR_FLOAT, TypeNode
 from bbnode.ir.values import Metadata, PeerIdVec, ResponseBatch, SearchResults, Value
 
 
@@ -165,7 +165,12 @@ class Model(Component):
     """A trainable model. Parameters are one flat float32 vector, shape [P]."""
 
     ROLE = "Model"
-    storage: ClassVar[Mapping[str, TypeNode]] = {"*": TENSOR_FLOAT}
+    # What a loss takes as target (class numbers, or values) is the concrete's own matter.
+    storage: ClassVar[Mapping[str, TypeNode]] = {
+        "*": TENSOR_FLOAT,
+        "ComputeLoss.target": TENSOR,
+        "Evaluate.target": TENSOR,
+    }
 
     @abstractmethod
     def forward(self, ctx: OpContext, batch: Value) -> Value:

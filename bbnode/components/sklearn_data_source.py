@@ -7,6 +7,7 @@ on who has which example without a word, and no example is in two hands.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from bbnode.components.data_sources import Features, Labels, MemoryDataSource, permutation
 from bbnode.components.errors import DataUnavailable, InvalidComponentConfig
 from bbnode.components.registry import register_component
+from bbnode.ir.types import TENSOR_FLOAT, TENSOR_INT64, TypeNode
 
 Rows = npt.NDArray[np.int64]
 
@@ -60,6 +62,10 @@ class SklearnDataSource(MemoryDataSource):
 
     TYPE_NAME: ClassVar[str] = "bbnode.SklearnDataSource"
     Config: ClassVar[type] = SklearnDataSourceConfig
+    storage: ClassVar[Mapping[str, TypeNode]] = {
+        "NextBatch.batch": TENSOR_FLOAT,
+        "NextBatch.labels": TENSOR_INT64,
+    }
     config: SklearnDataSourceConfig
 
     def __init__(self, config: SklearnDataSourceConfig) -> None:

@@ -39,10 +39,9 @@ class UnknownTarget(InstallError):
     def __init__(self, target: str, known: Iterable[str]) -> None:
         self.target = target
         self.known = tuple(known)
-        listed = ", ".join(self.known) or "none"
-        super().__init__(
-            f"no target {target!r}{did_you_mean(target, self.known)}; there is: {listed}"
-        )
+        classes = [name.split("#")[0] for name in self.known]
+        hint = did_you_mean(target, [*self.known, *classes])
+        super().__init__(f"no target {target!r}{hint}; there is: {', '.join(self.known) or 'none'}")
 
 
 class SlotBindingConflict(InstallError):

@@ -54,7 +54,7 @@ class Op:
         return f"Op({self.name}: {self.op_type})"
 
 
-def _unbound(frame: Frame) -> Value:
+def _unbound(_frame: Frame) -> Value:
     raise RuntimeError("an op fires before its plan is complete")
 
 

@@ -237,7 +237,6 @@ class Inbound:
             )
         except _MaterializeFailed as error:
             self._refuse(peer, index, fill, "BackendMaterializeFailed", str(error))
-        rt.steps.extend(rt.neighbours.failed(peer, "undecodable payload", rt.now_ns))
         return None
 
     def _materialize(self, backend: Backend, node: TypeNode, fill: SlotFill) -> Value:

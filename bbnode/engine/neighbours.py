@@ -1,9 +1,10 @@
 """All tables about other peers, and what events mean for them.
 
 Rule: a connection clears a peer's record; a failed send and an envelope that can't be read are
-failures; an answer that was waited for is a success. Anything else that a peer sends is
-neither, or a flood would buy itself out of its cooldown. A peer that is down can be chosen
-again once its cooldown is over: otherwise nobody would ever find out that it is back.
+failures (a bad fill is not: its siblings in the same envelope must not suffer); an answer that
+was waited for is a success. Anything else that a peer sends is neither, or a flood would buy
+itself out of its cooldown. A peer that is down can be chosen again once its cooldown is over:
+otherwise nobody would ever find out that it is back.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Planner:
                 op.fire = fire
             ops.append(op)
             by_position[flat_op.position] = op
-        waits = _connect(flat, piece, by_position, ready_values)
+        waits = _connect(flat, by_position, ready_values)
         ops += self._surfaces(flat, piece, indices, by_position, ready_values, waits, len(ops))
         template.append(MISSING)  # scratch
         plan.ops = tuple(ops)
@@ -201,10 +201,7 @@ class Planner:
             self._add_site(build, recv_site(build, flat, plan, self._slots))
             return
         argument = SOURCE_ARGUMENTS.get(piece.source.op_type)
-        if argument is None:
-            value = 0
-        else:
-            value = build.attr_int(argument[0], minimum=argument[1])
+        value = 0 if argument is None else build.attr_int(argument[0], minimum=argument[1])
         if piece.source.op_type in SOURCE_ARGUMENTS:
             self.sources.append((piece.source.op_type, value, plan))
 
@@ -263,9 +260,7 @@ class Planner:
         return None
 
 
-def _connect(
-    flat: FlatFunction, piece: Slice, by_position: Mapping[int, Op], ready: set[str]
-) -> dict[int, int]:
+def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str]) -> dict[int, int]:
     """Set consumers; returns how many ops (or groups of relays) each op index waits for."""
     consumers: dict[int, list[Op]] = {position: [] for position in by_position}
     makers: dict[str, list[int]] = {}

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from onnx import FunctionProto, ModelProto
+from onnx import FunctionProto, ModelProto, TensorProto
 
 from bbnode.engine.bindings import SlotPlan, find_bindings
 from bbnode.engine.errors import InvalidArtifact, NotCompiled, UnknownTarget
@@ -85,6 +86,7 @@ def plan_program(model: ModelProto, targets: Sequence[str]) -> Program:
 
     Raises NotCompiled, UnknownTarget, SlotBindingConflict, InvalidArtifact.
     """
+    check_text(model, "the model")
     version = protos.get_meta(model, keys.COMPILED_KEY)
     if version != keys.COMPILED_CURRENT_VERSION:
         raise NotCompiled(
@@ -125,6 +127,22 @@ def plan_program(model: ModelProto, targets: Sequence[str]) -> Program:
         unsupported=(*planner.unsupported, *bootstraps),
         unreachable=tuple(planner.unreachable),
     )
+
+
+def check_text(message: Any, where: str) -> None:
+    """Raise InvalidArtifact when a text field of a protobuf is none.
+
+    protobuf hands out such a field as bytes, on which every later comparison would trip.
+    """
+    for descriptor, value in message.ListFields():
+        if descriptor.type == descriptor.TYPE_STRING:
+            texts = [value] if isinstance(value, str | bytes) else value
+            if not all(isinstance(text, str) for text in texts):
+                raise InvalidArtifact(where, f"field {descriptor.name!r} is no UTF-8 text")
+        elif descriptor.type == descriptor.TYPE_MESSAGE:
+            for child in [value] if hasattr(value, "ListFields") else value:
+                if not isinstance(child, TensorProto):
+                    check_text(child, where)
 
 
 def resolve_targets(model: ModelProto, targets: Sequence[str]) -> list[FunctionProto]:

@@ -141,7 +141,9 @@ class _Cutter:
         for position in reversed(left):
             self._precede(position, owned)
         left = self._follow([p for p in left if not any(p in mine for mine in owned)], owned)
-        owned[0].update(left)
+        for position in left:
+            owned[0].add(position)
+            self._add_needed(position, owned[0])
 
     def _follow(self, orphans: list[int], owned: list[set[int]]) -> list[int]:
         """Put orphans behind what they follow; those that follow nothing are given back."""

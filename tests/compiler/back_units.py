@@ -41,7 +41,9 @@ def meta(node: NodeProto, key: str) -> str | None:
 
 
 def control(node: NodeProto) -> list[str]:
-    return [name for name in (protos.get_meta(node, keys.CONTROL_AFTER_KEY) or "").split(",") if name]
+    return [
+        name for name in (protos.get_meta(node, keys.CONTROL_AFTER_KEY) or "").split(",") if name
+    ]
 
 
 def after(node: NodeProto) -> list[str]:
@@ -60,4 +62,8 @@ def sole(function: FunctionProto, op_type: str) -> NodeProto:
 def snapshot(unit: CompilationUnit) -> tuple[bytes, ...]:
     """Everything a pass may change."""
     parts = [main.SerializeToString(deterministic=True) for main in unit.partitions.values()]
-    return (unit.model.SerializeToString(deterministic=True), *parts, repr(unit.wire_edges).encode())
+    return (
+        unit.model.SerializeToString(deterministic=True),
+        *parts,
+        repr(unit.wire_edges).encode(),
+    )

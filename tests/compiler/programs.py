@@ -13,7 +13,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, helper
 from bbnode.compiler.admission import admit
 from bbnode.compiler.pipeline import load_pass
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, SlotBinding
-from bbnode.components.contracts import Aggregator, DataSource, Model, PeerSelector
+from bbnode.components.contracts import Aggregator, Backend, DataSource, Model, PeerSelector
 from bbnode.components.registry import register_component
 from bbnode.ir import keys, opset, protos, types
 from bbnode.ir.types import TypeNode
@@ -221,6 +221,7 @@ def _fake(contract: type, name: str, storage: Mapping[str, TypeNode] | None = No
     return register_component(type(name, (contract,), space))
 
 
+FakeBackend: Any = _fake(Backend, "FakeBackend")
 FakeModel: Any = _fake(Model, "FakeModel")
 DoubleModel: Any = _fake(Model, "DoubleModel", {"*": types.TENSOR_DOUBLE})
 FakeAggregator: Any = _fake(Aggregator, "FakeAggregator")

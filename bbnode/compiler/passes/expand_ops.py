@@ -29,6 +29,25 @@ _KIND_OF: dict[type, frozenset[int]] = {
     float: frozenset({AttributeProto.FLOAT, AttributeProto.INT}),
 }
 
+# The field that holds the value of each kind of attribute.
+_FIELD_OF = {
+    AttributeProto.INT: "i",
+    AttributeProto.INTS: "ints",
+    AttributeProto.FLOAT: "f",
+    AttributeProto.FLOATS: "floats",
+    AttributeProto.STRING: "s",
+    AttributeProto.STRINGS: "strings",
+    AttributeProto.TENSOR: "t",
+    AttributeProto.TENSORS: "tensors",
+    AttributeProto.GRAPH: "g",
+    AttributeProto.GRAPHS: "graphs",
+    AttributeProto.TYPE_PROTO: "tp",
+    AttributeProto.TYPE_PROTOS: "type_protos",
+    AttributeProto.SPARSE_TENSOR: "sparse_tensor",
+    AttributeProto.SPARSE_TENSORS: "sparse_tensors",
+}
+_NO_VALUE_FIELDS = frozenset({"name", "type", "doc_string", "ref_attr_name"})
+
 Made = Mapping[str, int]
 Expander = Callable[[NodeProto], int]
 
@@ -38,8 +57,8 @@ class ExpandOps:
 
     1. A reference to a defaulted attribute of the function becomes that default (`Constant` of
        a sub-Module); in functions that are still called it stays, for the call to give.
-    2. A missing attribute takes its default; a missing required one, one of the wrong kind, and
-       one that the op does not have are ExpansionFailed.
+    2. A missing attribute takes its default; a missing required one, one of the wrong kind, one
+       without its value, and one that the op does not have are ExpansionFailed.
     3. `Bundle` counts its parts, `Unbundle` its outputs; `Tee` and `Threshold` have to fit
        their outputs and inputs.
     4. A request's quorum is not larger than the cohort, where its size is known.
@@ -54,6 +73,7 @@ class ExpandOps:
                 expanded += resolve_defaults(function)
             made = flow.producers(function)
             for node in function.node:
+                _check_fields(node)
                 spec = opset.lookup_op(node.domain, node.op_type)
                 if spec is None:
                     continue
@@ -64,6 +84,19 @@ class ExpandOps:
                 if protos.is_wire(node, keys.OP_SEND_REQ_BATCHED):
                     _check_quorum(function, node, made)
         return {"expansion_count": expanded}
+
+
+def _check_fields(node: NodeProto) -> None:
+    for attribute in node.attribute:
+        kind = attribute.type
+        field = _FIELD_OF.get(kind, "")
+        held = {found.name for found, _ in attribute.ListFields()} - _NO_VALUE_FIELDS
+        # An empty list is a value and leaves no field; so does a reference.
+        may_be_empty = field.endswith("s") and field != "s"
+        fits = held == {field} or (not held and (may_be_empty or attribute.ref_attr_name))
+        if not field or not fits:
+            name = AttributeProto.AttributeType.Name(kind)
+            raise _failed(node, f"attribute {attribute.name!r} is {name}, but holds no such value")
 
 
 def _fill_defaults(node: NodeProto, spec: OpSpec) -> int:

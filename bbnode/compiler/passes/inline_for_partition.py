@@ -27,7 +27,8 @@ from bbnode.compiler.function_table import (
     calls_of,
     is_bootstrap,
 )
-from bbnode.compiler.inlining import merge_opsets, opsets_agree, splice
+from bbnode.compiler.inlining import merge_opsets, splice
+from bbnode.compiler.signatures import opset_versions
 from bbnode.compiler.slots import take_slots
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.ir import keys, protos, types
@@ -35,29 +36,33 @@ from bbnode.ir.types import TypeNode
 
 # Ten times the largest program that the compiler is made for. Calls of calls multiply: thirty
 # functions of two calls each would be a billion ops.
-MAX_INLINED_NODES = 200_000
+MAX_COPIED_NODES = 200_000
+# A pure body that is called from several places is worth one graph more, up to here.
+MAX_REPEATED_NODES = 4_096
 
 
-@dataclass(slots=True)
-class _Body:
-    """What is known of a function once everything it calls is."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What becomes of one function, known before anything is copied."""
 
-    function: FunctionProto
     touches_wire: bool
     pure_onnx: bool
     size: int  # nodes after inlining
+    chosen: list[tuple[NodeProto, FunctionKey]]  # calls that are inlined, in order
+    versions: dict[str, int]  # of the opsets that it imports after inlining
 
 
 class InlineForPartition:
     """Inlines three classes of function wherever they are called.
 
     1. Functions whose closure holds a wire op, so that partitioning sees it (the whole chain of
-       callers with them). One that makes the root larger than `MAX_INLINED_NODES`, or imports
-       another version of an opset, is ExpansionFailed or OpsetNotImported.
-    2. Functions whose closure is `ai.onnx` only, so that a backend sees one graph.
+       callers with them). One that imports another version of an opset is OpsetNotImported.
+    2. Functions whose closure is `ai.onnx` only, so that a backend sees one graph (up to
+       `MAX_REPEATED_NODES`).
     3. Functions that are called from one place.
     4. All others stay calls; functions that nothing calls any more leave the model.
-    5. Functions that call each other in a ring are CyclicGraph.
+    5. Functions that call each other in a ring are CyclicGraph; a program that takes more than
+       `MAX_COPIED_NODES` copies is ExpansionFailed.
     """
 
     name: ClassVar[str] = "inline_for_partition"
@@ -68,76 +73,76 @@ class InlineForPartition:
         calls = {key: [k for _, k in calls_of(f, table)] for key, f in table.items()}
         root_key = protos.function_key(unit.root)
         order = callees_first([root_key, *table], calls)
+        wire_before = sum(map(protos.is_wire, unit.root.node))
         sites = Counter(key for callees in calls.values() for key in callees)
-        done: dict[FunctionKey, _Body] = {}
-        inlined = surfaced = 0
+        plans: dict[FunctionKey, _Plan] = {}
+        copied = 0
         for key in order:
-            function = table[key]
-            if is_bootstrap(function):
-                continue
-            chosen = self._choose(function, table, done, sites)
-            for call, callee_key in chosen:
-                inlined += 1
-                surfaced += sum(protos.is_wire(node) for node in done[callee_key].function.node) * (
-                    key == root_key
-                )
-                _check_opsets(call, function, done[callee_key].function)
-            if chosen:
-                _inline(function, {c.name: done[k].function for c, k in chosen})
-            done[key] = _body(function, table, done)
+            if not is_bootstrap(table[key]):
+                plans[key] = plan = _plan(table[key], table, plans, sites)
+                copied += sum(plans[callee].size for _, callee in plan.chosen)
+                if copied > MAX_COPIED_NODES:
+                    raise _too_large(plan.chosen[0][0])
+        for key, plan in plans.items():
+            if plan.chosen:
+                _inline(table[key], {call.name: table[callee] for call, callee in plan.chosen})
         _drop_unused(unit)
-        return {"calls_inlined": inlined, "surfaced_wire_ops": surfaced}
-
-    @staticmethod
-    def _choose(
-        function: FunctionProto,
-        table: dict[FunctionKey, FunctionProto],
-        done: dict[FunctionKey, _Body],
-        sites: Counter[FunctionKey],
-    ) -> list[tuple[NodeProto, FunctionKey]]:
-        """The calls of one function that are inlined, in order."""
-        size = len(function.node)
-        chosen = []
-        for call, key in calls_of(function, table):
-            body = done.get(key)
-            if body is None:  # a bootstrap
-                continue
-            fits = size + body.size <= MAX_INLINED_NODES
-            if not fits and body.touches_wire:
-                raise ExpansionFailed(
-                    op_type=call.op_type,
-                    domain=call.domain,
-                    reason=f"inlining it makes more than {MAX_INLINED_NODES} ops",
-                    node_name=call.name,
-                    where=Where.of(call),
-                )
-            wanted = body.pure_onnx or sites[key] == 1
-            optional = wanted and fits and opsets_agree(function, body.function)
-            if body.touches_wire or optional:
-                chosen.append((call, key))
-                size += body.size
-        return chosen
+        return {
+            "calls_inlined": sum(len(plan.chosen) for plan in plans.values()),
+            "surfaced_wire_ops": sum(map(protos.is_wire, unit.root.node)) - wire_before,
+        }
 
 
-def _body(
+def _plan(
     function: FunctionProto,
     table: dict[FunctionKey, FunctionProto],
-    done: dict[FunctionKey, _Body],
-) -> _Body:
+    plans: dict[FunctionKey, _Plan],
+    sites: Counter[FunctionKey],
+) -> _Plan:
     touches_wire, pure_onnx = False, True
+    size = len(function.node)
+    chosen = []
+    versions = opset_versions(function.opset_import)
     for node in function.node:
-        callee = done.get(protos.call_key(node))
-        if callee is not None:
-            touches_wire = touches_wire or callee.touches_wire
-            pure_onnx = pure_onnx and callee.pure_onnx
-        else:
+        key = protos.call_key(node)
+        callee = plans.get(key)
+        if callee is None:  # no call, or one of a bootstrap
             touches_wire = touches_wire or protos.is_wire(node)
-            pure_onnx = pure_onnx and _is_plain(node) and protos.call_key(node) not in table
-    return _Body(
-        function=function,
-        touches_wire=touches_wire,
-        pure_onnx=pure_onnx,
-        size=len(function.node),
+            pure_onnx = pure_onnx and _is_plain(node) and key not in table
+            continue
+        touches_wire = touches_wire or callee.touches_wire
+        pure_onnx = pure_onnx and callee.pure_onnx
+        repeatable = callee.pure_onnx and callee.size <= MAX_REPEATED_NODES
+        wanted = sites[key] == 1 or repeatable
+        other = _other_version(versions, callee.versions)
+        if callee.touches_wire and other is not None:
+            raise OpsetNotImported(
+                domain=other,
+                version_used=callee.versions[other],
+                node_name=node.name,
+                where=Where.of(node),
+            )
+        if callee.touches_wire or (wanted and other is None):
+            chosen.append((node, key))
+            size += callee.size
+            versions.update(callee.versions)
+    return _Plan(
+        touches_wire=touches_wire, pure_onnx=pure_onnx, size=size, chosen=chosen, versions=versions
+    )
+
+
+def _other_version(versions: dict[str, int], wanted: dict[str, int]) -> str | None:
+    """A domain that both import, in different versions; None when one function can hold both."""
+    return next((d for d, version in wanted.items() if versions.get(d, version) != version), None)
+
+
+def _too_large(call: NodeProto) -> ExpansionFailed:
+    return ExpansionFailed(
+        op_type=call.op_type,
+        domain=call.domain,
+        reason=f"inlining what the program calls takes more than {MAX_COPIED_NODES} ops",
+        node_name=call.name,
+        where=Where.of(call),
     )
 
 
@@ -145,20 +150,6 @@ def _is_plain(node: NodeProto) -> bool:
     # `g.output` records a PassThrough, so a pure body has those as well.
     passes = node.domain == keys.SYSCALL_DOMAIN and node.op_type == "PassThrough"
     return passes or flow.is_graph_op(node)
-
-
-def _check_opsets(call: NodeProto, caller: FunctionProto, callee: FunctionProto) -> None:
-    if opsets_agree(caller, callee):
-        return
-    versions = {entry.domain: entry.version for entry in caller.opset_import}
-    for entry in callee.opset_import:
-        if versions.get(entry.domain, entry.version) != entry.version:
-            raise OpsetNotImported(
-                domain=entry.domain,
-                version_used=entry.version,
-                node_name=call.name,
-                where=Where.of(call),
-            )
 
 
 def _inline(function: FunctionProto, bodies: dict[str, FunctionProto]) -> None:
@@ -186,7 +177,7 @@ def _inline(function: FunctionProto, bodies: dict[str, FunctionProto]) -> None:
             if name not in known or after is not before:
                 known[name] = changed[name] = after
         take_slots(function, callee)
-        merge_opsets(function, callee)
+        merge_opsets(function, callee, spliced)
     flow.replace_nodes(function, nodes)
     protos.write_types(function, changed)
 

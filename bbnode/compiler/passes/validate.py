@@ -69,17 +69,21 @@ class Validate:
 def _check_op(
     node: NodeProto, table: Mapping[FunctionKey, FunctionProto], versions: Mapping[str, int]
 ) -> None:
-    where = Where.of(node)
     signature = signature_of(node, table, versions)
     if signature is None:
         if node.domain in CALL_DOMAINS:
             raise DanglingCall(
-                node_name=node.name, domain=node.domain, function=node.op_type, where=where
+                node_name=node.name, domain=node.domain, function=node.op_type, where=Where.of(node)
             )
-        raise UnknownOp(node_name=node.name, op_type=node.op_type, domain=node.domain, where=where)
+        raise UnknownOp(
+            node_name=node.name, op_type=node.op_type, domain=node.domain, where=Where.of(node)
+        )
     if versions.get(imported_domain(node), 0) < signature.version:
         raise OpsetNotImported(
-            domain=node.domain, version_used=signature.version, node_name=node.name, where=where
+            domain=node.domain,
+            version_used=signature.version,
+            node_name=node.name,
+            where=Where.of(node),
         )
     for kind, count, most in (
         ("inputs", len(node.input), signature.max_inputs),
@@ -87,12 +91,12 @@ def _check_op(
     ):
         if count > most:
             detail = f"{node.op_type} has at most {most} {kind}, here are {count}"
-            raise TypeConstraintFailed(op=node.name, detail=detail, where=where)
+            raise TypeConstraintFailed(op=node.name, detail=detail, where=Where.of(node))
     if protos.call_key(node) in table:
         return  # a call may leave inputs out: the body then sees an absent optional input
     for index, port in enumerate(signature.required_inputs):
         if index >= len(node.input) or not node.input[index]:
-            raise DanglingInput(node_name=node.name, input_name=port, where=where)
+            raise DanglingInput(node_name=node.name, input_name=port, where=Where.of(node))
 
 
 def _check_inputs(function: FunctionProto) -> None:

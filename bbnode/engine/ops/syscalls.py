@@ -52,7 +52,7 @@ def _constant(build: OpBuild) -> Fire:
     # Reached only by a Constant that waits for something; others are part of the frame's
     # template.
     value = constant_value(build)
-    return lambda frame: value
+    return lambda _frame: value
 
 
 @binds(ENGINE_DOMAIN, OP_ENTER)
@@ -111,7 +111,7 @@ def _gate(build: OpBuild) -> Fire:
 @binds(SYSCALL, "OnTrigger")
 def _on_trigger(build: OpBuild) -> Fire:
     build.arity(1, 1)
-    return lambda frame: TRIGGER
+    return lambda _frame: TRIGGER
 
 
 @binds(SYSCALL, "Tee")

@@ -1,0 +1,106 @@
+"""`insert_async_deadlines`: who carries a deadline, and what looks at it."""
+
+from __future__ import annotations
+
+from bbnode.compiler.unit import CompileOptions
+from bbnode.ir import keys, protos, types
+from tests.compiler.back_units import after, control, meta, of_type, sole, unit_until
+from tests.compiler.programs import (
+    BINDINGS,
+    Body,
+    federated_program,
+    nested_program,
+    node_making,
+    node_named,
+    run,
+    unit_of,
+)
+
+PASS = "insert_async_deadlines"
+SECOND = 1_000_000_000
+OPTIONS = CompileOptions(bindings=BINDINGS, per_hop_budget_ns=5 * SECOND)
+
+
+def test_everything_that_suspends_carries_a_deadline() -> None:
+    unit = unit_until(PASS, federated_program(), options=OPTIONS)
+    for main in unit.partitions.values():
+        for node in main.node:
+            waits = protos.is_role(node) or protos.is_wire(node)
+            assert meta(node, keys.DEADLINE_NS_KEY) == (str(5 * SECOND) if waits else None)
+
+
+def test_an_ops_own_deadline_and_delay_come_first() -> None:
+    body = Body("P", root=True)
+    t = body.input("t", types.TRIGGER)
+    body.syscall("Sleep", [t], ["slept"], duration_ns=60 * SECOND)
+    body.syscall("After", [t], ["later"], delay_ns=SECOND, meta={keys.DEADLINE_NS_KEY: "7"})
+    (main,) = unit_until(PASS, body, options=OPTIONS).partitions.values()
+    assert meta(node_making(main, "slept"), keys.DEADLINE_NS_KEY) == str(65 * SECOND)
+    assert meta(node_making(main, "later"), keys.DEADLINE_NS_KEY) == "7"
+
+
+def test_a_request_and_the_wait_for_its_answers_share_one_deadline() -> None:
+    for given, expected in ((0, 5 * SECOND), (9 * SECOND, 9 * SECOND)):
+        body = federated_program()
+        request = node_making(body.function, "round.req_id")
+        protos.set_attr(request, keys.ATTR_DEADLINE_NS, given)
+        server = unit_until(PASS, body, options=OPTIONS).partitions["server"]
+        request = sole(server, "SendReqBatched")
+        assert protos.get_attr(request, keys.ATTR_DEADLINE_NS) == expected
+        assert meta(request, keys.DEADLINE_NS_KEY) == str(expected)
+        assert meta(sole(server, "RecvRespBatched"), keys.DEADLINE_NS_KEY) == str(expected)
+
+
+def test_a_check_passes_the_first_input_through() -> None:
+    main = unit_until(PASS, federated_program(), options=OPTIONS).partitions["client"]
+    load = sole(main, "LoadParameters")
+    check = node_making(main, load.input[0])
+    assert check.op_type == "DeadlineCheck"
+    assert check.domain == keys.SYSCALL_DOMAIN
+    assert list(check.input) == [f"{sole(main, 'RecvReq').name}#backoff_rx_out"]
+    assert protos.get_attr(check, "deadline_ns") == 5 * SECOND
+    assert meta(check, keys.DEADLINE_CHECK_SOURCE_KEY) == load.name
+    assert meta(check, keys.DEADLINE_NS_KEY) is None
+    assert protos.value_types(main)[load.input[0]] is types.TENSOR_FLOAT
+    assert list(main.node).index(load) == list(main.node).index(check) + 1
+
+
+def test_an_op_without_inputs_waits_for_its_check_which_waits_for_the_same() -> None:
+    main = unit_until(PASS, federated_program(), options=OPTIONS).partitions["client"]
+    train = sole(main, "Train")
+    check = node_named(main, f"{train.name}#deadline")
+    assert not check.input
+    assert after(train) == [*after(check), check.output[0]]
+    assert control(check) == control(train) == [sole(main, "LoadParameters").name]
+    assert protos.value_types(main)[check.output[0]] is types.TRIGGER
+
+
+def test_an_optional_input_that_is_left_out_is_not_the_one_that_is_checked() -> None:
+    body = Body("P", root=True)
+    x = body.input("x", types.TENSOR_FLOAT)
+    body.op(keys.WIRE_DOMAIN, "SendResp", ["", x], [], name="odd",
+            meta={keys.DEADLINE_NS_KEY: "5", keys.HOME_CLASS_KEY: "@self"})  # fmt: skip
+    unit = unit_of(body)
+    unit.partitions = {"@self": unit.model.functions.pop(0)}
+    run(unit, PASS, options=OPTIONS)
+    assert list(node_named(unit.partitions["@self"], "odd").input) == ["", "odd#deadline_out"]
+
+
+def test_receivers_gates_and_checks_are_not_checked() -> None:
+    unit = unit_until(PASS, federated_program(), options=OPTIONS)
+    for main in unit.partitions.values():
+        checked = {meta(n, keys.DEADLINE_CHECK_SOURCE_KEY) for n in of_type(main, "DeadlineCheck")}
+        for node in main.node:
+            exempt = node.op_type in (*keys.RECV_OPS, *keys.GATE_OPS, "DeadlineCheck")
+            timed = meta(node, keys.DEADLINE_NS_KEY) is not None
+            assert (node.name in checked) == (timed and not exempt)
+
+
+def test_called_functions_are_treated_too_and_sends_keep_their_destination() -> None:
+    unit = unit_until(PASS, *nested_program(), options=OPTIONS)
+    stateful = next(f for f in unit.model.functions if f.name == "Stateful")
+    assert of_type(stateful, "DeadlineCheck")
+    send = sole(unit.partitions["server"], "Send")
+    assert send.input[0].endswith("#deadline_out")
+    assert meta(send, keys.DEST_SITE_NAME_PREFIX + send.input[0]) is not None
+    assert protos.get_attr(send, keys.DEST_SUFFIX_PREFIX + send.input[0]) is not None

@@ -1,0 +1,202 @@
+"""`partition_by_wire_ops`: who gets what, and under which name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from onnx import FunctionProto
+
+from bbnode.compiler.errors import CrossClassDataflow, CyclicGraph, Internal, UnpairedWireRequest
+from bbnode.compiler.ordering import program_order
+from bbnode.compiler.unit import CompilationUnit
+from bbnode.compiler.wire_pairs import wire_pairs
+from bbnode.ir import keys, protos, types
+from tests.compiler.back_units import meta, of_type, sole, unit_until
+from tests.compiler.programs import (
+    Body,
+    federated_program,
+    gossip_program,
+    nested_program,
+    node_making,
+    ring_program,
+    run,
+    unit_of,
+)
+
+PASS = "partition_by_wire_ops"
+
+
+def names(unit: CompilationUnit) -> dict[str, str]:
+    return {home: main.name for home, main in unit.partitions.items()}
+
+
+def test_each_class_gets_its_ops_inputs_outputs_slots_and_types() -> None:
+    unit = unit_until(PASS, federated_program())
+    assert list(unit.partitions) == ["client", "server"]
+    client, server = unit.partitions.values()
+    assert [n.op_type for n in client.node] == [
+        "RecvReq", "LoadParameters", "Train", "Params", "Bundle", "SendResp",
+    ]  # fmt: skip
+    assert (list(client.input), list(client.output)) == ([], [])
+    assert list(client.attribute) == ["local"]
+    assert protos.get_meta(client, keys.SLOT_ROLE_PREFIX + "local") == "Model|2"
+    assert (list(server.input), list(server.output)) == (["tick"], ["model", "info_out"])
+    assert list(server.attribute) == ["pick_client", "global", "fedavg"]
+    assert protos.get_meta(server, keys.TARGET_KEY) == "true"
+    assert protos.get_meta(server, keys.HOME_KEY) == "server"
+    declared = {info.name for info in client.value_info}
+    assert declared == {name for node in client.node for name in node.output}
+    assert not unit.model.functions
+
+
+def test_edges_name_both_ends_of_a_request_and_of_its_answer() -> None:
+    unit = unit_until(PASS, federated_program())
+    found = [(e.producer_class, e.consumer_class, e.value_name) for e in unit.wire_edges]
+    assert found == [
+        ("server", "client", "round.received"),
+        ("client", "server", "round.responses"),
+    ]
+    client, server = unit.partitions.values()
+    request, answer = unit.wire_edges
+    assert request.send_node == sole(server, "SendReqBatched").name
+    assert request.recv_node == sole(client, "RecvReq").name
+    assert answer.send_node == sole(client, "SendResp").name
+    assert answer.recv_node == sole(server, "RecvRespBatched").name
+
+
+def test_rings_and_sends_to_the_own_class() -> None:
+    ring = unit_until(PASS, ring_program())
+    hops = [(e.producer_class, e.consumer_class) for e in ring.wire_edges]
+    assert hops == [("a", "b"), ("b", "c"), ("c", "a")]
+    gossip = unit_until(PASS, gossip_program())
+    assert [(e.producer_class, e.consumer_class) for e in gossip.wire_edges] == [("peer", "peer")]
+
+
+def test_a_name_is_a_hash_of_content_without_source_lines() -> None:
+    first = names(unit_until(PASS, federated_program()))
+    assert all(re.fullmatch(rf"{home}#[0-9a-f]{{16}}", name) for home, name in first.items())
+    moved = federated_program()
+    for node in moved.function.node:
+        protos.set_meta(node, keys.SOURCE_LINE_KEY, "elsewhere.py:1")
+    assert names(unit_until(PASS, moved)) == first
+    for node in moved.function.node:
+        protos.del_meta(node, keys.SOURCE_LINE_KEY)
+    assert names(unit_until(PASS, moved)) == first
+
+
+def test_a_change_moves_the_name_of_the_class_it_is_on_and_no_other() -> None:
+    first = names(unit_until(PASS, federated_program()))
+    changed = federated_program()
+    protos.set_attr(node_making(changed.function, "stats"), "epochs", 9)
+    second = names(unit_until(PASS, changed))
+    assert second["client"] != first["client"]
+    assert second["server"] == first["server"]
+
+
+def test_a_change_in_a_called_function_moves_the_callers_name() -> None:
+    first = names(unit_until(PASS, *nested_program()))
+    root, pure, stateful, sender = nested_program()
+    stateful.function.node[0].op_type = "LoadParameters"
+    second = names(unit_until(PASS, root, pure, stateful, sender))
+    assert second["server"] != first["server"]
+    assert second["client"] == first["client"]
+
+
+def test_functions_that_no_main_calls_are_dropped_and_bootstraps_stay() -> None:
+    root, pure, stateful, sender = nested_program()
+    boot = Body("Nested__bootstrap")
+    protos.set_meta(boot.function, keys.MODULE_PHASE_KEY, keys.BOOTSTRAP_PHASE)
+    boot.syscall("Pulse", [], ["t"])
+    unit = unit_until(PASS, root, pure, stateful, sender, boot)
+    assert [f.name for f in unit.model.functions] == ["Stateful", "Nested__bootstrap"]
+
+
+def test_an_op_without_a_home_lives_on_the_roots() -> None:
+    body = Body("P", home="lone", root=True)
+    body.output("y", body.input("x", types.TENSOR_FLOAT))
+    unit = unit_of(body)
+    run(unit, PASS)
+    assert list(unit.partitions) == ["lone"]
+    assert meta(unit.partitions["lone"].node[0], keys.HOME_CLASS_KEY) == "lone"
+
+
+def test_an_empty_program_is_one_empty_partition() -> None:
+    unit = unit_of(Body("P", home="lone", root=True))
+    assert run(unit, PASS)["partition_count"] == 1
+
+
+def test_a_value_may_not_cross_classes_without_a_send() -> None:
+    body = Body("P", root=True)
+    x = body.input("x", types.TENSOR_FLOAT)
+    body.onnx("Relu", [x], ["a"], meta={keys.HOME_CLASS_KEY: "left"}, name="relu")
+    body.onnx("Neg", ["a"], ["b"], meta={keys.HOME_CLASS_KEY: "right"}, name="neg")
+    with pytest.raises(CrossClassDataflow) as caught:
+        run(unit_of(body), PASS)
+    error = caught.value
+    assert (error.node_name, error.home_a, error.home_b) == ("neg", "right", "left")
+    assert (error.value_b, error.producer_b) == ("a", "relu")
+
+
+# --- order ----------------------------------------------------------------------------------
+
+
+def _order(body: Body) -> list[str]:
+    nodes = body.function.node
+    return [nodes[index].name for index in program_order(nodes)]
+
+
+def test_program_order_keeps_recorded_order_and_moves_needs_up() -> None:
+    body = Body("P", root=True)
+    body.syscall("OnTrigger", ["late"], ["a"], name="reader")
+    body.syscall("Pulse", [], ["free"], name="free")
+    body.syscall("Pulse", [], ["late"], name="maker")
+    assert _order(body) == ["maker", "reader", "free"]
+
+
+def test_program_order_follows_after_and_control_edges() -> None:
+    body = Body("P", root=True)
+    body.syscall("Pulse", [], ["a"], name="first", meta={keys.CONTROL_AFTER_KEY: "third"})
+    body.syscall("Pulse", [], ["b"], name="second", after=["c"])
+    body.syscall("Pulse", [], ["c"], name="third")
+    assert _order(body) == ["third", "first", "second"]
+
+
+def test_a_ring_is_named() -> None:
+    body = Body("P", root=True)
+    body.syscall("OnTrigger", ["b"], ["a"], name="one")
+    body.syscall("OnTrigger", ["a"], ["b"], name="two")
+    with pytest.raises(CyclicGraph) as caught:
+        _order(body)
+    assert set(caught.value.involves) == {"one", "two"}
+
+
+# --- pairs ----------------------------------------------------------------------------------
+
+
+def _split(op_type: str) -> tuple[FunctionProto, list]:
+    unit = unit_until("synthesize_wire_recvs", federated_program())
+    kept = [node for node in unit.root.node if node.op_type != op_type]
+    assert len(kept) == len(unit.root.node) - 1
+    return unit.root, kept
+
+
+@pytest.mark.parametrize("missing", ["RecvReq", "RecvRespBatched"])
+def test_a_request_without_one_of_its_receivers_is_named(missing: str) -> None:
+    _, nodes = _split(missing)
+    with pytest.raises(UnpairedWireRequest) as caught:
+        wire_pairs(nodes)
+    assert caught.value.node_name in {"SendReqBatched_2", "SendResp_7"}
+
+
+def test_a_receiver_that_nothing_feeds_is_named() -> None:
+    _, nodes = _split("SendResp")
+    with pytest.raises(Internal, match="RecvRespBatched"):
+        wire_pairs(nodes)
+
+
+def test_two_receivers_of_one_index_are_refused() -> None:
+    unit = unit_until("synthesize_wire_recvs", gossip_program())
+    (recv,) = of_type(unit.root, "Recv")
+    with pytest.raises(Internal, match="one wire index"):
+        wire_pairs([*unit.root.node, type(recv).FromString(recv.SerializeToString())])

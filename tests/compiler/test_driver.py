@@ -1,0 +1,455 @@
+"""`Compiler`: the bind chain, options, stages, seams and reports, and the whole way through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import ModelProto
+
+from bbnode.compiler import CANONICAL_PASS_NAMES, Compiler, errors, pipeline
+from bbnode.compiler.errors import (
+    AlreadyCompiled,
+    BindingMismatch,
+    CompileError,
+    DuplicateFunction,
+    EmptyFunctionTable,
+    Internal,
+    IrVersionMismatch,
+    PassInvariantBroken,
+    StageFailed,
+    UnboundSlot,
+    UnknownStage,
+)
+from bbnode.compiler.unit import CompilationUnit, CompileOptions
+from bbnode.components.contracts import Model
+from bbnode.ir import keys, protos, types
+from bbnode.ir.errors import AuthorError, DeploymentError
+from tests.compiler import programs
+from tests.compiler.programs import BINDINGS, Body, model_of
+
+
+def compiler() -> Compiler:
+    made = Compiler()
+    for binding in BINDINGS:
+        made = made.bind(binding.role, binding.slot, binding.component)
+    return made
+
+
+class Stage:
+    """A user stage made of a function."""
+
+    def __init__(self, name: str, action: Callable[[ModelProto], Any]) -> None:
+        self.name = name
+        self._action = action
+
+    def run(self, model: ModelProto) -> None:
+        self._action(model)
+
+
+# --- the whole way --------------------------------------------------------------------------
+
+
+def test_a_round_becomes_one_model_with_a_target_per_class(federated: ModelProto) -> None:
+    before = federated.SerializeToString()
+    model, report = compiler().compile_with_report(federated)
+    assert federated.SerializeToString() == before
+    assert [t.partition("#")[0] for t in report.targets] == ["client", "server"]
+    assert all(len(t.partition("#")[2]) == 16 for t in report.targets)
+    assert protos.get_meta(model, keys.COMPILED_KEY) == keys.COMPILED_CURRENT_VERSION
+    server = report.targets[1]
+    assert (protos.get_meta(model, keys.binding_key(server, "global")) or "").startswith("Model|")
+    assert not model.graph.node
+    onnx.checker.check_model(model)
+
+
+def test_every_program_compiles_to_the_same_bytes_each_time(program: ModelProto) -> None:
+    made = compiler()
+    for slot in ("pick_a", "pick_b", "pick_c"):
+        made = made.bind_peer_selector(slot, programs.FakeSelector)
+    made = made.bind_backend("compute", programs.FakeBackend)
+    first = made.compile(program).SerializeToString(deterministic=True)
+    assert made.compile(program).SerializeToString(deterministic=True) == first
+
+
+def test_each_partition_is_a_compiled_model_of_its_own(federated: ModelProto) -> None:
+    parts = compiler().compile_partitions(federated)
+    assert sorted(name.partition("#")[0] for name in parts) == ["client", "server"]
+    for name, part in parts.items():
+        assert part.functions[0].name == name
+        assert protos.get_meta(part, keys.COMPILED_KEY) == "v1"
+        bound = [e.key for e in part.metadata_props if e.key.startswith(keys.BINDING_PREFIX)]
+        assert bound
+        assert all(key.startswith(keys.BINDING_PREFIX + name) for key in bound)
+
+
+def test_the_report_times_and_counts_every_pass(federated: ModelProto) -> None:
+    _, report = compiler().compile_with_report(federated)
+    assert tuple(one.name for one in report.passes) == pipeline.all_pass_names()
+    assert set(CANONICAL_PASS_NAMES) <= {one.name for one in report.passes}
+    assert all(one.ms >= 0 for one in report.passes)
+    assert report.counters()["compiler.wire_recvs_synthesized"] == 2
+    assert report.history == {}
+
+
+def test_explaining_says_which_pass_made_and_changed_a_node(federated: ModelProto) -> None:
+    _, report = compiler().compile_with_report(federated, explain=True)
+    recv = next(n for n in report.history if n.endswith("/RecvReq"))
+    assert report.history[recv].made_by == "synthesize_wire_recvs"
+    recorded = next(n.name for n in federated.functions[0].node if n.op_type == "Train")
+    assert report.history[recorded].made_by == ""
+    assert "infer_peer_classes" in report.history[recorded].changed_by
+    gates = [h for n, h in report.history.items() if h.made_by == "insert_dedup_gate_rx"]
+    assert gates
+
+
+def test_snapshots_show_the_program_between_passes(federated: ModelProto) -> None:
+    _, report = compiler().compile_with_report(
+        federated, snapshot_after=("validate", "partition_by_wire_ops")
+    )
+    assert [f.name for f in report.snapshots["validate"].functions] == ["Round"]
+    cut = report.snapshots["partition_by_wire_ops"].functions
+    assert [f.name.partition("#")[0] for f in cut] == ["client", "server"]
+    with pytest.raises(UnknownStage):
+        compiler().compile_with_report(federated, snapshot_after=("valdiate",))
+
+
+# --- bindings -------------------------------------------------------------------------------
+
+
+def test_a_compiler_is_immutable() -> None:
+    base = Compiler()
+    bound = base.bind_model("m", programs.FakeModel)
+    assert base.options.bindings == ()
+    assert len(bound.options.bindings) == 1
+    assert bound.bind_model("m", programs.FakeModel) is bound
+
+
+@pytest.mark.parametrize("role", ["backend", "model", "index", "aggregator", "codec",
+                                  "data_source", "peer_selector", "protocol"])  # fmt: skip
+def test_every_role_checks_its_contract(role: str) -> None:
+    bind = getattr(Compiler(), f"bind_{role}")
+    with pytest.raises(BindingMismatch, match="does not implement") as caught:
+        bind("slot", int)
+    assert caught.value.slot == "slot"
+    assert keys.snake_case(caught.value.role) == role
+
+
+def unregistered() -> Any:
+    methods = dict.fromkeys(Model.__abstractmethods__, lambda *_: None)
+    return type("Unregistered", (Model,), {**methods, "TYPE_NAME": "test.Unregistered"})
+
+
+@pytest.mark.parametrize(
+    ("component", "why"),
+    [
+        (Model, "lacks the methods apply_delta"),
+        (programs.FakeData, "does not implement Model"),
+        ("a.B", "is no class"),
+        (unregistered(), "is not registered"),
+        (type("Heir", (programs.FakeModel,), {}), "no TYPE_NAME of its own"),
+        (type("Thief", (programs.FakeModel,), {"TYPE_NAME": "test.FakeModel"}), "other class"),
+    ],
+)
+def test_a_class_that_can_not_fill_the_slot_is_refused(component: Any, why: str) -> None:
+    with pytest.raises(BindingMismatch, match=why) as caught:
+        Compiler().bind_model("m", component)
+    assert isinstance(caught.value, DeploymentError)
+
+
+def test_a_slot_is_bound_once_and_under_a_role_that_exists() -> None:
+    bound = Compiler().bind_model("m", programs.FakeModel)
+    with pytest.raises(BindingMismatch, match="already"):
+        bound.bind_model("m", programs.DoubleModel)
+    with pytest.raises(BindingMismatch, match="no such role"):
+        bound.bind("Oracle", "o", programs.FakeModel)
+    with pytest.raises(BindingMismatch, match="no slot name"):
+        bound.bind_model("", programs.FakeModel)
+
+
+def test_an_unbound_slot_names_the_call_that_mends_it(federated: ModelProto) -> None:
+    with pytest.raises(UnboundSlot, match=r"bind_") as caught:
+        Compiler().with_permissive_types().compile(federated)
+    assert isinstance(caught.value, DeploymentError)
+
+
+# --- what is no program ---------------------------------------------------------------------
+
+
+def test_what_is_no_recorded_model_is_refused(federated: ModelProto) -> None:
+    with pytest.raises(EmptyFunctionTable):
+        Compiler().compile(ModelProto(ir_version=keys.FRAMEWORK_IR_VERSION))
+    with pytest.raises(IrVersionMismatch) as caught:
+        Compiler().with_target_version(9).compile(federated)
+    assert (caught.value.expected, caught.value.got) == (9, keys.FRAMEWORK_IR_VERSION)
+    with pytest.raises(AlreadyCompiled):
+        compiler().compile(compiler().compile(federated))
+    federated.functions.append(federated.functions[0])
+    with pytest.raises(DuplicateFunction) as twice:
+        Compiler().compile(federated)
+    assert twice.value.function == "Round"
+    with pytest.raises(TypeError, match="ModelProto"):
+        Compiler().compile(b"")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("budget", [0, -1, 86_401 * 1_000_000_000])
+def test_a_budget_is_between_a_nanosecond_and_a_day(budget: int) -> None:
+    with pytest.raises(ValueError, match="per-hop"):
+        Compiler().with_per_hop_budget_ns(budget)
+
+
+def test_options_reach_the_passes(federated: ModelProto) -> None:
+    model = compiler().with_per_hop_budget_ns(77).compile(federated)
+    deadlines = {
+        protos.get_meta(n, keys.DEADLINE_NS_KEY)
+        for f in model.functions
+        for n in f.node
+        if n.op_type == keys.OP_SEND_REQ_BATCHED
+    }
+    assert deadlines == {"77"}
+
+
+def open_type() -> ModelProto:
+    body = Body("Open", root=True)
+    body.syscall("Record", [body.input("x")], [], name="R")
+    protos.set_attr(body.function.node[-1], "name", "x")
+    return model_of(body)
+
+
+def test_permissive_types_are_opt_in() -> None:
+    with pytest.raises(errors.UnresolvedType):
+        Compiler().compile(open_type())
+    Compiler().with_permissive_types().compile(open_type())
+
+
+# --- stages ---------------------------------------------------------------------------------
+
+
+def test_stages_run_once_per_partition_in_their_order(federated: ModelProto) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def note(name: str) -> Stage:
+        return Stage(name, lambda model: seen.append((name, model.functions[0].name[:6])))
+
+    made = compiler().push_back_stage(note("b")).push_back_stage(note("d"))
+    made = made.push_front_stage(note("a")).insert_stage(2, note("c")).insert_stage(99, note("e"))
+    _, report = made.compile_with_report(federated)
+    assert [name for name, _ in seen] == ["a", "a", "b", "b", "c", "c", "d", "d", "e", "e"]
+    assert {home for _, home in seen} == {"client", "server"}
+    names = [one.name for one in report.passes]
+    assert names.index("validate_runtime_complete") < names.index("a")
+    assert names.index("e") < names.index("stamp_compilation_metadata")
+
+
+def stamp(model: ModelProto) -> None:
+    protos.set_meta(model, "example.stamped", "yes")
+    for function in model.functions:
+        for node in function.node:
+            protos.set_meta(node, "example.trace", "on")
+
+
+def test_what_a_stage_changes_is_in_the_result(federated: ModelProto) -> None:
+    model = compiler().push_back_stage(Stage("stamp", stamp)).compile(federated)
+    assert protos.get_meta(model, "example.stamped") == "yes"
+    traced = {protos.get_meta(n, "example.trace") for f in model.functions for n in f.node}
+    assert traced == {"on"}
+
+
+def test_a_stage_that_raises_is_named(federated: ModelProto) -> None:
+    def fail(model: ModelProto) -> None:
+        raise KeyError("gone")
+
+    with pytest.raises(StageFailed, match="KeyError") as caught:
+        compiler().push_back_stage(Stage("flaky", fail)).compile(federated)
+    assert caught.value.stage == "flaky"
+    assert caught.value.target.startswith("client#")
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def drop_first(model: ModelProto) -> None:
+    del model.functions[0].node[0]
+
+
+def rename_main(model: ModelProto) -> None:
+    model.functions[0].name = "mine"
+
+
+def tangle(model: ModelProto) -> None:
+    first, last = model.functions[0].node[0], model.functions[0].node[-1]
+    protos.set_meta(first, keys.CONTROL_AFTER_KEY, last.name)
+    protos.set_meta(last, keys.CONTROL_AFTER_KEY, first.name)
+
+
+def unparsable(model: ModelProto) -> None:
+    protos.set_meta(model.functions[0].node[0], keys.DEADLINE_NS_KEY, "soon")
+
+
+def call_nothing(model: ModelProto) -> None:
+    model.functions[0].node.add(domain=keys.MODULE_DOMAIN, op_type="Gone", name="call")
+
+
+@pytest.mark.parametrize("action", [drop_first, rename_main, tangle, unparsable, call_nothing])
+def test_a_stage_that_breaks_the_program_is_named(
+    action: Callable[[ModelProto], None], federated: ModelProto
+) -> None:
+    with pytest.raises(PassInvariantBroken) as caught:
+        compiler().push_back_stage(Stage("breaker", action)).compile(federated)
+    assert caught.value.pass_name == "breaker"
+
+
+def test_stages_can_not_disagree_on_what_they_share() -> None:
+    model = model_of(*programs.nested_program())
+
+    def brand(part: ModelProto) -> None:
+        protos.set_meta(part, "example.owner", part.functions[0].name)
+
+    with pytest.raises(StageFailed, match="two ways"):
+        compiler().bind_backend("compute", programs.FakeBackend).push_back_stage(
+            Stage("brand", brand)
+        ).compile(model)
+
+
+def test_stages_are_removed_by_name_and_passes_disabled(federated: ModelProto) -> None:
+    made = compiler().push_back_stage(Stage("stamp", stamp)).without_stage("stamp")
+    assert made.stages == ()
+    _, report = (
+        made.without_stage("insert_dedup_gate_rx")
+        .without_stage("validate_runtime_complete")
+        .compile_with_report(federated)
+    )
+    assert "insert_dedup_gate_rx" not in [one.name for one in report.passes]
+    with pytest.raises(UnknownStage):
+        made.without_stage("stamp")
+    with pytest.raises(UnknownStage):
+        made.without_stage("merge_partitions_into_one")
+
+
+@pytest.mark.parametrize("name", ["validate", "", "twice", None])
+def test_a_stage_needs_a_name_of_its_own(name: Any) -> None:
+    made = Compiler().push_back_stage(Stage("twice", stamp))
+    with pytest.raises(UnknownStage):
+        made.push_back_stage(Stage(name, stamp))
+
+
+# --- seams ----------------------------------------------------------------------------------
+
+
+class _Breaking:
+    name = "analyze_wire_edges"
+
+    def __init__(self, action: Callable[[CompilationUnit], None]) -> None:
+        self._action = action
+
+    def run(self, unit: CompilationUnit, _: CompileOptions) -> dict[str, int]:
+        self._action(unit)
+        return {}
+
+
+def dangle(unit: CompilationUnit) -> None:
+    unit.partitions["server"].node[0].input.append("from_nowhere")
+
+
+def twice(unit: CompilationUnit) -> None:
+    nodes = unit.partitions["server"].node
+    nodes.add().CopyFrom(nodes[0])
+
+
+def lose_key(unit: CompilationUnit) -> None:
+    raise KeyError("x")
+
+
+@pytest.mark.parametrize(
+    ("action", "kind"),
+    [(dangle, PassInvariantBroken), (twice, PassInvariantBroken), (lose_key, Internal)],
+)
+def test_the_pass_that_breaks_the_program_is_named(
+    action: Callable[[CompilationUnit], None],
+    kind: type[CompileError],
+    federated: ModelProto,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = pipeline.load_pass
+
+    def load(name: str) -> Any:
+        return _Breaking(action) if name == _Breaking.name else real(name)
+
+    monkeypatch.setattr(pipeline, "load_pass", load)
+    with pytest.raises(kind, match="analyze_wire_edges"):
+        compiler().compile(federated)
+
+
+def test_a_pass_without_a_file_is_an_internal_error() -> None:
+    with pytest.raises(Internal, match="has no file"):
+        pipeline.load_pass("no_such_pass")
+
+
+def test_every_pass_of_the_table_loads() -> None:
+    for name in pipeline.all_pass_names():
+        assert type(pipeline.load_pass(name)).__dict__["name"] == name
+
+
+# --- errors ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_every_error_is_somebodys_fault_and_says_how_to_mend(name: str) -> None:
+    kind = getattr(errors, name)
+    if name in ("Where", "CompileError"):
+        return
+    assert issubclass(kind, CompileError)
+    assert issubclass(kind, AuthorError) != issubclass(kind, DeploymentError)
+    if name == "ValidationError":
+        return
+    assert kind.message is not CompileError.message
+    assert kind.mend is not CompileError.mend
+
+
+def test_an_errors_fields_are_fixed() -> None:
+    error = UnboundSlot(slot="s", role="DataSource", target="t")
+    with pytest.raises(AttributeError):
+        error.slot = "other"  # type: ignore[misc]
+    assert "bind_data_source('s'" in str(error)
+    error.__traceback__ = None  # contextlib and trio do this
+
+
+# --- chance ---------------------------------------------------------------------------------
+
+OPS = ("Neg", "Abs", "Add", "Send", "Constant")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(OPS), st.integers(0, 99), st.integers(0, 99)), max_size=12)
+)
+def test_random_programs_compile_twice_to_one_result_or_one_error(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    body = Body("Random", home="a", root=True)
+    values = [body.input("x", types.TENSOR_FLOAT)]
+    for number, (op_type, first, second) in enumerate(steps):
+        left, right = values[first % len(values)], values[second % len(values)]
+        out = f"v{number}"
+        if op_type == "Send":
+            peers = body.sample("b" if second % 2 else "a", f"p{number}",
+                                slot=f"pick{number}", after=[left])  # fmt: skip
+            body.send(left, peers, out)
+        elif op_type == "Constant":
+            tensor = onnx.helper.make_tensor(out, onnx.TensorProto.FLOAT, [1], [float(number)])
+            body.syscall("Constant", [], [out], value=tensor, kinds=[types.TENSOR_FLOAT])
+        else:
+            body.onnx(op_type, [left, right] if op_type == "Add" else [left], [out])
+        values.append(out)
+    model = model_of(body)
+    made = Compiler().bind_backend("compute", programs.FakeBackend)
+    for number in range(len(steps)):
+        made = made.bind_peer_selector(f"pick{number}", programs.FakeSelector)
+    results = []
+    for _ in range(2):
+        try:
+            results.append(made.compile(model).SerializeToString(deterministic=True))
+        except errors.CrossClassDataflow as error:
+            results.append(str(error).encode())
+    assert results[0] == results[1]

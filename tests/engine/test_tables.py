@@ -1,0 +1,248 @@
+"""The framework tables, each alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multiaddr import Multiaddr
+
+from bbnode.engine import backoff_table, errors, peer_governor, requests
+from bbnode.engine.address_book import MAX_ADDRESSES_PER_PEER, AddressBook
+from bbnode.engine.backoff_table import BackoffTable, delay_for
+from bbnode.engine.inbound_dedup import InboundDedup
+from bbnode.engine.peer_governor import BlockReason, Change, Health, PeerGovernor
+from bbnode.engine.requests import Cohort, CohortState, Happening, RequestsTable, Verdict
+from bbnode.engine.rng import SplitMix64, mix64, program_rng, wire_ids
+from bbnode.engine.scheduler import Scheduler, TimerKind
+from tests.engine.support import MS, S, peer
+
+
+def address(i: int) -> Multiaddr:
+    return Multiaddr(f"/ip4/10.0.{i // 256}.{i % 256}/tcp/1")
+
+
+def test_backoff_doubles_from_10_ms_to_60_s() -> None:
+    assert [delay_for(n) for n in (1, 2, 3, 13)] == [10 * MS, 20 * MS, 40 * MS, 40_960 * MS]
+    assert delay_for(14) == delay_for(1_000_000) == 60 * S
+    table = BackoffTable()
+    assert table.should_retry(peer(1), 0)
+    table.record_failure(peer(1), 100)
+    table.record_failure(peer(1), 100)
+    assert table.get(peer(1)) == backoff_table.Backoff(attempts=2, next_retry_ns=100 + 20 * MS)
+    assert not table.should_retry(peer(1), 100 + 20 * MS - 1)
+    assert table.should_retry(peer(1), 100 + 20 * MS)
+    table.record_success(peer(1))
+    assert table.get(peer(1)) is None
+    assert table.should_retry(peer(1), 0)
+
+
+def test_five_failures_in_a_row_are_down_and_one_success_is_up() -> None:
+    governor = PeerGovernor()
+    changes = [governor.record_failure(peer(1)) for _ in range(7)]
+    assert changes == [None, None, None, None, Change.WENT_DOWN, None, None]
+    assert governor.health(peer(1)) is Health.DOWN
+    assert governor.any_down()
+    assert governor.record_success(peer(1)) is Change.CAME_UP
+    assert governor.record_success(peer(1)) is None
+    assert not governor.any_down()
+    for _ in range(4):
+        governor.record_failure(peer(1))
+    governor.record_success(peer(1))
+    assert [governor.record_failure(peer(1)) for _ in range(4)] == [None] * 4
+
+
+def test_every_state_has_a_move_for_every_outcome() -> None:
+    moves = peer_governor.TRANSITIONS
+    assert set(moves) == {(h, o) for h in Health for o in peer_governor.Outcome}
+    assert set(requests.TRANSITIONS) == {(CohortState.OPEN, h) for h in Happening}
+
+
+def test_lists_decide_before_cooldown() -> None:
+    governor, backoff = PeerGovernor(), BackoffTable()
+    backoff.record_failure(peer(1), 0)
+    assert governor.check_outbound(peer(1), backoff, 1) is BlockReason.COOLDOWN
+    assert governor.check_inbound(peer(1)) is None
+    governor.allow_only([peer(2)])
+    assert governor.check_outbound(peer(1), backoff, 1) is BlockReason.NOT_ALLOWLISTED
+    governor.block(peer(2))
+    assert governor.check_inbound(peer(2)) is BlockReason.BLOCKLISTED
+    governor.unblock(peer(2))
+    governor.allow_only(None)
+    assert governor.check_inbound(peer(2)) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
+def test_the_number_of_peers_that_are_down_is_kept_right(events) -> None:
+    governor = PeerGovernor(threshold=2)
+    for who, ok in events:
+        (governor.record_success if ok else governor.record_failure)(peer(who))
+        down = [i for i in range(4) if governor.health(peer(i)) is Health.DOWN]
+        assert governor.any_down() is bool(down)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 1))))
+def test_dedup_remembers_the_last_names(messages) -> None:
+    window = InboundDedup(window=5)
+    seen: list = []
+    for who, number, site in messages:
+        name = (peer(who), number, site)
+        assert window.record(*name) is (name in seen)
+        if name not in seen:
+            seen = [*seen, name][-5:]
+        assert len(window) == len(seen)
+
+
+def test_an_address_book_counts_references() -> None:
+    book = AddressBook()
+    with pytest.raises(errors.InvalidOperand):
+        book.add_peer(peer(1), [])
+    book.add_peer(peer(1), [address(1)])
+    book.add_peer(peer(1), [address(2), address(1)])
+    assert book.lookup(peer(1)) == (address(1), address(2))
+    book.drop_peer(peer(1))
+    assert peer(1) in book
+    book.forget_address(peer(1), address(1))
+    book.register_address(peer(1), address(3))
+    assert book.lookup(peer(1)) == (address(2), address(3))
+    book.drop_peer(peer(1))
+    assert peer(1) not in book
+    assert book.lookup(peer(1)) == ()
+    book.drop_peer(peer(1))
+
+
+def test_a_full_book_forgets_hearsay_and_keeps_what_was_added() -> None:
+    book = AddressBook(max_peers=2)
+    book.observe(peer(1), address(1))
+    book.add_peer(peer(2), [address(2)])
+    assert book.observe(peer(3), address(3))
+    assert peer(1) not in book
+    book.add_peer(peer(3), [address(3)])
+    assert not book.observe(peer(4), address(4))
+    with pytest.raises(errors.AddressBookFull):
+        book.add_peer(peer(4), [address(4)])
+    for i in range(MAX_ADDRESSES_PER_PEER - 1):
+        book.register_address(peer(2), address(100 + i))
+    with pytest.raises(errors.AddressBookFull):
+        book.register_address(peer(2), address(99))
+
+
+def test_a_book_goes_out_and_comes_back() -> None:
+    book = AddressBook()
+    book.add_peer(peer(1), [address(1), address(2)])
+    again = AddressBook()
+    again.load(book.export())
+    assert again.export() == book.export()
+
+
+def test_timers_mature_in_order_and_can_be_cancelled() -> None:
+    timers = Scheduler()
+    made = [timers.set(when, TimerKind.INTERVAL, i) for i, when in enumerate((5, 3, 5, 9))]
+    timers.cancel(made[1])
+    timers.cancel(made[1])
+    assert len(timers) == 3
+    assert timers.next_deadline() == 5
+    assert [t.key for t in timers.matured(5)] == [0, 2]
+    assert timers.matured(5) == []
+    assert timers.next_deadline() == 9
+    timers.cancel(made[3])
+    assert timers.next_deadline() is None
+
+
+def test_cancelled_timers_do_not_pile_up() -> None:
+    timers = Scheduler()
+    for i in range(10_000):
+        timers.cancel(timers.set(1000 + i, TimerKind.INTERVAL, i))
+    assert len(timers._heap) < 200
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=200))
+def test_timers_behave_like_a_sorted_list(plan) -> None:
+    timers = Scheduler()
+    expected = []
+    for order, (when, dropped) in enumerate(plan):
+        timer = timers.set(when, TimerKind.INTERVAL, order)
+        if dropped:
+            timers.cancel(timer)
+        else:
+            expected.append((when, order))
+    expected.sort()
+    got = []
+    for now in range(21):
+        got += [(t.when_ns, t.key) for t in timers.matured(now)]
+        assert len(timers) == len(expected) - len(got)
+    assert got == expected
+
+
+def cohort(asked, needed) -> Cohort:
+    return Cohort(
+        wire_req_id=7, request_id=1, execution=1, name="r", needed=needed, site=1,
+        asked=tuple(sorted(peer(i) for i in asked)), opened_ns=0, deadline_ns=10,
+    )  # fmt: skip
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(0, 5),
+    st.lists(st.one_of(st.integers(0, 6), st.just("deadline"), st.just("end")), max_size=20),
+)
+def test_a_cohort_closes_once_whatever_happens(size, quorum, happenings) -> None:
+    """Against a model: the set of those that answered, and whether it is closed."""
+    table = RequestsTable()
+    made = table.open(cohort(range(size), requests.needed_answers(quorum, size)))
+    answered: dict = {}
+    state = CohortState.OPEN
+    for what in happenings:
+        closed = state is not CohortState.OPEN
+        if what == "deadline":
+            assert (table.deadline(7) is None) is closed
+            if not closed:
+                enough = len(answered) >= (quorum or size)
+                state = CohortState.QUORUM if enough else CohortState.BELOW_QUORUM
+        elif what == "end":
+            assert (table.abandon(7) is None) is closed
+            state = CohortState.ABANDONED if not closed else state
+        else:
+            verdict = table.answer(7, peer(what), what)
+            if closed:
+                assert verdict is Verdict.LATE
+            elif what >= size:
+                assert verdict is Verdict.STRANGER
+            elif what in answered:
+                assert verdict is Verdict.DUPLICATE
+            else:
+                answered[what] = what
+                last = len(answered) == size
+                assert verdict is (Verdict.COMPLETE if last else Verdict.ACCEPTED)
+                state = CohortState.ALL_ANSWERED if last else state
+        assert made.state is state
+        assert len(table) == (state is CohortState.OPEN)
+    batch = made.batch()
+    assert [who for who, _ in batch.responses] == sorted(peer(i) for i in answered)
+    assert sorted([*batch.peers, *batch.missing]) == list(made.asked)
+    assert table.answer(8, peer(0), 0) is Verdict.UNKNOWN
+
+
+def test_a_cohort_that_asks_nobody_closes_at_once() -> None:
+    table = RequestsTable()
+    assert table.open(cohort([], 0)).state is CohortState.ALL_ANSWERED
+    assert len(table) == 0
+
+
+def test_splitmix_gives_the_numbers_of_its_paper() -> None:
+    # First outputs for seed 0 and 1234567, as the reference C code prints them.
+    stream = SplitMix64(0, position=-1)
+    assert [stream.next_u64() for _ in range(3)] == [
+        0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F,
+    ]  # fmt: skip
+    assert mix64(1234567) == 6457827717110365317
+
+
+def test_ids_differ_between_peers_and_lives() -> None:
+    streams = [
+        wire_ids(peer(1).to_bytes(), 1), wire_ids(peer(1).to_bytes(), 2),
+        wire_ids(peer(2).to_bytes(), 1), program_rng(0, 1, peer(1).to_bytes()),
+        program_rng(0, 2, peer(1).to_bytes()), program_rng(1, 1, peer(1).to_bytes()),
+    ]  # fmt: skip
+    drawn = [stream.next_u64() for stream in streams for _ in range(500)]
+    assert len(set(drawn)) == len(drawn)
