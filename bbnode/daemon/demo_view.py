@@ -53,7 +53,7 @@ class DemoView:
     def note(self, text: str) -> None:
         """Say something that happened."""
         if self._live is None:
-            self._console.print(Text(text))
+            self._console.print(Text(text), soft_wrap=True)
         elif not self._notes or self._notes[-1] != text:
             self._notes.append(text)
 
@@ -71,7 +71,7 @@ class DemoView:
         self._running = None
         self._rows.append(row)
         if self._live is None:
-            self._console.print(Text(self._line(row)))
+            self._console.print(Text(self._line(row)), soft_wrap=True)
 
     def _line(self, row: Mapping[str, Any]) -> str:
         head = f"round {row['round']:>3}/{self._total}"
