@@ -58,12 +58,15 @@ class ControlClient:
         return _result(wire.parse_answer(self._read_line(cmd), self._number))
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Yield events until the daemon ends; the client is used up by this.
+        """Subscribe now; the iterator ends with the daemon, and uses the client up.
 
         Each is the whole line: the event under "event", the number lost under "dropped".
         """
         self.call("events")
         self._open().settimeout(None)
+        return self._read_events()
+
+    def _read_events(self) -> Iterator[dict[str, Any]]:
         while True:
             try:
                 line = self._read_line("events")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import signal
 import socket
 import tempfile
@@ -85,20 +85,24 @@ class Events:
 
 def start(*nodes: DemoNode) -> None:
     """Start daemons at once, and return when each has said that it is ready."""
-    with contextlib.ExitStack() as stack:
-        told = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        wait_for_ready(Path(folder), len(nodes)) as environment,
+    ):
         for node in nodes:
-            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-            listener.settimeout(PATIENCE_S)
-            address = stack.enter_context(tempfile.TemporaryDirectory()) + "/notify"
-            listener.bind(address)
-            node.start(notify_socket=Path(address))
-            told.append((node, listener))
-        for node, listener in told:
-            try:
-                assert b"READY=1" in listener.recv(4096)
-            except TimeoutError:
-                raise AssertionError(f"{node.name}: {node.log.read_text()}") from None
+            node.start(notify_socket=Path(environment["NOTIFY_SOCKET"]))
+
+
+@contextmanager
+def wait_for_ready(folder: Path, count: int) -> Iterator[dict[str, str]]:
+    """Give an environment to start `count` daemons with; leave when all have said READY=1."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.settimeout(PATIENCE_S)
+        address = folder / "notify"
+        listener.bind(str(address))
+        yield {**os.environ, "NOTIFY_SOCKET": str(address)}
+        while count:
+            count -= listener.recv(4096).startswith(b"READY=1")
 
 
 def stop(node: DemoNode) -> None:

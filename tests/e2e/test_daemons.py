@@ -97,3 +97,17 @@ def test_status_tells_who_is_connected(cluster: Cluster) -> None:
     assert status["invoke"][0]["done"] >= 1
     key = cluster.server.state_dir / "identity.key"
     assert key.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_second_signal_ends_a_daemon_at_once(cluster: Cluster) -> None:
+    server, frozen = cluster.server, cluster.clients[0]
+    start(*cluster.all)
+    assert server.process is not None
+    assert frozen.process is not None
+    # A peer that does not answer the goodbye keeps a graceful stop busy for its grace.
+    os.kill(frozen.process.pid, signal.SIGSTOP)
+    with cluster.events(server) as events:
+        server.process.terminate()
+        events.until(lambda e: e["type"] == "stopping")
+        server.process.terminate()
+    assert server.process.wait(timeout=5.0) == 128 + signal.SIGTERM

@@ -1,0 +1,268 @@
+"""The picture: all of the program is in it, nothing covers anything, nothing leaves its place."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from itertools import combinations, pairwise
+
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bbnode.daemon.picture import PictureTooLarge, program, to_html, to_svg
+from bbnode.daemon.picture.columns import ITEM_GAP, place
+from bbnode.daemon.picture.geometry import Layout, Rect
+from bbnode.daemon.picture.layout import lay_out
+from bbnode.daemon.picture.program import read
+from bbnode.daemon.picture.rows import rows_of, without_implied
+from bbnode.daemon.picture.text import clean, duration, fit, width_of
+from bbnode.ir import keys, protos
+from tests.daemon.views import federated, relay
+
+MODELS = {"federated": lambda: federated()[0], "relay": relay}
+
+
+@pytest.fixture(params=sorted(MODELS))
+def model(request: pytest.FixtureRequest) -> onnx.ModelProto:
+    return MODELS[request.param]()
+
+
+@pytest.fixture
+def placed(model: onnx.ModelProto) -> Layout:
+    return lay_out(read(model))
+
+
+def covers(a: Rect, b: Rect) -> bool:
+    return (
+        a.x < b.x + b.width
+        and b.x < a.x + a.width
+        and a.y < b.y + b.height
+        and b.y < a.y + a.height
+    )
+
+
+def whole(box) -> Rect:
+    top = box.above[0].y if box.above else box.rect.y
+    bottom = max(r.y + r.height for r in (box.rect, *box.below))
+    return Rect(box.rect.x, top, box.rect.width, bottom - top)
+
+
+# --- content -------------------------------------------------------------------------------
+
+
+def test_every_op_is_a_box_or_on_one(model: onnx.ModelProto) -> None:
+    found = read(model)
+    mains = [f for f in model.functions if protos.get_meta(f, keys.TARGET_KEY) is not None]
+    assert [panel.ops for panel in found.panels] == [len(main.node) for main in mains]
+    for panel, main in zip(found.panels, mains, strict=True):
+        numbers = {box.number for box in panel.boxes}
+        for index, node in enumerate(main.node):
+            on_another = node.op_type in keys.GATE_OPS or node.op_type == keys.OP_DEADLINE_CHECK
+            assert (index + 1 in numbers) != on_another
+        gates = [pill.label for box in panel.boxes for pill in (*box.before, *box.behind)]
+        assert sorted(gates) == sorted(n.op_type for n in main.node if n.op_type in keys.GATE_OPS)
+        checks = sum(n.op_type == keys.OP_DEADLINE_CHECK for n in main.node)
+        assert sum(bool(box.deadline) for box in panel.boxes) == checks
+
+
+def test_boxes_say_slot_component_and_settings() -> None:
+    client, server = read(federated()[0]).panels
+    train = next(box for box in client.boxes if box.title == "Train")
+    assert train.lines == ("local · OnnxModel", "epochs=5, batch=32")
+    assert (train.role, train.deadline) == ("Model", "30 s")
+    recv = next(box for box in client.boxes if box.title == "RecvReq")
+    assert recv.lines == ("round ← server",)
+    assert [pill.label for pill in recv.behind] == [
+        "DedupGateRx", "PeerHealthGateRx", "BackoffGateRx",
+    ]  # fmt: skip
+    graph = next(box for box in server.boxes if box.kind == "backend")
+    assert graph.lines == ("compute · OrtBackend", "ArgMax, Equal, Cast, ReduceMean")
+    assert {box.title for box in server.boxes if box.kind == "output"} == {
+        "accuracy", "loss", "stats", "model",
+    }  # fmt: skip
+    assert [slot.slot for slot in server.slots][:3] == ["cohort", "global", "fedavg"]
+
+
+def test_wires_join_the_ops_that_talk() -> None:
+    found = read(relay())
+    classes = [panel.title for panel in found.panels]
+    ends = {wire.label: (classes[wire.source[0]], classes[wire.target[0]]) for wire in found.wires}
+    assert ends == {
+        "weights · Tensor.FLOAT": ("coordinator", "worker"),
+        "gossip · Tensor.FLOAT": ("worker", "worker"),
+        "update · Tensor.FLOAT": ("worker", "relay"),
+        "n · Metadata": ("worker", "relay"),
+        "mean · Tensor.FLOAT": ("relay", "coordinator"),
+    }
+    for wire in found.wires:
+        send = found.panels[wire.source[0]].boxes[wire.source[1]]
+        recv = found.panels[wire.target[0]].boxes[wire.target[1]]
+        assert (send.title, recv.title) == ("Send", "Recv")
+
+
+def test_a_program_that_nobody_could_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "MAX_BOXES", 36)
+    with pytest.raises(PictureTooLarge, match=r"37 ops.*at most 36"):
+        to_svg(federated()[0])
+
+
+# --- layout --------------------------------------------------------------------------------
+
+
+def test_no_box_covers_another_and_all_are_inside_of_their_panel(placed: Layout) -> None:
+    for panel in placed.panels:
+        boxes = [whole(box) for box in panel.boxes]
+        assert not any(covers(a, b) for a, b in combinations(boxes, 2))
+        for box in boxes:
+            assert panel.rect.x < box.x
+            assert box.x + box.width < panel.rect.x + panel.rect.width
+            assert panel.rect.y + panel.header_height < box.y
+            assert box.y + box.height < panel.rect.y + panel.rect.height
+        chips = [chip.rect for chip in panel.chips]
+        assert not any(covers(a, b) for a, b in combinations(chips, 2))
+        assert all(c.x + c.width <= panel.rect.x + panel.rect.width for c in chips)
+    assert not any(covers(a.rect, b.rect) for a, b in combinations(placed.panels, 2))
+    right = max(p.rect.x + p.rect.width for p in placed.panels)
+    assert right < placed.width
+
+
+def test_lines_lead_down_and_run_below_no_box(placed: Layout) -> None:
+    for panel in placed.panels:
+        where = {box.box.key: whole(box) for box in panel.boxes}
+        for edge in panel.edges:
+            heights = [y for _, y in edge.points]
+            assert heights == sorted(heights)
+            source, target = where[edge.source], where[edge.target]
+            assert heights[0] == pytest.approx(source.y + source.height)
+            assert heights[-1] == pytest.approx(target.y)
+            for (x0, y0), (x1, y1) in pairwise(edge.points):
+                if x0 == x1:  # upright, past a row; curves are in the gaps
+                    line = Rect(x0 - 1, y0 + 0.1, 2, y1 - y0 - 0.2)
+                    assert not any(covers(line, box) for box in where.values())
+
+
+def test_wires_run_around_boxes_and_share_no_track(placed: Layout) -> None:
+    boxes = [whole(box) for panel in placed.panels for box in panel.boxes]
+    level: list[tuple[float, float, float]] = []
+    for wire in placed.wires:
+        assert wire.points[0][1] < wire.points[-1][1]
+        for (x0, y0), (x1, y1) in pairwise(wire.points):
+            assert x0 == x1 or y0 == y1
+            line = Rect(min(x0, x1), min(y0, y1) + 0.1, abs(x1 - x0), abs(y1 - y0) - 0.2)
+            assert not any(covers(line, box) for box in boxes)
+            if y0 == y1:
+                level.append((y0, min(x0, x1), max(x0, x1)))
+    for (y0, left0, right0), (y1, left1, right1) in combinations(level, 2):
+        assert y0 != y1 or right0 <= left1 or right1 <= left0
+    labels = [wire.label for wire in placed.wires]
+    assert not any(covers(a, b) for a, b in combinations(labels, 2))
+    assert not any(covers(label, panel.rect) for label in labels for panel in placed.panels)
+
+
+edges_of = st.integers(1, 14).flatmap(
+    lambda count: st.tuples(
+        st.just(count),
+        st.lists(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)), max_size=30),
+    )
+)
+
+
+@given(edges_of)
+def test_rows_lead_down_but_for_edges_that_close_a_ring(graph) -> None:
+    count, edges = graph
+    rows = rows_of(count, edges)
+    forward = [(s, t) for s, t in edges if s < t]
+    assert all(rows[s] < rows[t] for s, t in forward if set(edges) == set(forward))
+    assert len(rows) == count
+    assert min(rows) >= 0
+
+
+@given(edges_of)
+def test_columns_keep_their_distance(graph) -> None:
+    count, edges = graph
+    down = sorted({(s, t) for s, t in edges if s < t})
+    rows = rows_of(count, down)
+    widths = [40.0 + 10 * (box % 3) for box in range(count)]
+    found = place(range(count), rows, widths, down)
+    assert set(found.centres) == set(range(count))
+    for a, b in combinations(range(count), 2):
+        if rows[a] == rows[b]:
+            apart = abs(found.centres[a] - found.centres[b])
+            assert apart >= (widths[a] + widths[b]) / 2 + ITEM_GAP - 1e-6
+    for box, centre in found.centres.items():
+        assert centre - widths[box] / 2 >= -1e-6
+        assert centre + widths[box] / 2 <= found.width + 1e-6
+    for (source, target), points in zip(down, found.points, strict=True):
+        assert [row for row, _ in points] == list(range(rows[source] + 1, rows[target]))
+
+
+def test_an_edge_that_others_imply_is_not_drawn() -> None:
+    rows = [0, 1, 2, 1]
+    edges = [(0, 1), (1, 2), (0, 2), (0, 3)]
+    assert without_implied(rows, edges, {(0, 2), (0, 3)}) == {(0, 3)}
+
+
+def test_a_straight_chain_is_drawn_straight() -> None:
+    found = place(range(4), [0, 1, 2, 3], [50.0] * 4, [(0, 1), (1, 2), (2, 3)])
+    assert len(set(found.centres.values())) == 1
+
+
+# --- text ----------------------------------------------------------------------------------
+
+
+def test_svg_is_well_formed_and_the_same_each_time(model: onnx.ModelProto) -> None:
+    drawn = to_svg(model)
+    assert drawn == to_svg(model)
+    root = ET.fromstring(drawn)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    texts = " ".join(root.itertext())
+    for panel in read(model).panels:
+        assert panel.subtitle in texts
+
+
+def test_html_loads_nothing_and_holds_all_details(model: onnx.ModelProto) -> None:
+    page = to_html(model)
+    assert "default-src 'none'" in page
+    addresses = set(re.findall(r"""(?:https?:)?//[\w.-]+\.\w+[^\s"'<]*""", page))
+    assert addresses == {"http://www.w3.org/2000/svg"}
+    assert not re.findall(r"<(?:link|img|iframe|script[^>]* src)", page)
+    (data,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', page)
+    content = json.loads(data)
+    names = {detail["name"] for detail in content["details"].values()}
+    names |= {name for detail in content["details"].values() for name in detail["guards"]}
+    for function in model.functions:
+        if protos.get_meta(function, keys.TARGET_KEY) is not None:
+            assert {node.name for node in function.node} <= names
+    keys_drawn = set(re.findall(r'class="box" data-key="([^"]+)"', page))
+    assert set(content["details"]) <= keys_drawn
+    for detail in content["details"].values():
+        for value in (*detail["inputs"], *detail["outputs"], *detail["waits"]):
+            assert set(value["boxes"]) <= keys_drawn
+
+
+def test_names_of_the_program_stay_text() -> None:
+    evil = '</script><script>alert(1)</script>&"\x1b'
+    model = onnx.ModelProto()
+    model.CopyFrom(federated()[0])
+    model.graph.name = evil
+    for function in model.functions:
+        for node in function.node:
+            protos.set_meta(node, keys.SOURCE_LINE_KEY, evil)
+            protos.set_meta(node, keys.PORT_KEY, evil)
+    ET.fromstring(to_svg(model))
+    page = to_html(model)
+    assert page.count("</script>") == 2
+    assert "alert(1)</script>" not in page
+    assert "\x1b" not in page
+
+
+def test_texts_are_cut_to_their_room() -> None:
+    assert fit("short", 12, 200) == "short"
+    cut = fit("a rather long name for an op", 12, 60)
+    assert cut.endswith("…")
+    assert width_of(cut, 12) <= 60
+    assert clean("<a href='x'>\x00") == "&lt;a href=&#x27;x&#x27;&gt;�"
+    assert [duration(n) for n in (40, 250_000_000, 1_500_000_000)] == ["40 ns", "250 ms", "1.5 s"]

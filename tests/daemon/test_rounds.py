@@ -1,0 +1,219 @@
+"""Unattended rounds on a virtual clock, with a node that does what the test says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from bbnode.daemon.config import InvokeSection, TextInput
+from bbnode.daemon.rounds import RETRY_PAUSE_S, Rounds, TooFewPeers, to_value
+from bbnode.engine import steps
+from bbnode.ir.peer import PeerId
+from bbnode.ir.values import TRIGGER
+
+A, B, C = sorted(PeerId.from_seed(i) for i in range(3))
+
+
+class FakeNode:
+    """What `Rounds` uses of a node."""
+
+    def __init__(self) -> None:
+        self.peers: list[PeerId] = []
+        self.invoked: list[int] = []
+        self.at: list[float] = []
+        self.more = trio.Event()
+
+    def connected_peers(self, peer_class: str) -> list[PeerId]:
+        assert peer_class == "client"
+        return self.peers
+
+    def invoke(self, target: str, inputs: dict[str, Any]) -> int:
+        assert (target, inputs) == ("server", {"tick": TRIGGER})
+        self.invoked.append(len(self.invoked) + 1)
+        self.at.append(trio.current_time())
+        self.more.set()
+        return self.invoked[-1]
+
+    async def until_invoked(self, times: int) -> float:
+        """When the node was invoked for the `times`-th time."""
+        while len(self.invoked) < times:
+            self.more = trio.Event()
+            await self.more.wait()
+        return self.at[times - 1]
+
+
+class Bench:
+    """Rounds with everything around them in the test's hands."""
+
+    def __init__(self, entry: dict[str, Any], done: int = 0) -> None:
+        self.node = FakeNode()
+        self.events: list[dict[str, Any]] = []
+        self.saved: list[int] = []
+        self.bytes = 0
+        section = {"target": "server", "inputs": {"tick": "trigger"}, **entry}
+        self.rounds = Rounds(
+            InvokeSection.model_validate(section),
+            self.node,  # type: ignore[arg-type]
+            wake=lambda: None,
+            bytes_moved=lambda: self.bytes,
+            publish=self.events.append,
+            done=done,
+        )
+
+    async def save(self) -> None:
+        self.saved.append(self.rounds.done)
+
+    def finish(self, *, ok: bool = True) -> None:
+        execution = self.node.invoked[-1]
+        self.bytes += 1000
+        value = np.float32(0.5)
+        for step in (
+            steps.AppEvent(target="s", topic="accuracy", value=value, execution=execution),
+            steps.AppEvent(target="s", topic="other", value=value, execution=execution + 99),
+            steps.Telemetry(
+                name="request.closed",
+                attributes={"execution": execution, "responded": (A,), "missing": (B,)},
+            ),
+            steps.ExecutionFinished(execution=execution, target="s", ok=ok, failures=0),
+        ):
+            self.rounds.observe(step)
+
+    def peers(self, *peers: PeerId) -> None:
+        self.node.peers = list(peers)
+        self.rounds.observe(steps.PeerUp(peer=A, classes=("client",)))
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["type"] == kind]
+
+
+async def settle() -> None:
+    await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_rounds_follow_each_other_and_are_told(nursery: trio.Nursery) -> None:
+    bench = Bench({"times": 2})
+    nursery.start_soon(bench.rounds.run, bench.save)
+    for number in (1, 2):
+        await settle()
+        assert bench.node.invoked[-1] == number
+        bench.finish()
+    await settle()
+    assert len(bench.node.invoked) == 2
+    assert bench.rounds.complete
+    assert bench.saved == [1, 2]
+    first = bench.told("round_finished")[0]
+    assert first["outputs"] == {"accuracy": 0.5}
+    assert (first["responded"], first["missing"]) == ([str(A)], [str(B)])
+    assert (first["ok"], first["bytes"], first["round"]) == (True, 1000, 1)
+    assert bench.told("rounds_complete")
+
+
+async def test_rounds_made_before_a_restart_count(nursery: trio.Nursery) -> None:
+    bench = Bench({"times": 5}, done=4)
+    nursery.start_soon(bench.rounds.run, bench.save)
+    await settle()
+    bench.finish()
+    await settle()
+    assert bench.told("round_finished")[0]["round"] == 5
+    assert bench.rounds.complete
+
+
+async def test_every_s_is_from_start_to_start(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    bench = Bench({"times": 3, "every_s": 10.0})
+    nursery.start_soon(bench.rounds.run, bench.save)
+    for number in (1, 2, 3):
+        await bench.node.until_invoked(number)
+        bench.finish()
+    assert np.diff(bench.node.at).tolist() == pytest.approx([10, 10])
+
+
+async def test_a_failed_round_counts_and_is_followed_by_a_pause(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    bench = Bench({"times": 2})
+    nursery.start_soon(bench.rounds.run, bench.save)
+    failed = await bench.node.until_invoked(1)
+    bench.finish(ok=False)
+    assert await bench.node.until_invoked(2) == pytest.approx(failed + RETRY_PAUSE_S)
+    assert bench.told("round_finished")[0]["ok"] is False
+
+
+WAIT = {"class": "client", "peers": 3, "min_peers": 2, "timeout_s": 20.0}
+
+
+async def test_the_first_round_waits_for_all_peers(nursery: trio.Nursery) -> None:
+    bench = Bench({"wait_for": WAIT})
+    nursery.start_soon(bench.rounds.run, bench.save)
+    await settle()
+    bench.peers(A, B)
+    await settle()
+    assert not bench.node.invoked
+    assert "2 connected" in bench.rounds.waiting_for
+    assert bench.told("waiting_for_peers")[-1]["have"] == 2
+    bench.peers(A, B, C)
+    await settle()
+    assert bench.node.invoked
+    assert bench.rounds.waiting_for == ""
+
+
+async def test_after_the_time_enough_peers_are_enough(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    bench = Bench({"wait_for": WAIT})
+    bench.node.peers = [A, B]
+    nursery.start_soon(bench.rounds.run, bench.save)
+    assert await bench.node.until_invoked(1) == pytest.approx(20)
+
+
+async def test_later_rounds_wait_for_no_more_than_enough(nursery: trio.Nursery) -> None:
+    bench = Bench({"times": 3, "wait_for": WAIT})
+    bench.node.peers = [A, B, C]
+    nursery.start_soon(bench.rounds.run, bench.save)
+    await settle()
+    bench.peers(A, B)
+    bench.finish()
+    await settle()
+    assert len(bench.node.invoked) == 2
+    bench.peers(A)
+    bench.finish()
+    await settle()
+    assert len(bench.node.invoked) == 2
+    bench.peers(A, C)
+    await settle()
+    assert len(bench.node.invoked) == 3
+
+
+async def test_with_on_timeout_fail_too_few_peers_are_a_typed_error(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    bench = Bench({"wait_for": {**WAIT, "on_timeout": "fail"}})
+    bench.node.peers = [A]
+    with pytest.raises(TooFewPeers, match=r"1 of 2 peers of class 'client'.*20 s"):
+        await bench.rounds.run(bench.save)
+    assert not bench.node.invoked
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "value"),
+    [
+        (True, "bool", True),
+        (3, "int64", 3),
+        (0.5, "float32", 0.5),
+        ([1, 2], "int64", [1, 2]),
+        ([1, 0.5], "float32", [1.0, 0.5]),
+    ],
+)
+def test_configured_numbers_become_tensors(given: Any, dtype: str, value: Any) -> None:
+    made = to_value(given)
+    assert str(made.dtype) == dtype
+    assert made.tolist() == value
+
+
+def test_text_becomes_bytes() -> None:
+    assert to_value(TextInput(text="trigger")) == b"trigger"
