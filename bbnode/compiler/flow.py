@@ -16,7 +16,7 @@ from bbnode.compiler.errors import CyclicGraph, ExpansionFailed, Where
 from bbnode.ir import keys, protos
 
 # `ai.onnx.ml` is upstream ONNX as well: what scikit-learn's exporters write.
-ONNX_ML_DOMAIN = "ai.onnx.ml"
+ONNX_ML_DOMAIN = keys.ONNX_ML_DOMAIN
 _GRAPH_KINDS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 # Parsed protobufs nest at most 100 messages deep, which is about 30 graphs.
 MAX_GRAPH_DEPTH = 32
@@ -88,7 +88,9 @@ def _collect_free(
 
 def data_reads(node: NodeProto) -> list[str]:
     """Values that the op computes with: inputs and what nested graphs capture."""
-    names = [name for name in node.input if name]
+    names = list(node.input)
+    if "" in names:
+        names = [name for name in names if name]
     if node.attribute and is_graph_op(node):
         names.extend(captured(node))
     return names
@@ -149,22 +151,40 @@ def producers(function: FunctionProto) -> dict[str, int]:
     return made
 
 
-def topological(function: FunctionProto) -> list[int]:
+def needs_of(nodes: Sequence[NodeProto]) -> list[list[int]]:
+    """Per node, the indices of the nodes that must fire before it: data, `after`, control."""
+    made: dict[str, int] = {}
+    by_name: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        by_name[node.name] = index
+        for name in node.output:
+            made.setdefault(name, index)
+    made.pop("", None)
+    needs = []
+    for node in nodes:
+        before = [made[name] for name in data_reads(node) if name in made]
+        # One walk for both: walking the metadata is what costs most here.
+        for entry in node.metadata_props:
+            key = entry.key
+            if key == keys.AFTER_KEY:
+                before += [made[name] for name in split_names(entry.value) if name in made]
+            elif key == keys.CONTROL_AFTER_KEY:
+                before += [by_name[name] for name in split_names(entry.value) if name in by_name]
+        needs.append(before)
+    return needs
+
+
+def topological(
+    function: FunctionProto, needs: Sequence[Sequence[int]] | None = None
+) -> list[int]:
     """Indices of the nodes, sorted over data, `after` and `control_after`.
 
-    Where the order is free, recorded order stays. Raises CyclicGraph naming one cycle.
+    Where the order is free, recorded order stays. `needs` is what `needs_of` gives, where it is
+    known already. Raises CyclicGraph naming one cycle.
     """
-    made = producers(function)
-    by_name = {node.name: index for index, node in enumerate(function.node)}
-    needs: list[list[int]] = []
-    sorted_already = True
-    for index, node in enumerate(function.node):
-        before = [made[name] for name in reads(node) if name in made]
-        control = protos.get_meta(node, keys.CONTROL_AFTER_KEY)
-        before += [by_name[name] for name in split_names(control) if name in by_name]
-        sorted_already = sorted_already and all(i < index for i in before)
-        needs.append(before)
-    if sorted_already:
+    if needs is None:
+        needs = needs_of(function.node)
+    if all(max(before, default=-1) < index for index, before in enumerate(needs)):
         return list(range(len(needs)))
     return _kahn(needs, [node.name for node in function.node])
 
@@ -211,7 +231,6 @@ def reorder(function: FunctionProto, order: Sequence[int]) -> None:
 
 def replace_nodes(function: FunctionProto, nodes: Sequence[NodeProto]) -> None:
     """Make `nodes` the function's nodes (they may be its own)."""
-    fresh = FunctionProto()
-    fresh.node.extend(nodes)
+    kept = list(nodes)  # a node that was taken out lives on as long as somebody has it
     del function.node[:]
-    function.node.MergeFrom(fresh.node)
+    function.node.extend(kept)

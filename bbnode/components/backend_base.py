@@ -71,10 +71,10 @@ class CachingBackend(Backend):
                 self._prepared.popitem(last=False)
         return built
 
-    def supports(self, op_type: str, opset_version: int) -> bool:
-        """Whether `ai.onnx` has this op at that version, not deprecated."""
+    def supports(self, op_type: str, opset_version: int, domain: str = "") -> bool:
+        """Whether ONNX has this op at that version of the domain, not deprecated."""
         try:
-            schema = onnx.defs.get_schema(op_type, opset_version, "")
+            schema = onnx.defs.get_schema(op_type, opset_version, domain)
         except onnx.defs.SchemaError:
             return False
         return not schema.deprecated

@@ -147,8 +147,8 @@ class Backend(Component):
         """
 
     @abstractmethod
-    def supports(self, op_type: str, opset_version: int) -> bool:
-        """Whether an `ai.onnx` op can run here."""
+    def supports(self, op_type: str, opset_version: int, domain: str = "") -> bool:
+        """Whether an op of upstream ONNX can run here: domain "" (ai.onnx) or "ai.onnx.ml"."""
 
     def execute(self, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """Run a graph by names: `{input: tensor}` to `{output: tensor}`."""

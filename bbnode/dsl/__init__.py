@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from bbnode.dsl import syscalls
 from bbnode.dsl.backend import BackendSlot
+from bbnode.dsl.backend_control import LoopResult, LoopStep
+from bbnode.dsl.branch import Branch
+from bbnode.dsl.compiled_module import CompiledModule
 from bbnode.dsl.errors import (
     BadArgument,
     BadName,
+    BranchMismatch,
+    BranchMisuse,
     DuplicateName,
     ForeignOutput,
     GraphClosed,
@@ -23,6 +28,9 @@ from bbnode.dsl.errors import (
 )
 from bbnode.dsl.graph import Graph
 from bbnode.dsl.module import Module, ModuleCall, ModuleOutputs
+from bbnode.dsl.onnx_errors import OnnxImportError
+from bbnode.dsl.onnx_module import OnnxModule, OnnxPart
+from bbnode.dsl.onnx_pipeline import OnnxPipeline
 from bbnode.dsl.output import After, Output
 from bbnode.dsl.roles import (
     AggregatorSlot,
@@ -43,10 +51,17 @@ __all__ = [
     "Module",
     "ModuleCall",
     "ModuleOutputs",
+    "CompiledModule",
+    "OnnxModule",
+    "OnnxPart",
+    "OnnxPipeline",
     "Graph",
     "Output",
     "After",
     "Request",
+    "Branch",
+    "LoopStep",
+    "LoopResult",
     "Slot",
     "AggregatorSlot",
     "BackendSlot",
@@ -64,10 +79,13 @@ __all__ = [
     "RecordingError",
     "BadArgument",
     "BadName",
+    "BranchMismatch",
+    "BranchMisuse",
     "DuplicateName",
     "ForeignOutput",
     "GraphClosed",
     "NotReceived",
+    "OnnxImportError",
     "RecursiveModule",
     "SlotConflict",
     "UnknownName",

@@ -155,3 +155,10 @@ def elem_type_of(array: np.ndarray[Any, Any]) -> TypeNode | None:
     except (KeyError, ValueError, TypeError):
         return None
     return types.TENSOR_BY_ELEM.get(elem)
+
+
+def tensor_type(given: object) -> TypeNode | None:
+    """The tensor type that a type or an ONNX data type names, or None."""
+    if isinstance(given, TypeNode):
+        return given if given.kind is TypeKind.TENSOR else None
+    return types.TENSOR_BY_ELEM.get(given) if isinstance(given, int) else None

@@ -1,271 +1,34 @@
-"""`BackendSlot`: the whole `ai.onnx` catalogue, from ONNX's own schemas.
+"""`BackendSlot`: a slot for a backend, which runs ops of `ai.onnx`.
 
-Rule: no op is typed by hand. Names, arities, attributes and defaults are those of the schemas
-at the opset that we record (`keys.ONNX_OPSET_VERSION`); an attribute that is left out is left
-out of the node, as ONNX means it.
+Rule: here is only what a backend slot is made of. What every backend has to run has a named
+method; everything else of ONNX's catalogue is there by its name all the same.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
-from typing import Any, ClassVar
+from bbnode.dsl.backend_control import ControlOps
+from bbnode.dsl.backend_core import catalogue, method_name
+from bbnode.dsl.backend_math import MathOps
+from bbnode.dsl.backend_neural import NeuralOps
+from bbnode.dsl.backend_tensor import TensorOps
 
-import onnx.defs
-from onnx import AttributeProto, GraphProto
-from onnx.defs import OpSchema
-
-from bbnode.dsl.attributes import WrongKind, schema_attribute
-from bbnode.dsl.errors import BadArgument, UnknownOp
-from bbnode.dsl.graph import Graph
-from bbnode.dsl.names import hint
-from bbnode.dsl.output import After, Output
-from bbnode.dsl.record import MAX_VARIADIC_OUTPUTS
-from bbnode.dsl.slot import Recorded, Slot, shaped
-from bbnode.dsl.source import author_line
-from bbnode.ir import keys, types
-from bbnode.ir.types import TypeKind, TypeNode
-
-_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_FORMAL = OpSchema.FormalParameterOption
-
-# An op whose number of outputs follows an attribute: that attribute.
-_OUTPUT_COUNTS: Mapping[str, str] = {
-    "Split": "num_outputs", "If": "then_branch", "Loop": "body", "Scan": "body",
-}  # fmt: skip
+__all__ = ["BackendSlot", "catalogue", "method_name"]
 
 
-@cache
-def catalogue() -> Mapping[str, OpSchema]:
-    """All `ai.onnx` ops that can be recorded, by op type, sorted."""
-    found = {}
-    for op_type in sorted({s.name for s in onnx.defs.get_all_schemas() if s.domain == ""}):
-        if onnx.defs.has(op_type, keys.ONNX_OPSET_VERSION, ""):
-            schema = onnx.defs.get_schema(op_type, keys.ONNX_OPSET_VERSION, "")
-            if not schema.deprecated:
-                found[op_type] = schema
-    return found
+class BackendSlot(MathOps, NeuralOps, TensorOps, ControlOps):
+    """Runs `ai.onnx` ops: `compute.mat_mul(g, a, b)`, `compute.softmax(g, x, axis=1)`.
 
+    Every op of the catalogue is a method by its name in snake case (Python's own words take a
+    `_` behind: `if_`, `and_`). The ops that every backend has to run have typed, documented
+    methods; of the others, attributes go by keyword, optional inputs are None where they are
+    left out, and `outputs=n` asks for n outputs where the schema leaves their number open:
+    variadic ones, and optional ones, of which none is recorded otherwise. `op` records any of
+    them by ONNX's own name, with everything that its schema has.
 
-def method_name(op_type: str) -> str:
-    """`MatMul` to `mat_mul`, `LSTM` to `lstm`, `If` to `if_`."""
-    name = _WORD_START.sub("_", op_type).lower()
-    return f"{name}_" if name in ("and", "if", "not", "or") else name
-
-
-@cache
-def _by_folded_name() -> Mapping[str, str]:
-    return {_folded(op_type): op_type for op_type in catalogue()}
-
-
-def _folded(name: str) -> str:
-    return name.replace("_", "").lower()
-
-
-class BackendSlot(Slot):
-    """Runs `ai.onnx` ops: `compute.mat_mul(g, a, b)`, `compute.softmax(g, x, axis=-1)`.
-
-    Every op of the catalogue is a method by its name in snake case (`matmul` does as well;
-    Python's own words take a `_` behind: `if_`). Attributes go by keyword; optional inputs are
-    None where they are left out. `outputs=n` asks for n outputs where the schema leaves their
-    number open: variadic ones, and optional ones, of which none is recorded otherwise.
+    ```python
+    compute = BackendSlot("compute")
+    hidden = compute.relu(g, compute.gemm(g, x, w, b))
+    scores = compute.softmax(g, hidden, axis=1)
+    best = compute.arg_max(g, scores, axis=1, keepdims=0)  # one without a method of its own
+    ```
     """
-
-    ROLE: ClassVar[str] = "Backend"
-
-    def op(
-        self, g: Graph, op_type: str, /, *inputs: Output | None, after: After = None,
-        outputs: int | None = None, **attributes: Any,
-    ) -> Recorded:  # fmt: skip
-        """Record an `ai.onnx` op by its op type, e.g. `"MatMul"`.
-
-        Args:
-            g: the Graph.
-            op_type: as ONNX spells it.
-            inputs: values, in the schema's order; None for an optional one left out.
-            after: values that must be there before the op fires.
-            outputs: how many outputs to record, where the schema leaves it open.
-            attributes: by name, of the kind that the schema asks for.
-
-        Returns:
-            One Output, or a tuple of them: as many as are recorded.
-
-        Raises:
-            UnknownOp: ONNX has no such op at the opset that we record.
-            BadArgument: inputs, outputs or attributes do not fit the schema.
-        """
-        graph = self._graph(g)
-        schema = _schema_of(op_type)
-        if schema is None:
-            raise graph.error(UnknownOp, _unknown(str(op_type), list(catalogue())))
-        given = _attributes(graph, schema, attributes)
-        _check_inputs(graph, schema, inputs)
-        count = _output_count(graph, schema, outputs, attributes)
-        names, kinds = _formals(schema.outputs, count), _output_types(schema, inputs, count)
-        values = list(inputs)
-        while values and values[-1] is None:
-            values.pop()
-        made = graph.emit(
-            "",  # how upstream's checker and runtimes want `ai.onnx` to be written
-            op_type,
-            inputs=values,
-            outputs=list(zip(names, kinds, strict=True)),
-            attributes=given,
-            slot=self._use,
-            after=after,
-            opset_version=keys.ONNX_OPSET_VERSION,
-        )
-        return shaped(made)
-
-    def __getattr__(self, name: str) -> Callable[..., Recorded]:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        op_type = _by_folded_name().get(_folded(name))
-        if op_type is None:
-            known = [method_name(known) for known in catalogue()]
-            raise UnknownOp(_unknown(name, known), module="", source=author_line())
-        return _method(self, op_type)
-
-    def __dir__(self) -> Iterable[str]:
-        return sorted({*object.__dir__(self), *map(method_name, catalogue())})
-
-
-def _schema_of(op_type: object) -> OpSchema | None:
-    return catalogue().get(op_type) if isinstance(op_type, str) else None
-
-
-def _unknown(name: str, known: Sequence[str]) -> str:
-    return f"ai.onnx {keys.ONNX_OPSET_VERSION} has no op {name!r}{hint(name, known)}"
-
-
-def _method(slot: BackendSlot, op_type: str) -> Callable[..., Recorded]:
-    def call(
-        g: Graph, /, *inputs: Output | None, after: After = None, outputs: int | None = None,
-        **attributes: Any,
-    ) -> Recorded:  # fmt: skip
-        return slot.op(g, op_type, *inputs, after=after, outputs=outputs, **attributes)
-
-    call.__name__ = call.__qualname__ = method_name(op_type)
-    call.__doc__ = catalogue()[op_type].doc
-    return call
-
-
-def _attributes(g: Graph, schema: OpSchema, given: Mapping[str, Any]) -> list[AttributeProto]:
-    """In the schema's (sorted) order, so that the order of keywords means nothing."""
-    for name in given:
-        if name not in schema.attributes:
-            raise g.error(
-                BadArgument,
-                f"{schema.name} has no attribute {name!r}{hint(name, sorted(schema.attributes))}",
-            )
-    made = []
-    for name, formal in sorted(schema.attributes.items()):
-        if name not in given:
-            if formal.required:
-                raise g.error(BadArgument, f"{schema.name} needs the attribute {name}=…")
-            continue
-        try:
-            made.append(schema_attribute(name, given[name], formal.type))
-        except WrongKind as error:
-            raise g.error(
-                BadArgument,
-                f"{name}={given[name]!r:.60} of {schema.name} has to be {error}",
-            ) from error
-    return made
-
-
-def _check_inputs(g: Graph, schema: OpSchema, inputs: Sequence[Output | None]) -> None:
-    for value in inputs:
-        if value is not None:
-            g.value_name(value)
-    if not schema.min_input <= len(inputs) <= schema.max_input:
-        listed = ", ".join(
-            f"{formal.name}{_MARKS.get(formal.option, '')}" for formal in schema.inputs
-        )
-        raise g.error(
-            BadArgument,
-            f"{schema.name} takes the values ({listed}), got {len(inputs)}",
-        )
-    for name, option, value in zip(
-        _formals(schema.inputs, len(inputs)), _options(schema, len(inputs)), inputs, strict=True
-    ):
-        if value is None and option != _FORMAL.Optional:
-            raise g.error(BadArgument, f"input {name!r} of {schema.name} can't be left out")
-
-
-_MARKS = {_FORMAL.Optional: " (optional)", _FORMAL.Variadic: "…"}
-
-
-def _options(schema: OpSchema, count: int) -> list[Any]:
-    options = [formal.option for formal in schema.inputs]
-    return [*options, *options[-1:] * (count - len(options))][:count]
-
-
-def _formals(formals: Sequence[OpSchema.FormalParameter], count: int) -> list[str]:
-    """Names of the first `count` ports; those of a variadic one are numbered."""
-    names: list[str] = []
-    for formal in formals:
-        if formal.option == _FORMAL.Variadic:
-            names += [f"{formal.name}_{i}" for i in range(count - len(names))]
-        else:
-            names.append(formal.name)
-    return names[:count]
-
-
-def _output_count(
-    g: Graph, schema: OpSchema, asked: int | None, attributes: Mapping[str, Any]
-) -> int:
-    """How many outputs to record: what is asked for, or what the op's own arguments say."""
-    always = sum(formal.option == _FORMAL.Single for formal in schema.outputs)
-    count = asked
-    if count is None:
-        source = attributes.get(_OUTPUT_COUNTS.get(schema.name, ""))
-        if isinstance(source, GraphProto):
-            count = len(source.output) - (schema.name == "Loop")  # its condition stays inside
-        elif isinstance(source, int):
-            count = source
-        elif any(formal.option == _FORMAL.Variadic for formal in schema.outputs):
-            raise g.error(
-                BadArgument, f"{schema.name} has any number of outputs; say how many: outputs=…"
-            )
-        else:
-            count = max(1, always)
-    least = max(always, schema.min_output)
-    most = min(schema.max_output, MAX_VARIADIC_OUTPUTS)
-    if type(count) is not int or not least <= count <= most:
-        raise g.error(
-            BadArgument, f"{schema.name} has {least} to {most} outputs, not {count!r:.20}"
-        )
-    return count
-
-
-def _output_types(schema: OpSchema, inputs: Sequence[Output | None], count: int) -> list[TypeNode]:
-    """As far as the schema alone says: a fixed type, that of an input, or some tensor."""
-    known: dict[str, TypeNode] = {}
-    for formal, value in zip(schema.inputs, inputs, strict=False):
-        if formal.option == _FORMAL.Variadic and not formal.is_homogeneous:
-            break
-        if value is not None and value.type.kind is TypeKind.TENSOR:
-            known.setdefault(formal.type_str, value.type)
-    kinds: list[TypeNode] = []
-    for formal in schema.outputs:
-        kind = known.get(formal.type_str) or _only_type(formal.types)
-        if formal.option == _FORMAL.Variadic:
-            if not formal.is_homogeneous:
-                kind = _only_type(formal.types)
-            kinds += [kind] * (count - len(kinds))
-        else:
-            kinds.append(kind)
-    return kinds[:count]
-
-
-def _only_type(allowed: Iterable[str]) -> TypeNode:
-    """The type that a set of ONNX type texts leaves: one element type, `Tensor`, or `Any`."""
-    texts = set(allowed)
-    if not texts or not all(text.startswith("tensor(") for text in texts):
-        return types.ANY
-    if len(texts) == 1:
-        elem = texts.pop()[len("tensor(") : -1].upper()
-        return types.type_by_id(f"{types.TENSOR.id}.{elem}") or types.TENSOR
-    return types.TENSOR

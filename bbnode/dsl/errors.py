@@ -6,6 +6,7 @@ of the author's source that did it, what is wrong there, and how to mend it.
 
 from __future__ import annotations
 
+from bbnode.dsl.context import recorded_module
 from bbnode.ir.errors import AuthorError
 
 
@@ -19,6 +20,7 @@ class RecordingError(AuthorError):
     """
 
     def __init__(self, what: str, *, module: str, source: str) -> None:
+        module = module or recorded_module()
         self.what = what
         self.module = module
         self.source = source
@@ -59,6 +61,14 @@ class SlotConflict(RecordingError):
 
 class GraphClosed(RecordingError):
     """Something was recorded into a Module that has finished recording."""
+
+
+class BranchMismatch(RecordingError):
+    """Branches of an `if_`, or a `loop` and its body, do not give the same values."""
+
+
+class BranchMisuse(RecordingError):
+    """Something was recorded in a branch that cannot stand there, or past it."""
 
 
 class RecursiveModule(RecordingError):

@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bbnode.dsl.attributes import WrongKind
+import numpy as np
+import onnx
+
+from bbnode.dsl.attributes import WrongKind, tensor_proto, tensor_type
 from bbnode.dsl.constants import ATTRIBUTE, constant_attribute
 from bbnode.dsl.errors import BadArgument, DuplicateName, UnknownName
 from bbnode.dsl.graph_core import GraphCore
 from bbnode.dsl.names import check_name, hint
 from bbnode.dsl.output import After, Output
 from bbnode.dsl.record import record, spec_of
+from bbnode.dsl.source import author_line
 from bbnode.dsl.wire import Request, record_request, record_send
 from bbnode.ir import keys, types
 from bbnode.ir.address import parse_address
@@ -234,6 +238,43 @@ class Graph(GraphCore):
         )
         return made
 
+    def tensor(
+        self,
+        value: Any,
+        type: TypeNode = types.TENSOR_FLOAT,  # noqa: A002
+        *,
+        after: After = None,
+    ) -> Output:
+        """A tensor constant of the given element type, whatever Python's numbers would become.
+
+        Args:
+            value: an array, number, bool or list of them.
+            type: a tensor type, e.g. `types.TENSOR_INT64`.
+            after: as for `constant`.
+
+        Raises:
+            BadArgument: `type` is no tensor type, or holds not all of the values.
+        """
+        kind = tensor_type(type)
+        if kind is None:
+            raise self.error(
+                BadArgument,
+                f"type={type!r:.60} is no tensor type; use one of bbnode.dsl.types, e.g. "
+                "types.TENSOR_FLOAT",
+            )
+        try:
+            given = np.asarray(onnx.numpy_helper.to_array(tensor_proto(value)))
+            wanted = given.astype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        except WrongKind as error:
+            raise self.error(
+                BadArgument, f"{value!r:.60} is no tensor: it has to be {error}"
+            ) from error
+        if given.dtype.kind in "biu" and not np.array_equal(wanted.astype(given.dtype), given):
+            raise self.error(
+                BadArgument, f"{value!r:.60} does not fit into {kind.name}; choose a wider type"
+            )
+        return self.constant(wanted, after=after)
+
     def peer_id(self, peer: PeerId | str, *, after: After = None) -> Output:
         """A PeerId, given as such or as base58btc text."""
         return self.constant(self._peer(peer), after=after)
@@ -267,3 +308,13 @@ class Graph(GraphCore):
             return parse(text)
         except DecodeError as error:
             raise self.error(BadArgument, str(error)) from error
+
+
+def as_graph(g: object, call: str) -> Graph:
+    """`g` itself; BadArgument where it is no Graph. `call` says how to write it."""
+    if isinstance(g, Graph):
+        return g
+    what = f"the first argument is the Graph, got {g!r:.60}; write {call}"
+    if isinstance(g, Output):
+        raise g.graph.error(BadArgument, what)
+    raise BadArgument(what, module="", source=author_line())

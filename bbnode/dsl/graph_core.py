@@ -17,6 +17,7 @@ from onnx import AttributeProto, FunctionProto, NodeProto
 
 from bbnode.dsl.errors import (
     BadArgument,
+    BranchMisuse,
     DuplicateName,
     ForeignOutput,
     GraphClosed,
@@ -50,6 +51,7 @@ class GraphCore:
         self._opsets: set[tuple[str, int]] = set()
         self._scopes: list[str] = []
         self._closed = False
+        self._branch = ""  # what is being recorded in a branch of this Graph's, if anything
 
     @property
     def module_path(self) -> str:
@@ -90,14 +92,7 @@ class GraphCore:
         """
         self.check_open()
         names = ["" if value is None else self.value_name(value) for value in inputs]
-        waits = [self.value_name(value) for value in self._listed(after)]
-        meta = {} if slot is None else self._take_slot(slot)
-        meta.update(metadata or {})
-        if waits:
-            meta[keys.AFTER_KEY] = ",".join(dict.fromkeys(waits))
-        meta[keys.MODULE_INSTANCE_KEY] = "_".join((self.name, *self._scopes))
-        meta[keys.SOURCE_LINE_KEY] = author_line()
-
+        meta = self._metadata(slot, metadata or {}, after)
         path = "/".join((*self._scopes, op_type))
         number = self._counts.get(path, 0)
         self._counts[path] = number + 1
@@ -113,6 +108,19 @@ class GraphCore:
         self._function.node.append(node)
         self._opsets.add((domain, opset_version))
         return tuple(made)
+
+    def _metadata(
+        self, slot: SlotUse | None, given: Mapping[str, str], after: After
+    ) -> dict[str, str]:
+        """What stands in a node's metadata."""
+        waits = [self.value_name(value) for value in self._listed(after)]
+        meta = {} if slot is None else self._take_slot(slot)
+        meta.update(given)
+        if waits:
+            meta[keys.AFTER_KEY] = ",".join(dict.fromkeys(waits))
+        meta[keys.MODULE_INSTANCE_KEY] = "_".join((self.name, *self._scopes))
+        meta[keys.SOURCE_LINE_KEY] = author_line()
+        return meta
 
     def declare(self, name: str, kind: TypeNode) -> Output:
         """Make a value known; DuplicateName when this Graph has one of that name."""
@@ -131,22 +139,49 @@ class GraphCore:
                 f"{value!r:.80} ({type(value).__name__}) is no recorded value; "
                 "a literal becomes one with g.constant(…)",
             )
-        if value.graph is not self:
+        if not self._holds(value.graph):
             raise self.error(
                 ForeignOutput,
-                f"{value.name!r} was recorded by Module {value.graph.name!r} and is no value of "
-                "this Graph; hand it in with .call().input(name, value), and take it back with "
-                ".output(name)",
+                f"{value.name!r} was recorded by {value.graph.title} and is no value of "
+                f"this Graph; {value.graph.way_out}",
             )
         return value.name
 
+    def _holds(self, graph: GraphCore) -> bool:
+        """Whether the values of a Graph may be read in this one."""
+        return graph is self
+
+    @property
+    def title(self) -> str:
+        """What this Graph records, for messages."""
+        return f"Module {self.name!r}"
+
+    @property
+    def way_out(self) -> str:
+        """How a value of this Graph gets to another one, for messages."""
+        return "hand it in with .call().input(name, value), and take it back with .output(name)"
+
     def check_open(self) -> None:
-        """GraphClosed when the Module has finished recording."""
+        """GraphClosed when recording is over, BranchMisuse while a branch of it is recorded."""
         if self._closed:
             raise self.error(
-                GraphClosed,
-                f"Module {self.name!r} has finished recording; record inside of its body",
+                GraphClosed, f"{self.title} has finished recording; record inside of its body"
             )
+        if self._branch:
+            raise self.error(
+                BranchMisuse,
+                f"{self._branch} is being recorded; give its ops the Graph that it gets as its "
+                "first argument",
+            )
+
+    @contextmanager
+    def recording_branch(self, title: str) -> Iterator[None]:
+        """Inside, nothing is recorded here but in the branch."""
+        self._branch = title
+        try:
+            yield
+        finally:
+            self._branch = ""
 
     def finish(self) -> FunctionProto:
         """Close the Graph and give its function."""
@@ -177,10 +212,13 @@ class GraphCore:
         finally:
             self._scopes.pop()
 
-    def _take_slot(self, use: SlotUse) -> dict[str, str]:
+    def _check_slot(self, use: SlotUse) -> None:
         conflict = self.recorder.slots.conflict(use)
         if conflict is not None:
             raise self.error(SlotConflict, conflict)
+
+    def _take_slot(self, use: SlotUse) -> dict[str, str]:
+        self._check_slot(use)
         self._slots.setdefault(use.name, use)
         return self.recorder.slots.take(use)
 

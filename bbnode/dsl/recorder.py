@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from onnx import FunctionProto, ModelProto
 
+from bbnode.dsl.context import recording
 from bbnode.dsl.errors import RecursiveModule
 from bbnode.dsl.graph import Graph
 from bbnode.dsl.slot_table import SlotTable
@@ -81,16 +82,17 @@ class ModelRecorder:
         self._guard_recursion(source)
         self._path.append(source)
         try:
-            body = self._record_function(source, source.body)
-            bootstrap = self._record_function(source, source.bootstrap)
+            with recording(self.module_path):
+                body = self._record_function(source, source.body)
+                bootstrap = self._record_function(source, source.bootstrap)
         finally:
             self._path.pop()
         protos.set_meta(bootstrap, keys.MODULE_PHASE_KEY, keys.BOOTSTRAP_PHASE)
         return body, bootstrap if bootstrap.node or bootstrap.input else None
 
-    def _record_function(self, source: ModuleSource, recording: Recording) -> FunctionProto:
+    def _record_function(self, source: ModuleSource, record: Recording) -> FunctionProto:
         graph = Graph(self, name=source.name, home=source.home)
-        recording(graph)
+        record(graph)
         return graph.finish()
 
     def _guard_recursion(self, source: ModuleSource) -> None:

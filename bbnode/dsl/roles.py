@@ -124,6 +124,10 @@ class CodecSlot(Slot):
         """Fit the codebook; a CommandId."""
         return cast(Output, self.op(g, "Train", training, after=after))
 
+    compress = encode  # the older names of the three
+    decompress = decode
+    train_codebook = train
+
 
 class IndexSlot(Slot):
     """Nearest-neighbour search."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from bbnode.dsl.errors import BadArgument, UnknownOp
-from bbnode.dsl.graph import Graph
+from bbnode.dsl.graph import Graph, as_graph
 from bbnode.dsl.names import check_name, hint
 from bbnode.dsl.output import After, Output
 from bbnode.dsl.record import record
@@ -112,12 +112,7 @@ class Slot:
         return opset.ops_of(keys.role_domain(self.ROLE))
 
     def _graph(self, g: object) -> Graph:
-        if not isinstance(g, Graph):
-            what = f"an op's first argument is the Graph, got {g!r:.60}; write {self.name}.op(g, …)"
-            if isinstance(g, Output):
-                raise g.graph.error(BadArgument, what)
-            raise BadArgument(what, module="", source=author_line())
-        return g
+        return as_graph(g, f"{self.name}.op(g, …)")
 
     def _checked(self, name: str, concrete: object) -> ConcreteSpec | None:
         if concrete is None:

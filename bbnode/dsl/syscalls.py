@@ -7,18 +7,42 @@ the op's inputs, its attributes by name, and `after`. Times are in nanoseconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from bbnode.dsl.graph import Graph
+from bbnode.dsl import record as _recorder
+from bbnode.dsl.errors import BadArgument
+from bbnode.dsl.graph import Graph, as_graph
 from bbnode.dsl.output import After, Output
-from bbnode.dsl.record import record as _record
 from bbnode.dsl.record import spec_of
 from bbnode.ir import keys
+from bbnode.ir.opset import OpSpec
 from bbnode.ir.types import TypeNode
 
 # Phases of LifecyclePhase.
 SHUTDOWN: Final = 1
 SNAPSHOT: Final = 2
+
+# Beginnings of event names that are the node's own.
+RESERVED_EVENTS: Final = ("bb.", keys.PREFIX)
+
+
+def _record(
+    g: Graph, spec: OpSpec, inputs: Sequence[Output], attributes: Mapping[str, Any] | None = None,
+    *, after: After, variadic: int = 0,
+) -> tuple[Output, ...]:  # fmt: skip
+    graph = as_graph(g, f"syscalls.{spec.method}(g, …)")
+    return _recorder.record(graph, spec, inputs, attributes, after=after, variadic=variadic)
+
+
+def _event(g: Graph, op_type: str, value: Output, name: str, after: After) -> None:
+    if str(name).startswith(RESERVED_EVENTS):
+        raise as_graph(g, "syscalls.app_emit(g, …)").error(
+            BadArgument,
+            f"event name {name!r} begins like the node's own ({' and '.join(RESERVED_EVENTS)}); "
+            "choose another",
+        )
+    _none(g, op_type, value, after=after, name=name)
 
 
 def _none(g: Graph, op_type: str, *inputs: Output, after: After, **attributes: Any) -> None:
@@ -163,12 +187,12 @@ def mint_dispatch(g: Graph, trigger: Output, *, after: After = None) -> Output:
 
 def app_emit(g: Graph, value: Output, *, name: str, after: After = None) -> None:
     """Give a value to the host as the event `name`."""
-    _none(g, "AppEmit", value, after=after, name=name)
+    _event(g, "AppEmit", value, name, after)
 
 
 def app_notify(g: Graph, trigger: Output, *, name: str, after: After = None) -> None:
     """Tell the host that `name` happened."""
-    _none(g, "AppNotify", trigger, after=after, name=name)
+    _event(g, "AppNotify", trigger, name, after)
 
 
 def record(g: Graph, value: Output, *, name: str, after: After = None) -> None:
@@ -199,7 +223,7 @@ def tee(g: Graph, value: Output, *, fanout: int, after: After = None) -> tuple[O
 
 def constant(g: Graph, value: Any, *, after: After = None) -> Output:
     """A value that rides in the program: the same as `g.constant`."""
-    return g.constant(value, after=after)
+    return as_graph(g, "syscalls.constant(g, …)").constant(value, after=after)
 
 
 # --- the address book ----------------------------------------------------------------------

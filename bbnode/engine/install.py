@@ -34,7 +34,7 @@ from bbnode.engine.node import Node
 from bbnode.engine.ops.graphs import GraphRunner
 from bbnode.engine.program import Program, plan_program
 from bbnode.engine.runtime import Runtime
-from bbnode.ir import protos
+from bbnode.ir import keys, protos
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 
@@ -196,11 +196,13 @@ def _unsupported(program: Program, cells: Mapping[str, ComponentCell]) -> list[s
             found.append(f"{spec.where}: slot {spec.slot!r} holds no backend")
             continue
         for node in spec.ops():
-            if not protos.is_onnx_domain(node.domain):
-                found.append(f"{spec.where}: {node.domain}::{node.op_type} inside of a graph")
-            elif not backend.supports(node.op_type, spec.opset_version):
+            domain = "" if protos.is_onnx_domain(node.domain) else node.domain
+            version = dict(spec.opsets).get(domain, 0)
+            if domain not in ("", keys.ONNX_ML_DOMAIN):
+                found.append(f"{spec.where}: {domain}::{node.op_type} inside of a graph")
+            elif not backend.supports(node.op_type, version, domain):
                 found.append(
-                    f"{spec.where}: ai.onnx::{node.op_type} (opset {spec.opset_version}) on "
-                    f"{backend.TYPE_NAME}"
+                    f"{spec.where}: {domain or keys.ONNX_DOMAIN}::{node.op_type} "
+                    f"(opset {version}) on {backend.TYPE_NAME}"
                 )
     return list(dict.fromkeys(found))

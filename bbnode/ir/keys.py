@@ -8,6 +8,7 @@ from __future__ import annotations
 PREFIX = "ai.bytesandbrains."
 
 # --- opset domains (all version 1) -------------------------------------------------
+ONNX_ML_DOMAIN = "ai.onnx.ml"  # classical models: what scikit-learn's exporters write
 ONNX_DOMAIN = "ai.onnx"  # upstream writes "" or "ai.onnx" for the same opset
 SYSCALL_DOMAIN = PREFIX + "syscall"
 WIRE_DOMAIN = PREFIX + "wire"
@@ -18,6 +19,8 @@ MODULE_DOMAIN = PREFIX + "module"
 ROLE_DOMAIN_PREFIX = PREFIX + "role."
 PROTOCOL_DOMAIN_PREFIX = PREFIX + "protocol."
 BACKEND_SUBGRAPH_DOMAIN = PREFIX + "backend_subgraph"
+
+HOIST_PREFIX = "Hoist_"  # + Module name + "_" + body hash: a body that several calls share
 
 BB_OPSET_VERSION = 1
 ONNX_OPSET_VERSION = 21  # what the DSL records; ONNX Runtime 1.20 and later run it
@@ -82,7 +85,8 @@ SOURCE_LINE_KEY = PREFIX + "source_line"  # "<file>:<line>" of the recording cal
 PEER_CLASS_KEY = PREFIX + "peer_class"
 HOME_CLASS_KEY = PREFIX + "home_class"
 PORT_KEY = PREFIX + "port"  # the author's name of a net_out or request
-CHAIN_DEPTH_KEY = PREFIX + "chain_depth"
+FAN_IN_KEY = PREFIX + "fan_in"  # on a later send of a port: what its first send delivers
+CHAIN_DEPTH_KEY = PREFIX + "chain_depth"  # hops from a send to the end of its chain
 DEADLINE_NS_KEY = PREFIX + "deadline_ns"
 DEADLINE_CHECK_SOURCE_KEY = PREFIX + "deadline_check_source"
 WIRE_CORRELATION_KEY = PREFIX + "wire_correlation"
@@ -123,6 +127,10 @@ ATTR_PEER = "peer"
 ATTR_PAYLOAD_TYPE = "payload_type"
 ATTR_QUORUM = "quorum"
 ATTR_DEADLINE_NS = "deadline_ns"
+ATTR_COHORT_SIZE = "cohort_size"  # peers that a request asks at most; 0 when nothing says it
+ATTR_VARIANT = "variant"  # of a wire op, chosen by `expand_ops`
+VARIANT_ONE_SHOT = "one_shot"  # a request to one peer
+VARIANT_COHORT = "cohort"
 
 SELF_CLASS = "@self"
 

@@ -67,6 +67,10 @@ REQUIRED_OPS = [
 ]
 
 
+# Those that have a method of their own, with its own text.
+NAMED = {*REQUIRED_OPS, "Where"} - {"ScatterElements"}
+
+
 def floats(g: Graph, *names: str):
     return [g.input(name, types.TENSOR_FLOAT) for name in names]
 
@@ -85,7 +89,9 @@ def test_method_names_are_unique_and_resolve_to_their_op() -> None:
     for op_type in catalogue():
         method = getattr(C, method_name(op_type))
         assert method.__name__ == method_name(op_type)
-        assert method.__doc__ == catalogue()[op_type].doc
+        assert method.__doc__
+        if op_type not in NAMED:
+            assert method.__doc__ == catalogue()[op_type].doc
         assert method_name(op_type).isidentifier()
 
 
@@ -178,7 +184,7 @@ def test_output_types_that_the_schema_knows() -> None:
         values, indices = C.top_k(g, x, g.constant([1]))
         assert (values.type, indices.type) == (types.TENSOR_FLOAT, types.TENSOR_INT64)
         assert C.equal(g, x, y).type is types.TENSOR_BOOL
-        assert C.cast(g, x, to=types.TENSOR_INT64).type is types.TENSOR
+        assert C.cast(g, x, to=types.TENSOR_INT64).type is types.TENSOR_INT64
         assert C.sequence_construct(g, x, y).type is types.ANY
         assert C.add(g, x, y).type is types.TENSOR_FLOAT
         assert C.concat(g, x, y, axis=0).type is types.TENSOR_FLOAT
@@ -193,8 +199,8 @@ def test_if_and_loop_take_graphs() -> None:
 
     def body(g: Graph) -> None:
         cond, x = g.input("cond", types.TENSOR_BOOL), g.input("x", types.TENSOR_FLOAT)
-        p, q = C.if_(g, cond, then_branch=branch, else_branch=branch)
-        assert C.loop(g, None, cond, x, body=branch).graph is g
+        p, q = C.op(g, "If", cond, then_branch=branch, else_branch=branch)
+        assert C.op(g, "Loop", None, cond, x, body=branch).graph is g
         g.output("p", C.add(g, p, q))
 
     function, node = only(body, "If")
@@ -209,11 +215,11 @@ def test_if_and_loop_take_graphs() -> None:
         (lambda g, x: C.matmull(g, x, x), UnknownOp, "has no op 'matmull'; did you mean 'mat_mul'"),
         (lambda g, x: C.op(g, "Matmul", x, x), UnknownOp, "did you mean 'MatMul'"),
         (lambda g, x: C.op(g, 3, x), UnknownOp, "has no op '3'"),
-        (lambda g, x: C.mat_mul(g, x), BadArgument, r"takes the values \(A, B\), got 1"),
-        (lambda g, x: C.relu(g, x, x), BadArgument, "got 2"),
+        (lambda g, x: C.op(g, "MatMul", x), BadArgument, r"takes the values \(A, B\), got 1"),
+        (lambda g, x: C.elu(g, x, x), BadArgument, "got 2"),
         (lambda g, x: C.relu(g, None), BadArgument, "input 'X' of Relu can't be left out"),
         (lambda g, x: C.relu(g, 3.0), BadArgument, r"3.0 \(float\) is no recorded value"),
-        (lambda g, x: C.softmax(g, x, axes=1), BadArgument,
+        (lambda g, x: C.op(g, "Softmax", x, axes=1), BadArgument,
          "Softmax has no attribute 'axes'; did you mean 'axis'"),
         (lambda g, x: C.softmax(g, x, axis="1"), BadArgument, "has to be an integer"),
         (lambda g, x: C.softmax(g, x, axis=1 << 63), BadArgument, "has to be an integer"),
@@ -221,12 +227,13 @@ def test_if_and_loop_take_graphs() -> None:
         (lambda g, x: C.transpose(g, x, perm=[1, None]), BadArgument, "a list of integers"),
         (lambda g, x: C.constant(g, value=object()), BadArgument, "an array of numbers"),
         (lambda g, x: C.constant(g, value=[[1], [1, 2]]), BadArgument, "an array"),
-        (lambda g, x: C.if_(g, x, then_branch=1, else_branch=1), BadArgument, "onnx.GraphProto"),
-        (lambda g, x: C.cast(g, x), BadArgument, "Cast needs the attribute to="),
-        (lambda g, x: C.split(g, x), BadArgument, "say how many: outputs="),
-        (lambda g, x: C.relu(g, x, outputs=2), BadArgument, "1 to 1 outputs, not 2"),
+        (lambda g, x: C.op(g, "If", x, then_branch=1, else_branch=1), BadArgument,
+         "onnx.GraphProto"),
+        (lambda g, x: C.op(g, "Cast", x), BadArgument, "Cast needs the attribute to="),
+        (lambda g, x: C.op(g, "Split", x), BadArgument, "say how many: outputs="),
+        (lambda g, x: C.elu(g, x, outputs=2), BadArgument, "1 to 1 outputs, not 2"),
         (lambda g, x: C.split(g, x, num_outputs=1 << 30), BadArgument, "1 to 65536 outputs"),
-        (lambda g, x: C.relu(x), BadArgument, "first argument is the Graph"),
+        (lambda g, x: C.relu(x, x), BadArgument, "first argument is the Graph"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_the_schema(record, error, text) -> None:

@@ -158,7 +158,7 @@ def test_an_unknown_output_is_refused_with_what_there_is() -> None:
 
 
 def test_errors_of_a_sub_module_name_the_chain() -> None:
-    inner = FromFunction(lambda g: BackendSlot("c").relu(g), name="Inner")
+    inner = FromFunction(lambda g: BackendSlot("c").op(g, "Relu"), name="Inner")
     with pytest.raises(BadArgument) as caught:
         build(lambda g: inner.call().build(g))
     assert caught.value.module == "Program/Inner"

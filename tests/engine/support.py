@@ -202,7 +202,7 @@ class EvalBackend(Backend):
         self.prepared.append(model.graph.name)
         return _NumpyGraph(model)
 
-    def supports(self, op_type: str, opset_version: int) -> bool:
+    def supports(self, op_type: str, opset_version: int, domain: str = "") -> bool:
         return op_type != "Einsum"
 
 

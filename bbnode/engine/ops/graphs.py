@@ -7,7 +7,7 @@ so that what a backend can't run is told before anything runs; else by the dtype
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,21 +37,12 @@ class GraphSpec:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: tuple[NodeProto, ...]
-    opset_version: int
+    opsets: tuple[tuple[str, int], ...]  # (domain, version); upstream ONNX is ""
     types: Mapping[str, TypeNode] = field(hash=False)
 
     def ops(self) -> list[NodeProto]:
         """All nodes, those of If and Loop bodies included."""
-        found: list[NodeProto] = []
-        stack = list(self.nodes)
-        while stack:
-            node = stack.pop()
-            found.append(node)
-            for attribute in node.attribute:
-                stack.extend(attribute.g.node)
-                for graph in attribute.graphs:
-                    stack.extend(graph.node)
-        return found
+        return walk(self.nodes)
 
     def input_types(self) -> tuple[TypeNode, ...] | None:
         """The leaf types of all inputs, or None when one is open."""
@@ -80,7 +71,7 @@ class GraphSpec:
         return helper.make_model(
             graph,
             ir_version=keys.FRAMEWORK_IR_VERSION,
-            opset_imports=[helper.make_opsetid("", self.opset_version)],
+            opset_imports=[helper.make_opsetid(*opset) for opset in self.opsets],
             producer_name=keys.PRODUCER_NAME,
         )
 
@@ -141,7 +132,6 @@ def function_spec(build: OpBuild, function: FunctionProto, slot: str) -> GraphSp
         for inner, outer in zip(names, given, strict=False):
             if outer in build.types and known.get(inner, TENSOR).kind is not TypeKind.TENSOR:
                 known[inner] = build.types[outer]
-    versions = [o.version for o in function.opset_import if protos.is_onnx_domain(o.domain)]
     return GraphSpec(
         name=function.name,
         slot=slot,
@@ -149,9 +139,31 @@ def function_spec(build: OpBuild, function: FunctionProto, slot: str) -> GraphSp
         inputs=tuple(function.input),
         outputs=tuple(function.output),
         nodes=tuple(function.node),
-        opset_version=versions[0] if versions else keys.ONNX_OPSET_VERSION,
+        opsets=_opsets(function),
         types=known,
     )
+
+
+def _opsets(function: FunctionProto) -> tuple[tuple[str, int], ...]:
+    found = {"": keys.ONNX_OPSET_VERSION}
+    for entry in function.opset_import:
+        found["" if protos.is_onnx_domain(entry.domain) else entry.domain] = entry.version
+    used = {"" if protos.is_onnx_domain(n.domain) else n.domain for n in walk(function.node)}
+    return tuple(sorted((d, v) for d, v in found.items() if d in used or not d))
+
+
+def walk(nodes: Iterable[NodeProto]) -> list[NodeProto]:
+    """All nodes, those of If and Loop bodies included."""
+    found: list[NodeProto] = []
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        found.append(node)
+        for attribute in node.attribute:
+            stack.extend(attribute.g.node)
+            for graph in attribute.graphs:
+                stack.extend(graph.node)
+    return found
 
 
 def single_spec(build: OpBuild, slot: str, opset_version: int) -> GraphSpec:
@@ -178,7 +190,7 @@ def single_spec(build: OpBuild, slot: str, opset_version: int) -> GraphSpec:
         inputs=tuple(f"in{index}" for index in present),
         outputs=tuple(outputs),
         nodes=(node,),
-        opset_version=opset_version,
+        opsets=(("", opset_version),),
         types=known,
     )
 

@@ -1,0 +1,290 @@
+"""`if_` and `loop` of `BackendSlot`: control flow inside of a backend.
+
+Rule: a branch is a Python callable that records once, when the op is recorded; at run time
+the backend runs it as part of the op, as often as the values say. Both ops check that what a
+branch gives fits what the op gives, so that a mismatch is told where it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+from onnx import GraphProto
+
+from bbnode.dsl.backend_core import BackendCore
+from bbnode.dsl.branch import Branch
+from bbnode.dsl.errors import BadArgument, BranchMismatch
+from bbnode.dsl.graph import Graph
+from bbnode.dsl.output import After, Output
+from bbnode.ir import types
+from bbnode.ir.types import TypeKind, TypeNode
+
+Values = Sequence[Output]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopStep:
+    """What the body of a `loop` returns, where it is more than the carried values.
+
+    Attributes:
+        carried: the carried values for the next iteration, in their order.
+        scans: values of this iteration to be stacked over all of them.
+        keep_going: bool tensor [] or [1]; whether there is a next iteration. None: yes.
+    """
+
+    carried: Values = ()
+    scans: Values = ()
+    keep_going: Output | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopResult:
+    """What a `loop` gives.
+
+    Attributes:
+        carried: the carried values after the last iteration, in their order.
+        scans: for each scan of the body its values of all iterations, [iterations, …].
+    """
+
+    carried: tuple[Output, ...]
+    scans: tuple[Output, ...]
+
+
+class ControlOps(BackendCore):
+    """Branches and loops that run inside of the backend."""
+
+    @overload
+    def if_(
+        self, g: Graph, condition: Output, then_branch: Callable[[Graph], Output],
+        else_branch: Callable[[Graph], Output], *, after: After = None,
+    ) -> Output: ...  # fmt: skip
+
+    @overload
+    def if_(
+        self, g: Graph, condition: Output, then_branch: Callable[[Graph], Values],
+        else_branch: Callable[[Graph], Values], *, after: After = None,
+    ) -> tuple[Output, ...]: ...  # fmt: skip
+
+    def if_(
+        self, g: Graph, condition: Output, then_branch: Callable[[Graph], Any],
+        else_branch: Callable[[Graph], Any], *, after: After = None,
+    ) -> Any:  # fmt: skip
+        """One of two branches, as `condition` says; the other is not computed. ONNX `If`-21.
+
+        ```python
+        size = compute.if_(
+            g,
+            compute.greater(g, total, limit),
+            lambda b: compute.div(b, x, total),
+            lambda b: x,
+        )
+        ```
+
+        Args:
+            g: the Graph.
+            condition: bool tensor, [] or [1].
+            then_branch, else_branch: called with the branch's own Graph; they record ops of
+                this slot into it, use values of the Graphs around as they are, and return a
+                value, or a list of them. Shapes of the two may differ; number and dtypes may
+                not.
+            after: values that must be there before the op fires.
+
+        Returns:
+            One Output where the branches return one, a tuple where they return a list.
+
+        Raises:
+            BranchMismatch: the branches return different numbers or types of values.
+            BranchMisuse: a branch records something else than ops of this slot.
+            BadArgument: a branch is no callable, or returns no values.
+        """
+        graph = self._graph(g)
+        graph.value_name(condition)
+        made = [
+            self._branch(graph, f"the {which} branch of If", branch)
+            for which, branch in (("then", then_branch), ("else", else_branch))
+        ]
+        (then_values, then_graph), (else_values, else_graph) = made
+        if isinstance(then_values, Output) != isinstance(else_values, Output) or len(
+            _listed(then_values)
+        ) != len(_listed(else_values)):
+            raise graph.error(
+                BranchMismatch,
+                f"the then branch of If returns {_count(then_values)} and the else branch "
+                f"{_count(else_values)}; both have to return the same",
+            )
+        pairs = zip(_listed(then_values), _listed(else_values), strict=True)
+        kinds = [
+            _joined(graph, "If", f"value {index} of the then branch", yes, "the else branch's", no)
+            for index, (yes, no) in enumerate(pairs)
+        ]
+        branches = {"then_branch": then_graph, "else_branch": else_graph}
+        outputs = self._record(graph, "If", (condition,), branches, after, len(kinds), kinds)
+        return outputs[0] if isinstance(then_values, Output) else outputs
+
+    def _branch(
+        self, g: Graph, title: str, record: Callable[[Graph], Any]
+    ) -> tuple[Output | Values, GraphProto]:
+        _need_callable(g, title, record)
+        branch = Branch(g, self._use, title)
+        with g.recording_branch(title):
+            values = _checked_values(branch, title, record(branch))
+            return values, branch.close((), _listed(values))
+
+    def loop(
+        self, g: Graph, body: Callable[..., Output | Values | LoopStep], *carried: Output,
+        trip_count: Output | int | None = None, condition: Output | None = None,
+        after: After = None,
+    ) -> LoopResult:  # fmt: skip
+        """Repeat `body`, handing values from one iteration to the next. ONNX `Loop`-21.
+
+        ```python
+        def body(b, i, total):
+            bigger = compute.add(b, total, x)
+            return LoopStep(
+                carried=[bigger], scans=[bigger], keep_going=compute.less(b, bigger, limit)
+            )
+
+        made = compute.loop(g, body, start, trip_count=100)
+        total, history = made.carried[0], made.scans[0]
+        ```
+
+        Args:
+            g: the Graph.
+            body: called once with the body's own Graph, the iteration (int64 [], from 0), and
+                one value for each of `carried`; it records ops of this slot, may use values of
+                the Graphs around, and returns the carried values for the next iteration (one,
+                or a list), or a `LoopStep`.
+            carried: what the values are in the first iteration. Their dtypes stay; their shapes
+                may change.
+            trip_count: iterations at most, a number or an int64 value [] or [1].
+            condition: bool value [] or [1], whether there is a first iteration; yes when left out.
+            after: values that must be there before the op fires.
+
+        Returns:
+            The carried values after the last iteration, and the stacked scans.
+
+        Raises:
+            BranchMismatch: the body does not give one value of the same type for each of
+                `carried`.
+            BranchMisuse: the body records something else than ops of this slot.
+            BadArgument: neither `trip_count` nor `keep_going` ends the loop, nothing is carried
+                or scanned, or an argument is of the wrong kind.
+        """
+        graph = self._graph(g)
+        start = [*carried, *([] if condition is None else [condition])]
+        for value in start:
+            graph.value_name(value)
+        count = self._trip_count(graph, trip_count)
+        step, body_graph = self._body(graph, body, carried)
+        if count is None and step.keep_going is None:
+            raise graph.error(
+                BadArgument,
+                "the Loop never ends; give it trip_count=…, or return LoopStep(keep_going=…) "
+                "from its body",
+            )
+        kinds = [
+            _joined(
+                graph, "Loop", f"carried value {index}", before, "what the body makes of it", now
+            )
+            for index, (before, now) in enumerate(zip(carried, step.carried, strict=True))
+        ]
+        kinds += [value.type for value in step.scans]
+        if not kinds:
+            raise graph.error(
+                BadArgument, "the Loop gives nothing; hand it carried values, or return scans"
+            )
+        inputs = (count, condition, *carried)
+        made = self._record(graph, "Loop", inputs, {"body": body_graph}, after, len(kinds), kinds)
+        return LoopResult(carried=made[: len(carried)], scans=made[len(carried) :])
+
+    def _trip_count(self, g: Graph, given: Output | int | None) -> Output | None:
+        if given is None or isinstance(given, Output):
+            return given
+        if type(given) is not int or not 0 <= given < 1 << 63:
+            raise g.error(
+                BadArgument,
+                f"trip_count={given!r:.40} has to be a number from 0 on, or a recorded value",
+            )
+        return self._record(g, "Constant", (), {"value": np.array(given, np.int64)}, None)[0]
+
+    def _body(
+        self, g: Graph, record: Callable[..., Any], carried: Values
+    ) -> tuple[LoopStep, GraphProto]:
+        title = "the body of Loop"
+        _need_callable(g, title, record)
+        branch = Branch(g, self._use, title)
+        formals = [
+            branch.formal("iteration", types.TENSOR_INT64, scalar=True),
+            branch.formal("keep_going", types.TENSOR_BOOL, scalar=True),
+            *(branch.formal(f"carried_{i}", value.type) for i, value in enumerate(carried)),
+        ]
+        with g.recording_branch(title):
+            step = _as_step(branch, title, record(branch, formals[0], *formals[2:]))
+            if len(step.carried) != len(carried):
+                raise branch.error(
+                    BranchMismatch,
+                    f"{title} gets {_count(carried)} from the iteration before and returns "
+                    f"{_count(step.carried)} for the next; return one for each (and what is to "
+                    "be stacked as scans of a LoopStep)",
+                )
+            keep_going = formals[1] if step.keep_going is None else step.keep_going
+            return step, branch.close(formals, (keep_going, *step.carried, *step.scans))
+
+
+def _need_callable(g: Graph, title: str, record: object) -> None:
+    if not callable(record):
+        raise g.error(
+            BadArgument,
+            f"{title} is {record!r:.60}, which can't be called; give a function that records "
+            "it (a GraphProto goes to op(g, …))",
+        )
+
+
+def _as_step(branch: Branch, title: str, given: object) -> LoopStep:
+    if not isinstance(given, LoopStep):
+        return LoopStep(carried=_listed(_checked_values(branch, title, given)))
+    if given.keep_going is not None:
+        branch.value_name(given.keep_going)
+    return LoopStep(
+        carried=_listed(_checked_values(branch, title, given.carried)),
+        scans=_listed(_checked_values(branch, title, given.scans)),
+        keep_going=given.keep_going,
+    )
+
+
+def _checked_values(branch: Branch, title: str, given: object) -> Output | Values:
+    if not isinstance(given, Output | list | tuple):
+        raise branch.error(
+            BadArgument,
+            f"{title} returns {given!r:.60}; return a recorded value, or a list of them",
+        )
+    for value in _listed(given):
+        branch.value_name(value)
+    return given
+
+
+def _listed(values: Output | Values) -> Values:
+    return (values,) if isinstance(values, Output) else values
+
+
+def _count(values: Output | Values) -> str:
+    if isinstance(values, Output):
+        return "one value"
+    return f"a list of {len(values)}"
+
+
+def _joined(g: Graph, op_type: str, what: str, one: Output, whose: str, other: Output) -> TypeNode:
+    """The type that two values share; BranchMismatch when they can have none."""
+    if one.type is other.type:
+        return one.type
+    met = types.meet(one.type, other.type)
+    if met is None:
+        raise g.error(
+            BranchMismatch,
+            f"{what} of {op_type} is a {one.type.name} and {whose} a {other.type.name}; cast one "
+            "of them to the other's type",
+        )
+    return met if met.kind is TypeKind.TENSOR else types.ANY

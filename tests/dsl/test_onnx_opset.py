@@ -1,0 +1,107 @@
+"""Models of any opset that ONNX Runtime runs mean the same after they were brought to ours."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from bbnode.dsl import OnnxModule
+from bbnode.dsl.onnx_errors import UnconvertibleModel
+from bbnode.ir import keys
+from tests.dsl.onnx_models import assert_same, cnn, mlp, model_of, ort, port, run, x_of
+
+N = helper.make_node
+
+
+@pytest.mark.parametrize("opset", [8, 9, 11, 13, 15, 17, 19, 20, 21, 22])
+def test_a_cnn_of_any_opset(opset) -> None:
+    model = cnn(opset=opset)
+    x = x_of(2, 1, 8, 8)
+    module = OnnxModule(model)
+    versions = {o.domain: o.version for o in module.build().functions[0].opset_import}
+    assert versions[""] == keys.ONNX_OPSET_VERSION
+    assert_same(run(module, x=x), ort(model, x=x))
+
+
+@pytest.mark.parametrize("opset", [9, 12, 17, 22])
+def test_an_mlp_of_any_opset_in_stages(opset) -> None:
+    model = mlp(opset=opset)
+    x = x_of(3, 8)
+    assert_same(run(OnnxModule(model).split(stages=2), input_1=x), ort(model, input_1=x))
+
+
+# Ops whose meaning, ports or attributes changed on the way, in their old spelling.
+OLD = {
+    "softmax of rank 3": (11, [N("Softmax", ["x"], ["y"])]),
+    "axes of Squeeze": (11, [N("Unsqueeze", ["x"], ["u"], axes=[0]),
+                             N("Squeeze", ["u"], ["y"], axes=[0])]),
+    "axes of ReduceSum": (12, [N("ReduceSum", ["x"], ["y"], axes=[1])]),
+    "axes of ReduceMean": (13, [N("ReduceMean", ["x"], ["y"], axes=[1], keepdims=0)]),
+    "limits of Clip": (8, [N("Clip", ["x"], ["y"], min=-0.5, max=0.25)]),
+    "pads of Pad": (10, [N("Pad", ["x"], ["y"], pads=[0, 0, 1, 0, 0, 2], value=3.0)]),
+    "Slice by attributes": (9, [N("Slice", ["x"], ["y"], axes=[2], starts=[1], ends=[3])]),
+    "TopK by attribute": (9, [N("TopK", ["x"], ["y", "where"], k=2, axis=2)]),
+    "sizes of Split": (12, [N("Split", ["x"], ["a", "b"], axis=2, split=[1, 3]),
+                            N("Concat", ["b", "a"], ["y"], axis=2)]),
+    "Split in equal parts": (13, [N("Split", ["x"], ["a", "b"], axis=2),
+                                  N("Sub", ["a", "b"], ["y"])]),
+    "ratio of Dropout": (10, [N("Dropout", ["x"], ["y"], ratio=0.4)]),
+    "types of Where": (9, [N("Greater", ["x", "x"], ["c"]), N("Where", ["c", "x", "x"], ["y"])]),
+    "Upsample": (9, [N("Upsample", ["x", "scales"], ["y"], mode="nearest")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_old_spellings_keep_their_meaning(name) -> None:
+    opset, nodes = OLD[name]
+    scales = numpy_helper.from_array(np.array([1, 1, 2], np.float32), "scales")
+    weights = [scales] if name == "Upsample" else []
+    model = model_of(
+        nodes, [port("x", [2, 3, 4])], [port("y", None)], weights, opset=opset, ir_version=7
+    )
+    x = x_of(2, 3, 4)
+    assert_same(run(OnnxModule(model), x=x), ort(model, x=x))
+
+
+def test_graphs_inside_of_ops_are_converted_too() -> None:
+    then = helper.make_graph(
+        [N("ReduceMean", ["x"], ["t"], axes=[1])], "then", [], [port("t", None)]
+    )
+    other = helper.make_graph(
+        [N("ReduceMax", ["x"], ["e"], axes=[1])], "else", [], [port("e", None)]
+    )
+    model = model_of(
+        [N("If", ["c"], ["y"], then_branch=then, else_branch=other)],
+        [port("x", [2, 4]), port("c", [], TensorProto.BOOL)], [port("y", None)], opset=13,
+    )  # fmt: skip
+    for choice in (True, False):
+        feeds = {"x": x_of(2, 4), "c": np.array(choice)}
+        assert_same(run(OnnxModule(model), **feeds), ort(model, **feeds))
+
+
+def test_an_opset_without_a_way_to_ours_is_refused_by_its_ops() -> None:
+    model = model_of(
+        [N("RMSNormalization", ["x", "s"], ["y"])], [port("x", [2, 4]), port("s", [4])],
+        [port("y", [2, 4])], opset=23,
+    )  # fmt: skip
+    with pytest.raises(UnconvertibleModel) as error:
+        OnnxModule(model, name="norm")
+    text = str(error.value)
+    assert text.startswith("norm (test_onnx_opset.py:")
+    assert "opset 23 and cannot be brought to 21, because of RMSNormalization" in text
+    assert "export it again with opset 21" in text
+
+
+@pytest.mark.parametrize("op_type", ["Relu", "Gelu", "Sin", "Round", "Mish"])
+def test_newer_ops_that_only_gained_types_are_taken(op_type) -> None:
+    model = model_of([N(op_type, ["x"], ["y"])], [port("x", [4])], [port("y", [4])], opset=22)
+    module = OnnxModule(model)
+    assert module.build().functions[0].node[0].op_type == op_type
+    x = x_of(4)
+    assert_same(run(module, x=x), ort(model, x=x))
+
+
+def test_the_ops_of_the_recorded_opset_are_known_to_this_onnx() -> None:
+    assert onnx.defs.onnx_opset_version() >= keys.ONNX_OPSET_VERSION
