@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "sim": ("bbnode.ir", "bbnode.engine", "bbnode.transport.memory"),
     "daemon": tuple(f"bbnode.{layer}" for layer in sorted(ALL_LAYERS)),
     "cli": tuple(f"bbnode.{layer}" for layer in sorted(ALL_LAYERS)),
-    "examples": ("bbnode.dsl", "bbnode.compiler", "bbnode.components"),
+    "examples": ("bbnode.dsl", "bbnode.compiler", "bbnode.components", "bbnode.sim"),
 }
 
 # Layer -> third-party packages that it may import. A layer without a row may import any.

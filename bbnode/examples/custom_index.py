@@ -1,0 +1,158 @@
+"""An index of your own that searches in a worker thread.
+
+Run it with `python -m bbnode.examples.custom_index`.
+
+`BruteForceIndex` implements the contract Index: it keeps vectors and finds the nearest ones by
+comparing with all of them. That is slow, and a node has one loop that also answers its peers;
+so `search` is marked `@offload`: the host runs it in a worker thread, and the engine parks the
+op until the result is there. Two rules make this safe without a lock in the component:
+
+- the engine never runs two ops of one component at once: an `add` that comes during a search
+  waits in line until the thread has returned;
+- ops of other components, and of other executions, go on.
+
+In the simulation below a search takes 200 ms of virtual time on the library. A ping of the
+same class is answered meanwhile; a book that is added meanwhile comes after the search.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from onnx import ModelProto
+
+from bbnode.compiler import Compiler
+from bbnode.components import ConnectedView, OpContext, offload, register_component
+from bbnode.components.contracts import ComponentError, Index
+from bbnode.dsl import Graph, IndexSlot, Module, PeerSelectorSlot, types, values
+from bbnode.sim import MS, Network, SimNode, steps
+
+SEARCH_TAKES_NS = 200 * MS
+
+
+class WrongLength(ComponentError):
+    """A vector is not as long as those in the index."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BruteForceConfig:
+    """Settings of `BruteForceIndex`: the id of the first vector, others count on from there."""
+
+    first_id: int = 0
+
+
+@register_component
+class BruteForceIndex(Index):
+    """Exact nearest neighbours by Euclidean distance."""
+
+    TYPE_NAME: ClassVar[str] = "example.BruteForceIndex"
+    Config: ClassVar[type] = BruteForceConfig
+    storage: ClassVar[dict[str, types.TypeNode]] = {
+        "*": types.TENSOR_FLOAT,
+        "Remove.id": types.TENSOR_INT64,
+    }
+
+    def __init__(self, config: BruteForceConfig) -> None:
+        super().__init__(config)
+        self._vectors: dict[int, npt.NDArray[np.float32]] = {}
+        self._next_id = config.first_id
+        self.searched_in: list[str] = []  # names of the threads, for the demonstration
+
+    def add(self, ctx: OpContext, vector: Any) -> values.CommandId:
+        """Store a vector [D]; gives its id."""
+        known = next(iter(self._vectors.values()), vector)
+        if np.shape(vector) != np.shape(known):
+            raise WrongLength(f"shape {np.shape(vector)}; the index holds {np.shape(known)}")
+        number = self._next_id
+        self._vectors[number] = np.array(vector, np.float32)
+        self._next_id += 1
+        return values.CommandId(number)
+
+    @offload
+    def search(self, ctx: OpContext, query: Any, *, k: int) -> values.SearchResults:
+        """The k nearest to `query` [D], nearest first; of equal distances the older one."""
+        self.searched_in.append(threading.current_thread().name)
+        distances = [
+            (float(np.linalg.norm(vector - query)), number)
+            for number, vector in self._vectors.items()
+        ]
+        return values.SearchResults((number, far) for far, number in sorted(distances)[:k])
+
+    def remove(self, ctx: OpContext, item: Any) -> None:
+        """Forget the vector with this id (int64 scalar); an unknown one is forgotten already."""
+        self._vectors.pop(int(np.asarray(item).reshape(())), None)
+
+    def train(self, ctx: OpContext, training: Any) -> None:
+        """There is nothing to fit."""
+
+
+class Library(Module):
+    """A reader asks, a library answers. Three inputs on the reader, each an event of its own.
+
+    "book" ([D] float32) is stored; "question" ([D] float32) is answered by "nearest"
+    (SearchResults); "ping" (Trigger) by "pong".
+    """
+
+    home = "reader"
+
+    def body(self, g: Graph) -> None:
+        libraries = PeerSelectorSlot("libraries", peer_class="library")
+        books = IndexSlot("books")
+
+        book = g.input("book", types.TENSOR_FLOAT)
+        stored = books.add(g, g.net_out("store", libraries.current_view(g, after=book), book))
+        g.output("stored", stored)
+
+        question = g.input("question", types.TENSOR_FLOAT)
+        asked = g.net_out("ask", libraries.current_view(g, after=question), question)
+        found = books.search(g, asked, k=2)
+        g.output("nearest", g.net_out("tell", asked.sender, found))
+
+        ping = g.input("ping", types.TRIGGER)
+        heard = g.net_out("ping", libraries.current_view(g, after=ping), ping)
+        g.output("pong", g.net_out("pong", heard.sender, heard))
+
+
+def compile_program() -> ModelProto:
+    """The program with our index."""
+    return (
+        Compiler()
+        .bind_peer_selector("libraries", ConnectedView)
+        .bind_index("books", BruteForceIndex)
+        .compile(Library().build())
+    )
+
+
+def main() -> None:
+    """Store three books, ask, and do other things while the search runs."""
+    compiled = compile_program()
+
+    def say(now_ns: int, who: SimNode, step: steps.Step) -> None:
+        if isinstance(step, steps.AppEvent):
+            shown = "" if step.topic == "pong" else f" {step.value}"
+            print(f"{now_ns / MS:6.1f} ms  {who.name}: {step.topic}{shown}")
+
+    # With threads=True the search really runs in a thread, as it does in a daemon.
+    network = Network(seed=0, threads=True, observe=say)
+    reader = network.add("reader", compiled, ["reader"])
+    network.add("library", compiled, ["library"], task_ns=SEARCH_TAKES_NS)
+    for position in (0.0, 1.0, 5.0):
+        reader.deliver_event("reader", "book", np.array([position, 0], np.float32))
+    network.run_until_idle()
+
+    reader.deliver_event("reader", "question", np.array([0.9, 0], np.float32))
+    network.at(network.now_ns + 10 * MS, lambda: _meanwhile(reader))
+    network.run_until_idle()
+
+
+def _meanwhile(reader: SimNode) -> None:
+    reader.deliver_event("reader", "ping", values.TRIGGER)
+    reader.deliver_event("reader", "book", np.array([0.9, 0], np.float32))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""What can be wrong with a simulation. All of it is the fault of who wrote the simulation."""
+
+from __future__ import annotations
+
+from bbnode.ir.errors import BbnodeError
+
+
+class SimError(BbnodeError):
+    """Base of the simulator's errors."""
+
+
+class InvalidLink(SimError):
+    """A link has a latency or a probability out of its range."""
+
+
+class InvalidClock(SimError):
+    """A clock drifts further than a clock does."""
+
+
+class NameTaken(SimError):
+    """Two nodes of one network have the same name."""
+
+
+class UnknownSimNode(SimError):
+    """The network has no node of that name."""
+
+
+class NodeIsDown(SimError):
+    """A crashed node was asked for something; restart it first."""
+
+
+class NotReached(SimError):
+    """What a run waited for did not come about: the time is over, or nothing is left to do."""
+
+
+class TimeStandsStill(SimError):
+    """The network works for ever without virtual time going on."""

@@ -1,0 +1,339 @@
+"""The network: nodes, the links between them, and the run of virtual time.
+
+Rule: one heap of events, taken in order; a node is polled when something came to it or when
+it asked to be, and what it tells its host is carried out at once. Computing takes no time,
+but for offloaded work, which takes as long as its node is told to need.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from multiaddr import Multiaddr
+from onnx import ModelProto
+
+from bbnode.engine import Limits, Node, Program, install, plan_program, steps
+from bbnode.engine.rng import mix64
+from bbnode.ir.ids import fnv1a_64
+from bbnode.ir.peer import PeerId
+from bbnode.sim.agenda import Agenda, Arrival, Call, Event, TaskDone, Wakeup
+from bbnode.sim.clock import Clock
+from bbnode.sim.errors import NameTaken, NotReached, TimeStandsStill
+from bbnode.sim.link import Link, S, Wire
+from bbnode.sim.node import SimNode
+from bbnode.sim.topology import Topology
+from bbnode.sim.trace import Trace, checksum, describe
+
+# How long a run waits when nobody says: longer than any deadline that is not a mistake.
+DEFAULT_LIMIT_NS = 3600 * S
+# Events at one and the same time. 10,000 nodes that talk with a hundred others need less.
+MAX_EVENTS_AT_ONCE = 10_000_000
+_WORD = (1 << 64) - 1
+
+Observer = Callable[[int, SimNode, steps.Step], None]
+
+
+class Network(Topology):
+    """Simulated nodes and what lies between them.
+
+    `add` the nodes, `invoke` on them, `run_until_idle`, and look at what they said. Everything
+    runs on the calling thread; a component that starts threads of its own and completes from
+    them has no place in a run that can be repeated.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        *,
+        link: Link | None = None,
+        mesh: bool = True,
+        threads: bool = False,
+        observe: Observer | None = None,
+        trace: Trace | None = None,
+    ) -> None:
+        """A network without nodes.
+
+        Args:
+            seed: of what links draw and of what nodes draw (RngU64).
+            link: between nodes that nothing else is said of; 1 ms, without faults, if not given.
+            mesh: connect each node with all others when it is added; else call `connect`.
+            threads: run offloaded work in threads of its own, one at a time, as a daemon would;
+                the trace is the same.
+            observe: called with the time, the node and each of its steps.
+            trace: where to note what happens; a new one if not given.
+        """
+        super().__init__(seed, link or Link(), Trace() if trace is None else trace)
+        self._mesh = mesh
+        self._threads = threads
+        self._observe = observe
+        self._agenda = Agenda()
+        self._by_peer: dict[PeerId, SimNode] = {}
+        self._programs: dict[tuple[int, tuple[str, ...]], tuple[ModelProto, Program]] = {}
+        self._counts: Counter[str] = Counter()
+        self._at_once = 0
+
+    # -- nodes -------------------------------------------------------------------------------
+
+    def add(
+        self,
+        name: str,
+        model: ModelProto | Program,
+        targets: Sequence[str] = (),
+        *,
+        config: Mapping[str, Mapping[str, Any]] | None = None,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+        task_ns: int = 0,
+    ) -> SimNode:
+        """Install a node; its PeerId follows from its name.
+
+        Args:
+            name: unique in this network.
+            model, targets, config, limits: as `bbnode.engine.install` takes them. Nodes of one
+                model and targets share its plan: do not change the model afterwards.
+            clock: what it takes for the time; true and from 0 if not given.
+            task_ns: how long offloaded work takes.
+
+        Raises:
+            NameTaken: there is a node of that name.
+            BbnodeError: whatever `install` raises.
+        """
+        if name in self._nodes:
+            raise NameTaken(f"a node {name!r} is there already; give each node its own name")
+        program = model if isinstance(model, Program) else self._plan(model, tuple(targets))
+        peer_id = self.peer_id(name)
+        address = Multiaddr(f"/memory/{len(self._nodes) + 1}/p2p/{peer_id}")
+
+        def bring_up(incarnation: int) -> Node:
+            return install(
+                program,
+                peer_id=peer_id,
+                addresses=(address,),
+                config=config,
+                limits=limits,
+                seed=mix64((self.seed & _WORD) ^ fnv1a_64(name.encode())),
+                incarnation=incarnation,
+            )
+
+        made = SimNode(
+            name,
+            address=address,
+            peer_id=peer_id,
+            clock=clock or Clock(),
+            task_ns=task_ns,
+            bring_up=bring_up,
+        )
+        others = list(self._nodes.values())
+        self._nodes[name] = self._by_peer[peer_id] = made
+        self._start(made)
+        if self._mesh:
+            for other in others:
+                self.connect(other, made)
+        return made
+
+    def crash(self, node: SimNode | str) -> None:
+        """Let a node die: its connections break, and what it did not save is lost."""
+        dead = self.find(node)
+        if not dead.is_up:
+            return
+        self.trace.note(self.now_ns, dead.name, "crash")
+        for wire in dead.wires.values():
+            self.sever(wire, "the connection was reset")
+        dead.go_down()
+
+    def restart(self, node: SimNode | str) -> None:
+        """Bring a crashed node up again, from its last `SimNode.checkpoint` if there is one.
+
+        Raises:
+            BbnodeError: whatever `install` and `Node.restore` raise.
+        """
+        risen = self.find(node)
+        if risen.is_up:
+            return
+        risen.come_up()
+        self.trace.note(self.now_ns, risen.name, f"restart {risen.node.incarnation}")
+        self._start(risen)
+        for wire in risen.wires.values():
+            self.establish(wire)
+
+    # -- time --------------------------------------------------------------------------------
+
+    def at(self, when_ns: int, action: Callable[[], object]) -> None:
+        """Call something at a time of the network, for instance a fault; the past is now."""
+        self._agenda.plan(max(when_ns, self.now_ns), Call(action))
+
+    def run(self, until: int) -> None:
+        """Let everything happen up to and at the time `until`, in nanoseconds."""
+        while (due := self._agenda.next_ns()) is not None and due <= until:
+            self._step()
+        self.now_ns = max(self.now_ns, until)
+
+    def run_until(
+        self, condition: Callable[[], object], *, limit_ns: int = DEFAULT_LIMIT_NS
+    ) -> None:
+        """Run until `condition()` is true; it is asked after every event.
+
+        Raises:
+            NotReached: nothing is left to happen, or `limit_ns` are over, and it is not.
+        """
+        end_ns = self.now_ns + limit_ns
+        while not condition():
+            due = self._agenda.next_ns()
+            if due is None or due > end_ns:
+                why = "nothing is left to happen" if due is None else f"{limit_ns} ns are over"
+                raise NotReached(f"{why}, and what was waited for is not there. {self._state()}")
+            self._step()
+
+    def run_until_idle(self, *, limit_ns: int = DEFAULT_LIMIT_NS) -> None:
+        """Run until nothing is left to happen.
+
+        Raises:
+            NotReached: after `limit_ns` there still is; a program with an Interval never rests.
+        """
+        end_ns = self.now_ns + limit_ns
+        while (due := self._agenda.next_ns()) is not None:
+            if due > end_ns:
+                raise NotReached(
+                    f"after {limit_ns} ns the network is not idle; use run(until=…) for a program "
+                    f"that never rests. {self._state()}"
+                )
+            self._step()
+
+    def counters(self) -> dict[str, int]:
+        """What was counted: polls, tasks, envelopes by what became of them."""
+        return dict(self._counts)
+
+    # -- events ------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        when_ns, event = self._agenda.take()
+        if when_ns > self.now_ns:
+            self.now_ns = when_ns
+            self._at_once = 0
+        self._at_once += 1
+        if self._at_once > MAX_EVENTS_AT_ONCE:
+            raise TimeStandsStill(
+                f"{MAX_EVENTS_AT_ONCE} events happened at {self.now_ns} ns; something sends to "
+                f"itself for ever: give links a latency, or let the program end. {self._state()}"
+            )
+        self._happen(event)
+
+    def _happen(self, event: Event) -> None:
+        match event:
+            case Arrival(wire=wire, session=session, data=data):
+                self._arrive(wire, session, data)
+            case Wakeup(node=node):
+                self._poll(node)
+            case TaskDone(node=node, life=life, task=task):
+                if node.life == life:
+                    self._run_task(node.node, task)
+            case Call(action=action):
+                action()
+
+    def _arrive(self, wire: Wire, session: int, data: bytes) -> None:
+        target = wire.target
+        if not wire.up or wire.session != session:
+            self._counts["envelopes.lost_with_connection"] += 1
+            return
+        self._counts["envelopes.delivered"] += 1
+        self.trace.note(self.now_ns, target.name, f"receive {wire.source.name} {checksum([data])}")
+        target.node.deliver_inbound(wire.source.peer_id, data, wire.source.address)
+
+    def _poll(self, node: SimNode) -> None:
+        node.wake_ns = None
+        self._counts["polls"] += 1
+        engine, life = node.node, node.life
+        for step in engine.poll(node.clock.local_ns(self.now_ns)):
+            self.trace.note(self.now_ns, node.name, describe(step, self._name_of))
+            match step:
+                case steps.SendEnvelope():
+                    self._send(node, step)
+                case steps.RunTask():
+                    self._counts["tasks"] += 1
+                    due_ns = self.now_ns + node.task_ns
+                    self._agenda.plan(due_ns, TaskDone(node, node.life, step))
+                case _:
+                    node.keep(self.now_ns, step)
+            if self._observe is not None:
+                self._observe(self.now_ns, node, step)
+                if node.life != life:
+                    return  # the observer let it crash: what it still had to say is lost
+        due = engine.next_deadline()
+        if due is not None:
+            self._wake(node, max(self.now_ns, node.clock.true_ns(due)))
+
+    def _send(self, node: SimNode, step: steps.SendEnvelope) -> None:
+        self._counts["envelopes.sent"] += 1
+        wire = node.wires.get(step.peer)
+        if wire is None or not wire.up:
+            self._counts["envelopes.not_connected"] += 1
+            node.node.send_failed(step.peer, f"{self._name_of(step.peer)} is not connected")
+            return
+        self._counts["envelopes.bytes"] += step.size
+        arrivals = wire.arrivals(self.now_ns)
+        self._counts["envelopes.lost"] += not arrivals
+        self._counts["envelopes.duplicated"] += len(arrivals) > 1
+        if arrivals:
+            data = b"".join(step.parts)
+            for when_ns in arrivals:
+                self._agenda.plan(when_ns, Arrival(wire, wire.session, data))
+
+    def _run_task(self, node: Node, task: steps.RunTask) -> None:
+        def work() -> None:
+            try:
+                result = task.fn()
+            except Exception as error:  # noqa: BLE001 - the boundary of component code
+                node.fail(task.token, error)
+            else:
+                node.complete(task.token, result)
+
+        if self._threads:
+            thread = threading.Thread(target=work, name=f"bbnode-task-{task.token}")
+            thread.start()
+            thread.join()
+        else:
+            work()
+
+    # -- waking ------------------------------------------------------------------------------
+
+    def _start(self, node: SimNode) -> None:
+        node.node.set_wake(functools.partial(self._woken, node))
+        self._woken(node)
+
+    def _woken(self, node: SimNode) -> None:
+        self._wake(node, self.now_ns)
+
+    def _wake(self, node: SimNode, when_ns: int) -> None:
+        """Poll a node at a time, unless it is polled before."""
+        if node.wake_ns is None or when_ns < node.wake_ns:
+            node.wake_ns = when_ns
+            self._agenda.plan(when_ns, Wakeup(node, node.life))
+
+    # -- small things ------------------------------------------------------------------------
+
+    def _plan(self, model: ModelProto, targets: tuple[str, ...]) -> Program:
+        key = (id(model), targets)
+        known = self._programs.get(key)
+        if known is None:
+            # The model is kept as well: its id is not another's as long as it lives.
+            known = self._programs[key] = (model, plan_program(model, targets))
+        return known[1]
+
+    def _name_of(self, peer: PeerId) -> str:
+        found = self._by_peer.get(peer)
+        return str(peer) if found is None else found.name
+
+    def _state(self) -> str:
+        """What an error says of the network: who waits for what."""
+        waiting = [
+            f"{node.name}: {entry.what} waits for {entry.whom or entry.why}"
+            for node in self._nodes.values()
+            if node.is_up
+            for entry in node.node.waiting()
+        ]
+        listed = "; ".join(waiting[:5]) or "no op waits"
+        return f"Now it is {self.now_ns} ns (seed {self.seed}); {listed}"

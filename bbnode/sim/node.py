@@ -1,0 +1,148 @@
+"""One simulated peer: a real node, what it told its host, and how to bring it up again.
+
+Rule: the node is driven by its network alone; what is asked of it here goes through its
+entry points, as a host's calls do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from multiaddr import Multiaddr
+
+from bbnode.engine import Node, steps
+from bbnode.ir.peer import PeerId
+from bbnode.ir.values import Value
+from bbnode.sim.clock import Clock
+from bbnode.sim.errors import NodeIsDown
+
+if TYPE_CHECKING:
+    from bbnode.sim.link import Wire
+
+# Steps kept per node, the newest; envelopes and tasks are not among them.
+KEPT_STEPS = 10_000
+
+Kind = TypeVar("Kind")
+
+
+class SimNode:
+    """A peer of a `Network`; made by `Network.add`.
+
+    Attributes:
+        name: unique in its network; the PeerId and all draws follow from it.
+        peer_id: of the node.
+        address: where it claims to be.
+        clock: what it takes for the time.
+        task_ns: how long offloaded work takes on it, in its network's time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        address: Multiaddr,
+        peer_id: PeerId,
+        clock: Clock,
+        task_ns: int,
+        bring_up: Callable[[int], Node],
+    ) -> None:
+        self.name = name
+        self.peer_id = peer_id
+        self.address = address
+        self.clock = clock
+        self.task_ns = task_ns
+        # Of the network: who this node is linked with, and when it is polled next.
+        self.wires: dict[PeerId, Wire] = {}
+        self.wake_ns: int | None = None
+        self.life = 0
+        self._bring_up = bring_up
+        self._saved: bytes | None = None
+        self._steps: deque[tuple[int, steps.Step]] = deque(maxlen=KEPT_STEPS)
+        self._node: Node | None = bring_up(1)
+        self._incarnation = self._node.incarnation
+        self._classes = self._node.classes
+
+    def __repr__(self) -> str:
+        return f"SimNode({self.name!r}, {', '.join(self._classes)})"
+
+    # -- the node ----------------------------------------------------------------------------
+
+    @property
+    def node(self) -> Node:
+        """The engine's node; NodeIsDown while it is crashed."""
+        if self._node is None:
+            raise NodeIsDown(f"{self.name} is crashed; call Network.restart({self.name!r}) first")
+        return self._node
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it runs."""
+        return self._node is not None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes that it plays."""
+        return self._classes
+
+    def invoke(self, target: str, inputs: Mapping[str, Value]) -> int:
+        """Start an execution at the next poll; its id. Raises as `Node.invoke`, or NodeIsDown."""
+        return self.node.invoke(target, inputs)
+
+    def deliver_event(self, target: str, input: str, value: Value) -> int:  # noqa: A002
+        """Start an execution with one input; its id. Raises as `Node.deliver_event`."""
+        return self.node.deliver_event(target, input, value)
+
+    def checkpoint(self) -> None:
+        """Keep a snapshot for `Network.restart`. Raises NodeBusy while a component works."""
+        self._saved = self.node.snapshot()
+
+    # -- what it said ------------------------------------------------------------------------
+
+    def seen(self, kind: type[Kind]) -> list[Kind]:
+        """The kept steps of one class, oldest first."""
+        return [step for _, step in self._steps if isinstance(step, kind)]
+
+    def history(self) -> list[tuple[int, steps.Step]]:
+        """All kept steps with the network's time, oldest first."""
+        return list(self._steps)
+
+    def values(self, topic: str) -> list[Value]:
+        """The values of all app events with this topic, oldest first."""
+        return [event.value for event in self.seen(steps.AppEvent) if event.topic == topic]
+
+    def outputs(self, execution: int) -> dict[str, Value]:
+        """What one execution of this node handed out: topic to the last value."""
+        events = self.seen(steps.AppEvent)
+        return {event.topic: event.value for event in events if event.execution == execution}
+
+    def failures(self) -> list[steps.OpFailed]:
+        """The ops that failed on this node, oldest first."""
+        return self.seen(steps.OpFailed)
+
+    def has_finished(self, execution: int) -> bool:
+        """Whether an execution that was started here has ended."""
+        ended = self.seen(steps.ExecutionFinished)
+        return any(step.execution == execution for step in ended)
+
+    # -- for the network ---------------------------------------------------------------------
+
+    def keep(self, at_ns: int, step: steps.Step) -> None:
+        """Keep a step to be looked at."""
+        self._steps.append((at_ns, step))
+
+    def go_down(self) -> None:
+        """Lose everything but what was saved."""
+        self._node = None
+        self.wake_ns = None
+        self.life += 1
+
+    def come_up(self) -> None:
+        """Install anew, as the next incarnation, and take up the last checkpoint."""
+        node = self._bring_up(self._incarnation + 1)
+        if self._saved is not None:
+            node.restore(self._saved)
+        self._node = node
+        self._incarnation = node.incarnation
+        self.life += 1

@@ -1,0 +1,92 @@
+"""What happened, in an order and a form that two runs can be compared by.
+
+Rule: a line holds names, numbers and checksums, never an address of an object or a text that
+another machine could word differently. The digest covers all lines; only the newest are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from bbnode.engine import steps
+from bbnode.ir import codec
+from bbnode.ir.errors import BbnodeError
+from bbnode.ir.peer import PeerId
+from bbnode.ir.values import Value
+
+DEFAULT_KEPT_LINES = 10_000  # some 500 KB of text
+
+
+class Trace:
+    """The trace of one network."""
+
+    def __init__(self, kept: int = DEFAULT_KEPT_LINES) -> None:
+        self._hash = hashlib.sha256()
+        self._lines: deque[str] = deque(maxlen=kept)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def note(self, at_ns: int, who: str, what: str) -> None:
+        """Add one line."""
+        line = f"{at_ns} {who} {what}"
+        self._hash.update(line.encode())
+        self._hash.update(b"\n")
+        self._lines.append(line)
+        self._count += 1
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all lines so far, in hex: equal digests mean equal runs."""
+        return self._hash.hexdigest()
+
+    def lines(self) -> list[str]:
+        """The newest lines, oldest first."""
+        return list(self._lines)
+
+
+def describe(step: steps.Step, name_of: Callable[[PeerId], str]) -> str:
+    """One step as the words of a line."""
+    match step:
+        case steps.SendEnvelope():
+            return f"send {name_of(step.peer)} {step.size} {checksum(step.parts)}"
+        case steps.AppEvent():
+            return f"event {step.topic} {step.execution} {value_checksum(step.value)}"
+        case steps.OpFailed():
+            return f"op-failed {step.op} {step.kind} {step.execution}"
+        case steps.ExecutionFinished():
+            return f"finished {step.execution} {step.failures}"
+        case steps.WireReceiveFailed():
+            return f"receive-failed {name_of(step.peer)} {step.fill} {step.kind}"
+        case steps.PeerResolveFailed():
+            return f"unresolved {name_of(step.peer)} {step.op} {step.execution}"
+        case steps.PeerUp() | steps.PeerDown():
+            return f"{type(step).__name__} {name_of(step.peer)}"
+        case steps.RunTask():
+            return f"task {step.token} {step.op}"
+        case steps.BootstrapComplete():
+            return f"bootstrapped {step.executions} {step.ok}"
+        case steps.CycleBudgetExceeded():
+            return f"budget-exceeded {step.remaining}"
+        case steps.Telemetry():
+            return f"telemetry {step.name}"
+
+
+def checksum(parts: Iterable[bytes | memoryview]) -> str:
+    """CRC-32 over buffers, as eight hex digits."""
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return f"{crc:08x}"
+
+
+def value_checksum(value: Value) -> str:
+    """CRC-32 of a value's payload; the name of its class where it has none."""
+    try:
+        return checksum(codec.encode_parts(value))
+    except BbnodeError:
+        return type(value).__name__
