@@ -26,7 +26,7 @@ from bbnode.daemon.config_sources import ResolvedConfig
 from bbnode.daemon.control import ControlServer
 from bbnode.daemon.events import step_to_event
 from bbnode.daemon.rounds import Rounds
-from bbnode.engine import Limits, Node, install, steps
+from bbnode.engine import All, Limits, Node, install, steps
 from bbnode.ir.address import parse_address, peer_of_address
 from bbnode.ir.errors import BbnodeError, DeploymentError
 from bbnode.ir.peer import PeerId
@@ -172,6 +172,9 @@ class Daemon:
                 await work.start(self._backend.run)
                 self._node.set_addresses(self._backend.listen_addresses())
                 await work.start(self._driver.run)
+                # What waits for inputs or peers locks nothing; the rest runs before any body.
+                self._node.run_bootstrap(All())
+                self._driver.wake()
                 self._dial_bootstrap()
                 for rounds in self._rounds:
                     work.start_soon(rounds.run, self._save)

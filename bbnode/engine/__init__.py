@@ -7,9 +7,38 @@ results come in through its entry points; what has to be done goes out as steps.
 from __future__ import annotations
 
 from bbnode.engine import errors, steps
+from bbnode.engine.bootstrap_targets import (
+    All,
+    BootstrapInfo,
+    BootstrapRequest,
+    BootstrapStatus,
+    BootstrapTarget,
+    ModuleNames,
+    ModuleRequests,
+    Slots,
+)
+from bbnode.engine.bus import FIRST_PROGRAM_KIND, BusKind
 from bbnode.engine.install import install
 from bbnode.engine.limits import Limits
 from bbnode.engine.node import Node
 from bbnode.engine.program import Program, plan_program
 
-__all__ = ["Limits", "Node", "Program", "errors", "install", "plan_program", "steps"]
+__all__ = [
+    "FIRST_PROGRAM_KIND",
+    "All",
+    "BootstrapInfo",
+    "BootstrapRequest",
+    "BootstrapStatus",
+    "BootstrapTarget",
+    "BusKind",
+    "Limits",
+    "ModuleNames",
+    "ModuleRequests",
+    "Node",
+    "Program",
+    "Slots",
+    "errors",
+    "install",
+    "plan_program",
+    "steps",
+]

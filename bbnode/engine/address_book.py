@@ -8,7 +8,7 @@ added stays until it is dropped. A node's own addresses are the entry under its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from multiaddr import Multiaddr
@@ -27,6 +27,8 @@ class _Entry:
     addresses: list[Multiaddr] = field(default_factory=list)
     references: int = 0
     claimed: tuple[bytes, ...] = ()  # the last claim, so that an unchanged one costs nothing
+    observed: Multiaddr | None = None  # the last one that was observed, likewise
+    routed: tuple[tuple[Multiaddr, ...], bytes] | None = None  # until an address changes
 
 
 class AddressBook:
@@ -72,11 +74,24 @@ class AddressBook:
         entry = self._entries.get(peer)
         if entry is not None and address in entry.addresses:
             entry.addresses.remove(address)
+            entry.routed = entry.observed = None
 
     def lookup(self, peer: PeerId) -> tuple[Multiaddr, ...]:
         """All addresses of a peer, in order; empty when it can't be routed."""
         entry = self._entries.get(peer)
         return () if entry is None else tuple(entry.addresses)
+
+    def routed(
+        self, peer: PeerId, encode: Callable[[Sequence[Multiaddr]], bytes]
+    ) -> tuple[tuple[Multiaddr, ...], bytes]:
+        """What `lookup` gives, and what `encode` (always the same) makes of it, kept."""
+        entry = self._entries.get(peer)
+        if entry is None:
+            return (), encode(())
+        if entry.routed is None:
+            addresses = tuple(entry.addresses)
+            entry.routed = (addresses, encode(addresses))
+        return entry.routed
 
     def set_own(self, peer: PeerId, addresses: Iterable[Multiaddr]) -> None:
         """Replace the node's own entry."""
@@ -103,12 +118,14 @@ class AddressBook:
     def observe(self, peer: PeerId, address: Multiaddr) -> bool:
         """Take over where an envelope came from; False when there is no room."""
         entry = self._entries.get(peer)
-        if entry is not None and address in entry.addresses:
+        if entry is not None and address is entry.observed:
             return True
         try:
-            _append(peer, self._entry(peer), address)
+            entry = self._entry(peer)
+            _append(peer, entry, address)
         except AddressBookFull:
             return False
+        entry.observed = address
         return True
 
     def export(self) -> list[tuple[bytes, int, list[bytes]]]:
@@ -154,3 +171,4 @@ def _append(peer: PeerId, entry: _Entry, address: Multiaddr) -> None:
             f"{peer.short} has {MAX_ADDRESSES_PER_PEER} addresses; forget one first"
         )
     entry.addresses.append(address)
+    entry.routed = None

@@ -7,6 +7,7 @@ Arrays are copied once, here, and are read-only from then on; the caller may reu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 
@@ -19,15 +20,33 @@ from bbnode.engine.errors import (
     did_you_mean,
 )
 from bbnode.engine.limits import Limits
-from bbnode.engine.program import TargetPlan
 from bbnode.ir.errors import AuthorError
+from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Composite, Value, size_of, type_of
 
 
+class TakesInputs(Protocol):
+    """A target, or a bootstrap."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+
+    @property
+    def inputs(self) -> Mapping[str, TypeNode | None]:
+        """Names and declared types."""
+
+
 def adopt_inputs(
-    target: TargetPlan, inputs: Mapping[str, Value], limits: Limits
+    target: TakesInputs, inputs: Mapping[str, Value], limits: Limits
 ) -> tuple[dict[str, Value], int]:
     """Copies of all inputs of an invoke, and their size in bytes."""
+    size = check_inputs(target, inputs, limits)
+    return {name: adopt(value) for name, value in inputs.items()}, size
+
+
+def check_inputs(target: TakesInputs, inputs: Mapping[str, Value], limits: Limits) -> int:
+    """The size in bytes of all inputs; raises when they are not what the target takes."""
     if limits.invoke_inputs is not None and len(inputs) > limits.invoke_inputs:
         raise TooManyInputs(
             f"{target.name}: {len(inputs)} inputs; limit invoke_inputs is {limits.invoke_inputs}"
@@ -37,18 +56,18 @@ def adopt_inputs(
     missing = [name for name in target.inputs if name not in inputs]
     if missing:
         raise MissingInput(
-            f"{target.name}: no value for {', '.join(missing)}; give all inputs, or use "
-            "deliver_event for one"
+            f"{target.name}: no value for {', '.join(missing)}; give all inputs (deliver_event "
+            "gives one input of a target)"
         )
     size = sum(_checked_size(target, name, value) for name, value in inputs.items())
     if limits.invoke_bytes is not None and size > limits.invoke_bytes:
         raise OversizePayload(
             f"{target.name}: {size} bytes of input; limit invoke_bytes is {limits.invoke_bytes}"
         )
-    return {name: adopt(value) for name, value in inputs.items()}, size
+    return size
 
 
-def adopt_event(target: TargetPlan, name: str, value: Value, limits: Limits) -> tuple[Value, int]:
+def adopt_event(target: TakesInputs, name: str, value: Value, limits: Limits) -> tuple[Value, int]:
     """A copy of the value of one event, and its size in bytes."""
     _check_name(target, name)
     size = _checked_size(target, name, value)
@@ -71,7 +90,7 @@ def adopt(value: Value) -> Value:
     return value
 
 
-def _check_name(target: TargetPlan, name: str) -> None:
+def _check_name(target: TakesInputs, name: str) -> None:
     if name not in target.inputs:
         known = ", ".join(target.inputs) or "none"
         raise UnknownInput(
@@ -80,7 +99,7 @@ def _check_name(target: TargetPlan, name: str) -> None:
         )
 
 
-def _checked_size(target: TargetPlan, name: str, value: Value) -> int:
+def _checked_size(target: TakesInputs, name: str, value: Value) -> int:
     try:
         actual = type_of(value)
     except AuthorError as error:

@@ -77,7 +77,8 @@ def _stored_configs(
     """Configs of concrete slots, of the main and of all that it calls."""
     configs: dict[str, bytes] = {}
     seen: set[FunctionKey] = set()
-    stack = [main]
+    # A slot that only a bootstrap uses stands there; one name is one slot in all of the model.
+    stack = [f for f in library.values() if protos.get_meta(f, keys.MODULE_PHASE_KEY)] + [main]
     while stack:
         function = stack.pop()
         for attribute in function.attribute_proto:

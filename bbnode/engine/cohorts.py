@@ -52,7 +52,7 @@ class Cohorts:
         Raises QuorumNotReached when fewer peers can be asked than have to answer.
         """
         rt = self._rt
-        rt.outbound.check(op, fill, len(peers))
+        size = rt.outbound.check(op, fill, len(peers))
         asked = tuple(sorted(rt.outbound.reachable(frame, op, peers)))
         needed = needed_answers(quorum, len(asked))
         unresolved = tuple(sorted(set(peers) - set(asked)))
@@ -67,7 +67,12 @@ class Cohorts:
             deadline_ns = min(deadline_ns, frame.deadline_ns)
         for peer in asked:
             rt.outbound.queue(
-                peer, fill, CorrelationKind.REQUEST, wire_req_id, max(deadline_ns - rt.now_ns, 1)
+                peer,
+                fill,
+                size,
+                CorrelationKind.REQUEST,
+                wire_req_id,
+                max(deadline_ns - rt.now_ns, 1),
             )
         self._next_request += 1
         request = self._next_request

@@ -10,21 +10,27 @@ from typing import Any
 
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
+from bbnode.engine.bootstraps import Bootstraps
 from bbnode.engine.frame import EntryPlan, Frame
 from bbnode.engine.inbound import Inbound
 from bbnode.engine.program import Program
 from bbnode.engine.runtime import Runtime
 from bbnode.engine.scheduler import TimerKind
-from bbnode.ir.values import TRIGGER, Timestamp, Value
+from bbnode.ir.values import TRIGGER, EventKind, Timestamp, Value
 
 
 class Dispatch:
     """Turns events and timers of one node into executions and table changes."""
 
-    def __init__(self, program: Program, rt: Runtime) -> None:
+    def __init__(self, program: Program, rt: Runtime, bootstraps: Bootstraps) -> None:
         self._program = program
+        self._bootstraps = bootstraps
         self._rt = rt
         self._booting: list[Frame] | None = None
+        self._listeners: dict[int, list[EntryPlan]] = {}
+        for source in program.sources:
+            if source.kind == "EventSource":
+                self._listeners.setdefault(source.argument, []).append(source.plan)
         self.take: Mapping[type, Callable[[Any], None]] = {
             ev.InboundBytes: Inbound(rt, program.sites).receive,
             ev.InboundRefused: self._take_refused,
@@ -33,6 +39,8 @@ class Dispatch:
             ev.PeerDisconnected: self._take_disconnected,
             ev.SendFailed: self._take_send_failed,
             ev.Lifecycle: self._take_lifecycle,
+            ev.Published: self._take_published,
+            ev.BootstrapAsked: bootstraps.take,
         }
 
     def _take_refused(self, event: ev.InboundRefused) -> None:
@@ -57,22 +65,29 @@ class Dispatch:
         self._rt.launch(frame)
 
     def _take_connected(self, event: ev.PeerConnected) -> None:
-        self._rt.steps.extend(
-            self._rt.neighbours.connected(event.peer, event.classes, event.addresses)
-        )
+        self._rt.show(self._rt.neighbours.connected(event.peer, event.classes, event.addresses))
 
     def _take_disconnected(self, event: ev.PeerDisconnected) -> None:
-        self._rt.steps.extend(self._rt.neighbours.disconnected(event.peer, event.reason))
+        self._rt.show(self._rt.neighbours.disconnected(event.peer, event.reason))
 
     def _take_send_failed(self, event: ev.SendFailed) -> None:
         rt = self._rt
         rt.counts["send.failed"] += 1
-        rt.steps.extend(rt.neighbours.failed(event.peer, event.reason, rt.now_ns))
+        rt.show(rt.neighbours.failed(event.peer, event.reason, rt.now_ns))
 
     def _take_lifecycle(self, event: ev.Lifecycle) -> None:
         for source in self._program.sources:
             if source.kind == "LifecyclePhase" and source.argument == event.phase:
                 self._fire_source(source.plan, TRIGGER)
+
+    def _take_published(self, event: ev.Published) -> None:
+        self._rt.bus.publish(event.kind)
+
+    def deliver_bus(self) -> None:
+        """Start what listens for the events that wait on the bus."""
+        for kind in self._rt.bus.take():
+            for plan in self._listeners[kind]:
+                self._fire_source(plan, EventKind(kind), from_bus=True)
 
     # -- what fires by itself ----------------------------------------------------------------
 
@@ -96,8 +111,10 @@ class Dispatch:
         self._rt.steps.append(steps.BootstrapComplete(executions=len(self._booting), ok=ok))
         self._booting = None
 
-    def _fire_source(self, plan: EntryPlan, value: Value) -> Frame | None:
-        frame = self._rt.start(plan, self._rt.next_execution())
+    def _fire_source(
+        self, plan: EntryPlan, value: Value, *, from_bus: bool = False
+    ) -> Frame | None:
+        frame = self._rt.start(plan, self._rt.next_execution(), from_bus=from_bus)
         if frame is not None:
             for index in plan.seeds:
                 frame.values[index] = value
@@ -113,6 +130,8 @@ class Dispatch:
             rt.suspensions.too_late(key)
         elif kind is TimerKind.REQUEST_DEADLINE:
             rt.cohorts.deadline(key)
+        elif kind is TimerKind.BOOTSTRAP_TURN:
+            self._bootstraps.turn_is_over(key)
         else:
             self._tick(key, when_ns)
 

@@ -113,6 +113,10 @@ class MissingInput(EntryError):
     """An invoke leaves out inputs of the target."""
 
 
+class AlreadyTransitivelyQueued(EntryError):
+    """A bootstrap is asked for that is under way already, by itself or through another one."""
+
+
 class TooManyInputs(EntryError):
     """An invoke has more inputs than the cap."""
 
@@ -131,6 +135,10 @@ class BudgetExceeded(EntryError, EnvironmentFault):
 
 class IngressFull(EntryError, EnvironmentFault):
     """Too many events wait for the next poll."""
+
+
+class InvalidEventKind(EntryError):
+    """A host may not publish this kind of event."""
 
 
 class IngressClosed(EntryError):
@@ -194,6 +202,22 @@ class OutboundFull(OpError):
 
 class PayloadTooLarge(OpError):
     """A value does not fit into one envelope."""
+
+
+class CastRefused(OpError):
+    """A value can't become one of the wanted type."""
+
+
+class LimitNotTaken(OpError):
+    """A semaphore was released more often than it was acquired."""
+
+
+class QueueFull(OpError):
+    """A queue holds as many values as it may."""
+
+
+class NothingHeld(OpError):
+    """A Flush found nothing under its name."""
 
 
 class UnexpectedException(OpError):

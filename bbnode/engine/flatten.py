@@ -21,6 +21,7 @@ from bbnode.ir.types import TypeNode
 ENGINE_DOMAIN = keys.PREFIX + "engine"  # ops that only this file makes
 OP_ENTER = "Enter"
 OP_RELAY = "Relay"
+OP_START = "Start"
 
 # Inlining could grow without bound when bodies call each other twice, level by level.
 MAX_FLAT_OPS = 1_000_000

@@ -83,12 +83,14 @@ class Frame:
     """One execution."""
 
     __slots__ = (
+        "bootstrap",
         "charges",
         "cohorts",
         "deadline_ns",
         "ended",
         "execution",
         "failures",
+        "from_bus",
         "live",
         "parked",
         "pending",
@@ -98,6 +100,7 @@ class Frame:
         "site",
         "source_peer",
         "started_ns",
+        "units",
         "values",
         "wire_out_id",
         "wire_req_id",
@@ -122,6 +125,28 @@ class Frame:
         self.charges: list[Charge] | None = None
         self.parked: dict[int, None] | None = None  # its tokens
         self.cohorts: dict[int, int] | None = None  # request id -> wire_req_id
+        self.units: list[int] | None = None  # numbers of the semaphores it holds a unit of
+        self.from_bus = False  # started by an event: its failures are no events
+        self.bootstrap: object | None = None  # whose body it is; components know their holder
+
+    def hold_charge(self, charge: Charge) -> None:
+        """Release a charge with this execution."""
+        if self.charges is None:
+            self.charges = [charge]
+        else:
+            self.charges.append(charge)
+
+    def take_unit(self, semaphore: int) -> None:
+        """Note a unit that this execution has taken."""
+        if self.units is None:
+            self.units = [semaphore]
+        else:
+            self.units.append(semaphore)
+
+    def drop_unit(self, semaphore: int) -> None:
+        """Note that a unit was given back, if it was one of this execution."""
+        if self.units is not None and semaphore in self.units:
+            self.units.remove(semaphore)
 
     def remaining_ns(self, now_ns: int, static_ns: int) -> int:
         """The time budget that goes with what is sent now; `static_ns` without a deadline."""

@@ -7,7 +7,7 @@ is told in a step and its siblings are delivered. Nothing here raises.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import TYPE_CHECKING
 
 from bbnode.components.contracts import Backend
@@ -29,6 +29,9 @@ from bbnode.ir.values import TRIGGER, Value, WireRequestId
 
 if TYPE_CHECKING:
     from bbnode.engine.runtime import Runtime
+
+
+_TENSOR = TypeKind.TENSOR
 
 
 class Inbound:
@@ -56,23 +59,18 @@ class Inbound:
             envelope = decode_envelope(
                 event.data, max_bytes=limits.envelope_bytes or MAX_ENVELOPE_BYTES
             )
-            over = [
-                f"{len(items)} {what}; at most {cap} are taken"
-                for items, cap, what in (
-                    (envelope.fills, limits.envelope_fills, "fills"),
-                    (envelope.src_peer_addresses, limits.sender_addresses, "claimed addresses"),
-                )
-                if cap is not None and len(items) > cap
-            ]
-            longest = max((len(raw) for raw in envelope.src_peer_addresses), default=0)
+            _check_count(envelope.fills, limits.envelope_fills, "fills")
+            _check_count(envelope.src_peer_addresses, limits.sender_addresses, "claimed addresses")
             cap = limits.sender_address_bytes
-            if cap is not None and longest > cap:
-                over.append(f"a claimed address of {longest} bytes; at most {cap} are taken")
-            if over:
-                raise DecodeError(f"an envelope with {over[0]}")
+            for raw in envelope.src_peer_addresses:
+                if cap is not None and len(raw) > cap:
+                    raise DecodeError(
+                        f"an envelope with a claimed address of {len(raw)} bytes; at most {cap} "
+                        "are taken"
+                    )
         except DecodeError as error:
             rt.refuse(event.peer, -1, 0, len(event.data), "DecodeFailed", str(error))
-            rt.steps.extend(rt.neighbours.failed(event.peer, "undecodable envelope", rt.now_ns))
+            rt.show(rt.neighbours.failed(event.peer, "undecodable envelope", rt.now_ns))
             return None
         if envelope.src_peer_bytes != event.peer.to_bytes():
             # Whoever sent it is known from the connection; it claims to be somebody else.
@@ -87,9 +85,10 @@ class Inbound:
         book = self._rt.neighbours.book
         if envelope.src_peer_addresses:
             refused = book.merge_claimed(event.peer, envelope.src_peer_addresses)
-            self._rt.counts["addresses.refused"] += refused
-        if event.observed is not None:
-            self._rt.counts["addresses.refused"] += not book.observe(event.peer, event.observed)
+            if refused:
+                self._rt.counts["addresses.refused"] += refused
+        if event.observed is not None and not book.observe(event.peer, event.observed):
+            self._rt.counts["addresses.refused"] += 1
 
     def _fill(self, event: InboundBytes, envelope: WireEnvelope, index: int) -> None:
         fill = envelope.fills[index]
@@ -210,7 +209,7 @@ class Inbound:
             if frame.charges is None:
                 frame.charges = []
             frame.charges.append(event.charge.hold())
-        rt.steps.extend(rt.neighbours.succeeded(event.peer))
+        rt.show(rt.neighbours.succeeded(event.peer))
         rt.cohorts.answer(wire_req_id, event.peer, value)
 
     # -- payloads ----------------------------------------------------------------------------
@@ -222,7 +221,7 @@ class Inbound:
         rt = self._rt
         component = None if slot is None else rt.cells[slot].component
         try:
-            if isinstance(component, Backend) and node.kind is TypeKind.TENSOR:
+            if component is not None and isinstance(component, Backend) and node.kind is _TENSOR:
                 return self._materialize(component, node, fill)
             return codec.decode_value(node, fill.payload)
         except DecodeError as error:
@@ -249,6 +248,11 @@ class Inbound:
 
     def _refuse(self, peer: PeerId, index: int, fill: SlotFill, kind: str, detail: str) -> None:
         self._rt.refuse(peer, index, fill.type_hash, fill.payload_size, kind, detail)
+
+
+def _check_count(items: Sized, cap: int | None, what: str) -> None:
+    if cap is not None and len(items) > cap:
+        raise DecodeError(f"an envelope with {len(items)} {what}; at most {cap} are taken")
 
 
 class _MaterializeFailed(BbnodeError):

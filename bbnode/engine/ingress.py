@@ -17,6 +17,7 @@ from typing import TypeAlias
 from multiaddr import Multiaddr
 
 from bbnode.engine.limits import Limits
+from bbnode.ir.making import maker
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
 
@@ -85,6 +86,9 @@ class InboundBytes:
     charge: Charge
 
 
+make_inbound = maker(InboundBytes, "peer", "data", "observed", "charge")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboundRefused:
     """An envelope that was dropped at the boundary; only this note of it is kept."""
@@ -139,6 +143,31 @@ class Lifecycle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """The host puts an event of the program's own on the bus."""
+
+    kind: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapStart:
+    """One bootstrap that is to run, with its inputs."""
+
+    name: str
+    execution: int
+    inputs: dict[str, Value]
+    charge: Charge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootstrapAsked:
+    """A batch of bootstraps; `waiting` are those that need inputs which nobody has given."""
+
+    starts: tuple[BootstrapStart, ...]
+    waiting: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
     """A parked op's result, or its error."""
 
@@ -155,6 +184,8 @@ Event: TypeAlias = (
     | PeerDisconnected
     | SendFailed
     | Lifecycle
+    | Published
+    | BootstrapAsked
 )
 
 
@@ -188,6 +219,10 @@ class Ingress:
     def pending(self) -> bool:
         """Whether something waits."""
         return bool(self._events or self._completions)
+
+    def has_completions(self) -> bool:
+        """Whether a completion waits; one that comes just now is taken by the next poll."""
+        return bool(self._completions)
 
     def push(self, event: Event, *, must: bool = False) -> bool:
         """Queue an event; False when it is refused.

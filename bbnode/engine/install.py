@@ -86,6 +86,8 @@ def install(
         limits=limits or Limits(),
         seed=seed,
         incarnation=incarnation,
+        stores=program.stores,
+        subscribed=[s.argument for s in program.sources if s.kind == "EventSource"],
     )
     return Node(program, rt)
 

@@ -1,8 +1,8 @@
 """A node: the entry points of a host, and the poll that drives everything.
 
-Rule: `poll` goes through its phases in a fixed order: ingress, frontier, timers, completions,
-frontier, outbound. It returns steps and never raises for anything that came from outside.
-Entry points check what they are given, copy it, and queue it; all of them may be called
+Rule: `poll` goes through its phases in a fixed order: ingress, frontier, bus, timers,
+completions, frontier, outbound. It returns steps and never raises for anything that came from
+outside. Entry points check what they are given, copy it, and queue it; all of them may be called
 from any thread, but for those that say otherwise.
 """
 
@@ -16,8 +16,17 @@ from multiaddr import Multiaddr
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
 from bbnode.engine.admission import adopt_event, adopt_inputs
+from bbnode.engine.bootstrap_targets import BootstrapInfo, BootstrapStatus, BootstrapTarget
+from bbnode.engine.bootstraps import Bootstraps
+from bbnode.engine.bus import FIRST_PROGRAM_KIND, MAX_KIND
 from bbnode.engine.dispatch import Dispatch
-from bbnode.engine.errors import BudgetExceeded, IngressClosed, IngressFull
+from bbnode.engine.errors import (
+    BudgetExceeded,
+    EntryError,
+    IngressClosed,
+    IngressFull,
+    InvalidEventKind,
+)
 from bbnode.engine.parking import Waiting, Why
 from bbnode.engine.program import Program
 from bbnode.engine.runtime import Runtime
@@ -45,7 +54,8 @@ class Node:
     def __init__(self, program: Program, rt: Runtime) -> None:
         self._program = program
         self._rt = rt
-        self._dispatch = Dispatch(program, rt)
+        self._bootstraps = Bootstraps(rt, program.bootstraps)
+        self._dispatch = Dispatch(program, rt, self._bootstraps)
         self._polled = False
 
     # -- who it is ---------------------------------------------------------------------------
@@ -101,6 +111,26 @@ class Node:
         adopted, size = adopt_event(plan, input, value, self._rt.limits)
         return self._queue_invocation(plan.name, input, {input: adopted}, size)
 
+    def run_bootstrap(self, target: BootstrapTarget) -> dict[str, int]:
+        """Queue bootstraps, all of a batch or none (on the polling thread).
+
+        Returns the execution of each by name (of a component's: `slot:<slot>`); each ends with a
+        BootstrapComplete step.
+
+        Raises UnknownTarget, UnknownInput, MissingInput, TooManyInputs, InputTypeMismatch,
+        OversizePayload, BudgetExceeded, AlreadyTransitivelyQueued, IngressFull, IngressClosed;
+        nothing was queued then.
+        """
+        asked = self._bootstraps.stage(target)
+        if asked is None:
+            return {}
+        if not self._rt.ingress.push(asked):
+            for start in asked.starts:
+                start.charge.release()
+            raise self._refusal("run_bootstrap")
+        self._bootstraps.accepted(asked)
+        return {start.name: start.execution for start in asked.starts}
+
     def deliver_inbound(
         self, peer: PeerId, data: bytes, observed_address: Multiaddr | None = None
     ) -> None:
@@ -117,10 +147,7 @@ class Node:
             left = f"{rt.ingress.budget.remaining} bytes are left (limit ingress_bytes)"
             self._note_refused(peer, len(data), "BudgetExceeded", left)
             return
-        event = ev.InboundBytes(
-            peer=peer, data=bytes(data), observed=observed_address, charge=charge
-        )
-        if not rt.ingress.push(event):
+        if not rt.ingress.push(ev.make_inbound(peer, bytes(data), observed_address, charge)):
             charge.release()
 
     def peer_connected(
@@ -143,6 +170,18 @@ class Node:
     def fire_lifecycle(self, phase: int) -> None:
         """Fire what waits for a phase: Shutdown is 1, Snapshot 2, others are the program's."""
         self._rt.ingress.push(ev.Lifecycle(phase=phase))
+
+    def publish_event(self, kind: int) -> None:
+        """Put an event of the program's own on the bus: `FIRST_PROGRAM_KIND` and above.
+
+        Raises InvalidEventKind for the engine's own kinds and what is none.
+        """
+        if type(kind) is not int or not FIRST_PROGRAM_KIND <= kind <= MAX_KIND:
+            raise InvalidEventKind(
+                f"event kind {kind!r}; give an integer from {FIRST_PROGRAM_KIND} on, those below "
+                "are the engine's own"
+            )
+        self._rt.ingress.push(ev.Published(kind=kind))
 
     def complete(self, token: int, result: Value) -> None:
         """A RunTask's result."""
@@ -183,13 +222,19 @@ class Node:
         take = self._dispatch.take
         for event in rt.ingress.take_events():
             take[type(event)](event)
+        self._bootstraps.advance()
         budget = rt.limits.cycle_ops
         fired = rt.run(budget)
+        if rt.bus:
+            self._dispatch.deliver_bus()
         for timer in rt.scheduler.matured(rt.now_ns):
             self._dispatch.mature(timer.kind, timer.key, timer.when_ns)
-        for completed in rt.ingress.take_completions():
-            rt.suspensions.complete(completed)
+        if rt.ingress.has_completions():
+            for completed in rt.ingress.take_completions():
+                rt.suspensions.complete(completed)
         if rt.ready:
+            fired += rt.run(None if budget is None else budget - fired)
+        while self._bootstraps.advance():
             fired += rt.run(None if budget is None else budget - fired)
         rt.outbound.flush()
         rt.counts["ops.fired"] += fired
@@ -202,7 +247,7 @@ class Node:
     def next_deadline(self) -> int | None:
         """When the next poll is due at the latest, absent new events; None: never."""
         rt = self._rt
-        if rt.ready or rt.ingress.pending() or not self._polled:
+        if rt.ready or rt.bus or rt.ingress.pending() or not self._polled:
             return rt.now_ns
         return rt.scheduler.next_deadline()
 
@@ -214,6 +259,8 @@ class Node:
         return {
             **rt.counts,
             **rt.ingress.counters(),
+            **rt.stores.counters(),
+            "bus.waiting": len(rt.bus),
             "ingress.bytes": rt.ingress.budget.used,
             "executions.live": len(rt.frames),
             "ops.parked": len(rt.parking),
@@ -257,7 +304,18 @@ class Node:
                     until_ns=parked.until_ns,
                 )
             )
-        return found
+        return found + self._bootstraps.waiting()
+
+    def bootstrap_status(self, name: str | None = None) -> BootstrapStatus:
+        """How a bootstrap stands: of a Module, of a component (`slot:<slot>`), or all together.
+
+        Raises UnknownTarget.
+        """
+        return self._bootstraps.status(name)
+
+    def bootstraps(self) -> list[BootstrapInfo]:
+        """All bootstraps of this node, in the order in which `All` runs them."""
+        return self._bootstraps.infos()
 
     def connected_peers(self, peer_class: str | None = None) -> Sequence[PeerId]:
         """Peers that can be used now, in PeerId order; of one class if given."""
@@ -296,9 +354,12 @@ class Node:
         if queued:
             return execution
         charge.release()
-        if ingress.closed:
-            raise IngressClosed(f"{target}: the node was closed")
-        raise IngressFull(f"{target}: too many events wait for a poll (limit ingress_events)")
+        raise self._refusal(target)
+
+    def _refusal(self, what: str) -> EntryError:
+        if self._rt.ingress.closed:
+            return IngressClosed(f"{what}: the node was closed")
+        return IngressFull(f"{what}: too many events wait for a poll (limit ingress_events)")
 
     def _push_completion(self, completed: ev.Completed) -> None:
         if completed.token not in self._rt.parking:

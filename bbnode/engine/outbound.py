@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from multiaddr import Multiaddr
 
 from bbnode.engine import steps
+from bbnode.engine.bus import BusKind
 from bbnode.engine.errors import OutboundFull, PayloadTooLarge
 from bbnode.engine.frame import Frame, Op
 from bbnode.engine.ingress import InboundBytes
@@ -28,9 +29,9 @@ from bbnode.ir.envelope import (
     Buffer,
     CorrelationKind,
     SlotFill,
-    WireCorrelation,
-    WireEnvelope,
-    encode_envelope,
+    encode_between,
+    encode_destination,
+    encode_source,
 )
 from bbnode.ir.peer import PeerId
 
@@ -64,6 +65,8 @@ class Outbound:
         self._packs: dict[_Key, list[_Pack]] = {}
         self._pending = 0
         self._tag = 0
+        self._source_of: Sequence[Multiaddr] | None = None
+        self._source = b""
         self._max_fills = min(rt.limits.envelope_fills or MAX_FILLS, MAX_FILLS)
         cap = rt.limits.envelope_bytes
         self._max_payload = None if cap is None else max(cap - ENVELOPE_OVERHEAD_BYTES, 0)
@@ -78,6 +81,7 @@ class Outbound:
                 found.append(peer)
                 continue
             rt.counts["send.unresolved"] += 1
+            rt.publish(BusKind.PEER_RESOLVE_FAILED, frame)
             rt.steps.append(
                 steps.PeerResolveFailed(
                     peer=peer, op=op.name, execution=frame.execution, reason=reason
@@ -85,8 +89,11 @@ class Outbound:
             )
         return tuple(found)
 
-    def check(self, op: Op, fill: SlotFill, peers: int) -> None:
-        """Raise PayloadTooLarge or OutboundFull before anything of a send is stored."""
+    def check(self, op: Op, fill: SlotFill, peers: int) -> int:
+        """Raise PayloadTooLarge or OutboundFull before anything of a send is stored.
+
+        Returns the size of the fill's payload in bytes.
+        """
         size = fill.payload_size
         if self._max_payload is not None and size > self._max_payload:
             raise PayloadTooLarge(
@@ -99,6 +106,7 @@ class Outbound:
                 f"{op.name}: {self._pending} envelopes wait and {peers} would come; "
                 f"limit outbound is {limit}"
             )
+        return size
 
     def send(
         self,
@@ -111,21 +119,22 @@ class Outbound:
         remaining_ns: int,
     ) -> None:
         """Queue a fill for every peer that can be reached."""
-        self.check(op, fill, len(peers))
+        size = self.check(op, fill, len(peers))
         for peer in self.reachable(frame, op, peers):
-            self.queue(peer, fill, kind, wire_req_id, remaining_ns)
+            self.queue(peer, fill, size, kind, wire_req_id, remaining_ns)
 
     def queue(
         self,
         peer: PeerId,
         fill: SlotFill,
+        payload_size: int,
         kind: CorrelationKind,
         wire_req_id: int,
         remaining_ns: int,
     ) -> None:
         """Queue a fill that was checked, for a peer that was."""
         packs = self._packs.setdefault((peer, kind, wire_req_id), [])
-        size = fill.payload_size + _FILL_OVERHEAD_BYTES
+        size = payload_size + _FILL_OVERHEAD_BYTES
         pack = packs[-1] if packs else None
         full = pack is not None and (
             len(pack.fills) >= self._max_fills
@@ -147,31 +156,27 @@ class Outbound:
             return
         packs, self._packs, self._pending = self._packs, {}, 0
         rt = self._rt
-        source = rt.self_peer.to_bytes()
-        own = _address_bytes(rt.neighbours.own_addresses)
+        source = self._source_part()
         for (peer, kind, wire_req_id), queued in packs.items():
-            addresses = rt.neighbours.book.lookup(peer)
+            addresses, destination = rt.neighbours.book.routed(peer, _destination_part)
             for pack in queued:
-                parts = encode_envelope(
-                    WireEnvelope(
-                        dest_peer_addresses=_address_bytes(addresses),
-                        fills=tuple(pack.fills),
-                        correlation=WireCorrelation(kind=kind, wire_req_id=wire_req_id),
-                        remaining_deadline_ns=pack.remaining_ns,
-                        src_peer_bytes=source,
-                        src_peer_addresses=own,
-                    )
+                parts = encode_between(
+                    destination, pack.fills, kind, wire_req_id, pack.remaining_ns, (), source
                 )
                 if peer == rt.self_peer:
                     self._loop_back(parts)
                     continue
                 self._tag += 1
                 rt.counts["envelopes.out"] += 1
-                rt.steps.append(
-                    steps.SendEnvelope(
-                        peer=peer, addresses=addresses, parts=tuple(parts), tag=self._tag
-                    )
-                )
+                rt.steps.append(steps.make_send(peer, addresses, tuple(parts), self._tag))
+
+    def _source_part(self) -> bytes:
+        """What all envelopes of this node end with; made anew when its addresses change."""
+        own = self._rt.neighbours.own_addresses
+        if own is not self._source_of:
+            self._source_of = own
+            self._source = encode_source(self._rt.self_peer.to_bytes(), _address_bytes(own))
+        return self._source
 
     def _loop_back(self, parts: Sequence[Buffer]) -> None:
         rt = self._rt
@@ -184,6 +189,10 @@ class Outbound:
         if not rt.ingress.push(event):
             charge.release()
             rt.refuse(rt.self_peer, -1, 0, len(data), "IngressFull", "a send to this node")
+
+
+def _destination_part(addresses: Sequence[Multiaddr]) -> bytes:
+    return encode_destination(_address_bytes(addresses))
 
 
 def _address_bytes(addresses: Sequence[Multiaddr]) -> tuple[bytes, ...]:

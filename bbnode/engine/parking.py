@@ -27,6 +27,8 @@ class Why(enum.Enum):
     COMPONENT = "another op of the same component"
     TIMER = "timer"
     RESPONSES = "responses"
+    SEMAPHORE = "semaphore"
+    QUEUE = "value of a queue"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -42,6 +44,7 @@ class Parked:
     until_ns: int
     timer: Timer | None  # None: somebody else watches the time
     cell: ComponentCell | None = None
+    line: dict[int, None] | None = None  # where its token stands and waits for its turn
     finish: Any = None  # turns a component's result into the op's outputs
     abandoned: bool = False
 

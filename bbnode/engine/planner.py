@@ -22,6 +22,7 @@ from bbnode.engine.ops.role import bind_role_op
 from bbnode.engine.recv_plan import recv_site
 from bbnode.engine.sites import RecvSite, ResponseSite
 from bbnode.engine.slices import Slice, is_entry
+from bbnode.engine.stores import SemaphoreSpec, StorePlan
 from bbnode.ir import keys, protos
 from bbnode.ir.address import site_suffix
 from bbnode.ir.opset import lookup_op
@@ -30,6 +31,7 @@ from bbnode.ir.opset import lookup_op
 SOURCE_ARGUMENTS: Mapping[str, tuple[str, int] | None] = {
     "Pulse": None,
     "Interval": ("period_ns", 1),
+    "EventSource": ("kind", 0),
     "LifecyclePhase": ("phase", 0),
 }
 
@@ -51,6 +53,9 @@ class Planner:
         self.methods: dict[tuple[str, str, str], None] = {}
         self.unsupported: list[str] = []
         self.unreachable: list[str] = []
+        self._semaphores: dict[str, tuple[int, int | None, str]] = {}  # number, units, where
+        self._queues: dict[str, int] = {}
+        self._holds: dict[str, int] = {}
 
     # -- one slice ---------------------------------------------------------------------------
 
@@ -219,6 +224,10 @@ class Planner:
             raise InvalidArtifact(where, f"uses slot {slot!r}, to which nothing is bound")
         return self._slots[slot]
 
+    def has_slot(self, slot: str) -> bool:
+        """Whether something is bound to a slot."""
+        return slot in self._slots
+
     def require_method(self, slot: str, method: str, where: str) -> None:
         """Note a method that install has to find on the slot's component."""
         self.methods[slot, method, where] = None
@@ -243,6 +252,40 @@ class Planner:
             self._graph_at[key] = len(self.graphs)
             self.graphs.append(spec)
         return self._graph_at[key]
+
+    def semaphore(self, build: OpBuild, name: str, units: int | None) -> int:
+        """The number of a semaphore; InvalidArtifact when ops disagree on its units."""
+        number, known, where = self._semaphores.get(name, (len(self._semaphores), None, ""))
+        if known is not None and units is not None and known != units:
+            raise build.wrong(
+                f"gives the semaphore {name!r} {units} units, and {where} gives it {known}"
+            )
+        if units is not None:
+            known, where = units, build.where
+        self._semaphores[name] = (number, known, where or build.where)
+        return number
+
+    def queue(self, name: str) -> int:
+        """The number of a queue."""
+        return self._queues.setdefault(name, len(self._queues))
+
+    def hold(self, name: str) -> int:
+        """The number of a held value."""
+        return self._holds.setdefault(name, len(self._holds))
+
+    def store_plan(self) -> StorePlan:
+        """What all targets keep between executions.
+
+        A semaphore that nothing here acquires has no unit: releasing it fails.
+        """
+        return StorePlan(
+            semaphores=tuple(
+                SemaphoreSpec(name=name, units=units or 0)
+                for name, (_, units, _) in self._semaphores.items()
+            ),
+            queues=tuple(self._queues),
+            holds=tuple(self._holds),
+        )
 
     def response_site_of(self, build: OpBuild) -> int | None:
         """The site where a request's answers arrive, if its slice collects them."""

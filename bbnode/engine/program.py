@@ -14,6 +14,8 @@ from typing import Any
 from onnx import FunctionProto, ModelProto, TensorProto
 
 from bbnode.engine.bindings import SlotPlan, find_bindings
+from bbnode.engine.bootstrap_planning import plan_bootstraps
+from bbnode.engine.bootstrap_targets import BootstrapPlan
 from bbnode.engine.errors import InvalidArtifact, NotCompiled, UnknownTarget
 from bbnode.engine.flatten import FunctionKey, check_acyclic, check_values, flatten
 from bbnode.engine.frame import EntryPlan
@@ -21,13 +23,17 @@ from bbnode.engine.ops.graphs import GraphSpec
 from bbnode.engine.planner import Planner
 from bbnode.engine.sites import RecvSite, ResponseSite
 from bbnode.engine.slices import INVOKE, cut_slices
+from bbnode.engine.stores import StorePlan
 from bbnode.ir import keys, protos
 from bbnode.ir.types import TypeNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventSourcePlan:
-    """An entry that fires by itself: Pulse, Interval (period) or LifecyclePhase (phase)."""
+    """An entry that fires by itself.
+
+    `argument`: period of an Interval, kind of an EventSource, phase of a LifecyclePhase.
+    """
 
     kind: str
     argument: int
@@ -63,6 +69,8 @@ class Program:
     graphs: tuple[GraphSpec, ...]
     sites: Mapping[bytes, RecvSite | ResponseSite]
     sources: tuple[EventSourcePlan, ...]
+    stores: StorePlan
+    bootstraps: tuple[BootstrapPlan, ...]
     methods: tuple[MethodUse, ...]
     unsupported: tuple[str, ...]
     unreachable: tuple[str, ...]
@@ -106,16 +114,18 @@ def plan_program(model: ModelProto, targets: Sequence[str]) -> Program:
     slots = find_bindings(model, mains, library)
     planner = Planner(graphs, [slot.name for slot in slots], _onnx_version(model))
     plans = [_plan_target(main, library, planner) for main in mains]
-    bootstraps = [
-        f"bootstrap {function.name!r}"
+    classes = [
+        protos.get_meta(function, keys.HOME_KEY) or function.name.split("#")[0]
         for function in model.functions
-        if protos.get_meta(function, keys.MODULE_PHASE_KEY) == keys.BOOTSTRAP_PHASE
+        if protos.get_meta(function, keys.TARGET_KEY) == "true"
     ]
+    bootstraps = plan_bootstraps(library, mains, classes, planner)
     return Program(
         targets=tuple(plans),
         slots=tuple(slots),
         graphs=tuple(planner.graphs),
         sites=planner.sites,
+        stores=planner.store_plan(),
         sources=tuple(
             EventSourcePlan(kind=kind, argument=argument, plan=plan)
             for kind, argument, plan in planner.sources
@@ -124,7 +134,8 @@ def plan_program(model: ModelProto, targets: Sequence[str]) -> Program:
             MethodUse(slot=slot, method=method, where=where)
             for slot, method, where in planner.methods
         ),
-        unsupported=(*planner.unsupported, *bootstraps),
+        bootstraps=tuple(bootstraps),
+        unsupported=tuple(planner.unsupported),
         unreachable=tuple(planner.unreachable),
     )
 

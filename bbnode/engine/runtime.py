@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from bbnode.engine import steps
+from bbnode.engine.bus import Bus, BusKind
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.cohorts import Cohorts
 from bbnode.engine.errors import (
@@ -31,6 +32,7 @@ from bbnode.engine.outbound import Outbound
 from bbnode.engine.parking import ParkingTable
 from bbnode.engine.rng import program_rng, wire_ids
 from bbnode.engine.scheduler import Scheduler
+from bbnode.engine.stores import StorePlan, Stores
 from bbnode.engine.suspensions import Suspensions
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
@@ -52,6 +54,8 @@ class Runtime:
         limits: Limits,
         seed: int,
         incarnation: int,
+        stores: StorePlan,
+        subscribed: Sequence[int],
     ) -> None:
         self.self_peer: PeerId = neighbours.self_peer
         self.neighbours = neighbours
@@ -66,6 +70,8 @@ class Runtime:
         self.frames: dict[int, Frame] = {}
         self.ready: deque[tuple[Frame, Op]] = deque()
         self.ingress = Ingress(limits)
+        self.stores = Stores(self.ingress.budget, stores)
+        self.bus = Bus(limits.bus_events, subscribed, self.counts)
         self.scheduler = Scheduler()
         self.parking = ParkingTable()
         self.dedup = InboundDedup()
@@ -86,16 +92,25 @@ class Runtime:
 
     # -- frames ------------------------------------------------------------------------------
 
-    def start(self, plan: EntryPlan, execution: int) -> Frame | None:
+    def start(self, plan: EntryPlan, execution: int, *, from_bus: bool = False) -> Frame | None:
         """A new frame, to be seeded and launched; None, with a step, when there are too many."""
         limit = self.limits.frames
         if limit is not None and len(self.frames) >= limit:
             error = FramesExceeded(f"{len(self.frames)} executions are under way (limit frames)")
-            self._failed_step(execution, plan.target, plan.name, error)
+            self.fail_start(execution, plan, error, from_bus=from_bus)
             return None
         frame = Frame(self, plan, execution, self.now_ns)
+        frame.from_bus = from_bus
         self.frames[execution] = frame
         return frame
+
+    def fail_start(
+        self, execution: int, plan: EntryPlan, error: BbnodeError, *, from_bus: bool = False
+    ) -> None:
+        """An execution that can't be started."""
+        self._failed_step(execution, plan.target, plan.name, error)
+        if not from_bus:
+            self.bus.publish(BusKind.OP_FAILED)
 
     def launch(self, frame: Frame) -> None:
         """Queue what can fire at once."""
@@ -121,6 +136,10 @@ class Runtime:
         if frame.charges is not None:
             for charge in frame.charges:
                 charge.release()
+        if frame.units and frame.failures:
+            for semaphore in frame.units:
+                self.counts["limit.reclaimed"] += 1
+                self.suspensions.give_unit(semaphore)
         # The queue may still name the frame; its values must not wait for that.
         frame.values = []
         frame.pending = []
@@ -208,6 +227,7 @@ class Runtime:
             return
         frame.failures += 1
         self._failed_step(frame.execution, frame.plan.target, op.name, error)
+        self.publish(BusKind.OP_FAILED, frame)
         if isinstance(error, GateDenied):
             self.counts[f"gate.denied.{error.reason}"] += 1
             self.end(frame)
@@ -243,6 +263,20 @@ class Runtime:
             frame.wire_out_id = self.wire_ids.next_u64()
         return frame.wire_out_id
 
+    def publish(self, kind: BusKind, frame: Frame) -> None:
+        """What went wrong in an execution, as an event; not if an event started it."""
+        if not frame.from_bus:
+            self.bus.publish(kind)
+
+    def show(self, made: Sequence[steps.Step]) -> None:
+        """Surface what the tables about peers say, and tell it on the bus."""
+        self.steps.extend(made)
+        for step in made:
+            if isinstance(step, steps.PeerUp):
+                self.bus.publish(BusKind.PEER_UP)
+            elif isinstance(step, steps.PeerDown):
+                self.bus.publish(BusKind.PEER_DOWN)
+
     def telemetry(self, name: str, **attributes: Any) -> None:
         """Surface an observation."""
         self.steps.append(steps.Telemetry(name=name, attributes=attributes))
@@ -252,6 +286,7 @@ class Runtime:
     ) -> None:
         """Surface a fill, or with `fill` -1 an envelope, that was not taken."""
         self.counts[f"receive.failed.{kind}"] += 1
+        self.bus.publish(BusKind.WIRE_RECEIVE_FAILED)
         self.steps.append(
             steps.WireReceiveFailed(
                 peer=peer,

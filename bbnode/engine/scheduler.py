@@ -19,6 +19,7 @@ class TimerKind(enum.IntEnum):
     PARKED_DEADLINE = 2  # a parked op waited too long; key: token
     REQUEST_DEADLINE = 3  # a cohort has to close; key: wire_req_id
     INTERVAL = 4  # the next tick; key: index of the entry
+    BOOTSTRAP_TURN = 5  # a bootstrap waited too long for its turn; key: its number
 
 
 @dataclass(slots=True, eq=False)

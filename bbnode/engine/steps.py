@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from multiaddr import Multiaddr
 
 from bbnode.ir.envelope import Buffer
+from bbnode.ir.making import maker
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
 
@@ -34,6 +35,9 @@ class SendEnvelope:
     def size(self) -> int:
         """Bytes of the whole envelope."""
         return sum(len(part) for part in self.parts)
+
+
+make_send = maker(SendEnvelope, "peer", "addresses", "parts", "tag")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +120,15 @@ class RunTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapComplete:
-    """All that fires by itself at the start (Pulse) has run; `ok` when none of it failed."""
+    """A bootstrap has drained; `ok` when nothing of it failed.
+
+    `target`: the Module, or `slot:<slot>`; empty for all that fires by itself at the start
+    (Pulse), which may be several `executions`.
+    """
 
     executions: int
     ok: bool
+    target: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from bbnode.engine.frame import PARKED, Frame, Op, _Marker
 from bbnode.engine.ingress import Completed
 from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS, Parked, Why
 from bbnode.engine.scheduler import TimerKind
-from bbnode.ir.values import size_of
+from bbnode.ir.values import TRIGGER, size_of
 
 if TYPE_CHECKING:
     from bbnode.engine.runtime import Runtime
@@ -36,12 +36,14 @@ class Suspensions:
         until_ns: int,
         token: int | None = None,
         cell: ComponentCell | None = None,
+        line: dict[int, None] | None = None,
         finish: Any = None,
         timer_kind: TimerKind | None = TimerKind.PARKED_DEADLINE,
     ) -> Literal[_Marker.PARKED]:
         """Leave an op until `resume`, or until it is too late.
 
-        A task or completion holds its component. `timer_kind` None: somebody else watches the
+        A task or completion holds its component. `line` is where it waits for its turn.
+        `timer_kind` None: somebody else watches the
         time. Raises PendingAsyncExceeded.
         """
         limit = self._rt.limits.pending_async
@@ -67,27 +69,44 @@ class Suspensions:
                 until_ns=until_ns,
                 timer=timer,
                 cell=cell,
+                line=line,
                 finish=finish,
             )
         )
+        if line is not None:
+            line[token] = None
         return PARKED
 
     def wait_for_component(
         self, cell: ComponentCell, frame: Frame, op: Op
     ) -> Literal[_Marker.PARKED]:
         """Leave an op until its component is free; in the order of coming."""
-        token = self._rt.parking.new_token()
-        self.park(
+        return self.park(
             frame,
             op,
             Why.COMPONENT,
-            f"{cell.slot} (held by {cell.holder})",
-            token=token,
+            f"{cell.slot} (held by {cell.holder if cell.busy else cell.gate})",
             until_ns=self._rt.now_ns + (op.deadline_ns or DEFAULT_PARK_DEADLINE_NS),
             cell=cell,
+            line=cell.line,
         )
-        cell.waiting.append(token)
-        return PARKED
+
+    def give_next(self, line: dict[int, None], result: Any) -> None:
+        """The first op in a line that is not empty goes on with what it waited for."""
+        token = next(iter(line))
+        del line[token]
+        self.resume(token, result, None)
+
+    def give_unit(self, semaphore: int) -> None:
+        """A unit of a semaphore is free: it goes to the first in line, or stays free."""
+        found = self._rt.stores.semaphores[semaphore]
+        if not found.line:
+            found.free += 1
+            return
+        parked = self._rt.parking.get(next(iter(found.line)))
+        if parked is not None:
+            parked.frame.take_unit(semaphore)
+        self.give_next(found.line, TRIGGER)
 
     def resume(self, token: int, result: Any, error: BaseException | None) -> None:
         """A parked op goes on with its outputs, or fails."""
@@ -154,6 +173,8 @@ class Suspensions:
             # The thread can't be taken back: its component stays taken until it returns.
             self._rt.parking.abandon(parked)
             return
+        if parked.line is not None:
+            parked.line.pop(token, None)
         self._rt.parking.pop(token)
         self._release(parked)
 
@@ -164,13 +185,28 @@ class Suspensions:
             return
         cell.busy = False
         cell.holder = ""
-        while cell.waiting and not cell.busy:
-            waiting = self._rt.parking.pop(cell.waiting.popleft())
+        self.serve(cell)
+
+    def serve(self, cell: ComponentCell) -> None:
+        """Let those into a component that wait in line and may be let in now.
+
+        A running bootstrap's ops pass those that wait for the bootstrap.
+        """
+        while not cell.busy:
+            token = next((t for t in cell.line if self._may_enter(t, cell)), None)
+            if token is None:
+                return
+            del cell.line[token]
+            waiting = self._rt.parking.pop(token)
             if waiting is None:
-                continue  # it gave up by its deadline, or its execution ended
+                continue
             if waiting.timer is not None:
                 self._rt.scheduler.cancel(waiting.timer)
             self._fire_waiting(waiting.frame, waiting.op)
+
+    def _may_enter(self, token: int, cell: ComponentCell) -> bool:
+        parked = self._rt.parking.get(token)
+        return parked is None or not cell.refuses(parked.frame)
 
     def _fire_waiting(self, frame: Frame, op: Op) -> None:
         try:

@@ -198,9 +198,12 @@ def type_of(value: Value) -> TypeNode:
     )
 
 
+_TYPE_TO_DTYPE = {node.elem_type: dtype for dtype, node in _DTYPE_TO_TYPE.items()}
+
+
 def dtype_of(node: TypeNode) -> np.dtype[Any]:
     """numpy dtype of a tensor leaf."""
-    return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(node.elem_type))
+    return _TYPE_TO_DTYPE[node.elem_type]
 
 
 def size_of(value: Value) -> int:

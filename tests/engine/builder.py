@@ -48,15 +48,16 @@ class Partition:
         slot: str = "",
         meta: dict[str, str] | None = None,
         stamp_ns: int = 0,
+        named: dict[str, Any] | None = None,
         **attributes: Any,
     ) -> str:
-        """Add a node; returns its name."""
+        """Add a node; returns its name. `named`: attributes whose names are taken here."""
         self._count += 1
         name = called or f"{op_type}_{self._count}"
         node = NodeProto(name=name, domain=domain, op_type=op_type)
         node.input.extend(inputs)
         node.output.extend(outputs)
-        for key, value in attributes.items():
+        for key, value in {**attributes, **(named or {})}.items():
             node.attribute.append(helper.make_attribute(key, value))
         for key, names in ((keys.AFTER_KEY, after), (keys.CONTROL_AFTER_KEY, control)):
             if names:

@@ -3,7 +3,7 @@
 Rule: virtual time only; what a test's components do is decided by the test.
 """
 
-# ruff: noqa: ARG002, ARG005 - components and policies have fixed signatures
+# ruff: noqa: ARG005 - components and policies have fixed signatures
 
 from __future__ import annotations
 

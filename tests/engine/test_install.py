@@ -116,7 +116,7 @@ def test_all_unsupported_ops_are_listed_before_anything_runs() -> None:
     p.bind("data", "DataSource", "test.DependentData")
     p.bind("model", "Model", "test.ScriptModel")
     p.bind("compute", "Backend", "test.EvalBackend")
-    p.sys("Hold.Stash", ["x"], slot="")
+    p.sys("Teleport", ["x"])
     p.op("com.example", "Frobnicate", ["x"], ["f"])
     p.op(MODEL, "Params", (), ["w"], slot="data", after=["x"])
     p.op("", "Einsum", ["x"], ["e"], slot="compute", equation="i->i")
@@ -124,7 +124,7 @@ def test_all_unsupported_ops_are_listed_before_anything_runs() -> None:
     with pytest.raises(errors.UnsupportedOps) as caught:
         bring_up(model(p), "server")
     said = str(caught.value)
-    for word in ("Hold.Stash", "Frobnicate", "has no params()", "Einsum", "holds no backend"):
+    for word in ("Teleport", "Frobnicate", "has no params()", "Einsum", "holds no backend"):
         assert word in said
     assert len(caught.value.ops) == 5
 

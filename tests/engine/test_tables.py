@@ -246,3 +246,28 @@ def test_ids_differ_between_peers_and_lives() -> None:
     ]  # fmt: skip
     drawn = [stream.next_u64() for stream in streams for _ in range(500)]
     assert len(set(drawn)) == len(drawn)
+
+
+def test_what_the_book_keeps_of_an_entry_follows_its_changes() -> None:
+    book = AddressBook()
+    encoded: list[tuple[Multiaddr, ...]] = []
+
+    def encode(addresses) -> bytes:
+        encoded.append(tuple(addresses))
+        return b"%d" % len(addresses)
+
+    assert book.routed(peer(1), encode) == ((), b"0")
+    book.add_peer(peer(1), [address(1)])
+    assert book.routed(peer(1), encode) == ((address(1),), b"1")
+    assert book.routed(peer(1), encode) is book.routed(peer(1), encode)
+    assert len(encoded) == 2
+    seen = address(2)
+    for _ in range(2):
+        assert book.observe(peer(1), seen)
+    assert book.routed(peer(1), encode) == ((address(1), seen), b"2")
+    book.forget_address(peer(1), seen)
+    assert book.routed(peer(1), encode) == ((address(1),), b"1")
+    assert book.observe(peer(1), seen)
+    assert book.lookup(peer(1)) == (address(1), seen)
+    book.drop_peer(peer(1))
+    assert book.routed(peer(1), encode) == ((), b"0")

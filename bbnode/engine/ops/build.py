@@ -38,6 +38,15 @@ class Linker(Protocol):
     def single_op(self, build: OpBuild) -> int:
         """The number of a graph that holds nothing but this `ai.onnx` op."""
 
+    def semaphore(self, build: OpBuild, name: str, units: int | None) -> int:
+        """The number of a semaphore; `units` by the op that acquires."""
+
+    def queue(self, name: str) -> int:
+        """The number of a queue."""
+
+    def hold(self, name: str) -> int:
+        """The number of a held value."""
+
     def response_site_of(self, build: OpBuild) -> int | None:
         """Whether a request's answers are collected in the same slice: the site, or None."""
 

@@ -210,8 +210,9 @@ def bind_graph(build: OpBuild, graph_at: int, cell_at: int) -> Fire:
 
     def fire(frame: Frame) -> Any:
         rt = frame.rt
-        if rt.cells[cell_at].busy:
-            return rt.suspensions.wait_for_component(rt.cells[cell_at], frame, op)
+        cell = rt.cells[cell_at]
+        if cell.refuses(frame):
+            return rt.suspensions.wait_for_component(cell, frame, op)
         values = frame.values
         results = rt.graphs[graph_at].run([values[i] for i in inputs])
         return results[0] if only else results

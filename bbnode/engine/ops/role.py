@@ -14,7 +14,7 @@ from bbnode.components.contracts import PENDING, is_offloaded
 from bbnode.engine import steps
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.errors import WrongResultType
-from bbnode.engine.frame import Frame
+from bbnode.engine.frame import MISSING, EntryPlan, Frame, Op
 from bbnode.engine.ops.build import Fire, OpBuild
 from bbnode.engine.ops.context import CallContext
 from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS, Why
@@ -22,6 +22,9 @@ from bbnode.ir import keys, protos, types
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.opset import REQUIRED, OpSpec
 from bbnode.ir.values import TRIGGER, CommandId, Value, type_of
+
+# A component that prepares itself has it; it is called with an OpContext, by the rules of ops.
+BOOTSTRAP_METHOD = "bootstrap"
 
 
 def bind_role_op(build: OpBuild, spec: OpSpec) -> Fire:
@@ -40,17 +43,50 @@ def bind_role_op(build: OpBuild, spec: OpSpec) -> Fire:
         raise build.wrong(f"lacks its input {lacking[0].name!r}")
     # Optional inputs that the node leaves out are None to the method.
     absent = (None,) * (fixed - len(build.inputs))
-    inputs = build.inputs
-    attributes = _attributes(build, spec)
-    peer_class = protos.get_meta(build.node, keys.PEER_CLASS_KEY)
-    op = build.op
+    return _call(
+        build.op,
+        cell_at,
+        method_name,
+        build.inputs,
+        absent,
+        _attributes(build, spec),
+        protos.get_meta(build.node, keys.PEER_CLASS_KEY),
+        _output_maker(build, spec),
+    )
+
+
+def component_bootstrap(cell_at: int, cell: ComponentCell) -> EntryPlan | None:
+    """The plan of a component's own `bootstrap(ctx)`; None when it has none."""
+    if not callable(getattr(cell.component, BOOTSTRAP_METHOD, None)):
+        return None
+    op = Op(0, f"{cell.slot}.{BOOTSTRAP_METHOD}", BOOTSTRAP_METHOD, 0)
+    op.fire = _call(
+        op, cell_at, BOOTSTRAP_METHOD, (), (), {}, None, lambda _frame, _result: TRIGGER
+    )
+    plan = EntryPlan(BOOTSTRAP_METHOD, cell.slot)
+    plan.template = [MISSING]  # scratch
+    plan.pending = [0]
+    plan.ops = plan.initial = (op,)
+    return plan
+
+
+def _call(
+    op: Op,
+    cell_at: int,
+    method_name: str,
+    inputs: tuple[int, ...],
+    absent: tuple[None, ...],
+    attributes: dict[str, Any],
+    peer_class: str | None,
+    make_outputs: Callable[[Frame, Any], Any],
+) -> Fire:
+    """The `fire` that calls a method of a component."""
     park_ns = op.deadline_ns or DEFAULT_PARK_DEADLINE_NS
-    make_outputs = _output_maker(build, spec)
 
     def fire(frame: Frame) -> Any:
         rt = frame.rt
         cell = rt.cells[cell_at]
-        if cell.busy:
+        if cell.refuses(frame):
             return rt.suspensions.wait_for_component(cell, frame, op)
         values = frame.values
         arguments = [*[values[i] for i in inputs], *absent]

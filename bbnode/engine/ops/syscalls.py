@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from bbnode.engine import steps
 from bbnode.engine.errors import CompositeMismatch, ReservedName
-from bbnode.engine.flatten import ENGINE_DOMAIN, OP_ENTER, OP_RELAY
+from bbnode.engine.flatten import ENGINE_DOMAIN, OP_ENTER, OP_RELAY, OP_START
 from bbnode.engine.frame import MISSING, Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.ir import codec, keys, protos, types
@@ -53,6 +53,13 @@ def _constant(build: OpBuild) -> Fire:
     # template.
     value = constant_value(build)
     return lambda _frame: value
+
+
+@binds(ENGINE_DOMAIN, OP_START)
+def _start(build: OpBuild) -> Fire:
+    """A Pulse in a bootstrap."""
+    build.arity(0, 1)
+    return lambda _frame: TRIGGER
 
 
 @binds(ENGINE_DOMAIN, OP_ENTER)

@@ -28,6 +28,9 @@ def _send(build: OpBuild) -> Fire:
     packer = _packer(build)
     op = build.op
     name = build.flat.name
+    # A later send of a port lands where another op of this very execution may send as well:
+    # under the execution's own id the receiver would take the two for one message.
+    is_joined = protos.get_meta(build.node, keys.SYNTHESIZED_FROM_KEY) is not None
 
     def fire(frame: Frame) -> Any:
         rt = frame.rt
@@ -40,7 +43,7 @@ def _send(build: OpBuild) -> Fire:
                 peers,
                 packer(values[data_at]),
                 CorrelationKind.NONE,
-                rt.one_way_id(frame),
+                rt.wire_ids.next_u64() if is_joined else rt.one_way_id(frame),
                 frame.remaining_ns(rt.now_ns, op.deadline_ns),
             )
         return TRIGGER

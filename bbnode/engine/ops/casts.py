@@ -1,0 +1,49 @@
+"""The op Cast of the types domain.
+
+Rule: a value that is of the wanted type already passes unchanged; a tensor becomes a tensor of
+another element type as by ONNX's Cast (opset 21: floats truncate towards zero, anything but
+zero is true); there is no other conversion.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bbnode.engine.errors import CastRefused
+from bbnode.engine.frame import Frame
+from bbnode.engine.ops.build import Fire, OpBuild, binds
+from bbnode.ir import keys, types
+from bbnode.ir.types import TypeKind
+from bbnode.ir.values import dtype_of, type_of
+
+
+@binds(keys.TYPES_DOMAIN, "Cast")
+def _cast(build: OpBuild) -> Fire:
+    build.arity(1, 1)
+    (source,) = build.inputs
+    wanted = build.attr_text("to")
+    node = types.type_by_id(wanted)
+    if node is None:
+        raise build.wrong(f"names the type {wanted!r}, which is not known here")
+    dtype = dtype_of(node) if node.kind is TypeKind.TENSOR else None
+    name = build.flat.name
+
+    def fire(frame: Frame) -> Any:
+        value = frame.values[source]
+        actual = type_of(value)
+        if actual.is_a(node):
+            return value
+        if dtype is None or actual.kind is not TypeKind.TENSOR:
+            raise CastRefused(
+                f"{name}: {actual.name} can't become {node.name}; only tensors convert to tensors "
+                "of another element type"
+            )
+        # Out of range is whatever the machine makes of it, as in ONNX; it is no failure.
+        with np.errstate(invalid="ignore", over="ignore"):
+            made = np.asarray(value).astype(dtype)
+        made.flags.writeable = False
+        return made
+
+    return fire

@@ -1,0 +1,192 @@
+"""What a model of any origin may hold, checked before anything is done with it.
+
+Rule: one walk, linear in the size of the model and without recursion. All else may then rely
+on it: texts are texts, a name fits into a message, no node or function is so large that a
+look through its parts costs more than its bytes, and graphs nest no deeper than they are
+followed. Weights are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+from typing import Any
+
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+
+from bbnode.ir import keys
+from bbnode.ir.errors import AuthorError
+
+# Names grow by one step per inlined call; the deepest program of 64 Modules needs less. What
+# is longer would only end up in an error message.
+MAX_NAME_CHARS = 16_384
+# `after` and `control_after` list names; texts under keys that are not ours are a model's own
+# notes (exporters put their settings there).
+MAX_TEXT_CHARS = 1 << 20
+# Ports of one node: what a composite may hold, and some for the other inputs.
+MAX_PORTS = 66_000
+# Attributes, and metadata entries, of one node: every look at one goes through all of them.
+MAX_NODE_PARTS = 1_024
+# Ports, metadata entries, slots and opsets of one function or model, which are looked through
+# once per node. A thousand slots have some four thousand entries.
+MAX_FUNCTION_PARTS = 16_384
+# Parsed protobufs nest at most 100 messages deep, which is about 30 graphs.
+MAX_GRAPH_DEPTH = 32
+# Types nest like graphs; a value of this program is at most a sequence of something.
+MAX_TYPE_DEPTH = 16
+
+_LISTS = frozenset({keys.AFTER_KEY, keys.CONTROL_AFTER_KEY})
+
+
+class OutOfBounds(AuthorError):
+    """A model holds something that no program needs."""
+
+
+def check_bounds(model: ModelProto) -> None:
+    """Raise OutOfBounds when a model is larger or deeper than anything here is made for."""
+    _parts("the model", model.metadata_props, MAX_FUNCTION_PARTS, "metadata entries")
+    _metadata("the model", model.metadata_props)
+    _parts("the model", model.opset_import, MAX_FUNCTION_PARTS, "opset imports")
+    _names("the model", (entry.domain for entry in model.opset_import))
+    _names("the model", (model.producer_name, model.domain, model.graph.name))
+    for function in model.functions:
+        _check_function(function)
+    _check_graph("the graph of the model", model.graph)
+
+
+def _check_function(function: FunctionProto) -> None:
+    _names("a function", (function.name, function.domain, function.overload))
+    where = f"function {function.name!r:.80}"
+    for listed, kind in (
+        (function.metadata_props, "metadata entries"),
+        (function.attribute, "slots"),
+        (function.attribute_proto, "slots"),
+        (function.opset_import, "opset imports"),
+        (function.input, "inputs"),
+        (function.output, "outputs"),
+    ):
+        _parts(where, listed, MAX_FUNCTION_PARTS, kind)
+    _metadata(where, function.metadata_props)
+    _names(where, function.input)
+    _names(where, function.output)
+    _names(where, function.attribute)
+    _names(where, (entry.domain for entry in function.opset_import))
+    _names(where, (attribute.name for attribute in function.attribute_proto))
+    _check_values(where, function.value_info)
+    _check_nodes(where, function.node)
+
+
+def _check_graph(where: str, graph: GraphProto) -> None:
+    _check_values(where, graph.value_info)
+    _check_values(where, graph.input)
+    _check_values(where, graph.output)
+    _check_nodes(where, graph.node)
+
+
+def _check_nodes(where: str, nodes: Iterable[NodeProto]) -> None:
+    """The nodes, and those of the graphs in their attributes."""
+    todo: list[tuple[GraphProto, int]] = []
+    for node in nodes:
+        _check_node(where, node, 1, todo)
+    while todo:
+        graph, depth = todo.pop()
+        if depth > MAX_GRAPH_DEPTH:
+            raise OutOfBounds(f"{where}: graphs nest deeper than {MAX_GRAPH_DEPTH}; flatten them")
+        _check_values(where, graph.value_info)
+        _check_values(where, graph.input)
+        _check_values(where, graph.output)
+        _names(where, (tensor.name for tensor in graph.initializer))
+        for node in graph.node:
+            _check_node(where, node, depth + 1, todo)
+
+
+def _check_node(
+    where: str, node: NodeProto, depth: int, todo: list[tuple[GraphProto, int]]
+) -> None:
+    for texts, limit in (
+        ((node.name, node.op_type, node.domain, node.overload), 4),
+        (node.input, MAX_PORTS),
+        (node.output, MAX_PORTS),
+    ):
+        if len(texts) > limit:
+            _parts(f"{where}, op {node.name!r:.80}", texts, limit, "ports")
+        for text in texts:
+            if type(text) is not str or len(text) > MAX_NAME_CHARS:
+                _names(where, (text,))
+    metadata = node.metadata_props
+    if metadata:
+        if len(metadata) > MAX_NODE_PARTS:
+            _parts(f"{where}, op {node.name!r:.80}", metadata, MAX_NODE_PARTS, "metadata entries")
+        _metadata(where, metadata)
+    attributes = node.attribute
+    if attributes:
+        if len(attributes) > MAX_NODE_PARTS:
+            _parts(f"{where}, op {node.name!r:.80}", attributes, MAX_NODE_PARTS, "attributes")
+        for attribute in attributes:
+            _names(where, (attribute.name, attribute.ref_attr_name))
+            if attribute.HasField("g"):
+                todo.append((attribute.g, depth))
+            if attribute.graphs:
+                _parts(f"{where}, op {node.name!r:.80}", attribute.graphs, MAX_NODE_PARTS, "graphs")
+                todo.extend((graph, depth) for graph in attribute.graphs)
+            if attribute.HasField("tp"):
+                _check_type(where, attribute.tp)
+
+
+def _check_values(where: str, infos: Iterable[Any]) -> None:
+    for info in infos:
+        kind = info.type
+        for text in (info.name, kind.denotation):
+            if type(text) is not str or len(text) > MAX_NAME_CHARS:
+                _names(where, (text,))
+        if not kind.HasField("tensor_type"):
+            _check_type(where, kind)
+
+
+def _check_type(where: str, kind: Any) -> None:
+    for _ in range(MAX_TYPE_DEPTH):
+        _names(where, (kind.denotation, kind.opaque_type.domain, kind.opaque_type.name))
+        inner = kind.WhichOneof("value")
+        if inner == "sequence_type":
+            kind = kind.sequence_type.elem_type
+        elif inner == "optional_type":
+            kind = kind.optional_type.elem_type
+        elif inner == "map_type":
+            kind = kind.map_type.value_type
+        else:
+            return
+    raise OutOfBounds(f"{where}: a type nests deeper than {MAX_TYPE_DEPTH}; declare a simpler one")
+
+
+def _metadata(where: str, entries: Iterable[Any]) -> None:
+    for entry in entries:
+        key, value = entry.key, entry.value
+        if type(key) is not str or len(key) > MAX_NAME_CHARS:
+            _names(where, (key,))
+        if type(value) is not str or len(value) > MAX_NAME_CHARS:
+            if type(value) is not str:
+                _names(where, (value,))
+            is_long = key in _LISTS or not key.startswith(keys.PREFIX)
+            limit = MAX_TEXT_CHARS if is_long else MAX_NAME_CHARS
+            if len(value) > limit:
+                raise OutOfBounds(
+                    f"{where}: the text under {key[:80]!r} has {len(value)} characters, at most "
+                    f"{limit} are taken; shorten it"
+                )
+
+
+def _names(where: str, names: Iterable[str]) -> None:
+    for name in names:
+        if type(name) is not str:
+            raise OutOfBounds(f"{where} holds a name that is no UTF-8 text; make the file again")
+        if len(name) > MAX_NAME_CHARS:
+            raise OutOfBounds(
+                f"{where} holds a name of {len(name)} characters ({name[:40]!r}…), at most "
+                f"{MAX_NAME_CHARS} are taken; shorten it"
+            )
+
+
+def _parts(where: str, listed: Sized, limit: int, kind: str) -> None:
+    if len(listed) > limit:
+        raise OutOfBounds(
+            f"{where} has {len(listed)} {kind}, at most {limit} are taken; split it up"
+        )
