@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -16,12 +16,19 @@ from onnx import ModelProto
 
 from bbnode.compiler import pipeline
 from bbnode.compiler.admission import admit
-from bbnode.compiler.errors import BindingMismatch, CompileError, Internal, UnknownStage
+from bbnode.compiler.errors import (
+    BindingMismatch,
+    CompileError,
+    Internal,
+    PassInvariantBroken,
+    UnknownStage,
+)
 from bbnode.compiler.seams import History, Seams
 from bbnode.compiler.stage import CompilerStage, run_stage
 from bbnode.compiler.targets import split_targets, target_names
 from bbnode.compiler.telemetry import CompileReport, Stopwatch
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, SlotBinding
+from bbnode.compiler.value_history import ValueHistory
 from bbnode.components.contracts import CONTRACTS, Component
 from bbnode.components.registry import UnknownComponentType, component_class
 from bbnode.ir.errors import BbnodeError
@@ -168,21 +175,28 @@ class Compiler:
         *,
         explain: bool = False,
         snapshot_after: Collection[str] = (),
+        snapshots: MutableMapping[str, ModelProto] | None = None,
     ) -> tuple[ModelProto, CompileReport]:
         """As `compile`, with times and counters per pass.
 
         Args:
             model: what `Module.build()` returned; not touched.
-            explain: also follow every node through the passes (`report.history`).
+            explain: also follow every node and value through the passes (`report.history`,
+                `report.values`).
             snapshot_after: passes and stages after which the model is copied
                 (`report.snapshots`).
+            snapshots: where the copies go; it has those made so far when the compile fails.
 
         Raises:
             CompileError: as `compile`; UnknownStage for an unknown name in `snapshot_after`.
         """
         for name in snapshot_after:
             self._check_known(name)
-        notes = _Notes(explain=explain, snapshot_after=frozenset(snapshot_after))
+        notes = _Notes(
+            explain=explain,
+            snapshot_after=frozenset(snapshot_after),
+            snapshots={} if snapshots is None else snapshots,
+        )
         run = _Run(model, self.options, notes)
         try:
             self._run_body(run)
@@ -192,8 +206,9 @@ class Compiler:
                 # When that finds nobody, the error stands.
                 self._run_body(_Run(model, self.options, notes, careful=True))
             raise
+        looks = [name for name in pipeline.STAGE_LOOKS if name not in self.disabled]
         for stage in self.stages:
-            run.run_stage(stage)
+            run.run_stage(stage, looks)
         for name in pipeline.POST_PASS_NAMES:
             run.run_pass(name, check=True)
         seal(run.unit.model)
@@ -246,6 +261,7 @@ class _Notes:
 
     explain: bool
     snapshot_after: frozenset[str]
+    snapshots: MutableMapping[str, ModelProto]
 
 
 class _Run:
@@ -264,10 +280,10 @@ class _Run:
         self._careful = careful
         self._seams = Seams()
         self.well_formed = False
-        self._snapshots: dict[str, ModelProto] = {}
-        self._history = History() if notes.explain else None
-        if self._history is not None:
-            self._history.observe(self.unit, "")
+        self._histories = (History(), ValueHistory()) if notes.explain else None
+        if self._histories is not None:
+            for history in self._histories:
+                history.observe(self.unit, "")
 
     def run_pass(self, name: str, *, check: bool) -> None:
         """Run a pass, and check the program behind it if told to, or careful.
@@ -281,17 +297,28 @@ class _Run:
             self._seams.check(self.unit, name)
         self._note(name)
 
-    def run_stage(self, stage: CompilerStage) -> None:
-        """Run a user stage, which checks what it leaves."""
-        with self._watch.measure(stage.name):
+    def run_stage(self, stage: CompilerStage, looks: Sequence[str]) -> None:
+        """Run a user stage, and let the passes called `looks` see what it leaves.
+
+        Raises PassInvariantBroken, naming the stage, for what they find.
+        """
+        with self._watch.measure(stage.name), _boundary(stage.name):
             run_stage(self.unit, stage)
+            for name in looks:
+                try:
+                    pipeline.load_pass(name).run(self.unit, self._options)
+                except CompileError as error:
+                    raise PassInvariantBroken(
+                        pass_name=stage.name, detail=error.message(), where=error.where
+                    ) from error
         self._note(stage.name)
 
     def _note(self, name: str) -> None:
-        if self._history is not None:
-            self._history.observe(self.unit, name)
+        if self._histories is not None:
+            for history in self._histories:
+                history.observe(self.unit, name)
         if name in self._notes.snapshot_after:
-            self._snapshots[name] = _snapshot(self.unit)
+            self._notes.snapshots[name] = _snapshot(self.unit)
 
     def report(self) -> CompileReport:
         """What there is to say at the end."""
@@ -299,8 +326,9 @@ class _Run:
             passes=tuple(self._watch.reports),
             total_ms=self._watch.total_ms(),
             targets=target_names(self.unit.model),
-            history={} if self._history is None else self._history.result(),
-            snapshots=self._snapshots,
+            history=self._histories[0].result() if self._histories is not None else {},
+            values=self._histories[1].result() if self._histories is not None else {},
+            snapshots=self._notes.snapshots,
         )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from onnx import ModelProto
 
 from bbnode.compiler.seams import NodeHistory
+from bbnode.compiler.value_history import ValueEvent
 
 NS_PER_MS = 1_000_000
 SPAN_PREFIX = "compiler."
@@ -35,14 +36,16 @@ class PassReport:
 class CompileReport:
     """One compile.
 
-    `targets` are the names of the partition mains, in class order. `history` (by node) and
-    `snapshots` (by pass: the model as that pass left it) are empty unless asked for.
+    `targets` are the names of the partition mains, in class order. `history` (by node),
+    `values` (by value) and `snapshots` (by pass: the model as that pass left it) are empty unless
+    asked for.
     """
 
     passes: tuple[PassReport, ...]
     total_ms: float
     targets: tuple[str, ...]
     history: Mapping[str, NodeHistory] = field(default_factory=dict)
+    values: Mapping[str, tuple[ValueEvent, ...]] = field(default_factory=dict)
     snapshots: Mapping[str, ModelProto] = field(default_factory=dict)
 
     def counters(self) -> dict[str, int]:

@@ -14,6 +14,7 @@ import onnx
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
 from bbnode.ir import keys, protos
+from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.errors import AuthorError, EnvironmentFault
 from bbnode.ir.seal import is_intact
 
@@ -71,6 +72,10 @@ def parse_artifact(data: bytes, where: str, *, expected_sha256: str | None = Non
         raise InvalidArtifact(
             f"{where}: not an ONNX model ({len(data)} bytes); make it with `bbnode compile`"
         ) from error
+    try:
+        check_bounds(model)
+    except OutOfBounds as error:
+        raise InvalidArtifact(f"{where}: {error}") from error
     passport = protos.get_meta(model, keys.COMPILED_KEY)
     if passport is None:
         raise InvalidArtifact(

@@ -76,6 +76,11 @@ def compile_module(spec: str, args: Mapping[str, Any]) -> onnx.ModelProto:
 
 def compile_program(program: Module) -> onnx.ModelProto:
     """Compile a Module with the component classes that its `bindings()` name."""
+    return compiler_for(program).compile(program.build())
+
+
+def compiler_for(program: Module) -> Compiler:
+    """A Compiler with the component classes that a Module's `bindings()` name."""
     compiler = Compiler()
     for slot, component in program.bindings().items():
         role = roles_of(component)[0]
@@ -83,4 +88,4 @@ def compile_program(program: Module) -> onnx.ModelProto:
         if bind is None:
             raise AuthorError(f"slot {slot!r}: role {role} can't be bound")
         compiler = bind(slot, component)
-    return compiler.compile(program.build())
+    return compiler

@@ -7,24 +7,28 @@ is what the compiler left on the nodes (docs/ir.md), never a guess.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
 from onnx import FunctionProto, NodeProto
 
-from bbnode.daemon.artifact import serialize
+from bbnode.compiler.seams import is_natural
+from bbnode.daemon.artifact import InvalidArtifact, serialize
 from bbnode.ir import keys, protos
 from bbnode.ir.address import site_suffix
 from bbnode.ir.slots import Binding
+
+MAX_SITE_ID = (1 << 64) - 1
 
 _SOURCE_GATES = {keys.GATE_SOURCES[gate]: gate for gate in sorted(keys.GATE_OPS)}
 
 
 def describe(model: onnx.ModelProto) -> dict[str, Any]:
     """Passport, digest, targets with slots and bindings, wire edges with their gates."""
-    mains = [f for f in model.functions if protos.get_meta(f, keys.TARGET_KEY) is not None]
-    bindings = _bindings(model)
+    mains = mains_of(model)
+    bindings = bindings_of(model)
     return {
         "passport": protos.get_meta(model, keys.COMPILED_KEY) or "",
         "program": model.graph.name,
@@ -36,7 +40,13 @@ def describe(model: onnx.ModelProto) -> dict[str, Any]:
     }
 
 
-def _bindings(model: onnx.ModelProto) -> dict[str, list[Binding]]:
+def mains_of(model: onnx.ModelProto) -> list[FunctionProto]:
+    """The partition mains, in the model's order."""
+    return [f for f in model.functions if protos.get_meta(f, keys.TARGET_KEY) is not None]
+
+
+def bindings_of(model: onnx.ModelProto) -> dict[str, list[Binding]]:
+    """The binding table, by target name. Raises DeploymentError for a malformed entry."""
     found: dict[str, list[Binding]] = {}
     mains = {f.name for f in model.functions}
     for entry in model.metadata_props:
@@ -63,7 +73,25 @@ def _target(main: FunctionProto, bindings: Mapping[str, list[Binding]]) -> dict[
     }
 
 
-def _wire_edges(mains: list[FunctionProto]) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WirePair:
+    """A Recv-flavoured node and the Send-flavoured one that feeds it.
+
+    `source` and `send` are None when no target of the artifact sends to it.
+    """
+
+    source: FunctionProto | None
+    send: NodeProto | None
+    to: FunctionProto
+    recv: NodeProto
+    site_id: int
+
+
+def wire_pairs(mains: Sequence[FunctionProto]) -> Iterator[WirePair]:
+    """All wire edges between partition mains, found by the site that a Send addresses.
+
+    Raises InvalidArtifact for a site id that is no 64-bit number.
+    """
     senders: dict[str, tuple[FunctionProto, NodeProto]] = {}
     for main in mains:
         for node in main.node:
@@ -72,32 +100,45 @@ def _wire_edges(mains: list[FunctionProto]) -> Iterator[dict[str, Any]]:
                     if attribute.name.startswith(keys.DEST_SUFFIX_PREFIX):
                         senders[attribute.s.hex()] = (main, node)
     for main in mains:
-        gates = _gates(main)
         for node in main.node:
             site = protos.get_meta(node, keys.SITE_ID_KEY)
             if not protos.is_wire(node, *keys.RECV_OPS) or site is None:
                 continue
-            from_main, send = _sender(senders, int(site))
-            yield {
-                "value": node.output[0] if node.output else "",
-                "op": f"{send.op_type} → {node.op_type}" if send is not None else node.op_type,
-                "port": protos.get_meta(send, keys.PORT_KEY) if send is not None else None,
-                "from": from_main.name if from_main is not None else "",
-                "to": main.name,
-                "transport": (protos.get_meta(send, keys.WIRE_TRANSPORT_KEY) or "")
-                if send is not None
-                else "",
-                "site_id": site,
-                "gates": (gates.get(send.name, []) if send is not None else [])
-                + gates.get(node.name, []),
-                "deadline_ns": _deadline(send),
-            }
+            site_id = _site_id(site, node)
+            source, send = senders.get(site_suffix(site_id).hex(), (None, None))
+            yield WirePair(source=source, send=send, to=main, recv=node, site_id=site_id)
 
 
-def _sender(
-    senders: Mapping[str, tuple[FunctionProto, NodeProto]], site: int
-) -> tuple[FunctionProto | None, NodeProto | None]:
-    return senders.get(site_suffix(site).hex(), (None, None))
+def _site_id(text: str, node: NodeProto) -> int:
+    site_id = int(text) if is_natural(text) else MAX_SITE_ID + 1
+    if site_id > MAX_SITE_ID:
+        raise InvalidArtifact(
+            f"op {node.name!r} has the site id {text:.40}, which is no 64-bit number; compile the "
+            "program again"
+        )
+    return site_id
+
+
+def _wire_edges(mains: Sequence[FunctionProto]) -> Iterator[dict[str, Any]]:
+    gates = {main.name: _gates(main) for main in mains}
+    for pair in wire_pairs(mains):
+        send, recv = pair.send, pair.recv
+        sent: list[str] = []
+        if pair.source is not None and send is not None:
+            sent = gates[pair.source.name].get(send.name, [])
+        yield {
+            "value": recv.output[0] if recv.output else "",
+            "op": f"{send.op_type} → {recv.op_type}" if send is not None else recv.op_type,
+            "port": protos.get_meta(send, keys.PORT_KEY) if send is not None else None,
+            "from": pair.source.name if pair.source is not None else "",
+            "to": pair.to.name,
+            "transport": (protos.get_meta(send, keys.WIRE_TRANSPORT_KEY) or "")
+            if send is not None
+            else "",
+            "site_id": str(pair.site_id),
+            "gates": sent + gates[pair.to.name].get(recv.name, []),
+            "deadline_ns": _deadline(send),
+        }
 
 
 def _gates(main: FunctionProto) -> dict[str, list[str]]:

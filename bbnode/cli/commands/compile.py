@@ -1,18 +1,26 @@
 """`bbnode compile`: a Module class to a compiled artifact on disk.
 
-Rule: the file is written whole or not at all, and the same source gives the same bytes.
+Rule: the file is written whole or not at all, and the same source gives the same bytes. What
+is asked for beside it (times, an explanation, the program between passes) changes nothing in
+it; the program between passes is written even when a later pass refuses it.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bbnode.cli import output
 from bbnode.cli.common import JsonOption, pairs
+
+if TYPE_CHECKING:
+    import onnx
+
+    from bbnode.compiler import CompileReport
 
 
 def command(
@@ -26,27 +34,105 @@ def command(
             help="Keyword argument of the class, as a TOML value (repeatable).", metavar="KEY=VALUE"
         ),
     ] = None,
+    timed: Annotated[
+        bool, typer.Option("--time", help="Show time and counters of each pass.")
+    ] = False,
+    explain: Annotated[
+        list[str] | None,
+        typer.Option(help="Show type, class and history of a value (repeatable).", metavar="VALUE"),
+    ] = None,
+    dump_after: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Write the program as this pass leaves it, as text and ONNX (repeatable).",
+            metavar="PASS",
+        ),
+    ] = None,
+    dump_dir: Annotated[Path, typer.Option(help="Folder for --dump-after.", metavar="DIR")] = Path(
+        "dump"
+    ),
     as_json: JsonOption = False,
 ) -> None:
     """Compile a Module class to an artifact that every peer loads."""
     arguments = {key: _value(text) for key, text in pairs(arg, "--arg").items()}
     from bbnode.daemon import artifact, paths
-    from bbnode.daemon.build import compile_module
-    from bbnode.daemon.inspect import describe
+    from bbnode.daemon.build import compiler_for, load_module
+    from bbnode.daemon.explain import explain as explain_value
+    from bbnode.daemon.listing import write_listings
 
-    model = compile_module(module, arguments)
+    program = load_module(module, arguments)
+    snapshots: dict[str, onnx.ModelProto] = {}
+    try:
+        model, report = compiler_for(program).compile_with_report(
+            program.build(),
+            explain=bool(explain),
+            snapshot_after=dump_after or (),
+            snapshots=snapshots,
+        )
+    finally:
+        dumps = write_listings(snapshots, dump_dir)
+        if not as_json:
+            for path in dumps:
+                output.note(f"wrote {path}")
+    explained = [explain_value(value, model, report) for value in explain or ()]
     data = artifact.serialize(model)
     paths.write_atomically(out.absolute(), data, mode=0o644)
-    targets = [target["name"] for target in describe(model)["targets"]]
     sha256 = hashlib.sha256(data).hexdigest()
     if as_json:
-        output.json_object(
-            {"path": str(out), "bytes": len(data), "sha256": sha256, "targets": targets}
-        )
+        found: dict[str, Any] = {"path": str(out), "bytes": len(data), "sha256": sha256}
+        found["targets"] = list(report.targets)
+        if timed:
+            found["total_ms"] = round(report.total_ms, 3)
+            found["passes"] = [
+                {"pass": p.name, "ms": round(p.ms, 3), "counters": dict(p.counters)}
+                for p in report.passes
+            ]
+        if explained:
+            found["explained"] = explained
+        if dumps:
+            found["dumps"] = dumps
+        output.json_object(found)
         return
     output.data(f"{out}  {len(data)} bytes  sha256 {sha256}")
-    for name in targets:
+    for name in report.targets:
         output.data(f"  {name}")
+    if timed:
+        _show_times(report)
+    for value in explained:
+        _show_value(value)
+
+
+def _show_times(report: CompileReport) -> None:
+    rows: list[list[object]] = [[p.name, f"{p.ms:.2f}", dict(p.counters)] for p in report.passes]
+    between = report.total_ms - sum(p.ms for p in report.passes)
+    rows.append(["(between passes)", f"{between:.2f}", None])
+    rows.append(["total", f"{report.total_ms:.2f}", None])
+    output.table("passes", ("pass", "ms", "counters"), rows, out=output.console())
+
+
+def _show_value(found: Mapping[str, Any]) -> None:
+    out = output.console()
+    rows: list[list[object]] = []
+    for place in found["places"]:
+        rows.append(["in", place["target"]])
+        rows.append(["type", place["type"] or None])
+        rows.append(["lives on", place["class"]])
+        maker = place["made_by"]
+        if maker is None:
+            rows.append(["made by", "an input"])
+        else:
+            slot = f" of slot {maker['slot']}" if maker["slot"] else ""
+            line = f", at {maker['source_line']}" if maker["source_line"] else ""
+            rows.append(["made by", f"{maker['name']} ({maker['op']}{slot}{line})"])
+            rows.append(["that op is from", maker["made_in"]])
+            rows.append(["and changed by", maker["changed_in"]])
+        rows.append(["read by", place["read_by"]])
+        rows.append(["an output", place["output"]])
+    if not rows:
+        rows.append(["", "in no compiled partition any more"])
+    output.table(f"value {found['value']}", ("", ""), rows, out=out)
+    events = [[event["pass"], event["what"]] for event in found["events"]]
+    output.table(f"history of {found['value']}", ("pass", "what"), events, out=out)
 
 
 def _value(text: str) -> Any:

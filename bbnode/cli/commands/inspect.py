@@ -15,6 +15,7 @@ from bbnode.cli import output
 from bbnode.cli.common import JsonOption
 
 if TYPE_CHECKING:
+    import onnx
     from rich.console import Console
 
 NANOSECONDS_PER_MS = 1_000_000
@@ -22,17 +23,43 @@ NANOSECONDS_PER_MS = 1_000_000
 
 def command(
     artifact: Annotated[Path, typer.Argument(help="The compiled artifact.", metavar="FILE")],
+    svg: Annotated[
+        Path | None, typer.Option("--svg", help="Draw the program as SVG.", metavar="OUT.svg")
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Draw it as a page to zoom and click in.", metavar="OUT.html"),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show targets, slots with their bindings, and wire edges with their gates."""
+    """Show targets, slots with their bindings, and wire edges with their gates; or draw them."""
     from bbnode.daemon.artifact import load_artifact
     from bbnode.daemon.inspect import describe
 
-    description = describe(load_artifact(artifact).model)
+    model = load_artifact(artifact).model
+    pictures = _draw(model, {"svg": svg, "html": html})
     if as_json:
-        output.json_object(description)
+        described = describe(model)
+        output.json_object({**described, "pictures": pictures} if pictures else described)
+    elif pictures:
+        for path in pictures.values():
+            output.data(path)
     else:
-        _render(description, output.console())
+        _render(describe(model), output.console())
+
+
+def _draw(model: onnx.ModelProto, wanted: Mapping[str, Path | None]) -> dict[str, str]:
+    """Write the pictures that are wanted; gives their paths by kind."""
+    paths = {kind: path for kind, path in wanted.items() if path is not None}
+    if not paths:
+        return {}
+    from bbnode.daemon.paths import write_atomically
+    from bbnode.daemon.picture import to_html, to_svg
+
+    drawn = {kind: {"svg": to_svg, "html": to_html}[kind](model) for kind in paths}
+    for kind, path in paths.items():
+        write_atomically(path.absolute(), drawn[kind].encode(), mode=0o644)
+    return {kind: str(path) for kind, path in paths.items()}
 
 
 def _render(description: Mapping[str, Any], out: Console) -> None:
