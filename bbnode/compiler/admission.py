@@ -12,21 +12,27 @@ from bbnode.compiler.errors import (
     DuplicateFunction,
     EmptyFunctionTable,
     IrVersionMismatch,
+    ModelOutOfBounds,
 )
 from bbnode.compiler.unit import CompilationUnit, CompileOptions
 from bbnode.ir import keys, protos
+from bbnode.ir.bounds import OutOfBounds, check_bounds
 
 
 def admit(model: ModelProto, options: CompileOptions) -> CompilationUnit:
     """The unit of a compile, on a copy of `model`.
 
-    Raises EmptyFunctionTable, AlreadyCompiled, IrVersionMismatch, DuplicateFunction; TypeError
-    when it is no ModelProto.
+    Raises EmptyFunctionTable, AlreadyCompiled, IrVersionMismatch, DuplicateFunction,
+    ModelOutOfBounds; TypeError when it is no ModelProto.
     """
     if not isinstance(model, ModelProto):
         raise TypeError(
             f"compile takes the ModelProto of Module.build(), got {type(model).__name__}"
         )
+    try:
+        check_bounds(model)
+    except OutOfBounds as error:
+        raise ModelOutOfBounds(detail=str(error)) from error
     if protos.get_meta(model, keys.COMPILED_KEY) is not None:
         raise AlreadyCompiled()
     if not model.functions:

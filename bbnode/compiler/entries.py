@@ -33,10 +33,13 @@ class EntryMap:
     Attributes:
         origin: entries that the op reads from, by data or `after`.
         wanted: of an op that reads from none: entries whose ops read from it.
+        beside: of an op that neither of the two is said of: entries for which its inputs are
+            made, constants aside, since those are made everywhere.
     """
 
     origin: list[int]
     wanted: list[int]
+    beside: list[int]
 
     @classmethod
     def of(cls, function: FunctionProto, reads: Sequence[Sequence[str]]) -> EntryMap:
@@ -53,7 +56,8 @@ class EntryMap:
                 mask |= by_value.get(name, 0)
             origin.append(mask)
             by_value.update((name, mask) for name in node.output if name)
-        return cls(origin, _wanted(function.node, reads, origin))
+        wanted = _wanted(function.node, reads, origin)
+        return cls(origin, wanted, _beside(function.node, reads, origin, wanted))
 
     def key(self, index: int) -> int:
         """Entries in whose executions an op fires; 0 when nothing says it."""
@@ -73,6 +77,25 @@ def _wanted(
         for name in reads[index] if mask else ():
             by_value[name] = by_value.get(name, 0) | mask
     return wanted
+
+
+def _beside(
+    nodes: Sequence[NodeProto],
+    reads: Sequence[Sequence[str]],
+    origin: Sequence[int],
+    wanted: Sequence[int],
+) -> list[int]:
+    by_value: dict[str, int] = {}
+    beside = [0] * len(nodes)
+    for index, node in enumerate(nodes):
+        mask = origin[index] or wanted[index]
+        if not mask:
+            for name in reads[index]:
+                mask |= by_value.get(name, 0)
+            beside[index] = mask
+        if node.op_type != "Constant":
+            by_value.update((name, mask) for name in node.output if name)
+    return beside
 
 
 def slot_of(node: NodeProto) -> str | None:

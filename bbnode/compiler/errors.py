@@ -24,6 +24,7 @@ from bbnode.compiler.errors_build import (
     Internal,
     IrVersionMismatch,
     MissingBinding,
+    ModelOutOfBounds,
     PassInvariantBroken,
     RoleMethodFailed,
     RuntimeIncomplete,
@@ -58,6 +59,7 @@ __all__ = [
     "MalformedSlotMetadata",
     "MissingBinding",
     "MissingTypeInfo",
+    "ModelOutOfBounds",
     "OpsetNotImported",
     "PassInvariantBroken",
     "RoleMethodFailed",
@@ -218,20 +220,25 @@ class UnpairedWireRequest(ValidationError):
 
 @dataclass(kw_only=True, eq=False)
 class UnresolvedPeerClass(CompileError, AuthorError):
-    """Nothing says which class of peer a Send goes to."""
+    """Nothing says which class of peer a Send goes to, or several things say several."""
 
     node_name: str
     peer_input: str
+    classes: tuple[str, ...] = ()  # those that were found, when they are several
 
     def message(self) -> str:
-        return (
-            f"op {self.node_name!r} sends to the peers {self.peer_input!r}, whose class is unknown"
-        )
+        which = "whose class is unknown"
+        if self.classes:
+            which = f"which are of several classes: {listed(self.classes)}"
+        return f"op {self.node_name!r} sends to the peers {self.peer_input!r}, {which}"
 
     def mend(self) -> str:
+        if self.classes:
+            return "Send to each class by a `g.net_out` of its own (they may share the port)"
         return (
             'Take the peers from a PeerSelectorSlot(…, peer_class="<class>"), from a `.sender`, '
-            "or from a graph input that is named like the class"
+            'from `g.peer_ids(…, peer_class="<class>")`, or from a graph input that is named like '
+            "the class"
         )
 
 

@@ -144,6 +144,19 @@ class EmptyFunctionTable(CompileError, AuthorError):
 
 
 @dataclass(kw_only=True, eq=False)
+class ModelOutOfBounds(CompileError, AuthorError):
+    """The model holds names, counts or depths that no program needs (`bbnode.ir.bounds`)."""
+
+    detail: str
+
+    def message(self) -> str:
+        return f"the model can't be compiled: {self.detail}"
+
+    def mend(self) -> str:
+        return "Compile what `Module.build()` returns"
+
+
+@dataclass(kw_only=True, eq=False)
 class AlreadyCompiled(CompileError, AuthorError):
     """The model carries the passport of a compiled one."""
 

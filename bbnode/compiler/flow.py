@@ -58,12 +58,12 @@ def captured(node: NodeProto) -> list[str]:
         return []
     found: dict[str, None] = {}
     for graph in graphs:
-        _collect_free(node, graph, frozenset(), found, 1)
+        _collect_free(node, graph, set(), found, 1)
     return list(found)
 
 
 def _collect_free(
-    owner: NodeProto, graph: GraphProto, outer: frozenset[str], found: dict[str, None], depth: int
+    owner: NodeProto, graph: GraphProto, bound: set[str], found: dict[str, None], depth: int
 ) -> None:
     if depth > MAX_GRAPH_DEPTH:
         raise ExpansionFailed(
@@ -73,17 +73,19 @@ def _collect_free(
             node_name=owner.name,
             where=Where.of(owner),
         )
-    bound = set(outer)
-    bound.update(port.name for port in graph.input)
-    bound.update(tensor.name for tensor in graph.initializer)
-    bound.update(tensor.values.name for tensor in graph.sparse_initializer)
-    for inner in graph.node:
-        bound.update(inner.output)
+    made = [port.name for port in graph.input]
+    made += [tensor.name for tensor in graph.initializer]
+    made += [tensor.values.name for tensor in graph.sparse_initializer]
+    made += [name for inner in graph.node for name in inner.output]
+    # One set for all levels: a copy per nested graph would be quadratic in a wide graph.
+    own = set(made) - bound
+    bound |= own
     for inner in graph.node:
         found.update((name, None) for name in inner.input if name and name not in bound)
         for nested in nested_graphs(inner):
-            _collect_free(owner, nested, frozenset(bound), found, depth + 1)
+            _collect_free(owner, nested, bound, found, depth + 1)
     found.update((port.name, None) for port in graph.output if port.name not in bound)
+    bound -= own
 
 
 def data_reads(node: NodeProto) -> list[str]:
@@ -112,6 +114,10 @@ def rename_node(node: NodeProto, names: Mapping[str, str]) -> None:
     waits = after_of(node)
     if waits:
         set_after(node, (names.get(name, name) for name in waits))
+    if node.domain == keys.WIRE_DOMAIN:
+        joined = protos.get_meta(node, keys.FAN_IN_KEY)
+        if joined is not None and joined in names:
+            protos.set_meta(node, keys.FAN_IN_KEY, names[joined])
     if node.attribute and is_graph_op(node):
         renamed = {name: names[name] for name in captured(node) if name in names}
         if renamed:
@@ -174,9 +180,7 @@ def needs_of(nodes: Sequence[NodeProto]) -> list[list[int]]:
     return needs
 
 
-def topological(
-    function: FunctionProto, needs: Sequence[Sequence[int]] | None = None
-) -> list[int]:
+def topological(function: FunctionProto, needs: Sequence[Sequence[int]] | None = None) -> list[int]:
     """Indices of the nodes, sorted over data, `after` and `control_after`.
 
     Where the order is free, recorded order stays. `needs` is what `needs_of` gives, where it is

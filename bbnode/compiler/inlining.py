@@ -100,24 +100,36 @@ def _call_attributes(call: NodeProto, callee: FunctionProto) -> dict[str, Attrib
     return found
 
 
-def _resolve_references(node: NodeProto, attributes: dict[str, AttributeProto]) -> None:
-    for attribute in list(node.attribute):
-        if attribute.ref_attr_name and attribute.ref_attr_name in attributes:
+def references(node: NodeProto) -> list[AttributeProto]:
+    """Attributes, of the op and of those in its graphs, that stand for one of the function's."""
+    found: list[AttributeProto] = []
+    todo = [node]
+    while todo:
+        one = todo.pop()
+        found.extend(attribute for attribute in one.attribute if attribute.ref_attr_name)
+        if one.attribute and flow.is_graph_op(one):
+            todo.extend(inner for graph in flow.nested_graphs(one) for inner in graph.node)
+    return found
+
+
+def _resolve_references(node: NodeProto, attributes: dict[str, AttributeProto]) -> int:
+    resolved = 0
+    for attribute in references(node) if node.attribute else ():
+        given = attributes.get(attribute.ref_attr_name)
+        if given is not None:
             name = attribute.name
-            attribute.CopyFrom(attributes[attribute.ref_attr_name])
+            attribute.CopyFrom(given)
             attribute.name = name
+            resolved += 1
+    return resolved
 
 
 def resolve_defaults(function: FunctionProto) -> int:
     """Replace references to the function's own defaulted attributes; gives how many."""
     defaults = {attribute.name: attribute for attribute in function.attribute_proto}
-    count = 0
-    for node in function.node if defaults else ():
-        before = sum(bool(a.ref_attr_name in defaults and a.ref_attr_name) for a in node.attribute)
-        if before:
-            _resolve_references(node, defaults)
-            count += before
-    return count
+    if not defaults:
+        return 0
+    return sum(_resolve_references(node, defaults) for node in function.node)
 
 
 def _own_home(callee: FunctionProto, caller_home: str) -> str | None:

@@ -16,30 +16,17 @@ from bbnode.compiler.errors import CyclicGraph
 from bbnode.ir import keys, protos
 
 
-def needs_of(nodes: Sequence[NodeProto]) -> list[list[int]]:
-    """Per node, the indices of the nodes that must fire before it: data, `after`, control."""
-    made: dict[str, int] = {}
-    by_name: dict[str, int] = {}
-    for index, node in enumerate(nodes):
-        by_name[node.name] = index
-        for name in node.output:
-            if name:
-                made[name] = index
-    needs = []
-    for node in nodes:
-        before = [made[name] for name in flow.data_reads(node) if name in made]
-        for entry in node.metadata_props:
-            if entry.key == keys.AFTER_KEY:
-                before += [made[n] for n in flow.split_names(entry.value) if n in made]
-            elif entry.key == keys.CONTROL_AFTER_KEY:
-                before += [by_name[n] for n in flow.split_names(entry.value) if n in by_name]
-        needs.append(before)
-    return needs
+def program_order(
+    nodes: Sequence[NodeProto], needs: Sequence[Sequence[int]] | None = None
+) -> list[int]:
+    """Indices of `nodes` in program order. Raises CyclicGraph naming one cycle.
 
-
-def program_order(nodes: Sequence[NodeProto]) -> list[int]:
-    """Indices of `nodes` in program order. Raises CyclicGraph naming one cycle."""
-    needs = needs_of(nodes)
+    `needs` is what `flow.needs_of` gives, where it is known already.
+    """
+    if needs is None:
+        needs = flow.needs_of(nodes)
+    if all(max(before, default=-1) < index for index, before in enumerate(needs)):
+        return list(range(len(needs)))
     order: list[int] = []
     state = [0] * len(nodes)  # 0 new, 1 on the path, 2 placed
     for root in range(len(nodes)):

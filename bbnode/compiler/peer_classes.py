@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from onnx import FunctionProto, NodeProto
 
 from bbnode.compiler.errors import UnresolvedPeerClass, Where
+from bbnode.compiler.fan_in import fan_in_groups
 from bbnode.compiler.flow import is_graph_op
 from bbnode.compiler.wire_checks import request_of
 from bbnode.ir import keys, protos
@@ -39,6 +40,7 @@ class PeerClasses:
         self._maker = dict(maker)
         self._home_of = home_of
         self._inputs = frozenset(function.input)
+        self._joined: dict[str, list[int]] = {}  # value that several sends deliver -> the sends
 
     def destination(self, send: NodeProto) -> str:
         """The class that a Send-flavoured op sends to.
@@ -52,10 +54,33 @@ class PeerClasses:
         else:
             peers = send.input[PEERS_INPUT]
             found = self._sources(peers)
-        classes = [name for name in found if name]
+        classes = sorted(name for name in found if name)
         if len(classes) != 1 or len(found) != 1:
-            raise UnresolvedPeerClass(node_name=send.name, peer_input=peers, where=Where.of(send))
+            raise UnresolvedPeerClass(
+                node_name=send.name,
+                peer_input=peers,
+                classes=tuple(classes) if len(classes) > 1 else (),
+                where=Where.of(send),
+            )
         return classes[0]
+
+    def confirm(self, destinations: Mapping[int, str]) -> None:
+        """Look again, when all ops are placed: what arrives at a port that several ops send to
+        has several senders.
+
+        Args:
+            destinations: class that each Send-flavoured op sends to, by node index.
+
+        Raises UnresolvedPeerClass when the senders are of several classes.
+        """
+        nodes = self._function.node
+        groups = fan_in_groups(nodes, destinations)
+        for members in groups:
+            for index in members:
+                self._joined.update((name, members) for name in nodes[index].output if name)
+        if self._joined:
+            for index in destinations:
+                self.destination(nodes[index])
 
     def _sources(self, peers: str) -> set[str | None]:
         """Classes of all sources of a peers value; None for one that does not say."""
@@ -71,6 +96,7 @@ class PeerClasses:
             moved = self._moved(index, value)
             if moved is None:
                 found.add(self._said_by(index, value))
+                found.update(self._home_of(other) for other in self._joined.get(value, ()))
             else:
                 todo.extend(name for name in moved if name not in seen)
                 seen.update(moved)
@@ -81,7 +107,8 @@ class PeerClasses:
         node = self._function.node[index]
         received = RECEIVED_OUTPUT.get(node.op_type) if protos.is_wire(node) else None
         if received is not None and node.output[received : received + 1] == [value]:
-            return list(node.input[:1])
+            sends = self._joined.get(value, [index])
+            return [self._function.node[other].input[0] for other in sends]
         if node.domain == keys.COMPOSITE_DOMAIN and node.op_type == keys.OP_UNBUNDLE:
             return self._bundled(node.input[0], list(node.output).index(value))
         return _moved(node)

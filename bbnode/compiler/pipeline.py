@@ -50,6 +50,9 @@ POST_PASS_NAMES = (
     "merge_partitions_into_one",
 )
 
+# Passes that change nothing: they look behind every user stage as well, at what it left.
+STAGE_LOOKS = ("resolve_slots", "validate_runtime_complete")
+
 # From here on the program is well-formed, and every pass has to leave it so.
 FIRST_SEAM = "validate"
 

@@ -78,6 +78,7 @@ class Placement:
                 self._assume(index, self._own_default(index))
                 self._run(missing, readers)
         self._check_assumed()
+        self._peers.confirm(self.destinations)
         for index, home in enumerate(self.homes):
             if home is None and not self.placeless[index]:
                 raise Internal(detail=f"op {self.nodes[index].name!r} was not placed")

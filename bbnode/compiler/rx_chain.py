@@ -33,10 +33,10 @@ def make_gate(gate: str, source: NodeProto, read: str, made: str) -> NodeProto:
         output=[made],
     )
     protos.set_meta(node, keys.GATE_SOURCES[gate], source.name)
+    meta = protos.all_meta(source)
     for key in INHERITED_KEYS:
-        text = protos.get_meta(source, key)
-        if text is not None:
-            protos.set_meta(node, key, text)
+        if key in meta:
+            node.metadata_props.add(key=key, value=meta[key])
     return node
 
 

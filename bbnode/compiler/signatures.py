@@ -28,6 +28,8 @@ class Signature:
     max_outputs: int
     domain: str  # as opset_import spells it
     version: int  # lowest opset version that has it in this form
+    required_attributes: tuple[str, ...] = ()  # of ONNX's ops; `expand_ops` looks after ours
+    min_outputs: int = 0  # only ONNX's schemas ask for some: nobody has to read what ours make
 
 
 def opset_versions(*imports: object) -> dict[str, int]:
@@ -100,6 +102,8 @@ def _of_schema(domain: str, op_type: str, version: int) -> Signature | None:
         required_inputs=tuple(p.name for p in schema.inputs if p.option == single),
         max_inputs=schema.max_input,
         max_outputs=schema.max_output,
+        min_outputs=schema.min_output,
+        required_attributes=tuple(sorted(n for n, a in schema.attributes.items() if a.required)),
         domain=domain,
         version=schema.since_version,
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from onnx import FunctionProto, NodeProto
 
 from bbnode.compiler.errors import MissingBinding, Where
+from bbnode.compiler.function_table import FunctionKey, by_key, callees_first, calls_of
 from bbnode.compiler.unit import SlotBinding
 from bbnode.components.contracts import Component
 from bbnode.components.registry import UnknownComponentType, component_class
@@ -63,3 +64,21 @@ def take_slots(into: FunctionProto, source: FunctionProto) -> None:
         prefixes = (keys.SLOT_ROLE_PREFIX, keys.CONCRETE_TYPE_SLOT_PREFIX)
         if entry.key.startswith(prefixes) and protos.get_meta(into, entry.key) is None:
             protos.set_meta(into, entry.key, entry.value)
+
+
+def slots_of_calls(functions: Iterable[FunctionProto]) -> dict[FunctionKey, list[str]]:
+    """Slots that a call of each function uses, directly or through its own calls.
+
+    Raises CyclicGraph when functions call each other in a ring.
+    """
+    table = by_key(functions)
+    calls = {key: [k for _, k in calls_of(f, table)] for key, f in table.items()}
+    found: dict[FunctionKey, list[str]] = {}
+    for key in callees_first(table, calls):
+        slots: dict[str, None] = {}
+        for node in table[key].node:
+            slot = protos.get_meta(node, keys.SLOT_KEY)
+            names = [slot] if slot is not None else found.get(protos.call_key(node), [])
+            slots.update(dict.fromkeys(names))
+        found[key] = list(slots)
+    return found

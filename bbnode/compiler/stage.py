@@ -38,9 +38,11 @@ def partition_model(unit: CompilationUnit, home: str) -> ModelProto:
     model.metadata_props.extend(unit.model.metadata_props)
     model.opset_import.extend(unit.model.opset_import)
     bootstraps = [function for function in unit.model.functions if is_bootstrap(function)]
-    wanted = {id(f) for f in (*bootstraps, *called_from(unit.model, [main, *bootstraps]))}
+    called = called_from(unit.model, [main, *bootstraps])
+    # By key: a protobuf's wrapper, and so its id, lasts only as long as somebody holds it.
+    wanted = {protos.function_key(f) for f in (*bootstraps, *called)}
     model.functions.append(main)
-    model.functions.extend(f for f in unit.model.functions if id(f) in wanted)
+    model.functions.extend(f for f in unit.model.functions if protos.function_key(f) in wanted)
     return model
 
 

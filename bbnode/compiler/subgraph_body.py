@@ -17,19 +17,21 @@ from bbnode.compiler import flow
 from bbnode.compiler.content_hash import HEX_DIGITS, function_content
 from bbnode.compiler.opsets import import_used, write_canonical_domains
 from bbnode.compiler.ordering import add_control
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 
 NAME_PREFIX = "subgraph_"
 # What the call says of the ops in it: their slot, and where they come from.
-CALL_KEYS = (
-    keys.SLOT_KEY,
-    keys.SLOT_ID_KEY,
-    keys.REQUIRED_TRAIT_KEY,
-    keys.CONCRETE_TYPE_KEY,
-    keys.INSTANCE_KEY,
-    keys.HOME_CLASS_KEY,
-    keys.MODULE_INSTANCE_KEY,
-    keys.SOURCE_LINE_KEY,
+CALL_KEYS = frozenset(
+    {
+        keys.SLOT_KEY,
+        keys.SLOT_ID_KEY,
+        keys.REQUIRED_TRAIT_KEY,
+        keys.CONCRETE_TYPE_KEY,
+        keys.INSTANCE_KEY,
+        keys.HOME_CLASS_KEY,
+        keys.MODULE_INSTANCE_KEY,
+        keys.SOURCE_LINE_KEY,
+    }
 )
 
 
@@ -66,11 +68,18 @@ def collapse(
     function.input.extend(names[name] for name in inputs)
     function.output.extend(names[name] for name in outputs)
     for index, original in enumerate(nodes):
-        node = function.node.add()
-        node.CopyFrom(original)
+        # Not copied whole: what waits and where it comes from stays with the call.
+        node = function.node.add(
+            name=f"{original.op_type}_{index}",
+            op_type=original.op_type,
+            domain=original.domain,
+            overload=original.overload,
+            doc_string=original.doc_string,
+            input=original.input,
+            output=original.output,
+        )
+        node.attribute.extend(original.attribute)
         flow.rename_node(node, names)
-        node.name = f"{node.op_type}_{index}"
-        del node.metadata_props[:]
     write_canonical_domains(function.node)
     import_used(function, versions)
     for name, new in names.items():
@@ -106,10 +115,7 @@ def _call(
         input=inputs,
         output=outputs,
     )
-    for key in CALL_KEYS:
-        text = protos.get_meta(last, key)
-        if text is not None:
-            protos.set_meta(call, key, text)
+    call.metadata_props.extend(e for e in last.metadata_props if e.key in CALL_KEYS)
     _inherit_waits(call, nodes, made)
     return call
 

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from onnx import AttributeProto, FunctionProto, NodeProto
 
 from bbnode.compiler import flow
-from bbnode.compiler.ordering import needs_of
 from bbnode.ir import keys, protos
 
 # Ops that hand on what they read, or what was there from the start: they add no stage.
@@ -41,10 +40,12 @@ class Groups:
     Attributes:
         members: indices of each group; groups in the order of their first nodes.
         copied: indices of constants that belong to no group but to all their readers'.
+        needs: what each node of the function waits for, as `flow.needs_of` gives it.
     """
 
     members: list[list[int]] = field(default_factory=list)
     copied: set[int] = field(default_factory=set)
+    needs: list[list[int]] = field(default_factory=list)
 
 
 def backend_slot(node: NodeProto) -> str | None:
@@ -60,18 +61,23 @@ def find_groups(function: FunctionProto) -> Groups:
     """The groups of a function whose nodes are in topological order."""
     nodes = list(function.node)
     slots = [backend_slot(node) for node in nodes]
+    needs = flow.needs_of(nodes)
     if not any(slots):
-        return Groups()
-    return _Finder(function, nodes, slots).find()
+        return Groups(needs=needs)
+    return _Finder(function, nodes, slots, needs).find()
 
 
 class _Finder:
     def __init__(
-        self, function: FunctionProto, nodes: Sequence[NodeProto], slots: Sequence[str | None]
+        self,
+        function: FunctionProto,
+        nodes: Sequence[NodeProto],
+        slots: Sequence[str | None],
+        needs: list[list[int]],
     ) -> None:
         self._nodes = nodes
         self._slots = slots
-        self._needs = needs_of(nodes)
+        self._needs = needs
         self._inputs = {name: 1 << bit for bit, name in enumerate(function.input)}
         outputs = set(function.output)
         self._is_output = [any(name in outputs for name in node.output) for node in nodes]
@@ -96,7 +102,7 @@ class _Finder:
         for index, slot in enumerate(self._slots):
             if slot is not None and index not in copied:
                 members.setdefault(_top(parents, index), []).append(index)
-        return Groups(list(members.values()), copied)
+        return Groups(list(members.values()), copied, self._needs)
 
     def _marks(self) -> list[Marks]:
         bit = 1 << len(self._inputs)

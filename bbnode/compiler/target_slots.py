@@ -19,6 +19,9 @@ from bbnode.components.contracts import CONTRACTS, Component
 from bbnode.components.registry import UnknownComponentType, component_class
 from bbnode.ir import keys, protos
 
+# Most ops of a compiled program are of these, and none of them belongs to a slot.
+SLOTLESS_DOMAINS = frozenset({keys.SYSCALL_DOMAIN, keys.WIRE_DOMAIN, keys.COMPOSITE_DOMAIN})
+
 NO_SLOT_ID = -1  # of a slot that no op uses, only a component's dependency
 
 # `depends` writes roles in snake case, bindings and errors as the contracts do.
@@ -54,6 +57,8 @@ def slots_of(functions: Iterable[FunctionProto]) -> dict[str, Slot]:
     for function in functions:
         roles = slot_roles(function)
         for node in function.node:
+            if node.domain in SLOTLESS_DOMAINS:
+                continue
             name = protos.get_meta(node, keys.SLOT_KEY)
             if name is None or name in found:
                 continue

@@ -31,10 +31,11 @@ def _only(model: ModelProto, main: FunctionProto) -> ModelProto:
     part = ModelProto(ir_version=model.ir_version, producer_name=model.producer_name)
     part.graph.name = model.graph.name
     bootstraps = [f for f in model.functions if is_bootstrap(f)]
-    needed = {id(f) for f in called_from(model, [main, *bootstraps])}
-    needed |= {id(f) for f in bootstraps}
+    called = called_from(model, [main, *bootstraps])
+    # By key: a protobuf's wrapper, and so its id, lasts only as long as somebody holds it.
+    needed = {protos.function_key(f) for f in (*called, *bootstraps)}
     part.functions.append(main)
-    part.functions.extend(f for f in model.functions if id(f) in needed and f.name != main.name)
+    part.functions.extend(f for f in model.functions if protos.function_key(f) in needed)
     part.opset_import.extend(model.opset_import)
     own = keys.BINDING_PREFIX + main.name + "."
     for entry in model.metadata_props:

@@ -92,6 +92,9 @@ class FunctionTypes:
                     self._network.unite(variables.setdefault(port.type, number), number)
         for name, kind in _from_attributes(node):
             self._network.narrow(self.id_of(name), kind)
+        joined = protos.get_meta(node, keys.FAN_IN_KEY) if protos.is_wire(node) else None
+        if joined is not None:  # all sends of one port carry one type
+            self._network.unite(self.id_of(joined), self.id_of(node.input[0]))
 
     def _constrain_by_schema(self, node: NodeProto) -> None:
         domain = imported_domain(node)

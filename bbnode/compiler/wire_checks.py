@@ -9,7 +9,12 @@ from __future__ import annotations
 from onnx import FunctionProto, NodeProto
 
 from bbnode.compiler import flow
-from bbnode.compiler.errors import TypeConstraintFailed, UnpairedWireRequest, Where
+from bbnode.compiler.errors import (
+    DanglingInput,
+    TypeConstraintFailed,
+    UnpairedWireRequest,
+    Where,
+)
 from bbnode.ir import keys, protos, types
 
 # Ops behind which a request id is still the same one.
@@ -19,14 +24,26 @@ REQ_ID_INPUT = 2  # of SendResp
 
 
 def check_pairs(function: FunctionProto) -> None:
-    """Raise UnpairedWireRequest or TypeConstraintFailed on the first wire op that does not fit."""
+    """Look at the wire ops of a function, in their order.
+
+    Raises UnpairedWireRequest, TypeConstraintFailed (peers that are none) or DanglingInput (a
+    later send of a port whose first send is not there) on the first that does not fit.
+    """
     wires = [node for node in function.node if protos.is_wire(node)]
     if not wires:
         return
     made = flow.producers(function)
     known = protos.value_types(function)
     answers: dict[str, str] = {}
+    ports = {
+        node.output[0]
+        for node in wires
+        if node.op_type == keys.OP_SEND and node.output and _joins(node) is None
+    }
     for node in wires:
+        joined = _joins(node)
+        if joined is not None and (node.op_type != keys.OP_SEND or joined not in ports):
+            raise DanglingInput(node_name=node.name, input_name=joined, where=Where.of(node))
         if node.op_type in keys.RECV_OPS:
             if protos.get_meta(node, keys.SYNTHESIZED_FROM_KEY) is None:
                 raise _unpaired(
@@ -40,6 +57,11 @@ def check_pairs(function: FunctionProto) -> None:
         is_recorded = node.op_type == keys.OP_SEND_REQ_BATCHED and len(node.output) > 1
         if is_recorded and node.name not in answers:
             raise _unpaired(node, "nothing answers the request")
+
+
+def _joins(node: NodeProto) -> str | None:
+    """What the first send of the port delivers, on a later send of it; else None."""
+    return protos.get_meta(node, keys.FAN_IN_KEY)
 
 
 def request_of(

@@ -1,8 +1,9 @@
 """Which Send-flavoured node feeds which Recv-flavoured one.
 
 Rule: a pair has one index. A Recv says it in `synthesized_from`, a Send in the name of its
-sentinel output. A request is paired with both ends of its answer through the values that
-they share: the requester's `req_id` goes to RecvRespBatched, the receiver's to SendResp.
+sentinel output, or in `synthesized_from` where it feeds the Recv of another Send (fan-in).
+A request is paired with both ends of its answer through the values that they share: the
+requester's `req_id` goes to RecvRespBatched, the receiver's to SendResp.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class _Receivers:
 
     def fed_by(self, send: NodeProto) -> NodeProto | None:
         if send.op_type == keys.OP_SEND:
-            return self._by_index.get((keys.OP_RECV, _sentinel(send) or ""))
+            index = protos.get_meta(send, keys.SYNTHESIZED_FROM_KEY) or _sentinel(send)
+            return self._by_index.get((keys.OP_RECV, index or ""))
         if send.op_type == keys.OP_SEND_REQ_BATCHED:
             index = _sentinel(send) or protos.get_meta(send, keys.SYNTHESIZED_FROM_KEY)
             answer = self._answers.get(send.output[0]) if send.output else None

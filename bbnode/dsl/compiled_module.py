@@ -277,6 +277,8 @@ class _Replay:
         domain = "" if protos.is_onnx_domain(node.domain) else node.domain
         version = self._library.version(self._function, domain)
         meta = {k: v for k, v in protos.all_meta(node).items() if k not in _REMADE_KEYS}
+        if keys.FAN_IN_KEY in meta:
+            meta[keys.FAN_IN_KEY] = self._value(meta[keys.FAN_IN_KEY], node.name).name
         made = self._g.emit(
             domain,
             node.op_type,

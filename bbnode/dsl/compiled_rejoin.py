@@ -281,9 +281,12 @@ def _restore_send(
         return 0
     if send.op_type == keys.OP_SEND:
         sentinel = send.output[0] if send.output else ""
-        pair = sentinel.removeprefix(keys.SEND_SENTINEL_PREFIX)
         kinds.pop(sentinel, None)
-        recv = receivers.get((keys.OP_RECV, pair))
+        joined = receivers.get((keys.OP_RECV, pair)) if pair is not None else None
+        if joined is not None:
+            _restore_joined(send, joined, kinds)
+            return 0
+        recv = receivers.get((keys.OP_RECV, sentinel.removeprefix(keys.SEND_SENTINEL_PREFIX)))
         outputs, used = (list(recv.output) if recv else []), 1
     else:
         recv = receivers.get((keys.OP_RECV_REQ, pair or ""))
@@ -307,6 +310,15 @@ def _restore_send(
     return used
 
 
+def _restore_joined(send: NodeProto, recv: NodeProto, kinds: dict[str, TypeNode]) -> None:
+    """A later send of a port gets outputs of its own; what arrives is the first send's value."""
+    protos.set_meta(send, keys.FAN_IN_KEY, recv.output[0])
+    del send.output[:]
+    for port, like in zip(("received", "sender"), recv.output, strict=False):
+        send.output.append(f"{send.name}.{port}")
+        kinds[send.output[-1]] = kinds.get(like, types.ANY)
+
+
 def _program_order(
     mains: Sequence[Sequence[NodeProto]], slots: Mapping[_FunctionKey, Sequence[str]], module: str
 ) -> list[NodeProto]:
@@ -317,7 +329,15 @@ def _program_order(
     nodes = [node for main in mains for node in main]
     maker = {name: i for i, node in enumerate(nodes) for name in node.output if name}
     needs = [
-        [maker[n] for n in (*onnx_walk.reads(node), *_names(node, keys.AFTER_KEY)) if n in maker]
+        [
+            maker[n]
+            for n in (
+                *onnx_walk.reads(node),
+                *_names(node, keys.AFTER_KEY),
+                *_names(node, keys.FAN_IN_KEY),
+            )
+            if n in maker
+        ]
         for node in nodes
     ]
     start = 0

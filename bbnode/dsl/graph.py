@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-import onnx
-
-from bbnode.dsl.attributes import WrongKind, tensor_proto, tensor_type
-from bbnode.dsl.constants import ATTRIBUTE, constant_attribute
+from bbnode.dsl.attributes import WrongKind, tensor_type
+from bbnode.dsl.constants import ATTRIBUTE, constant_attribute, typed_array
 from bbnode.dsl.errors import BadArgument, DuplicateName, UnknownName
 from bbnode.dsl.graph_core import GraphCore
-from bbnode.dsl.names import check_name, hint
+from bbnode.dsl.names import check_class, check_name, hint
 from bbnode.dsl.output import After, Output
 from bbnode.dsl.record import record, spec_of
 from bbnode.dsl.source import author_line
 from bbnode.dsl.wire import Request, record_request, record_send
-from bbnode.ir import keys, types
+from bbnode.ir import keys, protos, types
 from bbnode.ir.address import parse_address
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
@@ -47,6 +44,7 @@ class Graph(GraphCore):
     def __init__(self, recorder: ModelRecorder, *, name: str, home: str) -> None:
         super().__init__(recorder, name=name, home=home)
         self._received: dict[str, Output] = {}
+        self._request_ports: set[str] = set()
 
     # --- ports -----------------------------------------------------------------------------
 
@@ -93,22 +91,41 @@ class Graph(GraphCore):
 
     # --- the wire --------------------------------------------------------------------------
 
-    def net_out(self, port: str, peers: Output, value: Output, *, after: After = None) -> Output:
+    def net_out(
+        self,
+        port: str,
+        peers: Output,
+        value: Output,
+        *,
+        after: After = None,
+        hops: int | None = None,
+    ) -> Output:
         """Send `value` to `peers`; gives it as it lives on the class of those peers.
 
+        A port is where values arrive. Several sends to one port of one class arrive as one
+        value there: what reads it fires for each delivery, and its `.sender` is whoever sent
+        that one. Sends of one port to several classes arrive on each of them; they carry one
+        type. A class may send to itself.
+
         Args:
-            port: a name for the send; `lookup_output` finds the received value by it.
-            peers: a PeerIdVec (of a selector, an input, a constant), or one PeerId such as
-                the `.sender` of a received value.
+            port: where the value arrives; `lookup_output` finds the received value by it.
+            peers: a PeerIdVec (of a selector, an input, a constant with a `peer_class`), or
+                one PeerId such as the `.sender` of a received value.
             value: what to send.
             after: values that must be there before.
+            hops: how many sends one after the other the time budget of this one has to cover,
+                this one included; None: as many as the program shows.
 
         Returns:
             The received value; its `.sender` is the peer that sent it.
+
+        Raises:
+            DuplicateName: a request has that port.
+            BadArgument: `hops` is none.
         """
-        self._new_port(port)
-        received = record_send(self, port, peers, value, after)
-        self._received[port] = received
+        first = self._sent_port(port)
+        received = record_send(self, port, peers, value, after=after, hops=hops, first=first)
+        self._received.setdefault(port, received)
         return received
 
     def request(
@@ -120,6 +137,7 @@ class Graph(GraphCore):
         quorum: int = 0,
         deadline: float = 0.0,
         after: After = None,
+        hops: int | None = None,
     ) -> Request:
         """Ask `peers` and wait for their answers, as one batch.
 
@@ -127,16 +145,22 @@ class Graph(GraphCore):
         `quorum` have; with fewer the op fails.
 
         Args:
-            port: a name for the request; `lookup_output` finds `received` by it.
-            peers, value, after: as for `net_out`.
+            port: a name for the request, of its own; `lookup_output` finds `received` by it.
+            peers, value, after, hops: as for `net_out`.
             quorum: answers that are enough at the deadline; 0 for all.
-            deadline: seconds to wait; 0 for the compiler's budget per hop.
+            deadline: seconds to wait; 0 for the compiler's budget per hop, times the hops
+                until the answer is there.
+
+        Raises:
+            DuplicateName: something has that port.
+            BadArgument: `deadline`, `quorum` or `hops` is none.
         """
         self._new_port(port)
         made = record_request(
-            self, port, peers, value, quorum=quorum, deadline=deadline, after=after
+            self, port, peers, value, quorum=quorum, deadline=deadline, after=after, hops=hops
         )
         self._received[port] = made.received
+        self._request_ports.add(port)
         return made
 
     def respond(self, request: Request, value: Output, *, after: After = None) -> None:
@@ -148,6 +172,9 @@ class Graph(GraphCore):
 
     def lookup_output(self, port: str) -> Output:
         """The value that the `net_out` or `request` of that name delivers.
+
+        Of a port that is sent to several times: whatever arrives from any of the sends to the
+        class of the first one. What arrives on another class is what that `net_out` gave.
 
         Raises:
             UnknownName: nothing was sent under that name yet.
@@ -163,8 +190,16 @@ class Graph(GraphCore):
         check_name("port", port, module=self.module_path)
         if port in self._received:
             raise self.error(
-                DuplicateName, f"port {port!r} is sent to already; give each send its own name"
+                DuplicateName,
+                f"port {port!r} is sent to already; give each request a name of its own",
             )
+
+    def _sent_port(self, port: str) -> Output | None:
+        """What the port's first send delivers, or None for the first one itself."""
+        if port in self._request_ports:
+            self._new_port(port)
+        check_name("port", port, module=self.module_path)
+        return self._received.get(port)
 
     # --- composites ------------------------------------------------------------------------
 
@@ -263,25 +298,41 @@ class Graph(GraphCore):
                 "types.TENSOR_FLOAT",
             )
         try:
-            given = np.asarray(onnx.numpy_helper.to_array(tensor_proto(value)))
-            wanted = given.astype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+            wanted = typed_array(value, kind)
         except WrongKind as error:
             raise self.error(
-                BadArgument, f"{value!r:.60} is no tensor: it has to be {error}"
+                BadArgument, f"{value!r:.60} can't be a {kind.name}: it has to be {error}"
             ) from error
-        if given.dtype.kind in "biu" and not np.array_equal(wanted.astype(given.dtype), given):
-            raise self.error(
-                BadArgument, f"{value!r:.60} does not fit into {kind.name}; choose a wider type"
-            )
         return self.constant(wanted, after=after)
 
-    def peer_id(self, peer: PeerId | str, *, after: After = None) -> Output:
-        """A PeerId, given as such or as base58btc text."""
-        return self.constant(self._peer(peer), after=after)
+    def peer_id(
+        self, peer: PeerId | str, *, peer_class: str | None = None, after: After = None
+    ) -> Output:
+        """A PeerId, given as such or as base58btc text; `peer_class` as for `peer_ids`."""
+        return self._fixed(self._peer(peer), peer_class, after)
 
-    def peer_ids(self, peers: Iterable[PeerId | str], *, after: After = None) -> Output:
-        """A PeerIdVec, e.g. the `peers` of a send to fixed peers. It may be empty."""
-        return self.constant(PeerIdVec(self._peer(peer) for peer in peers), after=after)
+    def peer_ids(
+        self,
+        peers: Iterable[PeerId | str],
+        *,
+        peer_class: str | None = None,
+        after: After = None,
+    ) -> Output:
+        """A PeerIdVec, e.g. the `peers` of a send to fixed peers. It may be empty.
+
+        Args:
+            peers: as PeerIds or as base58btc text.
+            peer_class: the class that they are peers of; a send to them needs it.
+            after: as for `constant`.
+        """
+        return self._fixed(PeerIdVec(self._peer(peer) for peer in peers), peer_class, after)
+
+    def _fixed(self, peers: PeerId | PeerIdVec, peer_class: str | None, after: After) -> Output:
+        home = None if peer_class is None else check_class(peer_class, module=self.module_path)
+        made = self.constant(peers, after=after)
+        if home is not None:
+            protos.set_meta(self.last_node, keys.PEER_CLASS_KEY, home)
+        return made
 
     def address(self, address: Any, *, after: After = None) -> Output:
         """A multiaddr, given as such or as text."""

@@ -51,6 +51,7 @@ class GraphCore:
         self._opsets: set[tuple[str, int]] = set()
         self._scopes: list[str] = []
         self._closed = False
+        self.is_bootstrap = False  # whether it records a Module's `bootstrap`
         self._branch = ""  # what is being recorded in a branch of this Graph's, if anything
 
     @property
@@ -160,6 +161,11 @@ class GraphCore:
     def way_out(self) -> str:
         """How a value of this Graph gets to another one, for messages."""
         return "hand it in with .call().input(name, value), and take it back with .output(name)"
+
+    @property
+    def last_node(self) -> NodeProto:
+        """The node that was recorded last."""
+        return self._function.node[-1]
 
     def check_open(self) -> None:
         """GraphClosed when recording is over, BranchMisuse while a branch of it is recorded."""

@@ -6,10 +6,10 @@ to record the same each time. The names of its inputs and outputs are its whole 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnx import FunctionProto, ModelProto
+from onnx import ModelProto
 
 from bbnode.dsl.errors import BadArgument, BadName, DuplicateName, RecordingError, UnknownName
 from bbnode.dsl.graph import Graph
@@ -22,6 +22,18 @@ from bbnode.ir import keys, protos, types
 
 class Module:
     """Base of programs; a subclass overrides `body`.
+
+    ```python
+    class Double(Module):
+        home = "worker"
+
+        def body(self, g: Graph) -> None:
+            x = g.input("x", types.TENSOR_FLOAT)
+            g.output("y", BackendSlot("compute").add(g, x, x))
+
+    model = Double().build()  # for the compiler
+    y = Double().call().input("x", v).build(g).output("y")  # in another Module's body
+    ```
 
     Attributes:
         name: of the Module in the artifact; the class name unless the subclass gives another.
@@ -60,6 +72,60 @@ class Module:
     def call(self) -> ModuleCall:
         """Start a call from another Module's body: `m.call().input("x", v).build(g)`."""
         return ModuleCall(self)
+
+    def call_bootstrap(
+        self, g: Graph, inputs: Mapping[str, Output] | None = None, *, after: After = None
+    ) -> ModuleOutputs:
+        """Let a parent's bootstrap run this Module's: `self.index.call_bootstrap(g)`.
+
+        The parent decides when, and with which values. What the compiler refuses, because only
+        it sees all bootstraps: a Module without one, and bootstraps that call each other in a
+        ring.
+
+        Args:
+            g: the Graph of the parent's `bootstrap`.
+            inputs: values for the `g.input`s of this Module's `bootstrap`, by name.
+            after: values that must be there before.
+
+        Returns:
+            What this Module's `bootstrap` hands out.
+
+        Raises:
+            BadArgument: `g` records no bootstrap, or an input has no value.
+            UnknownName: a value is given for an input that is not there.
+            RecordingError: what the Module's own recording raises.
+        """
+        if not isinstance(g, Graph):
+            raise BadArgument(
+                f"call_bootstrap takes the caller's Graph, got {g!r:.60}",
+                module=self.name,
+                source=author_line(),
+            )
+        g.check_open()
+        if not g.is_bootstrap:
+            raise g.error(
+                BadArgument,
+                f"the bootstrap of Module {self.name!r} can be called from a bootstrap only; a "
+                "body calls the Module itself: .call()",
+            )
+        given = dict(inputs or {})
+        for value in given.values():
+            g.value_name(value)
+        source = self._source()
+        name, function = g.recorder.record_bootstrap_call(source)
+        wanted = list(given) if function is None else list(function.input)
+        _check_inputs(g, self.name, wanted, given)
+        known = {} if function is None else protos.value_types(function)
+        handed_out = [] if function is None else list(function.output)
+        made = g.emit(
+            keys.MODULE_DOMAIN,
+            name,
+            inputs=[given[formal] for formal in wanted],
+            outputs=[(formal, known.get(formal, types.ANY)) for formal in handed_out],
+            after=after,
+        )
+        g.recorder.bootstrap_called(source, g.last_node)
+        return ModuleOutputs(g, self.name, dict(zip(handed_out, made, strict=True)))
 
     def build(self) -> ModelProto:
         """Record the program; building twice gives equal bytes.
@@ -140,7 +206,7 @@ class ModuleCall:
         for value in self._inputs.values():
             g.value_name(value)
         function = g.recorder.record_call(self._module._source())
-        self._check_inputs(g, function)
+        _check_inputs(g, self._module.name, list(function.input), self._inputs)
         known = protos.value_types(function)
         outputs = [(name, known.get(name, types.ANY)) for name in function.output]
         made = g.emit(
@@ -152,21 +218,22 @@ class ModuleCall:
         )
         return ModuleOutputs(g, self._module.name, dict(zip(function.output, made, strict=True)))
 
-    def _check_inputs(self, g: Graph, function: FunctionProto) -> None:
-        for name in self._inputs:
-            if name not in function.input:
-                raise g.error(
-                    UnknownName,
-                    f"Module {self._module.name!r} has no input {name!r}"
-                    f"{hint(str(name), function.input)}",
-                )
-        missing = [name for name in function.input if name not in self._inputs]
-        if missing:
+
+def _check_inputs(
+    g: Graph, module: str, wanted: Sequence[str], given: Mapping[str, Output]
+) -> None:
+    for name in given:
+        if name not in wanted:
             raise g.error(
-                BadArgument,
-                f"Module {self._module.name!r} needs the input {missing[0]!r}; add "
-                f".input({missing[0]!r}, value) to the call",
+                UnknownName, f"Module {module!r} has no input {name!r}{hint(str(name), wanted)}"
             )
+    missing = [name for name in wanted if name not in given]
+    if missing:
+        raise g.error(
+            BadArgument,
+            f"Module {module!r} needs the input {missing[0]!r}; add "
+            f".input({missing[0]!r}, value) to the call",
+        )
 
 
 class ModuleOutputs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from onnx import FunctionProto, ModelProto
+from onnx import FunctionProto, ModelProto, NodeProto
 
 from bbnode.dsl.context import recording
 from bbnode.dsl.errors import RecursiveModule
@@ -46,6 +46,8 @@ class ModelRecorder:
         self._bootstraps: list[FunctionProto] = []
         self._by_content: dict[tuple[str, bytes, bytes], FunctionProto] = {}
         self._names: set[str] = set()
+        # Calls of bootstraps that are being recorded: the Module has no name in the model yet.
+        self._open_calls: list[tuple[object, NodeProto]] = []
 
     @property
     def module_path(self) -> str:
@@ -61,6 +63,7 @@ class ModelRecorder:
         if bootstrap is not None:
             bootstrap.name = source.name + keys.BOOTSTRAP_SUFFIX
             self._bootstraps.insert(0, bootstrap)
+        self._name_open_calls(source, source.name)
         return self._assemble([body, *self._functions, *self._bootstraps])
 
     def record_call(self, source: ModuleSource) -> FunctionProto:
@@ -69,6 +72,7 @@ class ModelRecorder:
         key = (source.name, _content(body), b"" if bootstrap is None else _content(bootstrap))
         known = self._by_content.get(key)
         if known is not None:
+            self._name_open_calls(source, known.name)
             return known
         body.name = self._free_name(source.name)
         self._by_content[key] = body
@@ -76,7 +80,34 @@ class ModelRecorder:
         if bootstrap is not None:
             bootstrap.name = body.name + keys.BOOTSTRAP_SUFFIX
             self._bootstraps.append(bootstrap)
+        self._name_open_calls(source, body.name)
         return body
+
+    def record_bootstrap_call(self, source: ModuleSource) -> tuple[str, FunctionProto | None]:
+        """Record a Module whose bootstrap is called.
+
+        Returns:
+            The name of its bootstrap, and the function: None when it has none, or when it is
+            being recorded right now. What calls itself, or nothing, is left for the compiler to
+            refuse, which sees all bootstraps.
+        """
+        if self._is_open(source):
+            return source.name + keys.BOOTSTRAP_SUFFIX, None
+        name = self.record_call(source).name + keys.BOOTSTRAP_SUFFIX
+        return name, next((known for known in self._bootstraps if known.name == name), None)
+
+    def bootstrap_called(self, source: ModuleSource, node: NodeProto) -> None:
+        """Take note of the node that calls a Module's bootstrap."""
+        if self._is_open(source):
+            self._open_calls.append((source.identity, node))
+
+    def _is_open(self, source: ModuleSource) -> bool:
+        return any(outer.identity is source.identity for outer in self._path)
+
+    def _name_open_calls(self, source: ModuleSource, name: str) -> None:
+        for identity, node in self._open_calls:
+            if identity is source.identity:
+                node.op_type = name + keys.BOOTSTRAP_SUFFIX
 
     def _record(self, source: ModuleSource) -> tuple[FunctionProto, FunctionProto | None]:
         self._guard_recursion(source)
@@ -84,19 +115,22 @@ class ModelRecorder:
         try:
             with recording(self.module_path):
                 body = self._record_function(source, source.body)
-                bootstrap = self._record_function(source, source.bootstrap)
+                bootstrap = self._record_function(source, source.bootstrap, is_bootstrap=True)
         finally:
             self._path.pop()
         protos.set_meta(bootstrap, keys.MODULE_PHASE_KEY, keys.BOOTSTRAP_PHASE)
         return body, bootstrap if bootstrap.node or bootstrap.input else None
 
-    def _record_function(self, source: ModuleSource, record: Recording) -> FunctionProto:
+    def _record_function(
+        self, source: ModuleSource, record: Recording, *, is_bootstrap: bool = False
+    ) -> FunctionProto:
         graph = Graph(self, name=source.name, home=source.home)
+        graph.is_bootstrap = is_bootstrap
         record(graph)
         return graph.finish()
 
     def _guard_recursion(self, source: ModuleSource) -> None:
-        recursive = any(outer.identity is source.identity for outer in self._path)
+        recursive = self._is_open(source)
         if recursive or len(self._path) >= MAX_MODULE_DEPTH:
             why = "calls itself" if recursive else f"nests deeper than {MAX_MODULE_DEPTH} calls"
             raise RecursiveModule(

@@ -22,7 +22,15 @@ Pair = tuple[Output, Output]
 
 
 class ModelSlot(Slot):
-    """A trainable model; its parameters are one flat float32 vector, [P]."""
+    """A trainable model; its parameters are one flat float32 vector, [P].
+
+    ```python
+    local = ModelSlot("local")
+    local.load_parameters(g, received)
+    stats = local.train(g, epochs=1, after=received)
+    update = g.bundle([local.params(g, after=stats), stats])
+    ```
+    """
 
     ROLE: ClassVar[str] = "Model"
 
@@ -41,7 +49,7 @@ class ModelSlot(Slot):
     def compute_loss(
         self, g: Graph, batch: Output, target: Output, *, after: After = None
     ) -> Output:
-        """Mean loss over a batch, float32 scalar."""
+        """Mean loss of `batch` [N, …] against `target` [N] or [N, …]; float32 []."""
         return cast(Output, self.op(g, "ComputeLoss", batch, target, after=after))
 
     def evaluate(self, g: Graph, batch: Output, target: Output, *, after: After = None) -> Output:
@@ -66,14 +74,25 @@ class ModelSlot(Slot):
 
 
 class AggregatorSlot(Slot):
-    """Combines tensors of many peers into one."""
+    """Combines tensors of many peers into one.
+
+    ```python
+    mean = AggregatorSlot("mean")
+    taken = mean.contribute_all(g, asked.responses)
+    weights, summary = mean.aggregate(g, after=taken)
+    ```
+    """
 
     ROLE: ClassVar[str] = "Aggregator"
 
     def contribute(
         self, g: Graph, tensor: Output, metadata: Output, *, after: After = None
     ) -> Output:
-        """Take the contribution of the peer that the delivery came from; a CommandId."""
+        """Take the contribution of the peer that the delivery came from; a CommandId.
+
+        `tensor` is float32 [P] with the same P from every peer, `metadata` a Metadata with
+        `num_samples`. A second one of the same peer replaces its first.
+        """
         return cast(Output, self.op(g, "Contribute", tensor, metadata, after=after))
 
     def contribute_all(self, g: Graph, responses: Output, *, after: After = None) -> Output:
@@ -81,21 +100,29 @@ class AggregatorSlot(Slot):
         return cast(Output, self.op(g, "ContributeAll", responses, after=after))
 
     def aggregate(self, g: Graph, *, after: After = None) -> Pair:
-        """Combine and clear what was contributed: (tensor, Metadata)."""
+        """Combine and clear what was contributed: (tensor [P], Metadata).
+
+        The op fails at run time when nothing was contributed.
+        """
         return cast(Pair, self.op(g, "Aggregate", after=after))
 
     def current_tensor(self, g: Graph, *, after: After = None) -> Output:
-        """The last aggregate."""
+        """The last aggregate, [P] float32; the op fails at run time before the first."""
         return cast(Output, self.op(g, "CurrentTensor", after=after))
 
 
 class DataSourceSlot(Slot):
-    """Hands out examples."""
+    """Hands out examples, batch by batch.
+
+    ```python
+    batch, labels = DataSourceSlot("data").next_batch(g, after=tick)
+    ```
+    """
 
     ROLE: ClassVar[str] = "DataSource"
 
     def next_batch(self, g: Graph, *, after: After = None) -> Pair:
-        """The next (batch [N, …], labels [N])."""
+        """The next (batch [N, …] float32, labels [N], or [N, …])."""
         return cast(Pair, self.op(g, "NextBatch", after=after))
 
     def reset(self, g: Graph, *, after: After = None) -> Output:
@@ -108,20 +135,27 @@ class DataSourceSlot(Slot):
 
 
 class CodecSlot(Slot):
-    """Compresses tensors."""
+    """Compresses tensors, e.g. before they are sent.
+
+    ```python
+    codec = CodecSlot("codec")
+    received = g.net_out("update", server, codec.encode(g, update))
+    restored = codec.decode(g, received)
+    ```
+    """
 
     ROLE: ClassVar[str] = "Codec"
 
     def encode(self, g: Graph, tensor: Output, *, after: After = None) -> Output:
-        """Tensor to code."""
+        """A tensor to its code, a tensor of a shape and dtype that the codec chooses."""
         return cast(Output, self.op(g, "Encode", tensor, after=after))
 
     def decode(self, g: Graph, code: Output, *, after: After = None) -> Output:
-        """Code to tensor."""
+        """A code to the tensor that it stands for, as exactly as the codec can."""
         return cast(Output, self.op(g, "Decode", code, after=after))
 
     def train(self, g: Graph, training: Output, *, after: After = None) -> Output:
-        """Fit the codebook; a CommandId."""
+        """Fit the codebook to examples [N, …]; a CommandId."""
         return cast(Output, self.op(g, "Train", training, after=after))
 
     compress = encode  # the older names of the three
@@ -130,16 +164,22 @@ class CodecSlot(Slot):
 
 
 class IndexSlot(Slot):
-    """Nearest-neighbour search."""
+    """Nearest-neighbour search over vectors [D] of one length.
+
+    ```python
+    index = IndexSlot("index")
+    found = index.search(g, query, k=5, after=index.add(g, vector))
+    ```
+    """
 
     ROLE: ClassVar[str] = "Index"
 
     def add(self, g: Graph, vector: Output, *, after: After = None) -> Output:
-        """Store a vector; its id."""
+        """Store a vector [D]; its id, a CommandId."""
         return cast(Output, self.op(g, "Add", vector, after=after))
 
     def search(self, g: Graph, query: Output, *, k: int = 10, after: After = None) -> Output:
-        """The k nearest, nearest first, as SearchResults of (id, distance)."""
+        """The k nearest to `query` [D], nearest first, as SearchResults of (id, distance)."""
         return cast(Output, self.op(g, "Search", query, k=k, after=after))
 
     def remove(self, g: Graph, item: Output, *, after: After = None) -> Output:
@@ -147,12 +187,18 @@ class IndexSlot(Slot):
         return cast(Output, self.op(g, "Remove", item, after=after))
 
     def train(self, g: Graph, training: Output, *, after: After = None) -> Output:
-        """Fit the index; a CommandId."""
+        """Fit the index to examples [N, D]; a CommandId."""
         return cast(Output, self.op(g, "Train", training, after=after))
 
 
 class PeerSelectorSlot(Slot):
-    """Chooses peers of one class; what is sent to them lives on that class."""
+    """Chooses peers of one class; what is sent to them lives on that class.
+
+    ```python
+    clients = PeerSelectorSlot("cohort", peer_class="client").sample(g, n=4, after=tick)
+    received = g.net_out("weights", clients, weights)  # on "client"
+    ```
+    """
 
     ROLE: ClassVar[str] = "PeerSelector"
 
@@ -178,11 +224,11 @@ class PeerSelectorSlot(Slot):
         return self._use.peer_class
 
     def sample(self, g: Graph, *, n: int, after: After = None) -> Output:
-        """`n` different peers of the current view, in PeerId order."""
+        """`n` different peers of the current view, as a PeerIdVec in PeerId order."""
         return cast(Output, self.op(g, "Sample", n=n, after=after))
 
     def current_view(self, g: Graph, *, after: After = None) -> Output:
-        """All peers that can be chosen, in PeerId order."""
+        """All peers that can be chosen, as a PeerIdVec in PeerId order."""
         return cast(Output, self.op(g, "CurrentView", after=after))
 
     def select(
@@ -194,7 +240,11 @@ class PeerSelectorSlot(Slot):
         n: int = 0,
         after: After = None,
     ) -> Output:
-        """`mode` is "all", "random" (n of them) or "near_key" (the n nearest to `key`)."""
+        """Peers by a rule, as a PeerIdVec in PeerId order.
+
+        `mode` is "all", "random" (n of them) or "near_key" (the n nearest to `key`). A
+        selector that cannot do what is asked for fails the op at run time; it does not guess.
+        """
         return cast(Output, self.op(g, "Select", key, mode=mode, n=n, after=after))
 
 

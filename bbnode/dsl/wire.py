@@ -21,6 +21,7 @@ _REQUEST = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND_REQ_BATCHED)
 _RESPOND = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND_RESP)
 
 NS_PER_S = 1_000_000_000
+MAX_HOPS = 100_000  # what the compiler takes as a chain depth
 MAX_DEADLINE_S = 30 * 86_400.0  # a month; a longer one is a typing error
 
 
@@ -66,15 +67,24 @@ class Request:
         self._answered = author_line()
 
 
-def record_send(g: GraphCore, port: str, peers: Output, value: Output, after: After) -> Output:
-    """Record a `wire.Send`; gives the value on the receiving class, with its sender."""
-    received, sender = record(g, _SEND, (value, peers), after=after, metadata={keys.PORT_KEY: port})
+def record_send(
+    g: GraphCore, port: str, peers: Output, value: Output, *,
+    after: After, hops: object, first: Output | None,
+) -> Output:  # fmt: skip
+    """Record a `wire.Send`; gives the value on the receiving class, with its sender.
+
+    `first` is what the port's first send delivers, when this is a later one.
+    """
+    metadata = _metadata(g, port, hops)
+    if first is not None:
+        metadata[keys.FAN_IN_KEY] = first.name
+    received, sender = record(g, _SEND, (value, peers), after=after, metadata=metadata)
     return dataclasses.replace(received, from_peer=sender)
 
 
 def record_request(
     g: GraphCore, port: str, peers: Output, value: Output, *,
-    quorum: int, deadline: object, after: After,
+    quorum: int, deadline: object, after: After, hops: object,
 ) -> Request:  # fmt: skip
     """Record a `wire.SendReqBatched`; `deadline` in seconds, 0 for the per-hop budget."""
     seconds = deadline if isinstance(deadline, int | float) else math.nan
@@ -88,7 +98,18 @@ def record_request(
         keys.ATTR_QUORUM: quorum,
         keys.ATTR_DEADLINE_NS: round(seconds * NS_PER_S),
     }
-    recorded = record(
-        g, _REQUEST, (value, peers), attributes, after=after, metadata={keys.PORT_KEY: port}
-    )
+    metadata = _metadata(g, port, hops)
+    recorded = record(g, _REQUEST, (value, peers), attributes, after=after, metadata=metadata)
     return Request(port, recorded)
+
+
+def _metadata(g: GraphCore, port: str, hops: object) -> dict[str, str]:
+    if hops is None:
+        return {keys.PORT_KEY: port}
+    if type(hops) is not int or not 0 < hops <= MAX_HOPS:
+        raise g.error(
+            BadArgument,
+            f"hops={hops!r:.40} of {port!r} has to be an integer from 1 (the receiver sends "
+            f"nothing on) to {MAX_HOPS}, or None to let the compiler count them",
+        )
+    return {keys.PORT_KEY: port, keys.CHAIN_DEPTH_KEY: str(hops)}

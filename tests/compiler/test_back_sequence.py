@@ -119,7 +119,7 @@ def test_a_call_counts_as_an_op_of_the_slots_it_uses() -> None:
     root, pure, stateful, sender = nested_program()
     root.role("Model", "Step", "global", [], ["stepped"], name="step", after=["d2"])
     server = unit_until(PASS, root, pure, stateful, sender).partitions["server"]
-    first, second = (n for n in server.node if n.op_type == "Stateful")
+    first, second = (n for n in server.node if n.op_type.startswith("Hoist_Stateful_"))
     assert control(first) == []
     assert control(second) == [first.name]
     assert control(node_named(server, "step")) == [second.name]
@@ -129,7 +129,7 @@ def test_called_functions_are_sequenced_inside() -> None:
     root, pure, stateful, sender = nested_program()
     stateful.role("Model", "Step", "global", [], ["stepped"], name="step")
     unit = unit_until(PASS, root, pure, stateful, sender)
-    inside = next(f for f in unit.model.functions if f.name == "Stateful")
+    inside = next(f for f in unit.model.functions if f.name.startswith("Hoist_Stateful_"))
     apply = sole(inside, "ApplyDelta")
     assert control(node_named(inside, "step")) == [apply.name]
     assert after(node_named(inside, "step")) == ["applied"]

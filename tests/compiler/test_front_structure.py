@@ -340,7 +340,7 @@ def test_a_chain_depth_is_a_small_number(depth: str) -> None:
 def test_three_classes_of_function_are_inlined_and_others_stay() -> None:
     unit = unit_of(*programs.nested_program())
     counters = run(unit, "inline_for_partition")
-    assert counters == {"calls_inlined": 3, "surfaced_wire_ops": 1}
+    assert counters == {"bodies_joined": 0, "calls_inlined": 3, "surfaced_wire_ops": 1}
     assert [f.name for f in unit.model.functions] == ["Nested", "Stateful"]
     called = [n.op_type for n in unit.root.node if n.domain == keys.MODULE_DOMAIN]
     assert called == ["Stateful", "Stateful"]

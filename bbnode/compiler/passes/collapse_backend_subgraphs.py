@@ -15,7 +15,7 @@ from onnx import FunctionProto, NodeProto
 from bbnode.compiler import flow
 from bbnode.compiler.function_table import FunctionKey, by_key
 from bbnode.compiler.opsets import versions_of
-from bbnode.compiler.ordering import in_program_order, program_order
+from bbnode.compiler.ordering import program_order
 from bbnode.compiler.subgraph_body import collapse
 from bbnode.compiler.subgraph_groups import Groups, backend_slot, find_groups
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
@@ -157,20 +157,36 @@ class _Rewrite:
             for name in self._nodes[index].output if name
         }  # fmt: skip
         exposed = {name for name in self._function.output if name in made}
-        for index, node in enumerate(self._nodes):
-            group = self._group_of.get(index)
-            exposed.update(n for n in flow.reads(node) if made.get(n, group) != group)
+        group_of = self._group_of
+        for index, before in enumerate(self._groups.needs):
+            group = group_of.get(index)
+            if any(group_of.get(need, group) != group for need in before):
+                names = flow.reads(self._nodes[index])
+                exposed.update(name for name in names if made.get(name, group) != group)
         return exposed
 
     def _replace(self, calls: dict[int, NodeProto], renamed: dict[str, str]) -> None:
-        nodes = []
+        nodes: list[NodeProto] = []
+        places = [-1] * len(self._nodes)  # a copied constant has none
         for index, node in enumerate(self._nodes):
             if index in calls:
+                for member in self._groups.members[self._group_of[index]]:
+                    places[member] = len(nodes)
                 nodes.append(calls[index])
             elif index not in self._group_of and index not in self._groups.copied:
                 _rename_control(node, renamed)
+                places[index] = len(nodes)
                 nodes.append(node)
-        flow.replace_nodes(self._function, in_program_order(nodes))
+        order = program_order(nodes, self._needs_between(places, len(nodes)))
+        flow.replace_nodes(self._function, [nodes[index] for index in order])
+
+    def _needs_between(self, places: Sequence[int], count: int) -> list[list[int]]:
+        """What the new nodes wait for, from what the old ones did; `places` are old to new."""
+        needs: list[list[int]] = [[] for _ in range(count)]
+        for before, place in zip(self._groups.needs, places, strict=True):
+            if place >= 0:
+                needs[place] += [p for p in map(places.__getitem__, before) if p not in (-1, place)]
+        return needs
 
     def _drop_types(self, types: dict[str, onnx.TypeProto]) -> None:
         """Values that are gone into a subgraph are declared there, not here."""

@@ -7,16 +7,15 @@ keep theirs, since ONNX's own schemas define them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from onnx import AttributeProto, FunctionProto, NodeProto
 
 from bbnode.compiler import flow
-from bbnode.compiler.errors import ExpansionFailed, Where
-from bbnode.compiler.function_table import is_bootstrap
-from bbnode.compiler.inlining import resolve_defaults
+from bbnode.compiler.inlining import references, resolve_defaults
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
+from bbnode.compiler.wire_variants import expand_wire, expansion_failed
 from bbnode.ir import keys, opset, protos, types
 from bbnode.ir.opset import REQUIRED, OpSpec
 
@@ -48,7 +47,6 @@ _FIELD_OF = {
 }
 _NO_VALUE_FIELDS = frozenset({"name", "type", "doc_string", "ref_attr_name"})
 
-Made = Mapping[str, int]
 Expander = Callable[[NodeProto], int]
 
 
@@ -56,24 +54,28 @@ class ExpandOps:
     """Completes the attributes of every op of our op table.
 
     1. A reference to a defaulted attribute of the function becomes that default (`Constant` of
-       a sub-Module); in functions that are still called it stays, for the call to give.
+       a sub-Module). Calls that give another value were inlined; one that is left without a
+       value is ExpansionFailed.
     2. A missing attribute takes its default; a missing required one, one of the wrong kind, one
        without its value, and one that the op does not have are ExpansionFailed.
     3. `Bundle` counts its parts, `Unbundle` its outputs; `Tee` and `Threshold` have to fit
        their outputs and inputs.
-    4. A request's quorum is not larger than the cohort, where its size is known.
+    4. A request says how many peers it asks at most, as far as the program says it
+       (`cohort_size`, 0 where nothing does), and its `variant`: `one_shot` for a single peer,
+       else `cohort`. Its quorum is not larger than that.
+    5. A Send to one constant peer carries that `peer`: it is peer-routed, and gets TX gates.
     """
 
     name: ClassVar[str] = "expand_ops"
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         expanded = 0
-        for index, function in enumerate(unit.bodies()):
-            if index == 0 or is_bootstrap(function):
-                expanded += resolve_defaults(function)
+        for function in unit.bodies():
+            expanded += resolve_defaults(function)
             made = flow.producers(function)
             for node in function.node:
                 _check_fields(node)
+                _check_references(function, node)
                 spec = opset.lookup_op(node.domain, node.op_type)
                 if spec is None:
                     continue
@@ -81,8 +83,8 @@ class ExpandOps:
                 expander = EXPANDERS.get((node.domain, node.op_type))
                 if expander is not None:
                     expanded += expander(node)
-                if protos.is_wire(node, keys.OP_SEND_REQ_BATCHED):
-                    _check_quorum(function, node, made)
+                if protos.is_wire(node):
+                    expanded += expand_wire(function, node, made)
         return {"expansion_count": expanded}
 
 
@@ -96,7 +98,18 @@ def _check_fields(node: NodeProto) -> None:
         fits = held == {field} or (not held and (may_be_empty or attribute.ref_attr_name))
         if not field or not fits:
             name = AttributeProto.AttributeType.Name(kind)
-            raise _failed(node, f"attribute {attribute.name!r} is {name}, but holds no such value")
+            raise expansion_failed(
+                node, f"attribute {attribute.name!r} is {name}, but holds no such value"
+            )
+
+
+def _check_references(function: FunctionProto, node: NodeProto) -> None:
+    for attribute in references(node) if node.attribute else ():
+        raise expansion_failed(
+            node,
+            f"attribute {attribute.name!r} stands for {attribute.ref_attr_name!r} of "
+            f"{function.name!r}, which has no value: no call gives one, and there is no default",
+        )
 
 
 def _fill_defaults(node: NodeProto, spec: OpSpec) -> int:
@@ -105,13 +118,13 @@ def _fill_defaults(node: NodeProto, spec: OpSpec) -> int:
     for name in given:
         known = name in spec.attributes or name in _COMMON_ATTRIBUTES
         if not known and not name.startswith(keys.PREFIX) and not is_open:
-            raise _failed(node, f"it has no attribute {name!r}")
+            raise expansion_failed(node, f"it has no attribute {name!r}")
     filled = 0
     for name, default in spec.attributes.items():
         attribute = given.get(name)
         if attribute is None:
             if default is REQUIRED:
-                raise _failed(node, f"it needs the attribute {name!r}")
+                raise expansion_failed(node, f"it needs the attribute {name!r}")
             protos.set_attr(node, name, default)
             filled += 1
         elif default is not REQUIRED and not attribute.ref_attr_name:
@@ -123,7 +136,7 @@ def _check_kind(node: NodeProto, attribute: AttributeProto, default: Any) -> Non
     wanted = _KIND_OF.get(type(default))
     if wanted is not None and attribute.type not in wanted:
         got = AttributeProto.AttributeType.Name(attribute.type)
-        raise _failed(
+        raise expansion_failed(
             node, f"attribute {attribute.name!r} is {got}, it has to be {type(default).__name__}"
         )
 
@@ -139,13 +152,13 @@ def _expand_unbundle(node: NodeProto) -> int:
 def _count_parts(node: NodeProto, count: int) -> int:
     given = protos.get_attr(node, "child_count", 0)
     if given not in (0, count):
-        raise _failed(node, f"child_count is {given}, but it has {count} parts")
+        raise expansion_failed(node, f"child_count is {given}, but it has {count} parts")
     listed = flow.split_names(_text(protos.get_attr(node, "child_types", "")))
     if listed and len(listed) != count:
-        raise _failed(node, f"child_types lists {len(listed)} types for {count} parts")
+        raise expansion_failed(node, f"child_types lists {len(listed)} types for {count} parts")
     for type_id in listed:
         if types.type_by_id(type_id) is None:
-            raise _failed(node, f"child_types names the unknown type {type_id!r}")
+            raise expansion_failed(node, f"child_types names the unknown type {type_id!r}")
     if given == count:
         return 0
     protos.set_attr(node, "child_count", count)
@@ -155,51 +168,21 @@ def _count_parts(node: NodeProto, count: int) -> int:
 def _expand_tee(node: NodeProto) -> int:
     fanout = protos.get_attr(node, "fanout")
     if fanout != len(node.output):
-        raise _failed(node, f"fanout is {fanout}, but it has {len(node.output)} outputs")
+        raise expansion_failed(node, f"fanout is {fanout}, but it has {len(node.output)} outputs")
     return 0
 
 
 def _expand_threshold(node: NodeProto) -> int:
     wanted = protos.get_attr(node, "n")
     if not isinstance(wanted, int) or not 0 < wanted <= len(node.input):
-        raise _failed(node, f"n is {wanted}, it has to be 1 to {len(node.input)}, its inputs")
+        raise expansion_failed(
+            node, f"n is {wanted}, it has to be 1 to {len(node.input)}, its inputs"
+        )
     return 0
-
-
-def _check_quorum(function: FunctionProto, node: NodeProto, made: Made) -> None:
-    quorum = protos.get_attr(node, keys.ATTR_QUORUM, 0)
-    if quorum < 0:
-        raise _failed(node, f"quorum is {quorum}, it has to be 0 (all) or more")
-    size = cohort_size(function, node.input[1], made)
-    if size is not None and quorum > size:
-        raise _failed(node, f"quorum is {quorum}, but only {size} peers are asked")
-
-
-def cohort_size(function: FunctionProto, peers: str, made: Made) -> int | None:
-    """How many peers a value names, where the program says so: `Sample` n, or one sender."""
-    index = made.get(peers)
-    if index is None:
-        return None
-    node = function.node[index]
-    if node.op_type == "Sample" and protos.is_role(node):
-        count = protos.get_attr(node, "n")
-        return count if isinstance(count, int) else None
-    is_sender = protos.is_wire(node) and peers in node.output
-    return 1 if is_sender else None
 
 
 def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def _failed(node: NodeProto, reason: str) -> ExpansionFailed:
-    return ExpansionFailed(
-        op_type=node.op_type,
-        domain=node.domain,
-        reason=reason,
-        node_name=node.name,
-        where=Where.of(node),
-    )
 
 
 EXPANDERS: dict[tuple[str, str], Expander] = {

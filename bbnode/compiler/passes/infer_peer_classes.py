@@ -10,8 +10,8 @@ from typing import ClassVar
 from onnx import FunctionProto, NodeProto
 
 from bbnode.compiler import flow
-from bbnode.compiler.function_table import FunctionKey, by_key, callees_first, calls_of
 from bbnode.compiler.placement import Placement
+from bbnode.compiler.slots import slots_of_calls
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.ir import keys, protos, types
 from bbnode.ir.types import TypeNode
@@ -36,7 +36,7 @@ class InferPeerClasses:
         if unit.partitions:
             return {"homes_stamped": 0, "peer_classes_stamped": 0, "constants_copied": 0}
         root = unit.root
-        placement = Placement(root, _slots_of_functions(unit))
+        placement = Placement(root, slots_of_calls(unit.model.functions[1:]))
         placement.solve()
         demand = placement.demand()
         for index, classes in demand.items():
@@ -52,21 +52,6 @@ class InferPeerClasses:
             "peer_classes_stamped": len(placement.destinations),
             "constants_copied": copied,
         }
-
-
-def _slots_of_functions(unit: CompilationUnit) -> dict[FunctionKey, list[str]]:
-    """Slots that a call of each function uses, directly or through its own calls."""
-    table = by_key(unit.model.functions)
-    calls = {key: [k for _, k in calls_of(f, table)] for key, f in table.items()}
-    found: dict[FunctionKey, list[str]] = {}
-    for key in callees_first(table, calls):
-        slots: dict[str, None] = {}
-        for node in table[key].node:
-            slot = protos.get_meta(node, keys.SLOT_KEY)
-            names = [slot] if slot is not None else found.get(protos.call_key(node), [])
-            slots.update(dict.fromkeys(names))
-        found[key] = list(slots)
-    return found
 
 
 def _copy_constants(root: FunctionProto, placement: Placement, demand: dict[int, list[str]]) -> int:

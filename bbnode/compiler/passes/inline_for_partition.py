@@ -27,7 +27,8 @@ from bbnode.compiler.function_table import (
     calls_of,
     is_bootstrap,
 )
-from bbnode.compiler.inlining import merge_opsets, splice
+from bbnode.compiler.hoisting import join_equal
+from bbnode.compiler.inlining import merge_opsets, references, splice
 from bbnode.compiler.signatures import opset_versions
 from bbnode.compiler.slots import take_slots
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
@@ -59,9 +60,12 @@ class InlineForPartition:
        callers with them). One that imports another version of an opset is OpsetNotImported.
     2. Functions whose closure is `ai.onnx` only, so that a backend sees one graph (up to
        `MAX_REPEATED_NODES`).
-    3. Functions that are called from one place.
+    3. Functions that are called from one place, and calls that give a value to an attribute
+       that the body refers to.
     4. All others stay calls; functions that nothing calls any more leave the model.
-    5. Functions that call each other in a ring are CyclicGraph; a program that takes more than
+    5. Functions of equal bodies, with ports of leaf types, are one function from here on
+       (`hoisting.py`; `partition_by_wire_ops` joins the others, whose types the solver finds).
+    6. Functions that call each other in a ring are CyclicGraph; a program that takes more than
        `MAX_COPIED_NODES` copies is ExpansionFailed.
     """
 
@@ -69,6 +73,7 @@ class InlineForPartition:
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         _drop_unused(unit)  # what nobody calls must not count as a place that calls
+        joined = join_equal(unit.model, typed_only=True)
         table = by_key(unit.model.functions)
         calls = {key: [k for _, k in calls_of(f, table)] for key, f in table.items()}
         root_key = protos.function_key(unit.root)
@@ -88,6 +93,7 @@ class InlineForPartition:
                 _inline(table[key], {call.name: table[callee] for call, callee in plan.chosen})
         _drop_unused(unit)
         return {
+            "bodies_joined": joined,
             "calls_inlined": sum(len(plan.chosen) for plan in plans.values()),
             "surfaced_wire_ops": sum(map(protos.is_wire, unit.root.node)) - wire_before,
         }
@@ -114,20 +120,28 @@ def _plan(
         pure_onnx = pure_onnx and callee.pure_onnx
         repeatable = callee.pure_onnx and callee.size <= MAX_REPEATED_NODES
         wanted = sites[key] == 1 or repeatable
+        needed = callee.touches_wire or _gives_attributes(node, table[key])
         other = _other_version(versions, callee.versions)
-        if callee.touches_wire and other is not None:
+        if needed and other is not None:
             raise OpsetNotImported(
                 domain=other,
                 version_used=callee.versions[other],
                 node_name=node.name,
                 where=Where.of(node),
             )
-        if callee.touches_wire or (wanted and other is None):
+        if needed or (wanted and other is None):
             chosen.append((node, key))
             size += callee.size
             versions.update(callee.versions)
     return _Plan(
         touches_wire=touches_wire, pure_onnx=pure_onnx, size=size, chosen=chosen, versions=versions
+    )
+
+
+def _gives_attributes(call: NodeProto, callee: FunctionProto) -> bool:
+    given = {attribute.name for attribute in call.attribute}
+    return bool(given) and any(
+        attribute.ref_attr_name in given for node in callee.node for attribute in references(node)
     )
 
 

@@ -6,9 +6,10 @@ right before it fires.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
-from onnx import FunctionProto, NodeProto
+from onnx import AttributeProto, FunctionProto, NodeProto
 
 from bbnode.compiler import flow
 from bbnode.compiler.gate_contract import is_checked_kind
@@ -91,14 +92,15 @@ def _insert_checks(function: FunctionProto) -> int:
     like: list[tuple[str, str]] = []
     triggers = []
     for node in function.node:
-        deadline = protos.get_meta(node, keys.DEADLINE_NS_KEY)
-        if deadline is not None and is_checked_kind(node) and not _has_check(node):
-            check = _make_check(node, int(deadline))
-            nodes.append(check)
-            if check.input:
-                like.append((check.output[0], check.input[0]))
-            else:
-                triggers.append(check.output[0])
+        if is_checked_kind(node):
+            meta = protos.all_meta(node)
+            if keys.DEADLINE_NS_KEY in meta and keys.DEADLINE_STAMP_KEY not in meta:
+                check = _make_check(node, meta)
+                nodes.append(check)
+                if check.input:
+                    like.append((check.output[0], check.input[0]))
+                else:
+                    triggers.append(check.output[0])
         nodes.append(node)
     if len(nodes) > len(function.node):
         flow.replace_nodes(function, nodes)
@@ -107,11 +109,11 @@ def _insert_checks(function: FunctionProto) -> int:
     return len(like) + len(triggers)
 
 
-def _has_check(node: NodeProto) -> bool:
-    return protos.get_meta(node, keys.DEADLINE_STAMP_KEY) is not None
+# What a check takes over from the op that it guards: it waits for the same.
+_CHECK_INHERITS = (*INHERITED_KEYS, keys.AFTER_KEY, keys.CONTROL_AFTER_KEY)
 
 
-def _make_check(node: NodeProto, deadline_ns: int) -> NodeProto:
+def _make_check(node: NodeProto, meta: Mapping[str, str]) -> NodeProto:
     made = f"{node.name}#deadline_out"
     check = NodeProto(
         domain=keys.SYSCALL_DOMAIN,
@@ -119,17 +121,18 @@ def _make_check(node: NodeProto, deadline_ns: int) -> NodeProto:
         name=f"{node.name}#deadline",
         output=[made],
     )
-    protos.set_attr(check, keys.ATTR_DEADLINE_NS, deadline_ns)
-    protos.set_meta(check, keys.DEADLINE_CHECK_SOURCE_KEY, node.name)
-    for key in (*INHERITED_KEYS, keys.AFTER_KEY, keys.CONTROL_AFTER_KEY):
-        text = protos.get_meta(node, key)
-        if text is not None:
-            protos.set_meta(check, key, text)
+    check.attribute.add(
+        name=keys.ATTR_DEADLINE_NS, type=AttributeProto.INT, i=int(meta[keys.DEADLINE_NS_KEY])
+    )
+    check.metadata_props.add(key=keys.DEADLINE_CHECK_SOURCE_KEY, value=node.name)
+    for key in _CHECK_INHERITS:
+        if key in meta:
+            check.metadata_props.add(key=key, value=meta[key])
     port = next((index for index, name in enumerate(node.input) if name), None)
     if port is None:
-        flow.set_after(node, [*flow.after_of(node), made])
+        flow.set_after(node, [*flow.split_names(meta.get(keys.AFTER_KEY)), made])
     else:
         check.input.append(node.input[port])
         rewire_input(node, port, made)
-    protos.set_meta(node, keys.DEADLINE_STAMP_KEY, "true")
+    node.metadata_props.add(key=keys.DEADLINE_STAMP_KEY, value="true")
     return check

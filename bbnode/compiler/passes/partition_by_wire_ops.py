@@ -15,6 +15,7 @@ from bbnode.compiler import flow
 from bbnode.compiler.content_hash import content_name, digest_key, function_digest
 from bbnode.compiler.errors import CrossClassDataflow, Where
 from bbnode.compiler.function_table import called_from, is_bootstrap
+from bbnode.compiler.hoisting import join_equal, name_by_content
 from bbnode.compiler.opsets import import_used, versions_of
 from bbnode.compiler.ordering import in_program_order
 from bbnode.compiler.slots import slot_roles
@@ -35,6 +36,8 @@ class PartitionByWireOps:
     5. A value that is made on one class and read on another is CrossClassDataflow.
     6. `unit.partitions` is in class order, `unit.wire_edges` in the order of the Sends, and of
        the other functions those stay that a main or a bootstrap calls, and the bootstraps.
+    7. Sub-Module bodies that are still called are called `Hoist_<Module>_<16 hex>`, a hash over
+       the body as it is now; equal ones are one.
     """
 
     name: ClassVar[str] = "partition_by_wire_ops"
@@ -51,6 +54,8 @@ class PartitionByWireOps:
 
 
 def _partition(unit: CompilationUnit) -> None:
+    join_equal(unit.model, typed_only=False)
+    name_by_content(unit.model)
     root = unit.root
     nodes = in_program_order(root.node)
     default = protos.get_meta(root, keys.HOME_KEY) or keys.SELF_CLASS
@@ -150,11 +155,12 @@ class _Main:
         used = {protos.get_meta(node, keys.SLOT_KEY) for node in self._nodes}
         main.attribute.extend(name for name in self._root.attribute if name in used)
         main.attribute_proto.extend(a for a in self._root.attribute_proto if a.name in used)
+        known = protos.all_meta(self._root)
         for slot in slot_roles(self._root):
             for prefix in (keys.SLOT_ROLE_PREFIX, keys.CONCRETE_TYPE_SLOT_PREFIX):
-                text = protos.get_meta(self._root, prefix + slot)
-                if slot in used and text is not None:
-                    protos.set_meta(main, prefix + slot, text)
+                text = known.get(prefix + slot)
+                if slot in used and text is not None:  # the main is new: nothing to replace
+                    main.metadata_props.add(key=prefix + slot, value=text)
 
 
 def _wire_edges(nodes: list[NodeProto]) -> list[WireEdge]:

@@ -12,6 +12,7 @@ from onnx import FunctionProto, NodeProto
 
 from bbnode.compiler.errors import (
     BindingMismatch,
+    IncompatibleStorageOnEdge,
     RoleMethodFailed,
     TypeConstraintFailed,
     Where,
@@ -31,7 +32,8 @@ class RefinePolymorphicValueInfo:
 
     1. A tensor port of a role op takes the leaf type that the component's `storage` gives for
        `<op_type>.<port>`, else for `*`; the value at the port narrows to it.
-    2. A value that meets two different leaf types is TypeConstraintFailed.
+    2. A value that meets two different leaf types is TypeConstraintFailed; one that was sent
+       as one and is taken as the other is IncompatibleStorageOnEdge.
     3. A bound component has the method that each op of its slot calls (RoleMethodFailed), and
        it is bound under the role that the program gives the slot (BindingMismatch).
     4. Slots that are not bound are left as they are: `validate_all_slots_bound` names them.
@@ -58,7 +60,7 @@ class RefinePolymorphicValueInfo:
                     before = known.get(value, types.ANY)
                     after = types.meet(before, leaf)
                     if after is None:
-                        raise _clash(node, value, before, leaf, component)
+                        raise _clash(function, node, value, before, leaf, component)
                     if after is not before:
                         known[value] = changed[value] = after
             if changed:
@@ -104,8 +106,22 @@ def _check_method(node: NodeProto, spec: OpSpec, component: type[Component]) -> 
 
 
 def _clash(
-    node: NodeProto, value: str, before: TypeNode, leaf: TypeNode, component: type[Component]
-) -> TypeConstraintFailed:
+    function: FunctionProto,
+    node: NodeProto,
+    value: str,
+    before: TypeNode,
+    leaf: TypeNode,
+    component: type[Component],
+) -> TypeConstraintFailed | IncompatibleStorageOnEdge:
+    for send in function.node:
+        if protos.is_wire(send) and send.op_type in keys.SEND_OPS and value in send.output:
+            return IncompatibleStorageOnEdge(
+                send_node=send.name,
+                recv_node=node.name,
+                sent=before.name,
+                received=leaf.name,
+                where=Where.of(send),
+            )
     return TypeConstraintFailed(
         op=node.name,
         detail=f"{value!r} is {before.name}, but {component.TYPE_NAME!r} takes {leaf.name} there",

@@ -28,7 +28,8 @@ class SequenceSlotEffects:
     3. An op that reads from no entry, and from which none reads, continues what the slot's op
        before it does: it gets an output of that op as `after` too, and so fires wherever that
        one fires (`load_parameters` with a received value, then `train`). The first op of a slot
-       has none before it and belongs to `invoke`.
+       has none before it: it belongs to the entries for which its inputs are made, or else to
+       `invoke`.
     4. Edges follow program order, so they close no cycle.
     """
 
@@ -93,7 +94,7 @@ class _Sequence:
             before: int | None = None
             if not key:
                 known = [last[slot] for slot in slots if slot in last]
-                before, key = max(known) if known else (None, INVOKE)
+                before, key = max(known) if known else (None, entries.beside[index] or INVOKE)
             yield index, slots, key, before
             last.update((slot, (index, key)) for slot in slots)
 

@@ -13,6 +13,8 @@ from onnx import FunctionProto, NodeProto
 
 from bbnode.compiler import flow
 from bbnode.compiler.errors import IncompatibleStorageOnEdge, UnresolvedPeerClass, Where
+from bbnode.compiler.fan_in import groups_of_sends, join_values
+from bbnode.compiler.seams import is_natural
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.compiler.wire_checks import request_of
 from bbnode.ir import keys, protos, types
@@ -44,9 +46,13 @@ class SynthesizeWireRecvs:
     """Gives every send its receiving half, on the class that it goes to.
 
     1. A Send number i keeps one output, `__send_sentinel_<i>`; its Recv has
-       `synthesized_from = <i>` and makes `received` and `sender`.
+       `synthesized_from = <i>` and makes `received` and `sender`. Sends of one port to one class
+       feed one Recv, that of the first of them: the others carry its index in
+       `synthesized_from`, and what reads what they deliver reads the values of that Recv. Sends
+       of one port to several classes have a Recv on each.
     2. A SendReqBatched keeps `req_id`; its RecvReq makes the far side's values, its
-       RecvRespBatched `responses`. Those three and the SendResp carry one `synthesized_from`.
+       RecvRespBatched `responses`, with the request's `cohort_size`. Those three and the
+       SendResp carry one `synthesized_from`.
     3. Recv and RecvReq say the `payload_type`, and its `type_hash` when it is a leaf.
     4. Each wire op says its `wire_correlation`; synthesised ones take over port, peer class,
        deadline and source of their send.
@@ -69,13 +75,18 @@ class _Synthesis:
         self._known = protos.value_types(root)
         self._fresh: dict[str, TypeNode] = {}
         self._nodes: list[NodeProto] = []
+        self._groups = groups_of_sends(root.node)
+        self._delivered: dict[str, tuple[str, str]] = {}  # send -> received, sender
+        self._joined: dict[str, str] = {}  # value of a later send of a group -> of the first
+        self._index_of: dict[str, str] = {}
+        self._made = 0
 
     def run(self) -> int:
         sends = [n for n in self._root.node if protos.is_wire(n) and n.op_type in keys.SEND_OPS]
         producers = flow.producers(self._root)
         responses = [n for n in sends if n.op_type == keys.OP_SEND_RESP]
         requests = {n.name: request_of(self._root, n, producers) for n in responses}
-        index_of: dict[str, str] = {}
+        index_of = self._index_of
         starts = [n for n in sends if n.op_type != keys.OP_SEND_RESP]
         for index, node in enumerate(starts):
             index_of[node.name] = str(index)
@@ -87,11 +98,14 @@ class _Synthesis:
                 self._number_response(node, requests[node.name], index_of)
             elif protos.is_wire(node) and node.name in index_of and not _is_done(node):
                 self._split(node, index_of[node.name])
-        made = len(self._nodes) - len(self._root.node)
-        if made:
+        if self._made:
             flow.replace_nodes(self._root, self._nodes)
             protos.write_types(self._root, self._fresh)
-        return made
+            join_values(self._root, self._joined)
+        for node in self._root.node:
+            if protos.is_wire(node, keys.OP_SEND):
+                protos.del_meta(node, keys.FAN_IN_KEY)  # the indices say it from here on
+        return self._made
 
     def _number_response(
         self, node: NodeProto, request: NodeProto | None, index_of: dict[str, str]
@@ -107,6 +121,13 @@ class _Synthesis:
             sentinel = keys.SEND_SENTINEL_PREFIX + index
             self._keep_outputs(send, [sentinel])
             self._fresh[sentinel] = types.TRIGGER
+            first = self._groups.get(send.name, [send])[0].name
+            if first != send.name:
+                protos.set_meta(send, keys.SYNTHESIZED_FROM_KEY, self._index_of[first])
+                values = (received, sender)
+                self._joined.update(zip(values, self._delivered[first], strict=True))
+                return
+            self._delivered[send.name] = (received, sender)
             self._add_inbound(send, keys.OP_RECV, index, [received, sender])
             return
         req_id, responses, received, sender, remote_id = self._outputs(send, _REQUEST_PORTS)
@@ -116,6 +137,9 @@ class _Synthesis:
         home = protos.get_meta(send, keys.HOME_CLASS_KEY) or keys.SELF_CLASS
         answer = self._add(send, keys.OP_RECV_RESP_BATCHED, index, home, [responses])
         answer.input.append(req_id)
+        size = protos.get_attr(send, keys.ATTR_COHORT_SIZE)
+        if isinstance(size, int):
+            protos.set_attr(answer, keys.ATTR_COHORT_SIZE, size)
 
     def _outputs(self, send: NodeProto, ports: tuple[str, ...]) -> list[str]:
         """The send's values by port; those that nobody named get the recorder's names."""
@@ -142,17 +166,23 @@ class _Synthesis:
                 node_name=send.name, peer_input=send.input[1], where=Where.of(send)
             )
         recv = self._add(send, op_type, index, home, names)
-        sent = self._known.get(send.input[0], types.ANY)
-        received = self._known[names[0]]
-        payload = types.meet(sent, received)
-        if payload is None:
-            raise IncompatibleStorageOnEdge(
-                send_node=send.name,
-                recv_node=recv.name,
-                sent=sent.name,
-                received=received.name,
-                where=Where.of(send),
-            )
+        members = self._groups.get(send.name, [send])
+        payload = self._known[names[0]]
+        for member in members:
+            sent = self._known.get(member.input[0], types.ANY)
+            both = types.meet(sent, payload)
+            if both is None:
+                raise IncompatibleStorageOnEdge(
+                    send_node=member.name,
+                    recv_node=recv.name,
+                    sent=sent.name,
+                    received=payload.name,
+                    where=Where.of(member),
+                )
+            payload = both
+        deadlines = [protos.get_meta(member, keys.DEADLINE_NS_KEY) or "" for member in members]
+        if len(members) > 1 and all(map(is_natural, deadlines)):
+            protos.set_meta(recv, keys.DEADLINE_NS_KEY, str(max(map(int, deadlines))))
         recv.attribute.append(
             onnx.helper.make_attribute(keys.ATTR_PAYLOAD_TYPE, types.type_to_proto(payload))
         )
@@ -173,6 +203,7 @@ class _Synthesis:
         protos.set_meta(node, keys.SYNTHESIZED_FROM_KEY, index)
         protos.set_meta(node, keys.WIRE_CORRELATION_KEY, CORRELATION[op_type])
         self._nodes.append(node)
+        self._made += 1
         return node
 
 

@@ -6,7 +6,7 @@ and values that the author wrote.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from onnx import FunctionProto, NodeProto
@@ -17,6 +17,7 @@ from bbnode.compiler.errors import (
     DanglingInput,
     DuplicateNodeName,
     DuplicateOutput,
+    ExpansionFailed,
     MissingTypeInfo,
     OpsetNotImported,
     TypeConstraintFailed,
@@ -36,10 +37,11 @@ class Validate:
     """Checks every function of the model.
 
     1. Each op is known (UnknownOp, DanglingCall), with as many inputs and outputs as it may
-       have (TypeConstraintFailed), a required one not left out (DanglingInput).
+       have (TypeConstraintFailed), a required one not left out (DanglingInput), and no
+       attribute given twice, or left out where ONNX asks for it (ExpansionFailed).
     2. Each value that is read or waited for is made by an op or is an input (DanglingInput).
     3. Each value is made once (DuplicateOutput), each op has a name of its own
-       (DuplicateNodeName).
+       (DuplicateNodeName), and no name holds a comma (ExpansionFailed).
     4. Each request has its one response, each response its request, peers are peers, and no
        Recv is authored (UnpairedWireRequest, TypeConstraintFailed).
     5. Each function input declares a type (MissingTypeInfo).
@@ -92,11 +94,46 @@ def _check_op(
         if count > most:
             detail = f"{node.op_type} has at most {most} {kind}, here are {count}"
             raise TypeConstraintFailed(op=node.name, detail=detail, where=Where.of(node))
+    if len(node.output) < signature.min_outputs:
+        detail = f"{node.op_type} has at least {signature.min_outputs} outputs"
+        raise TypeConstraintFailed(op=node.name, detail=detail, where=Where.of(node))
+    _check_attributes(node, signature.required_attributes)
     if protos.call_key(node) in table:
         return  # a call may leave inputs out: the body then sees an absent optional input
     for index, port in enumerate(signature.required_inputs):
         if index >= len(node.input) or not node.input[index]:
             raise DanglingInput(node_name=node.name, input_name=port, where=Where.of(node))
+
+
+def _check_separators(node: NodeProto) -> None:
+    """`after` and `control_after` list names with commas between them."""
+    for name in (node.name, *node.output):
+        if "," in name:
+            raise ExpansionFailed(
+                op_type=node.op_type,
+                domain=node.domain,
+                reason=f"the name {name!r} holds a comma, which separates names elsewhere",
+                node_name=node.name,
+                where=Where.of(node),
+            )
+
+
+def _check_attributes(node: NodeProto, required: Sequence[str]) -> None:
+    names = [attribute.name for attribute in node.attribute]
+    fault = ""
+    if len(set(names)) < len(names):
+        fault = f"the attribute {next(n for n in names if names.count(n) > 1)!r} is given twice"
+    for name in required:
+        if name not in names:
+            fault = f"the attribute {name!r} is missing"
+    if fault:
+        raise ExpansionFailed(
+            op_type=node.op_type,
+            domain=node.domain,
+            reason=fault,
+            node_name=node.name,
+            where=Where.of(node),
+        )
 
 
 def _check_inputs(function: FunctionProto) -> None:
@@ -119,6 +156,7 @@ def _check_values(function: FunctionProto) -> None:
                 node_name=node.name, function=function.name, where=Where.of(node)
             )
         names.add(node.name)
+        _check_separators(node)
         for value in node.output:
             if value in made:
                 raise DuplicateOutput(

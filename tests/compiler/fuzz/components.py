@@ -1,0 +1,90 @@
+"""Components of the random programs: small enough that the oracle can say what they do.
+
+Rule: a model is one vector that the program sets before it reads it, an aggregator a sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from bbnode.components.contracts import Aggregator, ComponentError, Model, PeerSelector
+from bbnode.components.registry import component_class, register_component
+from bbnode.ir.errors import BbnodeError
+from bbnode.ir.values import Metadata, PeerIdVec
+
+
+def _once(cls: Any) -> Any:
+    try:
+        return component_class(cls.TYPE_NAME)
+    except BbnodeError:
+        return register_component(cls)
+
+
+@_once
+class VectorModel(Model):
+    TYPE_NAME: ClassVar[str] = "fuzz.VectorModel"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.state = np.zeros(1, np.float32)
+
+    def forward(self, ctx, batch):
+        return np.asarray(batch) + self.state
+
+    def load_parameters(self, ctx, params):
+        self.state = np.array(params)
+
+    def apply_delta(self, ctx, delta):
+        self.state = self.state + np.asarray(delta)
+
+    def params(self, ctx):
+        return self.state.copy()
+
+    def compute_loss(self, ctx, batch, target):
+        raise ComponentError("not used here")
+
+    def backward(self, ctx, grad):
+        raise ComponentError("not used here")
+
+    def step(self, ctx, grads):
+        raise ComponentError("not used here")
+
+    def train(self, ctx, *, epochs, batch):
+        raise ComponentError("not used here")
+
+
+@_once
+class Everybody(PeerSelector):
+    TYPE_NAME: ClassVar[str] = "fuzz.Everybody"
+
+    def current_view(self, ctx):
+        return PeerIdVec(ctx.peers.connected(ctx.peer_class))
+
+    def sample(self, ctx, *, n):
+        return PeerIdVec(list(self.current_view(ctx))[:n])
+
+    def select(self, ctx, key, *, mode, n):
+        raise ComponentError("not used here")
+
+
+@_once
+class Sum(Aggregator):
+    TYPE_NAME: ClassVar[str] = "fuzz.Sum"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.state = np.zeros(1, np.float32)
+
+    def contribute(self, ctx, tensor, metadata):
+        raise ComponentError("not used here")
+
+    def contribute_all(self, ctx, responses):
+        self.state = sum((np.asarray(v) for _, v in responses.responses), np.zeros(1, np.float32))
+
+    def aggregate(self, ctx):
+        return self.state, Metadata()
+
+    def current_tensor(self, ctx):
+        return self.state

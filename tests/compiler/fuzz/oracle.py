@@ -1,0 +1,255 @@
+"""What a recorded program means: an interpreter of its own over the recorded functions.
+
+Rule: nothing of the compiler or the engine is used here, only docs/ir.md: the global program
+is one list of ops, a send starts an execution on each peer that it goes to, and a request
+waits for what its executions answer. Ops run in the order in which they were recorded.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import FunctionProto, ModelProto, NodeProto
+
+Value = Any
+PREFIX = "ai.bytesandbrains."
+SOURCE_SCOPE = 0  # of `invoke`
+
+
+@dataclass(frozen=True)
+class Composite:
+    parts: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Answers by peer."""
+
+    answers: tuple[tuple[str, Value], ...]
+
+
+@dataclass
+class Flat:
+    """One op of the program with every call inlined."""
+
+    node: NodeProto
+    inputs: list[str]
+    outputs: list[str]
+    after: list[str]
+    names: Mapping[str, str]
+
+
+@dataclass
+class Execution:
+    """One run of one scope on one peer."""
+
+    scope: int
+    peer: str
+    values: dict[str, Value]
+    answer: Value = None
+
+
+def meta(proto: Any, key: str) -> str | None:
+    return {entry.key: entry.value for entry in proto.metadata_props}.get(PREFIX + key)
+
+
+def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
+    for one in node.attribute:
+        if one.name == name:
+            return onnx.helper.get_attribute_value(one)
+    return default
+
+
+def flatten(model: ModelProto) -> list[Flat]:
+    """All ops of the root, calls replaced by what they call."""
+    bodies = {(f.domain, f.name): f for f in model.functions}
+    flat: list[Flat] = []
+
+    def walk(function: FunctionProto, scope: str, names: dict[str, str], waits: list[str]) -> None:
+        def named(name: str) -> str:
+            return names.setdefault(name, scope + name) if name else ""
+
+        for node in function.node:
+            after = [named(n) for n in (meta(node, "after") or "").split(",") if n] + waits
+            inputs = [named(n) for n in node.input]
+            body = bodies.get((node.domain, node.op_type))
+            if body is None:
+                outputs = [named(n) for n in node.output]
+                flat.append(Flat(node, inputs, outputs, after, names))
+                continue
+            inner = dict(zip(body.input, inputs, strict=True))
+            inner_scope = f"{scope}{node.name}|"
+            walk(body, inner_scope, inner, after)
+            for formal, actual in zip(body.output, node.output, strict=True):
+                names[actual] = inner[formal]
+
+    walk(model.functions[0], "", {name: name for name in model.functions[0].input}, [])
+    return flat
+
+
+@dataclass
+class Oracle:
+    """Runs a recorded program on named peers.
+
+    Attributes:
+        peers: names of the peers of each class, in PeerId order.
+        events: what every peer hands out, by topic.
+    """
+
+    model: ModelProto
+    peers: Mapping[str, list[str]]
+    events: dict[str, dict[str, list[Value]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
+    )
+    executions: int = 0
+
+    def __post_init__(self) -> None:
+        self.ops = flatten(self.model)
+        self.outputs = set(self.model.functions[0].output)
+        self.state: dict[tuple[str, str], Value] = {}
+        self._find_scopes()
+
+    # -- which op belongs to which execution ---------------------------------------------------
+
+    def _find_scopes(self) -> None:
+        """A scope per send; an op is of the scope of what it reads, or of its slot."""
+        scope_of: dict[str, int] = dict.fromkeys(self.model.functions[0].input, SOURCE_SCOPE)
+        self.everywhere: set[str] = set()  # values made from constants alone
+        self.op_scope: list[int | None] = []
+        slot_scopes: dict[str, set[int]] = defaultdict(set)
+        self.reads: list[list[str]] = []
+        for index, op in enumerate(self.ops):
+            reads = [n for n in (*op.inputs, *op.after, *self._captured(op)) if n]
+            self.reads.append(reads)
+            scopes = {scope_of[n] for n in reads if n not in self.everywhere}
+            assert len(scopes) <= 1, f"{op.node.name} reads from several executions"
+            slot = meta(op.node, "slot")
+            is_role = op.node.domain.startswith(PREFIX + "role.")
+            scope = next(iter(scopes), None)
+            if scope is None and not is_role and op.node.domain != PREFIX + "wire":
+                self.everywhere.update(op.outputs)
+            elif scope is not None and is_role and slot:
+                slot_scopes[slot].add(scope)
+            elif scope is None and is_role and slot:
+                known = slot_scopes[slot]
+                scope = next(iter(known)) if len(known) == 1 else SOURCE_SCOPE
+            self.op_scope.append(scope)
+            for position, name in enumerate(op.outputs):
+                remote = op.node.op_type == "Send" or position >= 2
+                is_wire = op.node.domain == PREFIX + "wire"
+                scope_of[name] = index + 1 if is_wire and remote else scope  # type: ignore[assignment]
+
+    def _captured(self, op: Flat) -> list[str]:
+        found = []
+        for one in op.node.attribute:
+            for node in one.g.node:
+                found += [op.names[name] for name in node.input]
+        return found
+
+    # -- running ---------------------------------------------------------------------------
+
+    def invoke(self, peer: str, inputs: Mapping[str, Value]) -> None:
+        self._run(Execution(SOURCE_SCOPE, peer, dict(inputs)))
+
+    def _run(self, run: Execution) -> Value:
+        self.executions += 1
+        for index, op in enumerate(self.ops):
+            if self.op_scope[index] == run.scope:
+                self._fire(index, op, run)
+        return run.answer
+
+    def _get(self, name: str, run: Execution) -> Value:
+        if name not in run.values and name in self.everywhere:
+            index = next(i for i, op in enumerate(self.ops) if name in op.outputs)
+            self._fire(index, self.ops[index], run)
+        return run.values[name]
+
+    def _fire(self, index: int, op: Flat, run: Execution) -> None:
+        given = [self._get(n, run) for n in op.inputs]
+        domain = op.node.domain.removeprefix(PREFIX)
+        if op.node.domain in ("", "ai.onnx"):
+            made = self._onnx(op, given, run)
+        elif domain == "wire":
+            made = self._wire(index, op, given, run)
+        elif domain == "composite":
+            made = [Composite(tuple(given))] if op.node.op_type == "Bundle" else given[0].parts
+        elif domain == "syscall":
+            made = self._syscall(op, given, run)
+        else:
+            made = self._component(op, given, run)
+        for name, value in zip(op.outputs, made, strict=False):
+            run.values[name] = value
+            if name in self.outputs:
+                self.events[run.peer][name].append(value)
+
+    def _wire(self, index: int, op: Flat, given: list[Value], run: Execution) -> list[Value]:
+        kind = op.node.op_type
+        if kind == "SendResp":
+            run.answer = given[0]
+            return []
+        data, peers = given
+        first = 0 if kind == "Send" else 2
+        received, sender = op.outputs[first : first + 2]
+        answers = []
+        for peer in [peers] if isinstance(peers, str) else peers:
+            inner = Execution(index + 1, peer, {received: data, sender: run.peer})
+            if kind != "Send":
+                inner.values[op.outputs[4]] = run
+            answers.append((peer, self._run(inner)))
+        return [] if kind == "Send" else [None, Batch(tuple(answers))]
+
+    def _syscall(self, op: Flat, given: list[Value], run: Execution) -> list[Value]:
+        kind = op.node.op_type
+        if kind == "Constant":
+            return [onnx.numpy_helper.to_array(attribute(op.node, "value"))]
+        if kind == "AppEmit":
+            self.events[run.peer][attribute(op.node, "name").decode()].append(given[0])
+        return [given[0]] * len(op.outputs)
+
+    def _component(self, op: Flat, given: list[Value], run: Execution) -> list[Value]:
+        at = (run.peer, meta(op.node, "slot") or "")
+        match op.node.op_type:
+            case "CurrentView":
+                peers = self.peers[meta(op.node, "peer_class") or ""]
+                return [[name for name in peers if name != run.peer]]
+            case "LoadParameters":
+                self.state[at] = given[0]
+            case "ApplyDelta":
+                self.state[at] = self.state[at] + given[0]
+            case "Params":
+                return [self.state[at]]
+            case "Forward":
+                return [given[0] + self.state[at]]
+            case "ContributeAll":
+                self.state[at] = sum((v for _, v in given[0].answers), np.zeros(1, np.float32))
+            case "Aggregate":
+                return [self.state[at], {}]
+            case other:
+                raise AssertionError(f"the oracle does not know {other}")
+        return [None]
+
+    def _onnx(self, op: Flat, given: list[Value], run: Execution) -> list[Value]:
+        kind = op.node.op_type
+        if kind == "If":
+            graph = attribute(op.node, "then_branch" if given[0] else "else_branch")
+            (node,) = graph.node
+            return [_PLAIN[node.op_type](self._get(op.names[node.input[0]], run))]
+        if kind == "Split":
+            return list(np.split(given[0], len(op.outputs)))
+        if kind == "Concat":
+            return [np.concatenate(given)]
+        if kind == "ReduceSum":
+            return [np.sum(given[0], keepdims=bool(attribute(op.node, "keepdims", 1)))]
+        return [_PLAIN[kind](*given)]
+
+
+_PLAIN = {
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Max": np.maximum, "Min": np.minimum,
+    "Neg": np.negative, "Abs": np.abs, "Identity": lambda x: x, "Greater": np.greater,
+    "Where": np.where, "Relu": lambda x: np.maximum(x, 0),
+}  # fmt: skip
