@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from bbnode import dsl
+from bbnode.compiler import Compiler, target_names
+from bbnode.components import ArrayDataSource, ConnectedView, FedAvg, OnnxModel, OrtBackend
 from bbnode.dsl import syscalls
 from bbnode.dsl.backend import BackendSlot, catalogue, method_name
 
@@ -17,16 +19,46 @@ GUIDE = Path(__file__).parents[2] / "docs" / "dsl.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def test_the_code_of_the_guide_runs() -> None:
+@pytest.fixture(scope="module")
+def guide() -> python_types.ModuleType:
+    """All code of the guide, run from top to bottom; names that it defined."""
     text = GUIDE.read_text(encoding="utf-8")
-    # A module of its own: classes, and the lines of recorded ops, belong to it.
-    module = python_types.ModuleType("guide")
+    module = python_types.ModuleType("guide")  # lines of recorded ops belong to it, not to us
     blocks = list(BLOCK.finditer(text))
     assert len(blocks) >= 10
     for block in blocks:
         line = text.count("\n", 0, block.start(1))
         code = compile("\n" * line + block.group(1), str(GUIDE), "exec", dont_inherit=True)
         exec(code, module.__dict__)
+    return module
+
+
+def programs(module: python_types.ModuleType) -> dict[str, type[dsl.Module]]:
+    return {
+        name: member
+        for name, member in vars(module).items()
+        if inspect.isclass(member)
+        and issubclass(member, dsl.Module)
+        and member.__module__ == "guide"
+        and name != "Typo"  # wrong on purpose
+    }
+
+
+def test_the_programs_of_the_guide_compile(guide: python_types.ModuleType) -> None:
+    found = programs(guide)
+    assert len(found) >= 10
+    compiler = (
+        Compiler()
+        .bind_backend("compute", OrtBackend)
+        .bind_aggregator("mean", FedAvg)
+        .bind_data_source("data", ArrayDataSource)
+    )
+    for selector in ("voters", "workers", "neighbours", "cohort"):
+        compiler = compiler.bind_peer_selector(selector, ConnectedView)
+    for model in ("opinion", "student", "model", "global", "local"):
+        compiler = compiler.bind_model(model, OnnxModel)
+    for name, program in found.items():
+        assert target_names(compiler.compile(program().build())), name
 
 
 def test_the_guide_names_every_syscall_and_every_error() -> None:

@@ -49,6 +49,18 @@ def test_an_error_outside_of_a_recording_still_has_its_line() -> None:
         ModelSlot("a/b")
 
 
+def test_an_error_without_a_graph_at_hand_names_the_module_all_the_same() -> None:
+    inner = FromFunction(lambda g: BackendSlot("c").sofmax, name="Inner")
+    with pytest.raises(UnknownOp) as caught:
+        build(lambda g: inner.call().build(g))
+    assert caught.value.module == "Program/Inner"
+    with pytest.raises(BadName, match=r"^Program \(test_errors\.py:\d+\): 'a/b' is no slot"):
+        build(lambda g: ModelSlot("a/b"))
+    with pytest.raises(BadName) as outside:
+        ModelSlot("a/b")
+    assert outside.value.module == ""
+
+
 MODEL = ConcreteSpec(role="Model", type_name="my.Net")
 
 
@@ -131,6 +143,21 @@ M = ModelSlot("m")
         (lambda g, x: syscalls.tee(g, x, fanout="2"), BadArgument, "an integer"),
         (lambda g, x: syscalls.tee(g, x, fanout=10**9), BadArgument, "at most 65536"),
         (lambda g, x: syscalls.app_emit(g, x, name=""), BadArgument, "text that is not empty"),
+        (lambda g, x: syscalls.app_emit(g, x, name=3), BadArgument, "name=3 of AppEmit"),
+        (lambda g, x: syscalls.app_emit(g, x, name="bb.done"), BadArgument, "like the node's own"),
+        (lambda g, x: syscalls.app_notify(g, x, name="ai.bytesandbrains.x"), BadArgument, "own"),
+        (lambda g, x: syscalls.pulse(x), BadArgument, "first argument is the Graph, got"),
+        (lambda g, x: syscalls.constant(x, 3), BadArgument, "write syscalls.constant"),
+        (lambda g, x: syscalls.app_emit(None, x, name="bb.x"), BadArgument, "Graph, got None"),
+        (lambda g, x: g.tensor([1], types.PEER_ID), BadArgument, "is no tensor type"),
+        (lambda g, x: g.tensor([1], "float"), BadArgument, "type='float' is no tensor type"),
+        (lambda g, x: g.tensor("text"), BadArgument, "not of dtype <U4"),
+        (lambda g, x: g.tensor([[1], [1, 2]]), BadArgument, "it has to be an array"),
+        (lambda g, x: g.tensor([300], types.TENSOR_BY_ELEM[3]), BadArgument,
+         "be a Tensor.INT8: it has to be numbers that the type holds; choose a wider one"),
+        (lambda g, x: g.tensor(1.5, types.TENSOR_INT64), BadArgument, "that the type holds"),
+        (lambda g, x: g.tensor(float("nan"), types.TENSOR_INT64), BadArgument, "type holds"),
+        (lambda g, x: g.tensor(1e300), BadArgument, "that the type holds"),
         (lambda g, x: syscalls.threshold(g, n=1), BadArgument, "inputs…"),
         (lambda g, x: bool(x), BadArgument, "no truth value"),
         (lambda g, x: x.sender, NotReceived, "has no sender"),

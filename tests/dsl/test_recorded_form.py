@@ -291,3 +291,17 @@ def test_bootstraps_follow_all_bodies_and_have_their_own_inputs() -> None:
     assert [meta(f, "module_phase") for f in model.functions] == [None, None, *["bootstrap"] * 2]
     assert [list(f.input) for f in model.functions[2:]] == [["seed"], ["corpus"]]
     assert [meta(f, "root") for f in model.functions] == ["true", None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "dtype"),
+    [([1, 2], types.TENSOR_FLOAT, np.float32), (0.1, types.TENSOR_DOUBLE, np.float64),
+     ([1, 0], types.TENSOR_BOOL, np.bool_), (np.arange(3), types.TENSOR_UINT64, np.uint64)],
+)  # fmt: skip
+def test_a_tensor_constant_of_a_given_type(value, kind, dtype) -> None:
+    made = []
+    (node,) = root(lambda g: made.append(g.tensor(value, kind))).node
+    array = numpy_helper.to_array(protos.get_attr(node, "value"))
+    assert made[0].type is kind
+    assert array.dtype == dtype
+    np.testing.assert_array_equal(array, np.asarray(value, dtype))

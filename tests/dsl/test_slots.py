@@ -157,6 +157,38 @@ def test_every_helper_has_an_op() -> None:
     assert public == ops
 
 
+def test_the_older_names_of_a_codec_record_the_same_ops() -> None:
+    def body(g: Graph) -> None:
+        codec, x = CodecSlot("codec"), g.input("x", types.TENSOR_FLOAT)
+        codec.train_codebook(g, x)
+        codec.decompress(g, codec.compress(g, x))
+
+    assert [n.op_type for n in root(body).node] == ["Train", "Encode", "Decode"]
+
+
+def test_several_slots_of_one_role_are_told_apart_by_name() -> None:
+    def body(g: Graph) -> None:
+        x = g.input("x", types.TENSOR_FLOAT)
+        for name, spec in (("teacher", NET), ("student", OTHER), ("bound", None)):
+            ModelSlot(name, concrete=spec).forward(g, x)
+        ModelSlot("teacher", concrete=NET).params(g)
+
+    function = root(body)
+    assert list(function.attribute) == ["bound"]
+    assert {slot.name: slot.s for slot in function.attribute_proto} == {
+        "teacher": b"1",
+        "student": b"2",
+    }
+    assert meta(function, "concrete_type.student") == "my.Net"
+    slots = [(meta(n, "slot"), meta(n, "slot_id"), meta(n, "instance")) for n in function.node]
+    assert slots == [
+        ("teacher", "0", "0"),
+        ("student", "1", "1"),
+        ("bound", "2", None),
+        ("teacher", "0", "0"),
+    ]
+
+
 def test_type_cast_takes_a_type_or_its_id() -> None:
     def body(g: Graph) -> None:
         x = g.input("x")
