@@ -200,12 +200,11 @@ class Compiler:
         run = _Run(model, self.options, notes)
         try:
             self._run_body(run)
-        except CompileError:
-            if run.well_formed:
-                # Perhaps a pass broke the program earlier; a look behind each of them names it.
-                # When that finds nobody, the error stands.
-                self._run_body(_Run(model, self.options, notes, careful=True))
-            raise
+        except CompileError as error:
+            culprit = self._culprit(model, notes) if run.well_formed else None
+            if culprit is None:
+                raise
+            raise culprit from error
         looks = [name for name in pipeline.STAGE_LOOKS if name not in self.disabled]
         for stage in self.stages:
             run.run_stage(stage, looks)
@@ -218,6 +217,19 @@ class Compiler:
         for name in (*pipeline.PRE_PASS_NAMES, *pipeline.body_pass_names()):
             if name not in self.disabled:
                 run.run_pass(name, check=name in pipeline.CHECKPOINTS)
+
+    def _culprit(self, model: ModelProto, notes: _Notes) -> PassInvariantBroken | None:
+        """The pass that broke a program before another one failed on it, if one did.
+
+        Compiles again with a look behind every pass; the author's own errors stand as they are.
+        """
+        try:
+            self._run_body(_Run(model, self.options, notes, careful=True))
+        except PassInvariantBroken as error:
+            return error
+        except CompileError:
+            return None
+        return None
 
     def _check_known(self, name: str) -> None:
         if name not in (*pipeline.all_pass_names(), *(stage.name for stage in self.stages)):
