@@ -45,18 +45,13 @@ _CHILD = struct.Struct("<QQ")
 def encode_parts(value: Value) -> list[Buffer]:
     """The payload of `value` as buffers to be written one after the other, uncopied."""
     parts: list[Buffer] = []
-    _encode_into(value, types_of(value), parts, 0)
+    _encode_into(value, values.type_of(value), parts, 0)
     return parts
 
 
 def encode_value(value: Value) -> bytes:
     """The payload of `value` as one bytes object (one copy)."""
     return b"".join(encode_parts(value))
-
-
-def types_of(value: Value) -> TypeNode:
-    """Alias of `values.type_of`, so that callers of the codec need one import."""
-    return values.type_of(value)
 
 
 def decode_value(node: TypeNode, payload: Buffer) -> Value:
@@ -158,7 +153,7 @@ def _decode_tensor(node: TypeNode, view: memoryview) -> np.ndarray[Any, Any]:
         array = np.empty(0, dtype)  # frombuffer refuses an offset at the very end
     else:
         array = np.frombuffer(view, dtype.newbyteorder("<"), offset=start)
-    if node is types.TENSOR_BOOL and array.size and int(array.view(np.uint8).max()) > 1:
+    if node is types.TENSOR_BOOL and bool((array.view(np.uint8) > 1).any()):
         raise DecodeError("a bool tensor holds bytes other than 0 and 1")
     array = array.astype(dtype, copy=False).reshape(shape)
     array.flags.writeable = False

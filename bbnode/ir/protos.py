@@ -109,11 +109,6 @@ def value_types(function: FunctionProto) -> dict[str, TypeNode]:
     return found
 
 
-def set_value_type(function: FunctionProto, name: str, node: TypeNode) -> None:
-    """Declare the type of one value (linear in value_info; passes batch with `write_types`)."""
-    write_types(function, {name: node})
-
-
 def write_types(function: FunctionProto, known: Mapping[str, TypeNode]) -> None:
     """Declare or replace the types of many values, new ones in the mapping's order."""
     remaining = dict(known)

@@ -110,7 +110,7 @@ def test_bodies_that_differ_in_anything_that_counts_stay_apart() -> None:
     assert changed(lambda f: protos.set_meta(f, keys.HOME_KEY, "elsewhere")) != base
     assert changed(lambda f: protos.set_meta(f.node[0], keys.SLOT_ID_KEY, "7")) != base
     assert changed(lambda f: protos.set_attr(f.node[1], "name", "other")) != base
-    assert changed(lambda f: protos.set_value_type(f, "w", types.TENSOR_DOUBLE)) != base
+    assert changed(lambda f: protos.write_types(f, {"w": types.TENSOR_DOUBLE})) != base
     assert changed(lambda f: protos.del_meta(f.node[2], keys.AFTER_KEY)) != base
     assert changed(lambda f: protos.set_meta(f.node[0], keys.SOURCE_LINE_KEY, "x.py:9")) == base
     assert changed(lambda f: protos.set_meta(f.node[0], keys.MODULE_INSTANCE_KEY, "X")) == base

@@ -95,7 +95,7 @@ class Partition:
 
     def type(self, name: str, node: TypeNode) -> None:
         """Declare the type of a value."""
-        protos.set_value_type(self.function, name, node)
+        protos.write_types(self.function, {name: node})
 
     def recv(
         self,
