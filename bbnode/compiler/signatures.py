@@ -28,7 +28,9 @@ class Signature:
     max_outputs: int
     domain: str  # as opset_import spells it
     version: int  # lowest opset version that has it in this form
-    required_attributes: tuple[str, ...] = ()  # of ONNX's ops; `expand_ops` looks after ours
+    # Of ONNX's ops; `expand_ops` looks after ours. Kinds are AttributeProto.AttributeType.
+    required_attributes: tuple[str, ...] = ()
+    attribute_kinds: Mapping[str, int] | None = None
     min_outputs: int = 0  # only ONNX's schemas ask for some: nobody has to read what ours make
 
 
@@ -104,6 +106,11 @@ def _of_schema(domain: str, op_type: str, version: int) -> Signature | None:
         max_outputs=schema.max_output,
         min_outputs=schema.min_output,
         required_attributes=tuple(sorted(n for n, a in schema.attributes.items() if a.required)),
+        # ONNX's stubs do not say that the kind is an enum.
+        attribute_kinds={
+            name: int(a.type.value)  # type: ignore[attr-defined]
+            for name, a in schema.attributes.items()
+        },
         domain=domain,
         version=schema.since_version,
     )

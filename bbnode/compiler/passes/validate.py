@@ -6,7 +6,7 @@ and values that the author wrote.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar
 
 from onnx import FunctionProto, NodeProto
@@ -26,7 +26,12 @@ from bbnode.compiler.errors import (
 )
 from bbnode.compiler.function_table import FunctionKey, by_key
 from bbnode.compiler.seams import CALL_DOMAINS
-from bbnode.compiler.signatures import imported_domain, opset_versions, signature_of
+from bbnode.compiler.signatures import (
+    Signature,
+    imported_domain,
+    opset_versions,
+    signature_of,
+)
 from bbnode.compiler.slot_checks import check_slot
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.compiler.wire_checks import check_pairs
@@ -97,7 +102,7 @@ def _check_op(
     if len(node.output) < signature.min_outputs:
         detail = f"{node.op_type} has at least {signature.min_outputs} outputs"
         raise TypeConstraintFailed(op=node.name, detail=detail, where=Where.of(node))
-    _check_attributes(node, signature.required_attributes)
+    _check_attributes(node, signature)
     if protos.call_key(node) in table:
         return  # a call may leave inputs out: the body then sees an absent optional input
     for index, port in enumerate(signature.required_inputs):
@@ -118,14 +123,25 @@ def _check_separators(node: NodeProto) -> None:
             )
 
 
-def _check_attributes(node: NodeProto, required: Sequence[str]) -> None:
+def _check_attributes(node: NodeProto, signature: Signature) -> None:
     names = [attribute.name for attribute in node.attribute]
     fault = ""
     if len(set(names)) < len(names):
         fault = f"the attribute {next(n for n in names if names.count(n) > 1)!r} is given twice"
-    for name in required:
+    for name in signature.required_attributes:
         if name not in names:
             fault = f"the attribute {name!r} is missing"
+    kinds = signature.attribute_kinds
+    if kinds is not None:
+        for attribute in node.attribute:
+            if attribute.name not in kinds:
+                known = ", ".join(sorted(kinds)) or "none"
+                fault = f"it has no attribute {attribute.name!r:.80}; there is: {known}"
+            elif attribute.type != kinds[attribute.name]:
+                fault = (
+                    f"the attribute {attribute.name!r} is of kind {attribute.type} "
+                    f"and has to be of kind {kinds[attribute.name]} (AttributeProto.type)"
+                )
     if fault:
         raise ExpansionFailed(
             op_type=node.op_type,
