@@ -29,8 +29,8 @@ def test_a_client_killed_in_a_round_costs_that_round_its_deadline(cluster: Clust
     others = sorted(node.peer for node in cluster.clients[1:])
     assert victim.process is not None
     with cluster.events(cluster.server) as events:
-        everyone = events.until(lambda e: e["type"] == "round_finished")
-        assert len(everyone["responded"]) == 4
+        # The first round also loads the data, which a busy machine may not do in time.
+        events.until(lambda e: e["type"] == "round_finished" and len(e["responded"]) == 4)
         # Frozen first, so that the kill surely falls into a round that has begun.
         os.kill(victim.process.pid, signal.SIGSTOP)
         events.until(lambda e: e["type"] == "round_finished")
