@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,8 +71,10 @@ class Events:
         self.seen: list[dict[str, Any]] = []
 
     def until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The next event that is wanted."""
+        """The next event that is wanted; other events do not keep the test waiting for ever."""
+        end = time.monotonic() + PATIENCE_S
         for line in self._stream:
+            assert time.monotonic() < end, f"not told within {PATIENCE_S} s: {self.seen[-5:]}"
             assert not line["dropped"]
             self.seen.append(line["event"])
             if wanted(line["event"]):
