@@ -15,13 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler import flow
 from bbnode.compiler.errors import ExpansionFailed, Where
-from bbnode.compiler.function_table import FunctionKey
 from bbnode.compiler.ordering import program_order
-from bbnode.ir import keys, protos
+from bbnode.ir import keys, plain
+from bbnode.ir.plain import Function, FunctionKey, Node
 
 # More hops than any chain has; times a day per hop it stays within 63 bits. It also ends the
 # counting where paths that split and meet again would double it at every turn.
@@ -59,7 +57,7 @@ NOTHING = Span()
 
 
 def spans_of_sends(
-    function: FunctionProto,
+    function: Function,
     budget_ns: int,
     called_slots: Mapping[FunctionKey, Sequence[str]],
 ) -> dict[int, Span]:
@@ -95,19 +93,14 @@ class _Facts:
     slot: str
 
     @classmethod
-    def of(cls, node: NodeProto) -> _Facts:
-        reads = flow.data_reads(node)
-        slot = ""
-        for entry in node.metadata_props:
-            if entry.key == keys.SLOT_KEY:
-                slot = entry.value
-            elif entry.key == keys.AFTER_KEY:
-                reads += flow.split_names(entry.value)
+    def of(cls, node: Node) -> _Facts:
+        reads = flow.reads(node)
+        slot = node.metadata.get(keys.SLOT_KEY, "")
         # Backend ops have no effects and no order among them.
         return cls(reads, "" if slot and flow.is_graph_op(node) else slot)
 
 
-def _is_sorted(function: FunctionProto, facts: Sequence[_Facts]) -> bool:
+def _is_sorted(function: Function, facts: Sequence[_Facts]) -> bool:
     """Whether every op stands behind what it needs, as the recorder writes it."""
     made = set(function.input)
     for node, fact in zip(function.node, facts, strict=True):
@@ -133,7 +126,7 @@ class _Chains:
         self._behind: dict[str, Span] = {}  # value -> what reads it
         self._next: dict[str, Span] = {}  # slot -> its next op, and what comes behind that
 
-    def add(self, index: int, node: NodeProto, facts: _Facts) -> None:
+    def add(self, index: int, node: Node, facts: _Facts) -> None:
         """Take one node, after all that comes behind it."""
         if _is_send(node):
             span = self._of_send(index, node)
@@ -142,7 +135,7 @@ class _Chains:
             delay = _delay(node)
             if delay:
                 span = Span(0, delay).then(span)
-        slots = (facts.slot,) if facts.slot else self._called_slots.get(protos.call_key(node), ())
+        slots = (facts.slot,) if facts.slot else self._called_slots.get(plain.call_key(node), ())
         for slot in slots:
             span = span.longest(self._next.get(slot, NOTHING))
         if span is NOTHING:
@@ -152,7 +145,7 @@ class _Chains:
         for name in facts.reads:
             self._behind[name] = self._behind.get(name, NOTHING).longest(span)
 
-    def _of_send(self, index: int, node: NodeProto) -> Span:
+    def _of_send(self, index: int, node: Node) -> Span:
         """The chain that a send begins; noted, and then what else waits for the send itself."""
         first = _FIRST_REMOTE.get(node.op_type, len(node.output))
         remote = list(node.output[first:])
@@ -179,9 +172,9 @@ class _Chains:
         return found
 
 
-def given_depth(node: NodeProto) -> int:
+def given_depth(node: Node) -> int:
     """The author's `chain_depth` of a send, or 0. Raises ExpansionFailed."""
-    text = protos.get_meta(node, keys.CHAIN_DEPTH_KEY)
+    text = node.metadata.get(keys.CHAIN_DEPTH_KEY)
     if text is None:
         return 0
     if not (text.isascii() and text.isdigit() and 0 < int(text[:20]) <= MAX_CHAIN_DEPTH):
@@ -189,18 +182,18 @@ def given_depth(node: NodeProto) -> int:
     return int(text[:20])
 
 
-def given_deadline(node: NodeProto) -> int:
+def given_deadline(node: Node) -> int:
     """What a send says of its deadline, in ns, or 0. Raises ExpansionFailed.
 
     A request's attribute goes before the stamp that a send carries when its depth is known.
     """
     if node.op_type == keys.OP_SEND_REQ_BATCHED:
-        given = protos.get_attr(node, keys.ATTR_DEADLINE_NS, 0)
+        given = node.get_attr(keys.ATTR_DEADLINE_NS, 0)
         if not isinstance(given, int) or given < 0:
             raise _unfit(node, f"deadline_ns has to be nanoseconds, 0 or more, not {given!r:.40}")
         if given:
             return given
-    text = protos.get_meta(node, keys.DEADLINE_NS_KEY)
+    text = node.metadata.get(keys.DEADLINE_NS_KEY)
     if text is None:
         return 0
     if not (text.isascii() and text.isdigit() and int(text[:20]) <= MAX_DEADLINE_NS):
@@ -208,31 +201,31 @@ def given_deadline(node: NodeProto) -> int:
     return int(text[:20])
 
 
-def _is_send(node: NodeProto) -> bool:
+def _is_send(node: Node) -> bool:
     return node.domain == keys.WIRE_DOMAIN and node.op_type in keys.SEND_OPS
 
 
-def _delay(node: NodeProto) -> int:
+def _delay(node: Node) -> int:
     if node.domain != keys.SYSCALL_DOMAIN or not node.attribute:
         return 0
-    found = (protos.get_attr(node, name, 0) for name in DELAY_ATTRIBUTES)
+    found = (node.get_attr(name, 0) for name in DELAY_ATTRIBUTES)
     return sum(delay for delay in found if isinstance(delay, int) and delay > 0)
 
 
-def _joined(nodes: Sequence[NodeProto]) -> dict[str, list[str]]:
+def _joined(nodes: Sequence[Node]) -> dict[str, list[str]]:
     """By what a later send of a port delivers: what the port's first send delivers."""
     found: dict[str, list[str]] = {}
-    sends: dict[str, NodeProto] = {}
+    sends: dict[str, Node] = {}
     for node in nodes:
-        if protos.is_wire(node, keys.OP_SEND) and node.output:
+        if plain.is_wire(node, keys.OP_SEND) and node.output:
             sends[node.output[0]] = node
-            first = protos.get_meta(node, keys.FAN_IN_KEY)
+            first = node.metadata.get(keys.FAN_IN_KEY)
             if first is not None and first in sends:
                 found[node.output[0]] = [name for name in sends[first].output if name]
     return found
 
 
-def _unfit(node: NodeProto, reason: str) -> ExpansionFailed:
+def _unfit(node: Node, reason: str) -> ExpansionFailed:
     return ExpansionFailed(
         op_type=node.op_type,
         domain=node.domain,

@@ -2,28 +2,57 @@
 
 Rule: equal content gives an equal name on every machine. Where the author's source stood is
 no content. 64 bits of SHA-256 are plenty: names are compared within one model, and a peer
-checks the whole artifact's digest.
+checks the whole artifact's digest. The bytes of an attribute, which may be all weights of a
+model, are looked at once in a compile.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from onnx import FunctionProto, NodeProto
+from onnx import AttributeProto
 
 from bbnode.ir import keys
+from bbnode.ir.plain import Function, Node
 
 HEX_DIGITS = 16
+# Shorter attributes stand in a hash as they are.
+_LONGEST_INLINE_BYTES = 64
 
 
-def _node_bytes(node: NodeProto, scratch: NodeProto) -> bytes:
-    for index, entry in enumerate(node.metadata_props):
-        if entry.key == keys.SOURCE_LINE_KEY:
-            scratch.CopyFrom(node)
-            del scratch.metadata_props[index]
-            return scratch.SerializeToString(deterministic=True)
-    return node.SerializeToString(deterministic=True)
+@dataclass(frozen=True, slots=True)
+class AttributePrint:
+    """An attribute's size in bytes, and bytes that stand for its content."""
+
+    attribute: AttributeProto  # held, so that its id stays its own
+    size: int
+    content: bytes
+
+
+@dataclass(slots=True)
+class AttributePrints:
+    """What was found out about attributes in one compile, each looked at once.
+
+    Attributes are never changed, and nodes that carry equal ones mostly share them.
+    """
+
+    _known: dict[int, AttributePrint] = field(default_factory=dict)
+
+    def of(self, attribute: AttributeProto) -> AttributePrint:
+        """Size and content of an attribute."""
+        found = self._known.get(id(attribute))
+        if found is None:
+            data = attribute.SerializeToString(deterministic=True)
+            is_long = len(data) > _LONGEST_INLINE_BYTES
+            content = b"#" + hashlib.sha256(data).digest() if is_long else b"=" + data
+            found = AttributePrint(attribute, len(data), content)
+            self._known[id(attribute)] = found
+        return found
+
+    def __len__(self) -> int:
+        return len(self._known)
 
 
 def _framed(data: bytes) -> bytes:
@@ -31,31 +60,46 @@ def _framed(data: bytes) -> bytes:
     return len(data).to_bytes(8, "big") + data
 
 
-def function_digest(function: FunctionProto) -> bytes:
-    """SHA-256 over a body: ports, slots with their configs, opsets, nodes; not its name."""
-    digest = hashlib.sha256()
-    opsets = sorted((entry.domain, entry.version) for entry in function.opset_import)
-    digest.update(_framed(repr(opsets).encode()))
-    for names in (function.input, function.output, function.attribute):
-        digest.update(_framed("\0".join(names).encode()))
-    for attribute in function.attribute_proto:
-        digest.update(_framed(attribute.SerializeToString(deterministic=True)))
-    scratch = NodeProto()
-    for node in function.node:
-        digest.update(_framed(_node_bytes(node, scratch)))
-    return digest.digest()
+def _said_by(node: Node, prints: AttributePrints) -> tuple[object, ...]:
+    """All that a node says, but where its source stood."""
+    metadata = list(node.metadata.items())
+    line = node.metadata.get(keys.SOURCE_LINE_KEY)
+    if line is not None:
+        metadata.remove((keys.SOURCE_LINE_KEY, line))
+    return (
+        node.op_type,
+        node.domain,
+        node.overload,
+        node.name,
+        node.doc_string,
+        node.input,
+        node.output,
+        metadata,
+        [prints.of(attribute).content for attribute in node.attribute],
+        None if node.extras is None else node.extras.SerializeToString(deterministic=True),
+    )
 
 
-def function_content(function: FunctionProto) -> str:
-    """64 hex digits over a body and the types it declares."""
-    digest = hashlib.sha256(function_digest(function))
-    for info in function.value_info:
-        digest.update(_framed(info.SerializeToString(deterministic=True)))
-    return digest.hexdigest()
+def function_digest(function: Function, prints: AttributePrints) -> bytes:
+    """SHA-256 over a body: ports, slots with their configs, opsets, nodes, types; not its name."""
+    said = (
+        sorted((entry.domain, entry.version) for entry in function.opset_import),
+        function.input,
+        function.output,
+        function.attribute,
+        [prints.of(attribute).content for attribute in function.attribute_proto],
+        [_said_by(node, prints) for node in function.node],
+        [(name, kind.content) for name, kind in function.types.items()],
+    )
+    # Python's own notation of texts, numbers and lists tells all of them apart.
+    return hashlib.sha256(repr(said).encode()).digest()
 
 
 def content_name(
-    function: FunctionProto, callees: Iterable[FunctionProto], known: Mapping[str, bytes]
+    function: Function,
+    callees: Iterable[Function],
+    known: Mapping[str, bytes],
+    prints: AttributePrints,
 ) -> str:
     """16 hex digits over a body and the bodies that it calls.
 
@@ -63,15 +107,29 @@ def content_name(
         function: the body.
         callees: all functions that it reaches, in the model's order.
         known: digests made before, by function name and domain (`digest_key`).
+        prints: what is known of attributes.
     """
-    digest = hashlib.sha256(function_digest(function))
+    digest = hashlib.sha256(function_digest(function, prints))
     for callee in callees:
         key = digest_key(callee)
         digest.update(_framed(key.encode()))
-        digest.update(known[key] if key in known else function_digest(callee))
+        digest.update(known[key] if key in known else function_digest(callee, prints))
     return digest.hexdigest()[:HEX_DIGITS]
 
 
-def digest_key(function: FunctionProto) -> str:
+def digest_key(function: Function) -> str:
     """What `content_name` finds a known digest by."""
     return f"{function.domain}\0{function.name}\0{function.overload}"
+
+
+def same(a: Function, b: Function, prints: AttributePrints) -> bool:
+    """Whether two functions of one name are equal, where their source stood included."""
+    lines_a, lines_b = (
+        [node.metadata.get(keys.SOURCE_LINE_KEY) for node in function.node] for function in (a, b)
+    )
+    return (
+        lines_a == lines_b
+        and a.metadata == b.metadata
+        and a.doc_string == b.doc_string
+        and function_digest(a, prints) == function_digest(b, prints)
+    )

@@ -1,12 +1,13 @@
 """`Compiler`: what a caller says, and the run of the passes over it.
 
 Rule: a Compiler is immutable; every method of the chain gives a new one, so one chain can be
-the base of several. `compile` copies the model and never touches the caller's.
+the base of several. `compile` never touches the caller's model.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import inspect
 from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 
 from onnx import ModelProto
 
-from bbnode.compiler import pipeline
+from bbnode.compiler import pipeline, seams
 from bbnode.compiler.admission import admit
 from bbnode.compiler.errors import (
     BindingMismatch,
@@ -23,15 +24,17 @@ from bbnode.compiler.errors import (
     PassInvariantBroken,
     UnknownStage,
 )
-from bbnode.compiler.seams import History, Seams
+from bbnode.compiler.seams import History
 from bbnode.compiler.stage import CompilerStage, run_stage
-from bbnode.compiler.targets import split_targets, target_names
+from bbnode.compiler.targets import split_targets
 from bbnode.compiler.telemetry import CompileReport, Stopwatch
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, SlotBinding
 from bbnode.compiler.value_history import ValueHistory
 from bbnode.components.contracts import CONTRACTS, Component
 from bbnode.components.registry import UnknownComponentType, component_class
+from bbnode.ir import keys
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.plain_proto import model_of
 from bbnode.ir.seal import seal
 
 # A day per hop: what is slower than that is no deadline but a mistake in the unit.
@@ -197,34 +200,45 @@ class Compiler:
             snapshot_after=frozenset(snapshot_after),
             snapshots={} if snapshots is None else snapshots,
         )
-        run = _Run(model, self.options, notes)
-        try:
-            self._run_body(run)
-        except CompileError as error:
-            culprit = self._culprit(model, notes) if run.well_formed else None
-            if culprit is None:
-                raise
-            raise culprit from error
-        looks = [name for name in pipeline.STAGE_LOOKS if name not in self.disabled]
-        for stage in self.stages:
-            run.run_stage(stage, looks)
-        for name in pipeline.POST_PASS_NAMES:
-            run.run_pass(name, check=True)
-        seal(run.unit.model)
-        return run.unit.model, run.report()
+        with _collector_paused():
+            run = _Run(model, self.options, notes)
+            try:
+                self._run_body(run)
+                looks = [name for name in pipeline.STAGE_LOOKS if name not in self.disabled]
+                for stage in self.stages:
+                    run.run_stage(stage, looks)
+                self._run_post(run)
+            except CompileError as error:
+                culprit = self._culprit(model, notes) if run.is_broken() else None
+                if culprit is None:
+                    raise
+                raise culprit from error
+            compiled = model_of(run.unit.program)
+            seal(compiled)
+            return compiled, run.report()
 
     def _run_body(self, run: _Run) -> None:
         for name in (*pipeline.PRE_PASS_NAMES, *pipeline.body_pass_names()):
             if name not in self.disabled:
-                run.run_pass(name, check=name in pipeline.CHECKPOINTS)
+                run.run_pass(name)
+
+    @staticmethod
+    def _run_post(run: _Run) -> None:
+        for name in pipeline.POST_PASS_NAMES:
+            run.run_pass(name)
 
     def _culprit(self, model: ModelProto, notes: _Notes) -> PassInvariantBroken | None:
-        """The pass that broke a program before another one failed on it, if one did.
+        """The pass that broke the program before another one failed on it.
 
-        Compiles again with a look behind every pass; the author's own errors stand as they are.
+        Compiles again with a look behind every pass. Only for a program that is broken: what is
+        wrong with a whole one is its author's to mend, and no pass is to blame. The caller's
+        stages do not run again: what one of them breaks is found right behind it.
         """
         try:
-            self._run_body(_Run(model, self.options, notes, careful=True))
+            run = _Run(model, self.options, notes, careful=True)
+            self._run_body(run)
+            if not self.stages:
+                self._run_post(run)
         except PassInvariantBroken as error:
             return error
         except CompileError:
@@ -290,23 +304,22 @@ class _Run:
         self._options = options
         self._notes = notes
         self._careful = careful
-        self._seams = Seams()
         self.well_formed = False
         self._histories = (History(), ValueHistory()) if notes.explain else None
         if self._histories is not None:
             for history in self._histories:
                 history.observe(self.unit, "")
 
-    def run_pass(self, name: str, *, check: bool) -> None:
-        """Run a pass, and check the program behind it if told to, or careful.
+    def run_pass(self, name: str) -> None:
+        """Run a pass, and check the program behind it at a checkpoint, or if careful.
 
         What `validate` did not vouch for is not checked: no pass could be blamed for it.
         """
         with self._watch.measure(name) as counters, _boundary(name):
             counters.update(pipeline.load_pass(name).run(self.unit, self._options))
         self.well_formed = self.well_formed or name == pipeline.FIRST_SEAM
-        if self.well_formed and (check or self._careful):
-            self._seams.check(self.unit, name)
+        if self.well_formed and (self._careful or name in pipeline.CHECKPOINTS):
+            seams.check(self.unit, name)
         self._note(name)
 
     def run_stage(self, stage: CompilerStage, looks: Sequence[str]) -> None:
@@ -332,12 +345,21 @@ class _Run:
         if name in self._notes.snapshot_after:
             self._notes.snapshots[name] = _snapshot(self.unit)
 
+    def is_broken(self) -> bool:
+        """Whether a pass left the program malformed: only then there is one to blame."""
+        return self.well_formed and not seams.is_sound(self.unit)
+
+    def _targets(self) -> tuple[str, ...]:
+        """Names of the targets that were merged into the program."""
+        functions = self.unit.program.functions
+        return tuple(f.name for f in functions if keys.TARGET_KEY in f.metadata)
+
     def report(self) -> CompileReport:
         """What there is to say at the end."""
         return CompileReport(
             passes=tuple(self._watch.reports),
             total_ms=self._watch.total_ms(),
-            targets=target_names(self.unit.model),
+            targets=self._targets(),
             history=self._histories[0].result() if self._histories is not None else {},
             values=self._histories[1].result() if self._histories is not None else {},
             snapshots=self._notes.snapshots,
@@ -346,11 +368,23 @@ class _Run:
 
 def _snapshot(unit: CompilationUnit) -> ModelProto:
     """A copy of the program as it is, the mains of partitions first."""
-    copy = ModelProto()
-    copy.CopyFrom(unit.model)
-    del copy.functions[:]
-    copy.functions.extend(unit.bodies())
-    return copy
+    return model_of(unit.program, unit.bodies())
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A program is many small objects that live as long as the compile and form no rings.
+
+    Python's collector of rings would look through all of them again and again, for nothing: a
+    fifth of the time of a large compile.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextmanager

@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnx import FunctionProto, NodeProto
-
-from bbnode.ir import keys, protos
+from bbnode.ir import keys, plain
+from bbnode.ir.plain import Function, Node
 
 INVOKE = 1  # the bit of `invoke`; the others follow in node order
 
 EVENT_SOURCES = frozenset({"Pulse", "Interval", "EventSource", "LifecyclePhase"})
 
 
-def is_entry(node: NodeProto) -> bool:
+def is_entry(node: Node) -> bool:
     """Whether an op's outputs start executions."""
     if node.domain == keys.WIRE_DOMAIN:
         return node.op_type in keys.INBOUND_OPS
@@ -42,7 +41,7 @@ class EntryMap:
     beside: list[int]
 
     @classmethod
-    def of(cls, function: FunctionProto, reads: Sequence[Sequence[str]]) -> EntryMap:
+    def of(cls, function: Function, reads: Sequence[Sequence[str]]) -> EntryMap:
         """Follow the values of a body once forward and once back; `reads` as `flow.reads`."""
         by_value = dict.fromkeys(function.input, INVOKE)
         origin = []
@@ -65,7 +64,7 @@ class EntryMap:
 
 
 def _wanted(
-    nodes: Sequence[NodeProto], reads: Sequence[Sequence[str]], origin: Sequence[int]
+    nodes: Sequence[Node], reads: Sequence[Sequence[str]], origin: Sequence[int]
 ) -> list[int]:
     by_value: dict[str, int] = {}
     wanted = [0] * len(nodes)
@@ -80,7 +79,7 @@ def _wanted(
 
 
 def _beside(
-    nodes: Sequence[NodeProto],
+    nodes: Sequence[Node],
     reads: Sequence[Sequence[str]],
     origin: Sequence[int],
     wanted: Sequence[int],
@@ -98,8 +97,8 @@ def _beside(
     return beside
 
 
-def slot_of(node: NodeProto) -> str | None:
+def slot_of(node: Node) -> str | None:
     """The slot whose component an op changes or reads; None for backend ops, which are pure."""
-    if not (protos.is_role(node) or node.domain.startswith(keys.PROTOCOL_DOMAIN_PREFIX)):
+    if not plain.is_role(node):
         return None
-    return protos.get_meta(node, keys.SLOT_KEY)
+    return node.metadata.get(keys.SLOT_KEY)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from onnx import NodeProto
-
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 from bbnode.ir.errors import AuthorError, BbnodeError
+from bbnode.ir.plain import Node
 
 MAX_LISTED = 8  # names listed in one message; the rest is counted
 
@@ -25,12 +24,12 @@ class Where:
     source_line: str = ""
 
     @classmethod
-    def of(cls, node: NodeProto) -> Where:
+    def of(cls, node: Node) -> Where:
         """The place that recorded `node`."""
         return cls(
             node_name=node.name,
-            module=protos.get_meta(node, keys.MODULE_INSTANCE_KEY) or "",
-            source_line=protos.get_meta(node, keys.SOURCE_LINE_KEY) or "",
+            module=node.metadata.get(keys.MODULE_INSTANCE_KEY) or "",
+            source_line=node.metadata.get(keys.SOURCE_LINE_KEY) or "",
         )
 
     def __str__(self) -> str:

@@ -34,6 +34,7 @@ from bbnode.compiler.errors_build import (
     UnknownStage,
     WireOpInBootstrap,
 )
+from bbnode.ir import keys
 from bbnode.ir.errors import AuthorError
 
 __all__ = [
@@ -305,16 +306,27 @@ class TypeConstraintFailed(CompileError, AuthorError):
 
 @dataclass(kw_only=True, eq=False)
 class UnresolvedType(CompileError, AuthorError):
-    """A value's type stays abstract under strict types."""
+    """A value's type stays abstract under strict types.
+
+    `slot` and `role` are those of its op, where nothing is bound that could narrow the type.
+    """
 
     value: str
     known: str = "Any"
     op: str = ""
+    slot: str = ""
+    role: str = ""
 
     def message(self) -> str:
         return f"the type of value {self.value!r} is known only as {self.known!r}"
 
     def mend(self) -> str:
+        if self.slot:
+            return (
+                f"Slot {self.slot!r} is not bound: add `.bind_{keys.snake_case(self.role)}"
+                f"({self.slot!r}, <component class>)` (its `storage` narrows the type), or compile "
+                "with_permissive_types()"
+            )
         return (
             "Declare it where it begins (`g.input(name, type)`), bind a component whose `storage` "
             "narrows it, or compile with_permissive_types()"

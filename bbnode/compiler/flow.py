@@ -8,23 +8,25 @@ All of it is linear in the size of the function.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
+from onnx import AttributeProto, GraphProto, NodeProto
 
 from bbnode.compiler.errors import CyclicGraph, ExpansionFailed, Where
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
+from bbnode.ir.plain import Function, Node
 
 # `ai.onnx.ml` is upstream ONNX as well: what scikit-learn's exporters write.
 ONNX_ML_DOMAIN = keys.ONNX_ML_DOMAIN
+GRAPH_DOMAINS = frozenset({"", keys.ONNX_DOMAIN, ONNX_ML_DOMAIN})
 _GRAPH_KINDS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 # Parsed protobufs nest at most 100 messages deep, which is about 30 graphs.
 MAX_GRAPH_DEPTH = 32
 
 
-def is_graph_op(node: NodeProto) -> bool:
+def is_graph_op(node: Node | NodeProto) -> bool:
     """Whether a node is an op of upstream ONNX, whose schemas describe it."""
-    return protos.is_onnx_domain(node.domain) or node.domain == ONNX_ML_DOMAIN
+    return node.domain in GRAPH_DOMAINS
 
 
 def split_names(text: str | None) -> list[str]:
@@ -32,38 +34,40 @@ def split_names(text: str | None) -> list[str]:
     return [name for name in text.split(",") if name] if text else []
 
 
-def after_of(node: NodeProto) -> list[str]:
+def after_of(node: Node) -> list[str]:
     """Values that have to exist before the op fires, beside its inputs."""
-    return split_names(protos.get_meta(node, keys.AFTER_KEY))
+    return split_names(node.metadata.get(keys.AFTER_KEY))
 
 
-def nested_graphs(node: NodeProto) -> list[GraphProto]:
+def nested_graphs(node: Node | NodeProto) -> list[GraphProto]:
     """Graphs in the node's attributes."""
     found: list[GraphProto] = []
     for attribute in node.attribute:
         if attribute.type in _GRAPH_KINDS:
-            if attribute.HasField("g"):
-                found.append(attribute.g)
-            found.extend(attribute.graphs)
+            found += _graphs_in(attribute)
     return found
 
 
-def captured(node: NodeProto) -> list[str]:
+def _graphs_in(attribute: AttributeProto) -> list[GraphProto]:
+    own = [attribute.g] if attribute.HasField("g") else []
+    return [*own, *attribute.graphs]
+
+
+def captured(node: Node) -> list[str]:
     """Outer values that the node's nested graphs read, in the order of their first use.
 
     Raises ExpansionFailed when graphs nest deeper than `MAX_GRAPH_DEPTH`.
     """
-    graphs = nested_graphs(node)
-    if not graphs:
+    if not any(attribute.type in _GRAPH_KINDS for attribute in node.attribute):
         return []
     found: dict[str, None] = {}
-    for graph in graphs:
+    for graph in nested_graphs(node):
         _collect_free(node, graph, set(), found, 1)
     return list(found)
 
 
 def _collect_free(
-    owner: NodeProto, graph: GraphProto, bound: set[str], found: dict[str, None], depth: int
+    owner: Node, graph: GraphProto, bound: set[str], found: dict[str, None], depth: int
 ) -> None:
     if depth > MAX_GRAPH_DEPTH:
         raise ExpansionFailed(
@@ -88,41 +92,65 @@ def _collect_free(
     bound -= own
 
 
-def data_reads(node: NodeProto) -> list[str]:
+def data_reads(node: Node) -> list[str]:
     """Values that the op computes with: inputs and what nested graphs capture."""
-    names = list(node.input)
+    names = node.input.copy()
     if "" in names:
         names = [name for name in names if name]
-    if node.attribute and is_graph_op(node):
-        names.extend(captured(node))
+    if node.attribute and node.domain in GRAPH_DOMAINS:
+        names += captured(node)
     return names
 
 
-def reads(node: NodeProto) -> list[str]:
+def reads(node: Node) -> list[str]:
     """All values that have to exist before the op fires."""
-    return [*data_reads(node), *after_of(node)]
+    names = data_reads(node)
+    if keys.AFTER_KEY in node.metadata:
+        names += after_of(node)
+    return names
 
 
-def rename_node(node: NodeProto, names: Mapping[str, str]) -> None:
+def rename_node(node: Node, names: Mapping[str, str]) -> None:
     """Rename the values that a node reads, waits for and makes; unknown names stay."""
-    for index, name in enumerate(node.input):
-        if name in names:
-            node.input[index] = names[name]
-    for index, name in enumerate(node.output):
-        if name in names:
-            node.output[index] = names[name]
+    node.input = [names.get(name, name) for name in node.input]
+    node.output = [names.get(name, name) for name in node.output]
     waits = after_of(node)
     if waits:
         set_after(node, (names.get(name, name) for name in waits))
     if node.domain == keys.WIRE_DOMAIN:
-        joined = protos.get_meta(node, keys.FAN_IN_KEY)
+        joined = node.metadata.get(keys.FAN_IN_KEY)
         if joined is not None and joined in names:
-            protos.set_meta(node, keys.FAN_IN_KEY, names[joined])
+            node.metadata[keys.FAN_IN_KEY] = names[joined]
     if node.attribute and is_graph_op(node):
         renamed = {name: names[name] for name in captured(node) if name in names}
         if renamed:
-            for graph in nested_graphs(node):
-                _rename_free(graph, renamed)
+            rewrite_graphs(node, lambda _: True, lambda graph: _rename_free(graph, renamed))
+
+
+def all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    """The nodes of a graph and of all graphs in them."""
+    todo = [graph]
+    while todo:
+        for node in todo.pop().node:
+            yield node
+            if node.attribute and is_graph_op(node):
+                todo += nested_graphs(node)
+
+
+def rewrite_graphs(
+    node: Node, wanted: Callable[[GraphProto], bool], change: Callable[[GraphProto], None]
+) -> None:
+    """Change the graphs in a node's attributes, on copies: attributes are shared.
+
+    An attribute without a graph that `wanted` asks for stays as it is.
+    """
+    for index, attribute in enumerate(node.attribute):
+        if attribute.type in _GRAPH_KINDS and any(map(wanted, _graphs_in(attribute))):
+            copy = AttributeProto()
+            copy.CopyFrom(attribute)
+            for graph in _graphs_in(copy):
+                change(graph)
+            node.attribute[index] = copy
 
 
 def _rename_free(graph: GraphProto, names: Mapping[str, str]) -> None:
@@ -138,16 +166,16 @@ def _rename_free(graph: GraphProto, names: Mapping[str, str]) -> None:
             port.name = names[port.name]
 
 
-def set_after(node: NodeProto, names: Iterable[str]) -> None:
+def set_after(node: Node, names: Iterable[str]) -> None:
     """Write a node's `after` values, each once; none removes the entry."""
     text = ",".join(dict.fromkeys(name for name in names if name))
     if text:
-        protos.set_meta(node, keys.AFTER_KEY, text)
+        node.metadata[keys.AFTER_KEY] = text
     else:
-        protos.del_meta(node, keys.AFTER_KEY)
+        node.metadata.pop(keys.AFTER_KEY, None)
 
 
-def producers(function: FunctionProto) -> dict[str, int]:
+def producers(function: Function) -> dict[str, int]:
     """Index of the node that makes each value (the first one, in a malformed function)."""
     made: dict[str, int] = {}
     for index, node in enumerate(function.node):
@@ -157,7 +185,7 @@ def producers(function: FunctionProto) -> dict[str, int]:
     return made
 
 
-def needs_of(nodes: Sequence[NodeProto]) -> list[list[int]]:
+def needs_of(nodes: Sequence[Node]) -> list[list[int]]:
     """Per node, the indices of the nodes that must fire before it: data, `after`, control."""
     made: dict[str, int] = {}
     by_name: dict[str, int] = {}
@@ -168,19 +196,25 @@ def needs_of(nodes: Sequence[NodeProto]) -> list[list[int]]:
     made.pop("", None)
     needs = []
     for node in nodes:
-        before = [made[name] for name in data_reads(node) if name in made]
-        # One walk for both: walking the metadata is what costs most here.
-        for entry in node.metadata_props:
-            key = entry.key
-            if key == keys.AFTER_KEY:
-                before += [made[name] for name in split_names(entry.value) if name in made]
-            elif key == keys.CONTROL_AFTER_KEY:
-                before += [by_name[name] for name in split_names(entry.value) if name in by_name]
+        before = [made[name] for name in node.input if name in made]
+        if node.attribute and node.domain in GRAPH_DOMAINS:
+            before += [made[name] for name in captured(node) if name in made]
+        metadata = node.metadata
+        if keys.AFTER_KEY in metadata:
+            before += [made[name] for name in after_of(node) if name in made]
+        if keys.CONTROL_AFTER_KEY in metadata:
+            names = split_names(metadata[keys.CONTROL_AFTER_KEY])
+            before += [by_name[name] for name in names if name in by_name]
         needs.append(before)
     return needs
 
 
-def topological(function: FunctionProto, needs: Sequence[Sequence[int]] | None = None) -> list[int]:
+def is_sorted(needs: Iterable[Sequence[int]]) -> bool:
+    """Whether nodes that need these (`needs_of`) stand behind all that they need."""
+    return not any(before and max(before) >= index for index, before in enumerate(needs))
+
+
+def topological(function: Function, needs: Sequence[Sequence[int]] | None = None) -> list[int]:
     """Indices of the nodes, sorted over data, `after` and `control_after`.
 
     Where the order is free, recorded order stays. `needs` is what `needs_of` gives, where it is
@@ -188,7 +222,7 @@ def topological(function: FunctionProto, needs: Sequence[Sequence[int]] | None =
     """
     if needs is None:
         needs = needs_of(function.node)
-    if all(max(before, default=-1) < index for index, before in enumerate(needs)):
+    if is_sorted(needs):
         return list(range(len(needs)))
     return _kahn(needs, [node.name for node in function.node])
 
@@ -225,16 +259,8 @@ def _one_cycle(needs: Sequence[Sequence[int]], done: set[int]) -> Iterator[int]:
     return reversed(path[seen[at] :])
 
 
-def reorder(function: FunctionProto, order: Sequence[int]) -> None:
+def reorder(function: Function, order: Sequence[int]) -> None:
     """Put the nodes in the given order."""
     if list(order) == list(range(len(function.node))):
         return
-    nodes = [function.node[index] for index in order]
-    replace_nodes(function, nodes)
-
-
-def replace_nodes(function: FunctionProto, nodes: Sequence[NodeProto]) -> None:
-    """Make `nodes` the function's nodes (they may be its own)."""
-    kept = list(nodes)  # a node that was taken out lives on as long as somebody has it
-    del function.node[:]
-    function.node.extend(kept)
+    function.node = [function.node[index] for index in order]

@@ -7,31 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from onnx import FunctionProto, ModelProto, NodeProto
-
 from bbnode.compiler.errors import CyclicGraph
-from bbnode.ir import keys, protos
+from bbnode.ir import keys, plain
+from bbnode.ir.plain import Function, FunctionKey, Node, Program
 
-FunctionKey = tuple[str, str, str]
 
-
-def is_bootstrap(function: FunctionProto) -> bool:
+def is_bootstrap(function: Function) -> bool:
     """Whether a function is the bootstrap of a Module."""
-    return protos.get_meta(function, keys.MODULE_PHASE_KEY) == keys.BOOTSTRAP_PHASE
+    return function.metadata.get(keys.MODULE_PHASE_KEY) == keys.BOOTSTRAP_PHASE
 
 
-def by_key(functions: Iterable[FunctionProto]) -> dict[FunctionKey, FunctionProto]:
+def by_key(functions: Iterable[Function]) -> dict[FunctionKey, Function]:
     """Functions by what a call names them."""
-    return {protos.function_key(function): function for function in functions}
+    return {plain.function_key(function): function for function in functions}
 
 
 def calls_of(
-    function: FunctionProto, table: dict[FunctionKey, FunctionProto]
-) -> list[tuple[NodeProto, FunctionKey]]:
+    function: Function, table: dict[FunctionKey, Function]
+) -> list[tuple[Node, FunctionKey]]:
     """The calls in a function's body, in order, with the key of the function called."""
     found = []
     for node in function.node:
-        key = protos.call_key(node)
+        key = plain.call_key(node)
         if key in table:
             found.append((node, key))
     return found
@@ -67,12 +64,12 @@ def callees_first(
     return order
 
 
-def called_from(model: ModelProto, mains: Iterable[FunctionProto]) -> list[FunctionProto]:
+def called_from(program: Program, mains: Iterable[Function]) -> list[Function]:
     """Functions of the model that `mains` call, directly or not, in the model's order.
 
     A ring of calls is no error here: each function counts once.
     """
-    table = by_key(model.functions)
+    table = by_key(program.functions)
     wanted: set[FunctionKey] = set()
     todo = list(mains)
     while todo:
@@ -80,4 +77,4 @@ def called_from(model: ModelProto, mains: Iterable[FunctionProto]) -> list[Funct
             if key not in wanted:
                 wanted.add(key)
                 todo.append(table[key])
-    return [f for f in model.functions if protos.function_key(f) in wanted]
+    return [f for f in program.functions if plain.function_key(f) in wanted]

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler.errors import PassInvariantBroken
 from bbnode.compiler.tx_chain import is_peer_routed
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
+from bbnode.ir.plain import Function, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +27,14 @@ class PartitionView:
         guards: (gate or check op type, name of the node it guards).
     """
 
-    main: FunctionProto
-    receivers: tuple[NodeProto, ...]
-    peer_sends: tuple[NodeProto, ...]
-    timed: tuple[NodeProto, ...]
+    main: Function
+    receivers: tuple[Node, ...]
+    peer_sends: tuple[Node, ...]
+    timed: tuple[Node, ...]
     guards: frozenset[tuple[str, str]]
 
     @classmethod
-    def of(cls, main: FunctionProto) -> PartitionView:
+    def of(cls, main: Function) -> PartitionView:
         """Walk a main once."""
         receivers, sends, timed = [], [], []
         guards: set[tuple[str, str]] = set()
@@ -47,21 +46,21 @@ class PartitionView:
                     sends.append(node)
             elif node.domain == keys.SYSCALL_DOMAIN:
                 key = _SOURCE_KEYS.get(node.op_type)
-                source = protos.get_meta(node, key) if key else None
+                source = node.metadata.get(key) if key else None
                 if source is not None:
                     guards.add((node.op_type, source))
-            if is_checked_kind(node) and protos.get_meta(node, keys.DEADLINE_NS_KEY) is not None:
+            if is_checked_kind(node) and node.metadata.get(keys.DEADLINE_NS_KEY) is not None:
                 timed.append(node)
         return cls(main, tuple(receivers), tuple(sends), tuple(timed), frozenset(guards))
 
-    def unguarded(self, op_type: str, nodes: tuple[NodeProto, ...]) -> Iterator[str]:
+    def unguarded(self, op_type: str, nodes: tuple[Node, ...]) -> Iterator[str]:
         """What to say of each of `nodes` that no `op_type` guards."""
         for node in nodes:
             if (op_type, node.name) not in self.guards:
                 yield f"{node.op_type} {node.name!r} has no {op_type}"
 
 
-def is_checked_kind(node: NodeProto) -> bool:
+def is_checked_kind(node: Node) -> bool:
     """Whether a node that carries `deadline_ns` needs a check before it."""
     if node.domain == keys.WIRE_DOMAIN:
         return node.op_type not in keys.RECV_OPS
@@ -104,7 +103,7 @@ def gate_contracts() -> tuple[GateContract, ...]:
     return tuple(_CONTRACTS.values())
 
 
-def _guards(op_type: str, of: Callable[[PartitionView], tuple[NodeProto, ...]]) -> None:
+def _guards(op_type: str, of: Callable[[PartitionView], tuple[Node, ...]]) -> None:
     register_gate_contract(
         GateContract(name=op_type, missing=lambda view: view.unguarded(op_type, of(view)))
     )

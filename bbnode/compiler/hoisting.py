@@ -11,37 +11,31 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from onnx import FunctionProto, ModelProto, NodeProto
-
 from bbnode.compiler import flow
-from bbnode.compiler.content_hash import HEX_DIGITS, function_content
-from bbnode.compiler.function_table import (
-    FunctionKey,
-    by_key,
-    callees_first,
-    calls_of,
-    is_bootstrap,
-)
-from bbnode.ir import keys, protos
+from bbnode.compiler.content_hash import HEX_DIGITS, AttributePrints, function_digest
+from bbnode.compiler.function_table import by_key, callees_first, calls_of, is_bootstrap
+from bbnode.compiler.unit import CompilationUnit
+from bbnode.ir import keys, plain
+from bbnode.ir.plain import Function, FunctionKey, Node, Program
 
 # What an op carries for readers only. (`source_line` is no content of any hash.)
 _FOR_READERS = (keys.MODULE_INSTANCE_KEY, keys.SOURCE_LINE_KEY)
 
 
-def join_equal(model: ModelProto, *, typed_only: bool) -> int:
+def join_equal(unit: CompilationUnit, *, typed_only: bool) -> int:
     """Let equal sub-Module bodies be one function, which all of their callers call.
 
     Args:
-        model: `functions` holds the root first, then the bodies; those that leave are deleted.
+        unit: its program's functions are the root, then the bodies; those that leave are dropped.
         typed_only: join only those whose inputs and outputs have leaf types. As long as types
             are not solved, two bodies that look equal may still become different ones.
 
     Returns:
         How many functions left the model.
     """
-    table = by_key(model.functions)
+    table = by_key(unit.program.functions)
     candidates = {
-        key for key in _sub_modules(model) if not typed_only or _has_leaf_ports(table[key])
+        key for key in _sub_modules(unit.program) if not typed_only or _has_leaf_ports(table[key])
     }
     if len(candidates) < 2:
         return 0
@@ -53,70 +47,62 @@ def join_equal(model: ModelProto, *, typed_only: bool) -> int:
         if joined:
             _redirect(table[key], joined)
         if key in candidates:
-            hashes[key] = body_hash(table[key], hashes)
+            hashes[key] = body_hash(table[key], hashes, unit.prints)
             first = first_of.setdefault(hashes[key], key)
             if first != key:
                 joined[key] = first
-    for index in range(len(model.functions) - 1, -1, -1):
-        if protos.function_key(model.functions[index]) in joined:
-            del model.functions[index]
+    program = unit.program
+    program.functions = [f for f in program.functions if plain.function_key(f) not in joined]
     return len(joined)
 
 
-def name_by_content(model: ModelProto) -> int:
+def name_by_content(unit: CompilationUnit) -> int:
     """Call each sub-Module body `Hoist_<Module>_<body hash>`; gives how many."""
-    table = by_key(model.functions)
-    wanted = _sub_modules(model)
+    table = by_key(unit.program.functions)
+    wanted = _sub_modules(unit.program)
     calls = {key: [k for _, k in calls_of(body, table)] for key, body in table.items()}
     hashes: dict[FunctionKey, str] = {}
     renamed: dict[FunctionKey, FunctionKey] = {}
     for key in callees_first(table, calls):
         body = table[key]
         if key in wanted:
-            hashes[key] = body_hash(body, hashes)
+            hashes[key] = body_hash(body, hashes, unit.prints)
         if renamed:
             _redirect(body, renamed)
         if key in hashes and not body.name.startswith(keys.HOIST_PREFIX):
             body.name = f"{keys.HOIST_PREFIX}{body.name}_{hashes[key]}"
-            renamed[key] = protos.function_key(body)
+            renamed[key] = plain.function_key(body)
     return len(renamed)
 
 
-def body_hash(body: FunctionProto, callees: Mapping[FunctionKey, str]) -> str:
+def body_hash(body: Function, callees: Mapping[FunctionKey, str], prints: AttributePrints) -> str:
     """16 hex digits over the canonical form of a body.
 
     Args:
         body: the function.
         callees: hashes of the functions that it calls, by what the calls name them.
+        prints: what is known of attributes.
     """
-    bare = FunctionProto()
-    bare.CopyFrom(body)
-    bare.name = bare.doc_string = ""
+    bare = body.copy()
+    bare.doc_string = ""
     names = _positions(bare)
     ops = {node.name: f"__hoist_op_{index}" for index, node in enumerate(bare.node)}
     for node in bare.node:
-        called = callees.get(protos.call_key(node))
+        called = callees.get(plain.call_key(node))
         if called is not None:
             node.op_type = called
         _canonical(node, names, ops)
-    for port in (bare.input, bare.output):
-        renamed = [names.get(name, name) for name in port]
-        del port[:]
-        port.extend(renamed)
-    for info in bare.value_info:
-        info.name = names.get(info.name, info.name)
-    infos = sorted(bare.value_info, key=lambda info: info.name)
-    imports = sorted(bare.opset_import, key=lambda entry: entry.domain)
-    fresh = FunctionProto(value_info=infos, opset_import=imports)
-    del bare.value_info[:], bare.opset_import[:]
-    bare.MergeFrom(fresh)
+    bare.input = [names.get(name, name) for name in body.input]
+    bare.output = [names.get(name, name) for name in body.output]
+    renamed = ((names.get(name, name), kind) for name, kind in body.types.items())
+    bare.types = dict(sorted(renamed, key=lambda item: item[0]))
     # Home, roles of slots and concrete types stand in the function's metadata.
-    metadata = sorted((entry.key, entry.value) for entry in bare.metadata_props)
-    text = function_content(bare) + repr(metadata)
+    metadata = sorted(body.metadata.items())
+    text = function_digest(bare, prints).hex() + repr(metadata)
     return hashlib.sha256(text.encode()).hexdigest()[:HEX_DIGITS]
 
 
-def _positions(body: FunctionProto) -> dict[str, str]:
+def _positions(body: Function) -> dict[str, str]:
     """Canonical names of the values that a body takes and makes."""
     names = {name: f"__hoist_in_{index}" for index, name in enumerate(body.input)}
     for index, name in enumerate(body.output):
@@ -130,38 +116,37 @@ def _positions(body: FunctionProto) -> dict[str, str]:
     return names
 
 
-def _canonical(node: NodeProto, names: Mapping[str, str], ops: Mapping[str, str]) -> None:
+def _canonical(node: Node, names: Mapping[str, str], ops: Mapping[str, str]) -> None:
     flow.rename_node(node, names)
     node.name = ops[node.name]
     node.doc_string = ""
     for key in _FOR_READERS:
-        protos.del_meta(node, key)
-    waits = flow.split_names(protos.get_meta(node, keys.CONTROL_AFTER_KEY))
+        node.metadata.pop(key, None)
+    waits = flow.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY))
     if waits:
         text = ",".join(ops.get(name, name) for name in waits)
-        protos.set_meta(node, keys.CONTROL_AFTER_KEY, text)
+        node.metadata[keys.CONTROL_AFTER_KEY] = text
 
 
-def _redirect(body: FunctionProto, renamed: Mapping[FunctionKey, FunctionKey]) -> None:
+def _redirect(body: Function, renamed: Mapping[FunctionKey, FunctionKey]) -> None:
     for node in body.node:
-        target = renamed.get(protos.call_key(node))
+        target = renamed.get(plain.call_key(node))
         if target is not None:
             node.op_type = target[1]
 
 
-def _sub_modules(model: ModelProto) -> set[FunctionKey]:
+def _sub_modules(program: Program) -> set[FunctionKey]:
     """Bodies of Modules that others call and that send nothing."""
     return {
-        protos.function_key(body)
-        for body in model.functions[1:]
+        plain.function_key(body)
+        for body in program.functions[1:]
         if body.domain == keys.MODULE_DOMAIN
         and not body.overload
         and not is_bootstrap(body)
-        and not any(protos.is_wire(node) for node in body.node)
+        and not any(plain.is_wire(node) for node in body.node)
     }
 
 
-def _has_leaf_ports(body: FunctionProto) -> bool:
-    known = protos.value_types(body)
-    ports = (*body.input, *body.output)
-    return all(name in known and known[name].is_leaf for name in ports)
+def _has_leaf_ports(body: Function) -> bool:
+    kinds = map(body.kind_of, (*body.input, *body.output))
+    return all(kind is not None and kind.is_leaf for kind in kinds)

@@ -7,20 +7,26 @@ type, a variable with one allowed type is that type, and what that leaves open
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import onnx
-from onnx import NodeProto, TypeProto
+from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
 
 from bbnode.compiler import flow
 from bbnode.compiler.signatures import schema_of
 from bbnode.ir import types
+from bbnode.ir.plain import Node
+from bbnode.ir.plain_proto import proto_of_node
 from bbnode.ir.types import TypeNode
 
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 _TENSOR = "tensor("
+# A tensor that ONNX reads to infer a type (an axis, a shape) has few elements; one that it
+# does not read is as large as it likes, and goes without its data.
+MAX_INFERRED_ELEMENTS = 1_024
 
 
 class InferenceFailed(Exception):
@@ -57,7 +63,8 @@ def rule_of(domain: str, op_type: str, version: int) -> OpRule | None:
     }
     inputs = tuple(_port(port, allowed) for port in schema.inputs)
     outputs = tuple(_port(port, allowed) for port in schema.outputs)
-    bound = {port.variable for port in inputs}
+    # Values of a heterogeneous port (a Loop's) have no variable in common.
+    bound = {port.variable for port in inputs} - {None}
     return OpRule(
         inputs=inputs,
         outputs=outputs,
@@ -104,7 +111,7 @@ def port_at(ports: Sequence[PortRule], index: int) -> PortRule | None:
 
 
 def infer(
-    node: NodeProto,
+    node: Node,
     known: Mapping[str, TypeNode],
     versions: Mapping[str, int],
     ir_version: int,
@@ -125,7 +132,7 @@ def infer(
             return {}
         imports = [onnx.helper.make_opsetid(d, v) for d, v in versions.items()]
         found: dict[str, TypeProto] = onnx.shape_inference.infer_node_outputs(
-            schema, node, {k: v for k, v in given.items() if k in node.input},
+            schema, _light_proto(node), {k: v for k, v in given.items() if k in node.input},
             opset_imports=imports, ir_version=ir_version,
         )  # fmt: skip
     except (
@@ -138,8 +145,21 @@ def infer(
     return found
 
 
+def _light_proto(node: Node) -> NodeProto:
+    """The node as ONNX takes it; of weights, only dtype and shape go with it."""
+    light = node.copy()
+    for index, attribute in enumerate(node.attribute):
+        tensor = attribute.t if attribute.type == AttributeProto.TENSOR else None
+        if tensor is not None and math.prod(tensor.dims) > MAX_INFERRED_ELEMENTS:
+            hollow = TensorProto(dims=tensor.dims, data_type=tensor.data_type)
+            light.attribute[index] = AttributeProto(
+                name=attribute.name, type=attribute.type, t=hollow
+            )
+    return proto_of_node(light)
+
+
 def _infer_with_graphs(
-    node: NodeProto,
+    node: Node,
     given: Mapping[str, TypeProto],
     versions: Mapping[str, int],
     ir_version: int,
@@ -156,7 +176,7 @@ def _infer_with_graphs(
         port = model.graph.input.add(name=name)
         if name in given:
             port.type.CopyFrom(given[name])
-    model.graph.node.append(node)
+    model.graph.node.append(_light_proto(node))
     for name in node.output:
         if name:
             model.graph.output.add(name=name)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from onnx import FunctionProto, ModelProto, NodeProto
+from onnx import GraphProto, NodeProto
 
 from bbnode.compiler import flow
-from bbnode.ir import keys, protos
+from bbnode.ir import keys, plain, protos
+from bbnode.ir.plain import Function, Node, Program
 
 
 def canonical(domain: str) -> str:
@@ -19,22 +20,24 @@ def canonical(domain: str) -> str:
     return "" if protos.is_onnx_domain(domain) else domain
 
 
-def used_domains(nodes: Iterable[NodeProto]) -> set[str]:
+def used_domains(nodes: Iterable[Node]) -> set[str]:
     """Domains of all ops, nested graphs included."""
     found: set[str] = set()
-    for node in nodes:
-        found.add(canonical(node.domain))
+    todo: list[Node | NodeProto] = list(nodes)
+    while todo:
+        node = todo.pop()
+        found.add(node.domain)
         if node.attribute and flow.is_graph_op(node):
             for graph in flow.nested_graphs(node):
-                found |= used_domains(graph.node)
-    return found
+                todo += graph.node
+    return {canonical(domain) for domain in found}
 
 
-def versions_of(*protos_with_imports: ModelProto | FunctionProto) -> dict[str, int]:
-    """Imported versions by domain; an earlier proto goes before a later one."""
+def versions_of(*importers: Program | Function) -> dict[str, int]:
+    """Imported versions by domain; an earlier importer goes before a later one."""
     found: dict[str, int] = {}
-    for proto in protos_with_imports:
-        for entry in proto.opset_import:
+    for importer in importers:
+        for entry in importer.opset_import:
             found.setdefault(canonical(entry.domain), entry.version)
     return found
 
@@ -45,20 +48,27 @@ def version(domain: str, known: Mapping[str, int]) -> int:
     return known.get(domain, fallback)
 
 
-def import_used(function: FunctionProto, known: Mapping[str, int]) -> dict[str, int]:
+def import_used(function: Function, known: Mapping[str, int]) -> dict[str, int]:
     """Make a function import what its ops use, sorted by domain; gives the same as a dict."""
     used = {domain: version(domain, known) for domain in used_domains(function.node)}
-    imports = protos.opset_imports(used.items())
-    del function.opset_import[:]
-    function.opset_import.extend(imports)
+    function.opset_import = plain.sorted_opsets(used.items())
     return used
 
 
-def write_canonical_domains(nodes: Iterable[NodeProto]) -> None:
+def write_canonical_domains(nodes: Iterable[Node]) -> None:
     """Write "" for `ai.onnx` on all ops, nested graphs included."""
     for node in nodes:
         if node.domain == keys.ONNX_DOMAIN:
             node.domain = ""
         if node.attribute and flow.is_graph_op(node):
-            for graph in flow.nested_graphs(node):
-                write_canonical_domains(graph.node)
+            flow.rewrite_graphs(node, _has_long_domain, _shorten_domains)
+
+
+def _has_long_domain(graph: GraphProto) -> bool:
+    return any(node.domain == keys.ONNX_DOMAIN for node in flow.all_nodes(graph))
+
+
+def _shorten_domains(graph: GraphProto) -> None:
+    for node in flow.all_nodes(graph):
+        if node.domain == keys.ONNX_DOMAIN:
+            node.domain = ""

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from onnx import NodeProto
-
 from bbnode.compiler import flow
 from bbnode.compiler.errors import CyclicGraph
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
+from bbnode.ir.plain import Node
 
 
-def program_order(
-    nodes: Sequence[NodeProto], needs: Sequence[Sequence[int]] | None = None
-) -> list[int]:
+def program_order(nodes: Sequence[Node], needs: Sequence[Sequence[int]] | None = None) -> list[int]:
     """Indices of `nodes` in program order. Raises CyclicGraph naming one cycle.
 
     `needs` is what `flow.needs_of` gives, where it is known already.
     """
     if needs is None:
         needs = flow.needs_of(nodes)
-    if all(max(before, default=-1) < index for index, before in enumerate(needs)):
+    if flow.is_sorted(needs):
         return list(range(len(needs)))
     order: list[int] = []
     state = [0] * len(nodes)  # 0 new, 1 on the path, 2 placed
@@ -51,16 +48,16 @@ def program_order(
     return order
 
 
-def in_program_order(nodes: Sequence[NodeProto]) -> list[NodeProto]:
+def in_program_order(nodes: Sequence[Node]) -> list[Node]:
     """The nodes themselves, in program order."""
     return [nodes[index] for index in program_order(nodes)]
 
 
-def add_control(node: NodeProto, names: Iterable[str]) -> bool:
+def add_control(node: Node, names: Iterable[str]) -> bool:
     """Add node names to a node's `control_after`; says whether that changed anything."""
-    known = flow.split_names(protos.get_meta(node, keys.CONTROL_AFTER_KEY))
+    known = flow.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY))
     merged = list(dict.fromkeys([*known, *names]))
     if merged == known:
         return False
-    protos.set_meta(node, keys.CONTROL_AFTER_KEY, ",".join(merged))
+    node.metadata[keys.CONTROL_AFTER_KEY] = ",".join(merged)
     return True

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler.errors import UnresolvedPeerClass, Where
 from bbnode.compiler.fan_in import fan_in_groups
 from bbnode.compiler.flow import is_graph_op
 from bbnode.compiler.wire_checks import request_of
-from bbnode.ir import keys, protos
+from bbnode.ir import keys, plain
+from bbnode.ir.plain import Function, Node
 
 # Ops that hand on some or all of the peers of their first input (Concat: of all inputs).
 _GRAPH_MOVERS = frozenset({"Identity", "Slice", "Gather", "Concat", "Squeeze", "Unsqueeze"})
@@ -32,7 +31,7 @@ class PeerClasses:
 
     def __init__(
         self,
-        function: FunctionProto,
+        function: Function,
         maker: Mapping[str, int],
         home_of: Callable[[int], str | None],
     ) -> None:
@@ -42,7 +41,7 @@ class PeerClasses:
         self._inputs = frozenset(function.input)
         self._joined: dict[str, list[int]] = {}  # value that several sends deliver -> the sends
 
-    def destination(self, send: NodeProto) -> str:
+    def destination(self, send: Node) -> str:
         """The class that a Send-flavoured op sends to.
 
         Raises UnresolvedPeerClass when nothing says it, or two sources disagree.
@@ -105,7 +104,7 @@ class PeerClasses:
     def _moved(self, index: int, value: str) -> list[str] | None:
         """The values whose peers a node hands on as `value`; None when it hands on none."""
         node = self._function.node[index]
-        received = RECEIVED_OUTPUT.get(node.op_type) if protos.is_wire(node) else None
+        received = RECEIVED_OUTPUT.get(node.op_type) if plain.is_wire(node) else None
         if received is not None and node.output[received : received + 1] == [value]:
             sends = self._joined.get(value, [index])
             return [self._function.node[other].input[0] for other in sends]
@@ -129,15 +128,15 @@ class PeerClasses:
 
     def _said_by(self, index: int, value: str) -> str | None:
         node = self._function.node[index]
-        if not protos.is_wire(node):
-            return protos.get_meta(node, keys.PEER_CLASS_KEY)
+        if not plain.is_wire(node):
+            return node.metadata.get(keys.PEER_CLASS_KEY)
         position = SENDER_OUTPUT.get(node.op_type)
         if position is None or position >= len(node.output) or node.output[position] != value:
             return None
         return self._home_of(index)
 
 
-def _moved(node: NodeProto) -> list[str] | None:
+def _moved(node: Node) -> list[str] | None:
     """The inputs whose peers a node hands on; None when it is no such op."""
     if is_graph_op(node) and node.op_type in _GRAPH_MOVERS:
         return list(node.input) if node.op_type == _ALL_INPUTS else list(node.input[:1])

@@ -56,9 +56,9 @@ STAGE_LOOKS = ("resolve_slots", "validate_runtime_complete")
 # From here on the program is well-formed, and every pass has to leave it so.
 FIRST_SEAM = "validate"
 
-# Where every compile looks whether they did. One that fails is run again with a look behind
-# every pass, so that the one that broke the program is named; the good path stays fast.
-CHECKPOINTS = frozenset({"validate", "synthesize_wire_recvs", "validate_runtime_complete"})
+# Where every compile looks whether they did. One that fails on a broken program is run again
+# with a look behind every pass, so that the one that broke it is named; the good path stays fast.
+CHECKPOINTS = frozenset({"validate", "validate_runtime_complete", "merge_partitions_into_one"})
 
 
 def body_pass_names() -> tuple[str, ...]:

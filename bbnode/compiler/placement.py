@@ -11,13 +11,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler import flow
 from bbnode.compiler.errors import AmbiguousHome, CrossClassDataflow, Internal, Where
-from bbnode.compiler.function_table import FunctionKey
 from bbnode.compiler.peer_classes import PeerClasses
-from bbnode.ir import keys, protos
+from bbnode.ir import keys, plain
+from bbnode.ir.plain import Function, FunctionKey, Node
 
 _RANDOM_OPS = frozenset({"Bernoulli", "Multinomial"})  # beside those called Random…
 _REMOTE_OUTPUTS = {keys.OP_SEND: 0, keys.OP_SEND_REQ_BATCHED: 2}  # from here on: far side
@@ -35,10 +33,10 @@ class Placement:
     """
 
     def __init__(
-        self, function: FunctionProto, called_slots: Mapping[FunctionKey, Sequence[str]]
+        self, function: Function, called_slots: Mapping[FunctionKey, Sequence[str]]
     ) -> None:
-        self.default = protos.get_meta(function, keys.HOME_KEY) or keys.SELF_CLASS
-        self.nodes: list[NodeProto] = list(function.node)
+        self.default = function.metadata.get(keys.HOME_KEY) or keys.SELF_CLASS
+        self.nodes: list[Node] = list(function.node)
         self.order = flow.topological(function)
         self.homes: list[str | None] = [None] * len(self.nodes)
         self.destinations: dict[int, str] = {}
@@ -150,7 +148,7 @@ class Placement:
         """The home of one op whose needs are all placed."""
         home = self.homes[index]
         if home is None and _has_stamped_home(self.nodes[index]):
-            home = protos.get_meta(self.nodes[index], keys.HOME_CLASS_KEY)
+            home = self.nodes[index].metadata.get(keys.HOME_CLASS_KEY)
         from_value = ""
         for name in (*self.data[index], *self.waits[index]):
             if not self._is_placed_value(name):
@@ -169,7 +167,7 @@ class Placement:
         node = self.nodes[index]
         first_remote = len(node.output)
         remote = home
-        if protos.is_wire(node) and node.op_type in keys.SEND_OPS:
+        if plain.is_wire(node) and node.op_type in keys.SEND_OPS:
             remote = self._destination(index)
             if not _is_synthesized(node):
                 first_remote = _REMOTE_OUTPUTS.get(node.op_type, first_remote)
@@ -180,21 +178,21 @@ class Placement:
 
     def _destination(self, index: int) -> str:
         node = self.nodes[index]
-        known = protos.get_meta(node, keys.PEER_CLASS_KEY) if _is_synthesized(node) else None
+        known = node.metadata.get(keys.PEER_CLASS_KEY) if _is_synthesized(node) else None
         found = known or self._peers.destination(node)
         self.destinations[index] = found
         return found
 
     def _own_default(self, index: int) -> str:
         """Home of the Module that recorded the op (an inlined one may have its own)."""
-        return protos.get_meta(self.nodes[index], keys.HOME_KEY) or self.default
+        return self.nodes[index].metadata.get(keys.HOME_KEY) or self.default
 
     def _slots_of(self, index: int) -> Sequence[str]:
         node = self.nodes[index]
-        slot = protos.get_meta(node, keys.SLOT_KEY)
+        slot = node.metadata.get(keys.SLOT_KEY)
         if slot is not None:
             return (slot,)
-        return self._called_slots.get(protos.call_key(node), ())
+        return self._called_slots.get(plain.call_key(node), ())
 
     def _check_assumed(self) -> None:
         for index in self._assumed:
@@ -243,16 +241,16 @@ class Placement:
         return {index: sorted(classes) for index, classes in wanted.items()}
 
 
-def _is_synthesized(node: NodeProto) -> bool:
-    return protos.get_meta(node, keys.SYNTHESIZED_FROM_KEY) is not None or any(
+def _is_synthesized(node: Node) -> bool:
+    return node.metadata.get(keys.SYNTHESIZED_FROM_KEY) is not None or any(
         name.startswith(keys.SEND_SENTINEL_PREFIX) for name in node.output
     )
 
 
-def _has_stamped_home(node: NodeProto) -> bool:
+def _has_stamped_home(node: Node) -> bool:
     """Recv-flavoured ops live where `synthesize_wire_recvs` put them."""
-    return bool(protos.is_wire(node) and node.op_type in keys.RECV_OPS)
+    return bool(plain.is_wire(node) and node.op_type in keys.RECV_OPS)
 
 
-def _is_random(node: NodeProto) -> bool:
+def _is_random(node: Node) -> bool:
     return node.op_type.startswith("Random") or node.op_type in _RANDOM_OPS

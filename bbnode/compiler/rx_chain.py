@@ -6,37 +6,35 @@ read; a gate goes behind that end and becomes it. Three passes share this one sp
 
 from __future__ import annotations
 
-from onnx import FunctionProto, NodeProto
+from functools import cache
 
 from bbnode.compiler import flow
 from bbnode.compiler.unit import CompilationUnit
-from bbnode.compiler.value_types import declare_as
 from bbnode.compiler.wire_stamps import rewire_input
-from bbnode.ir import keys, protos
+from bbnode.ir import keys, plain
+from bbnode.ir.plain import Function, Node
 
 # What a gate takes over from the op it guards, for errors and for the seams.
 INHERITED_KEYS = (keys.HOME_CLASS_KEY, keys.MODULE_INSTANCE_KEY, keys.SOURCE_LINE_KEY)
 
 
+@cache
 def gate_tag(gate: str) -> str:
     """`DedupGateRx` to `dedup_rx`: what names of a gate's node and value are made of."""
     return keys.snake_case(gate).replace("_gate", "")
 
 
-def make_gate(gate: str, source: NodeProto, read: str, made: str) -> NodeProto:
+def make_gate(gate: str, source: Node, read: str, made: str) -> Node:
     """A gate's node, with the stamp that says which wire op it guards."""
-    node = NodeProto(
+    node = Node(
         domain=keys.SYSCALL_DOMAIN,
         op_type=gate,
         name=f"{source.name}#{gate_tag(gate)}",
         input=[read],
         output=[made],
     )
-    protos.set_meta(node, keys.GATE_SOURCES[gate], source.name)
-    meta = protos.all_meta(source)
-    for key in INHERITED_KEYS:
-        if key in meta:
-            node.metadata_props.add(key=key, value=meta[key])
+    node.metadata[keys.GATE_SOURCES[gate]] = source.name
+    plain.inherit(node, source, INHERITED_KEYS)
     return node
 
 
@@ -45,24 +43,24 @@ def insert_rx_gate(unit: CompilationUnit, gate: str) -> int:
     return sum(_insert(main, gate) for main in unit.partitions.values())
 
 
-def chain_head(recv: NodeProto) -> str:
+def chain_head(recv: Node) -> str:
     """The value that readers of a receiver's payload read."""
-    return protos.get_meta(recv, keys.RX_CHAIN_HEAD_KEY) or recv.output[0]
+    return recv.metadata.get(keys.RX_CHAIN_HEAD_KEY) or recv.output[0]
 
 
-def _insert(main: FunctionProto, gate: str) -> int:
-    gates: dict[str, NodeProto] = {}  # end of a chain so far -> the gate behind it
+def _insert(main: Function, gate: str) -> int:
+    gates: dict[str, Node] = {}  # end of a chain so far -> the gate behind it
     for node in main.node:
         if _lacks(node, gate):
             head = chain_head(node)
             end = f"{node.name}#{gate_tag(gate)}_out"
             gates[head] = make_gate(gate, node, head, end)
-            protos.set_meta(node, keys.GATE_STAMPS[gate], "true")
-            protos.set_meta(node, keys.RX_CHAIN_HEAD_KEY, end)
+            node.metadata[keys.GATE_STAMPS[gate]] = "true"
+            node.metadata[keys.RX_CHAIN_HEAD_KEY] = end
     if not gates:
         return 0
     ends = {head: added.output[0] for head, added in gates.items()}
-    nodes: list[NodeProto] = []
+    nodes: list[Node] = []
     for node in main.node:
         if not ends.keys().isdisjoint(flow.reads(node)):
             if node.input and node.input[0] in ends:
@@ -70,15 +68,15 @@ def _insert(main: FunctionProto, gate: str) -> int:
             flow.rename_node(node, ends)
         nodes.append(node)
         nodes.extend(gates[name] for name in node.output if name in gates)
-    flow.replace_nodes(main, nodes)
-    declare_as(main, ((end, head) for head, end in ends.items()))
+    main.node = nodes
+    main.declare_as((end, head) for head, end in ends.items())
     return len(gates)
 
 
-def _lacks(node: NodeProto, gate: str) -> bool:
+def _lacks(node: Node, gate: str) -> bool:
     return (
-        protos.is_wire(node)
+        plain.is_wire(node)
         and node.op_type in keys.INBOUND_OPS
         and bool(node.output and node.output[0])
-        and protos.get_meta(node, keys.GATE_STAMPS[gate]) is None
+        and node.metadata.get(keys.GATE_STAMPS[gate]) is None
     )

@@ -1,127 +1,66 @@
 """What has to hold between two passes, and who made or changed what.
 
-Rule: cheap and structural, linear in the size of what changed since the last look. A function whose
-bytes did not change is not looked at again.
+Rule: cheap and structural, linear in the size of the program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-
-from onnx import FunctionProto, NodeProto
 
 from bbnode.compiler import flow
 from bbnode.compiler.errors import CyclicGraph, ExpansionFailed, PassInvariantBroken, Where
-from bbnode.compiler.function_table import FunctionKey
 from bbnode.compiler.unit import CompilationUnit
-from bbnode.ir import keys, protos
+from bbnode.ir import keys, plain
+from bbnode.ir.plain import Function, FunctionKey, Node
 
 # Domains whose ops can only be calls.
 CALL_DOMAINS = frozenset({keys.MODULE_DOMAIN, keys.BACKEND_SUBGRAPH_DOMAIN})
 
+_U64_DIGITS = 20
+
 # Metadata that later passes and the engine parse as a natural number.
-NUMBER_KEYS = frozenset(
-    {
-        keys.SLOT_ID_KEY,
-        keys.INSTANCE_KEY,
-        keys.CHAIN_DEPTH_KEY,
-        keys.DEADLINE_NS_KEY,
-        keys.SITE_ID_KEY,
-        keys.TYPE_HASH_KEY,
-        keys.RECV_SLOT_ID_KEY,
-    }
+NUMBER_KEYS = (
+    keys.SLOT_ID_KEY,
+    keys.INSTANCE_KEY,
+    keys.CHAIN_DEPTH_KEY,
+    keys.DEADLINE_NS_KEY,
+    keys.SITE_ID_KEY,
+    keys.TYPE_HASH_KEY,
+    keys.RECV_SLOT_ID_KEY,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What a check wants to know of a node; equal bytes give equal facts.
-
-    `fault` is what is malformed in the node by itself, `call` the key of what it can only call.
-    """
-
-    name: str
-    reads: list[str]
-    makes: list[str]
-    after: list[str]
-    control: list[str]
-    call: FunctionKey | None
-    fault: str | None
-
-    @classmethod
-    def of(cls, node: NodeProto) -> _Facts:
-        """Walk a node once."""
-        fault = None
-        try:
-            reads = flow.data_reads(node)
-        except ExpansionFailed as error:
-            reads, fault = [], error.reason
-        after: list[str] = []
-        control: list[str] = []
-        for entry in node.metadata_props:
-            key = entry.key
-            if key in NUMBER_KEYS:
-                if not is_natural(entry.value):
-                    said = f"{key} of {node.name!r} is {entry.value!r}, not a natural number"
-                    fault = fault or said
-            elif key == keys.AFTER_KEY:
-                after = flow.split_names(entry.value)
-            elif key == keys.CONTROL_AFTER_KEY:
-                control = flow.split_names(entry.value)
-        call = protos.call_key(node) if node.domain in CALL_DOMAINS else None
-        makes = [name for name in node.output if name]
-        return cls(node.name, reads, makes, after, control, call, fault)
-
-
-@dataclass(slots=True)
-class Seams:
-    """Remembers what was looked at, for one compile."""
-
-    _seen: dict[FunctionKey, bytes] = field(default_factory=dict)
-    _known_keys: frozenset[FunctionKey] = frozenset()
-    _facts: dict[bytes, _Facts] = field(default_factory=dict)
-
-    def check(self, unit: CompilationUnit, pass_name: str) -> None:
-        """Raise PassInvariantBroken naming `pass_name` when the program is malformed."""
-        bodies = unit.bodies()
-        table = frozenset(protos.function_key(body) for body in bodies)
-        if len(table) != len(bodies):
+def check(unit: CompilationUnit, pass_name: str) -> None:
+    """Raise PassInvariantBroken naming `pass_name` when the program is malformed."""
+    bodies = unit.bodies()
+    table = frozenset(plain.function_key(body) for body in bodies)
+    if len(table) != len(bodies):
+        raise PassInvariantBroken(
+            pass_name=pass_name, detail="two functions of the model have one name"
+        )
+    for body in bodies:
+        if _is_sound(body, table):
+            continue
+        fault = next(_faults(body, table), None)
+        if fault is not None:
             raise PassInvariantBroken(
-                pass_name=pass_name, detail="two functions of the model have one name"
+                pass_name=pass_name,
+                detail=f"in function {body.name!r} {fault[1]}",
+                where=Where() if fault[0] is None else Where.of(body.node[fault[0]]),
             )
-        all_calls_again = not self._known_keys <= table
-        seen: dict[FunctionKey, bytes] = {}
-        kept: dict[bytes, _Facts] = {}
-        for body in bodies:
-            key = protos.function_key(body)
-            seen[key] = body.SerializeToString()
-            if all_calls_again or self._seen.get(key) != seen[key]:
-                facts = [self._facts_of(node, kept) for node in body.node]
-                if _is_sound(body, facts, table):
-                    continue
-                fault = next(_faults(body, facts, table), None)
-                if fault is not None:
-                    raise PassInvariantBroken(
-                        pass_name=pass_name,
-                        detail=f"in function {body.name!r} {fault[1]}",
-                        where=Where() if fault[0] is None else Where.of(body.node[fault[0]]),
-                    )
-        self._seen = seen
-        self._known_keys = table
-        # What no node has any more is let go; functions that were not walked start afresh.
-        self._facts = kept
-
-    def _facts_of(self, node: NodeProto, kept: dict[bytes, _Facts]) -> _Facts:
-        content = node.SerializeToString()
-        facts = kept.get(content) or self._facts.get(content) or _Facts.of(node)
-        kept[content] = facts
-        return facts
 
 
-def _is_sound(
-    function: FunctionProto, facts: Sequence[_Facts], table: frozenset[FunctionKey]
-) -> bool:
+def is_sound(unit: CompilationUnit) -> bool:
+    """Whether `check` would find nothing."""
+    try:
+        check(unit, "")
+    except PassInvariantBroken:
+        return False
+    return True
+
+
+def _is_sound(function: Function, table: frozenset[FunctionKey]) -> bool:
     """Whether a function has no fault and its ops stand in order, found in one walk.
 
     Most functions do, behind most passes; what is wrong with another one says `_faults`.
@@ -129,50 +68,64 @@ def _is_sound(
     made = set(function.input)
     count = len(made)
     names: set[str] = set()
-    for node in facts:
-        if node.fault is not None or (node.call is not None and node.call not in table):
+    for node in function.node:
+        metadata = node.metadata
+        for key in NUMBER_KEYS:
+            if key in metadata and not is_natural(metadata[key]):
+                return False
+        if node.domain in CALL_DOMAINS and plain.call_key(node) not in table:
             return False
-        if not (made.issuperset(node.reads) and made.issuperset(node.after)):
+        try:
+            reads = flow.reads(node)
+        except ExpansionFailed:
             return False
-        if node.control and not names.issuperset(node.control):
+        if not made.issuperset(reads):
+            return False
+        control = metadata.get(keys.CONTROL_AFTER_KEY)
+        if control and not names.issuperset(flow.split_names(control)):
             return False
         names.add(node.name)
-        made.update(node.makes)
-        count += len(node.makes)
-    return len(names) == len(facts) and len(made) == count and made.issuperset(function.output)
+        for name in node.output:
+            if name:
+                made.add(name)
+                count += 1
+    are_unique = len(names) == len(function.node) and len(made) == count
+    return are_unique and made.issuperset(function.output)
 
 
 Fault = tuple[int | None, str]  # index of the node concerned
 
 
-def _faults(
-    function: FunctionProto, facts: Sequence[_Facts], table: frozenset[FunctionKey]
-) -> Iterator[Fault]:
+def _faults(function: Function, table: frozenset[FunctionKey]) -> Iterator[Fault]:
     """What is malformed in one function."""
     made: dict[str, int] = dict.fromkeys(function.input, -1)
     node_at: dict[str, int] = {}
-    for index, node in enumerate(facts):
+    for index, node in enumerate(function.node):
         if node_at.setdefault(node.name, index) != index:
             yield index, f"two nodes are called {node.name!r}"
-        for name in node.makes:
+        for name in filter(None, node.output):
             if made.setdefault(name, index) != index:
                 yield index, f"value {name!r} is made twice, here by {node.name!r}"
-        if node.call is not None and node.call not in table:
-            yield index, f"{node.name!r} calls {node.call[1]!r}, which is not in the model"
+        if node.domain in CALL_DOMAINS and plain.call_key(node) not in table:
+            yield index, f"{node.name!r} calls {node.op_type!r}, which is not in the model"
     needs = []
-    for index, node in enumerate(facts):
-        if node.fault is not None:
-            yield index, node.fault
-        before = []
-        for name in node.reads:
-            if name not in made:
-                yield index, f"{node.name!r} reads {name!r}, which nothing makes"
-            before.append(made.get(name, -1))
-        for name in node.after:
-            if name not in made:
-                yield index, f"{node.name!r} waits for {name!r}, which nothing makes"
-            before.append(made.get(name, -1))
-        for name in node.control:
+    for index, node in enumerate(function.node):
+        for key in NUMBER_KEYS:
+            text = node.metadata.get(key)
+            if text is not None and not is_natural(text):
+                yield index, f"{key} of {node.name!r} is {text!r}, not a natural number"
+        before: list[int] = []
+        try:
+            reads = flow.data_reads(node)
+        except ExpansionFailed as error:
+            reads = []
+            yield index, error.reason
+        for verb, names in (("reads", reads), ("waits for", flow.after_of(node))):
+            for name in names:
+                if name not in made:
+                    yield index, f"{node.name!r} {verb} {name!r}, which nothing makes"
+                before.append(made.get(name, -1))
+        for name in flow.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY)):
             if name not in node_at:
                 yield index, f"{node.name!r} waits for the op {name!r}, which is not there"
             before.append(node_at.get(name, -1))
@@ -187,8 +140,10 @@ def _faults(
 
 
 def is_natural(text: str) -> bool:
-    """Whether a metadata value is a decimal of at most 20 digits (a u64)."""
-    return text.isascii() and text.isdigit() and len(text) <= 20
+    """Whether a metadata value is the decimal of a u64."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _U64_DIGITS):
+        return False
+    return len(text) < _U64_DIGITS or int(text) < 1 << 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,15 +162,15 @@ class History:
     nodes of other functions by `<function>::<node>`.
     """
 
-    _content: dict[str, bytes] = field(default_factory=dict)
+    _content: dict[str, tuple[object, ...]] = field(default_factory=dict)
     _made_by: dict[str, str] = field(default_factory=dict)
     _changed_by: dict[str, list[str]] = field(default_factory=dict)
 
     def observe(self, unit: CompilationUnit, pass_name: str) -> None:
         """Compare with what was there before; `pass_name` is "" for the recorded program."""
-        found: dict[str, bytes] = {}
+        found: dict[str, tuple[object, ...]] = {}
         for name, node in self._nodes(unit):
-            content = node.SerializeToString()
+            content = node.content()
             found[name] = content
             before = self._content.get(name)
             if before is None:
@@ -234,13 +189,13 @@ class History:
         }
 
     @staticmethod
-    def _nodes(unit: CompilationUnit) -> Iterator[tuple[str, NodeProto]]:
+    def _nodes(unit: CompilationUnit) -> Iterator[tuple[str, Node]]:
         mains = list(unit.partitions.values())
         for index, function in enumerate(unit.bodies()):
             is_main = (
                 index < len(mains)
-                or protos.get_meta(function, keys.TARGET_KEY) is not None
-                or protos.get_meta(function, keys.ROOT_KEY) is not None
+                or function.metadata.get(keys.TARGET_KEY) is not None
+                or function.metadata.get(keys.ROOT_KEY) is not None
             )
             for node in function.node:
                 yield (node.name if is_main else f"{function.name}::{node.name}"), node

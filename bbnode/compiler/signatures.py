@@ -5,16 +5,15 @@ Rule: one answer for every kind of op, so that `validate` checks all of them ali
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
 import onnx
-from onnx import FunctionProto, NodeProto
 
 from bbnode.compiler.flow import ONNX_ML_DOMAIN, is_graph_op
-from bbnode.compiler.function_table import FunctionKey
-from bbnode.ir import keys, opset, protos
+from bbnode.ir import keys, opset, plain, protos
+from bbnode.ir.plain import Function, FunctionKey, Node, Opset
 
 UNBOUNDED = 2**31 - 1  # what ONNX's schemas say of a variadic port
 
@@ -34,29 +33,29 @@ class Signature:
     min_outputs: int = 0  # only ONNX's schemas ask for some: nobody has to read what ours make
 
 
-def opset_versions(*imports: object) -> dict[str, int]:
+def opset_versions(*imports: Iterable[Opset]) -> dict[str, int]:
     """Version by domain ("" for `ai.onnx`), earlier opset_import lists first."""
     versions: dict[str, int] = {}
     for entries in imports:
-        for entry in entries:  # type: ignore[attr-defined]
+        for entry in entries:
             domain = "" if protos.is_onnx_domain(entry.domain) else entry.domain
             versions.setdefault(domain, entry.version)
     return versions
 
 
-def imported_domain(node: NodeProto) -> str:
+def imported_domain(node: Node) -> str:
     """The domain under which `opset_import` lists the op."""
-    return "" if protos.is_onnx_domain(node.domain) else str(node.domain)
+    return "" if protos.is_onnx_domain(node.domain) else node.domain
 
 
 def signature_of(
-    node: NodeProto, table: Mapping[FunctionKey, FunctionProto], versions: Mapping[str, int]
+    node: Node, table: Mapping[FunctionKey, Function], versions: Mapping[str, int]
 ) -> Signature | None:
     """The signature of an op, or None when nothing knows the op."""
-    function = table.get(protos.call_key(node))
+    function = table.get(plain.call_key(node))
     if function is not None:
         return Signature(
-            required_inputs=tuple(function.input[: len(function.input)]),
+            required_inputs=tuple(function.input),
             max_inputs=len(function.input),
             max_outputs=len(function.output),
             domain=node.domain,

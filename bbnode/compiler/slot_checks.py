@@ -6,23 +6,22 @@ Rule: an op of a slot says which one (`slot`, `slot_id`), and either what it req
 
 from __future__ import annotations
 
-from onnx import NodeProto
-
 from bbnode.compiler.errors import MalformedSlotMetadata, Where
 from bbnode.compiler.flow import is_graph_op
 from bbnode.compiler.seams import is_natural
 from bbnode.compiler.slots import TRAIT_SUFFIX
-from bbnode.ir import keys, opset, protos
+from bbnode.ir import keys, opset
+from bbnode.ir.plain import Node
 
 _ROLE_OF_DOMAIN = {keys.role_domain(role): role for role in opset.ROLES}
 
 
-def check_slot(node: NodeProto) -> None:
+def check_slot(node: Node) -> None:
     """Raise MalformedSlotMetadata when an op does not say, or contradicts, its slot."""
     role = role_of(node)
     if role is None and not is_graph_op(node):
         return
-    meta = protos.all_meta(node)
+    meta = node.metadata
     if role is None and keys.SLOT_KEY not in meta:
         return  # a plain ONNX op: any backend may run it
     fault = _fault(meta, role or "Backend")
@@ -30,7 +29,7 @@ def check_slot(node: NodeProto) -> None:
         raise MalformedSlotMetadata(node_name=node.name, detail=fault, where=Where.of(node))
 
 
-def role_of(node: NodeProto) -> str | None:
+def role_of(node: Node) -> str | None:
     """The role whose contract an op calls, or None."""
     if node.domain.startswith(keys.PROTOCOL_DOMAIN_PREFIX):
         return "Protocol"

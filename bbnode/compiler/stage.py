@@ -12,11 +12,14 @@ from typing import Protocol
 
 from onnx import FunctionProto, ModelProto
 
+from bbnode.compiler import seams
 from bbnode.compiler.errors import PassInvariantBroken, StageFailed
-from bbnode.compiler.function_table import FunctionKey, called_from, is_bootstrap
-from bbnode.compiler.seams import Seams
+from bbnode.compiler.function_table import called_from, is_bootstrap
 from bbnode.compiler.unit import CompilationUnit
-from bbnode.ir import protos
+from bbnode.ir import plain, protos
+from bbnode.ir.bounds import OutOfBounds
+from bbnode.ir.plain import Function, FunctionKey, Program
+from bbnode.ir.plain_proto import model_of, program_of
 
 
 class CompilerStage(Protocol):
@@ -33,16 +36,11 @@ class CompilerStage(Protocol):
 def partition_model(unit: CompilationUnit, home: str) -> ModelProto:
     """One partition as a model of its own: main, what it calls, bootstraps, opset imports."""
     main = unit.partitions[home]
-    model = ModelProto(ir_version=unit.model.ir_version, producer_name=unit.model.producer_name)
+    functions = unit.program.functions
+    bootstraps = [function for function in functions if is_bootstrap(function)]
+    wanted = {*bootstraps, *called_from(unit.program, [main, *bootstraps])}
+    model = model_of(unit.program, [main, *(f for f in functions if f in wanted)])
     model.graph.name = main.name
-    model.metadata_props.extend(unit.model.metadata_props)
-    model.opset_import.extend(unit.model.opset_import)
-    bootstraps = [function for function in unit.model.functions if is_bootstrap(function)]
-    called = called_from(unit.model, [main, *bootstraps])
-    # By key: a protobuf's wrapper, and so its id, lasts only as long as somebody holds it.
-    wanted = {protos.function_key(f) for f in (*bootstraps, *called)}
-    model.functions.append(main)
-    model.functions.extend(f for f in unit.model.functions if protos.function_key(f) in wanted)
     return model
 
 
@@ -55,6 +53,7 @@ def run_stage(unit: CompilationUnit, stage: CompilerStage) -> None:
     merge = _Merge(unit, stage.name)
     for home, main in list(unit.partitions.items()):
         model = partition_model(unit, home)
+        before = _contents(model.functions[1:])
         try:
             stage.run(model)
         # A stage is the caller's code: whatever it raises becomes one typed error that names it.
@@ -66,8 +65,19 @@ def run_stage(unit: CompilationUnit, stage: CompilerStage) -> None:
             raise PassInvariantBroken(
                 pass_name=stage.name, detail=f"the main of target {main.name!r} has to stay first"
             )
-        Seams().check(CompilationUnit(model=model), stage.name)
-        merge.take(home, model)
+        try:
+            program = program_of(model)
+        except OutOfBounds as error:
+            raise PassInvariantBroken(
+                pass_name=stage.name, detail=f"it left what no program needs: {error}"
+            ) from error
+        seams.check(CompilationUnit(program=program), stage.name)
+        changed = {
+            key: content
+            for key, content in _contents(model.functions[1:]).items()
+            if before.get(key) != content
+        }
+        merge.take(home, program, changed)
     merge.apply()
 
 
@@ -77,36 +87,34 @@ class _Merge:
     def __init__(self, unit: CompilationUnit, stage: str) -> None:
         self._unit = unit
         self._stage = stage
-        self._before = _contents(unit.model.functions)
-        self._functions: dict[FunctionKey, FunctionProto] = {}
+        self._functions: dict[FunctionKey, Function] = {}
+        self._contents: dict[FunctionKey, bytes] = {}
         self._metadata: dict[str, str] = {}
 
-    def take(self, home: str, model: ModelProto) -> None:
-        main = model.functions[0]
+    def take(self, home: str, program: Program, changed: dict[FunctionKey, bytes]) -> None:
+        """Take one partition; `changed` is what the stage left of the functions it changed."""
+        main = program.functions[0]
         self._unit.partitions[home] = main
-        for function in model.functions[1:]:
-            key = protos.function_key(function)
-            if self._before.get(key) == function.SerializeToString():
-                continue
-            known = self._functions.setdefault(key, function)
-            if known is not function and known != function:
-                raise self._conflict(main, f"function {function.name!r}")
-        before = protos.all_meta(self._unit.model)
-        for name, text in protos.all_meta(model).items():
+        for function in program.functions[1:]:
+            key = plain.function_key(function)
+            if key in changed:
+                if self._contents.setdefault(key, changed[key]) != changed[key]:
+                    raise self._conflict(main, f"function {function.name!r}")
+                self._functions[key] = function
+        before = self._unit.program.metadata
+        for name, text in program.metadata.items():
             if before.get(name) != text and self._metadata.setdefault(name, text) != text:
                 raise self._conflict(main, f"model metadata {name!r}")
 
     def apply(self) -> None:
-        functions = self._unit.model.functions
-        for index, function in enumerate(functions):
-            changed = self._functions.pop(protos.function_key(function), None)
-            if changed is not None:
-                functions[index].CopyFrom(changed)
-        functions.extend(self._functions.values())
-        for name, text in self._metadata.items():
-            protos.set_meta(self._unit.model, name, text)
+        """Put what changed into the unit's program."""
+        program = self._unit.program
+        fresh = self._functions
+        program.functions = [fresh.pop(plain.function_key(f), f) for f in program.functions]
+        program.functions.extend(fresh.values())
+        program.metadata.update(self._metadata)
 
-    def _conflict(self, main: FunctionProto, what: str) -> StageFailed:
+    def _conflict(self, main: Function, what: str) -> StageFailed:
         return StageFailed(
             stage=self._stage,
             target=main.name,
@@ -115,4 +123,4 @@ class _Merge:
 
 
 def _contents(functions: Iterable[FunctionProto]) -> dict[FunctionKey, bytes]:
-    return {protos.function_key(f): f.SerializeToString() for f in functions}
+    return {protos.function_key(f): f.SerializeToString(deterministic=True) for f in functions}

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import onnx
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler import flow
-from bbnode.compiler.content_hash import HEX_DIGITS, function_content
+from bbnode.compiler.content_hash import HEX_DIGITS, AttributePrints, function_digest
 from bbnode.compiler.opsets import import_used, write_canonical_domains
 from bbnode.compiler.ordering import add_control
 from bbnode.ir import keys
+from bbnode.ir.plain import Function, Node, ValueType
 
 NAME_PREFIX = "subgraph_"
 # What the call says of the ops in it: their slot, and where they come from.
@@ -39,15 +37,16 @@ CALL_KEYS = frozenset(
 class Collapsed:
     """One group, collapsed."""
 
-    function: FunctionProto
-    call: NodeProto
+    function: Function
+    call: Node
 
 
 def collapse(
-    nodes: Sequence[NodeProto],
+    nodes: Sequence[Node],
     exposed: Collection[str],
-    types: Mapping[str, onnx.TypeProto],
+    types: Mapping[str, ValueType],
     versions: Mapping[str, int],
+    prints: AttributePrints,
 ) -> Collapsed:
     """Make one function of `nodes` (in topological order) and the call of it.
 
@@ -56,6 +55,7 @@ def collapse(
         exposed: values that are read outside of the group.
         types: declared types of values, as far as known.
         versions: opset versions by domain.
+        prints: what is known of attributes.
     """
     made = {name: None for node in nodes for name in node.output if name}
     read = dict.fromkeys(name for node in nodes for name in flow.data_reads(node))
@@ -64,28 +64,22 @@ def collapse(
     if not outputs:  # nobody reads it; a graph has at least one output all the same
         outputs = list(made)[-1:]
     names = _canonical_names(inputs, outputs, made)
-    function = FunctionProto(domain=keys.BACKEND_SUBGRAPH_DOMAIN)
-    function.input.extend(names[name] for name in inputs)
-    function.output.extend(names[name] for name in outputs)
+    function = Function(domain=keys.BACKEND_SUBGRAPH_DOMAIN)
+    function.input = [names[name] for name in inputs]
+    function.output = [names[name] for name in outputs]
     for index, original in enumerate(nodes):
         # Not copied whole: what waits and where it comes from stays with the call.
-        node = function.node.add(
-            name=f"{original.op_type}_{index}",
-            op_type=original.op_type,
-            domain=original.domain,
-            overload=original.overload,
-            doc_string=original.doc_string,
-            input=original.input,
-            output=original.output,
-        )
-        node.attribute.extend(original.attribute)
+        node = original.copy()
+        node.name = f"{original.op_type}_{index}"
+        node.metadata = {}
         flow.rename_node(node, names)
+        function.node.append(node)
     write_canonical_domains(function.node)
     import_used(function, versions)
     for name, new in names.items():
         if name in types:
-            function.value_info.add(name=new).type.CopyFrom(types[name])
-    function.name = NAME_PREFIX + function_content(function)[:HEX_DIGITS]
+            function.types[new] = types[name]
+    function.name = NAME_PREFIX + function_digest(function, prints).hex()[:HEX_DIGITS]
     return Collapsed(function=function, call=_call(function, nodes, inputs, outputs, made))
 
 
@@ -101,35 +95,33 @@ def _canonical_names(
 
 
 def _call(
-    function: FunctionProto,
-    nodes: Sequence[NodeProto],
+    function: Function,
+    nodes: Sequence[Node],
     inputs: Sequence[str],
     outputs: Sequence[str],
     made: Collection[str],
-) -> NodeProto:
+) -> Node:
     last = nodes[-1]  # never a copied constant: those come first
-    call = NodeProto(
+    call = Node(
         domain=function.domain,
         op_type=function.name,
         name=f"{last.name}#subgraph",
-        input=inputs,
-        output=outputs,
+        input=list(inputs),
+        output=list(outputs),
+        metadata={key: text for key, text in last.metadata.items() if key in CALL_KEYS},
     )
-    call.metadata_props.extend(e for e in last.metadata_props if e.key in CALL_KEYS)
     _inherit_waits(call, nodes, made)
     return call
 
 
-def _inherit_waits(call: NodeProto, nodes: Sequence[NodeProto], made: Collection[str]) -> None:
+def _inherit_waits(call: Node, nodes: Sequence[Node], made: Collection[str]) -> None:
     """The call waits for whatever its ops waited for outside of the group."""
     values: dict[str, None] = {}
     ops: dict[str, None] = {}
     for node in nodes:
-        for entry in node.metadata_props:
-            if entry.key == keys.AFTER_KEY:
-                values.update(dict.fromkeys(flow.split_names(entry.value)))
-            elif entry.key == keys.CONTROL_AFTER_KEY:
-                ops.update(dict.fromkeys(flow.split_names(entry.value)))
+        values.update(dict.fromkeys(flow.after_of(node)))
+        control = node.metadata.get(keys.CONTROL_AFTER_KEY)
+        ops.update(dict.fromkeys(flow.split_names(control)))
     if values:
         flow.set_after(call, [name for name in values if name not in made])
     if ops:

@@ -17,10 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from onnx import AttributeProto, FunctionProto, NodeProto
+from onnx import AttributeProto
 
 from bbnode.compiler import flow
-from bbnode.ir import keys, protos
+from bbnode.compiler.content_hash import AttributePrints
+from bbnode.compiler.peer_list_types import moves_peers
+from bbnode.ir import keys
+from bbnode.ir.plain import Function, Node
 
 # Ops that hand on what they read, or what was there from the start: they add no stage.
 TRANSPARENT = frozenset(
@@ -48,33 +51,34 @@ class Groups:
     needs: list[list[int]] = field(default_factory=list)
 
 
-def backend_slot(node: NodeProto) -> str | None:
+def backend_slot(node: Node) -> str | None:
     """The backend slot that runs an upstream ONNX op, or None for every other op."""
     if not flow.is_graph_op(node):
         return None
     if any(attribute.ref_attr_name for attribute in node.attribute):
         return None  # it needs the attributes of the function that it stands in
-    return protos.get_meta(node, keys.SLOT_KEY)
+    return node.metadata.get(keys.SLOT_KEY)
 
 
-def find_groups(function: FunctionProto) -> Groups:
-    """The groups of a function whose nodes are in topological order."""
+def find_groups(function: Function, needs: list[list[int]], prints: AttributePrints) -> Groups:
+    """The groups of a function whose nodes are in topological order; `needs` as `flow.needs_of`."""
     nodes = list(function.node)
-    slots = [backend_slot(node) for node in nodes]
-    needs = flow.needs_of(nodes)
+    slots = [None if moves_peers(node, function.kind_of) else backend_slot(node) for node in nodes]
     if not any(slots):
         return Groups(needs=needs)
-    return _Finder(function, nodes, slots, needs).find()
+    return _Finder(function, nodes, slots, needs, prints).find()
 
 
 class _Finder:
     def __init__(
         self,
-        function: FunctionProto,
-        nodes: Sequence[NodeProto],
+        function: Function,
+        nodes: Sequence[Node],
         slots: Sequence[str | None],
         needs: list[list[int]],
+        prints: AttributePrints,
     ) -> None:
+        self._prints = prints
         self._nodes = nodes
         self._slots = slots
         self._needs = needs
@@ -134,13 +138,21 @@ class _Finder:
             wanted = {marks[reader] for reader in readers}
             if len(wanted) == 1:
                 marks[index] = wanted.pop()
-            elif _is_small_constant(self._nodes[index]) and not self._is_waited_for(index):
+            elif self._is_small_constant(self._nodes[index]) and not self._is_waited_for(index):
                 copied.add(index)
         return copied
 
     def _is_waited_for(self, index: int) -> bool:
         names = set(self._nodes[index].output)
         return any(names & {*flow.after_of(self._nodes[r])} for r in self._readers[index])
+
+    def _is_small_constant(self, node: Node) -> bool:
+        if node.op_type != "Constant" or node.input or flow.after_of(node):
+            return False
+        if any(attribute.type == AttributeProto.GRAPH for attribute in node.attribute):
+            return False
+        size = sum(self._prints.of(attribute).size for attribute in node.attribute)
+        return size <= MAX_COPIED_CONSTANT_BYTES
 
     def _same_slot(self, a: int, b: int) -> bool:
         return self._slots[a] is not None and self._slots[a] == self._slots[b]
@@ -153,17 +165,7 @@ def _top(parents: list[int], index: int) -> int:
     return index
 
 
-def _is_transparent(node: NodeProto) -> bool:
+def _is_transparent(node: Node) -> bool:
     if node.domain in (keys.SYSCALL_DOMAIN, "", keys.ONNX_DOMAIN):
         return node.op_type in TRANSPARENT
     return False
-
-
-def _is_small_constant(node: NodeProto) -> bool:
-    return (
-        node.op_type == "Constant"
-        and not node.input
-        and not flow.after_of(node)
-        and node.ByteSize() <= MAX_COPIED_CONSTANT_BYTES
-        and all(attribute.type != AttributeProto.GRAPH for attribute in node.attribute)
-    )

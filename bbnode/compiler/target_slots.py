@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from onnx import FunctionProto
-
 from bbnode.compiler.errors import MissingBinding
 from bbnode.compiler.function_table import called_from, is_bootstrap
 from bbnode.compiler.slots import TRAIT_SUFFIX, slot_roles
 from bbnode.compiler.unit import CompilationUnit, SlotBinding
 from bbnode.components.contracts import CONTRACTS, Component
 from bbnode.components.registry import UnknownComponentType, component_class
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
+from bbnode.ir.plain import Function
 
 # Most ops of a compiled program are of these, and none of them belongs to a slot.
 SLOTLESS_DOMAINS = frozenset({keys.SYSCALL_DOMAIN, keys.WIRE_DOMAIN, keys.COMPOSITE_DOMAIN})
@@ -51,7 +50,7 @@ class Slot:
             raise MissingBinding(slot=self.name, site=f"the program ({error})") from error
 
 
-def slots_of(functions: Iterable[FunctionProto]) -> dict[str, Slot]:
+def slots_of(functions: Iterable[Function]) -> dict[str, Slot]:
     """Slots that the ops of `functions` use, by name, in the order of their first use."""
     found: dict[str, Slot] = {}
     for function in functions:
@@ -59,10 +58,10 @@ def slots_of(functions: Iterable[FunctionProto]) -> dict[str, Slot]:
         for node in function.node:
             if node.domain in SLOTLESS_DOMAINS:
                 continue
-            name = protos.get_meta(node, keys.SLOT_KEY)
+            name = node.metadata.get(keys.SLOT_KEY)
             if name is None or name in found:
                 continue
-            meta = protos.all_meta(node)
+            meta = node.metadata
             slot_id = meta.get(keys.SLOT_ID_KEY, "")
             trait = meta.get(keys.REQUIRED_TRAIT_KEY, "")
             found[name] = Slot(
@@ -80,14 +79,14 @@ def slots_by_target(unit: CompilationUnit) -> dict[str, dict[str, Slot]]:
     A bootstrap prepares the targets that share a slot with it; one that shares none prepares
     the target of its own home class, or every target when there is no such class.
     """
-    found = {home: slots_of([main, *called_from(unit.model, [main])])
+    found = {home: slots_of([main, *called_from(unit.program, [main])])
              for home, main in unit.partitions.items()}  # fmt: skip
     prepared: dict[str, dict[str, Slot]] = {home: {} for home in found}
-    for bootstrap in (f for f in unit.model.functions if is_bootstrap(f)):
-        slots = slots_of([bootstrap, *called_from(unit.model, [bootstrap])])
+    for bootstrap in (f for f in unit.program.functions if is_bootstrap(f)):
+        slots = slots_of([bootstrap, *called_from(unit.program, [bootstrap])])
         homes = [home for home, own in found.items() if not own.keys().isdisjoint(slots)]
         if not homes:
-            own_home = protos.get_meta(bootstrap, keys.HOME_KEY)
+            own_home = bootstrap.metadata.get(keys.HOME_KEY)
             homes = [own_home] if own_home in found else list(found)
         for home in homes:
             prepared[home].update(slots)

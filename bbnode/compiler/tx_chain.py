@@ -7,14 +7,12 @@ Send's data input and hands it on.
 
 from __future__ import annotations
 
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler import flow
 from bbnode.compiler.rx_chain import gate_tag, make_gate
 from bbnode.compiler.unit import CompilationUnit
-from bbnode.compiler.value_types import declare_as
 from bbnode.compiler.wire_stamps import rewire_input
-from bbnode.ir import keys, protos
+from bbnode.ir import keys, plain
+from bbnode.ir.plain import Function, Node
 
 
 def insert_tx_gate(unit: CompilationUnit, gate: str) -> int:
@@ -22,32 +20,32 @@ def insert_tx_gate(unit: CompilationUnit, gate: str) -> int:
     return sum(_insert(main, gate) for main in unit.partitions.values())
 
 
-def is_peer_routed(node: NodeProto) -> bool:
+def is_peer_routed(node: Node) -> bool:
     """Whether a node is a Send to the peer in its `peer` attribute."""
     return (
-        protos.is_wire(node, keys.OP_SEND)
+        plain.is_wire(node, keys.OP_SEND)
         and bool(node.input)
-        and protos.get_attr_proto(node, keys.ATTR_PEER) is not None
+        and node.find_attr(keys.ATTR_PEER) is not None
     )
 
 
-def _insert(main: FunctionProto, gate: str) -> int:
-    nodes: list[NodeProto] = []
+def _insert(main: Function, gate: str) -> int:
+    nodes: list[Node] = []
     made: list[tuple[str, str]] = []
     for node in main.node:
-        if is_peer_routed(node) and protos.get_meta(node, keys.GATE_STAMPS[gate]) is None:
+        if is_peer_routed(node) and node.metadata.get(keys.GATE_STAMPS[gate]) is None:
             read = node.input[0]
             end = f"{node.name}#{gate_tag(gate)}_gated"
             guard = make_gate(gate, node, read, end)
             # Bytes of the PeerId: a string attribute, as the Send has it.
-            protos.set_attr(guard, keys.ATTR_PEER, protos.get_attr(node, keys.ATTR_PEER))
+            guard.set_attr(keys.ATTR_PEER, node.get_attr(keys.ATTR_PEER))
             flow.set_after(guard, flow.after_of(node))
             rewire_input(node, 0, end)
-            protos.set_meta(node, keys.GATE_STAMPS[gate], "true")
+            node.metadata[keys.GATE_STAMPS[gate]] = "true"
             nodes.append(guard)
             made.append((end, read))
         nodes.append(node)
     if made:
-        flow.replace_nodes(main, nodes)
-        declare_as(main, made)
+        main.node = nodes
+        main.declare_as(made)
     return len(made)

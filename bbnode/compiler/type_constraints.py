@@ -9,37 +9,37 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
-from onnx import FunctionProto, ModelProto, NodeProto, TypeProto
+from onnx import TypeProto
 
 from bbnode.compiler import flow, onnx_types
 from bbnode.compiler.errors import IncompatibleStorageOnEdge, TypeConstraintFailed, Where
-from bbnode.compiler.function_table import FunctionKey
 from bbnode.compiler.onnx_types import InferenceFailed, OpRule
+from bbnode.compiler.peer_list_types import Works, may_move_peers, narrowings, refusal, works
 from bbnode.compiler.signatures import imported_domain, opset_versions
 from bbnode.compiler.type_network import Conflict, TypeNetwork
-from bbnode.ir import keys, opset, protos, types
+from bbnode.ir import keys, opset, plain, types
 from bbnode.ir.opset import OpSpec, Port
+from bbnode.ir.plain import Function, FunctionKey, Node, Program, ValueType
 from bbnode.ir.types import TypeNode
-
-_PEER_TYPES = frozenset({types.PEER_ID, types.PEER_ID_VEC})
 
 
 class FunctionTypes:
     """One function's values in the network, and the constraints of its ops."""
 
-    def __init__(self, function: FunctionProto, model: ModelProto, network: TypeNetwork) -> None:
+    def __init__(self, function: Function, program: Program, network: TypeNetwork) -> None:
         self.function = function
         self._network = network
-        self._ir_version = model.ir_version
-        self._versions = opset_versions(function.opset_import, model.opset_import)
+        self._ir_version = program.ir_version
+        self._versions = opset_versions(function.opset_import, program.opset_import)
         self._declared: dict[str, TypeNode | None] = {}
         self._ids: dict[str, int] = {}
-        self._to_infer: list[NodeProto] = []
-        self._graph_ops: list[tuple[NodeProto, OpRule]] = []
-        for info in function.value_info:
-            kind = types.type_from_proto(info.type)
-            self._declared[info.name] = kind
-            self._ids[info.name] = network.add(kind or types.ANY, foreign=_is_foreign(info.type))
+        self._to_infer: list[Node] = []
+        self._graph_ops: list[tuple[Node, list[tuple[str, onnx_types.PortRule]]]] = []
+        self._movers: list[Node] = []  # ops on peers or on tensors: nothing says which, yet
+        for name, declared in function.types.items():
+            kind = declared.kind
+            self._declared[name] = kind
+            self._ids[name] = network.add(kind or types.ANY, foreign=declared.is_foreign)
 
     def id_of(self, value: str) -> int:
         """The value's number in the network."""
@@ -59,27 +59,30 @@ class FunctionTypes:
                 if name:
                     self.id_of(name)
             try:
-                self._constrain(node, functions.get(protos.call_key(node)))
+                self._constrain(node, functions.get(plain.call_key(node)))
             except Conflict as conflict:
                 raise self._failed(node, conflict) from conflict
 
-    def _constrain(self, node: NodeProto, callee: FunctionTypes | None) -> None:
+    def _constrain(self, node: Node, callee: FunctionTypes | None) -> None:
         spec = opset.lookup_op(node.domain, node.op_type)
         if callee is not None:
             self._constrain_call(node, callee)
         elif spec is not None:
             self._constrain_by_table(node, spec)
         elif flow.is_graph_op(node):
-            self._constrain_by_schema(node)
+            if not may_move_peers(node):
+                self._constrain_by_schema(node)
+            elif self._constrain_mover(node) is not Works.ON_TENSORS:
+                self._movers.append(node)
 
-    def _constrain_call(self, node: NodeProto, callee: FunctionTypes) -> None:
+    def _constrain_call(self, node: Node, callee: FunctionTypes) -> None:
         formals = (callee.function.input, callee.function.output)
         for actual_names, formal_names in zip((node.input, node.output), formals, strict=True):
             for actual, formal in zip(actual_names, formal_names, strict=False):
                 if actual:
                     self._network.unite(self.id_of(actual), callee.id_of(formal))
 
-    def _constrain_by_table(self, node: NodeProto, spec: OpSpec) -> None:
+    def _constrain_by_table(self, node: Node, spec: OpSpec) -> None:
         variables: dict[str, int] = {}
         for names, ports in ((node.input, spec.inputs), (node.output, spec.outputs)):
             for name, port in _at_ports(names, ports):
@@ -92,18 +95,19 @@ class FunctionTypes:
                     self._network.unite(variables.setdefault(port.type, number), number)
         for name, kind in _from_attributes(node):
             self._network.narrow(self.id_of(name), kind)
-        joined = protos.get_meta(node, keys.FAN_IN_KEY) if protos.is_wire(node) else None
+        joined = node.metadata.get(keys.FAN_IN_KEY) if plain.is_wire(node) else None
         if joined is not None:  # all sends of one port carry one type
             self._network.unite(self.id_of(joined), self.id_of(node.input[0]))
 
-    def _constrain_by_schema(self, node: NodeProto) -> None:
+    def _constrain_by_schema(self, node: Node) -> None:
         domain = imported_domain(node)
         rule = onnx_types.rule_of(domain, node.op_type, self._versions.get(domain, 0))
         if rule is None:
             return
-        self._graph_ops.append((node, rule))
+        values = list(_graph_values(node, rule))
+        self._graph_ops.append((node, values))
         variables: dict[str, int] = {}
-        for name, port in _graph_values(node, rule):
+        for name, port in values:
             if port.variable is not None:
                 number = self.id_of(name)
                 self._network.unite(variables.setdefault(port.variable, number), number)
@@ -114,12 +118,48 @@ class FunctionTypes:
 
     # --- solving --------------------------------------------------------------------------
 
+    def _kind_of(self, value: str) -> TypeNode | None:
+        """What is known of a value's type; None outside our lattice."""
+        number = self.id_of(value)
+        return None if self._network.is_foreign(number) else self._network.type_of(number)
+
+    def _constrain_mover(self, node: Node) -> Works:
+        """Constrain an op that moves peers or tensors about, as soon as types say which."""
+        found = works(node, self._kind_of)
+        if any(self._network.is_foreign(self.id_of(name)) for name in node.input if name):
+            found = Works.ON_TENSORS
+        if found is Works.ON_TENSORS:
+            self._constrain_by_schema(node)
+        elif found is Works.ON_PEERS:
+            refused = refusal(node, self._kind_of)
+            if refused is not None:
+                raise TypeConstraintFailed(op=node.name, detail=refused, where=Where.of(node))
+            for name, kind in narrowings(node, self._kind_of):
+                self._network.narrow(self.id_of(name), kind)
+        return found
+
+    def settle_movers(self, *, finally_tensors: bool = False) -> None:
+        """Look again at ops of which nothing said what they move.
+
+        Args:
+            finally_tensors: those of which still nothing says it take ONNX's schemas.
+        """
+        waiting, self._movers = self._movers, []
+        for node in waiting:
+            try:
+                found = self._constrain_mover(node)
+                if found is Works.OPEN and finally_tensors:
+                    self._constrain_by_schema(node)
+                elif found is not Works.ON_TENSORS:
+                    self._movers.append(node)  # more may become known on its other side
+            except Conflict as conflict:
+                raise self._failed(node, conflict) from conflict
+
     def infer(self) -> None:
         """Let ONNX infer what the schemas' variables left open; keeps what is still open."""
+        self.settle_movers()
         still_open = []
         for node in self._to_infer:
-            if self._peers_pass(node):
-                continue
             known = {
                 name: self._network.type_of(self.id_of(name)) for name in flow.data_reads(node)
             }
@@ -139,24 +179,20 @@ class FunctionTypes:
         self._to_infer = still_open
 
     def _take_inferred(self, name: str, proto: TypeProto) -> None:
-        kind = types.type_from_proto(proto)
-        if _is_foreign(proto):
+        found = ValueType.of_proto(proto)
+        if found.is_foreign:
             self._network.make_foreign(self.id_of(name))
-        elif kind is not None:
-            self._network.narrow(self.id_of(name), kind)
+        elif found.kind is not None:
+            self._network.narrow(self.id_of(name), found.kind)
 
     def _is_open(self, name: str) -> bool:
         number = self.id_of(name)
         return not self._network.is_foreign(number) and not self._network.type_of(number).is_leaf
 
-    def _peers_pass(self, node: NodeProto) -> bool:
-        """Whether an op that moves elements about (Slice, Concat, …) is applied to peers."""
-        return bool(node.input) and self._network.type_of(self.id_of(node.input[0])) in _PEER_TYPES
-
     def default_peers(self) -> None:
         """Peers of a send that are still open are a PeerIdVec."""
         for node in self.function.node:
-            if protos.is_wire(node, keys.OP_SEND, keys.OP_SEND_REQ_BATCHED) and len(node.input) > 1:
+            if plain.is_wire(node, keys.OP_SEND, keys.OP_SEND_REQ_BATCHED) and len(node.input) > 1:
                 number = self.id_of(node.input[1])
                 if not self._network.type_of(number).is_leaf:
                     try:
@@ -166,22 +202,24 @@ class FunctionTypes:
 
     def default_triggers(self) -> None:
         """Function inputs that nothing computes with are Triggers, if they may be anything."""
+        for name in self._unread_inputs():
+            number = self.id_of(name)
+            if self._network.type_of(number) is types.ANY:
+                self._network.narrow(number, types.TRIGGER)
+
+    def _unread_inputs(self) -> list[str]:
+        """Function inputs that no op computes with and nobody hands out."""
         used = set(self.function.output)
         for node in self.function.node:
             used.update(flow.data_reads(node))
-        for name in self.function.input:
-            number = self.id_of(name)
-            if name not in used and self._network.type_of(number) is types.ANY:
-                self._network.narrow(number, types.TRIGGER)
+        return [name for name in self.function.input if name not in used]
 
     # --- results --------------------------------------------------------------------------
 
     def check_allowed(self) -> None:
         """Raise TypeConstraintFailed where a schema does not take a value's type."""
-        for node, rule in self._graph_ops:
-            if self._peers_pass(node):
-                continue
-            for name, port in _graph_values(node, rule):
+        for node, values in self._graph_ops:
+            for name, port in values:
                 number = self.id_of(name)
                 kind = self._network.type_of(number)
                 if port.allowed is None or not kind.is_leaf or self._network.is_foreign(number):
@@ -195,13 +233,18 @@ class FunctionTypes:
                     )
 
     def abstract_values(self) -> list[tuple[str, TypeNode]]:
-        """Values whose type is no leaf, inputs first, then in recorded order."""
+        """Values whose type is no leaf, inputs first, then in recorded order.
+
+        An input that nothing computes with is none of them: no op and no peer ever gets it.
+        """
         names = [*self.function.input]
         for node in self.function.node:
             names.extend(name for name in node.output if name)
-        return [
-            (name, self._network.type_of(self.id_of(name))) for name in names if self._is_open(name)
-        ]
+        found = [name for name in names if self._is_open(name)]
+        if found and found[0] in self.function.input:
+            unread = set(self._unread_inputs())
+            found = [name for name in found if name not in unread]
+        return [(name, self._network.type_of(self.id_of(name))) for name in found]
 
     def write(self) -> int:
         """Write what was found into value_info; gives the number of leaf types."""
@@ -215,24 +258,24 @@ class FunctionTypes:
             if self._declared.get(name) is not kind:
                 changed[name] = kind
         if changed:
-            protos.write_types(self.function, changed)
+            self.function.declare(changed)
         for node in self.function.node:
             if node.op_type == keys.OP_BUNDLE and node.domain == keys.COMPOSITE_DOMAIN:
                 self._write_child_types(node)
         return resolved
 
-    def _write_child_types(self, node: NodeProto) -> None:
-        if protos.get_attr(node, "child_types", b""):
+    def _write_child_types(self, node: Node) -> None:
+        if node.get_attr("child_types", b""):
             return
         kinds = [self._network.type_of(self.id_of(name)) for name in node.input]
         if kinds and all(kind.is_leaf for kind in kinds):
-            protos.set_attr(node, "child_types", ",".join(kind.id for kind in kinds))
+            node.set_attr("child_types", ",".join(kind.id for kind in kinds))
 
     def _failed(
-        self, node: NodeProto, conflict: Conflict
+        self, node: Node, conflict: Conflict
     ) -> TypeConstraintFailed | IncompatibleStorageOnEdge:
         where = Where.of(node)
-        if protos.is_wire(node) and node.op_type in keys.SEND_OPS and len(node.output) > 0:
+        if plain.is_wire(node) and node.op_type in keys.SEND_OPS and len(node.output) > 0:
             received = set(node.output)
             readers = (n.name for n in self.function.node if received.intersection(n.input))
             return IncompatibleStorageOnEdge(
@@ -249,15 +292,6 @@ class FunctionTypes:
         )
 
 
-def _is_foreign(proto: TypeProto) -> bool:
-    """Whether a type is one of ONNX's that our lattice does not hold."""
-    which = proto.WhichOneof("value")
-    if which == "tensor_type":
-        element = proto.tensor_type.elem_type
-        return element not in types.TENSOR_BY_ELEM and element != onnx.TensorProto.UNDEFINED
-    return which is not None and types.type_from_proto(proto) is None
-
-
 def _at_ports(names: Sequence[str], ports: Sequence[Port]) -> Iterator[tuple[str, Port]]:
     for index, name in enumerate(names):
         port = ports[min(index, len(ports) - 1)] if ports else None
@@ -265,7 +299,7 @@ def _at_ports(names: Sequence[str], ports: Sequence[Port]) -> Iterator[tuple[str
             yield name, port
 
 
-def _graph_values(node: NodeProto, rule: OpRule) -> Iterator[tuple[str, onnx_types.PortRule]]:
+def _graph_values(node: Node, rule: OpRule) -> Iterator[tuple[str, onnx_types.PortRule]]:
     for names, ports in ((node.input, rule.inputs), (node.output, rule.outputs)):
         for index, name in enumerate(names):
             port = onnx_types.port_at(ports, index)
@@ -273,19 +307,19 @@ def _graph_values(node: NodeProto, rule: OpRule) -> Iterator[tuple[str, onnx_typ
                 yield name, port
 
 
-def _from_attributes(node: NodeProto) -> Iterator[tuple[str, TypeNode]]:
+def _from_attributes(node: Node) -> Iterator[tuple[str, TypeNode]]:
     """Types that attributes give: constants, casts, parts of composites, received payloads."""
     if node.domain == keys.SYSCALL_DOMAIN and node.op_type == "Constant":
         kind = constant_type(node)
         if kind is not None and node.output:
             yield node.output[0], kind
     elif node.domain == keys.TYPES_DOMAIN and node.op_type == "Cast":
-        yield from _listed(node.output, protos.get_attr(node, "to", b""))
+        yield from _listed(node.output, node.get_attr("to", b""))
     elif node.domain == keys.COMPOSITE_DOMAIN:
         values = node.input if node.op_type == keys.OP_BUNDLE else node.output
-        yield from _listed(values, protos.get_attr(node, "child_types", b""))
-    elif protos.is_wire(node) and node.op_type in keys.INBOUND_OPS and node.output:
-        attribute = protos.get_attr_proto(node, keys.ATTR_PAYLOAD_TYPE)
+        yield from _listed(values, node.get_attr("child_types", b""))
+    elif plain.is_wire(node) and node.op_type in keys.INBOUND_OPS and node.output:
+        attribute = node.find_attr(keys.ATTR_PAYLOAD_TYPE)
         kind = types.type_from_proto(attribute.tp) if attribute is not None else None
         if kind is not None:
             yield node.output[0], kind
@@ -299,9 +333,9 @@ def _listed(values: Sequence[str], ids: str | bytes) -> Iterator[tuple[str, Type
             yield name, kind
 
 
-def constant_type(node: NodeProto) -> TypeNode | None:
+def constant_type(node: Node) -> TypeNode | None:
     """The type of a `syscall.Constant`: its tensor's, or the one named before the NUL."""
-    attribute = protos.get_attr_proto(node, "value")
+    attribute = node.find_attr("value")
     if attribute is None:
         return None
     if attribute.type == onnx.AttributeProto.TENSOR:

@@ -1,6 +1,6 @@
 """What a pass works on.
 
-Rule: the driver copies the caller's model once; passes then change this unit and nothing
+Rule: admission makes the unit of the caller's model; passes then change this unit and nothing
 else. A pass keeps no state of its own, and running it twice changes nothing more.
 """
 
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from onnx import FunctionProto, ModelProto
-
+from bbnode.compiler.content_hash import AttributePrints
 from bbnode.components.contracts import Component
 from bbnode.ir import keys
+from bbnode.ir.plain import Function, Program
 
 # One hop of a chain: transfer, queueing and the receiver's own work. Generous, because a
 # deadline is a bound on waiting and not an estimate; requests usually bring their own.
@@ -56,23 +56,24 @@ class WireEdge:
 class CompilationUnit:
     """The program between two passes.
 
-    Until `partition_by_wire_ops`, `model.functions[0]` is the root body; after it,
-    `partitions` holds one main per class, in class order, and `model.functions` only what
+    Until `partition_by_wire_ops`, `program.functions[0]` is the root body; after it,
+    `partitions` holds one main per class, in class order, and `program.functions` only what
     they call (sub-Module bodies, backend subgraphs, bootstraps).
     """
 
-    model: ModelProto
-    partitions: dict[str, FunctionProto] = field(default_factory=dict)
+    program: Program
+    partitions: dict[str, Function] = field(default_factory=dict)
     wire_edges: list[WireEdge] = field(default_factory=list)
+    prints: AttributePrints = field(default_factory=AttributePrints)
 
     @property
-    def root(self) -> FunctionProto:
+    def root(self) -> Function:
         """The root body, before partitioning."""
-        return self.model.functions[0]
+        return self.program.functions[0]
 
-    def bodies(self) -> list[FunctionProto]:
+    def bodies(self) -> list[Function]:
         """All functions, mains first."""
-        return [*self.partitions.values(), *self.model.functions]
+        return [*self.partitions.values(), *self.program.functions]
 
 
 class Pass(Protocol):

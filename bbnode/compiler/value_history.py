@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from onnx import FunctionProto
-
 from bbnode.compiler.unit import CompilationUnit
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
+from bbnode.ir.plain import Function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,24 +69,24 @@ class ValueHistory:
         self._events.setdefault(name, []).append(ValueEvent(pass_name=pass_name, what=what))
 
 
-def _scopes(unit: CompilationUnit) -> Iterator[tuple[str, FunctionProto]]:
+def _scopes(unit: CompilationUnit) -> Iterator[tuple[str, Function]]:
     mains = len(unit.partitions)
     for index, function in enumerate(unit.bodies()):
         is_main = (
             index < mains
-            or protos.get_meta(function, keys.TARGET_KEY) is not None
-            or protos.get_meta(function, keys.ROOT_KEY) is not None
+            or function.metadata.get(keys.TARGET_KEY) is not None
+            or function.metadata.get(keys.ROOT_KEY) is not None
         )
         yield "" if is_main else f"{function.name}::", function
 
 
-def _facts(function: FunctionProto) -> Iterator[tuple[str, _Fact]]:
-    types = {name: node.name for name, node in protos.value_types(function).items()}
-    home = protos.get_meta(function, keys.HOME_KEY) or ""
+def _facts(function: Function) -> Iterator[tuple[str, _Fact]]:
+    types = {name: node.name for name, node in function.kinds().items()}
+    home = function.metadata.get(keys.HOME_KEY) or ""
     for name in function.input:
         yield name, _Fact(made_by="", type=types.get(name, ""), home=home)
     for node in function.node:
-        where = protos.get_meta(node, keys.HOME_CLASS_KEY) or ""
+        where = node.metadata.get(keys.HOME_CLASS_KEY) or ""
         for name in node.output:
             if name:
                 yield name, _Fact(made_by=node.name, type=types.get(name, ""), home=where)

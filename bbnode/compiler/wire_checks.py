@@ -6,8 +6,6 @@ authored; as synthesised, a Recv-flavoured op names the send that it belongs to.
 
 from __future__ import annotations
 
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler import flow
 from bbnode.compiler.errors import (
     DanglingInput,
@@ -15,7 +13,8 @@ from bbnode.compiler.errors import (
     UnpairedWireRequest,
     Where,
 )
-from bbnode.ir import keys, protos, types
+from bbnode.ir import keys, plain, types
+from bbnode.ir.plain import Function, Node
 
 # Ops behind which a request id is still the same one.
 _TRANSPARENT = frozenset({"PassThrough", "Gate", "GateDispatch", "GateManyDispatch"})
@@ -23,17 +22,17 @@ REMOTE_REQ_ID_OUTPUT = 4  # of SendReqBatched as recorded
 REQ_ID_INPUT = 2  # of SendResp
 
 
-def check_pairs(function: FunctionProto) -> None:
+def check_pairs(function: Function) -> None:
     """Look at the wire ops of a function, in their order.
 
     Raises UnpairedWireRequest, TypeConstraintFailed (peers that are none) or DanglingInput (a
     later send of a port whose first send is not there) on the first that does not fit.
     """
-    wires = [node for node in function.node if protos.is_wire(node)]
+    wires = [node for node in function.node if plain.is_wire(node)]
     if not wires:
         return
     made = flow.producers(function)
-    known = protos.value_types(function)
+    known = function.kinds()
     answers: dict[str, str] = {}
     ports = {
         node.output[0]
@@ -45,7 +44,7 @@ def check_pairs(function: FunctionProto) -> None:
         if joined is not None and (node.op_type != keys.OP_SEND or joined not in ports):
             raise DanglingInput(node_name=node.name, input_name=joined, where=Where.of(node))
         if node.op_type in keys.RECV_OPS:
-            if protos.get_meta(node, keys.SYNTHESIZED_FROM_KEY) is None:
+            if node.metadata.get(keys.SYNTHESIZED_FROM_KEY) is None:
                 raise _unpaired(
                     node, f"{node.op_type} is never authored; use what the send returns"
                 )
@@ -59,22 +58,20 @@ def check_pairs(function: FunctionProto) -> None:
             raise _unpaired(node, "nothing answers the request")
 
 
-def _joins(node: NodeProto) -> str | None:
+def _joins(node: Node) -> str | None:
     """What the first send of the port delivers, on a later send of it; else None."""
-    return protos.get_meta(node, keys.FAN_IN_KEY)
+    return node.metadata.get(keys.FAN_IN_KEY)
 
 
-def request_of(
-    function: FunctionProto, response: NodeProto, made: dict[str, int]
-) -> NodeProto | None:
+def request_of(function: Function, response: Node, made: dict[str, int]) -> Node | None:
     """The SendReqBatched (or its RecvReq) whose request id a SendResp gives back."""
     value = response.input[REQ_ID_INPUT]
     while (index := made.get(value)) is not None:
         node = function.node[index]
-        is_request = protos.is_wire(node, keys.OP_SEND_REQ_BATCHED)
+        is_request = plain.is_wire(node, keys.OP_SEND_REQ_BATCHED)
         if is_request and value == _output(node, REMOTE_REQ_ID_OUTPUT):
             return node
-        if protos.is_wire(node, keys.OP_RECV_REQ) and value == _output(node, 2):
+        if plain.is_wire(node, keys.OP_RECV_REQ) and value == _output(node, 2):
             return node
         if node.domain != keys.SYSCALL_DOMAIN or node.op_type not in _TRANSPARENT:
             return None
@@ -82,12 +79,12 @@ def request_of(
     return None
 
 
-def _output(node: NodeProto, index: int) -> str:
+def _output(node: Node, index: int) -> str:
     return node.output[index] if index < len(node.output) else ""
 
 
 def _take_answer(
-    function: FunctionProto, node: NodeProto, made: dict[str, int], answers: dict[str, str]
+    function: Function, node: Node, made: dict[str, int], answers: dict[str, str]
 ) -> None:
     request = request_of(function, node, made)
     if request is None:
@@ -99,7 +96,7 @@ def _take_answer(
     answers[request.name] = node.name
 
 
-def _check_peers(node: NodeProto, kind: types.TypeNode) -> None:
+def _check_peers(node: Node, kind: types.TypeNode) -> None:
     fits = types.meet(kind, types.PEER_ID_VEC) or types.meet(kind, types.PEER_ID)
     if fits is None:
         raise TypeConstraintFailed(
@@ -109,5 +106,5 @@ def _check_peers(node: NodeProto, kind: types.TypeNode) -> None:
         )
 
 
-def _unpaired(node: NodeProto, detail: str) -> UnpairedWireRequest:
+def _unpaired(node: Node, detail: str) -> UnpairedWireRequest:
     return UnpairedWireRequest(node_name=node.name, detail=detail, where=Where.of(node))

@@ -6,34 +6,37 @@ an op before a Send renames input and stamps together, through here.
 
 from __future__ import annotations
 
-from onnx import NodeProto
+from bbnode.ir import address, keys, plain
+from bbnode.ir.plain import Node
 
-from bbnode.ir import address, keys, protos
 
-
-def stamp_destination(send: NodeProto, value_name: str, site: int) -> None:
+def stamp_destination(send: Node, value_name: str, site: int) -> None:
     """Say where the data input of a Send lands: the value and the site on the receiver."""
     data = send.input[0]
-    protos.set_meta(send, keys.DEST_SITE_NAME_PREFIX + data, value_name)
+    send.metadata[keys.DEST_SITE_NAME_PREFIX + data] = value_name
     if destination_of(send) != address.site_suffix(site):  # set_attr moves it to the end
-        protos.set_attr(send, keys.DEST_SUFFIX_PREFIX + data, address.site_suffix(site))
+        send.set_attr(keys.DEST_SUFFIX_PREFIX + data, address.site_suffix(site))
 
 
-def destination_of(send: NodeProto) -> bytes | None:
+def destination_of(send: Node) -> bytes | None:
     """The `/site/<id>` bytes that a Send's data input goes to, or None."""
-    suffix = protos.get_attr(send, keys.DEST_SUFFIX_PREFIX + send.input[0]) if send.input else None
+    suffix = send.get_attr(keys.DEST_SUFFIX_PREFIX + send.input[0]) if send.input else None
     return suffix if isinstance(suffix, bytes) else None
 
 
-def rewire_input(node: NodeProto, index: int, name: str) -> None:
+def rewire_input(node: Node, index: int, name: str) -> None:
     """Let a node read another value at one port; a Send's destination stamps follow."""
     old = node.input[index]
     node.input[index] = name
     if node.domain != keys.WIRE_DOMAIN or index != 0:
         return
-    for entry in node.metadata_props:
-        if entry.key == keys.DEST_SITE_NAME_PREFIX + old:
-            entry.key = keys.DEST_SITE_NAME_PREFIX + name
-    for attribute in node.attribute:
+    stamp = keys.DEST_SITE_NAME_PREFIX + old
+    if stamp in node.metadata:
+        node.metadata = {
+            keys.DEST_SITE_NAME_PREFIX + name if key == stamp else key: text
+            for key, text in node.metadata.items()
+        }
+    for at, attribute in enumerate(node.attribute):
         if attribute.name == keys.DEST_SUFFIX_PREFIX + old:
-            attribute.name = keys.DEST_SUFFIX_PREFIX + name
+            renamed = plain.renamed_attribute(attribute, keys.DEST_SUFFIX_PREFIX + name)
+            node.attribute[at] = renamed

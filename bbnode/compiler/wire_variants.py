@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler import flow
 from bbnode.compiler.errors import ExpansionFailed, Where
-from bbnode.ir import codec, keys, protos, types
+from bbnode.ir import codec, keys, plain, types
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
+from bbnode.ir.plain import Function, Node
 from bbnode.ir.values import PeerIdVec
 
 PEERS_INPUT = 1  # of Send and SendReqBatched
 UNKNOWN_SIZE = 0  # of a cohort
+_SELECTOR_DOMAIN = keys.role_domain("PeerSelector")
 
 # Ops that hand their peers on whole.
 _SAME_PEERS = frozenset({"PassThrough", "Gate", "GateDispatch", "GateManyDispatch", "Tee"})
@@ -26,7 +26,7 @@ _SAME_PEERS = frozenset({"PassThrough", "Gate", "GateDispatch", "GateManyDispatc
 Made = Mapping[str, int]
 
 
-def expand_wire(function: FunctionProto, node: NodeProto, made: Made) -> int:
+def expand_wire(function: Function, node: Node, made: Made) -> int:
     """Complete a Send or a SendReqBatched in place; gives how many attributes were written.
 
     Args:
@@ -46,16 +46,16 @@ def expand_wire(function: FunctionProto, node: NodeProto, made: Made) -> int:
     return 0
 
 
-def _expand_send(function: FunctionProto, node: NodeProto, made: Made) -> int:
+def _expand_send(function: Function, node: Node, made: Made) -> int:
     peers = fixed_peers(function, node.input[PEERS_INPUT], made)
     if peers is None or len(peers) != 1:
         return 0
     return _write(node, keys.ATTR_PEER, peers[0].to_bytes())
 
 
-def _expand_request(function: FunctionProto, node: NodeProto, made: Made) -> int:
+def _expand_request(function: Function, node: Node, made: Made) -> int:
     size = cohort_size(function, node.input[PEERS_INPUT], made)
-    quorum = protos.get_attr(node, keys.ATTR_QUORUM, 0)
+    quorum = node.get_attr(keys.ATTR_QUORUM, 0)
     if quorum < 0:
         raise expansion_failed(node, f"quorum is {quorum}, it has to be 0 (all) or more")
     if size is not None and quorum > size:
@@ -65,15 +65,15 @@ def _expand_request(function: FunctionProto, node: NodeProto, made: Made) -> int
     return written + _write(node, keys.ATTR_VARIANT, variant)
 
 
-def _write(node: NodeProto, name: str, value: bytes | int | str) -> int:
+def _write(node: Node, name: str, value: bytes | int | str) -> int:
     stored = value.encode() if isinstance(value, str) else value
-    if protos.get_attr(node, name) == stored:
+    if node.get_attr(name) == stored:
         return 0
-    protos.set_attr(node, name, value)
+    node.set_attr(name, value)
     return 1
 
 
-def cohort_size(function: FunctionProto, peers: str, made: Made) -> int | None:
+def cohort_size(function: Function, peers: str, made: Made) -> int | None:
     """How many peers a value names at most, where the program says so.
 
     `Sample` and a `Select` with n, constants, a `sender`, and every value that is a PeerId.
@@ -82,20 +82,24 @@ def cohort_size(function: FunctionProto, peers: str, made: Made) -> int | None:
     if fixed is not None:
         return len(fixed)
     node = _maker(function, peers, made)
-    if node is not None and protos.is_role(node) and node.op_type in ("Sample", "Select"):
-        count = protos.get_attr(node, "n", 0)
+    if (
+        node is not None
+        and node.domain == _SELECTOR_DOMAIN
+        and node.op_type in ("Sample", "Select")
+    ):
+        count = node.get_attr("n", 0)
         return count if isinstance(count, int) and count > 0 else None
-    if node is not None and protos.is_wire(node) and peers in node.output[1:]:
+    if node is not None and plain.is_wire(node) and peers in node.output[1:]:
         return 1
     return 1 if _is_one_peer(function, peers) else None
 
 
-def fixed_peers(function: FunctionProto, peers: str, made: Made) -> tuple[PeerId, ...] | None:
+def fixed_peers(function: Function, peers: str, made: Made) -> tuple[PeerId, ...] | None:
     """The peers that a constant names, each once; None when it is no constant of peers."""
     node = _maker(function, peers, made)
     if node is None or node.domain != keys.SYSCALL_DOMAIN or node.op_type != "Constant":
         return None
-    raw = protos.get_attr(node, "value")
+    raw = node.get_attr("value")
     if not isinstance(raw, bytes):
         return None
     type_id, _, payload = raw.partition(b"\0")
@@ -111,7 +115,7 @@ def fixed_peers(function: FunctionProto, peers: str, made: Made) -> tuple[PeerId
     return (value,) if isinstance(value, PeerId) else None
 
 
-def _maker(function: FunctionProto, value: str, made: Made) -> NodeProto | None:
+def _maker(function: Function, value: str, made: Made) -> Node | None:
     """The node that makes a value, seen through ops that hand it on whole."""
     seen: set[str] = set()
     while value not in seen and (index := made.get(value)) is not None:
@@ -125,14 +129,11 @@ def _maker(function: FunctionProto, value: str, made: Made) -> NodeProto | None:
     return None
 
 
-def _is_one_peer(function: FunctionProto, value: str) -> bool:
-    for info in function.value_info:
-        if info.name == value:
-            return types.type_from_proto(info.type) is types.PEER_ID
-    return False
+def _is_one_peer(function: Function, value: str) -> bool:
+    return function.kind_of(value) is types.PEER_ID
 
 
-def expansion_failed(node: NodeProto, reason: str) -> ExpansionFailed:
+def expansion_failed(node: Node, reason: str) -> ExpansionFailed:
     """The error of an op that can't be completed."""
     return ExpansionFailed(
         op_type=node.op_type,

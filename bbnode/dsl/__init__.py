@@ -6,7 +6,7 @@ Rule: this is the whole of what an author imports. A Module's body records nodes
 
 from __future__ import annotations
 
-from bbnode.dsl import syscalls
+from bbnode.dsl import peer_lists, syscalls
 from bbnode.dsl.backend import BackendSlot
 from bbnode.dsl.backend_control import LoopResult, LoopStep
 from bbnode.dsl.branch import Branch
@@ -32,6 +32,7 @@ from bbnode.dsl.onnx_errors import OnnxImportError
 from bbnode.dsl.onnx_module import OnnxModule, OnnxPart
 from bbnode.dsl.onnx_pipeline import OnnxPipeline
 from bbnode.dsl.output import After, Output
+from bbnode.dsl.protocol_ops import protocol_op
 from bbnode.dsl.roles import (
     AggregatorSlot,
     CodecSlot,
@@ -71,8 +72,10 @@ __all__ = [
     "ModelSlot",
     "PeerSelectorSlot",
     "ProtocolSlot",
+    "protocol_op",
     "ConcreteSpec",
     "PeerId",
+    "peer_lists",
     "syscalls",
     "types",
     "values",

@@ -25,8 +25,9 @@ from bbnode.dsl.names import hint
 from bbnode.dsl.output import After, Output
 from bbnode.dsl.record import MAX_VARIADIC_OUTPUTS
 from bbnode.dsl.slot import Recorded, Slot, shaped
+from bbnode.dsl.slot_table import SlotUse
 from bbnode.dsl.source import author_line
-from bbnode.ir import keys, types
+from bbnode.ir import keys, peer_list_ops, types
 from bbnode.ir.types import TypeKind, TypeNode
 
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -103,26 +104,9 @@ class BackendCore(Slot):
         attributes: Mapping[str, Any], after: After, outputs: int | None = None,
         kinds: Sequence[TypeNode] | None = None,
     ) -> tuple[Output, ...]:  # fmt: skip
-        """Record an op; `kinds` are the types of its outputs where more is known of them."""
-        schema = _schema_of(op_type)
-        if schema is None:
-            raise g.error(UnknownOp, _unknown(str(op_type), list(catalogue())))
-        given = _attributes(g, schema, attributes)
-        _check_inputs(g, schema, inputs)
-        count = _output_count(g, schema, outputs, attributes)
-        names = _formals(schema.outputs, count)
-        values = list(inputs)
-        while len(values) > schema.min_input and values[-1] is None:
-            values.pop()
-        return g.emit(
-            "",  # how upstream's checker and runtimes want `ai.onnx` to be written
-            op_type,
-            inputs=values,
-            outputs=list(zip(names, kinds or _output_types(schema, inputs, count), strict=True)),
-            attributes=given,
-            slot=self._use,
-            after=after,
-            opset_version=keys.ONNX_OPSET_VERSION,
+        """Record an op of this slot; `kinds` are the types of its outputs where more is known."""
+        return record_onnx(
+            g, op_type, inputs, attributes, after, outputs=outputs, kinds=kinds, slot=self._use
         )
 
     def _one(
@@ -138,7 +122,7 @@ class BackendCore(Slot):
         graph = self._graph(g)
         if isinstance(value, Output):
             return value
-        if not isinstance(value, list | tuple) or not all(_is_int64(each) for each in value):
+        if not isinstance(value, list | tuple) or not all(is_int64(each) for each in value):
             raise graph.error(
                 BadArgument,
                 f"{name}={value!r:.60} is neither a recorded value nor a list of whole numbers",
@@ -157,6 +141,51 @@ class BackendCore(Slot):
 
     def __dir__(self) -> Iterable[str]:
         return sorted({*object.__dir__(self), *map(method_name, catalogue())})
+
+
+def record_onnx(
+    g: Graph, op_type: str, inputs: Sequence[Output | None], attributes: Mapping[str, Any],
+    after: After, *, outputs: int | None = None, kinds: Sequence[TypeNode] | None = None,
+    slot: SlotUse | None = None,
+) -> tuple[Output, ...]:  # fmt: skip
+    """Record an `ai.onnx` op, on a backend's slot or, for lists of peers, on none.
+
+    Raises UnknownOp, BadArgument.
+    """
+    schema = _schema_of(op_type)
+    if schema is None:
+        raise g.error(UnknownOp, _unknown(str(op_type), list(catalogue())))
+    given = _attributes(g, schema, attributes)
+    _check_inputs(g, schema, inputs)
+    types_in = [None if value is None else value.type for value in inputs]
+    if peer_list_ops.is_peer_list_op(op_type, types_in):
+        slot = None  # the engine runs it: a backend knows tensors only
+        kinds = [_peer_list_type(g, op_type, types_in)]
+    count = _output_count(g, schema, outputs, attributes)
+    names = _formals(schema.outputs, count)
+    values = list(inputs)
+    while len(values) > schema.min_input and values[-1] is None:
+        values.pop()
+    return g.emit(
+        "",  # how upstream's checker and runtimes want `ai.onnx` to be written
+        op_type,
+        inputs=values,
+        outputs=list(zip(names, kinds or _output_types(schema, inputs, count), strict=True)),
+        attributes=given,
+        slot=slot,
+        after=after,
+        opset_version=keys.ONNX_OPSET_VERSION,
+    )
+
+
+def _peer_list_type(g: Graph, op_type: str, inputs: Sequence[TypeNode | None]) -> TypeNode:
+    known = [None if kind is types.ANY else kind for kind in inputs]
+    kind = peer_list_ops.result_type(op_type, known)
+    if kind is None:
+        read = peer_list_ops.data_inputs(op_type, len(known))
+        got = ", ".join(each.name for i in read if (each := known[i]) is not None)
+        raise g.error(BadArgument, f"{op_type} takes {peer_list_ops.accepted(op_type)}, got {got}")
+    return kind
 
 
 def _told(op_type: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +213,8 @@ def _defaults(op_type: str) -> Mapping[str, Any]:
     return found
 
 
-def _is_int64(value: object) -> bool:
+def is_int64(value: object) -> bool:
+    """Whether a value is a whole number that an int64 tensor can hold."""
     return isinstance(value, int | np.integer) and abs(int(value)) < 1 << 63
 
 

@@ -147,6 +147,7 @@ def _restored(
         kept = [(e.key, e.value) for e in node.metadata_props if e.key in _KEPT_KEYS]
         index_of_pair = protos.get_meta(node, keys.SYNTHESIZED_FROM_KEY)
         transport = protos.get_meta(node, keys.WIRE_TRANSPORT_KEY)
+        _forget_derived(node, kept)
         del node.metadata_props[:]
         for key, text in kept:
             protos.set_meta(node, key, text)
@@ -160,6 +161,17 @@ def _restored(
                 if pair_text is not None:
                     protos.set_meta(node, key, pair_text)
     return nodes, {name: kind for name, kind in kinds.items() if name not in gone}
+
+
+def _forget_derived(node: NodeProto, kept: list[tuple[str, str]]) -> None:
+    """Chain depths and deadlines are the author's where there are such, else derived anew."""
+    if not protos.is_wire(node):
+        return
+    hops = protos.get_meta(node, keys.HOPS_KEY)
+    if hops is not None:
+        kept.append((keys.CHAIN_DEPTH_KEY, hops))
+    if protos.get_meta(node, keys.DEADLINE_DERIVED_KEY) is not None:
+        protos.set_attr(node, keys.ATTR_DEADLINE_NS, 0)
 
 
 def _is_inserted(node: NodeProto) -> bool:

@@ -251,8 +251,8 @@ class PeerSelectorSlot(Slot):
 class ProtocolSlot(Slot):
     """A protocol with its own ops: those of the domain `ai.bytesandbrains.protocol.<protocol>`.
 
-    They are registered with `bbnode.ir.opset.register_op` by who ships the protocol, and are
-    methods of the slot by their names in snake case.
+    Who ships the protocol registers each with `bbnode.dsl.protocol_op`; then they are methods of
+    the slot by their names in snake case.
     """
 
     ROLE: ClassVar[str] = "Protocol"

@@ -26,6 +26,9 @@ P_OP = 0xE4
 # An address from outside is refused beyond this (FACTS: claimed addresses, bytes each).
 MAX_ADDRESS_BYTES = 256
 
+# Stands between the address of a relay and the peer behind it (multiaddr's protocol table).
+CIRCUIT = "p2p-circuit"
+
 _OP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
 
 
@@ -122,7 +125,25 @@ def component_suffix(component_ref: int, op: str) -> bytes:
     return bytes(Multiaddr(f"/component/{component_ref}/op/{op}").to_bytes())
 
 
+def parse_component_suffix(suffix: bytes) -> tuple[int, str] | None:
+    """(ref, op) of a `/component/<ref>/op/<name>` suffix, or None when it is another address."""
+    if not suffix.startswith(_COMPONENT_HEADER):
+        return None
+    at = len(_COMPONENT_HEADER) + 4
+    end = at + len(_OP_HEADER)
+    # A name is shorter than 128 bytes, so that its length is one byte.
+    name = suffix[end + 1 :]
+    if suffix[at:end] != _OP_HEADER or len(suffix) <= end or suffix[end] != len(name):
+        return None
+    text = name.decode("ascii", "replace")
+    if suffix[end] > 0x7F or not _OP_NAME.match(text):
+        return None
+    return int.from_bytes(suffix[at - 4 : at], "big"), text
+
+
 _SITE_HEADER = bytes(Multiaddr("/site/0").to_bytes())[:-8]
+_COMPONENT_HEADER = bytes(Multiaddr("/component/0").to_bytes())[:-4]
+_OP_HEADER = bytes(Multiaddr("/op/x").to_bytes())[:-2]
 
 
 def parse_site_suffix(suffix: bytes) -> int | None:
@@ -133,9 +154,34 @@ def parse_site_suffix(suffix: bytes) -> int | None:
     return int.from_bytes(suffix[header:], "big")
 
 
+def is_relayed(address: Multiaddr) -> bool:
+    """Whether the way to it leads through a relay, whose own address stands before this part."""
+    return CIRCUIT in str(address).split("/")
+
+
 def peer_of_address(address: Multiaddr) -> PeerId:
-    """The PeerId in the `/p2p/<id>` part; DecodeError when there is none."""
-    text = address.value_for_protocol("p2p") if "p2p" in str(address).split("/") else None
-    if text is None:
+    """The PeerId in the `/p2p/<id>` part, of a relayed address behind the relay's own part.
+
+    Raises DecodeError when there is none.
+    """
+    parts = str(address).split("/")
+    if CIRCUIT in parts:
+        parts = parts[parts.index(CIRCUIT) :]
+    if "p2p" not in parts:
         raise DecodeError(f"{address} names no peer; append /p2p/<peer id>")
-    return PeerId.parse(text)
+    return PeerId.parse(parts[parts.index("p2p") + 1])
+
+
+def split_circuit(address: Multiaddr) -> tuple[Multiaddr, PeerId]:
+    """The address of the relay, without its PeerId, and that PeerId.
+
+    Raises DecodeError for an address that is not relayed, or through more than one relay.
+    """
+    relay, _, behind = str(address).partition(f"/{CIRCUIT}")
+    way, marker, peer = relay.rpartition("/p2p/")
+    if not marker or "/" in peer or CIRCUIT in behind.split("/"):
+        raise DecodeError(
+            f"{address} is not through one relay: expected "
+            f"/ip4/…/tcp/…/p2p/<relay>/{CIRCUIT}/p2p/<peer>"
+        )
+    return parse_address(way), PeerId.parse(peer)

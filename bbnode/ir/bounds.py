@@ -129,7 +129,7 @@ def _check_node(
                 _parts(f"{where}, op {node.name!r:.80}", attribute.graphs, MAX_NODE_PARTS, "graphs")
                 todo.extend((graph, depth) for graph in attribute.graphs)
             if attribute.HasField("tp"):
-                _check_type(where, attribute.tp)
+                check_type(where, attribute.tp)
 
 
 def _check_values(where: str, infos: Iterable[Any]) -> None:
@@ -139,10 +139,11 @@ def _check_values(where: str, infos: Iterable[Any]) -> None:
             if type(text) is not str or len(text) > MAX_NAME_CHARS:
                 _names(where, (text,))
         if not kind.HasField("tensor_type"):
-            _check_type(where, kind)
+            check_type(where, kind)
 
 
-def _check_type(where: str, kind: Any) -> None:
+def check_type(where: str, kind: Any) -> None:
+    """Raise OutOfBounds when a TypeProto nests too deep or holds a long text."""
     for _ in range(MAX_TYPE_DEPTH):
         _names(where, (kind.denotation, kind.opaque_type.domain, kind.opaque_type.name))
         inner = kind.WhichOneof("value")

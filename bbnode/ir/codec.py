@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,15 +38,23 @@ MAX_METADATA_ITEMS = 256
 MAX_SCALAR_BYTES = 1 << 20  # one msgpack carrier; FACTS: one app event is 1 MiB at most
 MAX_LIST_ITEMS = 65_536
 
+# Copying so few bytes takes less time than making a view of them.
+SMALL_BYTES = 512
+
 _TENSOR_HEADER = struct.Struct("<BB6x")
+_DIMENSIONS = tuple(struct.Struct(f"<{ndim}Q") for ndim in range(MAX_NDIM + 1))
+_HOST_IS_LITTLE = sys.byteorder == "little"
 _COUNT = struct.Struct("<I")
 _CHILD = struct.Struct("<QQ")
 
 
-def encode_parts(value: Value) -> list[Buffer]:
-    """The payload of `value` as buffers to be written one after the other, uncopied."""
+def encode_parts(value: Value, node: TypeNode | None = None) -> list[Buffer]:
+    """The payload of `value` as buffers to be written one after the other.
+
+    What is larger than SMALL_BYTES is not copied. `node`: its type, for who knows it.
+    """
     parts: list[Buffer] = []
-    _encode_into(value, values.type_of(value), parts, 0)
+    _encode_into(value, values.type_of(value) if node is None else node, parts, 0)
     return parts
 
 
@@ -126,37 +135,41 @@ def _decode(node: TypeNode, view: memoryview, depth: int) -> Value:
 
 
 def _encode_tensor(array: np.ndarray[Any, Any], node: TypeNode) -> list[Buffer]:
+    shape = array.shape
+    ndim = len(shape)
+    header = _TENSOR_HEADER.pack(node.elem_type, ndim) + _DIMENSIONS[ndim].pack(*shape)
+    if array.nbytes <= SMALL_BYTES and _HOST_IS_LITTLE and array.dtype.isnative:
+        return [header + array.tobytes()]
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    dense = np.ascontiguousarray(little).reshape(array.shape)
-    header = _TENSOR_HEADER.pack(node.elem_type, array.ndim) + struct.pack(
-        f"<{array.ndim}Q", *array.shape
-    )
-    if dense.nbytes == 0:
-        return [header]
+    dense = np.ascontiguousarray(little)
     return [header, dense.reshape(-1).view(np.uint8).data]
 
 
 def _decode_tensor(node: TypeNode, view: memoryview) -> np.ndarray[Any, Any]:
-    if len(view) < _TENSOR_HEADER.size:
-        raise DecodeError(f"a tensor payload of {len(view)} bytes has no header")
+    size = len(view)
+    if size < _TENSOR_HEADER.size:
+        raise DecodeError(f"a tensor payload of {size} bytes has no header")
     elem, ndim = _TENSOR_HEADER.unpack_from(view)
     if elem != node.elem_type:
         raise DecodeError(f"tensor of element type {elem} where {node.name} was announced")
-    if ndim > MAX_NDIM or len(view) < _TENSOR_HEADER.size + 8 * ndim:
-        raise DecodeError(f"tensor header announces {ndim} dimensions")
-    shape = struct.unpack_from(f"<{ndim}Q", view, _TENSOR_HEADER.size)
-    dtype = values.dtype_of(node)
     start = _TENSOR_HEADER.size + 8 * ndim
-    if math.prod(shape) * dtype.itemsize != len(view) - start:
-        raise DecodeError(f"tensor shape {list(shape)} does not fit its {len(view) - start} bytes")
-    if len(view) == start:
-        array = np.empty(0, dtype)  # frombuffer refuses an offset at the very end
-    else:
-        array = np.frombuffer(view, dtype.newbyteorder("<"), offset=start)
+    if ndim > MAX_NDIM or size < start:
+        raise DecodeError(f"tensor header announces {ndim} dimensions")
+    shape = _DIMENSIONS[ndim].unpack_from(view, _TENSOR_HEADER.size)
+    dtype = values.dtype_of(node)
+    if math.prod(shape) * dtype.itemsize != size - start:
+        raise DecodeError(f"tensor shape {list(shape)} does not fit its {size - start} bytes")
+    little = dtype if _HOST_IS_LITTLE else dtype.newbyteorder("<")
+    try:
+        array: np.ndarray[Any, Any] = np.ndarray(shape, little, view, start)
+    except (ValueError, OverflowError) as error:  # of dimensions beside one that is 0
+        raise DecodeError(f"tensor shape {list(shape)} is beyond what an array has") from error
     if node is types.TENSOR_BOOL and bool((array.view(np.uint8) > 1).any()):
         raise DecodeError("a bool tensor holds bytes other than 0 and 1")
-    array = array.astype(dtype, copy=False).reshape(shape)
-    array.flags.writeable = False
+    if not _HOST_IS_LITTLE:
+        array = array.astype(dtype)
+    if not view.readonly:
+        array.flags.writeable = False
     return array
 
 

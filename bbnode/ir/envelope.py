@@ -1,24 +1,24 @@
-"""The wire envelope: protobuf, written and read by hand.
+"""The wire envelope: protobuf, written by hand (`envelope_reader.py` reads it).
 
-Rule: field numbers are fixed (docs/ir.md), unknown fields are skipped, caps are checked
-before anything is allocated, and payloads are never copied: encoding returns the buffers
-in order, decoding returns memoryviews of the input. The tests compare with google.protobuf.
+Rule: field numbers are fixed (docs/ir.md) and payloads are never copied: encoding returns the
+buffers in order. The tests compare with google.protobuf.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from bbnode.ir.errors import DecodeError
 from bbnode.ir.making import maker
 
 SCHEMA_VERSION = 1
 
-# FACTS, "Caps and budgets": default preset.
-MAX_ENVELOPE_BYTES = 16 << 20
+# What a node takes by default. FACTS says 16 MiB, and that large tensors travel in chunks: the
+# transport cuts and joins them, so that to a node a tensor is one envelope again, and its bound is
+# that of all that comes in.
+MAX_ENVELOPE_BYTES = 256 << 20
 MAX_FILLS = 64
 MAX_CLAIMED_ADDRESSES = 8
 MAX_CLAIMED_ADDRESS_BYTES = 256
@@ -63,6 +63,9 @@ class SlotFill:
         return size
 
 
+make_fill = maker(SlotFill, "dest_suffix", "payload", "payload_parts", "trigger_only", "type_hash")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeRttReport:
     """Round-trip estimate of a downstream edge (Jacobson 1988), in nanoseconds."""
@@ -89,9 +92,6 @@ class WireEnvelope:
 # --- encoding ----------------------------------------------------------------------
 
 _VARINT, _LEN = 0, 2
-_FIXED64, _FIXED32 = 1, 5
-_SIZED_OR_VALUE = (_VARINT, _LEN)
-_MAX_VARINT_BYTES = 10
 _U64 = (1 << 64) - 1
 # Distinct (place, type) pairs and type hashes that a node meets again and again are those of
 # its program; strangers can only push entries out.
@@ -104,16 +104,20 @@ def varint(number: int) -> bytes:
         return _ONE_BYTE[number]
     if number < 0x4000:
         return bytes((number & 0x7F | 0x80, number >> 7))
-    out = []
+    # Byte by byte, an id of 64 bits would take half again as long. 56 bits are spread to two
+    # words of 28, to four of 14, to eight of 7; what is above them are the last two bytes.
     number &= _U64
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    word = (number & 0x0FFFFFFF) | (number & 0xFFFFFFF0000000) << 4
+    word = (word & 0x00003FFF00003FFF) | (word & 0x0FFFC0000FFFC000) << 2
+    word = (word & 0x007F007F007F007F) | (word & 0x3F803F803F803F80) << 1
+    word |= (number >> 56 & 0x7F) << 64 | (number >> 63) << 72
+    size = (number.bit_length() + 6) // 7
+    return (word | _MORE[size]).to_bytes(size, "little")
 
 
 _ONE_BYTE = tuple(bytes((number,)) for number in range(0x80))
+# The high bits of all bytes of a varint but the last, by its size.
+_MORE = tuple(int.from_bytes(b"\x80" * max(size - 1, 0), "little") for size in range(11))
 
 
 def _uint_field(number: int, value: int) -> bytes:
@@ -152,9 +156,8 @@ def encode_between(
     pending = destination
     for fill in fills:
         size = fill.payload_size
-        suffix, after = _fill_ends(fill.dest_suffix, fill.trigger_only, fill.type_hash)
-        before = suffix + b"\x12" + varint(size) if size else suffix
-        pending += b"\x12" + varint(len(before) + size + len(after)) + before
+        before, after = _fill_ends(fill.dest_suffix, fill.trigger_only, fill.type_hash, size)
+        pending += before
         if size:
             parts.append(pending)
             if fill.payload:
@@ -182,10 +185,16 @@ def encode_between(
 
 
 @lru_cache(_REMEMBERED)
-def _fill_ends(suffix: bytes, trigger_only: bool, type_hash: int) -> tuple[bytes, bytes]:
-    """What stands before and behind a fill's payload."""
+def _fill_ends(suffix: bytes, trigger_only: bool, type_hash: int, size: int) -> tuple[bytes, bytes]:
+    """What stands before and behind a fill's payload of `size` bytes.
+
+    What a program sends to a place is as large every time, more often than not.
+    """
     before = _bytes_field(1, suffix) if suffix else b""
-    return before, _uint_field(3, int(trigger_only)) + _uint_field(4, type_hash)
+    if size:
+        before += b"\x12" + varint(size)
+    after = _uint_field(3, int(trigger_only)) + _uint_field(4, type_hash)
+    return b"\x12" + varint(len(before) + size + len(after)) + before, after
 
 
 def encode_envelope(envelope: WireEnvelope) -> list[Buffer]:
@@ -201,187 +210,3 @@ def encode_envelope(envelope: WireEnvelope) -> list[Buffer]:
             envelope.src_peer_bytes, envelope.src_peer_addresses, envelope.schema_version
         ),
     )
-
-
-# --- decoding ----------------------------------------------------------------------
-
-
-_make_fill = maker(SlotFill, "dest_suffix", "payload", "trigger_only", "type_hash", "payload_parts")
-_make_correlation = maker(WireCorrelation, "kind", "wire_req_id")
-_make_envelope = maker(
-    WireEnvelope,
-    "dest_peer_addresses",
-    "fills",
-    "correlation",
-    "remaining_deadline_ns",
-    "edge_rtt_reports",
-    "src_peer_bytes",
-    "schema_version",
-    "src_peer_addresses",
-)
-_KINDS = {int(kind): kind for kind in CorrelationKind}
-_NO_CORRELATION = WireCorrelation()
-
-
-def decode_envelope(data: Buffer, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> WireEnvelope:
-    """Read one envelope; payloads are memoryviews of `data`.
-
-    Raises DecodeError for malformed protobuf, a newer schema, or anything over a cap.
-    """
-    if len(data) > max_bytes:
-        raise DecodeError(f"an envelope of {len(data)} bytes; at most {max_bytes} are taken")
-    dest: list[bytes] = []
-    fills: list[SlotFill] = []
-    reports: list[EdgeRttReport] = []
-    claimed: list[bytes] = []
-    correlation = _NO_CORRELATION
-    deadline = 0
-    source = b""
-    version = 0
-    # A length-delimited value is the place where it starts and ends, and nothing is sliced
-    # out of the input before it is known to be wanted.
-    for number, wire, value, end in _fields(data, 0, len(data)):
-        if number == 2:
-            _room(fills, MAX_FILLS, "fills")
-            fills.append(_decode_fill(data, _sub(value, wire), end))
-        elif number == 3:
-            correlation = _decode_correlation(data, _sub(value, wire), end)
-        elif number == 4:
-            deadline = _uint(value, wire)
-        elif number == 5:
-            _room(reports, MAX_RTT_REPORTS, "round-trip reports")
-            reports.append(_decode_report(data, _sub(value, wire), end))
-        elif number == 6:
-            source = _short(data, value, end, wire, 128)
-        elif number == 7:
-            version = _uint(value, wire)
-        elif number == 8:
-            _room(claimed, MAX_CLAIMED_ADDRESSES, "claimed addresses")
-            claimed.append(_short(data, value, end, wire, MAX_CLAIMED_ADDRESS_BYTES))
-        elif number == 1:
-            _room(dest, MAX_CLAIMED_ADDRESSES, "destination addresses")
-            dest.append(_short(data, value, end, wire, MAX_CLAIMED_ADDRESS_BYTES))
-    if version != SCHEMA_VERSION:
-        raise DecodeError(f"envelope schema version {version}; this node speaks {SCHEMA_VERSION}")
-    made: WireEnvelope = _make_envelope(
-        tuple(dest),
-        tuple(fills),
-        correlation,
-        deadline,
-        tuple(reports),
-        source,
-        version,
-        tuple(claimed),
-    )
-    return made
-
-
-@lru_cache(_REMEMBERED)
-def _wide_varint(window: bytes) -> tuple[int, int]:
-    """The varint at the beginning of up to ten bytes, and how many of them it takes."""
-    result = shift = 0
-    for index, byte in enumerate(window):
-        result |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return result & _U64, index + 1
-        shift += 7
-    raise DecodeError("an envelope holds a varint that is cut short or too long")
-
-
-def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """(field number, wire type, value, 0), or (…, start, end) for what is no varint."""
-    while at < end:
-        tag = data[at]
-        at += 1
-        if tag >= 0x80:
-            tag, size = _wide_varint(bytes(data[at - 1 : min(at - 1 + _MAX_VARINT_BYTES, end)]))
-            at += size - 1
-        wire = tag & 7
-        tag >>= 3
-        if tag == 0:
-            raise DecodeError("an envelope holds field number 0")
-        if wire in _SIZED_OR_VALUE:
-            if at >= end:
-                raise DecodeError("an envelope holds a varint that is cut short or too long")
-            value = data[at]
-            at += 1
-            if value >= 0x80:
-                value, size = _wide_varint(
-                    bytes(data[at - 1 : min(at - 1 + _MAX_VARINT_BYTES, end)])
-                )
-                at += size - 1
-            if wire == _VARINT:
-                yield tag, wire, value, 0
-                continue
-        elif wire in (_FIXED64, _FIXED32):
-            value = 8 if wire == _FIXED64 else 4
-        else:
-            raise DecodeError(f"field {tag} has wire type {wire}, which is not used")
-        if value > end - at:
-            raise DecodeError(f"field {tag} announces {value} bytes and {end - at} are left")
-        yield tag, wire, at, at + value
-        at += value
-
-
-def _room(items: Sized, cap: int, what: str) -> None:
-    if len(items) >= cap:
-        raise DecodeError(f"an envelope with more than {cap} {what}")
-
-
-def _uint(value: int, wire: int) -> int:
-    if wire != _VARINT:
-        raise DecodeError("an integer field of an envelope has another wire type")
-    return value
-
-
-def _sub(start: int, wire: int) -> int:
-    if wire != _LEN:
-        raise DecodeError("a length-delimited field of an envelope has another wire type")
-    return start
-
-
-def _short(data: Buffer, start: int, end: int, wire: int, cap: int) -> bytes:
-    _sub(start, wire)
-    if end - start > cap:
-        raise DecodeError(f"an address field of {end - start} bytes; at most {cap} are taken")
-    return bytes(data[start:end])
-
-
-def _decode_fill(data: Buffer, start: int, end: int) -> SlotFill:
-    suffix = b""
-    payload: Buffer = b""
-    trigger_only = False
-    type_hash = 0
-    for number, wire, value, until in _fields(data, start, end):
-        if number == 1:
-            suffix = _short(data, value, until, wire, MAX_SUFFIX_BYTES)
-        elif number == 2:
-            payload = memoryview(data)[_sub(value, wire) : until]
-        elif number == 3:
-            trigger_only = bool(_uint(value, wire))
-        elif number == 4:
-            type_hash = _uint(value, wire)
-    made: SlotFill = _make_fill(suffix, payload, trigger_only, type_hash, ())
-    return made
-
-
-def _decode_correlation(data: Buffer, start: int, end: int) -> WireCorrelation:
-    kind = wire_req_id = 0
-    for number, wire, value, _ in _fields(data, start, end):
-        if number == 1:
-            kind = _uint(value, wire)
-        elif number == 2:
-            wire_req_id = _uint(value, wire)
-    known = _KINDS.get(kind)
-    if known is None:
-        raise DecodeError(f"correlation kind {kind} is not known")
-    made: WireCorrelation = _make_correlation(known, wire_req_id)
-    return made
-
-
-def _decode_report(data: Buffer, start: int, end: int) -> EdgeRttReport:
-    numbers = [0, 0, 0]
-    for number, wire, value, _ in _fields(data, start, end):
-        if 1 <= number <= 3:
-            numbers[number - 1] = _uint(value, wire)
-    return EdgeRttReport(site=numbers[0], srtt_ns=numbers[1], rttvar_ns=numbers[2])

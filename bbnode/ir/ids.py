@@ -27,3 +27,12 @@ def wire_hash(name: str, opset_version: int = 1) -> int:
 def site_id(target: str, value_name: str) -> int:
     """The stable NodeSiteId of a Recv: FNV-1a-64 of `<target>/<value name>`."""
     return fnv1a_64(f"{target}/{value_name}".encode())
+
+
+def component_ref(slot: str) -> int:
+    """The stable ComponentRef of a slot: FNV-1a-64 of `slot/<slot>`, folded to 32 bits.
+
+    Like a site id it is the same on every peer, whatever targets are installed there.
+    """
+    value = fnv1a_64(f"slot/{slot}".encode())
+    return (value >> 32) ^ (value & 0xFFFFFFFF)

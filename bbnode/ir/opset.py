@@ -31,7 +31,11 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSpec:
-    """One op. `suspends`: it may finish in a later poll, so it carries a deadline."""
+    """One op. `suspends`: it may finish in a later poll, so it carries a deadline.
+
+    An op of a `role` always may: its component can hand work out of the engine's thread.
+    `changes`: it changes what other ops of its component give.
+    """
 
     domain: str
     op_type: str
@@ -40,6 +44,7 @@ class OpSpec:
     attributes: dict[str, Any]  # name -> default, or REQUIRED
     role: str | None = None
     suspends: bool = False
+    changes: bool = False
     doc: str = ""
 
     @property
@@ -111,6 +116,7 @@ def op(
     *,
     role: str | None = None,
     suspends: bool = False,
+    changes: bool = False,
     doc: str = "",
     **attributes: Any,
 ) -> OpSpec:
@@ -123,7 +129,8 @@ def op(
             outputs=ports(outputs),
             attributes=attributes,
             role=role,
-            suspends=suspends,
+            suspends=suspends or role is not None,
+            changes=changes,
             doc=doc,
         )
     )
@@ -200,9 +207,14 @@ def _books() -> None:
     op(keys.TYPES_DOMAIN, "Cast", "value:any", "value:any", to=REQUIRED)
 
 
-def _role(role: str, rows: Iterable[tuple[str, str, str, dict[str, Any]]]) -> None:
+def _role(
+    role: str, rows: Iterable[tuple[str, str, str, dict[str, Any]]], changing: str = ""
+) -> None:
     for op_type, inputs, outputs, attributes in rows:
-        op(keys.role_domain(role), op_type, inputs, outputs, role=role, suspends=True, **attributes)
+        op(
+            keys.role_domain(role), op_type, inputs, outputs,
+            role=role, changes=op_type in changing.split(), **attributes,
+        )  # fmt: skip
 
 
 def _roles() -> None:
@@ -216,7 +228,7 @@ def _roles() -> None:
         ("LoadParameters", "params:tensor", "cmd:cmd", {}),
         ("Params", "", "params:tensor", {}),
         ("Train", "", "stats:metadata", {"epochs": 1, "batch": 32}),
-    ))  # fmt: skip
+    ), "Backward Step ApplyDelta LoadParameters Train")  # fmt: skip
     _role("Aggregator", (
         ("Contribute", "tensor:tensor metadata:metadata", "cmd:cmd", {}),
         ("ContributeAll", "responses:responses", "cmd:cmd", {}),
@@ -227,18 +239,18 @@ def _roles() -> None:
         ("NextBatch", "", "batch:tensor labels:tensor", {}),
         ("Reset", "", "trigger:trigger", {}),
         ("OnDataLoaded", "", "trigger:trigger", {}),
-    ))  # fmt: skip
+    ), "NextBatch Reset")  # fmt: skip
     _role("Codec", (
         ("Encode", "tensor:tensor", "code:tensor", {}),
         ("Decode", "code:tensor", "tensor:tensor", {}),
         ("Train", "training:tensor", "cmd:cmd", {}),
-    ))  # fmt: skip
+    ), "Train")  # fmt: skip
     _role("Index", (
         ("Add", "vector:tensor", "id:cmd", {}),
         ("Search", "query:tensor", "results:results", {"k": 10}),
         ("Remove", "id:tensor", "cmd:cmd", {}),
         ("Train", "training:tensor", "cmd:cmd", {}),
-    ))  # fmt: skip
+    ), "Add Remove Train")  # fmt: skip
     _role("PeerSelector", (
         ("Select", "key?:any", "peers:peers", {"mode": "all", "n": 0}),
         ("Sample", "", "peers:peers", {"n": REQUIRED}),

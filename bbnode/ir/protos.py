@@ -85,8 +85,8 @@ def is_wire(node: NodeProto, *op_types: str) -> bool:
 
 
 def is_role(node: NodeProto) -> bool:
-    """Whether a node is an op of a role domain."""
-    return bool(node.domain.startswith(keys.ROLE_DOMAIN_PREFIX))
+    """Whether a node calls a component's method: an op of a role, or of a protocol."""
+    return bool(node.domain.startswith((keys.ROLE_DOMAIN_PREFIX, keys.PROTOCOL_DOMAIN_PREFIX)))
 
 
 def function_key(function: FunctionProto) -> tuple[str, str, str]:

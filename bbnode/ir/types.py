@@ -29,7 +29,7 @@ class TypeKind(enum.Enum):
     TENSOR = "tensor"  # TypeProto.Tensor with a fixed element type
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # one object per type
 class TypeNode:
     """One node of the lattice. `elem_type` is onnx.TensorProto.DataType for tensors."""
 

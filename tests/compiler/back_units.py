@@ -9,7 +9,8 @@ from onnx import FunctionProto, NodeProto
 
 from bbnode.compiler import pipeline
 from bbnode.compiler.unit import CompilationUnit, CompileOptions
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
+from tests.compiler import either
 from tests.compiler.programs import BOUND, Body, run, unit_of
 
 BACK = tuple(
@@ -37,17 +38,17 @@ def unit_until(
 
 
 def meta(node: NodeProto, key: str) -> str | None:
-    return protos.get_meta(node, key)
+    return either.get_meta(node, key)
 
 
 def control(node: NodeProto) -> list[str]:
     return [
-        name for name in (protos.get_meta(node, keys.CONTROL_AFTER_KEY) or "").split(",") if name
+        name for name in (either.get_meta(node, keys.CONTROL_AFTER_KEY) or "").split(",") if name
     ]
 
 
 def after(node: NodeProto) -> list[str]:
-    return [name for name in (protos.get_meta(node, keys.AFTER_KEY) or "").split(",") if name]
+    return [name for name in (either.get_meta(node, keys.AFTER_KEY) or "").split(",") if name]
 
 
 def of_type(function: FunctionProto, op_type: str) -> list[NodeProto]:
@@ -61,9 +62,8 @@ def sole(function: FunctionProto, op_type: str) -> NodeProto:
 
 def snapshot(unit: CompilationUnit) -> tuple[bytes, ...]:
     """Everything a pass may change."""
-    parts = [main.SerializeToString(deterministic=True) for main in unit.partitions.values()]
     return (
-        unit.model.SerializeToString(deterministic=True),
-        *parts,
+        repr(list(unit.partitions)).encode(),
+        either.content(unit),
         repr(unit.wire_edges).encode(),
     )

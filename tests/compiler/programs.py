@@ -15,8 +15,9 @@ from bbnode.compiler.pipeline import load_pass
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, SlotBinding
 from bbnode.components.contracts import Aggregator, Backend, DataSource, Model, PeerSelector
 from bbnode.components.registry import register_component
-from bbnode.ir import keys, opset, protos, types
+from bbnode.ir import keys, opset, types
 from bbnode.ir.types import TypeNode
+from tests.compiler import either
 
 Values = Sequence[str]
 
@@ -26,9 +27,9 @@ class Body:
 
     def __init__(self, name: str, *, home: str = keys.SELF_CLASS, root: bool = False) -> None:
         self.function = FunctionProto(name=name, domain=keys.MODULE_DOMAIN)
-        protos.set_meta(self.function, keys.HOME_KEY, home)
+        either.set_meta(self.function, keys.HOME_KEY, home)
         if root:
-            protos.set_meta(self.function, keys.ROOT_KEY, "true")
+            either.set_meta(self.function, keys.ROOT_KEY, "true")
         self._types: dict[str, TypeNode] = {}
         self._slots: dict[str, int] = {}
         self._opsets: set[tuple[str, int]] = {("", keys.ONNX_OPSET_VERSION)}
@@ -70,7 +71,7 @@ class Body:
         if slot is not None:
             stamps |= self._slot(slot, role or "Backend", concrete)
         for key, text in {**stamps, **(meta or {})}.items():
-            protos.set_meta(made, key, text)
+            either.set_meta(made, key, text)
         spec = opset.lookup_op(domain, op_type)
         for index, value in enumerate(outputs):
             kind = types.ANY if spec is not None else types.TENSOR
@@ -81,7 +82,7 @@ class Body:
                 kind = port.type if isinstance(port.type, TypeNode) else types.ANY
             if value:
                 self._types[value] = kind
-        self._opsets.add(("" if protos.is_onnx_domain(domain) else domain, _version(domain)))
+        self._opsets.add(("" if either.is_onnx_domain(domain) else domain, _version(domain)))
         self.function.node.append(made)
         return self.function.node[-1]
 
@@ -142,20 +143,20 @@ class Body:
         function = self.function
         del function.value_info[:]
         del function.opset_import[:]
-        protos.write_types(function, self._types)
-        function.opset_import.extend(protos.opset_imports(self._opsets))
+        either.write_types(function, self._types)
+        function.opset_import.extend(either.opset_imports(self._opsets))
         return function
 
     def _slot(self, slot: str, role: str, concrete: str | None) -> dict[str, str]:
         slot_id = self._slots.setdefault(slot, len(self._slots))
         key = keys.SLOT_ROLE_PREFIX + slot
-        if protos.get_meta(self.function, key) is None:
-            protos.set_meta(self.function, key, f"{role}|{slot_id}")
+        if either.get_meta(self.function, key) is None:
+            either.set_meta(self.function, key, f"{role}|{slot_id}")
             if concrete is None:
                 self.function.attribute.append(slot)
             else:
                 self.function.attribute_proto.append(helper.make_attribute(slot, b"\x80"))
-                protos.set_meta(self.function, keys.CONCRETE_TYPE_SLOT_PREFIX + slot, concrete)
+                either.set_meta(self.function, keys.CONCRETE_TYPE_SLOT_PREFIX + slot, concrete)
         stamps = {keys.SLOT_KEY: slot, keys.SLOT_ID_KEY: str(slot_id)}
         if concrete is None:
             stamps[keys.REQUIRED_TRAIT_KEY] = f"{role}Runtime"
@@ -165,7 +166,7 @@ class Body:
 
 
 def _version(domain: str) -> int:
-    return keys.ONNX_OPSET_VERSION if protos.is_onnx_domain(domain) else keys.BB_OPSET_VERSION
+    return keys.ONNX_OPSET_VERSION if either.is_onnx_domain(domain) else keys.BB_OPSET_VERSION
 
 
 def model_of(*bodies: Body) -> ModelProto:
@@ -174,7 +175,7 @@ def model_of(*bodies: Body) -> ModelProto:
     model.functions.extend(body.build() for body in bodies)
     model.graph.name = bodies[0].function.name
     imports = {(e.domain, e.version) for f in model.functions for e in f.opset_import}
-    model.opset_import.extend(protos.opset_imports(imports))
+    model.opset_import.extend(either.opset_imports(imports))
     return model
 
 
@@ -203,7 +204,7 @@ def node_making(function: FunctionProto, value: str) -> NodeProto:
 
 def home_of(function: FunctionProto, value: str) -> str | None:
     """Class of the op that makes a value."""
-    return protos.get_meta(node_making(function, value), keys.HOME_CLASS_KEY)
+    return either.get_meta(node_making(function, value), keys.HOME_CLASS_KEY)
 
 
 # --- components that exist only for their class attributes ---------------------------------
@@ -325,7 +326,7 @@ def nested_program() -> tuple[Body, ...]:
     root.sample("client", "peers", after=["d2"])
     root.call(sender.function, ["n2", "peers"], ["far"], kinds=[types.TENSOR_FLOAT])
     root.syscall("Record", ["far"], [], name="Record_far")
-    protos.set_attr(root.function.node[-1], "name", "far")
+    either.set_attr(root.function.node[-1], "name", "far")
     return root, pure, stateful, sender
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
-import onnx
 import onnxruntime as ort
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from bbnode.compiler import flow
 from bbnode.compiler.admission import admit
 from bbnode.compiler.pipeline import all_pass_names, load_pass
 from bbnode.compiler.unit import CompilationUnit
-from bbnode.ir import keys, protos, types
+from bbnode.ir import keys, types
+from bbnode.ir.plain import Function, Node
+from bbnode.ir.plain_proto import proto_of_node
+from tests.compiler import either
 from tests.compiler.back_units import after, control, snapshot, unit_until
 from tests.compiler.programs import Body, node_making, run
 from tests.compiler.test_back_pipeline import ALL, _bound, random_programs
@@ -24,30 +26,32 @@ PASS = "collapse_backend_subgraphs"
 BEFORE = "insert_backoff_gate_tx"
 
 
-def collapsed(body: Body) -> tuple[CompilationUnit, FunctionProto]:
+def collapsed(body: Body) -> tuple[CompilationUnit, Function]:
     unit = unit_until(PASS, body, options=ALL)
     (main,) = unit.partitions.values()
     return unit, main
 
 
-def calls(function: FunctionProto) -> list[onnx.NodeProto]:
+def calls(function: Function) -> list[Node]:
     return [n for n in function.node if n.domain == keys.BACKEND_SUBGRAPH_DOMAIN]
 
 
-def subgraph(unit: CompilationUnit, call: onnx.NodeProto) -> FunctionProto:
-    return next(f for f in unit.model.functions if f.name == call.op_type)
+def subgraph(unit: CompilationUnit, call: Node) -> Function:
+    return next(f for f in unit.program.functions if f.name == call.op_type)
 
 
-def run_function(function: FunctionProto, inputs: list[np.ndarray]) -> list[np.ndarray]:
+def run_function(function: Function, inputs: list[np.ndarray]) -> list[np.ndarray]:
     """A subgraph in ONNX Runtime, as an engine would prepare it: by its declared types."""
-    kinds = {info.name: info.type for info in function.value_info}
+    kinds = {name: declared.proto for name, declared in function.types.items()}
     graph = GraphProto(name="g")
-    graph.node.extend(function.node)
+    graph.node.extend(map(proto_of_node, function.node))
     for name in function.input:
         graph.input.add(name=name).type.CopyFrom(kinds[name])
     for name in function.output:
         graph.output.add(name=name)
-    model = ModelProto(ir_version=10, graph=graph, opset_import=function.opset_import)
+    model = ModelProto(ir_version=10, graph=graph)
+    for domain, version in function.opset_import:
+        model.opset_import.add(domain=domain, version=version)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, dict(zip(function.input, inputs, strict=True)))
 
@@ -64,18 +68,18 @@ def test_a_chain_becomes_one_call_that_computes_the_same() -> None:
     (call,) = calls(main)
     assert list(call.input) == ["x", "w"]
     assert list(call.output) == ["s"]
-    assert protos.get_meta(call, keys.SLOT_KEY) == "compute"
-    assert protos.get_meta(call, keys.SLOT_ID_KEY) == "0"
-    assert protos.get_meta(call, keys.REQUIRED_TRAIT_KEY) == "BackendRuntime"
+    assert either.get_meta(call, keys.SLOT_KEY) == "compute"
+    assert either.get_meta(call, keys.SLOT_ID_KEY) == "0"
+    assert either.get_meta(call, keys.REQUIRED_TRAIT_KEY) == "BackendRuntime"
     function = subgraph(unit, call)
     assert [n.op_type for n in function.node] == ["MatMul", "Relu", "Softmax"]
-    assert not any(n.metadata_props for n in function.node)
+    assert not any(n.metadata for n in function.node)
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(3, 4)).astype("f4"), rng.normal(size=(4, 5)).astype("f4")
     (got,) = run_function(function, [a, b])
     hidden = np.exp(np.maximum(a @ b, 0))
     np.testing.assert_allclose(got, hidden / hidden.sum(-1, keepdims=True), rtol=1e-5)
-    assert {info.name for info in main.value_info} == {"x", "w", "s", "y"}
+    assert set(either.declared(main)) == {"x", "w", "s", "y"}
 
 
 def test_equal_graphs_share_one_function_whatever_their_values_are_called() -> None:
@@ -88,7 +92,7 @@ def test_equal_graphs_share_one_function_whatever_their_values_are_called() -> N
     unit, main = collapsed(body)
     assert len({call.op_type for call in calls(main)}) == 1
     assert len(calls(main)) == 3
-    assert len(unit.model.functions) == 1
+    assert len(unit.program.functions) == 1
 
 
 def test_a_path_through_another_op_splits_the_group() -> None:
@@ -116,7 +120,7 @@ def test_two_slots_never_share_a_group_and_their_calls_do_not_wait_for_each_othe
     body.output("z", "b2")
     unit, main = collapsed(body)
     assert flow.topological(main) == list(range(len(main.node)))
-    assert {protos.get_meta(c, keys.SLOT_KEY) for c in calls(main)} == {"left", "right"}
+    assert {either.get_meta(c, keys.SLOT_KEY) for c in calls(main)} == {"left", "right"}
     for call in calls(main):
         assert {n.op_type for n in subgraph(unit, call).node} <= {"Relu", "Add"} or {
             n.op_type for n in subgraph(unit, call).node
@@ -212,7 +216,7 @@ def test_control_edges_that_named_a_member_name_the_call() -> None:
     unit = unit_until(BEFORE, body, options=ALL)
     (main,) = unit.partitions.values()
     forward = node_making(main, "f")
-    protos.set_meta(forward, keys.CONTROL_AFTER_KEY, "relu")
+    either.set_meta(forward, keys.CONTROL_AFTER_KEY, "relu")
     run(unit, PASS, options=ALL)
     (call,) = calls(main)
     assert control(node_making(main, "f")) == [call.name]
@@ -239,11 +243,11 @@ def test_ops_without_a_slot_and_ops_that_refer_to_attributes_stay() -> None:
     body.output("y", "a")
     unit, main = collapsed(body)
     assert not calls(main)
-    assert not unit.model.functions
+    assert not unit.program.functions
 
 
 def _available(
-    function: FunctionProto, seeds: Collection[str], dead: Collection[str]
+    function: Function, seeds: Collection[str], dead: Collection[str]
 ) -> dict[str, bool]:
     """Which values come when inputs `seeds` are there and the ops `dead` never finish."""
     known = dict.fromkeys(function.input, False) | dict.fromkeys(seeds, True)
@@ -263,11 +267,10 @@ def test_fusing_changes_nothing_of_what_comes_and_what_does_not(
         load_pass(name).run(unit, options)
     before = {}
     for home, main in unit.partitions.items():
-        before[home] = FunctionProto()
-        before[home].CopyFrom(main)
+        before[home] = main.copy()
     load_pass(PASS).run(unit, options)
     for home, main in unit.partitions.items():
-        late = sorted(n.name for n in main.node if protos.is_role(n) or protos.is_wire(n))
+        late = sorted(n.name for n in main.node if either.is_role(n) or either.is_wire(n))
         dead = data.draw(st.sets(st.sampled_from(late))) if late else set()
         inputs = list(main.input)
         seeds = data.draw(st.sets(st.sampled_from(inputs))) if inputs else set()

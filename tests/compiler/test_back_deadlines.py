@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bbnode.compiler.unit import CompileOptions
-from bbnode.ir import keys, protos, types
+from bbnode.ir import keys, types
+from tests.compiler import either
 from tests.compiler.back_units import after, control, meta, of_type, sole, unit_until
 from tests.compiler.programs import (
     BINDINGS,
@@ -25,7 +26,7 @@ def test_everything_that_suspends_carries_a_deadline() -> None:
     unit = unit_until(PASS, federated_program(), options=OPTIONS)
     for main in unit.partitions.values():
         for node in main.node:
-            waits = protos.is_role(node) or protos.is_wire(node)
+            waits = either.is_role(node) or either.is_wire(node)
             # The request and its two receiving halves: there and back again.
             hops = 2 if node.op_type in ("SendReqBatched", "RecvReq", "RecvRespBatched") else 1
             expected = str(hops * 5 * SECOND) if waits else None
@@ -46,10 +47,10 @@ def test_a_request_and_the_wait_for_its_answers_share_one_deadline() -> None:
     for given, expected in ((0, 10 * SECOND), (9 * SECOND, 9 * SECOND)):
         body = federated_program()
         request = node_making(body.function, "round.req_id")
-        protos.set_attr(request, keys.ATTR_DEADLINE_NS, given)
+        either.set_attr(request, keys.ATTR_DEADLINE_NS, given)
         server = unit_until(PASS, body, options=OPTIONS).partitions["server"]
         request = sole(server, "SendReqBatched")
-        assert protos.get_attr(request, keys.ATTR_DEADLINE_NS) == expected
+        assert either.get_attr(request, keys.ATTR_DEADLINE_NS) == expected
         assert meta(request, keys.DEADLINE_NS_KEY) == str(expected)
         assert meta(sole(server, "RecvRespBatched"), keys.DEADLINE_NS_KEY) == str(expected)
 
@@ -61,10 +62,10 @@ def test_a_check_passes_the_first_input_through() -> None:
     assert check.op_type == "DeadlineCheck"
     assert check.domain == keys.SYSCALL_DOMAIN
     assert list(check.input) == [f"{sole(main, 'RecvReq').name}#backoff_rx_out"]
-    assert protos.get_attr(check, "deadline_ns") == 5 * SECOND
+    assert either.get_attr(check, "deadline_ns") == 5 * SECOND
     assert meta(check, keys.DEADLINE_CHECK_SOURCE_KEY) == load.name
     assert meta(check, keys.DEADLINE_NS_KEY) is None
-    assert protos.value_types(main)[load.input[0]] is types.TENSOR_FLOAT
+    assert either.value_types(main)[load.input[0]] is types.TENSOR_FLOAT
     assert list(main.node).index(load) == list(main.node).index(check) + 1
 
 
@@ -75,7 +76,7 @@ def test_an_op_without_inputs_waits_for_its_check_which_waits_for_the_same() -> 
     assert not check.input
     assert after(train) == [*after(check), check.output[0]]
     assert control(check) == control(train) == [sole(main, "LoadParameters").name]
-    assert protos.value_types(main)[check.output[0]] is types.TRIGGER
+    assert either.value_types(main)[check.output[0]] is types.TRIGGER
 
 
 def test_an_optional_input_that_is_left_out_is_not_the_one_that_is_checked() -> None:
@@ -84,7 +85,7 @@ def test_an_optional_input_that_is_left_out_is_not_the_one_that_is_checked() -> 
     body.op(keys.WIRE_DOMAIN, "SendResp", ["", x], [], name="odd",
             meta={keys.DEADLINE_NS_KEY: "5", keys.HOME_CLASS_KEY: "@self"})  # fmt: skip
     unit = unit_of(body)
-    unit.partitions = {"@self": unit.model.functions.pop(0)}
+    unit.partitions = {"@self": unit.program.functions.pop(0)}
     run(unit, PASS, options=OPTIONS)
     assert list(node_named(unit.partitions["@self"], "odd").input) == ["", "odd#deadline_out"]
 
@@ -101,9 +102,9 @@ def test_receivers_gates_and_checks_are_not_checked() -> None:
 
 def test_called_functions_are_treated_too_and_sends_keep_their_destination() -> None:
     unit = unit_until(PASS, *nested_program(), options=OPTIONS)
-    stateful = next(f for f in unit.model.functions if f.name.startswith("Hoist_Stateful_"))
+    stateful = next(f for f in unit.program.functions if f.name.startswith("Hoist_Stateful_"))
     assert of_type(stateful, "DeadlineCheck")
     send = sole(unit.partitions["server"], "Send")
     assert send.input[0].endswith("#deadline_out")
     assert meta(send, keys.DEST_SITE_NAME_PREFIX + send.input[0]) is not None
-    assert protos.get_attr(send, keys.DEST_SUFFIX_PREFIX + send.input[0]) is not None
+    assert either.get_attr(send, keys.DEST_SUFFIX_PREFIX + send.input[0]) is not None

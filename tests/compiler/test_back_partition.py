@@ -11,7 +11,9 @@ from bbnode.compiler.errors import CrossClassDataflow, CyclicGraph, Internal, Un
 from bbnode.compiler.ordering import program_order
 from bbnode.compiler.unit import CompilationUnit
 from bbnode.compiler.wire_pairs import wire_pairs
-from bbnode.ir import keys, protos, types
+from bbnode.ir import keys, types
+from bbnode.ir.plain_proto import function_of
+from tests.compiler import either
 from tests.compiler.back_units import meta, of_type, sole, unit_until
 from tests.compiler.programs import (
     Body,
@@ -40,14 +42,14 @@ def test_each_class_gets_its_ops_inputs_outputs_slots_and_types() -> None:
     ]  # fmt: skip
     assert (list(client.input), list(client.output)) == ([], [])
     assert list(client.attribute) == ["local"]
-    assert protos.get_meta(client, keys.SLOT_ROLE_PREFIX + "local") == "Model|2"
+    assert either.get_meta(client, keys.SLOT_ROLE_PREFIX + "local") == "Model|2"
     assert (list(server.input), list(server.output)) == (["tick"], ["model", "info_out"])
     assert list(server.attribute) == ["pick_client", "global", "fedavg"]
-    assert protos.get_meta(server, keys.TARGET_KEY) == "true"
-    assert protos.get_meta(server, keys.HOME_KEY) == "server"
-    declared = {info.name for info in client.value_info}
+    assert either.get_meta(server, keys.TARGET_KEY) == "true"
+    assert either.get_meta(server, keys.HOME_KEY) == "server"
+    declared = set(either.declared(client))
     assert declared == {name for node in client.node for name in node.output}
-    assert not unit.model.functions
+    assert not unit.program.functions
 
 
 def test_edges_name_both_ends_of_a_request_and_of_its_answer() -> None:
@@ -78,17 +80,17 @@ def test_a_name_is_a_hash_of_content_without_source_lines() -> None:
     assert all(re.fullmatch(rf"{home}#[0-9a-f]{{16}}", name) for home, name in first.items())
     moved = federated_program()
     for node in moved.function.node:
-        protos.set_meta(node, keys.SOURCE_LINE_KEY, "elsewhere.py:1")
+        either.set_meta(node, keys.SOURCE_LINE_KEY, "elsewhere.py:1")
     assert names(unit_until(PASS, moved)) == first
     for node in moved.function.node:
-        protos.del_meta(node, keys.SOURCE_LINE_KEY)
+        either.del_meta(node, keys.SOURCE_LINE_KEY)
     assert names(unit_until(PASS, moved)) == first
 
 
 def test_a_change_moves_the_name_of_the_class_it_is_on_and_no_other() -> None:
     first = names(unit_until(PASS, federated_program()))
     changed = federated_program()
-    protos.set_attr(node_making(changed.function, "stats"), "epochs", 9)
+    either.set_attr(node_making(changed.function, "stats"), "epochs", 9)
     second = names(unit_until(PASS, changed))
     assert second["client"] != first["client"]
     assert second["server"] == first["server"]
@@ -106,10 +108,10 @@ def test_a_change_in_a_called_function_moves_the_callers_name() -> None:
 def test_functions_that_no_main_calls_are_dropped_and_bootstraps_stay() -> None:
     root, pure, stateful, sender = nested_program()
     boot = Body("Nested__bootstrap")
-    protos.set_meta(boot.function, keys.MODULE_PHASE_KEY, keys.BOOTSTRAP_PHASE)
+    either.set_meta(boot.function, keys.MODULE_PHASE_KEY, keys.BOOTSTRAP_PHASE)
     boot.syscall("Pulse", [], ["t"])
     unit = unit_until(PASS, root, pure, stateful, sender, boot)
-    hoisted, kept = (f.name for f in unit.model.functions)
+    hoisted, kept = (f.name for f in unit.program.functions)
     assert re.fullmatch(r"Hoist_Stateful_[0-9a-f]{16}", hoisted)
     assert kept == "Nested__bootstrap"
 
@@ -144,7 +146,7 @@ def test_a_value_may_not_cross_classes_without_a_send() -> None:
 
 
 def _order(body: Body) -> list[str]:
-    nodes = body.function.node
+    nodes = function_of(body.function).node
     return [nodes[index].name for index in program_order(nodes)]
 
 
@@ -201,4 +203,4 @@ def test_two_receivers_of_one_index_are_refused() -> None:
     unit = unit_until("synthesize_wire_recvs", gossip_program())
     (recv,) = of_type(unit.root, "Recv")
     with pytest.raises(Internal, match="one wire index"):
-        wire_pairs([*unit.root.node, type(recv).FromString(recv.SerializeToString())])
+        wire_pairs([*unit.root.node, recv.copy()])

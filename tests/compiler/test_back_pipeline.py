@@ -8,15 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto
 
-from bbnode.compiler import flow
+from bbnode.compiler import flow, seams
 from bbnode.compiler.admission import admit
 from bbnode.compiler.driver import Compiler
 from bbnode.compiler.errors import Internal
 from bbnode.compiler.pipeline import all_pass_names, load_pass
-from bbnode.compiler.seams import Seams
 from bbnode.compiler.unit import CompileOptions, SlotBinding
 from bbnode.components.contracts import Backend
-from bbnode.ir import keys, protos, types
+from bbnode.ir import keys, types
+from bbnode.ir.plain_proto import function_of
+from tests.compiler import either
 from tests.compiler.back_units import BACK, snapshot, unit_until
 from tests.compiler.programs import BINDINGS, Body, FakeSelector, _fake, federated_program, model_of
 
@@ -65,7 +66,7 @@ def test_each_pass_leaves_a_well_formed_program_in_program_order(program: ModelP
     unit = admit(program, ALL)
     for name in all_pass_names():
         load_pass(name).run(unit, ALL)
-        Seams().check(unit, name)
+        seams.check(unit, name)
         if name in BACK:
             for main in unit.partitions.values():
                 assert flow.topological(main) == list(range(len(main.node))), name
@@ -78,7 +79,7 @@ def test_the_artifact_is_plain_onnx_and_always_the_same_bytes(program: ModelProt
     assert compiled.SerializeToString() == compiler.compile(program).SerializeToString()
     assert not compiled.graph.node
     assert compiled.graph.name == program.graph.name
-    assert protos.get_meta(compiled, keys.COMPILED_KEY) == "v1"
+    assert either.get_meta(compiled, keys.COMPILED_KEY) == "v1"
     for function in compiled.functions:
         used = {node.domain for node in function.node}
         assert used == {entry.domain for entry in function.opset_import}
@@ -89,13 +90,13 @@ def test_the_artifact_is_plain_onnx_and_always_the_same_bytes(program: ModelProt
 
 def test_mains_come_first_in_class_order_and_every_value_is_typed(program: ModelProto) -> None:
     compiled = Compiler(options=ALL).compile(program)
-    is_main = [protos.get_meta(f, keys.TARGET_KEY) == "true" for f in compiled.functions]
+    is_main = [either.get_meta(f, keys.TARGET_KEY) == "true" for f in compiled.functions]
     assert is_main == sorted(is_main, reverse=True)
     mains = compiled.functions[: sum(is_main)]
-    homes = [protos.get_meta(main, keys.HOME_KEY) for main in mains]
+    homes = [either.get_meta(main, keys.HOME_KEY) for main in mains]
     assert homes == sorted(homes)
     for main in mains:
-        declared = {info.name for info in main.value_info}
+        declared = set(either.declared(main))
         made = {name for node in main.node for name in node.output if name}
         assert made | set(main.input) <= declared
 
@@ -105,9 +106,9 @@ def test_two_functions_of_one_key_that_differ_are_refused() -> None:
     other = Body("Other")
     other.syscall("Pulse", [], ["t"])
     main = next(iter(unit.partitions.values()))
-    clash = unit.model.functions.add()
-    clash.CopyFrom(other.build())
+    clash = function_of(other.build())
     clash.name = main.name
+    unit.program.functions.append(clash)
     with pytest.raises(Internal, match="differ"):
         load_pass("merge_partitions_into_one").run(unit, ALL)
 
@@ -171,6 +172,6 @@ def test_random_programs_compile_without_cycles_and_to_the_same_bytes(program: M
     onnx.checker.check_model(compiled)
     assert compiled.SerializeToString() == compiler.compile(program).SerializeToString()
     for function in compiled.functions:
-        if protos.get_meta(function, keys.TARGET_KEY):
+        if either.get_meta(function, keys.TARGET_KEY):
             left = [node for node in function.node if node.domain == ""]
             assert not left  # every backend op is in a subgraph

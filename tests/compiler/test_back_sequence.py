@@ -129,7 +129,7 @@ def test_called_functions_are_sequenced_inside() -> None:
     root, pure, stateful, sender = nested_program()
     stateful.role("Model", "Step", "global", [], ["stepped"], name="step")
     unit = unit_until(PASS, root, pure, stateful, sender)
-    inside = next(f for f in unit.model.functions if f.name.startswith("Hoist_Stateful_"))
+    inside = next(f for f in unit.program.functions if f.name.startswith("Hoist_Stateful_"))
     apply = sole(inside, "ApplyDelta")
     assert control(node_named(inside, "step")) == [apply.name]
     assert after(node_named(inside, "step")) == ["applied"]

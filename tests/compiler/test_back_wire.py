@@ -15,7 +15,8 @@ from bbnode.compiler.gate_contract import (
     register_gate_contract,
     unregister_gate_contract,
 )
-from bbnode.ir import address, ids, keys, protos, types
+from bbnode.ir import address, ids, keys, types
+from tests.compiler import either
 from tests.compiler.back_units import after, meta, of_type, sole, unit_until
 from tests.compiler.programs import (
     Body,
@@ -47,12 +48,12 @@ def test_both_ends_agree_on_the_site() -> None:
     site = ids.site_id(client.name, "round.received")
     assert meta(received, keys.SITE_ID_KEY) == str(site)
     assert meta(request, keys.DEST_SITE_NAME_PREFIX + "weights") == "round.received"
-    suffix = protos.get_attr(request, keys.DEST_SUFFIX_PREFIX + "weights")
+    suffix = either.get_attr(request, keys.DEST_SUFFIX_PREFIX + "weights")
     assert address.parse_site_suffix(suffix) == site
     answer, responses = sole(client, "SendResp"), sole(server, "RecvRespBatched")
     site = ids.site_id(server.name, "round.responses")
     assert meta(responses, keys.SITE_ID_KEY) == str(site)
-    suffix = protos.get_attr(answer, keys.DEST_SUFFIX_PREFIX + "both")
+    suffix = either.get_attr(answer, keys.DEST_SUFFIX_PREFIX + "both")
     assert address.parse_site_suffix(suffix) == site
 
 
@@ -73,7 +74,7 @@ def _signal(payload: str, consumer: str) -> Body:
         body.role("Model", "Step", "local", [], ["stepped"], after=[got])
     elif consumer == "trigger":
         body.syscall("AppNotify", [got], [], name="Notify")
-        protos.set_attr(body.function.node[-1], "name", "seen")
+        either.set_attr(body.function.node[-1], "name", "seen")
     elif consumer == "both":
         body.role("Model", "ApplyDelta", "local", [got], ["applied"], after=[got])
     elif consumer == "output":
@@ -100,7 +101,7 @@ def test_an_edge_carries_a_payload_only_where_somebody_reads_it(
     recv = sole(unit.partitions["b"], "Recv")
     assert meta(send, keys.WIRE_TRANSPORT_KEY) == transport
     assert meta(recv, keys.WIRE_TRANSPORT_KEY) == transport
-    received = protos.value_types(unit.partitions["b"])["got"]
+    received = either.value_types(unit.partitions["b"])["got"]
     if transport == "trigger_only":
         assert received is types.TRIGGER
         assert meta(recv, keys.TYPE_HASH_KEY) == str(types.TRIGGER.wire_hash)
@@ -149,7 +150,7 @@ def test_the_chain_behind_a_receiver() -> None:
         assert meta(gate, keys.GATE_SOURCES[gate.op_type]) == name
         assert meta(recv, keys.GATE_STAMPS[gate.op_type]) == "true"
         assert meta(gate, keys.HOME_CLASS_KEY) == "peer"
-        assert protos.value_types(main)[gate.output[0]] is types.TENSOR_FLOAT
+        assert either.value_types(main)[gate.output[0]] is types.TENSOR_FLOAT
     order = [n.op_type for n in main.node if n.domain != keys.role_domain("Model")]
     assert order[-4:] == ["Recv", "DedupGateRx", "PeerHealthGateRx", "BackoffGateRx"]
 
@@ -176,7 +177,7 @@ def test_a_payload_that_is_sent_on_keeps_its_destination_stamps() -> None:
     head = meta(recv, keys.RX_CHAIN_HEAD_KEY)
     assert send.input[0] == head
     assert meta(send, f"{keys.DEST_SITE_NAME_PREFIX}{head}") == "at_c"
-    assert protos.get_attr(send, f"{keys.DEST_SUFFIX_PREFIX}{head}") is not None
+    assert either.get_attr(send, f"{keys.DEST_SUFFIX_PREFIX}{head}") is not None
     assert meta(send, keys.DEST_SITE_NAME_PREFIX + "at_b") is None
 
 
@@ -184,8 +185,8 @@ def test_tx_gates_stand_before_sends_to_a_fixed_peer_only() -> None:
     body = gossip_program()
     assert not of_type(one(body, TX), "PeerHealthGateTx")
     send = node_making(body.function, "theirs")
-    protos.set_attr(send, keys.ATTR_PEER, b"\x00\x24peer")
-    protos.set_meta(send, keys.AFTER_KEY, "others")
+    either.set_attr(send, keys.ATTR_PEER, b"\x00\x24peer")
+    either.set_meta(send, keys.AFTER_KEY, "others")
     main = one(body, TX)
     health, backoff = sole(main, "PeerHealthGateTx"), sole(main, "BackoffGateTx")
     send = sole(main, "Send")
@@ -194,7 +195,7 @@ def test_tx_gates_stand_before_sends_to_a_fixed_peer_only() -> None:
     assert list(backoff.input) == list(health.output)
     assert list(send.input) == [f"{send.name}#backoff_tx_gated", "others"]
     for gate in (health, backoff):
-        assert protos.get_attr(gate, keys.ATTR_PEER) == b"\x00\x24peer"
+        assert either.get_attr(gate, keys.ATTR_PEER) == b"\x00\x24peer"
         assert meta(gate, keys.GATE_SOURCES[gate.op_type]) == send.name
         assert meta(send, keys.GATE_STAMPS[gate.op_type]) == "true"
         assert after(gate) == ["others"]
@@ -224,7 +225,7 @@ def test_a_pass_left_out_is_noticed(dropped: str) -> None:
 @pytest.mark.parametrize("dropped", ["insert_peer_health_gate_tx", "insert_backoff_gate_tx"])
 def test_a_tx_pass_left_out_is_noticed(dropped: str) -> None:
     body = gossip_program()
-    protos.set_attr(node_making(body.function, "theirs"), keys.ATTR_PEER, b"\x00\x24peer")
+    either.set_attr(node_making(body.function, "theirs"), keys.ATTR_PEER, b"\x00\x24peer")
     unit = unit_until("insert_async_deadlines", body, without=(dropped,))
     with pytest.raises(RuntimeIncomplete, match="has no"):
         run(unit, LAST)
@@ -242,7 +243,7 @@ def test_a_tx_pass_left_out_is_noticed(dropped: str) -> None:
 def test_a_missing_stamp_is_named(op_type: str, spoil: str, says: str) -> None:
     unit = unit_until("insert_async_deadlines", gossip_program())
     node = sole(unit.partitions["peer"], op_type)
-    protos.del_meta(node, spoil)
+    either.del_meta(node, spoil)
     with pytest.raises(RuntimeIncomplete, match=says):
         run(unit, LAST)
 
@@ -250,7 +251,7 @@ def test_a_missing_stamp_is_named(op_type: str, spoil: str, says: str) -> None:
 def test_a_send_that_lands_nowhere_is_named() -> None:
     unit = unit_until("insert_async_deadlines", gossip_program())
     send = sole(unit.partitions["peer"], "Send")
-    protos.set_attr(send, keys.DEST_SUFFIX_PREFIX + send.input[0], address.site_suffix(7))
+    either.set_attr(send, keys.DEST_SUFFIX_PREFIX + send.input[0], address.site_suffix(7))
     with pytest.raises(RuntimeIncomplete, match="no receiver"):
         run(unit, LAST)
     del send.attribute[:]

@@ -27,9 +27,9 @@ from bbnode.compiler.errors import (
 )
 from bbnode.compiler.unit import CompilationUnit, CompileOptions
 from bbnode.components.contracts import Model
-from bbnode.ir import keys, protos, types
+from bbnode.ir import keys, types
 from bbnode.ir.errors import AuthorError, DeploymentError
-from tests.compiler import programs
+from tests.compiler import either, programs
 from tests.compiler.programs import BINDINGS, Body, model_of
 
 
@@ -60,9 +60,9 @@ def test_a_round_becomes_one_model_with_a_target_per_class(federated: ModelProto
     assert federated.SerializeToString() == before
     assert [t.partition("#")[0] for t in report.targets] == ["client", "server"]
     assert all(len(t.partition("#")[2]) == 16 for t in report.targets)
-    assert protos.get_meta(model, keys.COMPILED_KEY) == keys.COMPILED_CURRENT_VERSION
+    assert either.get_meta(model, keys.COMPILED_KEY) == keys.COMPILED_CURRENT_VERSION
     server = report.targets[1]
-    assert (protos.get_meta(model, keys.binding_key(server, "global")) or "").startswith("Model|")
+    assert (either.get_meta(model, keys.binding_key(server, "global")) or "").startswith("Model|")
     assert not model.graph.node
     onnx.checker.check_model(model)
 
@@ -81,7 +81,7 @@ def test_each_partition_is_a_compiled_model_of_its_own(federated: ModelProto) ->
     assert sorted(name.partition("#")[0] for name in parts) == ["client", "server"]
     for name, part in parts.items():
         assert part.functions[0].name == name
-        assert protos.get_meta(part, keys.COMPILED_KEY) == "v1"
+        assert either.get_meta(part, keys.COMPILED_KEY) == "v1"
         bound = [e.key for e in part.metadata_props if e.key.startswith(keys.BINDING_PREFIX)]
         assert bound
         assert all(key.startswith(keys.BINDING_PREFIX + name) for key in bound)
@@ -205,7 +205,7 @@ def test_a_budget_is_between_a_nanosecond_and_a_day(budget: int) -> None:
 def test_options_reach_the_passes(federated: ModelProto) -> None:
     model = compiler().with_per_hop_budget_ns(77).compile(federated)
     deadlines = {
-        protos.get_meta(n, keys.DEADLINE_NS_KEY)
+        either.get_meta(n, keys.DEADLINE_NS_KEY)
         for f in model.functions
         for n in f.node
         if n.op_type == keys.OP_SEND_REQ_BATCHED
@@ -216,7 +216,7 @@ def test_options_reach_the_passes(federated: ModelProto) -> None:
 def open_type() -> ModelProto:
     body = Body("Open", root=True)
     body.syscall("Record", [body.input("x")], [], name="R")
-    protos.set_attr(body.function.node[-1], "name", "x")
+    either.set_attr(body.function.node[-1], "name", "x")
     return model_of(body)
 
 
@@ -246,16 +246,16 @@ def test_stages_run_once_per_partition_in_their_order(federated: ModelProto) -> 
 
 
 def stamp(model: ModelProto) -> None:
-    protos.set_meta(model, "example.stamped", "yes")
+    either.set_meta(model, "example.stamped", "yes")
     for function in model.functions:
         for node in function.node:
-            protos.set_meta(node, "example.trace", "on")
+            either.set_meta(node, "example.trace", "on")
 
 
 def test_what_a_stage_changes_is_in_the_result(federated: ModelProto) -> None:
     model = compiler().push_back_stage(Stage("stamp", stamp)).compile(federated)
-    assert protos.get_meta(model, "example.stamped") == "yes"
-    traced = {protos.get_meta(n, "example.trace") for f in model.functions for n in f.node}
+    assert either.get_meta(model, "example.stamped") == "yes"
+    traced = {either.get_meta(n, "example.trace") for f in model.functions for n in f.node}
     assert traced == {"on"}
 
 
@@ -280,12 +280,12 @@ def rename_main(model: ModelProto) -> None:
 
 def tangle(model: ModelProto) -> None:
     first, last = model.functions[0].node[0], model.functions[0].node[-1]
-    protos.set_meta(first, keys.CONTROL_AFTER_KEY, last.name)
-    protos.set_meta(last, keys.CONTROL_AFTER_KEY, first.name)
+    either.set_meta(first, keys.CONTROL_AFTER_KEY, last.name)
+    either.set_meta(last, keys.CONTROL_AFTER_KEY, first.name)
 
 
 def unparsable(model: ModelProto) -> None:
-    protos.set_meta(model.functions[0].node[0], keys.DEADLINE_NS_KEY, "soon")
+    either.set_meta(model.functions[0].node[0], keys.DEADLINE_NS_KEY, "soon")
 
 
 def call_nothing(model: ModelProto) -> None:
@@ -305,7 +305,7 @@ def test_stages_can_not_disagree_on_what_they_share() -> None:
     model = model_of(*programs.nested_program())
 
     def brand(part: ModelProto) -> None:
-        protos.set_meta(part, "example.owner", part.functions[0].name)
+        either.set_meta(part, "example.owner", part.functions[0].name)
 
     with pytest.raises(StageFailed, match="two ways"):
         compiler().bind_backend("compute", programs.FakeBackend).push_back_stage(
@@ -338,6 +338,23 @@ def test_a_stage_needs_a_name_of_its_own(name: Any) -> None:
 # --- seams ----------------------------------------------------------------------------------
 
 
+def test_an_authors_error_at_the_end_is_found_in_one_run(
+    federated: ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    load = pipeline.load_pass
+
+    def counted(name: str) -> pipeline.Pass:
+        ran.append(name)
+        return load(name)
+
+    monkeypatch.setattr(pipeline, "load_pass", counted)
+    with pytest.raises(errors.UnboundSlot):
+        Compiler().with_permissive_types().compile(federated)
+    assert len(ran) == len(set(ran))
+    assert ran[-1] == "validate_all_slots_bound"
+
+
 class _Breaking:
     name = "analyze_wire_edges"
 
@@ -355,7 +372,7 @@ def dangle(unit: CompilationUnit) -> None:
 
 def twice(unit: CompilationUnit) -> None:
     nodes = unit.partitions["server"].node
-    nodes.add().CopyFrom(nodes[0])
+    nodes.append(nodes[0].copy())
 
 
 def lose_key(unit: CompilationUnit) -> None:

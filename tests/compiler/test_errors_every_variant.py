@@ -38,7 +38,8 @@ from bbnode.dsl import (
     syscalls,
     types,
 )
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
+from tests.compiler import either
 from tests.compiler.programs import (
     DoubleModel,
     FakeAggregator,
@@ -237,7 +238,7 @@ def cyclic_graph() -> object:
         g.output("y", COMPUTE.relu(g, g.input("x", types.TENSOR_FLOAT)))
 
     model = Program(body).build()
-    protos.set_meta(model.functions[0].node[0], keys.AFTER_KEY, "y")
+    either.set_meta(model.functions[0].node[0], keys.AFTER_KEY, "y")
     return bound().compile(model)
 
 
@@ -336,7 +337,7 @@ def type_constraint_failed() -> object:
 
 
 @case(errors.UnresolvedType, "'Hold.Flush_0.value'", "`g.input(name, type)`",
-      value="Hold.Flush_0.value", known="Any", op="Hold.Flush_0")  # fmt: skip
+      value="Hold.Flush_0.value", known="Any", op="Hold.Flush_0", slot="", role="")  # fmt: skip
 def unresolved_type() -> object:
     def body(g: Graph) -> None:
         tick = g.input("tick", types.TRIGGER)

@@ -12,8 +12,8 @@ from bbnode.compiler.errors import (
     UnresolvedPeerClass,
 )
 from bbnode.compiler.wire_pairs import wire_pairs
-from bbnode.ir import keys, protos, types
-from tests.compiler import programs
+from bbnode.ir import keys, peer_list_ops, types
+from tests.compiler import either, programs
 from tests.compiler.programs import BOUND, Body, home_of, node_making, node_named, run, unit_of
 
 
@@ -32,18 +32,18 @@ def test_a_federated_round_is_cut_at_its_request() -> None:
         "counted": "server", "mean": "server",
     }  # fmt: skip
     request = node_making(root, "round.req_id")
-    assert protos.get_meta(request, keys.PEER_CLASS_KEY) == "client"
+    assert either.get_meta(request, keys.PEER_CLASS_KEY) == "client"
     response = next(n for n in root.node if n.op_type == keys.OP_SEND_RESP)
-    assert protos.get_meta(response, keys.HOME_CLASS_KEY) == "client"
-    assert protos.get_meta(response, keys.PEER_CLASS_KEY) == "server"
+    assert either.get_meta(response, keys.HOME_CLASS_KEY) == "client"
+    assert either.get_meta(response, keys.PEER_CLASS_KEY) == "server"
 
 
 def test_a_ring_comes_back_to_where_it_began() -> None:
     root = placed(programs.ring_program())
     classes = [
-        (protos.get_meta(n, keys.HOME_CLASS_KEY), protos.get_meta(n, keys.PEER_CLASS_KEY))
+        (either.get_meta(n, keys.HOME_CLASS_KEY), either.get_meta(n, keys.PEER_CLASS_KEY))
         for n in root.node
-        if protos.is_wire(n)
+        if either.is_wire(n)
     ]
     assert classes == [("a", "b"), ("b", "c"), ("c", "a")]
     assert home_of(root, "result") == "a"
@@ -51,8 +51,8 @@ def test_a_ring_comes_back_to_where_it_began() -> None:
 
 def test_a_class_may_send_to_itself() -> None:
     root = placed(programs.gossip_program())
-    assert {protos.get_meta(n, keys.HOME_CLASS_KEY) for n in root.node} == {"peer"}
-    assert protos.get_meta(node_making(root, "theirs"), keys.PEER_CLASS_KEY) == "peer"
+    assert {either.get_meta(n, keys.HOME_CLASS_KEY) for n in root.node} == {"peer"}
+    assert either.get_meta(node_making(root, "theirs"), keys.PEER_CLASS_KEY) == "peer"
 
 
 def test_a_sender_leads_back_to_the_class_that_sent() -> None:
@@ -62,20 +62,21 @@ def test_a_sender_leads_back_to_the_class_that_sent() -> None:
     body.send(received, sender, "home_again")
     root = placed(body)
     assert home_of(root, "home_again") == "client"
-    assert protos.get_meta(node_making(root, "home_again"), keys.PEER_CLASS_KEY) == "server"
+    assert either.get_meta(node_making(root, "home_again"), keys.PEER_CLASS_KEY) == "server"
 
 
 @pytest.mark.parametrize("mover", ["Identity", "Slice", "Gather", "Squeeze", "Unsqueeze"])
 def test_peers_from_an_input_are_of_the_class_it_is_named_after(mover: str) -> None:
     body = Body("Named", home="server", root=True)
     x = body.input("x", types.TENSOR_FLOAT)
-    peers = body.input("worker", types.PEER_ID_VEC)
+    (kind, moved), *_ = peer_list_ops.RESULT_TYPES[mover].items()
+    peers = body.input("worker", kind)
     extra = {"Identity": 0, "Slice": 2, "Gather": 1, "Squeeze": 0, "Unsqueeze": 1}[mover]
     index = [body.input(f"i{n}", types.TENSOR_INT64) for n in range(extra)]
-    body.onnx(mover, [peers, *index], ["some"], kinds=[types.PEER_ID_VEC])
+    body.onnx(mover, [peers, *index], ["some"], kinds=[moved])
     body.send(x, "some", "there")
     root = placed(body)
-    assert protos.get_meta(node_making(root, "there"), keys.PEER_CLASS_KEY) == "worker"
+    assert either.get_meta(node_making(root, "there"), keys.PEER_CLASS_KEY) == "worker"
 
 
 def test_peers_of_one_class_may_be_joined_and_of_two_may_not() -> None:
@@ -89,7 +90,7 @@ def test_peers_of_one_class_may_be_joined_and_of_two_may_not() -> None:
         return body
 
     root = placed(joined("client"))
-    assert protos.get_meta(node_making(root, "there"), keys.PEER_CLASS_KEY) == "client"
+    assert either.get_meta(node_making(root, "there"), keys.PEER_CLASS_KEY) == "client"
     with pytest.raises(UnresolvedPeerClass) as caught:
         placed(joined("server"))
     assert (caught.value.node_name, caught.value.peer_input) == ("TheSend", "both")
@@ -186,7 +187,7 @@ def test_constants_live_wherever_they_are_read() -> None:
     assert home_of(root, "minus@client") == home_of(root, "one@client") == "client"
     assert list(node_named(root, "Far").input) == ["there", "minus@client"]
     assert list(node_named(root, "Minus@client").input) == ["one@client"]
-    assert protos.value_types(root)["minus@client"] is types.TENSOR_FLOAT
+    assert either.value_types(root)["minus@client"] is types.TENSOR_FLOAT
 
 
 def test_an_inlined_module_keeps_its_own_home() -> None:
@@ -201,8 +202,8 @@ def test_an_inlined_module_keeps_its_own_home() -> None:
     root.call(child.function, [v, root.sample("client", "cs")], ["beaten"],
               kinds=[types.TRIGGER], name="Call")  # fmt: skip
     body = placed(root, child)
-    assert protos.get_meta(node_named(body, "Call/Pulse_1"), keys.HOME_CLASS_KEY) == "client"
-    assert protos.get_meta(node_named(body, "Call/Send_0"), keys.HOME_CLASS_KEY) == "server"
+    assert either.get_meta(node_named(body, "Call/Pulse_1"), keys.HOME_CLASS_KEY) == "client"
+    assert either.get_meta(node_named(body, "Call/Send_0"), keys.HOME_CLASS_KEY) == "server"
 
 
 # --- synthesis ------------------------------------------------------------------------------
@@ -223,20 +224,20 @@ def test_a_send_keeps_a_sentinel_and_its_recv_takes_the_values() -> None:
     assert list(send.output) == ["__send_sentinel_0"]
     assert list(recv.output) == ["theirs", "theirs.sender"]
     assert not recv.input
-    meta = protos.all_meta(recv)
+    meta = either.all_meta(recv)
     assert meta[keys.SYNTHESIZED_FROM_KEY] == "0"
     assert meta[keys.HOME_CLASS_KEY] == "peer"
     assert meta[keys.TYPE_HASH_KEY] == str(types.TENSOR_FLOAT.wire_hash)
-    assert meta[keys.DEADLINE_NS_KEY] == protos.get_meta(send, keys.DEADLINE_NS_KEY)
-    payload = protos.get_attr(recv, keys.ATTR_PAYLOAD_TYPE)
+    assert meta[keys.DEADLINE_NS_KEY] == either.get_meta(send, keys.DEADLINE_NS_KEY)
+    payload = either.get_attr(recv, keys.ATTR_PAYLOAD_TYPE)
     assert types.type_from_proto(payload) is types.TENSOR_FLOAT
     assert meta[keys.WIRE_CORRELATION_KEY] == "none"
 
 
 def test_a_request_becomes_four_ops_with_one_index() -> None:
     root = synthesized(programs.federated_program())
-    wires = {n.op_type: n for n in root.node if protos.is_wire(n)}
-    assert {protos.get_meta(n, keys.SYNTHESIZED_FROM_KEY) for n in wires.values()} == {"0"}
+    wires = {n.op_type: n for n in root.node if either.is_wire(n)}
+    assert {either.get_meta(n, keys.SYNTHESIZED_FROM_KEY) for n in wires.values()} == {"0"}
     assert list(wires["SendReqBatched"].output) == ["round.req_id"]
     assert list(wires["RecvReq"].output) == [
         "round.received",
@@ -245,7 +246,7 @@ def test_a_request_becomes_four_ops_with_one_index() -> None:
     ]
     assert list(wires["RecvRespBatched"].input) == ["round.req_id"]
     assert list(wires["RecvRespBatched"].output) == ["round.responses"]
-    assert protos.get_meta(wires["RecvRespBatched"], keys.HOME_CLASS_KEY) == "server"
+    assert either.get_meta(wires["RecvRespBatched"], keys.HOME_CLASS_KEY) == "server"
     pairs = {(p.send.op_type, p.recv.op_type) for p in wire_pairs(list(root.node))}
     assert pairs == {("SendReqBatched", "RecvReq"), ("SendResp", "RecvRespBatched")}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from onnx import FunctionProto, GraphProto, TensorProto, helper
+from onnx import FunctionProto, GraphProto, TensorProto, ValueInfoProto, helper
 
 from bbnode.compiler.errors import (
     BindingMismatch,
@@ -14,9 +14,10 @@ from bbnode.compiler.errors import (
     UnresolvedType,
 )
 from bbnode.compiler.unit import CompileOptions, SlotBinding
-from bbnode.ir import keys, protos, types
+from bbnode.ir import keys, types
+from bbnode.ir.plain import ValueType
 from bbnode.ir.types import TypeNode
-from tests.compiler import programs
+from tests.compiler import either, programs
 from tests.compiler.programs import BOUND, Body, node_making, run, unit_of
 
 PERMISSIVE = CompileOptions(permissive_types=True)
@@ -25,7 +26,7 @@ PERMISSIVE = CompileOptions(permissive_types=True)
 def solved(*bodies: Body, options: CompileOptions | None = None) -> dict[str, TypeNode]:
     unit = unit_of(*bodies)
     run(unit, "type_solver", options=options)
-    return protos.value_types(unit.root)
+    return either.value_types(unit.root)
 
 
 def body_with(*inputs: tuple[str, TypeNode]) -> Body:
@@ -93,9 +94,9 @@ def test_bundles_record_and_unbundles_take_the_types_of_their_parts() -> None:
     body.op(keys.COMPOSITE_DOMAIN, keys.OP_UNBUNDLE, ["both"], ["x2", "m2"], child_types=listed)
     unit = unit_of(body)
     run(unit, "type_solver")
-    known = protos.value_types(unit.root)
+    known = either.value_types(unit.root)
     assert (known["x2"], known["m2"]) == (types.TENSOR_FLOAT, types.METADATA)
-    assert protos.get_attr(node_making(unit.root, "both"), "child_types") == listed.encode()
+    assert either.get_attr(node_making(unit.root, "both"), "child_types") == listed.encode()
 
 
 def test_a_call_ties_the_callers_values_to_the_callees() -> None:
@@ -107,8 +108,8 @@ def test_a_call_ties_the_callers_values_to_the_callees() -> None:
     root.call(callee.function, ["a"], ["b"], kinds=[types.ANY])
     unit = unit_of(root, callee)
     run(unit, "type_solver")
-    assert protos.value_types(unit.root)["b"] is types.TENSOR_DOUBLE
-    assert protos.value_types(unit.model.functions[1])["x"] is types.TENSOR_DOUBLE
+    assert either.value_types(unit.root)["b"] is types.TENSOR_DOUBLE
+    assert either.value_types(unit.program.functions[1])["x"] is types.TENSOR_DOUBLE
 
 
 def test_constants_of_carriers_say_their_type() -> None:
@@ -147,10 +148,10 @@ def test_types_outside_the_lattice_stay_inside_onnx() -> None:
     body.onnx("SequenceConstruct", ["x"], ["seq"])
     body.onnx("SequenceLength", ["seq"], ["count"])
     unit = unit_of(body)
-    info = next(i for i in unit.root.value_info if i.name == "seq")
-    info.type.CopyFrom(helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, None)))
+    sequence = helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, None))
+    unit.root.types["seq"] = ValueType.of_proto(sequence)
     run(unit, "type_solver")
-    assert protos.value_types(unit.root)["count"] is types.TENSOR_INT64
+    assert either.value_types(unit.root)["count"] is types.TENSOR_INT64
 
 
 # --- refinement -----------------------------------------------------------------------------
@@ -166,15 +167,15 @@ def test_a_bound_component_narrows_the_tensors_at_its_ports() -> None:
     body = Body("Refined", root=True)
     body.role("DataSource", "NextBatch", "data", [], ["images", "labels"])
     binding = SlotBinding(slot="data", role="DataSource", component=programs.FakeData)
-    known = protos.value_types(refined(body, binding))
+    known = either.value_types(refined(body, binding))
     assert (known["images"], known["labels"]) == (types.TENSOR_FLOAT, types.TENSOR_INT64)
-    assert protos.value_types(refined(body))["images"] is types.TENSOR
+    assert either.value_types(refined(body))["images"] is types.TENSOR
 
 
 def test_a_concrete_slot_narrows_by_its_type_name() -> None:
     body = Body("Refined", root=True)
     body.role("Model", "Params", "m", [], ["p"], concrete="test.DoubleModel")
-    assert protos.value_types(refined(body))["p"] is types.TENSOR_DOUBLE
+    assert either.value_types(refined(body))["p"] is types.TENSOR_DOUBLE
 
 
 def test_two_storages_at_one_value_are_refused() -> None:
@@ -221,3 +222,26 @@ def test_a_slot_bound_under_another_role_is_refused() -> None:
     with pytest.raises(BindingMismatch, match="uses it as a Model slot") as caught:
         refined(body, binding)
     assert caught.value.role == "DataSource"
+
+
+def loop_body() -> GraphProto:
+    """A body that says no type of what it carries."""
+    return helper.make_graph(
+        [
+            helper.make_node("Neg", ["carried"], ["made"]),
+            helper.make_node("Identity", ["go"], ["go_on"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            ValueInfoProto(name="carried"),
+        ],
+        [helper.make_tensor_value_info("go_on", TensorProto.BOOL, []), ValueInfoProto(name="made")],
+    )
+
+
+def test_what_a_loop_carries_is_typed_by_what_goes_in() -> None:
+    body = body_with(("x", types.TENSOR_DOUBLE), ("n", types.TENSOR_INT64))
+    body.onnx("Loop", ["n", "", "x"], ["y"], body=loop_body())
+    assert solved(body)["y"] is types.TENSOR_DOUBLE

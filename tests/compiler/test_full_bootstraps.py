@@ -20,7 +20,8 @@ from bbnode.dsl import (
     UnknownName,
     types,
 )
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
+from tests.compiler import either
 from tests.compiler.programs import FakeModel
 
 Recording = Callable[[Graph], object]
@@ -69,7 +70,7 @@ def test_a_parent_hands_values_in_and_takes_values_out() -> None:
     call = found["Parent__bootstrap"].node[0]
     assert (call.domain, call.op_type) == (keys.MODULE_DOMAIN, "Child__bootstrap")
     assert list(call.input) == ["seed"]
-    assert protos.value_types(found["Parent__bootstrap"])["done"] is types.COMMAND_ID
+    assert either.value_types(found["Parent__bootstrap"])["done"] is types.COMMAND_ID
     assert "Child" not in found  # only its bootstrap is called
 
 

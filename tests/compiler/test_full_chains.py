@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from onnx import FunctionProto, ModelProto, NodeProto
+from onnx import ModelProto, NodeProto
 
 from bbnode.compiler import Compiler
 from bbnode.compiler.chain_depth import MAX_CHAIN_DEPTH, MAX_DEADLINE_NS
@@ -23,9 +23,10 @@ from bbnode.dsl import (
     syscalls,
     types,
 )
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 from bbnode.ir.peer import PeerId
-from tests.compiler import programs
+from bbnode.ir.plain import Function, Program
+from tests.compiler import either, programs
 from tests.compiler.programs import FakeAggregator, FakeModel, FakeSelector, run
 
 PASS = "derive_wire_deadlines"
@@ -55,16 +56,16 @@ def derived(body: Callable[[Graph], object], *more: str) -> dict[str, tuple[int,
     unit = programs.admit(Written(body).build(), CompileOptions())
     run(unit, "inline_for_partition", options=CompileOptions(per_hop_budget_ns=BUDGET))
     for _ in range(2):  # the second time changes nothing
-        before = unit.model.SerializeToString()
+        before = either.content(unit)
         run(unit, PASS, *more, options=CompileOptions(per_hop_budget_ns=BUDGET))
-    assert unit.model.SerializeToString() == before
+    assert either.content(unit) == before
     return {
-        f"{protos.get_meta(n, keys.PORT_KEY)}.{n.op_type}": (
-            int(protos.get_meta(n, keys.CHAIN_DEPTH_KEY) or 0),
-            int(protos.get_meta(n, keys.DEADLINE_NS_KEY) or 0),
+        f"{either.get_meta(n, keys.PORT_KEY)}.{n.op_type}": (
+            int(either.get_meta(n, keys.CHAIN_DEPTH_KEY) or 0),
+            int(either.get_meta(n, keys.DEADLINE_NS_KEY) or 0),
         )
         for n in unit.root.node
-        if protos.is_wire(n)
+        if either.is_wire(n)
     }
 
 
@@ -195,7 +196,7 @@ def test_paths_that_meet_again_do_not_multiply_without_end() -> None:
     counters = run(unit, PASS, options=CompileOptions(per_hop_budget_ns=1 << 50))
     assert counters["deadlines_stamped"] == 400
     assert counters["deepest_chain"] == MAX_CHAIN_DEPTH
-    stamps = [protos.get_meta(n, keys.DEADLINE_NS_KEY) for n in unit.root.node if protos.is_wire(n)]
+    stamps = [either.get_meta(n, keys.DEADLINE_NS_KEY) for n in unit.root.node if either.is_wire(n)]
     assert max(int(stamp or 0) for stamp in stamps) == MAX_DEADLINE_NS
 
 
@@ -211,8 +212,8 @@ def test_paths_that_meet_again_do_not_multiply_without_end() -> None:
 )
 def test_a_stamp_that_is_none_is_named(key: str, text: str) -> None:
     unit = programs.unit_of(programs.ring_program())
-    send = next(n for n in unit.root.node if protos.is_wire(n))
-    protos.set_meta(send, key, text)
+    send = next(n for n in unit.root.node if either.is_wire(n))
+    either.set_meta(send, key, text)
     with pytest.raises(ExpansionFailed) as caught:
         run(unit, PASS)
     assert caught.value.node_name == send.name
@@ -221,7 +222,7 @@ def test_a_stamp_that_is_none_is_named(key: str, text: str) -> None:
 
 def test_ops_that_wait_for_each_other_have_no_depth() -> None:
     body = programs.ring_program()
-    protos.set_meta(body.function.node[0], keys.AFTER_KEY, "result")
+    either.set_meta(body.function.node[0], keys.AFTER_KEY, "result")
     with pytest.raises(CyclicGraph):
         run(programs.unit_of(body), PASS)
 
@@ -279,9 +280,9 @@ def test_a_request_says_how_many_it_asks_at_most(
     model = compiled(body)
     (request,) = nodes_of(model, keys.OP_SEND_REQ_BATCHED)
     (collect,) = nodes_of(model, keys.OP_RECV_RESP_BATCHED)
-    assert protos.get_attr(request, keys.ATTR_COHORT_SIZE) == size
-    assert protos.get_attr(request, keys.ATTR_VARIANT) == variant
-    assert protos.get_attr(collect, keys.ATTR_COHORT_SIZE) == size
+    assert either.get_attr(request, keys.ATTR_COHORT_SIZE) == size
+    assert either.get_attr(request, keys.ATTR_VARIANT) == variant
+    assert either.get_attr(collect, keys.ATTR_COHORT_SIZE) == size
 
 
 def test_a_quorum_fits_a_constant_cohort_too() -> None:
@@ -298,13 +299,13 @@ def test_a_send_to_one_constant_peer_is_peer_routed_and_gated() -> None:
 
     model = compiled(body)
     routed = {
-        protos.get_meta(n, keys.PORT_KEY): protos.get_attr(n, keys.ATTR_PEER)
+        either.get_meta(n, keys.PORT_KEY): either.get_attr(n, keys.ATTR_PEER)
         for n in nodes_of(model, keys.OP_SEND)
     }
     assert routed == {"fixed": PEER.to_bytes(), "drawn": None, "two": None}
     for gate in (keys.OP_PEER_HEALTH_GATE_TX, keys.OP_BACKOFF_GATE_TX):
         (made,) = nodes_of(model, gate)
-        assert protos.get_attr(made, keys.ATTR_PEER) == PEER.to_bytes()
+        assert either.get_attr(made, keys.ATTR_PEER) == PEER.to_bytes()
 
 
 def test_a_class_of_constant_peers_is_a_class_name() -> None:
@@ -322,14 +323,14 @@ def constant_module() -> programs.Body:
     child.syscall("Constant", [], ["held"], kinds=[types.TENSOR_FLOAT], after=[t])
     child.function.node[-1].attribute.add(name="value", ref_attr_name="level", type=4)
     child.syscall("Record", ["held"], [], name="seen")
-    protos.set_attr(child.function.node[-1], "name", "level")
+    either.set_attr(child.function.node[-1], "name", "level")
     return child
 
 
-def levels(model: ModelProto | FunctionProto) -> list[float]:
-    functions = model.functions if isinstance(model, ModelProto) else [model]
+def levels(model: ModelProto | Program | Function) -> list[float]:
+    functions = [model] if isinstance(model, Function) else model.functions
     return [
-        protos.get_attr(n, "value").float_data[0]
+        either.get_attr(n, "value").float_data[0]
         for f in functions
         for n in f.node
         if n.op_type == "Constant"
@@ -350,8 +351,8 @@ def test_a_constant_of_a_called_module_takes_the_modules_default() -> None:
         root.call(child.function, [tick], [])
     unit = programs.unit_of(root, child)
     run(unit, "inline_for_partition", PASS, "validate", "expand_ops")
-    assert [f.name for f in unit.model.functions] == ["Root", "Child"]
-    assert levels(unit.model) == [2.0]
+    assert [f.name for f in unit.program.functions] == ["Root", "Child"]
+    assert levels(unit.program) == [2.0]
 
 
 def test_a_call_that_gives_the_attribute_is_inlined_with_it() -> None:

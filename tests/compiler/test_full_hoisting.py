@@ -7,17 +7,18 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from onnx import FunctionProto, ModelProto
+from onnx import ModelProto
 
 from bbnode.compiler import Compiler
 from bbnode.compiler.hoisting import body_hash
 from bbnode.compiler.unit import CompileOptions
 from bbnode.components import ConstantView, OrtBackend
 from bbnode.dsl import BackendSlot, Graph, ModelSlot, Module, Output, syscalls, types
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
+from bbnode.ir.plain import Function
 from bbnode.ir.types import TypeNode
 from bbnode.sim import Network
-from tests.compiler import programs
+from tests.compiler import either, programs
 from tests.compiler.programs import FakeModel
 from tests.compiler.test_full_chains import Written
 
@@ -98,22 +99,21 @@ def test_bodies_that_differ_in_anything_that_counts_stay_apart() -> None:
     model = compiled(calls(*learners, *learners))
     assert len(hoisted(model)) == 2
     unit = programs.admit(Written(calls(Learner("A"), Learner("B"))).build(), CompileOptions())
-    base = body_hash(unit.model.functions[1], {})
-    assert body_hash(unit.model.functions[2], {}) == base
+    base = body_hash(unit.program.functions[1], {}, unit.prints)
+    assert body_hash(unit.program.functions[2], {}, unit.prints) == base
 
-    def changed(change: Callable[[FunctionProto], object]) -> str:
-        body = FunctionProto()
-        body.CopyFrom(unit.model.functions[1])
+    def changed(change: Callable[[Function], object]) -> str:
+        body = unit.program.functions[1].copy()
         change(body)
-        return body_hash(body, {})
+        return body_hash(body, {}, unit.prints)
 
-    assert changed(lambda f: protos.set_meta(f, keys.HOME_KEY, "elsewhere")) != base
-    assert changed(lambda f: protos.set_meta(f.node[0], keys.SLOT_ID_KEY, "7")) != base
-    assert changed(lambda f: protos.set_attr(f.node[1], "name", "other")) != base
-    assert changed(lambda f: protos.write_types(f, {"w": types.TENSOR_DOUBLE})) != base
-    assert changed(lambda f: protos.del_meta(f.node[2], keys.AFTER_KEY)) != base
-    assert changed(lambda f: protos.set_meta(f.node[0], keys.SOURCE_LINE_KEY, "x.py:9")) == base
-    assert changed(lambda f: protos.set_meta(f.node[0], keys.MODULE_INSTANCE_KEY, "X")) == base
+    assert changed(lambda f: either.set_meta(f, keys.HOME_KEY, "elsewhere")) != base
+    assert changed(lambda f: either.set_meta(f.node[0], keys.SLOT_ID_KEY, "7")) != base
+    assert changed(lambda f: either.set_attr(f.node[1], "name", "other")) != base
+    assert changed(lambda f: either.write_types(f, {"w": types.TENSOR_DOUBLE})) != base
+    assert changed(lambda f: either.del_meta(f.node[2], keys.AFTER_KEY)) != base
+    assert changed(lambda f: either.set_meta(f.node[0], keys.SOURCE_LINE_KEY, "x.py:9")) == base
+    assert changed(lambda f: either.set_meta(f.node[0], keys.MODULE_INSTANCE_KEY, "X")) == base
 
 
 def test_bodies_that_call_equal_bodies_are_equal() -> None:
@@ -202,6 +202,6 @@ def test_partitioning_twice_renames_nothing_twice(name: str) -> None:
     order = ("inline_for_partition", "validate", "expand_ops", "type_solver",
              "infer_peer_classes", "synthesize_wire_recvs", "partition_by_wire_ops")  # fmt: skip
     programs.run(unit, *order, options=options)
-    before = [f.SerializeToString() for f in unit.bodies()]
+    before = either.content(unit)
     programs.run(unit, "partition_by_wire_ops", options=options)
-    assert [f.SerializeToString() for f in unit.bodies()] == before
+    assert either.content(unit) == before

@@ -20,10 +20,10 @@ from bbnode.dsl import (
     PeerSelectorSlot,
     types,
 )
-from bbnode.ir import address, keys, protos
+from bbnode.ir import address, keys
 from bbnode.ir.peer import PeerId
 from bbnode.sim import Network, SimNode
-from tests.compiler import programs
+from tests.compiler import either, programs
 from tests.compiler.test_full_chains import Written
 
 COMPUTE = BackendSlot("compute")
@@ -44,7 +44,7 @@ def compiled(body: Callable[[Graph], object]) -> dict[str, ModelProto]:
 
 def wire(part: ModelProto | FunctionProto, op_type: str) -> list[NodeProto]:
     main = part.functions[0] if isinstance(part, ModelProto) else part
-    return [node for node in main.node if protos.is_wire(node, op_type)]
+    return [node for node in main.node if either.is_wire(node, op_type)]
 
 
 def lands(send: NodeProto) -> int:
@@ -55,7 +55,7 @@ def lands(send: NodeProto) -> int:
 
 
 def site(recv: NodeProto) -> int:
-    return int(protos.get_meta(recv, keys.SITE_ID_KEY) or "")
+    return int(either.get_meta(recv, keys.SITE_ID_KEY) or "")
 
 
 # --- fan-in ---------------------------------------------------------------------------------
@@ -77,13 +77,13 @@ def test_sends_to_one_port_of_one_class_feed_one_receiver() -> None:
     direct = next(s for s in wire(parts["a"], keys.OP_SEND) if lands(s) == site(recv))
     (relayed,) = wire(parts["b"], keys.OP_SEND)
     assert lands(relayed) == lands(direct) == site(recv)
-    assert protos.get_meta(recv, keys.SYNTHESIZED_FROM_KEY) == "0"
-    assert protos.get_meta(relayed, keys.SYNTHESIZED_FROM_KEY) == "0"
+    assert either.get_meta(recv, keys.SYNTHESIZED_FROM_KEY) == "0"
+    assert either.get_meta(relayed, keys.SYNTHESIZED_FROM_KEY) == "0"
     assert len({s.output[0] for p in parts.values() for s in wire(p, keys.OP_SEND)}) == 3
-    assert all(protos.get_meta(s, keys.FAN_IN_KEY) is None
+    assert all(either.get_meta(s, keys.FAN_IN_KEY) is None
                for p in parts.values() for s in wire(p, keys.OP_SEND))  # fmt: skip
-    deadlines = [int(protos.get_meta(s, keys.DEADLINE_NS_KEY) or 0) for s in (direct, relayed)]
-    assert int(protos.get_meta(recv, keys.DEADLINE_NS_KEY) or 0) == max(deadlines)
+    deadlines = [int(either.get_meta(s, keys.DEADLINE_NS_KEY) or 0) for s in (direct, relayed)]
+    assert int(either.get_meta(recv, keys.DEADLINE_NS_KEY) or 0) == max(deadlines)
 
 
 def start(
@@ -212,7 +212,7 @@ def test_a_type_that_one_send_shows_holds_for_the_others() -> None:
         g.output("seen", g.lookup_output("in"))
 
     main = compiled(body)["a"].functions[0]
-    assert protos.value_types(main)["y"] is types.TENSOR_FLOAT
+    assert either.value_types(main)["y"] is types.TENSOR_FLOAT
 
 
 def test_requests_have_ports_of_their_own() -> None:
@@ -235,7 +235,7 @@ def test_a_later_send_of_a_port_that_is_not_there_is_named() -> None:
     body = programs.ring_program()
     send = programs.node_making(body.function, "at_c")
     for wrong in ("value", "at_c.sender", "nowhere"):
-        protos.set_meta(send, keys.FAN_IN_KEY, wrong)
+        either.set_meta(send, keys.FAN_IN_KEY, wrong)
         with pytest.raises(DanglingInput) as caught:
             programs.run(programs.unit_of(body), "validate")
         assert (caught.value.node_name, caught.value.input_name) == (send.name, wrong)

@@ -11,7 +11,9 @@ from bbnode.compiler import Compiler
 from bbnode.compiler.errors import AmbiguousRole, PassInvariantBroken, RuntimeIncomplete
 from bbnode.components import OrtBackend
 from bbnode.dsl import BackendSlot, Graph, ModelSlot, types
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
+from bbnode.ir.bounds import MAX_NAME_CHARS, OutOfBounds
+from tests.compiler import either
 from tests.compiler.programs import FakeModel, FakeSelector
 from tests.compiler.test_full_chains import Written, peers
 
@@ -60,7 +62,7 @@ def test_a_stage_sees_each_partition_once_with_all_that_it_calls() -> None:
     def look(model: ModelProto) -> None:
         main = model.functions[0]
         domains = [f.domain for f in model.functions[1:]]
-        seen.append((protos.get_meta(main, keys.HOME_KEY) or "", domains))
+        seen.append((either.get_meta(main, keys.HOME_KEY) or "", domains))
 
     model = compiled(("look", look))
     assert seen == [("a", [keys.BACKEND_SUBGRAPH_DOMAIN]), ("b", [])]
@@ -100,12 +102,12 @@ def drop_gate(model: ModelProto) -> None:
 
 def mistype(model: ModelProto) -> None:
     for send in nodes(model, keys.OP_SEND):
-        protos.set_meta(send, keys.WIRE_TRANSPORT_KEY, "pigeon")
+        either.set_meta(send, keys.WIRE_TRANSPORT_KEY, "pigeon")
 
 
 def misdirect(model: ModelProto) -> None:
     for recv in nodes(model, keys.OP_RECV):
-        protos.set_meta(recv, keys.SITE_ID_KEY, "12345")
+        either.set_meta(recv, keys.SITE_ID_KEY, "12345")
 
 
 def unknown(model: ModelProto) -> None:
@@ -114,8 +116,19 @@ def unknown(model: ModelProto) -> None:
 
 def make_concrete(model: ModelProto) -> None:
     for node in nodes(model, "Params"):
-        protos.del_meta(node, keys.REQUIRED_TRAIT_KEY)
-        protos.set_meta(node, keys.CONCRETE_TYPE_KEY, "test.FakeModel")
+        either.del_meta(node, keys.REQUIRED_TRAIT_KEY)
+        either.set_meta(node, keys.CONCRETE_TYPE_KEY, "test.FakeModel")
+
+
+def shout(model: ModelProto) -> None:
+    model.functions[0].node[0].name = "!" * (MAX_NAME_CHARS + 1)
+
+
+def test_a_stage_keeps_within_what_any_model_may_hold() -> None:
+    with pytest.raises(PassInvariantBroken, match="characters") as caught:
+        compiled(("loud", shout))
+    assert caught.value.pass_name == "loud"
+    assert isinstance(caught.value.__cause__, OutOfBounds)
 
 
 @pytest.mark.parametrize(

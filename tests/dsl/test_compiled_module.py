@@ -10,7 +10,16 @@ from onnx import ModelProto
 from bbnode.compiler import Compiler
 from bbnode.components import ConnectedView, OrtBackend
 from bbnode.components.registry import roles_of
-from bbnode.dsl import BackendSlot, CompiledModule, Graph, Module, OnnxModule, syscalls, types
+from bbnode.dsl import (
+    BackendSlot,
+    CompiledModule,
+    Graph,
+    Module,
+    OnnxModule,
+    PeerSelectorSlot,
+    syscalls,
+    types,
+)
 from bbnode.dsl.errors import RecordingError
 from bbnode.dsl.onnx_errors import BrokenArtifact, NestingTooDeep, UnknownTarget
 from bbnode.examples.federated_digits import FederatedRound
@@ -225,3 +234,40 @@ def test_any_byte_of_a_recording_may_be_wrong() -> None:
         except RecordingError as error:
             kinds.add(type(error))
     assert kinds
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_the_author_said_of_time_stands_and_the_rest_is_counted_anew(times: int) -> None:
+    """`hops=` and `deadline=` are replayed; what a compile derived is not, as if it had been
+    the author's: the parent's budget per hop and its chain count."""
+
+    def body(g: Graph) -> None:
+        x = g.input("x", types.TENSOR_FLOAT)
+        to = PeerSelectorSlot("to", peer_class="b").sample(g, n=1, after=x)
+        for port, more in (("said", {"deadline": 3.0}), ("counted", {})):
+            asked = g.request(port, to, x, **more)
+            asked.respond(asked.received)
+        received = g.net_out("in", to, x)
+        g.net_out("out", received.sender, received, hops=7)
+
+    compiler = Compiler().bind_peer_selector("to", ConnectedView)
+    model = FromFunction(body, name="Timed", home="a").build()
+    for _ in range(times):
+        model = CompiledModule(compiler.with_per_hop_budget_ns(1000).compile(model)).build()
+    again = compiler.with_per_hop_budget_ns(10).compile(model)
+    found = {
+        protos.get_meta(node, keys.PORT_KEY): (
+            protos.get_meta(node, keys.CHAIN_DEPTH_KEY),
+            protos.get_meta(node, keys.DEADLINE_NS_KEY),
+            protos.get_attr(node, keys.ATTR_DEADLINE_NS),
+        )
+        for function in again.functions
+        for node in function.node
+        if node.op_type in ("Send", "SendReqBatched")
+    }
+    assert found == {
+        "said": ("2", "3000000000", 3_000_000_000),
+        "counted": ("2", "20", 20),
+        "in": ("8", "80", None),
+        "out": ("7", "70", None),
+    }

@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from bbnode.compiler import Compiler
 from bbnode.compiler.errors import CrossClassDataflow
-from bbnode.components import ConnectedView, OrtBackend
+from bbnode.components import ConnectedView, OrtBackend, ReferenceBackend
 from bbnode.dsl import (
     BackendSlot,
     BadArgument,
@@ -441,6 +441,21 @@ def test_branches_as_deep_as_allowed_compile() -> None:
         g.output("y", nest(g, C.neg(g, x), flag, MAX_BRANCH_DEPTH))
 
     assert run(body, x=X, flag=np.array(True))["y"].tolist() == [-1, -2]
+
+
+@pytest.mark.parametrize("backend", [OrtBackend, ReferenceBackend])
+def test_a_loop_without_a_condition_runs_its_count_on_every_backend(backend) -> None:
+    def body(g: Graph) -> None:
+        x = g.input("x", F)
+        g.output("y", C.loop(g, lambda b, i, v: C.add(b, v, x), x, trip_count=3).carried[0])
+
+    made = Compiler().bind_backend("compute", backend).compile(build(body))
+    network = Network(seed=0)
+    node = network.add("node", made, ["a"])
+    node.invoke("a", {"x": X})
+    network.run_until_idle()
+    (y,) = node.values("y")
+    assert y.tolist() == [4, 8]
 
 
 def test_after_a_failed_branch_the_graph_can_be_used() -> None:

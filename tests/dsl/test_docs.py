@@ -52,6 +52,7 @@ def test_the_programs_of_the_guide_compile(guide: python_types.ModuleType) -> No
         .bind_backend("compute", OrtBackend)
         .bind_aggregator("mean", FedAvg)
         .bind_data_source("data", ArrayDataSource)
+        .bind_protocol("gossip", guide.Rumours)
     )
     for selector in ("voters", "workers", "neighbours", "cohort"):
         compiler = compiler.bind_peer_selector(selector, ConnectedView)

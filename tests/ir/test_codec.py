@@ -120,3 +120,21 @@ def test_nesting_is_bounded() -> None:
 def test_what_is_no_value_is_named(thing: object) -> None:
     with pytest.raises(AuthorError, match=r"value|dtype"):
         values.type_of(thing)
+
+
+@pytest.mark.parametrize("dims", [(0, 2**64 - 1), (2**40, 0), (0,) * 33])
+def test_an_empty_tensor_of_odd_sizes_raises_nothing_but_decode_errors(
+    dims: tuple[int, ...],
+) -> None:
+    header = bytes((1, len(dims))) + bytes(6) + b"".join(d.to_bytes(8, "little") for d in dims)
+    try:
+        value = codec.decode_value(types.TENSOR_FLOAT, header)
+    except DecodeError:
+        return
+    assert value.shape == dims
+
+
+def test_a_decoded_tensor_over_a_buffer_that_can_change_is_read_only_all_the_same() -> None:
+    buffer = bytearray(codec.encode_value(np.arange(4, dtype=np.float32)))
+    array = codec.decode_value(types.TENSOR_FLOAT, memoryview(buffer))
+    assert not array.flags.writeable

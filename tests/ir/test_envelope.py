@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbnode.ir import envelope as env
+from bbnode.ir.envelope_reader import decode_any, decode_envelope
 from bbnode.ir.errors import DecodeError
 
 _TYPES = {
@@ -79,7 +80,7 @@ def encode(envelope: env.WireEnvelope) -> bytes:
 
 @given(ENVELOPES)
 def test_round_trip(envelope: env.WireEnvelope) -> None:
-    assert env.decode_envelope(encode(envelope)) == envelope
+    assert decode_envelope(encode(envelope)) == envelope
 
 
 @given(ENVELOPES)
@@ -99,14 +100,14 @@ def test_protobuf_reads_what_we_write_and_we_read_what_it_writes(
         (r.site, r.srtt_ns, r.rttvar_ns) for r in envelope.edge_rtt_reports
     ]
     assert message.src_peer_bytes == envelope.src_peer_bytes
-    assert env.decode_envelope(message.SerializeToString()) == envelope
+    assert decode_envelope(message.SerializeToString()) == envelope
 
 
 @given(st.binary(max_size=300))
 @settings(max_examples=500)
 def test_garbage_is_an_envelope_or_a_decode_error(raw: bytes) -> None:
     with contextlib.suppress(DecodeError):
-        env.decode_envelope(raw)
+        decode_envelope(raw)
 
 
 @given(ENVELOPES, st.data())
@@ -115,13 +116,45 @@ def test_damaged_envelopes_never_raise_anything_else(envelope: Any, data: st.Dat
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(DecodeError):
-        env.decode_envelope(bytes(raw))
+        decode_envelope(bytes(raw))
+
+
+def answer(read: Any, raw: bytes) -> env.WireEnvelope | None:
+    try:
+        made: env.WireEnvelope = read(raw)
+    except DecodeError:
+        return None
+    return made
+
+
+@given(ENVELOPES, st.data())
+@settings(max_examples=500)
+def test_both_readers_say_the_same(envelope: env.WireEnvelope, data: st.DataObject) -> None:
+    raw = bytearray(encode(envelope))
+    for _ in range(data.draw(st.integers(0, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, 3))
+    whole = bytes(raw[: len(raw) - cut]) + data.draw(st.binary(max_size=4))
+    assert answer(decode_envelope, whole) == answer(decode_any, whole)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x0a" + b"\xff" * 1_000_000,  # a length without end
+        b"\x0a\x00" * 500_000,  # addresses without end
+        b"\x12" + b"\xff" * 1_000_000,
+    ],
+)
+def test_what_goes_on_and_on_is_refused_early(raw: bytes) -> None:
+    with pytest.raises(DecodeError):
+        decode_envelope(raw)
 
 
 def test_unknown_fields_are_skipped() -> None:
     raw = encode(env.WireEnvelope(src_peer_bytes=b"x"))
     extra = b"\xf8\x06\x05" + b"\xfa\x06\x02hi" + b"\xf9\x06" + bytes(8) + b"\xfd\x06" + bytes(4)
-    assert env.decode_envelope(raw + extra) == env.decode_envelope(raw)
+    assert decode_envelope(raw + extra) == decode_envelope(raw)
 
 
 def test_payloads_are_not_copied_on_either_side() -> None:
@@ -131,7 +164,7 @@ def test_payloads_are_not_copied_on_either_side() -> None:
     )
     assert sum(part is body for part in parts) == 2
     raw = b"".join(parts)
-    payload = env.decode_envelope(raw).fills[0].payload
+    payload = decode_envelope(raw).fills[0].payload
     assert isinstance(payload, memoryview)
     assert payload.obj is raw
     assert len(payload) == 200_000
@@ -148,9 +181,9 @@ def test_payloads_are_not_copied_on_either_side() -> None:
 )
 def test_caps_are_typed_errors(envelope: env.WireEnvelope, what: str) -> None:
     with pytest.raises(DecodeError, match=what):
-        env.decode_envelope(encode(envelope))
+        decode_envelope(encode(envelope))
 
 
 def test_an_envelope_over_the_cap_is_refused_whole() -> None:
     with pytest.raises(DecodeError, match="at most 10"):
-        env.decode_envelope(bytes(11), max_bytes=10)
+        decode_envelope(bytes(11), max_bytes=10)

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import ClassVar
 
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler import flow
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, WireEdge
-from bbnode.compiler.value_types import types_of
 from bbnode.compiler.wire_stamps import stamp_destination
-from bbnode.ir import ids, keys, opset, protos, types
+from bbnode.ir import ids, keys, opset, plain, types
+from bbnode.ir.plain import Function, Node
 
 
 class AnalyzeWireEdges:
@@ -37,7 +35,7 @@ class AnalyzeWireEdges:
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         wire_nodes = {
-            home: {node.name: node for node in main.node if protos.is_wire(node)}
+            home: {node.name: node for node in main.node if plain.is_wire(node)}
             for home, main in unit.partitions.items()
         }
         transports = {home: _transports(main) for home, main in unit.partitions.items()}
@@ -50,14 +48,14 @@ class AnalyzeWireEdges:
             found[transport] += 1
             group = _group(edge, send, groups)
             for node in (send, recv):
-                protos.set_meta(node, keys.WIRE_TRANSPORT_KEY, transport)
-                protos.set_meta(node, keys.BATCH_GROUP_KEY, group)
+                node.metadata[keys.WIRE_TRANSPORT_KEY] = transport
+                node.metadata[keys.BATCH_GROUP_KEY] = group
             site = ids.site_id(unit.partitions[edge.consumer_class].name, edge.value_name)
-            protos.set_meta(recv, keys.SITE_ID_KEY, str(site))
+            recv.metadata[keys.SITE_ID_KEY] = str(site)
             stamp_destination(send, edge.value_name, site)
-            deadline = protos.get_meta(send, keys.DEADLINE_NS_KEY)
-            if deadline is not None and protos.get_meta(recv, keys.DEADLINE_NS_KEY) is None:
-                protos.set_meta(recv, keys.DEADLINE_NS_KEY, deadline)
+            deadline = send.metadata.get(keys.DEADLINE_NS_KEY)
+            if deadline is not None and recv.metadata.get(keys.DEADLINE_NS_KEY) is None:
+                recv.metadata[keys.DEADLINE_NS_KEY] = deadline
         for main in unit.partitions.values():
             _declare_triggers(main)
         return {
@@ -67,35 +65,33 @@ class AnalyzeWireEdges:
         }
 
 
-def _group(edge: WireEdge, send: NodeProto, groups: dict[tuple[str, str], str]) -> str:
+def _group(edge: WireEdge, send: Node, groups: dict[tuple[str, str], str]) -> str:
     alone = send.op_type != keys.OP_SEND
     peers = f"\0{send.name}" if alone else send.input[1]
     return groups.setdefault((edge.producer_class, peers), f"{edge.producer_class}/{len(groups)}")
 
 
-def _transports(main: FunctionProto) -> dict[str, str]:
+def _transports(main: Function) -> dict[str, str]:
     """`wire_transport` of each inbound receiver of a partition, by node name."""
     payloads = {node.output[0]: node for node in main.node if _is_inbound(node)}
     if not payloads:
         return {}
-    declared = types_of(main, payloads)
     needed = _needed(main, payloads)
     found = {}
     for value, node in payloads.items():
-        known = protos.get_meta(node, keys.WIRE_TRANSPORT_KEY)
-        is_trigger = types.type_from_proto(declared[value]) if value in declared else None
-        trigger_only = is_trigger is types.TRIGGER or value not in needed
+        known = node.metadata.get(keys.WIRE_TRANSPORT_KEY)
+        trigger_only = main.kind_of(value) is types.TRIGGER or value not in needed
         fresh = keys.TRANSPORT_TRIGGER_ONLY if trigger_only else keys.TRANSPORT_DATA
         # Once the gates stand between, the readers can't be seen from here any more.
         found[node.name] = known or fresh
     return found
 
 
-def _is_inbound(node: NodeProto) -> bool:
-    return protos.is_wire(node) and node.op_type in keys.INBOUND_OPS and bool(node.output)
+def _is_inbound(node: Node) -> bool:
+    return plain.is_wire(node) and node.op_type in keys.INBOUND_OPS and bool(node.output)
 
 
-def _needed(main: FunctionProto, payloads: Collection[str]) -> set[str]:
+def _needed(main: Function, payloads: Collection[str]) -> set[str]:
     """Which payloads somebody reads as more than a trigger."""
     needed = {name for name in main.output if name in payloads}
     for node in main.node:
@@ -106,7 +102,7 @@ def _needed(main: FunctionProto, payloads: Collection[str]) -> set[str]:
     return needed
 
 
-def _trigger_inputs(node: NodeProto) -> set[str]:
+def _trigger_inputs(node: Node) -> set[str]:
     """Values that a node reads through Trigger ports only."""
     spec = opset.lookup_op(node.domain, node.op_type)
     if spec is None or not spec.inputs:
@@ -119,18 +115,18 @@ def _trigger_inputs(node: NodeProto) -> set[str]:
     return triggers - others
 
 
-def _declare_triggers(main: FunctionProto) -> None:
+def _declare_triggers(main: Function) -> None:
     triggers = {
         node.output[0]: node
         for node in main.node
         if _is_inbound(node)
-        and protos.get_meta(node, keys.WIRE_TRANSPORT_KEY) == keys.TRANSPORT_TRIGGER_ONLY
+        and node.metadata.get(keys.WIRE_TRANSPORT_KEY) == keys.TRANSPORT_TRIGGER_ONLY
     }
     if not triggers:
         return
     for node in triggers.values():
         kind = types.type_to_proto(types.TRIGGER)
-        if protos.get_attr(node, keys.ATTR_PAYLOAD_TYPE) != kind:
-            protos.set_attr(node, keys.ATTR_PAYLOAD_TYPE, kind)
-        protos.set_meta(node, keys.TYPE_HASH_KEY, str(types.TRIGGER.wire_hash))
-    protos.write_types(main, dict.fromkeys(triggers, types.TRIGGER))
+        if node.get_attr(keys.ATTR_PAYLOAD_TYPE) != kind:
+            node.set_attr(keys.ATTR_PAYLOAD_TYPE, kind)
+        node.metadata[keys.TYPE_HASH_KEY] = str(types.TRIGGER.wire_hash)
+    main.declare(dict.fromkeys(triggers, types.TRIGGER))

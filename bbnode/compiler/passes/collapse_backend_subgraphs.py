@@ -9,17 +9,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
-import onnx
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler import flow
-from bbnode.compiler.function_table import FunctionKey, by_key
+from bbnode.compiler.function_table import by_key
 from bbnode.compiler.opsets import versions_of
 from bbnode.compiler.ordering import program_order
 from bbnode.compiler.subgraph_body import collapse
 from bbnode.compiler.subgraph_groups import Groups, backend_slot, find_groups
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.ir import keys, protos
+from bbnode.ir import keys, plain
+from bbnode.ir.plain import Function, FunctionKey, Node
 
 
 class CollapseBackendSubgraphs:
@@ -42,26 +40,34 @@ class CollapseBackendSubgraphs:
     name: ClassVar[str] = "collapse_backend_subgraphs"
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
-        table = by_key(unit.model.functions)
+        table = by_key(unit.program.functions)
         ops = groups = 0
         for function in unit.bodies():
             if function.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
                 continue
             if not any(backend_slot(node) is not None for node in function.node):
                 continue
-            flow.reorder(function, program_order(function.node))
-            _bypass_aliases(function)
-            found = find_groups(function)
+            needs = flow.needs_of(function.node)
+            order = program_order(function.node, needs)
+            if not flow.is_sorted(needs):
+                flow.reorder(function, order)
+                needs = flow.needs_of(function.node)
+            if _bypass_aliases(function):
+                needs = flow.needs_of(function.node)
+            found = find_groups(function, needs, unit.prints)
             _Rewrite(unit, function, found, table).run()
             groups += len(found.members)
             ops += sum(map(len, found.members)) + len(found.copied)
         return {"ops_collapsed": ops, "subgraph_calls": groups}
 
 
-def _bypass_aliases(function: FunctionProto) -> None:
-    """Let backend ops read past PassThroughs to the op of their slot that made the value."""
+def _bypass_aliases(function: Function) -> bool:
+    """Let backend ops read past PassThroughs to the op of their slot that made the value.
+
+    Says whether that may have changed the function.
+    """
     aliases: dict[str, int] = {}  # what a PassThrough makes -> its index
-    readers: list[tuple[NodeProto, str]] = []
+    readers: list[tuple[Node, str]] = []
     for index, node in enumerate(function.node):
         if _is_alias(node):
             aliases[node.output[0]] = index
@@ -70,7 +76,7 @@ def _bypass_aliases(function: FunctionProto) -> None:
             if slot is not None:
                 readers.append((node, slot))
     if not readers:
-        return
+        return False
     made = flow.producers(function)
     source: dict[str, str] = {}
     for name, index in aliases.items():  # in program order: an alias of an alias comes later
@@ -83,13 +89,12 @@ def _bypass_aliases(function: FunctionProto) -> None:
             if name in aliases and source[name] in made
             and backend_slot(function.node[made[source[name]]]) == slot
         }  # fmt: skip
-        for index, name in enumerate(node.input):
-            if name in past:
-                node.input[index] = past[name]
+        node.input = [past.get(name, name) for name in node.input]
     _drop_unread(function, aliases)
+    return True
 
 
-def _drop_unread(function: FunctionProto, aliases: dict[str, int]) -> None:
+def _drop_unread(function: Function, aliases: dict[str, int]) -> None:
     """Remove the aliases that nobody reads any more; those behind first."""
     reads = Counter(function.output)
     for node in function.node:
@@ -101,15 +106,15 @@ def _drop_unread(function: FunctionProto, aliases: dict[str, int]) -> None:
             reads[function.node[index].input[0]] -= 1
     if dropped:
         kept = [node for index, node in enumerate(function.node) if index not in dropped]
-        flow.replace_nodes(function, kept)
+        function.node = kept
 
 
-def _is_alias(node: NodeProto) -> bool:
+def _is_alias(node: Node) -> bool:
     return (
         node.domain == keys.SYSCALL_DOMAIN
         and node.op_type == "PassThrough"
-        and protos.get_meta(node, keys.AFTER_KEY) is None
-        and protos.get_meta(node, keys.CONTROL_AFTER_KEY) is None
+        and node.metadata.get(keys.AFTER_KEY) is None
+        and node.metadata.get(keys.CONTROL_AFTER_KEY) is None
     )
 
 
@@ -119,36 +124,35 @@ class _Rewrite:
     def __init__(
         self,
         unit: CompilationUnit,
-        function: FunctionProto,
+        function: Function,
         groups: Groups,
-        table: dict[FunctionKey, FunctionProto],
+        table: dict[FunctionKey, Function],
     ) -> None:
         self._unit = unit
         self._function = function
         self._groups = groups
         self._table = table
-        self._nodes: Sequence[NodeProto] = list(function.node)
+        self._nodes: Sequence[Node] = list(function.node)
         self._group_of = {i: g for g, members in enumerate(groups.members) for i in members}
 
     def run(self) -> None:
         exposed = self._exposed()
-        types = {info.name: info.type for info in self._function.value_info}
-        versions = versions_of(self._function, self._unit.model)
+        types = self._function.types
+        versions = versions_of(self._function, self._unit.program)
         constants = {self._nodes[i].output[0]: self._nodes[i] for i in self._groups.copied}
-        calls: dict[int, NodeProto] = {}  # by the group's last node
+        calls: dict[int, Node] = {}  # by the group's last node
         renamed: dict[str, str] = {}
         for members in self._groups.members:
             nodes = [self._nodes[index] for index in members]
             nodes[:0] = _used_constants(nodes, constants)
-            made = collapse(nodes, exposed, types, versions)
-            if protos.function_key(made.function) not in self._table:
-                self._unit.model.functions.append(made.function)
-                added = self._unit.model.functions[-1]
-                self._table[protos.function_key(added)] = added
+            made = collapse(nodes, exposed, types, versions, self._unit.prints)
+            if plain.function_key(made.function) not in self._table:
+                self._unit.program.functions.append(made.function)
+                self._table[plain.function_key(made.function)] = made.function
             calls[members[-1]] = made.call
             renamed.update((self._nodes[index].name, made.call.name) for index in members)
         self._replace(calls, renamed)
-        self._drop_types(types)
+        self._drop_types()
 
     def _exposed(self) -> set[str]:
         """Values of groups that something outside of their group reads."""
@@ -165,8 +169,8 @@ class _Rewrite:
                 exposed.update(name for name in names if made.get(name, group) != group)
         return exposed
 
-    def _replace(self, calls: dict[int, NodeProto], renamed: dict[str, str]) -> None:
-        nodes: list[NodeProto] = []
+    def _replace(self, calls: dict[int, Node], renamed: dict[str, str]) -> None:
+        nodes: list[Node] = []
         places = [-1] * len(self._nodes)  # a copied constant has none
         for index, node in enumerate(self._nodes):
             if index in calls:
@@ -178,7 +182,7 @@ class _Rewrite:
                 places[index] = len(nodes)
                 nodes.append(node)
         order = program_order(nodes, self._needs_between(places, len(nodes)))
-        flow.replace_nodes(self._function, [nodes[index] for index in order])
+        self._function.node = [nodes[index] for index in order]
 
     def _needs_between(self, places: Sequence[int], count: int) -> list[list[int]]:
         """What the new nodes wait for, from what the old ones did; `places` are old to new."""
@@ -188,27 +192,22 @@ class _Rewrite:
                 needs[place] += [p for p in map(places.__getitem__, before) if p not in (-1, place)]
         return needs
 
-    def _drop_types(self, types: dict[str, onnx.TypeProto]) -> None:
+    def _drop_types(self) -> None:
         """Values that are gone into a subgraph are declared there, not here."""
         left = set(self._function.input)
         left.update(name for node in self._function.node for name in node.output)
-        if any(name not in left for name in types):
-            kept = [info for info in self._function.value_info if info.name in left]
-            fresh = FunctionProto()
-            fresh.value_info.extend(kept)
-            del self._function.value_info[:]
-            self._function.value_info.MergeFrom(fresh.value_info)
+        self._function.keep_types(left)
 
 
-def _used_constants(nodes: Sequence[NodeProto], constants: dict[str, NodeProto]) -> list[NodeProto]:
+def _used_constants(nodes: Sequence[Node], constants: dict[str, Node]) -> list[Node]:
     if not constants:
         return []
     used = dict.fromkeys(n for node in nodes for n in flow.data_reads(node) if n in constants)
     return [constants[name] for name in used]
 
 
-def _rename_control(node: NodeProto, renamed: dict[str, str]) -> None:
-    names = flow.split_names(protos.get_meta(node, keys.CONTROL_AFTER_KEY))
+def _rename_control(node: Node, renamed: dict[str, str]) -> None:
+    names = flow.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY))
     if any(name in renamed for name in names):
         new = dict.fromkeys(renamed.get(name, name) for name in names)
-        protos.set_meta(node, keys.CONTROL_AFTER_KEY, ",".join(new))
+        node.metadata[keys.CONTROL_AFTER_KEY] = ",".join(new)

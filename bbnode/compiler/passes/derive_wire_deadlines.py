@@ -10,7 +10,7 @@ from typing import ClassVar
 from bbnode.compiler.chain_depth import MAX_CHAIN_DEPTH, spans_of_sends
 from bbnode.compiler.slots import slots_of_calls
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 
 __all__ = ["MAX_CHAIN_DEPTH", "DeriveWireDeadlines"]
 
@@ -19,7 +19,8 @@ class DeriveWireDeadlines:
     """Stamps `chain_depth` and `deadline_ns` on every Send-flavoured op.
 
     1. `chain_depth` is the number of hops from the send to the end of its chain, its own hop
-       included (`chain_depth.py`); one that the author gave stays.
+       included (`chain_depth.py`); one that the author gave stays, and is `hops` as well, so
+       that whoever replays the compiled program can tell it from a derived one.
     2. `deadline_ns` is `chain_depth` times the per-hop budget. Where requests behind the send
        bring deadlines of their own, or `After` and `Sleep` their delays, those count as they
        are, and the slowest path decides.
@@ -31,15 +32,18 @@ class DeriveWireDeadlines:
     name: ClassVar[str] = "derive_wire_deadlines"
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
-        called_slots = slots_of_calls(unit.model.functions[1:])
+        called_slots = slots_of_calls(unit.program.functions[1:])
         stamped = deepest = 0
         for function in unit.bodies():
             spans = spans_of_sends(function, options.per_hop_budget_ns, called_slots)
             for index, span in spans.items():
-                node = function.node[index]
-                if protos.get_meta(node, keys.CHAIN_DEPTH_KEY) is None:
-                    protos.set_meta(node, keys.CHAIN_DEPTH_KEY, str(span.hops))
-                protos.set_meta(node, keys.DEADLINE_NS_KEY, str(span.ns))
+                meta = function.node[index].metadata
+                given = meta.get(keys.CHAIN_DEPTH_KEY)
+                if given is None:
+                    meta[keys.CHAIN_DEPTH_KEY] = str(span.hops)
+                elif keys.DEADLINE_NS_KEY not in meta:  # not stamped before: the author's
+                    meta[keys.HOPS_KEY] = given
+                meta[keys.DEADLINE_NS_KEY] = str(span.ns)
                 deepest = max(deepest, span.hops)
             stamped += len(spans)
         return {"deadlines_stamped": stamped, "deepest_chain": deepest}

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from onnx import AttributeProto, FunctionProto, NodeProto
+from onnx import AttributeProto
 
 from bbnode.compiler import flow
 from bbnode.compiler.inlining import references, resolve_defaults
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.compiler.wire_variants import expand_wire, expansion_failed
-from bbnode.ir import keys, opset, protos, types
+from bbnode.ir import keys, opset, plain, types
 from bbnode.ir.opset import REQUIRED, OpSpec
+from bbnode.ir.plain import Function, Node
 
 # Attributes that an op may carry beside those of its row.
 _COMMON_ATTRIBUTES = frozenset({keys.ATTR_PEER, keys.ATTR_DEADLINE_NS, keys.ATTR_PAYLOAD_TYPE})
@@ -47,7 +48,7 @@ _FIELD_OF = {
 }
 _NO_VALUE_FIELDS = frozenset({"name", "type", "doc_string", "ref_attr_name"})
 
-Expander = Callable[[NodeProto], int]
+Expander = Callable[[Node], int]
 
 
 class ExpandOps:
@@ -83,12 +84,12 @@ class ExpandOps:
                 expander = EXPANDERS.get((node.domain, node.op_type))
                 if expander is not None:
                     expanded += expander(node)
-                if protos.is_wire(node):
+                if plain.is_wire(node):
                     expanded += expand_wire(function, node, made)
         return {"expansion_count": expanded}
 
 
-def _check_fields(node: NodeProto) -> None:
+def _check_fields(node: Node) -> None:
     for attribute in node.attribute:
         kind = attribute.type
         field = _FIELD_OF.get(kind, "")
@@ -103,7 +104,7 @@ def _check_fields(node: NodeProto) -> None:
             )
 
 
-def _check_references(function: FunctionProto, node: NodeProto) -> None:
+def _check_references(function: Function, node: Node) -> None:
     for attribute in references(node) if node.attribute else ():
         raise expansion_failed(
             node,
@@ -112,7 +113,7 @@ def _check_references(function: FunctionProto, node: NodeProto) -> None:
         )
 
 
-def _fill_defaults(node: NodeProto, spec: OpSpec) -> int:
+def _fill_defaults(node: Node, spec: OpSpec) -> int:
     given = {attribute.name: attribute for attribute in node.attribute}
     is_open = node.domain in (keys.WIRE_DOMAIN, keys.COMPOSITE_DOMAIN)
     for name in given:
@@ -125,14 +126,14 @@ def _fill_defaults(node: NodeProto, spec: OpSpec) -> int:
         if attribute is None:
             if default is REQUIRED:
                 raise expansion_failed(node, f"it needs the attribute {name!r}")
-            protos.set_attr(node, name, default)
+            node.set_attr(name, default)
             filled += 1
         elif default is not REQUIRED and not attribute.ref_attr_name:
             _check_kind(node, attribute, default)
     return filled
 
 
-def _check_kind(node: NodeProto, attribute: AttributeProto, default: Any) -> None:
+def _check_kind(node: Node, attribute: AttributeProto, default: Any) -> None:
     wanted = _KIND_OF.get(type(default))
     if wanted is not None and attribute.type not in wanted:
         got = AttributeProto.AttributeType.Name(attribute.type)
@@ -141,19 +142,19 @@ def _check_kind(node: NodeProto, attribute: AttributeProto, default: Any) -> Non
         )
 
 
-def _expand_bundle(node: NodeProto) -> int:
+def _expand_bundle(node: Node) -> int:
     return _count_parts(node, len(node.input))
 
 
-def _expand_unbundle(node: NodeProto) -> int:
+def _expand_unbundle(node: Node) -> int:
     return _count_parts(node, len(node.output))
 
 
-def _count_parts(node: NodeProto, count: int) -> int:
-    given = protos.get_attr(node, "child_count", 0)
+def _count_parts(node: Node, count: int) -> int:
+    given = node.get_attr("child_count", 0)
     if given not in (0, count):
         raise expansion_failed(node, f"child_count is {given}, but it has {count} parts")
-    listed = flow.split_names(_text(protos.get_attr(node, "child_types", "")))
+    listed = flow.split_names(_text(node.get_attr("child_types", "")))
     if listed and len(listed) != count:
         raise expansion_failed(node, f"child_types lists {len(listed)} types for {count} parts")
     for type_id in listed:
@@ -161,19 +162,19 @@ def _count_parts(node: NodeProto, count: int) -> int:
             raise expansion_failed(node, f"child_types names the unknown type {type_id!r}")
     if given == count:
         return 0
-    protos.set_attr(node, "child_count", count)
+    node.set_attr("child_count", count)
     return 1
 
 
-def _expand_tee(node: NodeProto) -> int:
-    fanout = protos.get_attr(node, "fanout")
+def _expand_tee(node: Node) -> int:
+    fanout = node.get_attr("fanout")
     if fanout != len(node.output):
         raise expansion_failed(node, f"fanout is {fanout}, but it has {len(node.output)} outputs")
     return 0
 
 
-def _expand_threshold(node: NodeProto) -> int:
-    wanted = protos.get_attr(node, "n")
+def _expand_threshold(node: Node) -> int:
+    wanted = node.get_attr("n")
     if not isinstance(wanted, int) or not 0 < wanted <= len(node.input):
         raise expansion_failed(
             node, f"n is {wanted}, it has to be 1 to {len(node.input)}, its inputs"

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler import flow
 from bbnode.compiler.placement import Placement
 from bbnode.compiler.slots import slots_of_calls
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.ir import keys, protos, types
+from bbnode.ir import keys, types
+from bbnode.ir.plain import Function, Node
 from bbnode.ir.types import TypeNode
 
 
@@ -36,16 +35,16 @@ class InferPeerClasses:
         if unit.partitions:
             return {"homes_stamped": 0, "peer_classes_stamped": 0, "constants_copied": 0}
         root = unit.root
-        placement = Placement(root, slots_of_calls(unit.model.functions[1:]))
+        placement = Placement(root, slots_of_calls(unit.program.functions[1:]))
         placement.solve()
         demand = placement.demand()
         for index, classes in demand.items():
             kept = placement.default if placement.default in classes else classes[0]
             placement.homes[index] = kept
         for node, home in zip(placement.nodes, placement.homes, strict=True):
-            protos.set_meta(node, keys.HOME_CLASS_KEY, home or placement.default)
+            node.metadata[keys.HOME_CLASS_KEY] = home or placement.default
         for index, peer_class in placement.destinations.items():
-            protos.set_meta(placement.nodes[index], keys.PEER_CLASS_KEY, peer_class)
+            placement.nodes[index].metadata[keys.PEER_CLASS_KEY] = peer_class
         copied = _copy_constants(root, placement, demand)
         return {
             "homes_stamped": len(root.node),
@@ -54,7 +53,7 @@ class InferPeerClasses:
         }
 
 
-def _copy_constants(root: FunctionProto, placement: Placement, demand: dict[int, list[str]]) -> int:
+def _copy_constants(root: Function, placement: Placement, demand: dict[int, list[str]]) -> int:
     """One copy of a placeless op for every class but the one that keeps the original."""
     renamed: dict[str, dict[str, str]] = {}  # class -> value -> name of the copy's value
     for index, classes in demand.items():
@@ -64,7 +63,7 @@ def _copy_constants(root: FunctionProto, placement: Placement, demand: dict[int,
                 names.update((v, f"{v}@{home}") for v in placement.nodes[index].output if v)
     if not renamed:
         return 0
-    nodes: list[NodeProto] = []
+    nodes: list[Node] = []
     for index, node in enumerate(placement.nodes):
         home = placement.homes[index] or placement.default
         others = (other for other in demand.get(index, ()) if other != home)
@@ -72,19 +71,18 @@ def _copy_constants(root: FunctionProto, placement: Placement, demand: dict[int,
         if home in renamed:
             flow.rename_node(node, renamed[home])
         nodes.append(node)
-    known = protos.value_types(root)
-    flow.replace_nodes(root, nodes)
+    known = root.kinds()
+    root.node = nodes
     fresh: dict[str, TypeNode] = {}
     for names in renamed.values():
         fresh.update((new, known.get(old, types.ANY)) for old, new in names.items())
-    protos.write_types(root, fresh)
+    root.declare(fresh)
     return len(nodes) - len(placement.nodes)
 
 
-def _copy(node: NodeProto, home: str, names: dict[str, str]) -> NodeProto:
-    copy = NodeProto()
-    copy.CopyFrom(node)
+def _copy(node: Node, home: str, names: dict[str, str]) -> Node:
+    copy = node.copy()
     copy.name = f"{node.name}@{home}"
     flow.rename_node(copy, names)
-    protos.set_meta(copy, keys.HOME_CLASS_KEY, home)
+    copy.metadata[keys.HOME_CLASS_KEY] = home
     return copy

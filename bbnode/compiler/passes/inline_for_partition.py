@@ -10,8 +10,6 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler import flow
 from bbnode.compiler.errors import (
     ExpansionFailed,
@@ -20,7 +18,6 @@ from bbnode.compiler.errors import (
     Where,
 )
 from bbnode.compiler.function_table import (
-    FunctionKey,
     by_key,
     called_from,
     callees_first,
@@ -32,7 +29,8 @@ from bbnode.compiler.inlining import merge_opsets, references, splice
 from bbnode.compiler.signatures import opset_versions
 from bbnode.compiler.slots import take_slots
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.ir import keys, protos, types
+from bbnode.ir import keys, plain, types
+from bbnode.ir.plain import Function, FunctionKey, Node
 from bbnode.ir.types import TypeNode
 
 # Ten times the largest program that the compiler is made for. Calls of calls multiply: thirty
@@ -49,7 +47,7 @@ class _Plan:
     touches_wire: bool
     pure_onnx: bool
     size: int  # nodes after inlining
-    chosen: list[tuple[NodeProto, FunctionKey]]  # calls that are inlined, in order
+    chosen: list[tuple[Node, FunctionKey]]  # calls that are inlined, in order
     versions: dict[str, int]  # of the opsets that it imports after inlining
 
 
@@ -73,12 +71,12 @@ class InlineForPartition:
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         _drop_unused(unit)  # what nobody calls must not count as a place that calls
-        joined = join_equal(unit.model, typed_only=True)
-        table = by_key(unit.model.functions)
+        joined = join_equal(unit, typed_only=True)
+        table = by_key(unit.program.functions)
         calls = {key: [k for _, k in calls_of(f, table)] for key, f in table.items()}
-        root_key = protos.function_key(unit.root)
+        root_key = plain.function_key(unit.root)
         order = callees_first([root_key, *table], calls)
-        wire_before = sum(map(protos.is_wire, unit.root.node))
+        wire_before = sum(map(plain.is_wire, unit.root.node))
         sites = Counter(key for callees in calls.values() for key in callees)
         plans: dict[FunctionKey, _Plan] = {}
         copied = 0
@@ -95,13 +93,13 @@ class InlineForPartition:
         return {
             "bodies_joined": joined,
             "calls_inlined": sum(len(plan.chosen) for plan in plans.values()),
-            "surfaced_wire_ops": sum(map(protos.is_wire, unit.root.node)) - wire_before,
+            "surfaced_wire_ops": sum(map(plain.is_wire, unit.root.node)) - wire_before,
         }
 
 
 def _plan(
-    function: FunctionProto,
-    table: dict[FunctionKey, FunctionProto],
+    function: Function,
+    table: dict[FunctionKey, Function],
     plans: dict[FunctionKey, _Plan],
     sites: Counter[FunctionKey],
 ) -> _Plan:
@@ -110,10 +108,10 @@ def _plan(
     chosen = []
     versions = opset_versions(function.opset_import)
     for node in function.node:
-        key = protos.call_key(node)
+        key = plain.call_key(node)
         callee = plans.get(key)
         if callee is None:  # no call, or one of a bootstrap
-            touches_wire = touches_wire or protos.is_wire(node)
+            touches_wire = touches_wire or plain.is_wire(node)
             pure_onnx = pure_onnx and _is_plain(node) and key not in table
             continue
         touches_wire = touches_wire or callee.touches_wire
@@ -138,7 +136,7 @@ def _plan(
     )
 
 
-def _gives_attributes(call: NodeProto, callee: FunctionProto) -> bool:
+def _gives_attributes(call: Node, callee: Function) -> bool:
     given = {attribute.name for attribute in call.attribute}
     return bool(given) and any(
         attribute.ref_attr_name in given for node in callee.node for attribute in references(node)
@@ -150,7 +148,7 @@ def _other_version(versions: dict[str, int], wanted: dict[str, int]) -> str | No
     return next((d for d, version in wanted.items() if versions.get(d, version) != version), None)
 
 
-def _too_large(call: NodeProto) -> ExpansionFailed:
+def _too_large(call: Node) -> ExpansionFailed:
     return ExpansionFailed(
         op_type=call.op_type,
         domain=call.domain,
@@ -160,17 +158,17 @@ def _too_large(call: NodeProto) -> ExpansionFailed:
     )
 
 
-def _is_plain(node: NodeProto) -> bool:
+def _is_plain(node: Node) -> bool:
     # `g.output` records a PassThrough, so a pure body has those as well.
     passes = node.domain == keys.SYSCALL_DOMAIN and node.op_type == "PassThrough"
     return passes or flow.is_graph_op(node)
 
 
-def _inline(function: FunctionProto, bodies: dict[str, FunctionProto]) -> None:
+def _inline(function: Function, bodies: dict[str, Function]) -> None:
     """Put the bodies in the place of the calls of these names."""
-    home = protos.get_meta(function, keys.HOME_KEY) or keys.SELF_CLASS
-    nodes: list[NodeProto] = []
-    known = protos.value_types(function)
+    home = function.metadata.get(keys.HOME_KEY) or keys.SELF_CLASS
+    nodes: list[Node] = []
+    known = function.kinds()
     changed: dict[str, TypeNode] = {}
     for node in function.node:
         callee = bodies.get(node.name)
@@ -192,14 +190,13 @@ def _inline(function: FunctionProto, bodies: dict[str, FunctionProto]) -> None:
                 known[name] = changed[name] = after
         take_slots(function, callee)
         merge_opsets(function, callee, spliced)
-    flow.replace_nodes(function, nodes)
-    protos.write_types(function, changed)
+    function.node = nodes
+    function.declare(changed)
 
 
 def _drop_unused(unit: CompilationUnit) -> None:
-    roots = [unit.root, *(f for f in unit.model.functions[1:] if is_bootstrap(f))]
-    kept = [*roots, *called_from(unit.model, roots)]
-    names = {protos.function_key(function) for function in kept}
-    for index in range(len(unit.model.functions) - 1, 0, -1):
-        if protos.function_key(unit.model.functions[index]) not in names:
-            del unit.model.functions[index]
+    roots = [unit.root, *(f for f in unit.program.functions[1:] if is_bootstrap(f))]
+    kept = [*roots, *called_from(unit.program, roots)]
+    names = {plain.function_key(function) for function in kept}
+    others = unit.program.functions[1:]
+    unit.program.functions[1:] = [f for f in others if plain.function_key(f) in names]

@@ -6,18 +6,15 @@ right before it fires.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
-
-from onnx import AttributeProto, FunctionProto, NodeProto
 
 from bbnode.compiler import flow
 from bbnode.compiler.gate_contract import is_checked_kind
 from bbnode.compiler.rx_chain import INHERITED_KEYS
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.compiler.value_types import declare, declare_as
 from bbnode.compiler.wire_stamps import rewire_input
-from bbnode.ir import keys, opset, protos, types
+from bbnode.ir import keys, opset, plain, types
+from bbnode.ir.plain import Function, Node
 
 # Attributes by which an op says that it takes a while on purpose, in ns: on top of the budget.
 DELAY_ATTRIBUTES = ("delay_ns", "duration_ns")
@@ -27,10 +24,12 @@ MAX_DEADLINE_NS = (1 << 63) - 1  # what an ONNX integer attribute holds
 class InsertAsyncDeadlines:
     """Stamps deadlines and puts a `DeadlineCheck` before what carries one.
 
-    1. An op that may suspend carries `deadline_ns`: the one it has, else its `deadline_ns`
-       attribute, else the per-hop budget plus what it delays on purpose (`After`, `Sleep`).
+    1. An op that may suspend (each one that a component carries out may) carries
+       `deadline_ns`: the one it has, else its `deadline_ns` attribute, else the per-hop budget
+       plus what it delays on purpose (`After`, `Sleep`).
     2. RecvRespBatched takes the deadline of the SendReqBatched that it waits for, and the
-       attribute `deadline_ns` of that one is never 0 afterwards.
+       attribute `deadline_ns` of that one is never 0 afterwards (`deadline_derived` says that
+       it was).
     3. Every op that carries `deadline_ns` and is neither Recv-flavoured nor a gate has a
        `DeadlineCheck` right before it, which passes its first data input through; for an op
        without inputs it has none, and its output is one more value that the op waits for.
@@ -50,52 +49,53 @@ class InsertAsyncDeadlines:
         return {"async_deadlines_stamped": stamped, "deadline_checks": checks}
 
 
-def _stamp(function: FunctionProto, budget_ns: int) -> int:
+def _stamp(function: Function, budget_ns: int) -> int:
     stamped = 0
     requests: dict[str, str] = {}  # req_id value -> deadline of the request
     for node in function.node:
-        if protos.is_wire(node, keys.OP_SEND_REQ_BATCHED):
+        if plain.is_wire(node, keys.OP_SEND_REQ_BATCHED):
             deadline = _deadline(node, budget_ns)
-            protos.set_meta(node, keys.DEADLINE_NS_KEY, deadline)
-            if not protos.get_attr(node, keys.ATTR_DEADLINE_NS, 0):
-                protos.set_attr(node, keys.ATTR_DEADLINE_NS, int(deadline))
+            node.metadata[keys.DEADLINE_NS_KEY] = deadline
+            if not node.get_attr(keys.ATTR_DEADLINE_NS, 0):
+                node.set_attr(keys.ATTR_DEADLINE_NS, int(deadline))
+                node.metadata[keys.DEADLINE_DERIVED_KEY] = "true"
             requests.update((name, deadline) for name in node.output)
-        elif protos.is_wire(node, keys.OP_RECV_RESP_BATCHED):
+        elif plain.is_wire(node, keys.OP_RECV_RESP_BATCHED):
             known = requests.get(node.input[0] if node.input else "")
-            protos.set_meta(node, keys.DEADLINE_NS_KEY, known or _deadline(node, budget_ns))
+            node.metadata[keys.DEADLINE_NS_KEY] = known or _deadline(node, budget_ns)
             stamped += 1
         elif _suspends(node):
-            protos.set_meta(node, keys.DEADLINE_NS_KEY, _deadline(node, budget_ns))
+            node.metadata[keys.DEADLINE_NS_KEY] = _deadline(node, budget_ns)
             stamped += 1
     return stamped
 
 
-def _suspends(node: NodeProto) -> bool:
+def _suspends(node: Node) -> bool:
     spec = opset.lookup_op(node.domain, node.op_type)
     return spec is not None and spec.suspends
 
 
-def _deadline(node: NodeProto, budget_ns: int) -> str:
-    known = protos.get_meta(node, keys.DEADLINE_NS_KEY)
+def _deadline(node: Node, budget_ns: int) -> str:
+    known = node.metadata.get(keys.DEADLINE_NS_KEY)
     if known is not None:
         return known
-    own = protos.get_attr(node, keys.ATTR_DEADLINE_NS, 0)
+    own = node.get_attr(keys.ATTR_DEADLINE_NS, 0)
     if isinstance(own, int) and own > 0:
         return str(own)
-    delays = (protos.get_attr(node, name, 0) for name in DELAY_ATTRIBUTES)
+    delays = (node.get_attr(name, 0) for name in DELAY_ATTRIBUTES)
     delay = sum(d for d in delays if isinstance(d, int) and d > 0)
     return str(min(budget_ns + delay, MAX_DEADLINE_NS))
 
 
-def _insert_checks(function: FunctionProto) -> int:
-    nodes: list[NodeProto] = []
+def _insert_checks(function: Function) -> int:
+    nodes: list[Node] = []
     like: list[tuple[str, str]] = []
     triggers = []
     for node in function.node:
         if is_checked_kind(node):
-            meta = protos.all_meta(node)
+            meta = node.metadata
             if keys.DEADLINE_NS_KEY in meta and keys.DEADLINE_STAMP_KEY not in meta:
-                check = _make_check(node, meta)
+                check = _make_check(node)
                 nodes.append(check)
                 if check.input:
                     like.append((check.output[0], check.input[0]))
@@ -103,9 +103,9 @@ def _insert_checks(function: FunctionProto) -> int:
                     triggers.append(check.output[0])
         nodes.append(node)
     if len(nodes) > len(function.node):
-        flow.replace_nodes(function, nodes)
-        declare_as(function, like)
-        declare(function, dict.fromkeys(triggers, types.TRIGGER))
+        function.node = nodes
+        function.declare_as(like)
+        function.declare(dict.fromkeys(triggers, types.TRIGGER))
     return len(like) + len(triggers)
 
 
@@ -113,26 +113,22 @@ def _insert_checks(function: FunctionProto) -> int:
 _CHECK_INHERITS = (*INHERITED_KEYS, keys.AFTER_KEY, keys.CONTROL_AFTER_KEY)
 
 
-def _make_check(node: NodeProto, meta: Mapping[str, str]) -> NodeProto:
+def _make_check(node: Node) -> Node:
     made = f"{node.name}#deadline_out"
-    check = NodeProto(
+    check = Node(
         domain=keys.SYSCALL_DOMAIN,
         op_type=keys.OP_DEADLINE_CHECK,
         name=f"{node.name}#deadline",
         output=[made],
     )
-    check.attribute.add(
-        name=keys.ATTR_DEADLINE_NS, type=AttributeProto.INT, i=int(meta[keys.DEADLINE_NS_KEY])
-    )
-    check.metadata_props.add(key=keys.DEADLINE_CHECK_SOURCE_KEY, value=node.name)
-    for key in _CHECK_INHERITS:
-        if key in meta:
-            check.metadata_props.add(key=key, value=meta[key])
+    check.set_attr(keys.ATTR_DEADLINE_NS, int(node.metadata[keys.DEADLINE_NS_KEY]))
+    check.metadata[keys.DEADLINE_CHECK_SOURCE_KEY] = node.name
+    plain.inherit(check, node, _CHECK_INHERITS)
     port = next((index for index, name in enumerate(node.input) if name), None)
     if port is None:
-        flow.set_after(node, [*flow.split_names(meta.get(keys.AFTER_KEY)), made])
+        flow.set_after(node, [*flow.after_of(node), made])
     else:
         check.input.append(node.input[port])
         rewire_input(node, port, made)
-    node.metadata_props.add(key=keys.DEADLINE_STAMP_KEY, value="true")
+    node.metadata[keys.DEADLINE_STAMP_KEY] = "true"
     return check

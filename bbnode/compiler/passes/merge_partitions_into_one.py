@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import ClassVar
 
-from onnx import FunctionProto, GraphProto, ModelProto
-
 from bbnode.compiler import flow
+from bbnode.compiler.content_hash import same
 from bbnode.compiler.errors import Internal
-from bbnode.compiler.function_table import FunctionKey
 from bbnode.compiler.opsets import import_used, version, versions_of, write_canonical_domains
 from bbnode.compiler.ordering import program_order
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.ir import keys, protos
+from bbnode.ir import keys, plain
+from bbnode.ir.plain import Function, FunctionKey, Program
 
 DEFAULT_GRAPH_NAME = "program"  # ONNX wants a name, and a hand-made model may have none
 
@@ -35,24 +34,24 @@ class MergePartitionsIntoOne:
     name: ClassVar[str] = "merge_partitions_into_one"
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
-        model = unit.model
+        program = unit.program
         mains = [unit.partitions[home] for home in sorted(unit.partitions)]
-        merged: dict[FunctionKey, FunctionProto] = {}
-        for function in (*mains, *model.functions):
-            key = protos.function_key(function)
-            if merged.setdefault(key, function) is not function and merged[key] != function:
+        merged: dict[FunctionKey, Function] = {}
+        for function in (*mains, *program.functions):
+            key = plain.function_key(function)
+            if merged.setdefault(key, function) is not function and not same(
+                merged[key], function, unit.prints
+            ):
                 raise Internal(detail=f"two functions {function.name!r} differ")
-        _finish(model, merged.values())
+        _finish(program, merged.values())
         if mains:
-            functions = list(merged.values())
-            del model.functions[:]
-            model.functions.extend(functions)
+            program.functions = list(merged.values())
             unit.partitions = {}
-        return {"functions": len(model.functions), "targets": len(mains)}
+        return {"functions": len(program.functions), "targets": len(mains)}
 
 
-def _finish(model: ModelProto, functions: Collection[FunctionProto]) -> None:
-    known = versions_of(model)
+def _finish(program: Program, functions: Collection[Function]) -> None:
+    known = versions_of(program)
     imported = {
         "": version("", known),
         keys.MODULE_DOMAIN: keys.BB_OPSET_VERSION,
@@ -60,9 +59,8 @@ def _finish(model: ModelProto, functions: Collection[FunctionProto]) -> None:
     for function in functions:
         flow.reorder(function, program_order(function.node))
         write_canonical_domains(function.node)
-        own = versions_of(function, model)
+        own = versions_of(function, program)
         for domain, used in import_used(function, own).items():
             imported[domain] = max(imported.get(domain, 0), used)
-    del model.opset_import[:]
-    model.opset_import.extend(protos.opset_imports(imported.items()))
-    model.graph.CopyFrom(GraphProto(name=model.graph.name or DEFAULT_GRAPH_NAME))
+    program.opset_import = plain.sorted_opsets(imported.items())
+    program.graph_name = program.graph_name or DEFAULT_GRAPH_NAME

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler import flow
 from bbnode.compiler.content_hash import content_name, digest_key, function_digest
 from bbnode.compiler.errors import CrossClassDataflow, Where
@@ -21,7 +19,8 @@ from bbnode.compiler.ordering import in_program_order
 from bbnode.compiler.slots import slot_roles
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, WireEdge
 from bbnode.compiler.wire_pairs import wire_pairs
-from bbnode.ir import keys, protos
+from bbnode.ir import keys, plain
+from bbnode.ir.plain import Function, Node
 
 
 class PartitionByWireOps:
@@ -29,8 +28,9 @@ class PartitionByWireOps:
 
     1. Ops are grouped by `home_class`; an op without one belongs to the root's home class.
     2. A main keeps its ops in program order, which is topological.
-    3. Its inputs are the root's inputs that its ops read or wait for, its outputs the root's
-       outputs that it makes; types and slots are those of its own values and ops.
+    3. The main of the root's home class has all inputs of the root, whether an op reads them or
+       not: they are what the author lets a caller give. Outputs of a main are the root's outputs
+       that it makes; types and slots are those of its own values and ops.
     4. It is called `<class>#<16 hex>`, a hash over its content and over what it calls, taken
        before any address is stamped and without source lines.
     5. A value that is made on one class and read on another is CrossClassDataflow.
@@ -43,9 +43,9 @@ class PartitionByWireOps:
     name: ClassVar[str] = "partition_by_wire_ops"
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
-        if not unit.partitions and protos.get_meta(unit.root, keys.TARGET_KEY) is None:
+        if not unit.partitions and unit.root.metadata.get(keys.TARGET_KEY) is None:
             _partition(unit)
-        wire_ops = sum(protos.is_wire(n) for f in unit.partitions.values() for n in f.node)
+        wire_ops = sum(plain.is_wire(n) for f in unit.partitions.values() for n in f.node)
         return {
             "partition_count": len(unit.partitions),
             "wire_edges": len(unit.wire_edges),
@@ -54,44 +54,44 @@ class PartitionByWireOps:
 
 
 def _partition(unit: CompilationUnit) -> None:
-    join_equal(unit.model, typed_only=False)
-    name_by_content(unit.model)
+    join_equal(unit, typed_only=False)
+    name_by_content(unit)
     root = unit.root
     nodes = in_program_order(root.node)
-    default = protos.get_meta(root, keys.HOME_KEY) or keys.SELF_CLASS
-    groups: dict[str, list[NodeProto]] = {}
+    default = root.metadata.get(keys.HOME_KEY) or keys.SELF_CLASS
+    groups: dict[str, list[Node]] = {}
     for node in nodes:
-        home = protos.get_meta(node, keys.HOME_CLASS_KEY)
+        home = node.metadata.get(keys.HOME_CLASS_KEY)
         if home is None:
             home = default
-            protos.set_meta(node, keys.HOME_CLASS_KEY, home)
+            node.metadata[keys.HOME_CLASS_KEY] = home
         groups.setdefault(home, []).append(node)
     if not groups:
         groups[default] = []
     maker = {name: (home, node) for home, g in groups.items() for node in g for name in node.output}
-    versions = versions_of(root, unit.model)
+    versions = versions_of(root, unit.program)
     mains = {
-        home: _Main(root, home, groups[home], maker, versions).build() for home in sorted(groups)
+        home: _Main(root, home, groups[home], maker, versions, is_home=home == default).build()
+        for home in sorted(groups)
     }
     unit.wire_edges = _wire_edges(nodes)
     kept = _kept_functions(unit, mains.values())
-    digests = {digest_key(f): function_digest(f) for f in kept}
+    digests = {digest_key(f): function_digest(f, unit.prints) for f in kept}
     for home, main in mains.items():
-        called = called_from(unit.model, [main])
-        main.name = f"{home}#{content_name(main, called, digests)}"
-    names = {protos.function_key(f) for f in kept}
-    for index in range(len(unit.model.functions) - 1, -1, -1):
-        if index == 0 or protos.function_key(unit.model.functions[index]) not in names:
-            del unit.model.functions[index]
+        called = called_from(unit.program, [main])
+        main.name = f"{home}#{content_name(main, called, digests, unit.prints)}"
+    names = {plain.function_key(f) for f in kept}
+    others = unit.program.functions[1:]
+    unit.program.functions = [f for f in others if plain.function_key(f) in names]
     unit.partitions = mains
 
 
-def _kept_functions(unit: CompilationUnit, mains: Iterable[FunctionProto]) -> list[FunctionProto]:
-    others = list(unit.model.functions[1:])
+def _kept_functions(unit: CompilationUnit, mains: Iterable[Function]) -> list[Function]:
+    others = list(unit.program.functions[1:])
     bootstraps = [f for f in others if is_bootstrap(f)]
-    called = called_from(unit.model, [*mains, *bootstraps])
-    wanted = {protos.function_key(f) for f in (*called, *bootstraps)}
-    return [f for f in others if protos.function_key(f) in wanted]
+    called = called_from(unit.program, [*mains, *bootstraps])
+    wanted = {plain.function_key(f) for f in (*called, *bootstraps)}
+    return [f for f in others if plain.function_key(f) in wanted]
 
 
 class _Main:
@@ -99,31 +99,35 @@ class _Main:
 
     def __init__(
         self,
-        root: FunctionProto,
+        root: Function,
         home: str,
-        nodes: list[NodeProto],
-        maker: dict[str, tuple[str, NodeProto]],
+        nodes: list[Node],
+        maker: dict[str, tuple[str, Node]],
         versions: dict[str, int],
+        *,
+        is_home: bool,
     ) -> None:
         self._root = root
+        self._is_home = is_home
         self._home = home
         self._nodes = nodes
         self._maker = maker
         self._versions = versions
 
-    def build(self) -> FunctionProto:
-        main = FunctionProto(domain=keys.MODULE_DOMAIN)
+    def build(self) -> Function:
+        main = Function(domain=keys.MODULE_DOMAIN)
         read, made = self._values()
-        main.input.extend(name for name in self._root.input if name in read)
-        main.output.extend(name for name in self._root.output if name in made)
-        protos.set_meta(main, keys.TARGET_KEY, "true")
-        protos.set_meta(main, keys.HOME_KEY, self._home)
+        if self._is_home:
+            read.update(self._root.input)
+        main.input = [name for name in self._root.input if name in read]
+        main.output = [name for name in self._root.output if name in made]
+        main.metadata[keys.TARGET_KEY] = "true"
+        main.metadata[keys.HOME_KEY] = self._home
         self._list_slots(main)
-        main.node.extend(self._nodes)
+        main.node = self._nodes
         import_used(main, self._versions)
-        main.value_info.extend(
-            info for info in self._root.value_info if info.name in read or info.name in made
-        )
+        main.types = {n: kind for n, kind in self._root.types.items() if n in read or n in made}
+        main.notes = self._root.notes.copy()
         return main
 
     def _values(self) -> tuple[set[str], set[str]]:
@@ -137,7 +141,7 @@ class _Main:
             made.update(name for name in node.output if name)
         return read, made
 
-    def _check_home(self, node: NodeProto, name: str) -> None:
+    def _check_home(self, node: Node, name: str) -> None:
         home, producer = self._maker.get(name, (self._home, None))
         if producer is not None and home != self._home:
             raise CrossClassDataflow(
@@ -151,23 +155,23 @@ class _Main:
                 where=Where.of(node),
             )
 
-    def _list_slots(self, main: FunctionProto) -> None:
-        used = {protos.get_meta(node, keys.SLOT_KEY) for node in self._nodes}
-        main.attribute.extend(name for name in self._root.attribute if name in used)
-        main.attribute_proto.extend(a for a in self._root.attribute_proto if a.name in used)
-        known = protos.all_meta(self._root)
+    def _list_slots(self, main: Function) -> None:
+        used = {node.metadata.get(keys.SLOT_KEY) for node in self._nodes}
+        main.attribute = [name for name in self._root.attribute if name in used]
+        main.attribute_proto = [a for a in self._root.attribute_proto if a.name in used]
+        known = self._root.metadata
         for slot in slot_roles(self._root):
             for prefix in (keys.SLOT_ROLE_PREFIX, keys.CONCRETE_TYPE_SLOT_PREFIX):
                 text = known.get(prefix + slot)
                 if slot in used and text is not None:  # the main is new: nothing to replace
-                    main.metadata_props.add(key=prefix + slot, value=text)
+                    main.metadata[prefix + slot] = text
 
 
-def _wire_edges(nodes: list[NodeProto]) -> list[WireEdge]:
+def _wire_edges(nodes: list[Node]) -> list[WireEdge]:
     return [
         WireEdge(
-            producer_class=protos.get_meta(pair.send, keys.HOME_CLASS_KEY) or "",
-            consumer_class=protos.get_meta(pair.recv, keys.HOME_CLASS_KEY) or "",
+            producer_class=pair.send.metadata.get(keys.HOME_CLASS_KEY) or "",
+            consumer_class=pair.recv.metadata.get(keys.HOME_CLASS_KEY) or "",
             value_name=pair.recv.output[0],
             send_node=pair.send.name,
             recv_node=pair.recv.name,

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler.errors import (
     BindingMismatch,
     IncompatibleStorageOnEdge,
@@ -20,8 +18,9 @@ from bbnode.compiler.errors import (
 from bbnode.compiler.slots import by_slot, component_of, slot_roles
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, SlotBinding
 from bbnode.components.contracts import Component
-from bbnode.ir import keys, opset, protos, types
+from bbnode.ir import keys, opset, plain, types
 from bbnode.ir.opset import OpSpec, Port
+from bbnode.ir.plain import Function, Node
 from bbnode.ir.types import TypeNode
 
 ALL_PORTS = "*"
@@ -30,8 +29,9 @@ ALL_PORTS = "*"
 class RefinePolymorphicValueInfo:
     """Narrows the placeholder "Tensor" to what each bound component stores.
 
-    1. A tensor port of a role op takes the leaf type that the component's `storage` gives for
-       `<op_type>.<port>`, else for `*`; the value at the port narrows to it.
+    1. A tensor port of a role's or a protocol's op takes the leaf type that the component's
+       `storage` gives for `<op_type>.<port>`, else for `*`; the value at the port narrows to it.
+       A port of an op of a protocol may be of any type; what `<op_type>.<port>` says holds there.
     2. A value that meets two different leaf types is TypeConstraintFailed; one that was sent
        as one and is taken as the other is IncompatibleStorageOnEdge.
     3. A bound component has the method that each op of its slot calls (RoleMethodFailed), and
@@ -49,14 +49,14 @@ class RefinePolymorphicValueInfo:
             known: dict[str, TypeNode] | None = None
             changed: dict[str, TypeNode] = {}
             for node in function.node:
-                spec = opset.lookup_op(node.domain, node.op_type) if protos.is_role(node) else None
+                spec = opset.lookup_op(node.domain, node.op_type) if plain.is_role(node) else None
                 component = component_of(node, bound)
                 if spec is None or component is None:
                     continue
                 _check_method(node, spec, component)
                 for value, leaf in _stored(node, spec, component.storage):
                     if known is None:
-                        known = protos.value_types(function)
+                        known = function.kinds()
                     before = known.get(value, types.ANY)
                     after = types.meet(before, leaf)
                     if after is None:
@@ -64,27 +64,31 @@ class RefinePolymorphicValueInfo:
                     if after is not before:
                         known[value] = changed[value] = after
             if changed:
-                protos.write_types(function, changed)
+                function.declare(changed)
                 narrowed += len(changed)
         return {"values_refined": narrowed}
 
 
 def _stored(
-    node: NodeProto, spec: OpSpec, storage: Mapping[str, TypeNode]
+    node: Node, spec: OpSpec, storage: Mapping[str, TypeNode]
 ) -> Iterator[tuple[str, TypeNode]]:
     """Values at tensor ports with the leaf types that the component keeps there."""
     for names, ports in ((node.input, spec.inputs), (node.output, spec.outputs)):
         for port, value in zip(ports, names, strict=False):
-            leaf = storage.get(f"{spec.op_type}.{port.name}", storage.get(ALL_PORTS))
-            if value and leaf is not None and _is_tensor(port):
+            leaf = _leaf_at(spec, port, storage)
+            if value and leaf is not None:
                 yield value, leaf
 
 
-def _is_tensor(port: Port) -> bool:
-    return port.type is types.TENSOR
+def _leaf_at(spec: OpSpec, port: Port, storage: Mapping[str, TypeNode]) -> TypeNode | None:
+    """What the component keeps at a port, if the op leaves that to it."""
+    own = storage.get(f"{spec.op_type}.{port.name}")
+    if port.type is types.TENSOR:
+        return own or storage.get(ALL_PORTS)
+    return own if port.type is types.ANY else None
 
 
-def _check_roles(function: FunctionProto, bound: Mapping[str, SlotBinding]) -> None:
+def _check_roles(function: Function, bound: Mapping[str, SlotBinding]) -> None:
     for slot, role in slot_roles(function).items():
         binding = bound.get(slot)
         if binding is not None and binding.role != role:
@@ -95,10 +99,10 @@ def _check_roles(function: FunctionProto, bound: Mapping[str, SlotBinding]) -> N
             )
 
 
-def _check_method(node: NodeProto, spec: OpSpec, component: type[Component]) -> None:
+def _check_method(node: Node, spec: OpSpec, component: type[Component]) -> None:
     if not callable(getattr(component, spec.method, None)):
         raise RoleMethodFailed(
-            slot=protos.get_meta(node, keys.SLOT_KEY) or "",
+            slot=node.metadata.get(keys.SLOT_KEY) or "",
             op_type=spec.op_type,
             source=f"{component.TYPE_NAME!r} has no method {spec.method!r}",
             where=Where.of(node),
@@ -106,15 +110,15 @@ def _check_method(node: NodeProto, spec: OpSpec, component: type[Component]) -> 
 
 
 def _clash(
-    function: FunctionProto,
-    node: NodeProto,
+    function: Function,
+    node: Node,
     value: str,
     before: TypeNode,
     leaf: TypeNode,
     component: type[Component],
 ) -> TypeConstraintFailed | IncompatibleStorageOnEdge:
     for send in function.node:
-        if protos.is_wire(send) and send.op_type in keys.SEND_OPS and value in send.output:
+        if plain.is_wire(send) and send.op_type in keys.SEND_OPS and value in send.output:
             return IncompatibleStorageOnEdge(
                 send_node=send.name,
                 recv_node=node.name,

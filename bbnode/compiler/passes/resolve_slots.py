@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler.errors import (
     AmbiguousRole,
     BindingMismatch,
@@ -19,7 +17,8 @@ from bbnode.compiler.errors import (
 from bbnode.compiler.slots import TRAIT_SUFFIX, by_slot, component_of, slot_roles
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, SlotBinding
 from bbnode.components.registry import roles_of
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
+from bbnode.ir.plain import Function, Node
 
 
 @dataclass(slots=True)
@@ -27,8 +26,8 @@ class _Use:
     """What the ops of one slot say of it."""
 
     role: str
-    concrete: NodeProto | None = None
-    generic: NodeProto | None = None
+    concrete: Node | None = None
+    generic: Node | None = None
 
 
 class ResolveSlots:
@@ -55,24 +54,19 @@ class ResolveSlots:
         return {"slots_resolved": resolved, "slots_unbound": len(uses) - resolved}
 
 
-def _collect(function: FunctionProto, uses: dict[str, _Use]) -> None:
+def _collect(function: Function, uses: dict[str, _Use]) -> None:
     roles = slot_roles(function)
     for node in function.node:
-        slot = type_name = trait = ""
-        for entry in node.metadata_props:
-            if entry.key == keys.SLOT_KEY:
-                slot = entry.value
-            elif entry.key == keys.CONCRETE_TYPE_KEY:
-                type_name = entry.value
-            elif entry.key == keys.REQUIRED_TRAIT_KEY:
-                trait = entry.value
+        slot = node.metadata.get(keys.SLOT_KEY)
         if not slot:
             continue
+        type_name = node.metadata.get(keys.CONCRETE_TYPE_KEY)
+        trait = node.metadata.get(keys.REQUIRED_TRAIT_KEY, "")
         use = uses.setdefault(slot, _Use(roles.get(slot, trait.removesuffix(TRAIT_SUFFIX))))
         if type_name:
             known = use.concrete or node
             use.concrete = known
-            other = protos.get_meta(known, keys.CONCRETE_TYPE_KEY)
+            other = known.metadata.get(keys.CONCRETE_TYPE_KEY)
             if other != type_name:
                 raise MalformedSlotMetadata(
                     node_name=node.name,
@@ -85,11 +79,11 @@ def _collect(function: FunctionProto, uses: dict[str, _Use]) -> None:
             raise _ambiguous(slot, use.role, use.concrete, use.generic)
 
 
-def _ambiguous(slot: str, role: str, concrete: NodeProto, generic: NodeProto) -> AmbiguousRole:
-    slot_id = protos.get_meta(generic, keys.SLOT_ID_KEY) or ""
+def _ambiguous(slot: str, role: str, concrete: Node, generic: Node) -> AmbiguousRole:
+    slot_id = generic.metadata.get(keys.SLOT_ID_KEY) or ""
     return AmbiguousRole(
         role=role,
-        concrete_type=protos.get_meta(concrete, keys.CONCRETE_TYPE_KEY) or "",
+        concrete_type=concrete.metadata.get(keys.CONCRETE_TYPE_KEY) or "",
         generic_slot_id=int(slot_id) if slot_id.isdigit() else -1,
         slot=slot,
         where=Where.of(generic),

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler import flow
 from bbnode.compiler.entries import INVOKE, EntryMap, slot_of
-from bbnode.compiler.function_table import FunctionKey, by_key, callees_first, calls_of
+from bbnode.compiler.function_table import by_key, callees_first, calls_of
 from bbnode.compiler.ordering import add_control, program_order
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.ir import protos
+from bbnode.ir import plain
+from bbnode.ir.plain import Function, FunctionKey, Node
 
 
 class SequenceSlotEffects:
@@ -58,9 +57,7 @@ MAX_ROUNDS = 4
 class _Sequence:
     """The work on one function."""
 
-    def __init__(
-        self, function: FunctionProto, effects: dict[FunctionKey, tuple[str, ...]]
-    ) -> None:
+    def __init__(self, function: Function, effects: dict[FunctionKey, tuple[str, ...]]) -> None:
         self._function = function
         self.edges = self.pins = 0
         self.ops: list[tuple[int, tuple[str, ...]]] = []  # slot ops and the slots they touch
@@ -135,6 +132,6 @@ def _bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def _slots_of(node: NodeProto, effects: dict[FunctionKey, tuple[str, ...]]) -> tuple[str, ...]:
+def _slots_of(node: Node, effects: dict[FunctionKey, tuple[str, ...]]) -> tuple[str, ...]:
     slot = slot_of(node)
-    return (slot,) if slot is not None else effects.get(protos.call_key(node), ())
+    return (slot,) if slot is not None else effects.get(plain.call_key(node), ())

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler.rx_chain import chain_head
 from bbnode.compiler.slots import by_slot
 from bbnode.compiler.target_slots import slots_by_target, slots_of, with_dependencies
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.ir import keys, protos
+from bbnode.ir import keys, plain
+from bbnode.ir.plain import Function, Node
 
 
 class StampCompilationMetadata:
@@ -31,7 +30,7 @@ class StampCompilationMetadata:
     name: ClassVar[str] = "stamp_compilation_metadata"
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
-        protos.set_meta(unit.model, keys.COMPILED_KEY, keys.COMPILED_CURRENT_VERSION)
+        unit.program.metadata[keys.COMPILED_KEY] = keys.COMPILED_CURRENT_VERSION
         bound = by_slot(options.bindings)
         known = slots_of(unit.bodies())
         count = receivers = 0
@@ -41,17 +40,17 @@ class StampCompilationMetadata:
                 component = slot.component(bound)
                 if component is not None:
                     value = keys.encode_binding_value(slot.role, component.TYPE_NAME, slot.slot_id)
-                    protos.set_meta(unit.model, keys.binding_key(main.name, slot.name), value)
+                    unit.program.metadata[keys.binding_key(main.name, slot.name)] = value
                     count += 1
             receivers += _stamp_receivers(main)
         return {"bindings_stamped": count, "recv_slots_stamped": receivers}
 
 
-def _stamp_receivers(main: FunctionProto) -> int:
+def _stamp_receivers(main: Function) -> int:
     payloads = {
         chain_head(node): node
         for node in main.node
-        if protos.is_wire(node) and node.op_type in keys.INBOUND_OPS and node.output
+        if plain.is_wire(node) and node.op_type in keys.INBOUND_OPS and node.output
     }
     if not payloads:
         return 0
@@ -63,12 +62,12 @@ def _stamp_receivers(main: FunctionProto) -> int:
         if _is_check(node):
             payloads[node.output[0]] = recv
             continue
-        slot_id = protos.get_meta(node, keys.SLOT_ID_KEY)
+        slot_id = node.metadata.get(keys.SLOT_ID_KEY)
         if slot_id is not None and recv.name not in stamped:
-            protos.set_meta(recv, keys.RECV_SLOT_ID_KEY, slot_id)
+            recv.metadata[keys.RECV_SLOT_ID_KEY] = slot_id
             stamped.add(recv.name)
     return len(stamped)
 
 
-def _is_check(node: NodeProto) -> bool:
+def _is_check(node: Node) -> bool:
     return node.domain == keys.SYSCALL_DOMAIN and node.op_type == keys.OP_DEADLINE_CHECK

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import onnx
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler import flow
 from bbnode.compiler.errors import IncompatibleStorageOnEdge, UnresolvedPeerClass, Where
 from bbnode.compiler.fan_in import groups_of_sends, join_values
 from bbnode.compiler.seams import is_natural
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.compiler.wire_checks import request_of
-from bbnode.ir import keys, protos, types
+from bbnode.ir import keys, plain, types
+from bbnode.ir.plain import Function, Node, ValueType
 from bbnode.ir.types import TypeNode
 
 CORRELATION = {
@@ -70,11 +68,11 @@ class SynthesizeWireRecvs:
 
 
 class _Synthesis:
-    def __init__(self, root: FunctionProto) -> None:
+    def __init__(self, root: Function) -> None:
         self._root = root
-        self._known = protos.value_types(root)
+        self._known = root.kinds()
         self._fresh: dict[str, TypeNode] = {}
-        self._nodes: list[NodeProto] = []
+        self._nodes: list[Node] = []
         self._groups = groups_of_sends(root.node)
         self._delivered: dict[str, tuple[str, str]] = {}  # send -> received, sender
         self._joined: dict[str, str] = {}  # value of a later send of a group -> of the first
@@ -82,7 +80,7 @@ class _Synthesis:
         self._made = 0
 
     def run(self) -> int:
-        sends = [n for n in self._root.node if protos.is_wire(n) and n.op_type in keys.SEND_OPS]
+        sends = [n for n in self._root.node if plain.is_wire(n) and n.op_type in keys.SEND_OPS]
         producers = flow.producers(self._root)
         responses = [n for n in sends if n.op_type == keys.OP_SEND_RESP]
         requests = {n.name: request_of(self._root, n, producers) for n in responses}
@@ -92,30 +90,28 @@ class _Synthesis:
             index_of[node.name] = str(index)
         for node in self._root.node:
             self._nodes.append(node)
-            if protos.is_wire(node):
-                protos.set_meta(node, keys.WIRE_CORRELATION_KEY, CORRELATION[node.op_type])
+            if plain.is_wire(node):
+                node.metadata[keys.WIRE_CORRELATION_KEY] = CORRELATION[node.op_type]
             if node.name in requests and node.op_type == keys.OP_SEND_RESP:
                 self._number_response(node, requests[node.name], index_of)
-            elif protos.is_wire(node) and node.name in index_of and not _is_done(node):
+            elif plain.is_wire(node) and node.name in index_of and not _is_done(node):
                 self._split(node, index_of[node.name])
         if self._made:
-            flow.replace_nodes(self._root, self._nodes)
-            protos.write_types(self._root, self._fresh)
+            self._root.node = self._nodes
+            self._root.declare(self._fresh)
             join_values(self._root, self._joined)
         for node in self._root.node:
-            if protos.is_wire(node, keys.OP_SEND):
-                protos.del_meta(node, keys.FAN_IN_KEY)  # the indices say it from here on
+            if plain.is_wire(node, keys.OP_SEND):
+                node.metadata.pop(keys.FAN_IN_KEY, None)  # the indices say it from here on
         return self._made
 
-    def _number_response(
-        self, node: NodeProto, request: NodeProto | None, index_of: dict[str, str]
-    ) -> None:
+    def _number_response(self, node: Node, request: Node | None, index_of: dict[str, str]) -> None:
         if request is None:
             return
-        given = protos.get_meta(request, keys.SYNTHESIZED_FROM_KEY)
-        protos.set_meta(node, keys.SYNTHESIZED_FROM_KEY, given or index_of[request.name])
+        given = request.metadata.get(keys.SYNTHESIZED_FROM_KEY)
+        node.metadata[keys.SYNTHESIZED_FROM_KEY] = given or index_of[request.name]
 
-    def _split(self, send: NodeProto, index: str) -> None:
+    def _split(self, send: Node, index: str) -> None:
         if send.op_type == keys.OP_SEND:
             received, sender = self._outputs(send, _SEND_PORTS)
             sentinel = keys.SEND_SENTINEL_PREFIX + index
@@ -123,7 +119,7 @@ class _Synthesis:
             self._fresh[sentinel] = types.TRIGGER
             first = self._groups.get(send.name, [send])[0].name
             if first != send.name:
-                protos.set_meta(send, keys.SYNTHESIZED_FROM_KEY, self._index_of[first])
+                send.metadata[keys.SYNTHESIZED_FROM_KEY] = self._index_of[first]
                 values = (received, sender)
                 self._joined.update(zip(values, self._delivered[first], strict=True))
                 return
@@ -132,16 +128,16 @@ class _Synthesis:
             return
         req_id, responses, received, sender, remote_id = self._outputs(send, _REQUEST_PORTS)
         self._keep_outputs(send, [req_id])
-        protos.set_meta(send, keys.SYNTHESIZED_FROM_KEY, index)
+        send.metadata[keys.SYNTHESIZED_FROM_KEY] = index
         self._add_inbound(send, keys.OP_RECV_REQ, index, [received, sender, remote_id])
-        home = protos.get_meta(send, keys.HOME_CLASS_KEY) or keys.SELF_CLASS
+        home = send.metadata.get(keys.HOME_CLASS_KEY) or keys.SELF_CLASS
         answer = self._add(send, keys.OP_RECV_RESP_BATCHED, index, home, [responses])
         answer.input.append(req_id)
-        size = protos.get_attr(send, keys.ATTR_COHORT_SIZE)
+        size = send.get_attr(keys.ATTR_COHORT_SIZE)
         if isinstance(size, int):
-            protos.set_attr(answer, keys.ATTR_COHORT_SIZE, size)
+            answer.set_attr(keys.ATTR_COHORT_SIZE, size)
 
-    def _outputs(self, send: NodeProto, ports: tuple[str, ...]) -> list[str]:
+    def _outputs(self, send: Node, ports: tuple[str, ...]) -> list[str]:
         """The send's values by port; those that nobody named get the recorder's names."""
         spec_types = dict(zip(_REQUEST_PORTS, _REQUEST_TYPES, strict=True))
         names = []
@@ -155,12 +151,11 @@ class _Synthesis:
         return names
 
     @staticmethod
-    def _keep_outputs(send: NodeProto, names: list[str]) -> None:
-        del send.output[:]
-        send.output.extend(names)
+    def _keep_outputs(send: Node, names: list[str]) -> None:
+        send.output = names
 
-    def _add_inbound(self, send: NodeProto, op_type: str, index: str, names: list[str]) -> None:
-        home = protos.get_meta(send, keys.PEER_CLASS_KEY)
+    def _add_inbound(self, send: Node, op_type: str, index: str, names: list[str]) -> None:
+        home = send.metadata.get(keys.PEER_CLASS_KEY)
         if home is None:
             raise UnresolvedPeerClass(
                 node_name=send.name, peer_input=send.input[1], where=Where.of(send)
@@ -180,28 +175,21 @@ class _Synthesis:
                     where=Where.of(member),
                 )
             payload = both
-        deadlines = [protos.get_meta(member, keys.DEADLINE_NS_KEY) or "" for member in members]
+        deadlines = [member.metadata.get(keys.DEADLINE_NS_KEY) or "" for member in members]
         if len(members) > 1 and all(map(is_natural, deadlines)):
-            protos.set_meta(recv, keys.DEADLINE_NS_KEY, str(max(map(int, deadlines))))
-        recv.attribute.append(
-            onnx.helper.make_attribute(keys.ATTR_PAYLOAD_TYPE, types.type_to_proto(payload))
-        )
+            recv.metadata[keys.DEADLINE_NS_KEY] = str(max(map(int, deadlines)))
+        recv.set_attr(keys.ATTR_PAYLOAD_TYPE, ValueType.of(payload).proto)
         if payload.is_leaf:
-            protos.set_meta(recv, keys.TYPE_HASH_KEY, str(payload.wire_hash))
+            recv.metadata[keys.TYPE_HASH_KEY] = str(payload.wire_hash)
 
-    def _add(
-        self, send: NodeProto, op_type: str, index: str, home: str, names: list[str]
-    ) -> NodeProto:
-        node = NodeProto(
+    def _add(self, send: Node, op_type: str, index: str, home: str, names: list[str]) -> Node:
+        node = Node(
             domain=keys.WIRE_DOMAIN, op_type=op_type, name=f"{send.name}/{op_type}", output=names
         )
-        for key in _INHERITED:
-            text = protos.get_meta(send, key)
-            if text is not None:
-                protos.set_meta(node, key, text)
-        protos.set_meta(node, keys.HOME_CLASS_KEY, home)
-        protos.set_meta(node, keys.SYNTHESIZED_FROM_KEY, index)
-        protos.set_meta(node, keys.WIRE_CORRELATION_KEY, CORRELATION[op_type])
+        plain.inherit(node, send, _INHERITED)
+        node.metadata[keys.HOME_CLASS_KEY] = home
+        node.metadata[keys.SYNTHESIZED_FROM_KEY] = index
+        node.metadata[keys.WIRE_CORRELATION_KEY] = CORRELATION[op_type]
         self._nodes.append(node)
         self._made += 1
         return node
@@ -217,7 +205,7 @@ _REQUEST_TYPES = (
 )
 
 
-def _is_done(send: NodeProto) -> bool:
+def _is_done(send: Node) -> bool:
     if send.op_type == keys.OP_SEND_REQ_BATCHED:
-        return protos.get_meta(send, keys.SYNTHESIZED_FROM_KEY) is not None
+        return send.metadata.get(keys.SYNTHESIZED_FROM_KEY) is not None
     return any(name.startswith(keys.SEND_SENTINEL_PREFIX) for name in send.output)

@@ -11,9 +11,13 @@ from typing import ClassVar
 
 from bbnode.compiler.errors import UnresolvedType, Where
 from bbnode.compiler.function_table import by_key
+from bbnode.compiler.slot_checks import role_of
+from bbnode.compiler.slots import by_slot
 from bbnode.compiler.type_constraints import FunctionTypes
 from bbnode.compiler.type_network import TypeNetwork
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
+from bbnode.ir import keys
+from bbnode.ir.plain import Node
 from bbnode.ir.types import TypeNode
 
 
@@ -23,12 +27,14 @@ class TypeSolver:
     1. Ports of one type variable have one type; a port of a fixed type narrows its value to it.
        What can't be both is TypeConstraintFailed; across a send it is
        IncompatibleStorageOnEdge.
-    2. `ai.onnx` ops follow ONNX's schemas and its inference, node by node.
+    2. `ai.onnx` ops follow ONNX's schemas and its inference, node by node; those that move peers
+       or addresses about follow `peer_list_ops.py`.
     3. A call's values have the types of the callee's inputs and outputs, at every call.
     4. Peers of a send that say nothing else are a PeerIdVec; a function input that nothing
        computes with (only `after`, or nobody at all) is a Trigger.
     5. `Unbundle` takes its parts' types from `child_types`, `Bundle` records them there.
-    6. A type that stays abstract is UnresolvedType, unless types are permissive.
+    6. A type that stays abstract is UnresolvedType, unless types are permissive. A function
+       input that nothing computes with may stay a Tensor: it never gets anywhere.
     """
 
     name: ClassVar[str] = "type_solver"
@@ -37,7 +43,7 @@ class TypeSolver:
         network = TypeNetwork()
         table = by_key(unit.bodies())
         functions = {
-            key: FunctionTypes(function, unit.model, network) for key, function in table.items()
+            key: FunctionTypes(function, unit.program, network) for key, function in table.items()
         }
         for one in functions.values():
             one.constrain(functions)
@@ -46,13 +52,16 @@ class TypeSolver:
             one.default_peers()
         _infer_until_settled(list(functions.values()), network)
         for one in functions.values():
+            one.settle_movers(finally_tensors=True)
+        _infer_until_settled(list(functions.values()), network)
+        for one in functions.values():
             one.default_triggers()
         resolved = unresolved = 0
         for one in functions.values():
             one.check_allowed()
             open_values = one.abstract_values()
             if open_values and not options.permissive_types:
-                raise _unresolved(one, *open_values[0])
+                raise _unresolved(one, *open_values[0], options)
             resolved += one.write()
             unresolved += len(open_values)
         return {"types_resolved": resolved, "types_unresolved": unresolved}
@@ -69,8 +78,26 @@ def _infer_until_settled(functions: list[FunctionTypes], network: TypeNetwork) -
             return
 
 
-def _unresolved(one: FunctionTypes, value: str, known: TypeNode) -> UnresolvedType:
+def _unresolved(
+    one: FunctionTypes, value: str, known: TypeNode, options: CompileOptions
+) -> UnresolvedType:
     for node in one.function.node:
         if value in node.output:
-            return UnresolvedType(value=value, known=known.name, op=node.name, where=Where.of(node))
+            slot, role = _unbound(node, options)
+            return UnresolvedType(
+                value=value,
+                known=known.name,
+                op=node.name,
+                slot=slot,
+                role=role,
+                where=Where.of(node),
+            )
     return UnresolvedType(value=value, known=known.name)
+
+
+def _unbound(node: Node, options: CompileOptions) -> tuple[str, str]:
+    """Slot and role of an op whose generic slot nothing fills, else two empty texts."""
+    slot = node.metadata.get(keys.SLOT_KEY, "")
+    role = role_of(node)
+    is_filled = keys.CONCRETE_TYPE_KEY in node.metadata or slot in by_slot(options.bindings)
+    return (slot, role) if slot and role is not None and not is_filled else ("", "")

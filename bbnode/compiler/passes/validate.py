@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from onnx import FunctionProto, NodeProto
+from onnx import AttributeProto
 
 from bbnode.compiler import flow
 from bbnode.compiler.errors import (
@@ -24,7 +24,8 @@ from bbnode.compiler.errors import (
     UnknownOp,
     Where,
 )
-from bbnode.compiler.function_table import FunctionKey, by_key
+from bbnode.compiler.function_table import by_key
+from bbnode.compiler.graph_checks import check_graphs
 from bbnode.compiler.seams import CALL_DOMAINS
 from bbnode.compiler.signatures import (
     Signature,
@@ -35,7 +36,8 @@ from bbnode.compiler.signatures import (
 from bbnode.compiler.slot_checks import check_slot
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.compiler.wire_checks import check_pairs
-from bbnode.ir import protos
+from bbnode.ir import plain
+from bbnode.ir.plain import Function, FunctionKey, Node
 
 
 class Validate:
@@ -43,9 +45,10 @@ class Validate:
 
     1. Each op is known (UnknownOp, DanglingCall), with as many inputs and outputs as it may
        have (TypeConstraintFailed), a required one not left out (DanglingInput), and no
-       attribute given twice, or left out where ONNX asks for it (ExpansionFailed).
+       attribute given twice, or left out where ONNX asks for it (ExpansionFailed). Graphs inside
+       of an op are what ONNX's own checker takes (UnknownOp, ExpansionFailed).
     2. Each value that is read or waited for is made by an op or is an input (DanglingInput).
-    3. Each value is made once (DuplicateOutput), each op has a name of its own
+    3. Each value is made once, and handed out once (DuplicateOutput), each op has a name of its own
        (DuplicateNodeName), and no name holds a comma (ExpansionFailed).
     4. Each request has its one response, each response its request, peers are peers, and no
        Recv is authored (UnpairedWireRequest, TypeConstraintFailed).
@@ -61,11 +64,13 @@ class Validate:
         table = by_key(unit.bodies())
         nodes = 0
         for function in unit.bodies():
-            versions = opset_versions(function.opset_import, unit.model.opset_import)
+            versions = opset_versions(function.opset_import, unit.program.opset_import)
             _check_inputs(function)
             _check_values(function)
             for node in function.node:
                 _check_op(node, table, versions)
+                if flow.is_graph_op(node) and flow.nested_graphs(node):
+                    check_graphs(node, versions, unit.program.ir_version)
                 check_slot(node)
             flow.topological(function)
             check_pairs(function)
@@ -74,7 +79,7 @@ class Validate:
 
 
 def _check_op(
-    node: NodeProto, table: Mapping[FunctionKey, FunctionProto], versions: Mapping[str, int]
+    node: Node, table: Mapping[FunctionKey, Function], versions: Mapping[str, int]
 ) -> None:
     signature = signature_of(node, table, versions)
     if signature is None:
@@ -103,14 +108,14 @@ def _check_op(
         detail = f"{node.op_type} has at least {signature.min_outputs} outputs"
         raise TypeConstraintFailed(op=node.name, detail=detail, where=Where.of(node))
     _check_attributes(node, signature)
-    if protos.call_key(node) in table:
+    if plain.call_key(node) in table:
         return  # a call may leave inputs out: the body then sees an absent optional input
     for index, port in enumerate(signature.required_inputs):
         if index >= len(node.input) or not node.input[index]:
             raise DanglingInput(node_name=node.name, input_name=port, where=Where.of(node))
 
 
-def _check_separators(node: NodeProto) -> None:
+def _check_separators(node: Node) -> None:
     """`after` and `control_after` list names with commas between them."""
     for name in (node.name, *node.output):
         if "," in name:
@@ -123,7 +128,7 @@ def _check_separators(node: NodeProto) -> None:
             )
 
 
-def _check_attributes(node: NodeProto, signature: Signature) -> None:
+def _check_attributes(node: Node, signature: Signature) -> None:
     names = [attribute.name for attribute in node.attribute]
     fault = ""
     if len(set(names)) < len(names):
@@ -131,6 +136,10 @@ def _check_attributes(node: NodeProto, signature: Signature) -> None:
     for name in signature.required_attributes:
         if name not in names:
             fault = f"the attribute {name!r} is missing"
+    for attribute in node.attribute:
+        is_tensor = attribute.type == AttributeProto.TENSOR and not attribute.ref_attr_name
+        if is_tensor and not attribute.t.data_type:
+            fault = f"the tensor of the attribute {attribute.name!r:.80} has no dtype"
     kinds = signature.attribute_kinds
     if kinds is not None:
         for attribute in node.attribute:
@@ -152,14 +161,13 @@ def _check_attributes(node: NodeProto, signature: Signature) -> None:
         )
 
 
-def _check_inputs(function: FunctionProto) -> None:
-    typed = {info.name for info in function.value_info if info.HasField("type")}
+def _check_inputs(function: Function) -> None:
     for name in function.input:
-        if name not in typed:
+        if name not in function.types:
             raise MissingTypeInfo(input_name=name, function=function.name)
 
 
-def _check_values(function: FunctionProto) -> None:
+def _check_values(function: Function) -> None:
     made: dict[str, str] = {}
     for name in function.input:
         if name in made:
@@ -187,3 +195,6 @@ def _check_values(function: FunctionProto) -> None:
     for value in function.output:
         if value not in made:
             raise DanglingInput(node_name=f"{function.name} (output)", input_name=value)
+    if len(set(function.output)) < len(function.output):
+        twice = next(v for v in function.output if function.output.count(v) > 1)
+        raise DuplicateOutput(value_name=twice, node_a="function output", node_b="function output")

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from onnx import FunctionProto
-
 from bbnode.compiler.errors import (
     BootstrapCompositionCycle,
     BootstrapCompositionGap,
@@ -17,7 +15,6 @@ from bbnode.compiler.errors import (
     WireOpInBootstrap,
 )
 from bbnode.compiler.function_table import (
-    FunctionKey,
     by_key,
     called_from,
     callees_first,
@@ -25,7 +22,8 @@ from bbnode.compiler.function_table import (
     is_bootstrap,
 )
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.ir import keys, protos
+from bbnode.ir import keys, plain
+from bbnode.ir.plain import Function, FunctionKey
 
 
 class ValidateBootstrapComposition:
@@ -46,28 +44,26 @@ class ValidateBootstrapComposition:
         for function in bootstraps:
             _check_gaps(function, table)
             found = [key for _, key in calls_of(function, table)]
-            calls[protos.function_key(function)] = [
-                key for key in found if is_bootstrap(table[key])
-            ]
+            calls[plain.function_key(function)] = [key for key in found if is_bootstrap(table[key])]
         try:
             callees_first(calls, calls)
         except CyclicGraph as error:
             raise BootstrapCompositionCycle(path=error.involves) from error
-        for function in (*bootstraps, *called_from(unit.model, bootstraps)):
+        for function in (*bootstraps, *called_from(unit.program, bootstraps)):
             for node in function.node:
-                if protos.is_wire(node):
+                if plain.is_wire(node):
                     raise WireOpInBootstrap(
                         node_name=node.name, function=function.name, where=Where.of(node)
                     )
         return {"bootstraps": len(bootstraps)}
 
 
-def _check_gaps(parent: FunctionProto, table: dict[FunctionKey, FunctionProto]) -> None:
+def _check_gaps(parent: Function, table: dict[FunctionKey, Function]) -> None:
     for node in parent.node:
         is_child = node.domain == keys.MODULE_DOMAIN and node.op_type.endswith(
             keys.BOOTSTRAP_SUFFIX
         )
-        if is_child and protos.call_key(node) not in table:
+        if is_child and plain.call_key(node) not in table:
             raise BootstrapCompositionGap(
                 parent=parent.name, child=node.op_type, where=Where.of(node)
             )

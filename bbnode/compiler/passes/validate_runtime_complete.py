@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from onnx import FunctionProto, NodeProto
-
 from bbnode.compiler import flow
 from bbnode.compiler.errors import RuntimeIncomplete, Where
-from bbnode.compiler.function_table import FunctionKey, by_key
+from bbnode.compiler.function_table import by_key
 from bbnode.compiler.gate_contract import PartitionView, gate_contracts
 from bbnode.compiler.seams import is_natural
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.compiler.wire_stamps import destination_of
-from bbnode.ir import address, keys, opset, protos
+from bbnode.ir import address, keys, opset, plain
+from bbnode.ir.plain import Function, FunctionKey, Node
 
 TRANSPORTS = frozenset({keys.TRANSPORT_DATA, keys.TRANSPORT_TRIGGER_ONLY})
 
@@ -45,7 +44,7 @@ class ValidateRuntimeComplete:
                 for missing in contract.missing(view):
                     raise RuntimeIncomplete(missing=missing, target=main.name)
             for node in main.node:
-                if protos.is_wire(node):
+                if plain.is_wire(node):
                     _check(main, node, _wire_faults(node, sites))
         for function in functions.values():
             if function.domain != keys.BACKEND_SUBGRAPH_DOMAIN:
@@ -54,23 +53,23 @@ class ValidateRuntimeComplete:
         return {"preflight_errors": 0, "gate_contracts": len(gate_contracts())}
 
 
-def _check(function: FunctionProto, node: NodeProto, faults: Iterator[str]) -> None:
+def _check(function: Function, node: Node, faults: Iterator[str]) -> None:
     fault = next(faults, None)
     if fault is not None:
         missing = f"op {node.name!r} ({node.op_type}) {fault}"
         raise RuntimeIncomplete(missing=missing, target=function.name, where=Where.of(node))
 
 
-def _sites(main: FunctionProto) -> Iterator[bytes]:
+def _sites(main: Function) -> Iterator[bytes]:
     for node in main.node:
-        if protos.is_wire(node) and node.op_type in keys.RECV_OPS:
-            site = protos.get_meta(node, keys.SITE_ID_KEY) or ""
+        if plain.is_wire(node) and node.op_type in keys.RECV_OPS:
+            site = node.metadata.get(keys.SITE_ID_KEY) or ""
             if is_natural(site) and int(site) < 1 << 64:
                 yield address.site_suffix(int(site))
 
 
-def _wire_faults(node: NodeProto, sites: set[bytes]) -> Iterator[str]:
-    meta = protos.all_meta(node)
+def _wire_faults(node: Node, sites: set[bytes]) -> Iterator[str]:
+    meta = node.metadata
     if meta.get(keys.WIRE_TRANSPORT_KEY) not in TRANSPORTS:
         yield "does not say what it transports (analyze_wire_edges)"
     if keys.BATCH_GROUP_KEY not in meta:
@@ -85,13 +84,13 @@ def _wire_faults(node: NodeProto, sites: set[bytes]) -> Iterator[str]:
         yield "has no site id"
 
 
-def _op_faults(node: NodeProto, functions: dict[FunctionKey, FunctionProto]) -> Iterator[str]:
-    if protos.call_key(node) in functions:
+def _op_faults(node: Node, functions: dict[FunctionKey, Function]) -> Iterator[str]:
+    if plain.call_key(node) in functions:
         return
     if flow.is_graph_op(node):
         return
     spec = opset.lookup_op(node.domain, node.op_type)
     if spec is None:
         yield f"is of the unknown type {node.domain}::{node.op_type}"
-    elif spec.role is not None and protos.get_meta(node, keys.SLOT_ID_KEY) is None:
+    elif spec.role is not None and node.metadata.get(keys.SLOT_ID_KEY) is None:
         yield "does not say the id of its slot"

@@ -1,6 +1,7 @@
 """Components of the random programs: small enough that the oracle can say what they do.
 
-Rule: a model is one vector that the program sets before it reads it, an aggregator a sum.
+Rule: a model is one vector that the program sets before it reads it, an aggregator a sum, an
+index finds what was added first, and a codec adds one.
 """
 
 from __future__ import annotations
@@ -9,10 +10,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bbnode.components.contracts import Aggregator, ComponentError, Model, PeerSelector
+from bbnode.components.contracts import (
+    Aggregator,
+    Codec,
+    ComponentError,
+    Index,
+    Model,
+    PeerSelector,
+)
 from bbnode.components.registry import component_class, register_component
+from bbnode.ir import types
 from bbnode.ir.errors import BbnodeError
-from bbnode.ir.values import Metadata, PeerIdVec
+from bbnode.ir.values import Metadata, PeerIdVec, SearchResults
 
 
 def _once(cls: Any) -> Any:
@@ -88,3 +97,42 @@ class Sum(Aggregator):
 
     def current_tensor(self, ctx):
         return self.state
+
+
+@_once
+class PlusOne(Codec):
+    TYPE_NAME: ClassVar[str] = "fuzz.PlusOne"
+    storage: ClassVar[dict[str, types.TypeNode]] = {"*": types.TENSOR_FLOAT}
+
+    def encode(self, ctx, tensor):
+        return np.asarray(tensor) + 1
+
+    def decode(self, ctx, code):
+        return np.asarray(code) - 1
+
+    def train(self, ctx, training):
+        raise ComponentError("not used here")
+
+
+@_once
+class FirstAdded(Index):
+    TYPE_NAME: ClassVar[str] = "fuzz.FirstAdded"
+    storage: ClassVar[dict[str, types.TypeNode]] = {"*": types.TENSOR_FLOAT}
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.state: list[Any] = []
+
+    def add(self, ctx, vector):
+        self.state.append(np.array(vector))
+
+    def search(self, ctx, query, *, k):
+        total = np.sum(query)
+        found = (float(np.sum(v) + total) for v in self.state[:k])
+        return SearchResults(enumerate(found))
+
+    def remove(self, ctx, item):
+        raise ComponentError("not used here")
+
+    def train(self, ctx, training):
+        raise ComponentError("not used here")

@@ -8,7 +8,7 @@ waits for what its executions answer. Ops run in the order in which they were re
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,6 +122,8 @@ class Oracle:
         self.everywhere: set[str] = set()  # values made from constants alone
         self.op_scope: list[int | None] = []
         slot_scopes: dict[str, set[int]] = defaultdict(set)
+        self.port: dict[int, int] = {}  # a send -> the first send of its port
+        self.delivered: dict[int, list[list[str]]] = defaultdict(list)  # by the first send
         self.reads: list[list[str]] = []
         for index, op in enumerate(self.ops):
             reads = [n for n in (*op.inputs, *op.after, *self._captured(op)) if n]
@@ -139,17 +141,19 @@ class Oracle:
                 known = slot_scopes[slot]
                 scope = next(iter(known)) if len(known) == 1 else SOURCE_SCOPE
             self.op_scope.append(scope)
+            if op.node.domain == PREFIX + "wire":
+                joined = meta(op.node, "fan_in")
+                first = index if joined is None else scope_of[op.names[joined]] - 1
+                self.port[index] = first
+                self.delivered[first].append(op.outputs[0 if op.node.op_type == "Send" else 2 :])
             for position, name in enumerate(op.outputs):
                 remote = op.node.op_type == "Send" or position >= 2
                 is_wire = op.node.domain == PREFIX + "wire"
-                scope_of[name] = index + 1 if is_wire and remote else scope  # type: ignore[assignment]
+                at = self.port[index] + 1 if is_wire and remote else scope
+                scope_of[name] = at  # type: ignore[assignment]
 
     def _captured(self, op: Flat) -> list[str]:
-        found = []
-        for one in op.node.attribute:
-            for node in one.g.node:
-                found += [op.names[name] for name in node.input]
-        return found
+        return [op.names[name] for name in _free(op.node)]
 
     # -- running ---------------------------------------------------------------------------
 
@@ -170,7 +174,7 @@ class Oracle:
         return run.values[name]
 
     def _fire(self, index: int, op: Flat, run: Execution) -> None:
-        given = [self._get(n, run) for n in op.inputs]
+        given = [self._get(n, run) if n else None for n in op.inputs]
         domain = op.node.domain.removeprefix(PREFIX)
         if op.node.domain in ("", "ai.onnx"):
             made = self._onnx(op, given, run)
@@ -193,14 +197,18 @@ class Oracle:
             run.answer = given[0]
             return []
         data, peers = given
-        first = 0 if kind == "Send" else 2
-        received, sender = op.outputs[first : first + 2]
+        first = self.port[index]
         answers = []
         for peer in [peers] if isinstance(peers, str) else peers:
-            inner = Execution(index + 1, peer, {received: data, sender: run.peer})
+            inner = Execution(first + 1, peer, {})
+            for received, sender, *_ in self.delivered[first]:
+                inner.values.update({received: data, sender: run.peer})
             if kind != "Send":
                 inner.values[op.outputs[4]] = run
             answers.append((peer, self._run(inner)))
+        # Whatever the order of the list, a batch is in peer order.
+        order = {name: at for group in self.peers.values() for at, name in enumerate(group)}
+        answers.sort(key=lambda answer: order[answer[0]])
         return [] if kind == "Send" else [None, Batch(tuple(answers))]
 
     def _syscall(self, op: Flat, given: list[Value], run: Execution) -> list[Value]:
@@ -229,23 +237,82 @@ class Oracle:
                 self.state[at] = sum((v for _, v in given[0].answers), np.zeros(1, np.float32))
             case "Aggregate":
                 return [self.state[at], {}]
+            case "Encode":
+                return [given[0] + 1]
+            case "Decode":
+                return [given[0] - 1]
+            case "Add":
+                self.state[at] = [*self.state.get(at, []), given[0]]
+            case "Search":
+                known = self.state[at][: attribute(op.node, "k")]
+                total = np.sum(given[0])
+                return [tuple((n, float(np.sum(v) + total)) for n, v in enumerate(known))]
             case other:
                 raise AssertionError(f"the oracle does not know {other}")
         return [None]
 
     def _onnx(self, op: Flat, given: list[Value], run: Execution) -> list[Value]:
-        kind = op.node.op_type
-        if kind == "If":
-            graph = attribute(op.node, "then_branch" if given[0] else "else_branch")
-            (node,) = graph.node
-            return [_PLAIN[node.op_type](self._get(op.names[node.input[0]], run))]
-        if kind == "Split":
-            return list(np.split(given[0], len(op.outputs)))
-        if kind == "Concat":
-            return [np.concatenate(given)]
-        if kind == "ReduceSum":
-            return [np.sum(given[0], keepdims=bool(attribute(op.node, "keepdims", 1)))]
-        return [_PLAIN[kind](*given)]
+        return compute(op.node, given, lambda name: self._get(op.names[name], run))
+
+
+def _free(node: NodeProto) -> list[str]:
+    """What the graphs of a node read of the values around it."""
+    found = []
+    for one in node.attribute:
+        own = {port.name for port in one.g.input}
+        for inner in one.g.node:
+            found += [n for n in (*inner.input, *_free(inner)) if n and n not in own]
+            own.update(inner.output)
+    return found
+
+
+Around = Callable[[str], Value]  # values around a graph, by their recorded names
+
+
+def compute(node: NodeProto, given: list[Value], around: Around) -> list[Value]:
+    """One ONNX op, on tensors or on lists of peers."""
+    kind = node.op_type
+    if given and isinstance(given[0], list | str):
+        return [_ON_PEERS[kind](*given)]
+    if kind == "If":
+        return _graph(attribute(node, "then_branch" if given[0] else "else_branch"), [], around)
+    if kind == "Loop":
+        return _loop(attribute(node, "body"), given, around)
+    if kind == "Constant":
+        return [onnx.numpy_helper.to_array(attribute(node, "value"))]
+    if kind == "Split":
+        return list(np.split(given[0], len(node.output)))
+    if kind == "Concat":
+        return [np.concatenate(given)]
+    if kind == "ReduceSum":
+        axes = tuple(given[1].tolist()) if len(given) > 1 else None
+        return [np.sum(given[0], axis=axes, keepdims=bool(attribute(node, "keepdims", 1)))]
+    return [_PLAIN[kind](*given)]
+
+
+def _loop(body: onnx.GraphProto, given: list[Value], around: Around) -> list[Value]:
+    trips, _, *carried = given
+    go = np.True_
+    scans: list[list[Value]] = []
+    for number in range(int(trips)):
+        if not go:
+            break
+        made = _graph(body, [np.int64(number), go, *carried], around)
+        go, carried = made[0], made[1 : 1 + len(carried)]
+        scans.append(made[1 + len(carried) :])
+    return [*carried, *(np.stack(column) for column in zip(*scans, strict=True))]
+
+
+def _graph(graph: onnx.GraphProto, given: list[Value], around: Around) -> list[Value]:
+    own = dict(zip((port.name for port in graph.input), given, strict=True))
+
+    def value(name: str) -> Value:
+        return own[name] if name in own else around(name)
+
+    for node in graph.node:
+        made = compute(node, [value(name) for name in node.input], value)
+        own.update(zip(node.output, made, strict=False))
+    return [value(port.name) for port in graph.output]
 
 
 _PLAIN = {
@@ -253,3 +320,16 @@ _PLAIN = {
     "Neg": np.negative, "Abs": np.abs, "Identity": lambda x: x, "Greater": np.greater,
     "Where": np.where, "Relu": lambda x: np.maximum(x, 0),
 }  # fmt: skip
+
+
+def _sliced(peers: list[str], start: Value, stop: Value, _: Value, step: Value) -> list[str]:
+    return peers[int(start[0]) : int(stop[0]) : int(step[0])]
+
+
+_ON_PEERS = {
+    "Slice": _sliced,
+    "Gather": lambda peers, at: [peers[i] for i in at.tolist()],
+    "Concat": lambda *lists: [peer for one in lists for peer in one],
+    "Squeeze": lambda peers: peers[0],
+    "Unsqueeze": lambda peer, _: [peer],
+}

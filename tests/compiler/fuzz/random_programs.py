@@ -7,7 +7,9 @@ send opens one on the class that it goes to.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -30,6 +32,8 @@ CLASSES = ("alpha", "beta", "gamma")
 VECTOR = 3  # lengths of the tensors: this or 1
 COMPUTE = "compute"
 MAX_SCOPES = 8  # sends multiply: two peers each time
+
+Action = Callable[["Scope"], None]
 
 
 @dataclass
@@ -129,18 +133,26 @@ class RandomProgram(Module):
     """The program of a tape.
 
     `peers` says how many peers play each class; one of class `home` is invoked, with a tensor
-    `x`, and with the peers of the classes in `peer_inputs`.
+    `x`, and with the peers of the classes in `peer_inputs`. `recording` says which kinds of
+    ops there are; a tape means the same program as long as it is the same recording.
     """
 
     name = "Random"
 
-    def __init__(self, numbers: list[int], *, bootstrap: bool = False) -> None:
+    def __init__(
+        self,
+        numbers: list[int],
+        *,
+        bootstrap: bool = False,
+        recording: type[Recording] | None = None,
+    ) -> None:
         tape = Tape(numbers)
         self.classes = CLASSES[: 1 + tape.pick(len(CLASSES))]
         self.home = self.classes[0]
         self.peers = {name: 1 + tape.pick(2) for name in self.classes}
         self.peer_inputs = [name for name in self.classes if tape.pick(4) == 1]
         self.with_bootstrap = bootstrap
+        self.recording = recording or Recording
         pure: list[Pure | None] = [None]
         for number in range(tape.pick(3)):
             pure.append(Pure(f"Pure{number}", tape.cut(4), tape.choose(pure)))
@@ -155,13 +167,15 @@ class RandomProgram(Module):
 
     def body(self, g: Graph) -> None:
         tape = Tape(self._numbers)
-        recording = _Recording(self, g, tape)
+        recording = self.recording(self, g, tape)
         while tape and len(recording.scopes) <= MAX_SCOPES:
             recording.step()
         recording.finish()
 
 
-class _Recording:
+class Recording:
+    """Records a random op at a time."""
+
     def __init__(self, program: RandomProgram, g: Graph, tape: Tape) -> None:
         self.program, self.g, self.tape = program, g, tape
         self.compute = BackendSlot(COMPUTE)
@@ -175,13 +189,15 @@ class _Recording:
 
     def step(self) -> None:
         scope = self.scopes[-1 - self.tape.pick(len(self.scopes))]
-        actions = (
+        self.tape.choose(self.actions())(scope)
+
+    def actions(self) -> tuple[Action, ...]:
+        return (
             self.unary, self.binary, self.split, self.constant, self.where, self.branch,
             self.send, self.send, self.request, self.answer, self.reply,
             self.bundle, self.unbundle, self.call_pure, self.call_sender, self.call_keeper,
             self.model, self.syscall, self.emit, self.output,
         )  # fmt: skip
-        self.tape.choose(actions)(scope)
 
     def finish(self) -> None:
         for scope in self.scopes:
@@ -251,7 +267,9 @@ class _Recording:
 
     def peers(self, scope: Scope) -> tuple[Output, str, int] | None:
         """Peers to send to, their class, and how many they are."""
-        cls = self.tape.choose(self.program.classes)
+        return self.peers_of(scope, self.tape.choose(self.program.classes))
+
+    def peers_of(self, scope: Scope, cls: str) -> tuple[Output, str, int] | None:
         count = self.program.peers[cls]
         if scope is self.scopes[0] and cls in self.inputs and self.tape.pick(2):
             return self.inputs[cls], cls, count
@@ -309,9 +327,13 @@ class _Recording:
             return
         peers, cls, count = found
         value, size = scope.tensor(self.tape)
-        asked = self.g.request(self.port(), peers, value)
+        asked = self.g.request(self.port(), peers, value, **self.terms(count))
         made = self.open(scope, cls, count, asked.received, size)
         made.to_answer.append((asked, scope))
+
+    def terms(self, count: int) -> dict[str, Any]:
+        """What else a request to so many peers says."""
+        return {}
 
     def answer(self, scope: Scope) -> None:
         if not scope.to_answer:

@@ -15,16 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto
 
+from bbnode.compiler import Compiler
 from bbnode.compiler.errors import CompileError, Internal, PassInvariantBroken
 from bbnode.daemon.artifact import InvalidArtifact, parse_artifact
+from bbnode.dsl import Graph, Module
+from bbnode.dsl import types as dsl_types
 from bbnode.engine import install
-from bbnode.ir import keys
+from bbnode.ir import keys, protos
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.seal import seal
 from tests.compiler.fuzz import world
-from tests.compiler.fuzz.random_programs import RandomProgram
+from tests.compiler.fuzz.random_programs import RandomProgram, Recording
 from tests.compiler.fuzz.tape import Tape
+from tests.compiler.fuzz.wide_programs import WideRecording
 
 TAPES = st.lists(st.integers(0, (1 << 16) - 1), min_size=4, max_size=24)
 PROGRAMS = 12
@@ -33,7 +37,8 @@ ODD_TEXTS = ("", ",", "a,b", "-1", "9" * 30, "\0", "é", "true", "Model|x", "x" 
 
 @functools.cache
 def recorded(number: int) -> ModelProto:
-    return RandomProgram([(number * 7919 + i * 104_729) ** 2 % 65_521 for i in range(90)]).build()
+    numbers = [(number * 7919 + i * 104_729) ** 2 % 65_521 for i in range(90)]
+    return RandomProgram(numbers, recording=(Recording, WideRecording)[number % 2]).build()
 
 
 @functools.cache
@@ -249,6 +254,23 @@ def test_damage_gives_a_typed_error_or_a_valid_result(check, number, numbers) ->
 @given(number=st.integers(0, PROGRAMS - 1), numbers=TAPES)
 def test_damage_long(check, number, numbers) -> None:
     check(number, numbers)
+
+
+def test_a_site_beyond_64_bits_is_refused() -> None:
+    class Sends(Module):
+        home = "a"
+
+        def body(self, g: Graph) -> None:
+            x, peers = g.input("x", dsl_types.TENSOR_FLOAT), g.input("b", dsl_types.PEER_ID_VEC)
+            g.output("y", g.net_out("there", peers, x))
+
+    model = Compiler().compile(Sends().build())
+    main = next(f for f in model.functions if f.name.startswith("b#"))
+    (recv,) = (node for node in main.node if node.op_type == keys.OP_RECV)
+    protos.set_meta(recv, keys.SITE_ID_KEY, "9" * 20)
+    seal(model)
+    with pytest.raises(BbnodeError, match="64 bits"):
+        install(model, [main.name], peer_id=PeerId.from_seed("a"))
 
 
 def test_a_damaged_artifact_is_refused_by_its_seal() -> None:

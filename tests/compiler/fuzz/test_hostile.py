@@ -16,10 +16,10 @@ from google.protobuf.message import EncodeError
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
 from bbnode.compiler import Compiler, flow
-from bbnode.compiler.errors import CompileError, Internal, ModelOutOfBounds
+from bbnode.compiler.errors import CompileError, Internal, ModelOutOfBounds, UnboundSlot
 from bbnode.daemon.artifact import InvalidArtifact, parse_artifact
 from bbnode.engine import plan_program
-from bbnode.ir import bounds, keys, protos
+from bbnode.ir import bounds, keys, protos, types
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.seal import seal
 from tests.compiler import programs
@@ -188,6 +188,17 @@ def test_a_hundred_megabytes_of_one_name_are_refused() -> None:
     error = timed(100 * MB, lambda: COMPILER.compile(model))
     assert isinstance(error, ModelOutOfBounds)
     assert "104857600 characters" in str(error)
+
+
+def test_a_slot_that_thousands_of_sends_leave_unbound_is_refused() -> None:
+    body = programs.Body("P", root=True)
+    peers = body.sample("client", "peers")
+    value = body.input("value", types.TENSOR_FLOAT)
+    for number in range(2_000):
+        body.send(value, peers, f"at_{number}")
+    model = programs.model_of(body)
+    error = timed(size_of(model), lambda: COMPILER.compile(model))
+    assert isinstance(error, UnboundSlot)
 
 
 def test_the_depth_of_graphs_is_bounded_alike_everywhere() -> None:

@@ -13,22 +13,14 @@ from onnx import ModelProto
 
 from bbnode.compiler.admission import admit
 from bbnode.compiler.pipeline import all_pass_names, load_pass
-from bbnode.compiler.unit import CompilationUnit
+from tests.compiler import either
 from tests.compiler.fuzz import invariants, world
 from tests.compiler.fuzz.invariants import Check
-from tests.compiler.fuzz.random_programs import RandomProgram
+from tests.compiler.fuzz.random_programs import RandomProgram, Recording
+from tests.compiler.fuzz.wide_programs import WideRecording
 
 NUMBERS = st.lists(st.integers(0, (1 << 16) - 1), min_size=20, max_size=160)
 SENSITIVITY_TAPES = 60
-
-
-def as_model(unit: CompilationUnit) -> ModelProto:
-    """The unit as one model, the mains of partitions first."""
-    model = ModelProto()
-    model.CopyFrom(unit.model)
-    del model.functions[:]
-    model.functions.extend(unit.bodies())
-    return model
 
 
 def content(model: ModelProto) -> bytes:
@@ -36,7 +28,7 @@ def content(model: ModelProto) -> bytes:
 
 
 def check_compilation(numbers: list[int], bootstrap: bool) -> None:
-    program = RandomProgram(numbers, bootstrap=bootstrap)
+    program = RandomProgram(numbers, bootstrap=bootstrap, recording=WideRecording)
     recorded = program.build()
     before = content(recorded)
     compiler = world.compiler_for(recorded)
@@ -44,9 +36,9 @@ def check_compilation(numbers: list[int], bootstrap: bool) -> None:
     held: list[Check] = []
     for name in all_pass_names():
         load_pass(name).run(unit, compiler.options)
-        model = as_model(unit)
+        model = either.as_model(unit)
         load_pass(name).run(unit, compiler.options)
-        assert content(as_model(unit)) == content(model), f"{name} is not idempotent"
+        assert content(either.as_model(unit)) == content(model), f"{name} is not idempotent"
         held += invariants.BY_PASS.get(name, ())
         if name == "partition_by_wire_ops":  # from here on there is no root
             held.remove(invariants.wire_ops_are_in_the_root)
@@ -57,15 +49,15 @@ def check_compilation(numbers: list[int], bootstrap: bool) -> None:
     compiled = compiler.compile(recorded)
     for check in (*held, *invariants.AT_THE_END):
         check(compiled)
-    again = RandomProgram(numbers, bootstrap=bootstrap).build()
+    again = RandomProgram(numbers, bootstrap=bootstrap, recording=WideRecording).build()
     assert content(again) == before
     assert content(compiler.compile(again)) == content(compiled)
     assert content(recorded) == before
 
 
-def check_meaning(numbers: list[int]) -> int:
+def check_meaning(numbers: list[int], recording: type[Recording] = WideRecording) -> int:
     """Compare nodes and oracle; gives the number of executions."""
-    program = RandomProgram(numbers)
+    program = RandomProgram(numbers, recording=recording)
     recorded = program.build()
     wanted, oracle = world.meant(program, recorded)
     found, _ = world.run(program, world.compiler_for(recorded).compile(recorded))
@@ -110,7 +102,7 @@ FIRST_OP_BEHIND_A_SOURCE = [
 
 @pytest.mark.parametrize("numbers", FIRST_OP_BEHIND_A_SOURCE)
 def test_programs_that_once_meant_something_else(numbers: list[int]) -> None:
-    assert check_meaning(numbers) > 1
+    assert check_meaning(numbers, Recording) > 1
 
 
 def test_the_comparison_sees_a_compiler_that_loses_the_order_of_a_slot() -> None:

@@ -20,7 +20,7 @@ from bbnode.ir import keys
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import PeerIdVec, ResponseBatch
 from bbnode.sim import Network
-from tests.compiler.fuzz.components import Everybody, Sum, VectorModel
+from tests.compiler.fuzz.components import Everybody, FirstAdded, PlusOne, Sum, VectorModel
 from tests.compiler.fuzz.oracle import Batch, Composite, Oracle
 from tests.compiler.fuzz.random_programs import VECTOR, RandomProgram
 
@@ -31,6 +31,8 @@ COMPONENTS: dict[str, type[Component]] = {
     "Model": VectorModel,
     "PeerSelector": Everybody,
     "Aggregator": Sum,
+    "Codec": PlusOne,
+    "Index": FirstAdded,
 }
 
 
@@ -106,6 +108,8 @@ def _plain(value: Any, names: dict[PeerId, str]) -> Any:
         return Batch(tuple((names[peer], _plain(v, names)) for peer, v in value.responses))
     if isinstance(value, PeerId):
         return names[value]
+    if isinstance(value, PeerIdVec):
+        return [names[peer] for peer in value]
     return value
 
 
@@ -113,6 +117,8 @@ def comparable(value: Any) -> Any:
     """Something sortable and exact, for a value of either side."""
     if isinstance(value, Batch):
         return ("batch", tuple((peer, comparable(v)) for peer, v in value.answers))
+    if isinstance(value, list):
+        return ("peers", *value)
     if isinstance(value, Composite | tuple):
         parts = value.parts if isinstance(value, Composite) else value
         return ("composite", tuple(comparable(part) for part in parts))

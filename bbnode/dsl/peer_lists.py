@@ -1,0 +1,98 @@
+"""Lists of peers and of addresses: parts of them, and several in one.
+
+Rule: each helper is the `ai.onnx` op of its docstring on a 1-d list. The engine runs it, so no
+backend is needed; a PeerIdVec gives a PeerIdVec and an AddressVec an AddressVec. Peers stay of
+the class that they were of: what `slice` gives can be sent to like the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bbnode.dsl.backend_core import is_int64, record_onnx
+from bbnode.dsl.errors import BadArgument
+from bbnode.dsl.graph import Graph, as_graph
+from bbnode.dsl.output import After, Output
+from bbnode.ir import peer_list_ops, types
+
+# "To the end" in ONNX: an end beyond the edge is the edge.
+_NO_END = int(np.iinfo(np.int64).max)
+
+
+def slice_list(
+    g: Graph, peers: Output, start: int = 0, stop: int | None = None, step: int = 1,
+    *, after: After = None,
+) -> Output:  # fmt: skip
+    """`peers[start:stop:step]`, as Python's, for a step of 1 or more. ONNX `Slice`-13.
+
+    Raises BadArgument for a smaller step, or where something is no whole number.
+    """
+    if not is_int64(step) or step < 1:
+        raise _graph(g).error(BadArgument, f"step={step!r:.20} has to be 1 or more")
+    bounds = ((start,), (_NO_END if stop is None else stop,), (0,), (step,))
+    values = [_indices(g, bound) for bound in bounds]
+    return _record(g, peer_list_ops.SLICE, (peers, *values), after)
+
+
+def gather_list(
+    g: Graph, peers: Output, indices: Output | Sequence[int], *, after: After = None
+) -> Output:
+    """The peers at `indices`: whole numbers, or an int64 value [N]. ONNX `Gather`-13.
+
+    A negative index counts from the end; one beyond the list fails the op.
+    """
+    at = indices if isinstance(indices, Output) else _indices(g, indices)
+    return _record(g, peer_list_ops.GATHER, (peers, at), after)
+
+
+def concat_lists(g: Graph, *lists: Output, after: After = None) -> Output:
+    """The peers of all lists, one list after the other. ONNX `Concat`-13."""
+    return _record(g, peer_list_ops.CONCAT, lists, after, {"axis": 0})
+
+
+def only_one(g: Graph, peers: Output, *, after: After = None) -> Output:
+    """The one peer of a list of one; any other list fails the op. ONNX `Squeeze`-21."""
+    return _record(g, peer_list_ops.SQUEEZE, (peers,), after)
+
+
+def list_of_one(g: Graph, peer: Output, *, after: After = None) -> Output:
+    """The list that holds one peer, or one address. ONNX `Unsqueeze`-21."""
+    return _record(g, peer_list_ops.UNSQUEEZE, (peer, _indices(g, (0,))), after)
+
+
+def _graph(g: object) -> Graph:
+    return as_graph(g, "peer_lists.slice_list(g, peers, …)")
+
+
+def _indices(g: Graph, numbers: Sequence[int]) -> Output:
+    graph = _graph(g)
+    if not isinstance(numbers, list | tuple) or not all(map(is_int64, numbers)):
+        raise graph.error(BadArgument, f"{numbers!r:.60} is no list of whole numbers")
+    return graph.constant(np.array(numbers, np.int64))
+
+
+def _record(
+    g: Graph, op_type: str, inputs: Sequence[Output], after: After,
+    attributes: Mapping[str, Any] | None = None,
+) -> Output:  # fmt: skip
+    graph = _graph(g)
+    for value in inputs:
+        graph.value_name(value)
+    given = [value.type for value in inputs]
+    kinds = None
+    if not peer_list_ops.is_peer_list_op(op_type, given):
+        # Of an input that says no type: what else than peers. One that says another is refused.
+        assumed = types.PEER_ID if op_type == peer_list_ops.UNSQUEEZE else types.PEER_ID_VEC
+        for index in peer_list_ops.data_inputs(op_type, len(given)):
+            kind = given[index]
+            if kind is not types.ANY:
+                raise graph.error(
+                    BadArgument,
+                    f"{op_type} of a list of peers takes {peer_list_ops.accepted(op_type)}, got "
+                    f"{kind.name}; a BackendSlot has it for tensors",
+                )
+        kinds = [peer_list_ops.RESULT_TYPES[op_type][assumed]]
+    return record_onnx(graph, op_type, inputs, attributes or {}, after, kinds=kinds)[0]
