@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from bbnode.components.contracts import Component, ComponentError, OpContext, offload
     from bbnode.components.data_sources import ArrayDataSource, ArrayDataSourceConfig
     from bbnode.components.fedavg import FedAvg, FedAvgConfig
+    from bbnode.components.global_registry import (
+        GlobalRegistryServer,
+        GlobalRegistryServerConfig,
+    )
+    from bbnode.components.global_registry_client import (
+        GlobalRegistryClient,
+        GlobalRegistryClientConfig,
+        GlobalRegistryView,
+        GlobalRegistryViewConfig,
+    )
     from bbnode.components.mlp import mlp_forward
     from bbnode.components.onnx_model import OnnxModel, OnnxModelConfig
     from bbnode.components.ort_backend import OrtBackend, OrtBackendConfig
@@ -37,6 +47,12 @@ _MODULE_OF = {
     "ConstantViewConfig": "selectors",
     "FedAvg": "fedavg",
     "FedAvgConfig": "fedavg",
+    "GlobalRegistryClient": "global_registry_client",
+    "GlobalRegistryClientConfig": "global_registry_client",
+    "GlobalRegistryServer": "global_registry",
+    "GlobalRegistryServerConfig": "global_registry",
+    "GlobalRegistryView": "global_registry_client",
+    "GlobalRegistryViewConfig": "global_registry_client",
     "OnnxModel": "onnx_model",
     "OnnxModelConfig": "onnx_model",
     "OpContext": "contracts",
@@ -63,6 +79,12 @@ __all__ = [
     "ConstantViewConfig",
     "FedAvg",
     "FedAvgConfig",
+    "GlobalRegistryClient",
+    "GlobalRegistryClientConfig",
+    "GlobalRegistryServer",
+    "GlobalRegistryServerConfig",
+    "GlobalRegistryView",
+    "GlobalRegistryViewConfig",
     "OnnxModel",
     "OnnxModelConfig",
     "OpContext",

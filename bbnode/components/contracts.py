@@ -14,19 +14,24 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Protocol
 
-import onnx
+from multiaddr import Multiaddr
 
+from bbnode.components.errors import ComponentError as ComponentError
+from bbnode.components.inbound import inbound as inbound
+from bbnode.components.inbound import inbound_ops as inbound_ops
+from bbnode.components.offloading import is_offloaded as is_offloaded
+from bbnode.components.offloading import offload as offload
+from bbnode.components.offloading import only_reads as only_reads
+from bbnode.components.primitives import PreparedGraph as PreparedGraph
+from bbnode.components.primitives import Primitives
 from bbnode.ir import codec
-from bbnode.ir.errors import BbnodeError
+from bbnode.ir.envelope import WireCorrelation
+from bbnode.ir.errors import AuthorError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TENSOR, TENSOR_FLOAT, TypeNode
 from bbnode.ir.values import Metadata, PeerIdVec, ResponseBatch, SearchResults, Value
-
-
-class ComponentError(BbnodeError):
-    """A component could not do what an op asked; the op fails, the node goes on."""
 
 
 class _Pending(enum.Enum):
@@ -62,25 +67,35 @@ class OpContext(Protocol):
     peer_class: str | None  # of the slot (PeerSelector): the class it selects from
     execution: int
     peers: PeersView
+    addresses: Sequence[Multiaddr]  # of this node
+    correlation: WireCorrelation | None  # of the message, inside an inbound op or `on_answer`
 
     def open_completion(self) -> Completion:
         """Park this op until the completion is used; return PENDING afterwards."""
 
+    # What follows is carried out when the method has returned, and not at all when it raises.
+    # None of it works in an offloaded method, or after the method has returned: ComponentError.
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+    def send(self, peer: PeerId, slot: str, op: str, payload: bytes) -> None:
+        """Call an inbound op of the component that a peer has in a slot, without an answer."""
 
-_OFFLOAD_MARK = "__bbnode_offload__"
+    def request(
+        self, peer: PeerId, slot: str, op: str, payload: bytes, *, tag: str, deadline_ns: int
+    ) -> int:
+        """The same with an answer: `on_answer(ctx, tag, payload)`, once, or
+        `on_no_answer(ctx, tag, peer)` when there is none within `deadline_ns`.
 
+        Returns the correlation's id.
+        """
 
-def offload(method: Method) -> Method:
-    """Mark a contract method as slow: the host runs it in a worker thread."""
-    setattr(method, _OFFLOAD_MARK, True)
-    return method
+    def set_timer(self, key: str, after_ns: int) -> None:
+        """Have `on_timer(ctx, key)` called; a timer of the same key is replaced."""
 
+    def cancel_timer(self, key: str) -> None:
+        """Disarm a timer, if it is armed."""
 
-def is_offloaded(method: Callable[..., Any]) -> bool:
-    """Whether `offload` marked the method."""
-    return bool(getattr(method, _OFFLOAD_MARK, False))
+    def learn_addresses(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
+        """Tell the address book where a peer is said to be."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +132,22 @@ class Component(ABC):
         return self._dependencies[role]
 
     def serialize(self) -> bytes:
-        """State for a snapshot; empty when the component has none."""
+        """State for a snapshot; empty when the component has none.
+
+        Called on the polling thread: never while an offloaded method of it runs that changes the
+        state, but also while a completion that it opened is unused.
+        """
         return b""
+
+    def freeze(self) -> Callable[[], bytes]:
+        """What `serialize` would give now, to be had later, when the state has changed.
+
+        Called before each offloaded method that changes the state, so that a snapshot can be
+        taken while it runs. Where the state is values that are replaced and never changed in
+        place, override it to keep these: serializing a large model before every op is dear.
+        """
+        data = self.serialize()
+        return lambda: data
 
     def restore(self, data: bytes) -> None:
         """Take up the state that `serialize` gave; raise ComponentError when it is not ours."""
@@ -126,35 +155,22 @@ class Component(ABC):
             raise ComponentError(f"{self.TYPE_NAME} keeps no state but was given {len(data)} bytes")
 
 
-class PreparedGraph(Protocol):
-    """A graph that a backend made ready to run."""
+class Backend(Primitives, Component):
+    """Runs `ai.onnx` graphs. Tensors are owned by the backend; ours are numpy arrays.
 
-    def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """Outputs in graph order for inputs in graph order."""
-
-
-class Backend(Component):
-    """Runs `ai.onnx` graphs. Tensors are owned by the backend; ours are numpy arrays."""
+    A concrete overrides `prepare`, or `execute`, or some of the thirty primitives; one side gives
+    the other (`Primitives`).
+    """
 
     ROLE = "Backend"
     storage: ClassVar[Mapping[str, TypeNode]] = {}
 
-    @abstractmethod
-    def prepare(self, model: onnx.ModelProto) -> PreparedGraph:
-        """Make a graph runnable; prepared graphs are cached by content.
-
-        Raises ComponentError naming the op when the backend can't run it.
-        """
-
-    @abstractmethod
-    def supports(self, op_type: str, opset_version: int, domain: str = "") -> bool:
-        """Whether an op of upstream ONNX can run here: domain "" (ai.onnx) or "ai.onnx.ml"."""
-
-    def execute(self, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, Value]:
-        """Run a graph by names: `{input: tensor}` to `{output: tensor}`."""
-        ordered = [inputs[port.name] for port in model.graph.input]
-        results = self.prepare(model).run(ordered)
-        return {port.name: value for port, value in zip(model.graph.output, results, strict=True)}
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        if not self.runs_graphs() and not self.own_primitives():
+            raise AuthorError(
+                f"{self.TYPE_NAME} runs nothing; override prepare(), execute(), or primitives"
+            )
 
     def materialize_from_wire(self, node: TypeNode, payload: memoryview) -> Value:
         """A received tensor of leaf type `node`, adopted without a copy where possible."""
@@ -318,12 +334,24 @@ class Index(Component):
 
 
 class ProtocolComponent(Component):
-    """A protocol with its own opset, timers and inbound ops."""
+    """A protocol with its own opset, timers and inbound ops.
+
+    The ops of its opset are registered under `ai.bytesandbrains.protocol.<name>`
+    (`bbnode.ir.opset.op`), and are methods as of every role; what peers may call is marked
+    `inbound`. A component of another role has the hooks below too, if it inherits this class or
+    defines them. No two methods of a component ever run at the same time.
+    """
 
     ROLE = "Protocol"
 
-    def on_timer(self, ctx: OpContext) -> None:
-        """Called when a timer that the component set is due."""
+    def on_timer(self, ctx: OpContext, key: str) -> None:
+        """A timer that the component set is due. One that is due while it works comes after."""
+
+    def on_answer(self, ctx: OpContext, tag: str, payload: bytes) -> None:
+        """A request was answered; `ctx.source_peer` is who did."""
+
+    def on_no_answer(self, ctx: OpContext, tag: str, peer: PeerId) -> None:
+        """A request was not answered in time, or the peer could not be reached."""
 
 
 CONTRACTS: Final[Mapping[str, type[Component]]] = {

@@ -71,7 +71,12 @@ class MemoryDataSource(DataSource):
         """Examples in this source; loads it."""
         return len(self._data()[0])
 
-    @offload
+    @offload(reads_only=True)
+    def bootstrap(self, ctx: OpContext) -> None:
+        """Load, when the host prepares its components; else the first use does."""
+        self._data()
+
+    @offload(reads_only=True)
     def on_data_loaded(self, ctx: OpContext) -> None:
         """Returns once the examples are in memory."""
         self._data()

@@ -1,4 +1,4 @@
-"""What the shipped components refuse, one class per reason.
+"""What components refuse, one class per reason.
 
 Rule: every class is a `ComponentError`, so that the op fails and the node goes on; the second
 base says whose fault it is. A message names the component, the value, and the remedy.
@@ -6,8 +6,11 @@ base says whose fault it is. A message names the component, the value, and the r
 
 from __future__ import annotations
 
-from bbnode.components.contracts import ComponentError
-from bbnode.ir.errors import AuthorError, DeploymentError, PeerError
+from bbnode.ir.errors import AuthorError, BbnodeError, DeploymentError, PeerError
+
+
+class ComponentError(BbnodeError):
+    """A component could not do what an op asked; the op fails, the node goes on."""
 
 
 class BackendError(ComponentError, AuthorError):

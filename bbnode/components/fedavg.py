@@ -2,7 +2,9 @@
 
 Rule: the result depends on who contributed what, never on the order of arrival; so shapes are
 compared and sums are made only in `aggregate`, in PeerId order. (McMahan et al., 2017,
-arXiv:1602.05629, algorithm 1.)
+arXiv:1602.05629, algorithm 1.) What an execution asked for itself (its cohort's answers, a
+contribution of this node) belongs to that execution alone, so that rounds that run at the same
+time never mix; what peers send one-way belongs to whichever execution aggregates next.
 """
 
 from __future__ import annotations
@@ -39,10 +41,13 @@ class FedAvgConfig:
         max_contributors: peers that may contribute to one aggregate; each one's tensor is held.
         max_samples: the highest `num_samples` that is believed of one peer. It weighs the peer,
             so that a peer could drown out all others with a number out of the air.
+        max_rounds: executions whose contributions are held at once; the one that contributed first
+            gives way, and has nothing to aggregate then.
     """
 
     max_contributors: int = 1024
     max_samples: int = 1_000_000_000
+    max_rounds: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,16 @@ class _Contribution:
     tensor: npt.NDArray[np.float32]
     num_samples: int
     loss: float | None
+
+
+class _Round:
+    """What was contributed to one aggregate, and who could not be counted."""
+
+    __slots__ = ("contributions", "refused")
+
+    def __init__(self) -> None:
+        self.contributions: dict[PeerId, _Contribution] = {}
+        self.refused: dict[PeerId, str] = {}
 
 
 @register_component
@@ -63,12 +78,13 @@ class FedAvg(Aggregator):
 
     def __init__(self, config: FedAvgConfig) -> None:
         super().__init__(config)
-        if config.max_contributors < 1 or config.max_samples < 1:
+        if config.max_contributors < 1 or config.max_samples < 1 or config.max_rounds < 1:
             raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: max_contributors and max_samples have to be 1 or more"
+                f"{self.TYPE_NAME}: max_contributors, max_samples and max_rounds have to be 1 or "
+                "more"
             )
-        self._contributions: dict[PeerId, _Contribution] = {}
-        self._refused: dict[PeerId, str] = {}
+        self._sent_in = _Round()  # what peers sent one-way
+        self._rounds: dict[int, _Round] = {}  # execution -> its own, oldest first
         self._current: npt.NDArray[np.float32] | None = None
         self._scaled_sum: PreparedGraph | None = None
 
@@ -81,7 +97,8 @@ class FedAvg(Aggregator):
             ContributionRefused: it cannot be counted, or there are too many contributors.
         """
         peer = ctx.source_peer or ctx.self_peer
-        reason = self._take(peer, tensor, metadata)
+        to = self._round_of(ctx.execution) if ctx.source_peer is None else self._sent_in
+        reason = self._take(to, peer, tensor, metadata)
         if reason is not None:
             raise self._refusal(peer, reason)
 
@@ -95,35 +112,40 @@ class FedAvg(Aggregator):
         """
         taken = 0
         first: ContributionRefused | None = None
+        to = self._round_of(ctx.execution)
         for peer, answer in responses.responses:
             if isinstance(answer, Composite) and len(answer) == 2:
-                reason = self._take(peer, answer[0], answer[1])
+                reason = self._take(to, peer, answer[0], answer[1])
             else:
                 reason = "the answer is no composite of (tensor, metadata)"
             if reason is None:
                 taken += 1
             else:
-                self._refused[peer] = reason
+                to.refused[peer] = reason
                 first = first or self._refusal(peer, reason)
         if first is not None and not taken:
-            self._refused.clear()
+            to.refused.clear()
             raise first
 
     def aggregate(self, ctx: OpContext) -> tuple[Value, Metadata]:
         """The weighted mean, and `num_samples` (sum), `contributors`, `refused`, `loss` (mean).
 
-        What was contributed is used up, whether this succeeds or fails.
+        What was contributed in this execution, and what came one-way, is used up, whether this
+        succeeds or fails. Of a peer that did both, the former counts.
 
         Raises:
             NothingToAggregate: nobody contributed.
             MismatchedShapes: shapes differ and none is that of more than half of the peers.
         """
-        taken, refused = self._contributions, self._refused
-        self._contributions, self._refused = {}, {}
+        own, sent_in = self._rounds.pop(ctx.execution, _Round()), self._sent_in
+        self._sent_in = _Round()
+        taken = {**sent_in.contributions, **own.contributions}
+        refused = {**sent_in.refused, **own.refused}
         if not taken:
             raise NothingToAggregate(
                 f"{self.TYPE_NAME}: no contribution to aggregate; let a Contribute or "
-                "ContributeAll of the same slot come before"
+                "ContributeAll of the same slot come before, in the same execution where it is "
+                "this node's own (at most max_rounds executions may contribute at once)"
             )
         kept, outvoted = self._of_majority_shape(taken)
         parts = [kept[peer] for peer in sorted(kept)]
@@ -148,20 +170,12 @@ class FedAvg(Aggregator):
 
     def serialize(self) -> bytes:
         """Contributions that wait, refusals, and the last aggregate."""
-        peers = sorted(self._contributions)
-        waiting: list[Value] = []
-        for peer in peers:
-            part = self._contributions[peer]
-            known: dict[str, int | float] = {"num_samples": part.num_samples}
-            if part.loss is not None:
-                known["loss"] = part.loss
-            waiting.append(Composite((peer, part.tensor, Metadata(known))))
-        refused = [
-            Composite((peer, Metadata(reason=self._refused[peer])))
-            for peer in sorted(self._refused)
-        ]
         current = () if self._current is None else (self._current,)
-        state = Composite((Composite(waiting), Composite(refused), Composite(current)))
+        rounds = [
+            Composite((Metadata(execution=execution), *_saved(kept)))
+            for execution, kept in self._rounds.items()
+        ]
+        state = Composite((*_saved(self._sent_in), Composite(current), Composite(rounds)))
         return codec.encode_value(state)
 
     def restore(self, data: bytes) -> None:
@@ -169,20 +183,30 @@ class FedAvg(Aggregator):
         if not data:
             return
         try:
-            waiting, refused, current = codec.decode_value(types.COMPOSITE, data)
-            contributions = {
-                peer: _Contribution(tensor, int(meta["num_samples"]), meta.get("loss"))
-                for peer, tensor, meta in waiting
+            # A state that was saved before there were rounds has none.
+            waiting, refused, current, *more = codec.decode_value(types.COMPOSITE, data)
+            sent_in = _loaded(waiting, refused)
+            rounds = {
+                int(head["execution"]): _loaded(parts, out)
+                for head, parts, out in (more[0] if more else ())
             }
-            refusals = {peer: str(meta["reason"]) for peer, meta in refused}
         except (DecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise ComponentError(
                 f"{self.TYPE_NAME}: the saved state is not ours: {error}"
             ) from error
-        self._contributions, self._refused = contributions, refusals
+        self._sent_in, self._rounds = sent_in, rounds
         self._current = current[0] if current else None
 
-    def _take(self, peer: PeerId, tensor: Value, metadata: Value) -> str | None:
+    def _round_of(self, execution: int) -> _Round:
+        """What an execution contributes to; the oldest other one goes when there are too many."""
+        found = self._rounds.get(execution)
+        if found is None:
+            if len(self._rounds) >= self.config.max_rounds:
+                del self._rounds[next(iter(self._rounds))]
+            found = self._rounds[execution] = _Round()
+        return found
+
+    def _take(self, to: _Round, peer: PeerId, tensor: Value, metadata: Value) -> str | None:
         """Keep a contribution; or say why not. One that is refused replaces nothing."""
         if not isinstance(tensor, np.ndarray) or tensor.dtype != np.float32:
             kind = tensor.dtype if isinstance(tensor, np.ndarray) else type(tensor).__name__
@@ -201,12 +225,12 @@ class FedAvg(Aggregator):
             return f"loss is {loss!r}, not a finite number"
         if not bool(np.isfinite(tensor).all()):
             return "its tensor holds NaN or infinity"
-        full = len(self._contributions) >= self.config.max_contributors
-        if full and peer not in self._contributions:
+        full = len(to.contributions) >= self.config.max_contributors
+        if full and peer not in to.contributions:
             return f"{self.config.max_contributors} peers contributed already (max_contributors)"
         kept_loss = None if loss is None else float(loss)
-        self._contributions[peer] = _Contribution(tensor, count, kept_loss)
-        self._refused.pop(peer, None)
+        to.contributions[peer] = _Contribution(tensor, count, kept_loss)
+        to.refused.pop(peer, None)
         return None
 
     def _of_majority_shape(
@@ -236,3 +260,27 @@ class FedAvg(Aggregator):
 
     def _refusal(self, peer: PeerId, reason: str) -> ContributionRefused:
         return ContributionRefused(component=self.TYPE_NAME, peer=str(peer), reason=reason)
+
+
+def _saved(kept: _Round) -> tuple[Composite, Composite]:
+    """A round as values, in PeerId order."""
+    waiting: list[Value] = []
+    for peer in sorted(kept.contributions):
+        part = kept.contributions[peer]
+        known: dict[str, int | float] = {"num_samples": part.num_samples}
+        if part.loss is not None:
+            known["loss"] = part.loss
+        waiting.append(Composite((peer, part.tensor, Metadata(known))))
+    refused = (
+        Composite((peer, Metadata(reason=kept.refused[peer]))) for peer in sorted(kept.refused)
+    )
+    return Composite(waiting), Composite(refused)
+
+
+def _loaded(waiting: Composite, refused: Composite) -> _Round:
+    """What `_saved` gave; raises whatever malformed values make it raise."""
+    kept = _Round()
+    for peer, tensor, meta in waiting:
+        kept.contributions[peer] = _Contribution(tensor, int(meta["num_samples"]), meta.get("loss"))
+    kept.refused = {peer: str(meta["reason"]) for peer, meta in refused}
+    return kept

@@ -7,7 +7,7 @@ that computes with it is an ONNX graph that the bound backend runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -88,6 +88,16 @@ class OnnxModel(Model):
         self._last_input: Value | None = None
         self._kept_grads: Vector | None = None
         self._prepared: dict[str, PreparedGraph] = {}
+
+    @offload(reads_only=True)
+    def bootstrap(self, ctx: OpContext) -> None:
+        """Let the backend prepare what a round needs, when the host prepares its components.
+
+        Raises:
+            ComponentError: the backend cannot run one of the graphs.
+        """
+        for model in (self._graphs.forward, self._graphs.loss, self._graphs.train_step):
+            self._prepare(model)
 
     @property
     def size(self) -> int:
@@ -198,8 +208,13 @@ class OnnxModel(Model):
 
     def serialize(self) -> bytes:
         """Parameters, and what forward and backward keep."""
+        return self.freeze()()
+
+    def freeze(self) -> Callable[[], bytes]:
+        """The same as references: parameters and gradients are replaced, never changed."""
+        params = self._params
         kept = [() if v is None else (v,) for v in (self._last_input, self._kept_grads)]
-        return codec.encode_value(Composite((self._params, *(Composite(v) for v in kept))))
+        return lambda: codec.encode_value(Composite((params, *(Composite(v) for v in kept))))
 
     def restore(self, data: bytes) -> None:
         """Take up what `serialize` gave; ComponentError when it does not fit this model."""
@@ -216,13 +231,16 @@ class OnnxModel(Model):
         self._params, self._kept_grads = checked, kept
         self._last_input = last_input[0] if last_input else None
 
-    def _run(self, model: ModelProto, inputs: Sequence[Value]) -> list[Value]:
+    def _prepare(self, model: ModelProto) -> PreparedGraph:
         name = model.graph.name
         prepared = self._prepared.get(name)
         if prepared is None:
             backend: Backend = self.dependency("backend")
             prepared = self._prepared[name] = backend.prepare(model)
-        return prepared.run(inputs)
+        return prepared
+
+    def _run(self, model: ModelProto, inputs: Sequence[Value]) -> list[Value]:
+        return self._prepare(model).run(inputs)
 
     def _split(self, flat: Vector) -> list[Value]:
         """Views of a flat vector in the shapes of the parameters."""

@@ -1,14 +1,18 @@
 """ONNX Runtime as a backend.
 
 Rule: numpy arrays go in and come out without a copy (ONNX Runtime reads the array's buffer
-and hands out its own); the same graph and inputs give the same bits every time.
+and hands out its own, small results aside); the same graph and inputs give the same bits every
+time.
+
+`InferenceSession.run` does that by itself for tensors in main memory, so that neither OrtValues
+nor an IOBinding stand between: made anew for each call, they cost more than a small graph takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import onnxruntime
@@ -19,6 +23,7 @@ from bbnode.components.backend_base import CachingBackend
 from bbnode.components.contracts import PreparedGraph
 from bbnode.components.errors import BackendError, BackendUnavailable, InvalidComponentConfig
 from bbnode.components.registry import register_component
+from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Value
 
 # ONNX Runtime's exceptions share no base of their own, and differ between releases.
@@ -30,6 +35,11 @@ _ORT_FAILURES: tuple[type[Exception], ...] = tuple(
 # Its Python layer adds these, for inputs that are no tensors or have the wrong dtype.
 _FAILURES: tuple[type[Exception], ...] = (*_ORT_FAILURES, RuntimeError, TypeError, ValueError)
 
+_AUTO = ("CUDAExecutionProvider", "CPUExecutionProvider")
+# A result that is kept pins a place in ONNX Runtime's arena, and the next runs have to put their
+# large intermediates elsewhere, in memory that no cache holds: measured, that costs a small CNN
+# 7 % for results of 1 KiB. A copy of so little costs half a microsecond.
+_SMALL_BYTES = 16 << 10
 _LOG_ERRORS_ONLY = 3  # 0 verbose .. 4 fatal; its warnings tell of dropped initializers and such
 
 
@@ -40,46 +50,65 @@ class OrtBackendConfig:
     Attributes:
         intra_op_threads: threads inside one op. 1: a reduction that is split over threads adds
             in another order, and the node's other work needs the cores.
-        inter_op_threads: ops of one graph at once; more than 1 also lets branches run parallel.
-        providers: execution providers in order of preference.
+        inter_op_threads: branches of one graph that run at once.
+        providers: execution providers in order of preference, all of which have to be there;
+            "auto" takes CUDA where it is, and the CPU.
         max_prepared: sessions kept.
     """
 
     intra_op_threads: int = 1
     inter_op_threads: int = 1
-    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    providers: tuple[str, ...] | Literal["auto"] = "auto"
     max_prepared: int = 64
 
 
 class _OrtGraph:
     """One session, with its port names looked up once."""
 
+    __slots__ = ("_inputs", "_label", "_outputs", "_run", "_session")
+
     def __init__(self, session: Any, label: str) -> None:
         self._session = session
+        # What `InferenceSession.run` calls once it has compared the names of inputs, which are
+        # right here; its checks cost a small graph 2 %. A release without it has `run` alone.
+        self._run = _quickest(session)
         self._label = label
         self._inputs = [port.name for port in session.get_inputs()]
         self._outputs = [port.name for port in session.get_outputs()]
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
         """Outputs in graph order for inputs in graph order."""
-        if len(inputs) != len(self._inputs):
+        names = self._inputs
+        if len(inputs) != len(names):
             raise BackendError(
-                f"{self._label}: {len(inputs)} input(s) for {len(self._inputs)} "
-                f"({', '.join(self._inputs)})"
+                f"{self._label}: {len(inputs)} input(s) for {len(names)} ({', '.join(names)})"
             )
-        # Bytes off the wire may start anywhere; ONNX Runtime wants them aligned and dense.
-        feeds = {
-            name: np.require(value, requirements=("C", "A"))
-            for name, value in zip(self._inputs, inputs, strict=True)
-        }
+        feeds = {}
+        for name, value in zip(names, inputs, strict=False):
+            feeds[name] = _dense(value)
+        try:
+            results: list[Value] = self._run(self._outputs, feeds, None)
+        except ort_errors.EPFail as error:
+            results = self._run_elsewhere(feeds, error)
+        except _FAILURES as error:
+            raise self._failed(feeds, error) from error
+        for index, result in enumerate(results):
+            if type(result) is np.ndarray and result.nbytes <= _SMALL_BYTES:
+                results[index] = result.copy()
+        return results
+
+    def _run_elsewhere(self, feeds: dict[str, Value], failed: Exception) -> list[Value]:
+        """A provider gave up: ONNX Runtime's own `run` goes on with another one, if it has any."""
         try:
             results: list[Value] = self._session.run(self._outputs, feeds)
         except _FAILURES as error:
-            raise BackendError(
-                f"{self._label}: {_first_line(error)}; inputs were "
-                + ", ".join(f"{n}: {v.dtype}{list(v.shape)}" for n, v in feeds.items())
-            ) from error
+            raise self._failed(feeds, error) from failed
+        self._run = _quickest(self._session)  # it may be another one now
         return results
+
+    def _failed(self, feeds: dict[str, Value], error: Exception) -> BackendError:
+        shapes = ", ".join(f"{name}: {v.dtype}{list(v.shape)}" for name, v in feeds.items())
+        return BackendError(f"{self._label}: {_first_line(error)}; inputs were {shapes}")
 
 
 @register_component
@@ -97,18 +126,36 @@ class OrtBackend(CachingBackend):
                 f"{self.TYPE_NAME}: thread counts have to be 1 or more, are "
                 f"{config.intra_op_threads} (intra) and {config.inter_op_threads} (inter)"
             )
+        self._providers = self._choose_providers()
+
+    def _choose_providers(self) -> list[str]:
         available = onnxruntime.get_available_providers()
-        missing = [name for name in config.providers if name not in available]
-        if missing or not config.providers:
+        wanted = self.config.providers
+        if wanted == "auto":
+            return [name for name in _AUTO if name in available]
+        missing = [name for name in wanted if name not in available]
+        if missing or not wanted:
             raise BackendUnavailable(
                 f"{self.TYPE_NAME}: execution provider(s) {', '.join(missing) or '(none given)'} "
                 f"not available; this onnxruntime has {', '.join(available)}"
             )
+        return list(wanted)
+
+    def materialize_from_wire(self, node: TypeNode, payload: memoryview) -> Value:
+        """A received tensor: a view of its payload, copied only where that is not aligned.
+
+        ONNX Runtime computes on aligned memory alone; copied here, it is not again at each use.
+        """
+        tensor = _dense(super().materialize_from_wire(node, payload))
+        tensor.flags.writeable = False
+        return tensor
 
     def _build(self, model: ModelProto) -> PreparedGraph:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.config.intra_op_threads
         options.inter_op_num_threads = self.config.inter_op_threads
+        if self.config.inter_op_threads > 1:
+            options.execution_mode = onnxruntime.ExecutionMode.ORT_PARALLEL
         options.use_deterministic_compute = True
         options.log_severity_level = _LOG_ERRORS_ONLY
         # Spinning waits burn the cores that the other daemons of this machine want.
@@ -116,14 +163,34 @@ class OrtBackend(CachingBackend):
         label = f"{self.TYPE_NAME}: graph {model.graph.name!r}"
         try:
             session = onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=list(self.config.providers)
+                model.SerializeToString(), options, providers=self._providers
             )
         except _FAILURES as error:
             raise BackendError(
                 f"{label} cannot be prepared: {_first_line(error)}; check it with "
                 "onnx.checker.check_model, and that its opset is one this onnxruntime runs"
             ) from error
+        lost = [name for name in self._providers if name not in session.get_providers()]
+        if lost and self.config.providers != "auto":
+            # Its library loads late: a provider that is listed may lack what it needs (a driver).
+            raise BackendUnavailable(
+                f"{label}: execution provider(s) {', '.join(lost)} could not be started; this "
+                f"session has {', '.join(session.get_providers())}"
+            )
         return _OrtGraph(session, label)
+
+
+def _quickest(session: Any) -> Any:
+    return getattr(session, "_sess", session).run
+
+
+def _dense(value: Value) -> Value:
+    """The array itself where ONNX Runtime can read it, else a copy that is dense and aligned."""
+    if type(value) is np.ndarray:
+        flags = value.flags
+        if flags.c_contiguous and flags.aligned:
+            return value
+    return np.require(value, requirements=("C", "A"))
 
 
 def _first_line(error: Exception) -> str:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import RuntimeContextError, RuntimeImplementationError
+from onnx.reference.ops import op_loop
 
 from bbnode.components.backend_base import CachingBackend
 from bbnode.components.contracts import PreparedGraph
@@ -39,6 +41,20 @@ _FAILURES = (
     TypeError,
     ValueError,
 )
+
+
+class Loop(op_loop.Loop):
+    """ONNX's Loop; a condition that is left out is true.
+
+    The evaluator's own takes it for false, and so runs such a loop not even once. It finds an
+    op by the name of its class.
+    """
+
+    op_domain = ""
+
+    def _run(self, M: Any, cond: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N803  # ONNX's
+        run: Any = super()._run
+        return run(M, np.True_ if cond is None else cond, *args, **kwargs)
 
 
 class _ReferenceGraph:
@@ -76,7 +92,7 @@ class ReferenceBackend(CachingBackend):
         kept = ModelProto()  # the evaluator keeps what it is given; the caller may change its own
         kept.CopyFrom(model)
         try:
-            return _ReferenceGraph(ReferenceEvaluator(kept), kept, label)
+            return _ReferenceGraph(ReferenceEvaluator(kept, new_ops=[Loop]), kept, label)
         except _FAILURES as error:
             raise BackendError(
                 f"{label} cannot be prepared: {type(error).__name__}: {error}; check it with "

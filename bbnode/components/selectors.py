@@ -37,8 +37,11 @@ def draw(peers: Sequence[PeerId], n: int, seed: int, counter: int) -> PeerIdVec:
     return PeerIdVec(sorted(ranked[:n]))
 
 
-class _DrawingSelector(PeerSelector):
-    """The contract over a list of candidates; subclasses say who they are."""
+class DrawingSelector(PeerSelector):
+    """The contract over a list of candidates; subclasses say who they are.
+
+    Their `Config` has `min_peers` and `seed`.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -46,6 +49,7 @@ class _DrawingSelector(PeerSelector):
             raise InvalidComponentConfig(
                 f"{self.TYPE_NAME}: seed has to be in 0 .. {_MAX_SEED} and min_peers not negative"
             )
+        self._seed: int = config.seed
         self._draws = 0
 
     @abstractmethod
@@ -64,7 +68,7 @@ class _DrawingSelector(PeerSelector):
                 f"{self.TYPE_NAME}: a sample of {n} peers; ask for 1 or more"
             )
         candidates = self._checked(ctx)
-        chosen = draw(candidates, n, self.config.seed, self._draws)
+        chosen = draw(candidates, n, self._seed, self._draws)
         self._draws += 1
         return chosen
 
@@ -126,7 +130,7 @@ class ConnectedViewConfig:
 
 
 @register_component
-class ConnectedView(_DrawingSelector):
+class ConnectedView(DrawingSelector):
     """Chooses among the peers of the slot's class that are connected now."""
 
     TYPE_NAME: ClassVar[str] = "bbnode.ConnectedView"
@@ -146,7 +150,7 @@ class ConstantViewConfig:
 
 
 @register_component
-class ConstantView(_DrawingSelector):
+class ConstantView(DrawingSelector):
     """Chooses among the peers that the config lists, connected or not."""
 
     TYPE_NAME: ClassVar[str] = "bbnode.ConstantView"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from multiaddr import Multiaddr
 
@@ -17,6 +18,9 @@ from bbnode.engine.errors import AddressBookFull, InvalidOperand
 from bbnode.ir.address import address_from_bytes
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
+
+if TYPE_CHECKING:
+    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 MAX_PEERS = 16_384  # a peer with three addresses takes about 1 KB
 MAX_ADDRESSES_PER_PEER = 16  # twice what an envelope may claim, for what was observed
@@ -81,6 +85,11 @@ class AddressBook:
         entry = self._entries.get(peer)
         return () if entry is None else tuple(entry.addresses)
 
+    def has_address(self, peer: PeerId) -> bool:
+        """Whether `lookup` gives anything."""
+        entry = self._entries.get(peer)
+        return entry is not None and bool(entry.addresses)
+
     def routed(
         self, peer: PeerId, encode: Callable[[Sequence[Multiaddr]], bytes]
     ) -> tuple[tuple[Multiaddr, ...], bytes]:
@@ -128,22 +137,32 @@ class AddressBook:
         entry.observed = address
         return True
 
-    def export(self) -> list[tuple[bytes, int, list[bytes]]]:
-        """(peer, references, addresses) as plain data, in insertion order."""
+    def state(self, names: SavedNames) -> Any:
+        """For a snapshot: all entries, in the order in which they give way."""
         return [
-            (peer.to_bytes(), entry.references, [bytes(a.to_bytes()) for a in entry.addresses])
+            [
+                names.peer(peer),
+                entry.references,
+                [names.address(address) for address in entry.addresses],
+                list(entry.claimed),
+                None if entry.observed is None else names.address(entry.observed),
+            ]
             for peer, entry in self._entries.items()
         ]
 
-    def load(self, rows: Iterable[tuple[bytes, int, Sequence[bytes]]]) -> None:
-        """Add what `export` gave; DecodeError when a row is malformed."""
+    def load(self, plain: Any, names: LoadedNames) -> None:
+        """Take up what `state` gave, in place of what is there."""
         fresh: dict[PeerId, _Entry] = {}
-        for raw_peer, references, raw_addresses in rows:
-            if len(fresh) >= self._max_peers or len(raw_addresses) > MAX_ADDRESSES_PER_PEER:
+        for peer, references, addresses, claimed, observed in plain:
+            if len(fresh) >= self._max_peers or len(addresses) > MAX_ADDRESSES_PER_PEER:
                 raise DecodeError("an address book with more entries than fit")
-            addresses = [address_from_bytes(raw) for raw in raw_addresses]
-            fresh[PeerId.from_bytes(raw_peer)] = _Entry(addresses, references)
-        self._entries.update(fresh)
+            fresh[names.peer(peer)] = _Entry(
+                addresses=[names.address(raw) for raw in addresses],
+                references=references,
+                claimed=tuple(claimed),
+                observed=None if observed is None else names.address(observed),
+            )
+        self._entries = fresh
 
     def _entry(self, peer: PeerId) -> _Entry:
         entry = self._entries.get(peer)

@@ -1,13 +1,14 @@
 """What a host hands to `invoke` and `deliver_event`: checked, counted and copied.
 
 Rule: names first, then counts, types and sizes; nothing is stored before all of it is right.
-Arrays are copied once, here, and are read-only from then on; the caller may reuse its buffers.
+Arrays are copied once, here, and are read-only from then on; the caller may reuse its buffers. An
+array over `bytes`, which nobody can change, is taken as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,9 +21,12 @@ from bbnode.engine.errors import (
     did_you_mean,
 )
 from bbnode.engine.limits import Limits
+from bbnode.ir import codec
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Composite, Value, size_of, type_of
+
+_ARRAYS = (np.ndarray, np.generic)
 
 
 class TakesInputs(Protocol):
@@ -51,15 +55,17 @@ def check_inputs(target: TakesInputs, inputs: Mapping[str, Value], limits: Limit
         raise TooManyInputs(
             f"{target.name}: {len(inputs)} inputs; limit invoke_inputs is {limits.invoke_inputs}"
         )
-    for name in inputs:
-        _check_name(target, name)
-    missing = [name for name in target.inputs if name not in inputs]
-    if missing:
+    if inputs.keys() != target.inputs.keys():
+        for name in inputs:
+            _check_name(target, name)
+        missing = ", ".join(name for name in target.inputs if name not in inputs)
         raise MissingInput(
-            f"{target.name}: no value for {', '.join(missing)}; give all inputs (deliver_event "
+            f"{target.name}: no value for {missing}; give all inputs (deliver_event "
             "gives one input of a target)"
         )
-    size = sum(_checked_size(target, name, value) for name, value in inputs.items())
+    size = 0
+    for name, value in inputs.items():
+        size += _checked_size(target, name, value)
     if limits.invoke_bytes is not None and size > limits.invoke_bytes:
         raise OversizePayload(
             f"{target.name}: {size} bytes of input; limit invoke_bytes is {limits.invoke_bytes}"
@@ -81,13 +87,36 @@ def adopt_event(target: TakesInputs, name: str, value: Value, limits: Limits) ->
 
 def adopt(value: Value) -> Value:
     """The value itself where it is immutable, else a read-only copy."""
-    if isinstance(value, np.ndarray | np.generic):
+    if type(value) is np.ndarray and _is_over_bytes(value):
+        return value
+    if isinstance(value, _ARRAYS):
         array = np.array(value)
         array.flags.writeable = False
         return array
     if isinstance(value, Composite):
         return Composite(adopt(child) for child in value)
     return value
+
+
+def _is_over_bytes(array: np.ndarray[Any, Any]) -> bool:
+    """Whether the memory of an array is that of a `bytes` object, and so can't change."""
+    base: Any = array
+    while type(base) is np.ndarray:
+        if base.flags.writeable:
+            return False
+        base = base.base
+    return type(base.obj if type(base) is memoryview else base) is bytes
+
+
+def check_parts(value: Value, depth: int = 0) -> None:
+    """Raise AuthorError when a composite holds what is no value, or nests too deep to travel."""
+    if not isinstance(value, Composite):
+        return
+    if depth > codec.MAX_DEPTH:
+        raise AuthorError(f"composites nest deeper than {codec.MAX_DEPTH}; flatten the value")
+    for child in value:
+        type_of(child)
+        check_parts(child, depth + 1)
 
 
 def _check_name(target: TakesInputs, name: str) -> None:
@@ -102,10 +131,12 @@ def _check_name(target: TakesInputs, name: str) -> None:
 def _checked_size(target: TakesInputs, name: str, value: Value) -> int:
     try:
         actual = type_of(value)
+        if type(value) is Composite:
+            check_parts(value)
     except AuthorError as error:
         raise InputTypeMismatch(f"{target.name}.{name}: {error}") from error
     declared = target.inputs[name]
-    if declared is not None and not actual.is_a(declared):
+    if declared is not None and actual is not declared and not actual.is_a(declared):
         raise InputTypeMismatch(
             f"{target.name}.{name} takes {declared.name} and was given {actual.name}"
         )

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from bbnode.ir.peer import PeerId
+
+if TYPE_CHECKING:
+    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 BASE_DELAY_NS = 10_000_000  # 10 ms
 MAX_DELAY_NS = 60_000_000_000  # 60 s
@@ -61,5 +65,17 @@ class BackoffTable:
 
     def should_retry(self, peer: PeerId, now_ns: int) -> bool:
         """Whether a peer may be tried at `now_ns`."""
+        if not self._peers:
+            return True
         state = self._peers.get(peer)
         return state is None or now_ns >= state.next_retry_ns
+
+    def state(self, names: SavedNames) -> Any:
+        """For a snapshot: all peers, the one that failed longest ago first."""
+        return [[names.peer(p), s.attempts, s.next_retry_ns] for p, s in self._peers.items()]
+
+    def load(self, plain: Any, names: LoadedNames) -> None:
+        """Take up what `state` gave."""
+        for peer, attempts, next_retry_ns in plain:
+            state = Backoff(attempts=attempts, next_retry_ns=next_retry_ns)
+            self._peers[names.peer(peer)] = state

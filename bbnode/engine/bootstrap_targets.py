@@ -38,8 +38,12 @@ class BootstrapPlan:
 class All:
     """Every bootstrap: those of components, then those of Modules, in the order of install.
 
-    One that another one calls runs with that one; one that needs inputs waits for them.
+    One that another one calls runs with that one; one that needs inputs waits for them. A host
+    may take the two in turn: components before it has peers, Modules when it has a network.
     """
+
+    components: bool = True
+    modules: bool = True
 
 
 @dataclass(frozen=True, slots=True)

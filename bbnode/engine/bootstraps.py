@@ -9,14 +9,13 @@ below as data; QUEUED shows as running.
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
 from bbnode.engine.admission import adopt, check_inputs
+from bbnode.engine.bootstrap_states import STATUS, Bootstrap, Move, State, Turn
 from bbnode.engine.bootstrap_targets import (
     All,
     BootstrapInfo,
@@ -33,89 +32,19 @@ from bbnode.engine.errors import (
     DeadlineExceeded,
     UnknownTarget,
 )
-from bbnode.engine.frame import Frame
+from bbnode.engine.frame import EntryPlan
 from bbnode.engine.ops.role import component_bootstrap
 from bbnode.engine.parking import Waiting
-from bbnode.engine.scheduler import Timer, TimerKind
+from bbnode.engine.scheduler import TimerKind
 
 if TYPE_CHECKING:
     from bbnode.engine.runtime import Runtime
+    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 # How long a bootstrap waits for others that have its components: ten ops that each use up the
 # compiler's per-hop budget.
 MAX_TURN_NS = 300_000_000_000
 SLOT_PREFIX = "slot:"  # no name of a Module has a colon
-
-
-class State(enum.Enum):
-    """What a bootstrap is doing."""
-
-    IDLE = "idle"
-    WAITING_FOR_INPUT = "waiting for input"
-    QUEUED = "queued"
-    RUNNING = "running"
-
-
-class Move(enum.Enum):
-    """What happens to a bootstrap."""
-
-    ASKED = "asked"
-    ASKED_WITHOUT_INPUTS = "asked without inputs"  # only All asks so
-    STARTED = "started"
-    ENDED = "ended"  # drained, refused, or too late for its turn
-
-
-# (state, move) -> next state; whatever is not here is refused before it happens.
-TRANSITIONS: Mapping[tuple[State, Move], State] = {
-    (State.IDLE, Move.ASKED): State.QUEUED,
-    (State.IDLE, Move.ASKED_WITHOUT_INPUTS): State.WAITING_FOR_INPUT,
-    (State.WAITING_FOR_INPUT, Move.ASKED): State.QUEUED,
-    (State.WAITING_FOR_INPUT, Move.ASKED_WITHOUT_INPUTS): State.WAITING_FOR_INPUT,
-    (State.QUEUED, Move.STARTED): State.RUNNING,
-    (State.QUEUED, Move.ENDED): State.IDLE,
-    (State.RUNNING, Move.ENDED): State.IDLE,
-}
-
-_STATUS = {
-    State.IDLE: BootstrapStatus.IDLE,
-    State.WAITING_FOR_INPUT: BootstrapStatus.WAITING_FOR_INPUT,
-    State.QUEUED: BootstrapStatus.RUNNING,
-    State.RUNNING: BootstrapStatus.RUNNING,
-}
-
-
-@dataclass(slots=True, eq=False)
-class Bootstrap:
-    """One bootstrap of a node, and how it stands."""
-
-    plan: BootstrapPlan
-    state: State = State.IDLE
-    runs: int = 0
-    last_ok: bool | None = None
-
-    def __str__(self) -> str:
-        return f"bootstrap of {self.plan.name}"
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether it runs, or will in its turn."""
-        return self.state in (State.QUEUED, State.RUNNING)
-
-    def move(self, move: Move) -> None:
-        """Go on to the next state."""
-        self.state = TRANSITIONS[self.state, move]
-
-
-@dataclass(slots=True, eq=False)
-class _Turn:
-    """A bootstrap that was asked for, until it has ended."""
-
-    number: int
-    bootstrap: Bootstrap
-    request: ev.BootstrapStart
-    since_ns: int
-    timer: Timer
-    frame: Frame | None = None
 
 
 class Bootstraps:
@@ -136,8 +65,8 @@ class Bootstraps:
             if plan is not None
         ]
         self._all = {plan.name: Bootstrap(plan) for plan in (*of_slots, *plans)}
-        self._queue: list[_Turn] = []
-        self._running: list[_Turn] = []
+        self._queue: list[Turn] = []
+        self._running: list[Turn] = []
         self._numbers = 0
 
     # -- asking ------------------------------------------------------------------------------
@@ -149,7 +78,11 @@ class Bootstraps:
         OversizePayload, AlreadyTransitivelyQueued, BudgetExceeded; nothing is staged then.
         """
         if isinstance(target, All):
-            return self._stage(self._everything(), waiting=self._lacking())
+            asked = [b for b in self._outermost() if _is_asked(target, b.plan.name)]
+            return self._stage(
+                [BootstrapRequest(b.plan.name) for b in asked if not b.plan.inputs],
+                waiting=tuple(b.plan.name for b in asked if b.plan.inputs),
+            )
         if isinstance(target, Slots):
             requests = [BootstrapRequest(SLOT_PREFIX + slot) for slot in target.slots]
         elif isinstance(target, ModuleNames):
@@ -167,16 +100,6 @@ class Bootstraps:
             self._all[start.name].move(Move.ASKED)
         for name in asked.waiting:
             self._all[name].move(Move.ASKED_WITHOUT_INPUTS)
-
-    def _everything(self) -> list[BootstrapRequest]:
-        return [
-            BootstrapRequest(bootstrap.plan.name)
-            for bootstrap in self._outermost()
-            if not bootstrap.plan.inputs
-        ]
-
-    def _lacking(self) -> tuple[str, ...]:
-        return tuple(b.plan.name for b in self._outermost() if b.plan.inputs)
 
     def _outermost(self) -> Iterator[Bootstrap]:
         """Bootstraps that are not under way, and that no other one calls."""
@@ -230,7 +153,7 @@ class Bootstraps:
             starts=tuple(
                 ev.BootstrapStart(
                     name=request.target,
-                    execution=rt.next_execution(),
+                    execution=rt.executions(),
                     inputs={name: adopt(value) for name, value in request.inputs.items()},
                     charge=charge,
                 )
@@ -250,7 +173,9 @@ class Bootstraps:
                 rt.now_ns + MAX_TURN_NS, TimerKind.BOOTSTRAP_TURN, self._numbers
             )
             bootstrap = self._all[start.name]
-            self._queue.append(_Turn(self._numbers, bootstrap, start, rt.now_ns, timer))
+            self._queue.append(
+                Turn(self._numbers, bootstrap, start.execution, start, rt.now_ns, timer)
+            )
 
     def advance(self) -> bool:
         """End what has drained and start what may start; False when there was nothing to do."""
@@ -274,9 +199,10 @@ class Bootstraps:
         for turn in self._queue:
             if turn.number == number:
                 self._queue.remove(turn)
-                turn.request.charge.release()
+                if turn.request is not None:
+                    turn.request.charge.release()
                 self._rt.fail_start(
-                    turn.request.execution,
+                    turn.execution,
                     turn.bootstrap.plan.plan,
                     DeadlineExceeded(
                         f"{turn.bootstrap} waited {MAX_TURN_NS // 1_000_000} ms for "
@@ -300,10 +226,15 @@ class Bootstraps:
             taken |= touches
         return len(waiting) - len(self._queue)
 
-    def _start(self, turn: _Turn) -> None:
+    def _start(self, turn: Turn) -> None:
         rt = self._rt
         bootstrap, request = turn.bootstrap, turn.request
-        rt.scheduler.cancel(turn.timer)
+        if request is None:
+            return
+        turn.request = None
+        if turn.timer is not None:
+            rt.scheduler.cancel(turn.timer)
+            turn.timer = None
         bootstrap.move(Move.STARTED)
         self._running.append(turn)
         frame = turn.frame = rt.start(bootstrap.plan.plan, request.execution)
@@ -320,7 +251,7 @@ class Bootstraps:
             frame.values[index] = request.inputs[name]
         rt.launch(frame)
 
-    def _end(self, turn: _Turn, *, ok: bool) -> None:
+    def _end(self, turn: Turn, *, ok: bool) -> None:
         bootstrap = turn.bootstrap
         bootstrap.move(Move.ENDED)
         bootstrap.runs += 1
@@ -330,6 +261,35 @@ class Bootstraps:
             steps.BootstrapComplete(executions=1, ok=ok, target=bootstrap.plan.name)
         )
 
+    # -- snapshots ---------------------------------------------------------------------------
+
+    def plans(self) -> list[EntryPlan]:
+        """What each of them runs."""
+        return [bootstrap.plan.plan for bootstrap in self._all.values()]
+
+    def state(self, names: SavedNames) -> Any:
+        """For a snapshot: how each stands, and the turns that wait and run."""
+        return [
+            [[b.plan.name, b.state.value, b.runs, b.last_ok] for b in self._all.values()],
+            [turn.state(names) for turn in self._queue],
+            [turn.state(names) for turn in self._running],
+            self._numbers,
+        ]
+
+    def load(self, plain: Any, names: LoadedNames) -> None:
+        """Take up what `state` gave."""
+        stands, queue, running, self._numbers = plain
+        for name, state, runs, last_ok in stands:
+            bootstrap = self._all[name]
+            bootstrap.state, bootstrap.runs, bootstrap.last_ok = State(state), runs, last_ok
+        self._queue = [Turn.loaded(row, self._all, names) for row in queue]
+        self._running = [Turn.loaded(row, self._all, names) for row in running]
+        for turn in self._running:
+            if turn.frame is not None:
+                turn.frame.bootstrap = turn.bootstrap
+                for index in turn.bootstrap.plan.touches:
+                    self._rt.cells[index].gate = turn.bootstrap
+
     # -- looking at it -----------------------------------------------------------------------
 
     def status(self, name: str | None) -> BootstrapStatus:
@@ -337,8 +297,8 @@ class Bootstraps:
         if name is not None:
             if name not in self._all:
                 raise UnknownTarget(name, self._all)
-            return _STATUS[self._all[name].state]
-        found = {_STATUS[bootstrap.state] for bootstrap in self._all.values()}
+            return STATUS[self._all[name].state]
+        found = {STATUS[bootstrap.state] for bootstrap in self._all.values()}
         for status in (BootstrapStatus.RUNNING, BootstrapStatus.WAITING_FOR_INPUT):
             if status in found:
                 return status
@@ -349,7 +309,7 @@ class Bootstraps:
         return [
             BootstrapInfo(
                 name=bootstrap.plan.name,
-                status=_STATUS[bootstrap.state],
+                status=STATUS[bootstrap.state],
                 inputs=tuple(bootstrap.plan.inputs),
                 touches=tuple(self._rt.cells[i].slot for i in sorted(bootstrap.plan.touches)),
                 runs=bootstrap.runs,
@@ -365,17 +325,21 @@ class Bootstraps:
                 what=str(turn.bootstrap),
                 why="its turn on shared components",
                 whom=self._holders(turn),
-                execution=turn.request.execution,
+                execution=turn.execution,
                 target=turn.bootstrap.plan.plan.target,
                 since_ns=turn.since_ns,
-                until_ns=turn.timer.when_ns,
+                until_ns=turn.since_ns + MAX_TURN_NS,
             )
             for turn in self._queue
         ]
 
-    def _holders(self, turn: _Turn) -> str:
+    def _holders(self, turn: Turn) -> str:
         touches = turn.bootstrap.plan.touches
         before = [t for t in (*self._running, *self._queue) if t.number < turn.number]
         return ", ".join(
             str(t.bootstrap) for t in before if not touches.isdisjoint(t.bootstrap.plan.touches)
         )
+
+
+def _is_asked(target: All, name: str) -> bool:
+    return target.components if name.startswith(SLOT_PREFIX) else target.modules

@@ -11,6 +11,10 @@ from __future__ import annotations
 import enum
 from collections import Counter, deque
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 
 class BusKind(enum.IntEnum):
@@ -54,3 +58,11 @@ class Bus:
         """All events that wait, oldest first; what is published from now on waits again."""
         taken, self._events = self._events, deque()
         return taken
+
+    def state(self, names: SavedNames) -> Any:  # noqa: ARG002 - the convention of tables
+        """For a snapshot: the events that wait. Who listens is the program's."""
+        return list(self._events)
+
+    def load(self, plain: Any, names: LoadedNames) -> None:  # noqa: ARG002
+        """Take up what `state` gave."""
+        self._events = deque(plain)

@@ -2,14 +2,18 @@
 
 Rule: no two ops run on one component at the same time. While an op of it is under way in a
 worker thread, or has opened a completion, other ops wait here in the order in which they came.
-While a bootstrap runs that touches the component, only ops of that bootstrap are let in.
+A thread may also use what its component depends on, so that a task holds these as well; but for
+backends, which many use at once and which keep no state. While a bootstrap runs that touches the
+component, only ops of that bootstrap are let in.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, Any
 
 from bbnode.components.contracts import Component
+from bbnode.engine.errors import NodeBusy, SnapshotFailed, describe
 from bbnode.ir.slots import Binding
 
 if TYPE_CHECKING:
@@ -19,20 +23,117 @@ if TYPE_CHECKING:
 class ComponentCell:
     """A slot's component, its lock, and the tokens of the ops that wait for it."""
 
-    __slots__ = ("binding", "busy", "component", "gate", "holder", "line", "slot")
+    __slots__ = (
+        "binding",
+        "busy",
+        "component",
+        "gate",
+        "holder",
+        "kept",
+        "lent",
+        "line",
+        "moves",
+        "slot",
+        "task",
+        "used_by",
+        "uses",
+    )
 
     def __init__(self, slot: str, binding: Binding, component: Component) -> None:
         self.slot = slot
         self.binding = binding
         self.component: Any = component  # ops find their contract method by name
+        self.uses: tuple[ComponentCell, ...] = ()  # what it depends on, directly or not
+        self.used_by: tuple[ComponentCell, ...] = ()
         self.busy = False
-        self.holder = ""  # the op that holds it, for messages
+        self.lent = False  # a task of a component that depends on it may use it
+        self.moves = False  # it may be changed by a thread now
+        # Its state before that began, as bytes when they are asked for.
+        self.kept: Callable[[], bytes] | SnapshotFailed | None = None
+        self.task = 0  # the token of the op that works elsewhere with it
+        self.holder = ""  # that op, for messages
         self.line: dict[int, None] = {}  # tokens of the ops that wait, in order
         self.gate: object | None = None  # the running bootstrap that has the component
 
     def refuses(self, frame: Frame) -> bool:
         """Whether an op of this execution has to wait."""
-        return self.busy or (self.gate is not None and self.gate is not frame.bootstrap)
+        if self.busy or self.lent or (self.gate is not None and self.gate is not frame.bootstrap):
+            return True
+        for cell in self.uses:  # noqa: SIM110 - most have none, and `any` costs more
+            if cell.busy or cell.lent:
+                return True
+        return False
+
+    def held_by(self) -> str:
+        """Who lets ops wait, for messages."""
+        for cell in (self, *self.uses):
+            if cell.busy or cell.lent:
+                return cell.holder
+        return str(self.gate)
+
+    def take(self, token: int, holder: str, *, is_task: bool, moves: bool) -> None:
+        """An op works elsewhere from now on; `moves`: it may change what `serialize` gives."""
+        self.busy = True
+        for cell in (self, *self.uses) if is_task else (self,):
+            cell.lent = cell is not self
+            cell.task, cell.holder, cell.moves = token, holder, moves
+
+    def give_back(self, *, is_task: bool) -> list[ComponentCell]:
+        """The op is done; returns the components for which somebody may have waited."""
+        freed = (self, *self.uses) if is_task else (self,)
+        for cell in freed:
+            cell.busy = cell.lent = cell.moves = False
+            cell.task, cell.holder, cell.kept = 0, "", None
+        return list(dict.fromkeys([*freed, *(user for cell in freed for user in cell.used_by)]))
+
+    def keep_states(self) -> None:
+        """Before a thread may change it: what a snapshot that is taken meanwhile will hold."""
+        for cell in (self, *self.uses):
+            try:
+                cell.kept = cell._asked(cell.component.freeze)
+            except SnapshotFailed as error:
+                cell.kept = error  # of no concern unless somebody takes a snapshot
+
+    def keep(self, data: bytes) -> None:
+        """Its state of before an op that a restored node hands out again."""
+        self.kept = lambda: data
+
+    def state(self, done: Container[int]) -> bytes:
+        """The component's state as of no op that is under way; raises SnapshotFailed.
+
+        `done`: tokens of tasks that have returned.
+        """
+        if self.task in done:
+            return self.serialize()
+        if isinstance(self.kept, SnapshotFailed):
+            raise self.kept
+        if self.kept is not None:
+            return self._checked(self._asked(self.kept))
+        if self.moves:
+            raise NodeBusy(
+                f"slot {self.slot!r} is held by {self.holder}; take the snapshot when it is done, "
+                "or install with snapshots=True"
+            )
+        return self.serialize()
+
+    def serialize(self) -> bytes:
+        """What the component says; raises SnapshotFailed."""
+        return self._checked(self._asked(self.component.serialize))
+
+    def _asked(self, method: Callable[[], Any]) -> Any:
+        try:
+            return method()
+        except Exception as error:  # the boundary to a component's author
+            kind, text = describe(error)
+            raise SnapshotFailed(f"slot {self.slot!r} can't be saved: {kind}: {text}") from error
+
+    def _checked(self, data: Any) -> bytes:
+        if not isinstance(data, bytes):
+            raise SnapshotFailed(
+                f"slot {self.slot!r} can't be saved: {self.binding.type_name}.serialize() gave "
+                f"{type(data).__name__}; return bytes"
+            )
+        return data
 
     def __repr__(self) -> str:
         return f"ComponentCell({self.slot!r}, {type(self.component).__name__})"

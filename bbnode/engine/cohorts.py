@@ -12,14 +12,24 @@ from typing import TYPE_CHECKING, Any
 from bbnode.engine.errors import InvalidOperand, QuorumNotReached
 from bbnode.engine.frame import Frame, Op
 from bbnode.engine.parking import Why
-from bbnode.engine.requests import Cohort, CohortState, RequestsTable, Verdict, needed_answers
+from bbnode.engine.requests import (
+    Cohort,
+    CohortState,
+    RequestsTable,
+    Verdict,
+    load_cohort,
+    needed_answers,
+    save_cohort,
+)
 from bbnode.engine.scheduler import Timer, TimerKind
+from bbnode.ir.address import parse_site_suffix
 from bbnode.ir.envelope import CorrelationKind, SlotFill
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
 
 if TYPE_CHECKING:
     from bbnode.engine.runtime import Runtime
+    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 
 class Cohorts:
@@ -74,6 +84,8 @@ class Cohorts:
                 wire_req_id,
                 max(deadline_ns - rt.now_ns, 1),
             )
+        if rt.tracer is not None:
+            rt.tracer.sent(frame, op, asked, CorrelationKind.REQUEST, wire_req_id, fill.dest_suffix)
         self._next_request += 1
         request = self._next_request
         rt.telemetry(
@@ -99,6 +111,7 @@ class Cohorts:
             opened_ns=rt.now_ns,
             deadline_ns=deadline_ns,
             site=site,
+            edge=parse_site_suffix(fill.dest_suffix) or 0,
         )
         if frame.cohorts is None:
             frame.cohorts = {}
@@ -179,6 +192,27 @@ class Cohorts:
             self._forget(wire_req_id)
             self._closed.pop(wire_req_id, None)
             self._waiters.pop(wire_req_id, None)
+
+    def state(self, names: SavedNames) -> Any:
+        """For a snapshot: the table, and how its requests hang together with executions."""
+        return [
+            self.table.state(names),
+            [[wire, names.frame(frame)] for wire, frame in self._frames.items()],
+            [[wire, names.timer(timer)] for wire, timer in self._timers.items()],
+            [[wire, token] for wire, token in self._waiters.items()],
+            [save_cohort(cohort, names) for cohort in self._closed.values()],
+            self._next_request,
+        ]
+
+    def load(self, plain: Any, names: LoadedNames) -> None:
+        """Take up what `state` gave."""
+        table, frames, timers, waiters, closed, self._next_request = plain
+        self.table.load(table, names)
+        self._frames = {wire: names.frame(execution) for wire, execution in frames}
+        armed = ((wire, names.timer(order)) for wire, order in timers)
+        self._timers = {wire: timer for wire, timer in armed if timer is not None}
+        self._waiters = dict(waiters)
+        self._closed = {c.wire_req_id: c for c in (load_cohort(row, names) for row in closed)}
 
     def _forget(self, wire_req_id: int) -> None:
         self._frames.pop(wire_req_id, None)

@@ -6,7 +6,7 @@ Rule: one method per event class and one branch per timer kind; nothing here rai
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
@@ -17,6 +17,9 @@ from bbnode.engine.program import Program
 from bbnode.engine.runtime import Runtime
 from bbnode.engine.scheduler import TimerKind
 from bbnode.ir.values import TRIGGER, EventKind, Timestamp, Value
+
+if TYPE_CHECKING:
+    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 
 class Dispatch:
@@ -43,16 +46,25 @@ class Dispatch:
             ev.BootstrapAsked: bootstraps.take,
         }
 
+    def state(self, names: SavedNames) -> Any:
+        """For a snapshot: what the first poll fired and has not ended yet."""
+        return None if self._booting is None else [names.frame(frame) for frame in self._booting]
+
+    def load(self, plain: Any, names: LoadedNames) -> None:
+        """Take up what `state` gave."""
+        self._booting = None if plain is None else [names.frame(number) for number in plain]
+
     def _take_refused(self, event: ev.InboundRefused) -> None:
         self._rt.refuse(event.peer, -1, 0, event.size, event.kind, event.detail)
 
     def _take_invocation(self, event: ev.Invocation) -> None:
+        rt = self._rt
         target = self._program.by_name[event.target]
         plan = target.invoke if event.event is None else target.events[event.event]
-        frame = self._rt.start(plan, event.execution)
+        frame = rt.start(plan, event.execution)
         if frame is None:
             event.charge.release()
-            self._rt.steps.append(
+            rt.steps.append(
                 steps.ExecutionFinished(
                     execution=event.execution, target=target.name, ok=False, failures=1
                 )
@@ -60,9 +72,10 @@ class Dispatch:
             return
         frame.charges = [event.charge]
         frame.report = True
-        for name, index in zip(plan.seed_names, plan.seeds, strict=True):
-            frame.values[index] = event.inputs[name]
-        self._rt.launch(frame)
+        values, inputs = frame.values, event.inputs
+        for name, index in zip(plan.seed_names, plan.seeds):  # noqa: B905 - made as pairs
+            values[index] = inputs[name]
+        rt.launch(frame)
 
     def _take_connected(self, event: ev.PeerConnected) -> None:
         self._rt.show(self._rt.neighbours.connected(event.peer, event.classes, event.addresses))
@@ -73,7 +86,8 @@ class Dispatch:
     def _take_send_failed(self, event: ev.SendFailed) -> None:
         rt = self._rt
         rt.counts["send.failed"] += 1
-        rt.show(rt.neighbours.failed(event.peer, event.reason, rt.now_ns))
+        if event.blames_peer:
+            rt.show(rt.neighbours.failed(event.peer, event.reason, rt.now_ns))
 
     def _take_lifecycle(self, event: ev.Lifecycle) -> None:
         for source in self._program.sources:
@@ -132,6 +146,10 @@ class Dispatch:
             rt.cohorts.deadline(key)
         elif kind is TimerKind.BOOTSTRAP_TURN:
             self._bootstraps.turn_is_over(key)
+        elif kind is TimerKind.COMPONENT_TIMER:
+            rt.control.timer_is_due(key)
+        elif kind is TimerKind.CALL_DEADLINE:
+            rt.control.call_is_late(key)
         else:
             self._tick(key, when_ns)
 

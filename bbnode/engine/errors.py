@@ -71,7 +71,7 @@ class RoleMismatch(InstallError):
 
 
 class UnknownSlot(InstallError):
-    """The config has settings for a slot that no installed target has."""
+    """No installed target has a slot of this name."""
 
 
 class UnboundDependency(InstallError):
@@ -231,12 +231,48 @@ class SnapshotRefused(DeploymentError):
     """A snapshot is torn, changed, newer, or does not fit what is installed."""
 
 
-class NodeBusy(ComponentError):
-    """A component works in another thread now, so that its state can't be read."""
+class RecordRefused(DeploymentError):
+    """A record of a node is malformed, newer, or does not fit the artifact."""
+
+
+class SnapshotFailed(ComponentError):
+    """A component, or a value of a program, can't be put into a snapshot."""
+
+
+class NodeBusy(SnapshotFailed):
+    """A component works in another thread now, and its state of before was not kept."""
+
+
+class SavedFailure(OpError):
+    """An error that waited in a snapshot; shown as what it was then."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        self.kind = kind
+        self.detail = detail
+        super().__init__(f"{kind}: {detail}")
 
 
 class ReservedName(InvalidArtifact, AuthorError):
     """A program uses a name that belongs to the framework."""
+
+
+# What a user or the host does to the process, not what a component did: it goes through.
+STOPS = (KeyboardInterrupt, SystemExit)
+
+
+def describe(error: BaseException) -> tuple[str, str]:
+    """Kind and text of what an op raised; an error that can't even be printed has a text too."""
+    if isinstance(error, SavedFailure):
+        return error.kind, error.detail
+    try:
+        text = str(error)
+    except STOPS:
+        raise
+    except BaseException:  # noqa: BLE001 - `__str__` is code of a component's author
+        text = "(its text can't be made)"
+    if isinstance(error, BbnodeError):
+        return type(error).__name__, text
+    return UnexpectedException.__name__, f"{type(error).__name__}: {text}"
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

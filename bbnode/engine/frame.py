@@ -8,7 +8,7 @@ scratch: outputs that nobody reads are written there.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from bbnode.ir.peer import PeerId
@@ -16,7 +16,9 @@ from bbnode.ir.values import Value
 
 if TYPE_CHECKING:
     from bbnode.engine.ingress import Charge
+    from bbnode.engine.parking import Parked
     from bbnode.engine.runtime import Runtime
+    from bbnode.engine.steps import RunTask
 
 
 class _Marker(enum.Enum):
@@ -35,20 +37,41 @@ class Op:
 
     `fire(frame)` returns the op's output: one value, or a sequence with one per element of
     `outs` where that is not None; or PARKED. `consumers` lose one pending count each when
-    it has fired.
+    it has fired. `EntryPlan.complete` fills in what the loop reads instead: `alone`, the op as
+    a batch of one; `wakes`, all consumers where each waits for this op and nothing else (so
+    that nothing is to be counted), else None; and `out`, None where `outs` is not.
     """
 
-    __slots__ = ("consumers", "deadline_ns", "fire", "index", "name", "op_type", "out", "outs")
+    __slots__ = (
+        "alone",
+        "consumers",
+        "deadline_ns",
+        "finish",
+        "fire",
+        "hand_out",
+        "index",
+        "name",
+        "op_type",
+        "out",
+        "outs",
+        "wakes",
+    )
 
     def __init__(self, index: int, name: str, op_type: str, deadline_ns: int) -> None:
         self.index = index
         self.name = name
         self.op_type = op_type
         self.deadline_ns = deadline_ns  # 0: none of its own
-        self.out = SCRATCH
+        self.out: int | None = SCRATCH
         self.outs: tuple[int, ...] | None = None
         self.consumers: tuple[Op, ...] = ()
+        self.alone: tuple[Op, ...] = (self,)
+        self.wakes: tuple[Op, ...] | None = None
         self.fire: Callable[[Frame], Any] = _unbound
+        # Of ops that park: what makes outputs of that with which they are resumed, and the
+        # RunTask of one whose component works in a worker thread.
+        self.finish: Callable[[Frame, Any], Any] | None = None
+        self.hand_out: Callable[[Parked], RunTask] | None = None
 
     def __repr__(self) -> str:
         return f"Op({self.name}: {self.op_type})"
@@ -66,7 +89,18 @@ class EntryPlan:
     position; by name for inputs of a target) to value indices, where the slice reads them.
     """
 
-    __slots__ = ("initial", "name", "ops", "pending", "seed_names", "seeds", "target", "template")
+    __slots__ = (
+        "component",
+        "in_turn",
+        "initial",
+        "name",
+        "ops",
+        "pending",
+        "seed_names",
+        "seeds",
+        "target",
+        "template",
+    )
 
     def __init__(self, name: str, target: str) -> None:
         self.name = name
@@ -77,6 +111,23 @@ class EntryPlan:
         self.initial: tuple[Op, ...] = ()
         self.seeds: tuple[int, ...] = ()
         self.seed_names: tuple[str, ...] = ()
+        self.component: int | None = None  # of what comes for a component: its number
+        self.in_turn = False  # one execution at a time (`turns`)
+
+    def complete(self, ops: Sequence[Op], waits: Mapping[int, int]) -> None:
+        """Take up the ops, consumers set, and how many ops each index waits for (0 if absent).
+
+        Rivals of one group (the relays of an Any) count as one: only one of them ever has a
+        result, so that what waits for nothing else is woken once even by them.
+        """
+        self.ops = tuple(ops)
+        self.pending = [waits.get(op.index, 0) for op in ops]
+        self.initial = tuple(op for op in ops if not waits.get(op.index))
+        for op in ops:
+            if op.outs is not None:
+                op.out = None
+            if all(waits.get(consumer.index) == 1 for consumer in op.consumers):
+                op.wakes = op.consumers
 
 
 class Frame:
@@ -148,8 +199,18 @@ class Frame:
         if self.units is not None and semaphore in self.units:
             self.units.remove(semaphore)
 
-    def remaining_ns(self, now_ns: int, static_ns: int) -> int:
-        """The time budget that goes with what is sent now; `static_ns` without a deadline."""
+    def one_way_id(self) -> int:
+        """The id under which this execution sends one-way."""
+        if not self.wire_out_id:
+            self.wire_out_id = self.rt.wire_ids.next_u64()
+        return self.wire_out_id
+
+    def remaining_ns(self, now_ns: int, static_ns: int, site: int) -> int:
+        """The time budget that goes with what is sent to a site now; 0 is none.
+
+        What is left of the deadline that came in, else `static_ns` of the op, else what the site
+        should need by the round trips that were measured.
+        """
         if self.deadline_ns is None:
-            return static_ns
+            return static_ns or self.rt.round_trips.estimate_ns(site)
         return max(self.deadline_ns - now_ns, 1)  # 0 on the wire would mean "none"

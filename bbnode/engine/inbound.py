@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sized
 from typing import TYPE_CHECKING
 
 from bbnode.components.contracts import Backend
+from bbnode.engine.errors import STOPS, describe
 from bbnode.engine.ingress import InboundBytes
 from bbnode.engine.requests import Verdict
 from bbnode.engine.sites import RecvSite, ResponseSite, accepts
 from bbnode.ir import codec, types
 from bbnode.ir.envelope import (
-    MAX_ENVELOPE_BYTES,
     CorrelationKind,
     SlotFill,
     WireEnvelope,
-    decode_envelope,
 )
+from bbnode.ir.envelope_reader import decode_envelope
 from bbnode.ir.errors import BbnodeError, DecodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeKind, TypeNode
@@ -56,9 +56,8 @@ class Inbound:
         rt = self._rt
         limits = rt.limits
         try:
-            envelope = decode_envelope(
-                event.data, max_bytes=limits.envelope_bytes or MAX_ENVELOPE_BYTES
-            )
+            # Its size was looked at before it was let in.
+            envelope = decode_envelope(event.data, max_bytes=len(event.data))
             _check_count(envelope.fills, limits.envelope_fills, "fills")
             _check_count(envelope.src_peer_addresses, limits.sender_addresses, "claimed addresses")
             cap = limits.sender_address_bytes
@@ -94,6 +93,8 @@ class Inbound:
         fill = envelope.fills[index]
         site = self._sites.get(fill.dest_suffix)
         if site is None:
+            if self._rt.control.receive(event, envelope, index):
+                return
             self._refuse(
                 event.peer,
                 index,
@@ -210,6 +211,8 @@ class Inbound:
                 frame.charges = []
             frame.charges.append(event.charge.hold())
         rt.show(rt.neighbours.succeeded(event.peer))
+        rt.round_trips.sample(cohort.edge, rt.now_ns - cohort.opened_ns)
+        rt.round_trips.learn(envelope.edge_rtt_reports)
         rt.cohorts.answer(wire_req_id, event.peer, value)
 
     # -- payloads ----------------------------------------------------------------------------
@@ -243,8 +246,10 @@ class Inbound:
             return backend.materialize_from_wire(node, memoryview(fill.payload))
         except (DecodeError, MemoryError):
             raise
-        except Exception as error:
-            raise _MaterializeFailed(f"{backend.TYPE_NAME}: {error}") from error
+        except STOPS:
+            raise
+        except BaseException as error:
+            raise _MaterializeFailed(f"{backend.TYPE_NAME}: {describe(error)[1]}") from error
 
     def _refuse(self, peer: PeerId, index: int, fill: SlotFill, kind: str, detail: str) -> None:
         self._rt.refuse(peer, index, fill.type_hash, fill.payload_size, kind, detail)

@@ -7,7 +7,13 @@ are two messages, and a retransmission of one message is one, whatever it carrie
 
 from __future__ import annotations
 
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
 from bbnode.ir.peer import PeerId
+
+if TYPE_CHECKING:
+    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 DEFAULT_WINDOW = 8192
 
@@ -19,8 +25,9 @@ class InboundDedup:
 
     def __init__(self, window: int = DEFAULT_WINDOW) -> None:
         self._window = window
-        # A dict keeps insertion order, and forgets its first key in O(1) amortised.
-        self._seen: dict[DedupKey, None] = {}
+        # A dict would keep the order as well, but walks over all holes to find its first key.
+        self._order: deque[DedupKey] = deque()
+        self._seen: set[DedupKey] = set()
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -30,7 +37,17 @@ class InboundDedup:
         key = (source, wire_req_id, site)
         if key in self._seen:
             return True
-        self._seen[key] = None
-        if len(self._seen) > self._window:
-            del self._seen[next(iter(self._seen))]
+        self._seen.add(key)
+        self._order.append(key)
+        if len(self._order) > self._window:
+            self._seen.discard(self._order.popleft())
         return False
+
+    def state(self, names: SavedNames) -> Any:
+        """For a snapshot: the window, oldest first."""
+        return [[names.peer(peer), wire_req_id, site] for peer, wire_req_id, site in self._order]
+
+    def load(self, plain: Any, names: LoadedNames) -> None:
+        """Take up what `state` gave."""
+        self._order = deque((names.peer(p), wire_req_id, site) for p, wire_req_id, site in plain)
+        self._seen = set(self._order)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -70,6 +70,12 @@ class ByteBudget:
             self._used += size
         return Charge(self, size)
 
+    def force(self, size: int) -> Charge:
+        """Take `size` bytes that were granted in an earlier life, whatever the limit is now."""
+        with self._lock:
+            self._used += size
+        return Charge(self, size)
+
     def give_back(self, size: int) -> None:
         """Release bytes; called by `Charge`."""
         with self._lock:
@@ -81,7 +87,7 @@ class InboundBytes:
     """One envelope of an authenticated peer."""
 
     peer: PeerId
-    data: bytes
+    data: bytes | memoryview
     observed: Multiaddr | None
     charge: Charge
 
@@ -110,6 +116,9 @@ class Invocation:
     charge: Charge
 
 
+make_invocation = maker(Invocation, "execution", "target", "event", "inputs", "charge")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerConnected:
     """The transport has a connection with a peer."""
@@ -129,10 +138,11 @@ class PeerDisconnected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendFailed:
-    """The transport could not send something to a peer."""
+    """The transport could not send something to a peer; `blames_peer`: it is the peer's fault."""
 
     peer: PeerId
     reason: str
+    blames_peer: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +199,20 @@ Event: TypeAlias = (
 )
 
 
+class Executions:
+    """Numbers of executions, each once; called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.last = 0
+
+    def __call__(self) -> int:
+        """The next number, from 1 on."""
+        with self._lock:
+            self.last += 1
+            return self.last
+
+
 class Ingress:
     """Events and completions that wait for a poll."""
 
@@ -201,6 +225,7 @@ class Ingress:
         self._completed: set[int] = set()  # tokens among them
         self._counts: Counter[str] = Counter()
         self._closed = False
+        self.deaf = False  # completions come by `refill` alone
         self._wake: Callable[[], None] | None = None
 
     def set_wake(self, wake: Callable[[], None] | None) -> None:
@@ -244,7 +269,7 @@ class Ingress:
     def push_completion(self, completed: Completed) -> None:
         """Queue a completion; a second one for the same token is dropped and counted."""
         with self._lock:
-            if completed.token in self._completed or self._closed:
+            if completed.token in self._completed or self._closed or self.deaf:
                 self._counts["completion.dropped"] += 1
                 return
             first = not self._events and not self._completions
@@ -275,3 +300,25 @@ class Ingress:
         """What was counted here."""
         with self._lock:
             return dict(self._counts)
+
+    def refill(self, events: Iterable[Event], completions: Iterable[Completed]) -> None:
+        """Replace what waits: after a restore, and in a replay, where the log says what came."""
+        with self._lock:
+            self._events = deque(events)
+            self._completions = deque(completions)
+            self._completed = {completed.token for completed in self._completions}
+
+    def completed(self) -> frozenset[int]:
+        """Tokens of the completions that wait."""
+        with self._lock:
+            return frozenset(self._completed)
+
+    def waiting(self) -> tuple[list[Event], list[Completed]]:
+        """Copies of what waits; it stays. `refill` is the other way round."""
+        with self._lock:
+            return list(self._events), list(self._completions)
+
+    def add_counts(self, counts: Mapping[str, int]) -> None:
+        """Go on counting from there."""
+        with self._lock:
+            self._counts.update(counts)

@@ -7,6 +7,7 @@ that others depend on first.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ from bbnode.engine.neighbours import Neighbours
 from bbnode.engine.node import Node
 from bbnode.engine.ops.graphs import GraphRunner
 from bbnode.engine.program import Program, plan_program
+from bbnode.engine.recording import Sink, head_of
 from bbnode.engine.runtime import Runtime
 from bbnode.ir import keys, protos
 from bbnode.ir.errors import BbnodeError
@@ -49,6 +51,9 @@ def install(
     limits: Limits | None = None,
     seed: int = 0,
     incarnation: int = 1,
+    trace: bool = False,
+    snapshots: bool = True,
+    record: Sink | None = None,
 ) -> Node:
     """A node that plays `targets` of a compiled model.
 
@@ -58,6 +63,11 @@ def install(
         config: settings per slot, over those that the artifact stores.
         seed: of what the program draws (RngU64).
         incarnation: grows with every start of this peer, so that ids differ between starts.
+        snapshots: save a component's state before each offloaded call that may change it, so
+            that `Node.snapshot` works at any time. Without it such a component is busy.
+        record: gets the record of the node's life, frame by frame (`bbnode.engine.recording`);
+            `bbnode replay` runs it again.
+        trace: polls tell every execution, op and fill (`Node.set_tracing` changes it later).
 
     Raises:
         NotCompiled, UnknownTarget, InvalidArtifact: of the artifact.
@@ -86,10 +96,28 @@ def install(
         limits=limits or Limits(),
         seed=seed,
         incarnation=incarnation,
+        saves_states=snapshots,
         stores=program.stores,
         subscribed=[s.argument for s in program.sources if s.kind == "EventSource"],
     )
-    return Node(program, rt)
+    rt.set_tracing(trace)
+    node = Node(program, rt)
+    if record is not None:
+        head = head_of(
+            program=program.digest,
+            model=model if isinstance(model, ModelProto) else None,
+            targets=[target.name for target in program.targets],
+            peer=peer_id,
+            addresses=[bytes(address.to_bytes()) for address in addresses],
+            config=config or {},
+            limits=dataclasses.asdict(rt.limits),
+            seed=seed,
+            incarnation=incarnation,
+            trace=trace,
+            snapshots=snapshots,
+        )
+        node.record(record, head)
+    return node
 
 
 def _classes(program: Program) -> dict[str, type[Component]]:
@@ -136,7 +164,28 @@ def _make_components(
         plan = plans[name]
         settings = build_config(cls, name, plan.config, config.get(name, {}))
         made[name] = _construct(plan, cls, settings, made)
-    return [ComponentCell(slot.name, slot.binding, made[slot.name]) for slot in program.slots]
+    cells = {s.name: ComponentCell(s.name, s.binding, made[s.name]) for s in program.slots}
+    _connect(cells)
+    return list(cells.values())
+
+
+def _connect(cells: Mapping[str, ComponentCell]) -> None:
+    """Tell every cell which others a thread of it may use; backends are free for all."""
+    used_by: dict[str, list[ComponentCell]] = {name: [] for name in cells}
+    for name, cell in cells.items():
+        found: dict[str, None] = {}
+        stack = list(cell.component.depends.values())
+        while stack:
+            slot = stack.pop()
+            if slot != name and slot not in found:
+                found[slot] = None
+                stack.extend(cells[slot].component.depends.values())
+        uses = [slot for slot in found if not isinstance(cells[slot].component, Backend)]
+        cell.uses = tuple(cells[slot] for slot in sorted(uses))
+        for slot in uses:
+            used_by[slot].append(cell)
+    for name, users in used_by.items():
+        cells[name].used_by = tuple(users)
 
 
 def _construct(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bbnode.engine.errors import did_you_mean
+from bbnode.ir.envelope import MAX_ENVELOPE_BYTES
 from bbnode.ir.errors import DeploymentError
 
 _KIB = 1024
@@ -51,7 +52,7 @@ class Limits:
     invoke_bytes: int | None = 10 * _MIB
     completion_bytes: int | None = 4 * _MIB
     failure_detail_bytes: int | None = 4 * _KIB
-    envelope_bytes: int | None = 16 * _MIB
+    envelope_bytes: int | None = MAX_ENVELOPE_BYTES  # as much as the ingress takes
     envelope_fills: int | None = 64
     sender_addresses: int | None = 8
     sender_address_bytes: int | None = 256

@@ -10,6 +10,7 @@ otherwise nobody would ever find out that it is back.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from multiaddr import Multiaddr
 
@@ -17,9 +18,23 @@ from bbnode.engine import steps
 from bbnode.engine.address_book import AddressBook
 from bbnode.engine.backoff_table import BackoffTable
 from bbnode.engine.errors import AddressBookFull, InvalidOperand
-from bbnode.engine.peer_governor import Change, Health, PeerGovernor
+from bbnode.engine.peer_governor import BlockReason, Change, Health, PeerGovernor
 from bbnode.engine.peers import ConnectedPeers, PeersSnapshot
 from bbnode.ir.peer import PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerStanding:
+    """What a node thinks of a peer at one moment; `retry_in_ns` 0: it may be tried now."""
+
+    connected: bool
+    classes: tuple[str, ...]
+    addresses: tuple[Multiaddr, ...]
+    health: Health
+    denied: BlockReason | None
+    failures: int
+    retry_in_ns: int
+    usable: bool
 
 
 class Neighbours:
@@ -84,6 +99,20 @@ class Neighbours:
             return True
         return self.backoff.should_retry(peer, now_ns)
 
+    def standing(self, peer: PeerId, now_ns: int) -> PeerStanding:
+        """Everything that decides whether a peer is used."""
+        failed = self.backoff.get(peer)
+        return PeerStanding(
+            connected=peer in self.peers,
+            classes=self.peers.classes_of(peer),
+            addresses=self.book.lookup(peer),
+            health=self.governor.health(peer),
+            denied=self.governor.check_inbound(peer),
+            failures=0 if failed is None else failed.attempts,
+            retry_in_ns=0 if failed is None else max(0, failed.next_retry_ns - now_ns),
+            usable=peer in self.peers and self.usable(peer, now_ns),
+        )
+
     def view(self, now_ns: int) -> PeersSnapshot:
         """What a component may know of other peers now."""
         return self.peers.snapshot(
@@ -92,11 +121,9 @@ class Neighbours:
 
     def unreachable(self, peer: PeerId) -> str | None:
         """Why nothing can be sent to a peer, or None."""
-        if peer == self.self_peer:
-            return None
         reason = self.governor.check_inbound(peer)
-        if reason is not None:
-            return reason.value
-        if peer in self.peers or self.book.lookup(peer):
-            return None
-        return "no address is known and it is not connected"
+        if reason is None:
+            if peer in self.peers or self.book.has_address(peer) or peer == self.self_peer:
+                return None
+            return "no address is known and it is not connected"
+        return None if peer == self.self_peer else reason.value

@@ -9,14 +9,14 @@ from any thread, but for those that say otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from multiaddr import Multiaddr
 
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
 from bbnode.engine.admission import adopt_event, adopt_inputs
-from bbnode.engine.bootstrap_targets import BootstrapInfo, BootstrapStatus, BootstrapTarget
+from bbnode.engine.bootstrap_targets import BootstrapTarget
 from bbnode.engine.bootstraps import Bootstraps
 from bbnode.engine.bus import FIRST_PROGRAM_KIND, MAX_KIND
 from bbnode.engine.dispatch import Dispatch
@@ -26,37 +26,32 @@ from bbnode.engine.errors import (
     IngressClosed,
     IngressFull,
     InvalidEventKind,
+    SnapshotRefused,
+    UnknownSlot,
+    did_you_mean,
 )
-from bbnode.engine.parking import Waiting, Why
+from bbnode.engine.node_clock import NodeClock
+from bbnode.engine.node_views import NodeViews
 from bbnode.engine.program import Program
+from bbnode.engine.recording import Recorder, Sink
 from bbnode.engine.runtime import Runtime
-from bbnode.engine.snapshot import restore_snapshot, take_snapshot
-from bbnode.ir.envelope import MAX_ENVELOPE_BYTES
+from bbnode.engine.snapshot.whole import NodeParts, restore_snapshot, take_snapshot
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutionInfo:
-    """One execution under way."""
-
-    execution: int
-    target: str
-    entry: str
-    started_ns: int
-    deadline_ns: int | None
-    source_peer: PeerId | None
-
-
-class Node:
+class Node(NodeViews):
     """Installed targets and their state. Made by `install`."""
 
     def __init__(self, program: Program, rt: Runtime) -> None:
         self._program = program
-        self._rt = rt
-        self._bootstraps = Bootstraps(rt, program.bootstraps)
+        super().__init__(rt, Bootstraps(rt, program.bootstraps), NodeClock(rt))
         self._dispatch = Dispatch(program, rt, self._bootstraps)
-        self._polled = False
+        # For snapshots, records and replays; nobody else's.
+        self.parts = NodeParts(
+            program=program, rt=rt, dispatch=self._dispatch, bootstraps=self._bootstraps
+        )
+        self._recorder: Recorder | None = None
 
     # -- who it is ---------------------------------------------------------------------------
 
@@ -75,6 +70,20 @@ class Node:
         """Classes that this node plays, in the order of its targets."""
         return tuple(dict.fromkeys(target.peer_class for target in self._program.targets))
 
+    def component(self, slot: str) -> Any:
+        """The component of a slot, to be looked at on the polling thread. Raises UnknownSlot.
+
+        What changes it belongs into the program: the engine keeps ops of one component apart.
+        """
+        for cell in self._rt.cells:
+            if cell.slot == slot:
+                return cell.component
+        known = [cell.slot for cell in self._rt.cells]
+        raise UnknownSlot(
+            f"this node has no slot {slot!r}{did_you_mean(slot, known)}; it has: "
+            f"{', '.join(known) or 'none'}"
+        )
+
     @property
     def incarnation(self) -> int:
         """Which life of this peer this is."""
@@ -87,7 +96,18 @@ class Node:
 
     def set_addresses(self, addresses: Sequence[Multiaddr]) -> None:
         """Replace this node's own addresses (on the polling thread)."""
+        self._note("set_addresses", [bytes(address.to_bytes()) for address in addresses])
         self._rt.neighbours.set_addresses(addresses)
+
+    @property
+    def tracing(self) -> bool:
+        """Whether polls tell every execution, op and fill."""
+        return self._rt.tracer is not None
+
+    def set_tracing(self, on: bool) -> None:
+        """Tell every execution, op and fill from the next poll on, or no more (polling thread)."""
+        self._note("set_tracing", on)
+        self._rt.set_tracing(on)
 
     def set_wake(self, wake: Callable[[], None] | None) -> None:
         """`wake` is called, from any thread, when something comes to an empty ingress."""
@@ -132,12 +152,15 @@ class Node:
         return {start.name: start.execution for start in asked.starts}
 
     def deliver_inbound(
-        self, peer: PeerId, data: bytes, observed_address: Multiaddr | None = None
+        self, peer: PeerId, data: bytes | memoryview, observed_address: Multiaddr | None = None
     ) -> None:
-        """One envelope of an authenticated peer; what is refused shows in steps or counters."""
+        """One envelope of an authenticated peer; what is refused shows in steps or counters.
+
+        A read-only view is kept as it is, and belongs to the node from now on.
+        """
         rt = self._rt
-        cap = rt.limits.envelope_bytes or MAX_ENVELOPE_BYTES
-        if len(data) > cap:
+        cap = rt.limits.envelope_bytes
+        if cap is not None and len(data) > cap:
             self._note_refused(
                 peer, len(data), "EnvelopeTooLarge", f"limit envelope_bytes is {cap}"
             )
@@ -147,7 +170,8 @@ class Node:
             left = f"{rt.ingress.budget.remaining} bytes are left (limit ingress_bytes)"
             self._note_refused(peer, len(data), "BudgetExceeded", left)
             return
-        if not rt.ingress.push(ev.make_inbound(peer, bytes(data), observed_address, charge)):
+        kept = data if isinstance(data, memoryview) and data.readonly else bytes(data)
+        if not rt.ingress.push(ev.make_inbound(peer, kept, observed_address, charge)):
             charge.release()
 
     def peer_connected(
@@ -163,9 +187,13 @@ class Node:
         """The last connection with a peer is gone."""
         self._rt.ingress.push(ev.PeerDisconnected(peer=peer, reason=reason), must=True)
 
-    def send_failed(self, peer: PeerId, reason: str) -> None:
-        """The transport could not send an envelope."""
-        self._rt.ingress.push(ev.SendFailed(peer=peer, reason=reason))
+    def send_failed(self, peer: PeerId, reason: str, *, blames_peer: bool = True) -> None:
+        """The transport could not send an envelope.
+
+        Backoff and governor hear of it only where it says something of the peer as it is now;
+        a peer that was restarted has a clean slate.
+        """
+        self._rt.ingress.push(ev.SendFailed(peer=peer, reason=reason, blames_peer=blames_peer))
 
     def fire_lifecycle(self, phase: int) -> None:
         """Fire what waits for a phase: Shutdown is 1, Snapshot 2, others are the program's."""
@@ -197,17 +225,21 @@ class Node:
 
     def block_peer(self, peer: PeerId) -> None:
         """Deny a peer in both directions (on the polling thread, as the two below)."""
+        self._note("block_peer", peer.to_bytes())
         self._rt.neighbours.governor.block(peer)
         self._rt.neighbours.peers.invalidate()
 
     def unblock_peer(self, peer: PeerId) -> None:
         """Deny a peer no more."""
+        self._note("unblock_peer", peer.to_bytes())
         self._rt.neighbours.governor.unblock(peer)
         self._rt.neighbours.peers.invalidate()
 
     def allow_only(self, peers: Iterable[PeerId] | None) -> None:
         """Deny everybody else; None lifts it."""
-        self._rt.neighbours.governor.allow_only(peers)
+        allowed = None if peers is None else sorted(peers)
+        self._note("allow_only", None if allowed is None else [p.to_bytes() for p in allowed])
+        self._rt.neighbours.governor.allow_only(allowed)
         self._rt.neighbours.peers.invalidate()
 
     # -- driving it --------------------------------------------------------------------------
@@ -215,12 +247,20 @@ class Node:
     def poll(self, now_ns: int) -> list[steps.Step]:
         """Do what can be done at `now_ns` (monotonic; a clock that goes back stands still)."""
         rt = self._rt
-        rt.now_ns = max(rt.now_ns, now_ns)
-        if not self._polled:
-            self._polled = True
+        self._clock.tell(now_ns)
+        if self._recorder is not None:
+            self._recorder.begin(now_ns)
+        if not rt.booted:
+            rt.booted = True
             self._dispatch.boot()
+        if self._clock.resumed is not None:
+            rt.suspensions.hand_out_again(same_life=self._clock.resumed)
+            self._clock.resumed = None
         take = self._dispatch.take
-        for event in rt.ingress.take_events():
+        events = rt.ingress.take_events()
+        if self._recorder is not None:
+            self._recorder.took(events)
+        for event in events:
             take[type(event)](event)
         self._bootstraps.advance()
         budget = rt.limits.cycle_ops
@@ -230,7 +270,10 @@ class Node:
         for timer in rt.scheduler.matured(rt.now_ns):
             self._dispatch.mature(timer.kind, timer.key, timer.when_ns)
         if rt.ingress.has_completions():
-            for completed in rt.ingress.take_completions():
+            completions = rt.ingress.take_completions()
+            if self._recorder is not None:
+                self._recorder.completed(completions)
+            for completed in completions:
                 rt.suspensions.complete(completed)
         if rt.ready:
             fired += rt.run(None if budget is None else budget - fired)
@@ -239,99 +282,56 @@ class Node:
         rt.outbound.flush()
         rt.counts["ops.fired"] += fired
         if rt.ready and budget is not None:
-            rt.steps.append(steps.CycleBudgetExceeded(budget=budget, remaining=len(rt.ready)))
+            rt.steps.append(steps.CycleBudgetExceeded(budget=budget, remaining=rt.ops_ready()))
         self._dispatch.check_booted()
         made, rt.steps = rt.steps, []
+        if self._recorder is not None:
+            self._recorder.end(made)
         return made
 
     def next_deadline(self) -> int | None:
         """When the next poll is due at the latest, absent new events; None: never."""
         rt = self._rt
-        if rt.ready or rt.bus or rt.ingress.pending() or not self._polled:
-            return rt.now_ns
-        return rt.scheduler.next_deadline()
+        if rt.ready or rt.bus or rt.ingress.pending() or not rt.booted or self._clock.must_poll:
+            return self._clock.host_ns(rt.now_ns)
+        due_ns = rt.scheduler.next_deadline()
+        return None if due_ns is None else self._clock.host_ns(due_ns)
 
-    # -- looking at it -----------------------------------------------------------------------
+    # -- snapshots ---------------------------------------------------------------------------
 
-    def counters(self) -> dict[str, int]:
-        """What was counted since the start, and a few gauges."""
-        rt = self._rt
-        return {
-            **rt.counts,
-            **rt.ingress.counters(),
-            **rt.stores.counters(),
-            "bus.waiting": len(rt.bus),
-            "ingress.bytes": rt.ingress.budget.used,
-            "executions.live": len(rt.frames),
-            "ops.parked": len(rt.parking),
-            "requests.open": len(rt.cohorts.table),
-            "timers": len(rt.scheduler),
-            "peers.connected": len(rt.neighbours.peers),
-            "peers.known": len(rt.neighbours.book),
-        }
+    def snapshot(self, now_ns: int | None = None) -> bytes:
+        """All state of the node, between two polls; `bbnode.engine.snapshot` says what it is.
 
-    def executions(self) -> list[ExecutionInfo]:
-        """Executions under way, oldest first."""
-        return [
-            ExecutionInfo(
-                execution=frame.execution,
-                target=frame.plan.target,
-                entry=frame.plan.name,
-                started_ns=frame.started_ns,
-                deadline_ns=frame.deadline_ns,
-                source_peer=frame.source_peer,
-            )
-            for frame in self._rt.frames.values()
-        ]
+        `now_ns`: the host's time, at which a node that takes it up goes on, with whatever time was
+        left to what waits. None: the time of the last poll.
 
-    def waiting(self) -> list[Waiting]:
-        """Whatever waits: what, for whom, until when and why."""
-        rt = self._rt
-        found = []
-        for parked in rt.parking.entries():
-            cohort = None
-            if parked.why is Why.RESPONSES:
-                cohort = rt.cohorts.waited_for(parked.token)
-            missing = ", ".join(str(p) for p in cohort.missing) if cohort else parked.whom
-            found.append(
-                Waiting(
-                    what=parked.op.name,
-                    why=parked.why.value + (" (given up)" if parked.abandoned else ""),
-                    whom=missing,
-                    execution=parked.frame.execution,
-                    target=parked.frame.plan.target,
-                    since_ns=parked.since_ns,
-                    until_ns=parked.until_ns,
-                )
-            )
-        return found + self._bootstraps.waiting()
-
-    def bootstrap_status(self, name: str | None = None) -> BootstrapStatus:
-        """How a bootstrap stands: of a Module, of a component (`slot:<slot>`), or all together.
-
-        Raises UnknownTarget.
+        Raises SnapshotFailed where a component or a value can't be saved (NodeBusy: not now).
         """
-        return self._bootstraps.status(name)
+        with self._clock.shown(now_ns):
+            return take_snapshot(self.parts)
 
-    def bootstraps(self) -> list[BootstrapInfo]:
-        """All bootstraps of this node, in the order in which `All` runs them."""
-        return self._bootstraps.infos()
+    def restore(self, data: bytes, now_ns: int | None = None, *, same_life: bool = False) -> None:
+        """Take up a snapshot, before anything else is done with the node.
 
-    def connected_peers(self, peer_class: str | None = None) -> Sequence[PeerId]:
-        """Peers that can be used now, in PeerId order; of one class if given."""
-        return self._rt.neighbours.view(self._rt.now_ns).connected(peer_class)
+        `now_ns`: the host's time at which the node's own goes on; None: that of the first poll.
+        `same_life`: no new incarnation, and connections are as they were.
 
-    def records(self, name: str | None = None) -> list[tuple[int, int, str, Value]]:
-        """What Record kept, oldest first: (time, execution, name, value)."""
-        return [row for row in self._rt.records if name is None or row[2] == name]
+        Raises SnapshotRefused; install the node anew then.
+        """
+        if self._rt.booted:
+            raise SnapshotRefused("the node has polled; restore right after install")
+        if self._recorder is not None:
+            self._recorder.restored(data, now_ns, same_life=same_life)
+        restore_snapshot(self.parts, data, same_life=same_life)
+        self._clock.resume(now_ns, same_life=same_life)
 
-    def snapshot(self) -> bytes:
-        """State of the node, between two polls. Raises NodeBusy while a component works."""
-        return take_snapshot(self._rt)
+    def record(self, sink: Sink, head: Mapping[str, Any]) -> None:
+        """For `install`: write down all that comes in from now on."""
+        self._recorder = Recorder(sink, self.parts, head)
 
-    def restore(self, data: bytes) -> None:
-        """Take up a snapshot, before the first poll. Raises SnapshotRefused."""
-        restore_snapshot(self._rt, data)
+    def _note(self, method: str, *arguments: Any) -> None:
+        if self._recorder is not None:
+            self._recorder.called(method, *arguments)
 
     # -- ingress events ----------------------------------------------------------------------
 
@@ -345,12 +345,8 @@ class Node:
                 f"{target}: {size} bytes of input and {ingress.budget.remaining} are left "
                 "(limit ingress_bytes); wait until executions have finished"
             )
-        execution = self._rt.next_execution()
-        queued = ingress.push(
-            ev.Invocation(
-                execution=execution, target=target, event=event, inputs=inputs, charge=charge
-            )
-        )
+        execution = self._rt.executions()
+        queued = ingress.push(ev.make_invocation(execution, target, event, inputs, charge))
         if queued:
             return execution
         charge.release()

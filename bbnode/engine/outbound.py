@@ -13,7 +13,7 @@ as a duplicate of itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from multiaddr import Multiaddr
 
@@ -37,6 +37,7 @@ from bbnode.ir.peer import PeerId
 
 if TYPE_CHECKING:
     from bbnode.engine.runtime import Runtime
+    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 # What an envelope holds besides payloads: own and destination addresses at their caps (8 x 256
 # bytes each), ids, and 64 suffixes of 11 bytes with their field heads; with room to spare.
@@ -69,7 +70,8 @@ class Outbound:
         self._source = b""
         self._max_fills = min(rt.limits.envelope_fills or MAX_FILLS, MAX_FILLS)
         cap = rt.limits.envelope_bytes
-        self._max_payload = None if cap is None else max(cap - ENVELOPE_OVERHEAD_BYTES, 0)
+        # Bytes of payload that fit into one envelope; None: any number.
+        self.max_payload = None if cap is None else max(cap - ENVELOPE_OVERHEAD_BYTES, 0)
 
     def reachable(self, frame: Frame, op: Op, peers: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """Those of `peers` that can be sent to; a PeerResolveFailed step for each other."""
@@ -95,9 +97,9 @@ class Outbound:
         Returns the size of the fill's payload in bytes.
         """
         size = fill.payload_size
-        if self._max_payload is not None and size > self._max_payload:
+        if self.max_payload is not None and size > self.max_payload:
             raise PayloadTooLarge(
-                f"{op.name}: a payload of {size} bytes; one envelope takes {self._max_payload} "
+                f"{op.name}: a payload of {size} bytes; one envelope takes {self.max_payload} "
                 "(limit envelope_bytes)"
             )
         limit = self._rt.limits.outbound
@@ -120,7 +122,10 @@ class Outbound:
     ) -> None:
         """Queue a fill for every peer that can be reached."""
         size = self.check(op, fill, len(peers))
-        for peer in self.reachable(frame, op, peers):
+        found = self.reachable(frame, op, peers)
+        if self._rt.tracer is not None:
+            self._rt.tracer.sent(frame, op, found, kind, wire_req_id, fill.dest_suffix)
+        for peer in found:
             self.queue(peer, fill, size, kind, wire_req_id, remaining_ns)
 
     def queue(
@@ -138,7 +143,7 @@ class Outbound:
         pack = packs[-1] if packs else None
         full = pack is not None and (
             len(pack.fills) >= self._max_fills
-            or (self._max_payload is not None and pack.size + size > self._max_payload)
+            or (self.max_payload is not None and pack.size + size > self.max_payload)
         )
         if pack is None or full:
             pack = _Pack()
@@ -150,6 +155,14 @@ class Outbound:
         if remaining_ns:
             pack.remaining_ns = min(pack.remaining_ns or remaining_ns, remaining_ns)
 
+    def state(self, names: SavedNames) -> Any:  # noqa: ARG002 - the convention of tables
+        """For a snapshot: how many were sent; between two polls nothing waits here."""
+        return self._tag
+
+    def load(self, plain: Any, names: LoadedNames) -> None:  # noqa: ARG002
+        """Take up what `state` gave."""
+        self._tag = plain
+
     def flush(self) -> None:
         """Turn everything that is queued into SendEnvelope steps."""
         if not self._packs:
@@ -159,9 +172,10 @@ class Outbound:
         source = self._source_part()
         for (peer, kind, wire_req_id), queued in packs.items():
             addresses, destination = rt.neighbours.book.routed(peer, _destination_part)
+            reports = rt.round_trips.reports() if kind is CorrelationKind.RESPONSE else ()
             for pack in queued:
                 parts = encode_between(
-                    destination, pack.fills, kind, wire_req_id, pack.remaining_ns, (), source
+                    destination, pack.fills, kind, wire_req_id, pack.remaining_ns, reports, source
                 )
                 if peer == rt.self_peer:
                     self._loop_back(parts)

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.frame import Frame, Op
 from bbnode.engine.scheduler import Timer
+from bbnode.ir.values import Value
+
+if TYPE_CHECKING:
+    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 # An op that may suspend and has no deadline of its own; the compiler's per-hop budget.
 DEFAULT_PARK_DEADLINE_NS = 30_000_000_000
@@ -45,8 +49,14 @@ class Parked:
     timer: Timer | None  # None: somebody else watches the time
     cell: ComponentCell | None = None
     line: dict[int, None] | None = None  # where its token stands and waits for its turn
-    finish: Any = None  # turns a component's result into the op's outputs
+    arguments: tuple[Value, ...] | None = None  # of a task, so that it can be handed out again
+    moves: bool = False  # a task that may change its component's state
     abandoned: bool = False
+
+    def take_hold(self) -> None:
+        """Take the component of an op that works elsewhere."""
+        if self.cell is not None and self.why in (Why.TASK, Why.COMPLETION):
+            self.cell.take(self.token, self.op.name, is_task=self.why is Why.TASK, moves=self.moves)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +103,6 @@ class ParkingTable:
         self._next_token = token + 1
         return token
 
-    @property
-    def position(self) -> int:
-        """The next token, for a snapshot."""
-        return self._next_token
-
-    def skip_to(self, position: int) -> None:
-        """Go on from a snapshot, so that a token of before is not met again."""
-        self._next_token = max(self._next_token, position)
-
     def add(self, parked: Parked) -> None:
         """Take up an op; it stays until `pop`."""
         self._by_token[parked.token] = parked
@@ -123,10 +124,60 @@ class ParkingTable:
     def abandon(self, parked: Parked) -> None:
         """Keep only the hold on the component; the execution does not wait any more."""
         parked.abandoned = True
-        parked.finish = None
         if parked.frame.parked is not None:
             parked.frame.parked.pop(parked.token, None)
 
     def entries(self) -> list[Parked]:
         """All entries, oldest first."""
         return list(self._by_token.values())
+
+    def state(self, names: SavedNames) -> Any:
+        """For a snapshot: all entries in order, and the next token."""
+        rows = [
+            [
+                p.token,
+                names.frame(p.frame),
+                p.op.index,
+                p.why.name,
+                p.whom,
+                p.since_ns,
+                p.until_ns,
+                names.timer(p.timer),
+                None if p.cell is None else names.cell(p.cell),
+                None if p.line is None else names.line(p.line),
+                None if p.arguments is None else [names.value(v) for v in p.arguments],
+                p.moves,
+                p.abandoned,
+            ]
+            for p in self._by_token.values()
+        ]
+        return [rows, self._next_token]
+
+    def load(self, plain: Any, names: LoadedNames) -> None:
+        """Take up what `state` gave; components come to be held as they were."""
+        rows, self._next_token = plain
+        for token, execution, op, why, whom, since, until, timer, cell, line, *rest in rows:
+            arguments, moves, abandoned = rest
+            frame = names.frame(execution)
+            parked = Parked(
+                token=token,
+                frame=frame,
+                op=frame.plan.ops[op],
+                why=Why[why],
+                whom=whom,
+                since_ns=since,
+                until_ns=until,
+                timer=names.timer(timer),
+                cell=None if cell is None else names.cell(cell),
+                line=None if line is None else names.line(line),
+                arguments=None if arguments is None else tuple(map(names.value, arguments)),
+                moves=moves,
+                abandoned=abandoned,
+            )
+            if abandoned:
+                self._by_token[token] = parked
+            else:
+                self.add(parked)
+            if parked.line is not None:
+                parked.line[token] = None
+            parked.take_hold()

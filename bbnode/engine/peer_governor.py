@@ -10,9 +10,13 @@ import enum
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from bbnode.engine.backoff_table import BackoffTable
 from bbnode.ir.peer import PeerId
+
+if TYPE_CHECKING:
+    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 DEFAULT_FAILURE_THRESHOLD = 5
 # As in the backoff table: forgetting the oldest only gives it the benefit of the doubt.
@@ -94,7 +98,8 @@ class PeerGovernor:
 
     def check_inbound(self, peer: PeerId) -> BlockReason | None:
         """Why nothing may come from a peer, or None."""
-        if peer in self._blocked:
+        # A PeerId is hashed in Python; most nodes block nobody.
+        if self._blocked and peer in self._blocked:
             return BlockReason.BLOCKLISTED
         if self._allowed is not None and peer not in self._allowed:
             return BlockReason.NOT_ALLOWLISTED
@@ -140,3 +145,20 @@ class PeerGovernor:
             _, forgotten = self._records.popitem(last=False)
             self._down -= forgotten.health is Health.DOWN
         return change
+
+    def state(self, names: SavedNames) -> Any:
+        """For a snapshot: health of all peers in order, and the lists."""
+        return [
+            [[names.peer(p), r.health.value, r.failures] for p, r in self._records.items()],
+            [names.peer(p) for p in sorted(self._blocked)],
+            None if self._allowed is None else [names.peer(p) for p in sorted(self._allowed)],
+        ]
+
+    def load(self, plain: Any, names: LoadedNames) -> None:
+        """Take up what `state` gave."""
+        records, blocked, allowed = plain
+        for peer, health, failures in records:
+            self._records[names.peer(peer)] = _Record(Health(health), failures)
+        self._down = sum(record.health is Health.DOWN for record in self._records.values())
+        self._blocked = {names.peer(peer) for peer in blocked}
+        self._allowed = None if allowed is None else frozenset(map(names.peer, allowed))

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from bbnode.ir.peer import PeerId
+
+if TYPE_CHECKING:
+    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +75,16 @@ class ConnectedPeers:
                 everyone, {name: tuple(peers) for name, peers in by_class.items()}
             )
         return self._snapshot
+
+    def state(self, names: SavedNames) -> Any:
+        """For a snapshot: who is connected, and as what."""
+        return [[names.peer(peer), list(classes)] for peer, classes in self._classes.items()]
+
+    def load(self, plain: Any, names: LoadedNames) -> None:
+        """Take up what `state` gave."""
+        self._classes = {names.peer(peer): tuple(classes) for peer, classes in plain}
+        self._snapshot = None
+
+    def everyone(self) -> tuple[PeerId, ...]:
+        """All connected peers, those that came first first."""
+        return tuple(self._classes)

@@ -18,11 +18,13 @@ from bbnode.engine.frame import MISSING, SCRATCH, EntryPlan, Op
 from bbnode.engine.ops import syscalls
 from bbnode.engine.ops.build import Fire, OpBuild, binder_of
 from bbnode.engine.ops.graphs import GraphSpec, bind_graph, function_spec, single_spec
+from bbnode.engine.ops.peer_lists import bind_peer_list_op, is_peer_list_op
 from bbnode.engine.ops.role import bind_role_op
 from bbnode.engine.recv_plan import recv_site
 from bbnode.engine.sites import RecvSite, ResponseSite
 from bbnode.engine.slices import Slice, is_entry
 from bbnode.engine.stores import SemaphoreSpec, StorePlan
+from bbnode.engine.turns import runs_in_turn
 from bbnode.ir import keys, protos
 from bbnode.ir.address import site_suffix
 from bbnode.ir.opset import lookup_op
@@ -109,9 +111,8 @@ class Planner:
         waits = _connect(flat, by_position, ready_values)
         ops += self._surfaces(flat, piece, indices, by_position, ready_values, waits, len(ops))
         template.append(MISSING)  # scratch
-        plan.ops = tuple(ops)
-        plan.pending = [waits.get(op.index, 0) for op in ops]
-        plan.initial = tuple(op for op in ops if not waits.get(op.index))
+        plan.in_turn = runs_in_turn(chosen)
+        plan.complete(ops, waits)
         return plan
 
     def _op_build(
@@ -165,6 +166,8 @@ class Planner:
         if binder is not None:
             return binder(build)
         if protos.is_onnx_domain(flat.domain):
+            if is_peer_list_op(build):
+                return bind_peer_list_op(build)
             _, cell_at = build.slot()
             return bind_graph(build, self.single_op(build), cell_at)
         if flat.domain == keys.BACKEND_SUBGRAPH_DOMAIN:

@@ -7,12 +7,14 @@ and graphs are integers, sites are the bytes that arrive on the wire.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from onnx import FunctionProto, ModelProto, TensorProto
+from onnx import FunctionProto, ModelProto
 
+from bbnode.components.registry import UnknownComponentType, component_class
 from bbnode.engine.bindings import SlotPlan, find_bindings
 from bbnode.engine.bootstrap_planning import plan_bootstraps
 from bbnode.engine.bootstrap_targets import BootstrapPlan
@@ -25,6 +27,7 @@ from bbnode.engine.sites import RecvSite, ResponseSite
 from bbnode.engine.slices import INVOKE, cut_slices
 from bbnode.engine.stores import StorePlan
 from bbnode.ir import keys, protos
+from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.types import TypeNode
 
 
@@ -74,6 +77,7 @@ class Program:
     methods: tuple[MethodUse, ...]
     unsupported: tuple[str, ...]
     unreachable: tuple[str, ...]
+    digest: bytes
     by_name: dict[str, TargetPlan] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -94,7 +98,10 @@ def plan_program(model: ModelProto, targets: Sequence[str]) -> Program:
 
     Raises NotCompiled, UnknownTarget, SlotBindingConflict, InvalidArtifact.
     """
-    check_text(model, "the model")
+    try:
+        check_bounds(model)
+    except OutOfBounds as error:
+        raise InvalidArtifact("the model", str(error)) from error
     version = protos.get_meta(model, keys.COMPILED_KEY)
     if version != keys.COMPILED_CURRENT_VERSION:
         raise NotCompiled(
@@ -112,6 +119,11 @@ def plan_program(model: ModelProto, targets: Sequence[str]) -> Program:
         elif protos.get_meta(function, keys.TARGET_KEY) != "true":
             library[protos.function_key(function)] = function
     slots = find_bindings(model, mains, library)
+    for slot in slots:
+        # A protocol's ops are known once the module of its component is imported. What is not
+        # installed here, `install` tells, all of it at once.
+        with contextlib.suppress(UnknownComponentType):
+            component_class(slot.binding.type_name)
     planner = Planner(graphs, [slot.name for slot in slots], _onnx_version(model))
     plans = [_plan_target(main, library, planner) for main in mains]
     classes = [
@@ -137,23 +149,19 @@ def plan_program(model: ModelProto, targets: Sequence[str]) -> Program:
         bootstraps=tuple(bootstraps),
         unsupported=tuple(planner.unsupported),
         unreachable=tuple(planner.unreachable),
+        digest=_digest(model, mains),
     )
 
 
-def check_text(message: Any, where: str) -> None:
-    """Raise InvalidArtifact when a text field of a protobuf is none.
+def _digest(model: ModelProto, mains: Sequence[FunctionProto]) -> bytes:
+    """What snapshots and records are checked against: the artifact, and the targets of it.
 
-    protobuf hands out such a field as bytes, on which every later comparison would trip.
+    A sealed model says its own digest; it was compared with it when the model was read.
     """
-    for descriptor, value in message.ListFields():
-        if descriptor.type == descriptor.TYPE_STRING:
-            texts = [value] if isinstance(value, str | bytes) else value
-            if not all(isinstance(text, str) for text in texts):
-                raise InvalidArtifact(where, f"field {descriptor.name!r} is no UTF-8 text")
-        elif descriptor.type == descriptor.TYPE_MESSAGE:
-            for child in [value] if hasattr(value, "ListFields") else value:
-                if not isinstance(child, TensorProto):
-                    check_text(child, where)
+    sealed = protos.get_meta(model, keys.SEAL_KEY)
+    whole = sealed.encode() if sealed else model.SerializeToString(deterministic=True)
+    names = "".join(f"\0{main.name}" for main in mains)
+    return hashlib.sha256(whole + names.encode()).digest()
 
 
 def resolve_targets(model: ModelProto, targets: Sequence[str]) -> list[FunctionProto]:

@@ -10,9 +10,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import ResponseBatch, Value
+
+if TYPE_CHECKING:
+    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 # Ids of closed cohorts that are remembered, to tell a late answer from a made-up one.
 MAX_CLOSED_REMEMBERED = 4096
@@ -69,6 +73,7 @@ class Cohort:
     unresolved: tuple[PeerId, ...] = ()
     needed: int
     site: int  # where answers have to come to
+    edge: int = 0  # the site that was asked, whose round trips are measured; 0: no site
     opened_ns: int
     deadline_ns: int
     state: CohortState = CohortState.OPEN
@@ -94,6 +99,46 @@ class Cohort:
             responses=tuple((peer, self.answers[peer]) for peer in self.responded),
             missing=self.missing,
         )
+
+
+def save_cohort(cohort: Cohort, names: SavedNames) -> list[Any]:
+    """A cohort, for a snapshot."""
+    return [
+        cohort.wire_req_id,
+        cohort.request_id,
+        cohort.execution,
+        cohort.name,
+        [names.peer(peer) for peer in cohort.asked],
+        [names.peer(peer) for peer in cohort.unresolved],
+        cohort.needed,
+        cohort.site,
+        cohort.edge,
+        cohort.opened_ns,
+        cohort.deadline_ns,
+        cohort.state.value,
+        [[names.peer(peer), names.value(value)] for peer, value in cohort.answers.items()],
+    ]
+
+
+def load_cohort(plain: list[Any], names: LoadedNames) -> Cohort:
+    """What `save_cohort` gave."""
+    (wire, request, execution, name, asked, unresolved, needed, site, edge, *rest) = plain
+    opened_ns, deadline_ns, state, answers = rest
+    return Cohort(
+        wire_req_id=wire,
+        request_id=request,
+        execution=execution,
+        name=name,
+        asked=tuple(map(names.peer, asked)),
+        unresolved=tuple(map(names.peer, unresolved)),
+        needed=needed,
+        site=site,
+        edge=edge,
+        opened_ns=opened_ns,
+        deadline_ns=deadline_ns,
+        state=CohortState(state),
+        answers={names.peer(peer): names.value(value) for peer, value in answers},
+    )
 
 
 class RequestsTable:
@@ -163,6 +208,16 @@ class RequestsTable:
         if cohort is not None:
             self._move(cohort, Happening.EXECUTION_ENDED)
         return cohort
+
+    def state(self, names: SavedNames) -> Any:
+        """For a snapshot: open cohorts, and the ids of closed ones, both oldest first."""
+        return [[save_cohort(c, names) for c in self._open.values()], list(self._closed)]
+
+    def load(self, plain: Any, names: LoadedNames) -> None:
+        """Take up what `state` gave."""
+        cohorts, closed = plain
+        self._open = {c.wire_req_id: c for c in (load_cohort(row, names) for row in cohorts)}
+        self._closed = dict.fromkeys(closed)
 
     def _move(self, cohort: Cohort, happening: Happening) -> None:
         cohort.state = TRANSITIONS[cohort.state, happening]

@@ -6,7 +6,12 @@ doi:10.1145/2660193.2660195) over explicit state, so that a replay gives the sam
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from bbnode.ir.ids import fnv1a_64
+
+if TYPE_CHECKING:
+    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 _MASK = (1 << 64) - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # odd, 2^64 / golden ratio; the step of the paper
@@ -35,6 +40,14 @@ class SplitMix64:
         """The next number, in 0 .. 2^64-1."""
         self.position += 1
         return mix64((self._base + self.position * _GOLDEN_GAMMA) & _MASK)
+
+    def state(self, names: SavedNames) -> Any:  # noqa: ARG002 - the convention of tables
+        """For a snapshot: which stream it is, and how far it got."""
+        return [self._base, self.position]
+
+    def load(self, plain: Any, names: LoadedNames) -> None:  # noqa: ARG002
+        """Take up what `state` gave."""
+        self._base, self.position = plain
 
 
 def wire_ids(peer: bytes, incarnation: int) -> SplitMix64:

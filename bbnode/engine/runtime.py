@@ -7,39 +7,43 @@ OpFailed step, PARKED leaves the op to the table of waiting ops. Nothing leaves 
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bbnode.engine import steps
 from bbnode.engine.bus import Bus, BusKind
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.cohorts import Cohorts
+from bbnode.engine.control_plane import ControlPlane
 from bbnode.engine.errors import (
+    STOPS,
     FramesExceeded,
     GateDenied,
-    UnexpectedException,
+    describe,
 )
 from bbnode.engine.frame import PARKED, EntryPlan, Frame, Op, _Marker
 from bbnode.engine.inbound_dedup import InboundDedup
-from bbnode.engine.ingress import Ingress
+from bbnode.engine.ingress import Executions, Ingress
 from bbnode.engine.limits import Limits, cut_text
 from bbnode.engine.neighbours import Neighbours
 from bbnode.engine.ops.graphs import GraphRunner
 from bbnode.engine.outbound import Outbound
 from bbnode.engine.parking import ParkingTable
+from bbnode.engine.records import Records
 from bbnode.engine.rng import program_rng, wire_ids
+from bbnode.engine.round_trips import RoundTrips
 from bbnode.engine.scheduler import Scheduler
 from bbnode.engine.stores import StorePlan, Stores
 from bbnode.engine.suspensions import Suspensions
+from bbnode.engine.tracing import Tracer
+from bbnode.engine.turns import Turns
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
-from bbnode.ir.values import Value
 
-# What Record keeps: the newest of all names together.
-MAX_RECORDS = 1024
+if TYPE_CHECKING:
+    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 
 class Runtime:
@@ -54,6 +58,7 @@ class Runtime:
         limits: Limits,
         seed: int,
         incarnation: int,
+        saves_states: bool,
         stores: StorePlan,
         subscribed: Sequence[int],
     ) -> None:
@@ -64,12 +69,14 @@ class Runtime:
         self.limits = limits
         self.seed = seed
         self.now_ns = 0
+        self.booted = False  # polled once
         self.steps: list[steps.Step] = []
         self.counts: Counter[str] = Counter()
-        self.records: deque[tuple[int, int, str, Value]] = deque(maxlen=MAX_RECORDS)
         self.frames: dict[int, Frame] = {}
-        self.ready: deque[tuple[Frame, Op]] = deque()
+        # What can fire, oldest first: ops of one execution that became ready together.
+        self.ready: deque[tuple[Frame, tuple[Op, ...]]] = deque()
         self.ingress = Ingress(limits)
+        self.records = Records(self.ingress.budget, self.counts)
         self.stores = Stores(self.ingress.budget, stores)
         self.bus = Bus(limits.bus_events, subscribed, self.counts)
         self.scheduler = Scheduler()
@@ -78,10 +85,50 @@ class Runtime:
         self.suspensions = Suspensions(self)
         self.outbound = Outbound(self)
         self.cohorts = Cohorts(self)
+        self.round_trips = RoundTrips()
+        self.control = ControlPlane(self)
+        self.turns = Turns(self)
+        self.tracer: Tracer | None = None
+        self.run: Callable[[int | None], int] = self._run
         self._commands = 0
-        # Called from any thread: a C-level counter gives each number once.
-        self.next_execution: Callable[[], int] = itertools.count(1).__next__
+        # What numbers executions: of the host's calls, from any thread, and of what starts here.
+        self.executions = Executions()
+        self.next_execution: Callable[[], int] = self.executions
+        self.saves_states = saves_states
+        self.incarnation = incarnation
         self.set_incarnation(incarnation)
+
+    def state(self, names: SavedNames) -> Any:
+        """For a snapshot: time, ids, random numbers, counters and the frontier."""
+        return [
+            self.now_ns,
+            self.booted,
+            self.incarnation,
+            self.wire_ids.state(names),
+            self.rng.state(names),
+            self._commands,
+            self.executions.last,
+            sorted(self.counts.items()),
+            [[names.frame(frame), op.index] for frame, ops in self.ready for op in ops],
+        ]
+
+    def load(self, plain: Any, names: LoadedNames) -> None:
+        """Take up what `state` gave, frames being there."""
+        self.now_ns, self.booted, incarnation, wire_ids, rng, *rest = plain
+        self.incarnation = incarnation
+        self._commands, last, counts, ready = rest
+        self.wire_ids.load(wire_ids, names)
+        self.rng.load(rng, names)
+        self.executions.last = last
+        self.counts.update(dict(counts))
+        for execution, op in ready:
+            frame = names.frame(execution)
+            self.ready.append((frame, frame.plan.ops[op].alone))
+
+    def begin_life(self, incarnation: int) -> None:
+        """Go on as another incarnation: ids on the wire come from a stream of its own."""
+        self.incarnation = incarnation
+        self.wire_ids = wire_ids(self.self_peer.to_bytes(), incarnation)
 
     def set_incarnation(self, incarnation: int) -> None:
         """Start the streams of ids and random numbers of one life of the node."""
@@ -102,6 +149,8 @@ class Runtime:
         frame = Frame(self, plan, execution, self.now_ns)
         frame.from_bus = from_bus
         self.frames[execution] = frame
+        if plan.component is not None:
+            self.control.started(plan.component)
         return frame
 
     def fail_start(
@@ -113,13 +162,20 @@ class Runtime:
             self.bus.publish(BusKind.OP_FAILED)
 
     def launch(self, frame: Frame) -> None:
-        """Queue what can fire at once."""
+        """Queue what can fire at once, or the execution itself until it is its turn."""
         self.counts["executions"] += 1
+        if not frame.plan.in_turn or self.turns.take(frame):
+            self.begin(frame)
+
+    def begin(self, frame: Frame) -> None:
+        """Queue what can fire at once."""
+        if self.tracer is not None:
+            self.tracer.started(frame)
         initial = frame.plan.initial
-        frame.live = len(initial)
-        for op in initial:
-            self.ready.append((frame, op))
-        if not initial:
+        if initial:
+            frame.live = len(initial)
+            self.ready.append((frame, initial))
+        else:
             self.end(frame)
 
     def end(self, frame: Frame) -> None:
@@ -128,6 +184,8 @@ class Runtime:
             return
         frame.ended = True
         del self.frames[frame.execution]
+        if frame.plan.component is not None:
+            self.control.ended(frame.plan.component)
         if frame.parked:
             for token in list(frame.parked):
                 self.suspensions.give_up(token)
@@ -137,82 +195,134 @@ class Runtime:
             for charge in frame.charges:
                 charge.release()
         if frame.units and frame.failures:
-            for semaphore in frame.units:
-                self.counts["limit.reclaimed"] += 1
-                self.suspensions.give_unit(semaphore)
+            self.suspensions.reclaim(frame.units)
         # The queue may still name the frame; its values must not wait for that.
         frame.values = []
         frame.pending = []
+        if self.tracer is not None:
+            self.tracer.ended(frame)
         if frame.report:
             self.steps.append(
-                steps.ExecutionFinished(
-                    execution=frame.execution,
-                    target=frame.plan.target,
-                    ok=frame.failures == 0,
-                    failures=frame.failures,
+                steps.make_finished(
+                    frame.execution, frame.plan.target, frame.failures == 0, frame.failures
                 )
             )
+        if frame.plan.in_turn:
+            self.turns.give_back(frame)
 
     # -- the frontier ------------------------------------------------------------------------
 
-    def run(self, budget: int | None) -> int:
+    def set_tracing(self, on: bool) -> None:
+        """Choose the loop that fires ops."""
+        self.tracer = Tracer(self) if on else None
+        self.run = self.tracer.run if self.tracer is not None else self._run
+
+    def _run(self, budget: int | None) -> int:
         """Fire what is ready, at most `budget` ops; returns how many fired.
 
-        This loop is what every op pays for: it does nothing by name, and nothing twice.
+        This loop is what every op pays for: it does nothing by name, and nothing twice. The ops of
+        one entry share all that can be shared: until the last of them has fired, `frame.live`
+        still counts those that have, and not yet those that they woke, so that it can't come to 0
+        too early. An op that is alone in its entry and wakes one op, with nothing else in the
+        queue, is followed by that one at once: through the queue it would come to the same.
         """
         ready = self.ready
         pop = ready.popleft
         push = ready.append
-        for fired in range(sys.maxsize if budget is None else budget):
-            if not ready:
-                return fired
-            frame, op = pop()
+        parked = PARKED  # a local name is quicker than a global one
+        most = left = sys.maxsize if budget is None else budget
+        while ready:
+            frame, ops = pop()
             if frame.ended:
                 continue
-            try:
-                result = op.fire(frame)
-            except Exception as error:  # noqa: BLE001 - the boundary to components and programs
-                self.fail(frame, op, error)
-                continue
-            if result is PARKED:
-                continue
-            outs = op.outs
-            if outs is None:
-                frame.values[op.out] = result
-            else:
-                values = frame.values
-                for index, value in zip(outs, result, strict=False):
-                    values[index] = value
-            woken = -1
-            pending = frame.pending
-            for consumer in op.consumers:
-                index = consumer.index
-                left = pending[index] - 1
-                pending[index] = left
+            count = len(ops)
+            if count > left:
+                ready.appendleft((frame, ops[left:]))
                 if not left:
-                    push((frame, consumer))
-                    woken += 1
-            if woken:
-                frame.live += woken
+                    break
+                ops = ops[:left]
+                count = left
+            left -= count
+            values = frame.values
+            pending = frame.pending
+            gained = -count  # how `live` has to change: woken less fired
+            coming = iter(ops)
+            for op in coming:
+                while True:
+                    try:
+                        result = op.fire(frame)
+                    except STOPS:
+                        rest = tuple(coming)
+                        frame.live += gained + 1 + len(rest)  # this op stays under way for ever
+                        if rest:
+                            ready.appendleft((frame, rest))
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - the boundary to components
+                        gained += 1  # `fail` counts by itself
+                        self.fail(frame, op, error)
+                        if frame.execution not in self.frames:
+                            left += len(tuple(coming))  # it has ended: they will not fire
+                        break
+                    if result is parked:
+                        gained += 1  # it stays live, or `retire` has counted
+                        break
+                    out = op.out
+                    if out is not None:
+                        values[out] = result
+                    else:
+                        for index, value in zip(op.outs or (), result, strict=False):
+                            values[index] = value
+                    wakes = op.wakes
+                    if wakes:
+                        if count == 1 and left and not ready and len(wakes) == 1:
+                            left -= 1
+                            op = wakes[0]
+                            continue
+                        push((frame, wakes))
+                        gained += len(wakes)
+                    elif wakes is None:
+                        for consumer in op.consumers:
+                            index = consumer.index
+                            waits = pending[index] - 1
+                            pending[index] = waits
+                            if not waits:
+                                push((frame, consumer.alone))
+                                gained += 1
+                    break
+            if gained:
+                frame.live += gained
                 if not frame.live:
                     self.end(frame)
-        return budget or 0
+        return most - left
 
-    def emit(self, frame: Frame, op: Op, result: Any) -> None:
-        """What `run` does with a result, for an op that was parked."""
+    def emit(self, frame: Frame, op: Op, result: Any, started_ns: int | None = None) -> None:
+        """What `_run` does with a result, for an op that was parked (since `started_ns`)."""
         if frame.ended:
             return
-        if op.outs is None:
+        if self.tracer is not None:
+            self.tracer.completed(frame, op, started_ns)
+        if op.out is not None:
             frame.values[op.out] = result
         else:
-            for index, value in zip(op.outs, result, strict=False):
+            for index, value in zip(op.outs or (), result, strict=False):
                 frame.values[index] = value
-        for consumer in op.consumers:
-            frame.pending[consumer.index] -= 1
-            if not frame.pending[consumer.index]:
-                self.ready.append((frame, consumer))
-                frame.live += 1
+        if op.wakes is not None:
+            self._push(frame, op.wakes)
+        else:
+            for consumer in op.consumers:
+                frame.pending[consumer.index] -= 1
+                if not frame.pending[consumer.index]:
+                    self._push(frame, consumer.alone)
         self.retire(frame)
+
+    def _push(self, frame: Frame, ops: tuple[Op, ...]) -> None:
+        if ops:
+            self.ready.append((frame, ops))
+            frame.live += len(ops)
+
+    def ops_ready(self) -> int:
+        """How many ops wait in the queue."""
+        return sum(len(ops) for _, ops in self.ready)
 
     def retire(self, frame: Frame) -> Literal[_Marker.PARKED]:
         """An op of the frame is done without a result; returns what its `fire` returns."""
@@ -235,10 +345,7 @@ class Runtime:
             self.retire(frame)
 
     def _failed_step(self, execution: int, target: str, op: str, error: BaseException) -> None:
-        if isinstance(error, BbnodeError):
-            kind, detail = type(error).__name__, str(error)
-        else:
-            kind, detail = UnexpectedException.__name__, f"{type(error).__name__}: {error}"
+        kind, detail = describe(error)
         self.counts["ops.failed"] += 1
         self.steps.append(
             steps.OpFailed(
@@ -256,12 +363,6 @@ class Runtime:
         """Names a finished side effect."""
         self._commands += 1
         return self._commands
-
-    def one_way_id(self, frame: Frame) -> int:
-        """The id under which an execution sends one-way."""
-        if not frame.wire_out_id:
-            frame.wire_out_id = self.wire_ids.next_u64()
-        return frame.wire_out_id
 
     def publish(self, kind: BusKind, frame: Frame) -> None:
         """What went wrong in an execution, as an event; not if an event started it."""

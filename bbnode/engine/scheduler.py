@@ -10,6 +10,10 @@ from __future__ import annotations
 import enum
 import heapq
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 
 class TimerKind(enum.IntEnum):
@@ -20,6 +24,8 @@ class TimerKind(enum.IntEnum):
     REQUEST_DEADLINE = 3  # a cohort has to close; key: wire_req_id
     INTERVAL = 4  # the next tick; key: index of the entry
     BOOTSTRAP_TURN = 5  # a bootstrap waited too long for its turn; key: its number
+    COMPONENT_TIMER = 6  # a component set it; key: its number
+    CALL_DEADLINE = 7  # a component's request has no answer; key: wire_req_id
 
 
 @dataclass(slots=True, eq=False)
@@ -84,3 +90,17 @@ class Scheduler:
                 self._live -= 1
                 due.append(timer)
         return due
+
+    def state(self, names: SavedNames) -> Any:  # noqa: ARG002 - the convention of tables
+        """For a snapshot: timers that are armed, in no order that matters, and the count."""
+        live = sorted((entry for entry in self._heap if entry[2].live), key=lambda e: e[:2])
+        return [[t.when_ns, t.order, int(t.kind), t.key] for _, _, t in live], self._order
+
+    def load(self, plain: Any, names: LoadedNames) -> None:
+        """Take up what `state` gave."""
+        rows, self._order = plain
+        for when_ns, order, kind, key in rows:
+            timer = Timer(when_ns, order, TimerKind(kind), key)
+            self._heap.append((when_ns, order, timer))  # in order: a sorted list is a heap
+            names.add_timer(timer)
+        self._live = len(self._heap)

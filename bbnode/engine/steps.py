@@ -50,6 +50,9 @@ class AppEvent:
     execution: int
 
 
+make_app_event = maker(AppEvent, "target", "topic", "value", "execution")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpFailed:
     """An op failed, and nothing that depends on it will fire. `kind` is an error class name."""
@@ -69,6 +72,9 @@ class ExecutionFinished:
     target: str
     ok: bool
     failures: int
+
+
+make_finished = maker(ExecutionFinished, "execution", "target", "ok", "failures")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +153,70 @@ class Telemetry:
     attributes: Mapping[str, Any]
 
 
+# --- only while tracing -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionStarted:
+    """An execution began, of whatever origin.
+
+    `source_peer`, `wire_req_id` and `site` name the message that started it; None, 0 and 0
+    where none did.
+    """
+
+    execution: int
+    target: str
+    entry: str
+    at_ns: int
+    source_peer: PeerId | None
+    wire_req_id: int
+    site: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpCompleted:
+    """An op has fired with a result; one that failed has its OpFailed instead.
+
+    `started_ns` is before `ended_ns` where the op waited for something.
+    """
+
+    execution: int
+    target: str
+    op: str
+    op_type: str
+    started_ns: int
+    ended_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillSent:
+    """An op sent a fill: with `wire_req_id`, to the place `suffix` (multiaddr bytes) of `peer`.
+
+    `correlation` is NONE, REQUEST or RESPONSE.
+    """
+
+    execution: int
+    target: str
+    op: str
+    peer: PeerId
+    correlation: str
+    wire_req_id: int
+    suffix: bytes
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionEnded:
+    """An execution is over, of whatever origin."""
+
+    execution: int
+    target: str
+    entry: str
+    started_ns: int
+    ended_ns: int
+    failures: int
+
+
 Step: TypeAlias = (
     SendEnvelope
     | AppEvent
@@ -160,4 +230,8 @@ Step: TypeAlias = (
     | BootstrapComplete
     | CycleBudgetExceeded
     | Telemetry
+    | ExecutionStarted
+    | OpCompleted
+    | FillSent
+    | ExecutionEnded
 )

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bbnode.engine.errors import BudgetExceeded
 from bbnode.engine.ingress import ByteBudget, Charge
 from bbnode.ir.values import Composite, ResponseBatch, Value, size_of
+
+if TYPE_CHECKING:
+    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 # Values of one queue; as many as events on the bus. Whoever needs more has no consumer.
 MAX_QUEUED = 1024
@@ -55,6 +59,16 @@ class Kept:
     value: Value
     charge: Charge
 
+    def state(self, names: SavedNames) -> Any:
+        """For a snapshot."""
+        return [names.value(self.value), names.charge(self.charge)]
+
+    @classmethod
+    def loaded(cls, plain: Any, names: LoadedNames) -> Kept:
+        """What `state` gave."""
+        value, charge = plain
+        return cls(names.value(value), names.charge(charge))
+
 
 @dataclass(slots=True)
 class ValueQueue:
@@ -83,6 +97,23 @@ class Stores:
                 "(limit ingress_bytes)"
             )
         return Kept(detached(value), charge)
+
+    def state(self, names: SavedNames) -> Any:
+        """For a snapshot: units, values and held values. Lines are those of parked ops."""
+        return [
+            [semaphore.free for semaphore in self.semaphores],
+            [[kept.state(names) for kept in queue.values] for queue in self.queues],
+            [None if kept is None else kept.state(names) for kept in self.holds],
+        ]
+
+    def load(self, plain: Any, names: LoadedNames) -> None:
+        """Take up what `state` gave."""
+        free, queues, holds = plain
+        for semaphore, units in zip(self.semaphores, free, strict=True):
+            semaphore.free = units
+        for queue, rows in zip(self.queues, queues, strict=True):
+            queue.values = deque(Kept.loaded(row, names) for row in rows)
+        self.holds = [None if row is None else Kept.loaded(row, names) for row in holds]
 
     def counters(self) -> dict[str, int]:
         """Gauges for the host."""

@@ -6,15 +6,21 @@ execution ends. Whatever it held of a component is then given to the next in lin
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from bbnode.engine.cells import ComponentCell
-from bbnode.engine.errors import DeadlineExceeded, OversizePayload, PendingAsyncExceeded
+from bbnode.engine.errors import (
+    STOPS,
+    DeadlineExceeded,
+    OversizePayload,
+    PendingAsyncExceeded,
+)
 from bbnode.engine.frame import PARKED, Frame, Op, _Marker
 from bbnode.engine.ingress import Completed
 from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS, Parked, Why
 from bbnode.engine.scheduler import TimerKind
-from bbnode.ir.values import TRIGGER, size_of
+from bbnode.ir.values import TRIGGER, Value, size_of
 
 if TYPE_CHECKING:
     from bbnode.engine.runtime import Runtime
@@ -37,14 +43,14 @@ class Suspensions:
         token: int | None = None,
         cell: ComponentCell | None = None,
         line: dict[int, None] | None = None,
-        finish: Any = None,
+        arguments: tuple[Value, ...] | None = None,
+        moves: bool = False,
         timer_kind: TimerKind | None = TimerKind.PARKED_DEADLINE,
     ) -> Literal[_Marker.PARKED]:
         """Leave an op until `resume`, or until it is too late.
 
         A task or completion holds its component. `line` is where it waits for its turn.
-        `timer_kind` None: somebody else watches the
-        time. Raises PendingAsyncExceeded.
+        `timer_kind` None: somebody else watches the time. Raises PendingAsyncExceeded.
         """
         limit = self._rt.limits.pending_async
         if limit is not None and len(self._rt.parking) >= limit:
@@ -55,27 +61,70 @@ class Suspensions:
         timer = None
         if timer_kind is not None:
             timer = self._rt.scheduler.set(until_ns, timer_kind, token)
-        if cell is not None and why is not Why.COMPONENT:
-            cell.busy = True
-            cell.holder = op.name
-        self._rt.parking.add(
-            Parked(
-                token=token,
-                frame=frame,
-                op=op,
-                why=why,
-                whom=whom,
-                since_ns=self._rt.now_ns,
-                until_ns=until_ns,
-                timer=timer,
-                cell=cell,
-                line=line,
-                finish=finish,
-            )
+        parked = Parked(
+            token=token,
+            frame=frame,
+            op=op,
+            why=why,
+            whom=whom,
+            since_ns=self._rt.now_ns,
+            until_ns=until_ns,
+            timer=timer,
+            cell=cell,
+            line=line,
+            arguments=arguments,
+            moves=moves,
         )
+        self._rt.parking.add(parked)
+        parked.take_hold()
         if line is not None:
             line[token] = None
         return PARKED
+
+    def hand_out(
+        self,
+        frame: Frame,
+        op: Op,
+        cell: ComponentCell,
+        arguments: tuple[Value, ...],
+        *,
+        until_ns: int,
+        moves: bool,
+    ) -> Literal[_Marker.PARKED]:
+        """Let the host run an op in a worker thread; `moves`: it may change the component."""
+        token = self._rt.parking.new_token()
+        self.park(
+            frame,
+            op,
+            Why.TASK,
+            cell.slot,
+            until_ns=until_ns,
+            cell=cell,
+            arguments=arguments,
+            moves=moves,
+            token=token,
+        )
+        if moves and self._rt.saves_states:
+            cell.keep_states()
+        parked = self._rt.parking.get(token)
+        if parked is not None and op.hand_out is not None:
+            self._rt.steps.append(op.hand_out(parked))
+        return PARKED
+
+    def hand_out_again(self, *, same_life: bool) -> None:
+        """After a restore: every task that has not returned goes to a thread once more.
+
+        In a new life nobody waits for those that were given up: their components are free.
+        """
+        done = self._rt.ingress.completed()
+        for parked in self._rt.parking.entries():
+            if parked.why is not Why.TASK or parked.token in done:
+                continue
+            if parked.abandoned and not same_life:
+                self._rt.parking.pop(parked.token)
+                self._release(parked)
+            elif parked.op.hand_out is not None:
+                self._rt.steps.append(parked.op.hand_out(parked))
 
     def wait_for_component(
         self, cell: ComponentCell, frame: Frame, op: Op
@@ -85,7 +134,7 @@ class Suspensions:
             frame,
             op,
             Why.COMPONENT,
-            f"{cell.slot} (held by {cell.holder if cell.busy else cell.gate})",
+            f"{cell.slot} (held by {cell.held_by()})",
             until_ns=self._rt.now_ns + (op.deadline_ns or DEFAULT_PARK_DEADLINE_NS),
             cell=cell,
             line=cell.line,
@@ -96,6 +145,12 @@ class Suspensions:
         token = next(iter(line))
         del line[token]
         self.resume(token, result, None)
+
+    def reclaim(self, units: Iterable[int]) -> None:
+        """Give back what an execution held when it failed."""
+        for semaphore in units:
+            self._rt.counts["limit.reclaimed"] += 1
+            self.give_unit(semaphore)
 
     def give_unit(self, semaphore: int) -> None:
         """A unit of a semaphore is free: it goes to the first in line, or stays free."""
@@ -128,12 +183,14 @@ class Suspensions:
         try:
             if parked.why is Why.COMPLETION:
                 self._check_completion(parked, result)
-            if parked.finish is not None:
-                result = parked.finish(parked.frame, result)
-        except Exception as error:  # noqa: BLE001 - the boundary to what components hand over
+            if parked.op.finish is not None:
+                result = parked.op.finish(parked.frame, result)
+        except STOPS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the boundary to what components hand over
             self._rt.fail(parked.frame, parked.op, error)
         else:
-            self._rt.emit(parked.frame, parked.op, result)
+            self._rt.emit(parked.frame, parked.op, result, parked.since_ns)
 
     def _check_completion(self, parked: Parked, result: Any) -> None:
         # Results of tasks are not capped: they are the return value of the component's own
@@ -183,16 +240,15 @@ class Suspensions:
         cell = parked.cell
         if cell is None or parked.why is Why.COMPONENT:
             return
-        cell.busy = False
-        cell.holder = ""
-        self.serve(cell)
+        for freed in cell.give_back(is_task=parked.why is Why.TASK):
+            self.serve(freed)
 
     def serve(self, cell: ComponentCell) -> None:
         """Let those into a component that wait in line and may be let in now.
 
         A running bootstrap's ops pass those that wait for the bootstrap.
         """
-        while not cell.busy:
+        while True:
             token = next((t for t in cell.line if self._may_enter(t, cell)), None)
             if token is None:
                 return
@@ -211,7 +267,9 @@ class Suspensions:
     def _fire_waiting(self, frame: Frame, op: Op) -> None:
         try:
             result = op.fire(frame)
-        except Exception as error:  # noqa: BLE001 - as in `run`
+        except STOPS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - as in `run`
             self._rt.fail(frame, op, error)
             return
         if result is not PARKED:

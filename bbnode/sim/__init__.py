@@ -1,5 +1,8 @@
 """The simulator: many real nodes in one process, on virtual time, from one seed.
 
+`Network` is the simulator; `draw_faults`, `invariants` and `check` are for looking for faults
+in programs that run in it.
+
 Rule: nothing here reads a clock, sleeps or draws outside of the seed; the same program, calls
 and seed give the same trace. The nodes are those of `bbnode.engine`: only what lies between
 them is simulated.
@@ -12,16 +15,20 @@ from bbnode.sim.clock import Clock
 from bbnode.sim.errors import (
     InvalidClock,
     InvalidLink,
+    InvariantBroken,
     NameTaken,
     NodeIsDown,
     NotReached,
+    ScenarioFailed,
     SimError,
     TimeStandsStill,
     UnknownSimNode,
 )
+from bbnode.sim.faults import Crash, Cut, Faults, Save, draw_faults
 from bbnode.sim.link import MS, Link, S
 from bbnode.sim.network import Network
 from bbnode.sim.node import SimNode
+from bbnode.sim.scenario import check
 from bbnode.sim.trace import Trace
 
 __all__ = [
@@ -33,12 +40,20 @@ __all__ = [
     "SimNode",
     "Trace",
     "steps",
+    "Faults",
+    "Save",
+    "Crash",
+    "Cut",
+    "draw_faults",
+    "check",
     "SimError",
     "InvalidClock",
     "InvalidLink",
+    "InvariantBroken",
     "NameTaken",
     "NodeIsDown",
     "NotReached",
+    "ScenarioFailed",
     "TimeStandsStill",
     "UnknownSimNode",
 ]

@@ -35,3 +35,11 @@ class NotReached(SimError):
 
 class TimeStandsStill(SimError):
     """The network works for ever without virtual time going on."""
+
+
+class InvariantBroken(SimError):
+    """Something does not hold that has to hold in every run."""
+
+
+class ScenarioFailed(SimError):
+    """A scenario went wrong with one seed; the message says how to have it again."""

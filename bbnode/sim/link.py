@@ -81,23 +81,27 @@ class Wire:
 
     def arrivals(self, now_ns: int) -> list[int]:
         """When an envelope that is sent now arrives: never, once, or twice."""
+        # A fault that a link does not have costs no draw: links without faults are the rule.
         link = self.link
-        if self._happens(link.loss):
+        if link.loss and self._happens(link.loss):
             return []
-        copies = 2 if self._happens(link.duplication) else 1
-        return [self._arrival(now_ns) for _ in range(copies)]
+        if link.duplication and self._happens(link.duplication):
+            return [self._arrival(now_ns), self._arrival(now_ns)]
+        return [self._arrival(now_ns)]
 
     def _arrival(self, now_ns: int) -> int:
         link = self.link
-        at_ns = now_ns + link.latency_ns + self._up_to(link.jitter_ns)
-        if self._happens(link.reorder):
+        at_ns = now_ns + link.latency_ns
+        if link.jitter_ns:
+            at_ns += self._up_to(link.jitter_ns)
+        if link.reorder and self._happens(link.reorder):
             return at_ns + 1 + self._up_to(link.reorder_ns)
-        self._last_ns = max(self._last_ns, at_ns)
+        if at_ns > self._last_ns:
+            self._last_ns = at_ns
         return self._last_ns
 
     def _happens(self, probability: float) -> bool:
-        # A fault that a link does not have costs no draw: links without faults are the rule.
-        return probability > 0 and self._rng.next_u64() < int(probability * _TWO_64)
+        return self._rng.next_u64() < int(probability * _TWO_64)
 
     def _up_to(self, most: int) -> int:
-        return self._rng.next_u64() * (most + 1) >> 64 if most else 0
+        return self._rng.next_u64() * (most + 1) >> 64

@@ -20,11 +20,11 @@ from bbnode.engine import Limits, Node, Program, install, plan_program, steps
 from bbnode.engine.rng import mix64
 from bbnode.ir.ids import fnv1a_64
 from bbnode.ir.peer import PeerId
-from bbnode.sim.agenda import Agenda, Arrival, Call, Event, TaskDone, Wakeup
+from bbnode.sim.agenda import Agenda, Arrival, Call, TaskDone, Wakeup
 from bbnode.sim.clock import Clock
 from bbnode.sim.errors import NameTaken, NotReached, TimeStandsStill
-from bbnode.sim.link import Link, S, Wire
-from bbnode.sim.node import SimNode
+from bbnode.sim.link import Link, S
+from bbnode.sim.node import KEPT_STEPS, SimNode
 from bbnode.sim.topology import Topology
 from bbnode.sim.trace import Trace, checksum, describe
 
@@ -54,6 +54,7 @@ class Network(Topology):
         threads: bool = False,
         observe: Observer | None = None,
         trace: Trace | None = None,
+        kept_steps: int = KEPT_STEPS,
     ) -> None:
         """A network without nodes.
 
@@ -65,11 +66,13 @@ class Network(Topology):
                 the trace is the same.
             observe: called with the time, the node and each of its steps.
             trace: where to note what happens; a new one if not given.
+            kept_steps: steps that each node keeps to be looked at, the newest.
         """
         super().__init__(seed, link or Link(), Trace() if trace is None else trace)
         self._mesh = mesh
         self._threads = threads
         self._observe = observe
+        self._kept_steps = kept_steps
         self._agenda = Agenda()
         self._by_peer: dict[PeerId, SimNode] = {}
         self._programs: dict[tuple[int, tuple[str, ...]], tuple[ModelProto, Program]] = {}
@@ -125,6 +128,8 @@ class Network(Topology):
             peer_id=peer_id,
             clock=clock or Clock(),
             task_ns=task_ns,
+            kept_steps=self._kept_steps,
+            now_ns=lambda: self.now_ns,
             bring_up=bring_up,
         )
         others = list(self._nodes.values())
@@ -168,8 +173,8 @@ class Network(Topology):
 
     def run(self, until: int) -> None:
         """Let everything happen up to and at the time `until`, in nanoseconds."""
-        while (due := self._agenda.next_ns()) is not None and due <= until:
-            self._step()
+        while self._step(until):
+            pass
         self.now_ns = max(self.now_ns, until)
 
     def run_until(
@@ -182,11 +187,10 @@ class Network(Topology):
         """
         end_ns = self.now_ns + limit_ns
         while not condition():
-            due = self._agenda.next_ns()
-            if due is None or due > end_ns:
-                why = "nothing is left to happen" if due is None else f"{limit_ns} ns are over"
+            if not self._step(end_ns):
+                idle = self._agenda.next_ns() is None
+                why = "nothing is left to happen" if idle else f"{limit_ns} ns are over"
                 raise NotReached(f"{why}, and what was waited for is not there. {self._state()}")
-            self._step()
 
     def run_until_idle(self, *, limit_ns: int = DEFAULT_LIMIT_NS) -> None:
         """Run until nothing is left to happen.
@@ -195,13 +199,13 @@ class Network(Topology):
             NotReached: after `limit_ns` there still is; a program with an Interval never rests.
         """
         end_ns = self.now_ns + limit_ns
-        while (due := self._agenda.next_ns()) is not None:
-            if due > end_ns:
-                raise NotReached(
-                    f"after {limit_ns} ns the network is not idle; use run(until=…) for a program "
-                    f"that never rests. {self._state()}"
-                )
-            self._step()
+        while self._step(end_ns):
+            pass
+        if self._agenda.next_ns() is not None:
+            raise NotReached(
+                f"after {limit_ns} ns the network is not idle; use run(until=…) for a program "
+                f"that never rests. {self._state()}"
+            )
 
     def counters(self) -> dict[str, int]:
         """What was counted: polls, tasks, envelopes by what became of them."""
@@ -209,8 +213,12 @@ class Network(Topology):
 
     # -- events ------------------------------------------------------------------------------
 
-    def _step(self) -> None:
-        when_ns, event = self._agenda.take()
+    def _step(self, until_ns: int) -> bool:
+        """Let the next event happen; False when there is none up to `until_ns`."""
+        taken = self._agenda.take(until_ns)
+        if taken is None:
+            return False
+        when_ns, event = taken
         if when_ns > self.now_ns:
             self.now_ns = when_ns
             self._at_once = 0
@@ -220,67 +228,70 @@ class Network(Topology):
                 f"{MAX_EVENTS_AT_ONCE} events happened at {self.now_ns} ns; something sends to "
                 f"itself for ever: give links a latency, or let the program end. {self._state()}"
             )
-        self._happen(event)
+        # By class, most frequent first: this is what every envelope pays for.
+        if isinstance(event, Wakeup):
+            self._poll(event.node)
+        elif isinstance(event, Arrival):
+            self._arrive(event)
+        elif isinstance(event, Call):
+            event.action()
+        elif event.node.life == event.life:
+            self._run_task(event.node.node, event.task)
+        return True
 
-    def _happen(self, event: Event) -> None:
-        match event:
-            case Arrival(wire=wire, session=session, data=data):
-                self._arrive(wire, session, data)
-            case Wakeup(node=node):
-                self._poll(node)
-            case TaskDone(node=node, life=life, task=task):
-                if node.life == life:
-                    self._run_task(node.node, task)
-            case Call(action=action):
-                action()
-
-    def _arrive(self, wire: Wire, session: int, data: bytes) -> None:
-        target = wire.target
+    def _arrive(self, arrival: Arrival) -> None:
+        wire, session, data, checksum = arrival
         if not wire.up or wire.session != session:
             self._counts["envelopes.lost_with_connection"] += 1
             return
         self._counts["envelopes.delivered"] += 1
-        self.trace.note(self.now_ns, target.name, f"receive {wire.source.name} {checksum([data])}")
-        target.node.deliver_inbound(wire.source.peer_id, data, wire.source.address)
+        source, target = wire.source, wire.target
+        self.trace.note(self.now_ns, target.name, f"receive {source.name} {checksum}")
+        target.node.deliver_inbound(source.peer_id, data, source.address)
 
     def _poll(self, node: SimNode) -> None:
         node.wake_ns = None
         self._counts["polls"] += 1
         engine, life = node.node, node.life
         for step in engine.poll(node.clock.local_ns(self.now_ns)):
-            self.trace.note(self.now_ns, node.name, describe(step, self._name_of))
-            match step:
-                case steps.SendEnvelope():
-                    self._send(node, step)
-                case steps.RunTask():
-                    self._counts["tasks"] += 1
-                    due_ns = self.now_ns + node.task_ns
-                    self._agenda.plan(due_ns, TaskDone(node, node.life, step))
-                case _:
-                    node.keep(self.now_ns, step)
+            if type(step) is steps.SendEnvelope:
+                self._send(node, step)
+            else:
+                self._take_step(node, step)
             if self._observe is not None:
                 self._observe(self.now_ns, node, step)
                 if node.life != life:
                     return  # the observer let it crash: what it still had to say is lost
         due = engine.next_deadline()
         if due is not None:
-            self._wake(node, max(self.now_ns, node.clock.true_ns(due)))
+            self._agenda.wake(node, max(self.now_ns, node.clock.true_ns(due)))
+
+    def _take_step(self, node: SimNode, step: steps.Step) -> None:
+        self.trace.note(self.now_ns, node.name, describe(step, self._name_of))
+        if type(step) is steps.RunTask:
+            self._counts["tasks"] += 1
+            self._agenda.plan(self.now_ns + node.task_ns, TaskDone(node, node.life, step))
+        else:
+            node.keep(self.now_ns, step)
 
     def _send(self, node: SimNode, step: steps.SendEnvelope) -> None:
-        self._counts["envelopes.sent"] += 1
-        wire = node.wires.get(step.peer)
+        counts = self._counts
+        counts["envelopes.sent"] += 1
+        data = b"".join(step.parts)
+        crc = checksum(data)
+        peer = step.peer
+        self.trace.note(self.now_ns, node.name, f"send {self._name_of(peer)} {len(data)} {crc}")
+        wire = node.wires.get(peer)
         if wire is None or not wire.up:
-            self._counts["envelopes.not_connected"] += 1
-            node.node.send_failed(step.peer, f"{self._name_of(step.peer)} is not connected")
+            counts["envelopes.not_connected"] += 1
+            node.node.send_failed(peer, f"{self._name_of(peer)} is not connected")
             return
-        self._counts["envelopes.bytes"] += step.size
+        counts["envelopes.bytes"] += len(data)
         arrivals = wire.arrivals(self.now_ns)
-        self._counts["envelopes.lost"] += not arrivals
-        self._counts["envelopes.duplicated"] += len(arrivals) > 1
-        if arrivals:
-            data = b"".join(step.parts)
-            for when_ns in arrivals:
-                self._agenda.plan(when_ns, Arrival(wire, wire.session, data))
+        if len(arrivals) != 1:
+            counts["envelopes.duplicated" if arrivals else "envelopes.lost"] += 1
+        for when_ns in arrivals:
+            self._agenda.plan(when_ns, Arrival(wire, wire.session, data, crc))
 
     def _run_task(self, node: Node, task: steps.RunTask) -> None:
         def work() -> None:
@@ -305,13 +316,7 @@ class Network(Topology):
         self._woken(node)
 
     def _woken(self, node: SimNode) -> None:
-        self._wake(node, self.now_ns)
-
-    def _wake(self, node: SimNode, when_ns: int) -> None:
-        """Poll a node at a time, unless it is polled before."""
-        if node.wake_ns is None or when_ns < node.wake_ns:
-            node.wake_ns = when_ns
-            self._agenda.plan(when_ns, Wakeup(node, node.life))
+        self._agenda.wake(node, self.now_ns)
 
     # -- small things ------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from multiaddr import Multiaddr
 
@@ -21,7 +21,7 @@ from bbnode.sim.errors import NodeIsDown
 if TYPE_CHECKING:
     from bbnode.sim.link import Wire
 
-# Steps kept per node, the newest; envelopes and tasks are not among them.
+# Steps kept per node when nobody says; envelopes and tasks are not among them.
 KEPT_STEPS = 10_000
 
 Kind = TypeVar("Kind")
@@ -46,6 +46,8 @@ class SimNode:
         peer_id: PeerId,
         clock: Clock,
         task_ns: int,
+        kept_steps: int,
+        now_ns: Callable[[], int],
         bring_up: Callable[[int], Node],
     ) -> None:
         self.name = name
@@ -53,13 +55,16 @@ class SimNode:
         self.address = address
         self.clock = clock
         self.task_ns = task_ns
-        # Of the network: who this node is linked with, and when it is polled next.
+        # Of the network: who this node is linked with, when it is polled next, and the time
+        # for which the agenda has a wakeup of it already.
         self.wires: dict[PeerId, Wire] = {}
         self.wake_ns: int | None = None
+        self.planned_ns: int | None = None
         self.life = 0
+        self._now_ns = now_ns  # of the network
         self._bring_up = bring_up
         self._saved: bytes | None = None
-        self._steps: deque[tuple[int, steps.Step]] = deque(maxlen=KEPT_STEPS)
+        self._steps: deque[tuple[int, steps.Step]] = deque(maxlen=kept_steps)
         self._node: Node | None = bring_up(1)
         self._incarnation = self._node.incarnation
         self._classes = self._node.classes
@@ -96,7 +101,14 @@ class SimNode:
 
     def checkpoint(self) -> None:
         """Keep a snapshot for `Network.restart`. Raises NodeBusy while a component works."""
-        self._saved = self.node.snapshot()
+        self._saved = self.node.snapshot(self.clock.local_ns(self._now_ns()))
+
+    def component(self, slot: str) -> Any:
+        """The component of a slot, to be looked at; a restart makes a new one.
+
+        Raises UnknownSlot, or NodeIsDown.
+        """
+        return self.node.component(slot)
 
     # -- what it said ------------------------------------------------------------------------
 
@@ -135,7 +147,7 @@ class SimNode:
     def go_down(self) -> None:
         """Lose everything but what was saved."""
         self._node = None
-        self.wake_ns = None
+        self.wake_ns = self.planned_ns = None
         self.life += 1
 
     def come_up(self) -> None:

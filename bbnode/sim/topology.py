@@ -72,6 +72,13 @@ class Topology:
         """Change one direction of a link; what is under way arrives as it would have."""
         self.pair(source, target)[0].link = link
 
+    def set_links(self, link: Link) -> None:
+        """Change all links, those to come as well; what is under way arrives as it would have."""
+        self._link = link
+        for node in self._nodes.values():
+            for wire in node.wires.values():
+                wire.link = link
+
     def cut(self, one: SimNode | str, other: SimNode | str) -> None:
         """Break the connection of two nodes and allow none until `heal`."""
         there, back = self.pair(one, other)

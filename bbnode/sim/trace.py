@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from bbnode.engine import steps
 from bbnode.ir import codec
@@ -18,6 +18,8 @@ from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
 
 DEFAULT_KEPT_LINES = 10_000  # some 500 KB of text
+# Lines that are hashed at once: each update of a hash costs as much as the line itself.
+_LINES_AT_ONCE = 256
 
 
 class Trace:
@@ -26,34 +28,44 @@ class Trace:
     def __init__(self, kept: int = DEFAULT_KEPT_LINES) -> None:
         self._hash = hashlib.sha256()
         self._lines: deque[str] = deque(maxlen=kept)
-        self._count = 0
+        self._fresh: list[str] = []  # not yet hashed
+        self._hashed = 0
 
     def __len__(self) -> int:
-        return self._count
+        return self._hashed + len(self._fresh)
 
     def note(self, at_ns: int, who: str, what: str) -> None:
         """Add one line."""
-        line = f"{at_ns} {who} {what}"
-        self._hash.update(line.encode())
-        self._hash.update(b"\n")
-        self._lines.append(line)
-        self._count += 1
+        fresh = self._fresh
+        fresh.append(f"{at_ns} {who} {what}")
+        if len(fresh) == _LINES_AT_ONCE:
+            self._take_up()
 
     @property
     def digest(self) -> str:
         """SHA-256 of all lines so far, in hex: equal digests mean equal runs."""
+        self._take_up()
         return self._hash.hexdigest()
 
     def lines(self) -> list[str]:
         """The newest lines, oldest first."""
+        self._take_up()
         return list(self._lines)
+
+    def _take_up(self) -> None:
+        fresh = self._fresh
+        if fresh:
+            self._hash.update(("\n".join(fresh) + "\n").encode())
+            self._lines.extend(fresh)
+            self._hashed += len(fresh)
+            self._fresh = []
 
 
 def describe(step: steps.Step, name_of: Callable[[PeerId], str]) -> str:
-    """One step as the words of a line."""
+    """One step as the words of a line; what an envelope holds is told by its checksum."""
     match step:
         case steps.SendEnvelope():
-            return f"send {name_of(step.peer)} {step.size} {checksum(step.parts)}"
+            return f"send {name_of(step.peer)} {step.size} {checksum(*step.parts)}"
         case steps.AppEvent():
             return f"event {step.topic} {step.execution} {value_checksum(step.value)}"
         case steps.OpFailed():
@@ -74,9 +86,13 @@ def describe(step: steps.Step, name_of: Callable[[PeerId], str]) -> str:
             return f"budget-exceeded {step.remaining}"
         case steps.Telemetry():
             return f"telemetry {step.name}"
+        case steps.ExecutionStarted() | steps.ExecutionEnded():
+            return f"{type(step).__name__} {step.entry} {step.execution}"
+        case steps.OpCompleted() | steps.FillSent():
+            return f"{type(step).__name__} {step.op} {step.execution}"
 
 
-def checksum(parts: Iterable[bytes | memoryview]) -> str:
+def checksum(*parts: bytes | memoryview) -> str:
     """CRC-32 over buffers, as eight hex digits."""
     crc = 0
     for part in parts:
@@ -87,6 +103,6 @@ def checksum(parts: Iterable[bytes | memoryview]) -> str:
 def value_checksum(value: Value) -> str:
     """CRC-32 of a value's payload; the name of its class where it has none."""
     try:
-        return checksum(codec.encode_parts(value))
+        return checksum(*codec.encode_parts(value))
     except BbnodeError:
         return type(value).__name__

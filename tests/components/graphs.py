@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -11,6 +11,9 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 OPSET = 21
+
+# Wanted outputs, and inputs by name, to outputs.
+Runner = Callable[[Sequence[str] | None, Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 
 
 def model_of(
@@ -48,17 +51,21 @@ def run_reference(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[st
     return dict(zip(names, ReferenceEvaluator(model).run(None, fed), strict=True))
 
 
-def run_ort(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def ort_runner(model: ModelProto) -> Runner:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
+    return session.run
+
+
+def run_ort(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     names = [output.name for output in model.graph.output]
     wanted = {port.name for port in model.graph.input}
     fed = {name: np.asarray(value) for name, value in feeds.items() if name in wanted}
-    return dict(zip(names, session.run(names, fed), strict=True))
+    return dict(zip(names, ort_runner(model)(names, fed), strict=True))
 
 
 def numeric_gradient(
@@ -68,16 +75,17 @@ def numeric_gradient(
     output: str,
     cotangent: np.ndarray,
     h: float = 1e-6,
+    run: Runner | None = None,
 ) -> np.ndarray:
-    """Central differences of <cotangent, output> by `feeds[name]`, in float64."""
-    evaluator = ReferenceEvaluator(model)
+    """Central differences of <cotangent, output> by `feeds[name]`, summed in float64."""
+    evaluator = run or ReferenceEvaluator(model).run
 
     def value(array: np.ndarray) -> float:
-        (y,) = evaluator.run([output], {**feeds, name: array})
-        return float(np.sum(np.asarray(y) * cotangent))
+        (y,) = evaluator([output], {**feeds, name: array})
+        return float(np.sum(np.asarray(y, np.float64) * cotangent))
 
     base = feeds[name]
-    gradient = np.zeros_like(base)
+    gradient = np.zeros(base.shape)
     for index in np.ndindex(*base.shape):
         up, down = base.copy(), base.copy()
         up[index] += h

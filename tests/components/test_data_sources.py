@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bbnode.components import errors
-from bbnode.components.contracts import ComponentError, is_offloaded
+from bbnode.components.contracts import ComponentError, is_offloaded, only_reads
 from bbnode.components.data_sources import ArrayDataSource, ArrayDataSourceConfig, permutation
 from bbnode.components.sklearn_data_source import (
     SklearnDataSource,
@@ -148,6 +148,16 @@ def test_loading_is_left_to_a_worker_thread() -> None:
     assert is_offloaded(SklearnDataSource.on_data_loaded)
     source.on_data_loaded(CTX)
     assert source._loaded is not None
+
+
+def test_the_bootstrap_loads_and_leaves_the_state_alone() -> None:
+    source = digits(batch_size=8)
+    before = source.serialize()
+    assert is_offloaded(SklearnDataSource.bootstrap)
+    assert only_reads(SklearnDataSource.bootstrap)
+    source.bootstrap(CTX)
+    assert source._loaded is not None
+    assert source.serialize() == before
 
 
 def test_float_labels_stay_floats(tmp_path) -> None:

@@ -13,6 +13,7 @@ from bbnode.components.contracts import ComponentError, is_offloaded
 from bbnode.components.data_sources import ArrayDataSource, ArrayDataSourceConfig
 from bbnode.components.mlp import mlp_forward
 from bbnode.components.onnx_model import OnnxModel, OnnxModelConfig
+from bbnode.components.ort_backend import OrtBackend, OrtBackendConfig
 from bbnode.components.reference_backend import ReferenceBackend, ReferenceBackendConfig
 from bbnode.components.registry import component_class, concrete
 from tests.components.fakes import CTX, onnx_model
@@ -240,3 +241,35 @@ def test_it_is_registered_and_makes_a_concrete_slot() -> None:
     assert component_class("bbnode.OnnxModel") is OnnxModel
     spec = concrete(OnnxModel, CONFIG)
     assert (spec.role, spec.type_name) == ("Model", "bbnode.OnnxModel")
+
+
+class Counting(OrtBackend):
+    TYPE_NAME = "test.Counting"
+
+    def __init__(self) -> None:
+        super().__init__(OrtBackendConfig())
+        self.built: list[str] = []
+
+    def _build(self, model):
+        self.built.append(model.graph.name.split(".")[-1])
+        return super()._build(model)
+
+
+def test_the_bootstrap_prepares_what_a_round_needs() -> None:
+    backend = Counting()
+    rng = np.random.default_rng(0)
+    model = onnx_model(CONFIG, None, backend)
+    model.bootstrap(CTX)
+    assert sorted(backend.built) == ["forward", "loss", "train_step"]
+    model.forward(CTX, rng.normal(size=(2, 4)).astype(np.float32))
+    assert len(backend.built) == 3
+
+
+def test_a_frozen_state_is_the_one_of_then_and_costs_nothing(source) -> None:
+    model = onnx_model(CONFIG, source)
+    before = model.serialize()
+    frozen = model.freeze()
+    assert any(cell.cell_contents is model.params(CTX) for cell in frozen.__closure__ or ())
+    model.train(CTX, epochs=1, batch=16)
+    assert model.serialize() != before
+    assert frozen() == before

@@ -214,7 +214,7 @@ def bring_up(
 
 def component(node: Node, slot: str) -> Any:
     """The component of a slot: tests script it."""
-    return next(cell.component for cell in node._rt.cells if cell.slot == slot)
+    return node.component(slot)
 
 
 def of(kind: type, made: Sequence[steps.Step]) -> list[Any]:

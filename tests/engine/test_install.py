@@ -244,3 +244,26 @@ def test_no_mutation_raises_anything_untyped(data) -> None:
         return
     with contextlib.suppress(BbnodeError):
         bring_up(made, "server").poll(0)
+
+
+def test_a_model_that_nests_without_end_is_refused_and_not_followed() -> None:
+    p = Partition("server", inputs=["x"])
+    p.output("out", "x")
+    made = model(p)
+    inner = made.functions[0].node[0]
+    for _ in range(3000):
+        graph = helper.make_graph([], "deeper", [], [])
+        inner.attribute.append(onnx.AttributeProto(name="body", type=onnx.AttributeProto.GRAPH))
+        inner.attribute[-1].g.CopyFrom(graph)
+        inner = inner.attribute[-1].g.node.add(op_type="If", name="n")
+    with pytest.raises(errors.InvalidArtifact, match="nest deeper"):
+        bring_up(made, "server")
+
+
+def test_a_host_may_look_at_a_component() -> None:
+    node = bring_up(model(partition()), "server")
+    node.invoke("server", {"x": TRIGGER})
+    node.poll(0)
+    assert node.component("m").calls == ["params"]
+    with pytest.raises(errors.UnknownSlot, match=r"no slot 'n'.* it has: m"):
+        node.component("n")

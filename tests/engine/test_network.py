@@ -11,10 +11,8 @@ from multiaddr import Multiaddr
 
 from bbnode.engine import Limits, steps
 from bbnode.ir import codec, ids, keys, types
-from bbnode.ir.envelope import (
-    CorrelationKind,
-    decode_envelope,
-)
+from bbnode.ir.envelope import CorrelationKind
+from bbnode.ir.envelope_reader import decode_envelope
 from bbnode.ir.values import TRIGGER, PeerIdVec
 from tests.engine.builder import Partition, model
 from tests.engine.envelopes import envelope
@@ -440,3 +438,16 @@ def plain(step):
     if isinstance(step, steps.RunTask):
         return ("task", step.token, step.op)
     return repr(step)
+
+
+def test_a_send_that_failed_without_the_peers_fault_costs_it_nothing():
+    p = Partition("server")
+    p.output("a", p.recv("x", gates=False))
+    node = bring_up(model(p), "server")
+    node.peer_connected(peer(3), ["client"])
+    for _ in range(20):
+        node.send_failed(peer(3), "the peer has restarted", blames_peer=False)
+    node.poll(1)
+    standing = node.peer_standing(peer(3))
+    assert (standing.usable, standing.failures) == (True, 0)
+    assert node.counters()["send.failed"] == 20

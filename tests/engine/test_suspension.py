@@ -9,7 +9,6 @@ import pytest
 
 from bbnode.components.contracts import ComponentError
 from bbnode.engine import Limits, steps
-from bbnode.engine.errors import NodeBusy
 from bbnode.ir import keys
 from bbnode.ir.values import TRIGGER, Metadata
 from tests.engine.builder import Partition, model
@@ -192,14 +191,3 @@ def test_parked_ops_beyond_the_cap_fail() -> None:
     made = node.poll(0)
     assert [s.kind for s in of(steps.OpFailed, made)] == ["PendingAsyncExceeded"]
     assert len(of(steps.RunTask, made)) == 1
-
-
-def test_a_snapshot_is_refused_while_a_component_works() -> None:
-    node = trainer()
-    node.invoke("server", {"x": TRIGGER})
-    (task,) = of(steps.RunTask, node.poll(0))
-    with pytest.raises(NodeBusy, match="train"):
-        node.snapshot()
-    node.complete(task.token, task.fn())
-    node.poll(1)
-    assert node.snapshot()

@@ -15,7 +15,9 @@ from bbnode.engine.peer_governor import BlockReason, Change, Health, PeerGoverno
 from bbnode.engine.requests import Cohort, CohortState, Happening, RequestsTable, Verdict
 from bbnode.engine.rng import SplitMix64, mix64, program_rng, wire_ids
 from bbnode.engine.scheduler import Scheduler, TimerKind
-from tests.engine.support import MS, S, peer
+from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+from tests.engine.builder import Partition, model
+from tests.engine.support import MS, S, bring_up, peer
 
 
 def address(i: int) -> Multiaddr:
@@ -130,9 +132,15 @@ def test_a_full_book_forgets_hearsay_and_keeps_what_was_added() -> None:
 def test_a_book_goes_out_and_comes_back() -> None:
     book = AddressBook()
     book.add_peer(peer(1), [address(1), address(2)])
+    book.observe(peer(2), address(3))
+    node = bring_up(model(Partition("server")), "server")
+    saving = SavedNames(node._rt, [])
+    saved = book.state(saving)
     again = AddressBook()
-    again.load(book.export())
-    assert again.export() == book.export()
+    again.load(saved, LoadedNames(node._rt, [], saving.lists()))
+    assert again.lookup(peer(1)) == (address(1), address(2))
+    assert again.lookup(peer(2)) == (address(3),)
+    assert again.state(SavedNames(node._rt, [])) == saved
 
 
 def test_timers_mature_in_order_and_can_be_cancelled() -> None:

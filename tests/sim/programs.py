@@ -27,9 +27,11 @@ from bbnode.dsl import (
     values,
 )
 from bbnode.ir.errors import BbnodeError
+from bbnode.sim import Link
 
 MS = 1_000_000
 S = 1_000_000_000
+LOST = Link(loss=1.0)
 
 
 class Ask(Module):
@@ -61,14 +63,17 @@ class Notes(Module):
 
 
 class Round(Module):
-    """A server asks all clients on "tick", and is content with half of them."""
+    """A server asks all clients on "tick", and is content with `quorum` of them (0: all)."""
 
     home = "server"
+
+    def __init__(self, quorum: int = 2) -> None:
+        self.quorum = quorum
 
     def body(self, g: Graph) -> None:
         tick = g.input("tick", types.TRIGGER)
         clients = PeerSelectorSlot("clients", peer_class="client").current_view(g, after=tick)
-        r = g.request("round", clients, tick, quorum=2, deadline=1.0)
+        r = g.request("round", clients, tick, quorum=self.quorum, deadline=1.0)
         r.respond(r.received)
         g.output("answers", r.responses)
 
@@ -148,8 +153,9 @@ def notes() -> ModelProto:
 
 
 @cache
-def rounds() -> ModelProto:
-    return Compiler().bind_peer_selector("clients", ConnectedView).compile(Round().build())
+def rounds(quorum: int = 2) -> ModelProto:
+    program = Round(quorum).build()
+    return Compiler().bind_peer_selector("clients", ConnectedView).compile(program)
 
 
 @cache
@@ -163,4 +169,4 @@ def number(value: float) -> np.ndarray:
 
 def component(node, slot: str):
     """The component of a slot: tests look at what it was given."""
-    return next(cell.component for cell in node.node._rt.cells if cell.slot == slot)
+    return node.component(slot)

@@ -10,14 +10,30 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from onnx import NodeProto
 
-from bbnode.components.autodiff import rules_elementwise, rules_linear, rules_reduce, rules_shape
+from bbnode.components.autodiff import (
+    rules_conv,
+    rules_elementwise,
+    rules_index,
+    rules_linear,
+    rules_norm,
+    rules_reduce,
+    rules_shape,
+)
 from bbnode.components.autodiff.builder import GraphBuilder, captured_names
 from bbnode.components.autodiff.errors import UnsupportedGradient
 from bbnode.components.autodiff.table import VjpContext, is_piecewise_constant, lookup
 from bbnode.components.autodiff.values import ValueType, is_float
 
 # Importing a rules module fills the table; named here so that no linter drops the import.
-RULE_MODULES = (rules_elementwise, rules_linear, rules_reduce, rules_shape)
+RULE_MODULES = (
+    rules_conv,
+    rules_elementwise,
+    rules_index,
+    rules_linear,
+    rules_norm,
+    rules_reduce,
+    rules_shape,
+)
 
 
 def active_values(

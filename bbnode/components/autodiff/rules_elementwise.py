@@ -189,3 +189,84 @@ def _gelu(ctx: VjpContext) -> Grads:
     bell = b.op("Exp", b.op("Neg", b.op("Mul", b.op("Mul", x, x), half)))
     phi = b.op("Mul", bell, ctx.scalar(1.0 / math.sqrt(2.0 * math.pi), x))
     return [b.op("Mul", ctx.g, b.op("Add", phi_big, b.op("Mul", x, phi)))]
+
+
+@vjp("Max")
+@vjp("Min")
+def _extreme(ctx: VjpContext) -> Grads:
+    """All inputs that equal the result share its gradient evenly."""
+    b = ctx.b
+    elem_type = ctx.elem_type(ctx.y)
+    equal = [b.op("Cast", b.op("Equal", name, ctx.y), to=elem_type) for name in ctx.inputs]
+    share = b.op("Div", ctx.g, equal[0] if len(equal) == 1 else b.op("Sum", *equal))
+    return [
+        ctx.sum_to(b.op("Mul", share, mask), name) if ctx.wants(index) else None
+        for index, (name, mask) in enumerate(zip(ctx.inputs, equal, strict=True))
+    ]
+
+
+@vjp("Clip", constant_inputs={1, 2})
+def _clip(ctx: VjpContext) -> Grads:
+    b = ctx.b
+    x = ctx.inputs[0]
+    zero = ctx.scalar(0.0, x)
+    grad = ctx.g
+    for index, beyond in ((1, "Less"), (2, "Greater")):
+        if ctx.wants(index):
+            raise ctx.error(
+                f"the bound {ctx.inputs[index]!r} depends on what is differentiated",
+                "make it a constant, or use Max and Min",
+            )
+        if ctx.has(index):
+            grad = b.op("Where", b.op(beyond, x, ctx.inputs[index]), zero, grad)
+    return [grad, *([None] * (len(ctx.inputs) - 1))]
+
+
+@vjp("Elu")
+def _elu(ctx: VjpContext) -> Grads:
+    """Clevert et al., 2016 (arXiv:1511.07289): below zero alpha (e^x - 1), so y + alpha."""
+    b = ctx.b
+    slope = b.op("Add", ctx.y, ctx.scalar(float(ctx.attribute("alpha", 1.0)), ctx.y))
+    positive = b.op("Greater", ctx.inputs[0], ctx.scalar(0.0, ctx.y))
+    return [b.op("Where", positive, ctx.g, b.op("Mul", ctx.g, slope))]
+
+
+@vjp("PRelu")
+def _prelu(ctx: VjpContext) -> Grads:
+    x, slope = ctx.inputs
+    b = ctx.b
+    zero = ctx.scalar(0.0, x)
+    positive = b.op("Greater", x, zero)
+    left = right = None
+    if ctx.wants(0):
+        left = b.op("Where", positive, ctx.g, b.op("Mul", ctx.g, slope))
+    if ctx.wants(1):
+        right = ctx.sum_to(b.op("Where", positive, zero, b.op("Mul", ctx.g, x)), slope)
+    return [left, right]
+
+
+@vjp("Reciprocal")
+def _reciprocal(ctx: VjpContext) -> Grads:
+    b = ctx.b
+    return [b.op("Neg", b.op("Mul", ctx.g, b.op("Mul", ctx.y, ctx.y)))]
+
+
+@vjp("Sin")
+def _sin(ctx: VjpContext) -> Grads:
+    return [ctx.b.op("Mul", ctx.g, ctx.b.op("Cos", ctx.inputs[0]))]
+
+
+@vjp("Cos")
+def _cos(ctx: VjpContext) -> Grads:
+    return [ctx.b.op("Neg", ctx.b.op("Mul", ctx.g, ctx.b.op("Sin", ctx.inputs[0])))]
+
+
+@vjp("Dropout", constant_inputs={1, 2})
+def _dropout(ctx: VjpContext) -> Grads:
+    """Without its training mode it is the identity."""
+    if ctx.has(2):
+        raise ctx.error(
+            "with a training_mode it draws at random, and the same draw can't be had again",
+            "leave its third input out",
+        )
+    return [ctx.g, *([None] * (len(ctx.inputs) - 1))]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bbnode.components.autodiff.rules_norm import share_among_equals
 from bbnode.components.autodiff.table import VjpContext, vjp
 
 Grads = Sequence[str | None]
@@ -54,3 +55,17 @@ def _log_softmax(ctx: VjpContext) -> Grads:
     axes = b.ints([int(ctx.attribute("axis", -1))])
     total = b.op("ReduceSum", ctx.g, axes, keepdims=1)
     return [b.op("Sub", ctx.g, b.op("Mul", b.op("Exp", ctx.y), total))]
+
+
+@vjp("ReduceMax", constant_inputs={1})
+@vjp("ReduceMin", constant_inputs={1})
+def _reduce_extreme(ctx: VjpContext) -> Grads:
+    if int(ctx.attribute("noop_with_empty_axes", 0)):
+        raise ctx.error("it may reduce nothing (noop_with_empty_axes)", "give it the axes")
+    b = ctx.b
+    chosen, grad = ctx.y, ctx.g
+    axes = ctx.inputs[1] if ctx.has(1) else None
+    if axes is not None and int(ctx.attribute("keepdims", 1)) == 0:
+        chosen, grad = b.op("Unsqueeze", chosen, axes), b.op("Unsqueeze", grad, axes)
+    rest: list[str | None] = [None] * (len(ctx.inputs) - 1)
+    return [share_among_equals(ctx, ctx.inputs[0], chosen, grad, axes), *rest]

@@ -107,13 +107,16 @@ class OpBuild:
         return value
 
     def meta_int(self, key: str, default: int | None = None) -> int:
-        """A decimal metadata entry."""
+        """A decimal metadata entry, of at most 64 bits."""
         text = protos.get_meta(self.flat.node, key)
         if text is None and default is not None:
             return default
         if text is None or not (text.isascii() and text.isdigit()) or len(text) > 20:
             raise self.wrong(f"needs the metadata {key} as a decimal number")
-        return int(text)
+        number = int(text)
+        if number >> 64:
+            raise self.wrong(f"says {number} as its {key}, which has 64 bits")
+        return number
 
     def slot(self) -> tuple[str, int]:
         """Name and number of the slot of a component op."""

@@ -7,7 +7,7 @@ so that what a backend can't run is told before anything runs; else by the dtype
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,9 @@ from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from bbnode.components.contracts import Backend, PreparedGraph
 from bbnode.engine.errors import InvalidOperand
-from bbnode.engine.frame import Frame
+from bbnode.engine.frame import Frame, Op
 from bbnode.engine.ops.build import Fire, OpBuild
+from bbnode.engine.ops.ranks import input_rank
 from bbnode.ir import keys, protos
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.types import TENSOR, TypeKind, TypeNode
@@ -51,7 +52,7 @@ class GraphSpec:
         return leaves if len(leaves) == len(known) else None
 
     def model(self, inputs: Sequence[TypeNode]) -> ModelProto:
-        """The graph as a model, for inputs of these types and of any shape."""
+        """The graph as a model, for inputs of these types and of any sizes."""
         nodes = []
         for node in self.nodes:
             clean = NodeProto()
@@ -63,7 +64,7 @@ class GraphSpec:
             nodes,
             self.name,
             [
-                helper.make_tensor_value_info(name, node.elem_type, None)
+                _input_info(name, node, input_rank(self.nodes, name))
                 for name, node in zip(self.inputs, inputs, strict=True)
             ],
             [_output_info(name, self.types.get(name)) for name in self.outputs],
@@ -74,6 +75,11 @@ class GraphSpec:
             opset_imports=[helper.make_opsetid(*opset) for opset in self.opsets],
             producer_name=keys.PRODUCER_NAME,
         )
+
+
+def _input_info(name: str, node: TypeNode, rank: int | None) -> onnx.ValueInfoProto:
+    dims = None if rank is None else [f"{name}.{axis}" for axis in range(rank)]
+    return helper.make_tensor_value_info(name, node.elem_type, dims)
 
 
 def _output_info(name: str, node: TypeNode | None) -> onnx.ValueInfoProto:
@@ -87,20 +93,20 @@ def _output_info(name: str, node: TypeNode | None) -> onnx.ValueInfoProto:
 class GraphRunner:
     """A graph on one node's backend."""
 
+    __slots__ = ("_backend", "_spec", "_variants", "run")
+
     def __init__(self, spec: GraphSpec, backend: Backend) -> None:
         """Prepares the graph when its types are known; raises the backend's error."""
         self._spec = spec
         self._backend = backend
-        self._fixed: PreparedGraph | None = None
         self._variants: dict[tuple[int, ...], PreparedGraph] = {}
+        # Outputs by position; raises InvalidOperand or the backend's error.
+        self.run: Callable[[Sequence[Value]], Sequence[Value]] = self._run_by_types
         known = spec.input_types()
         if known is not None:
-            self._fixed = backend.prepare(spec.model(known))
+            self.run = backend.prepare(spec.model(known)).run
 
-    def run(self, inputs: Sequence[Value]) -> Sequence[Value]:
-        """Outputs by position; raises InvalidOperand or the backend's error."""
-        if self._fixed is not None:
-            return self._fixed.run(inputs)
+    def _run_by_types(self, inputs: Sequence[Value]) -> Sequence[Value]:
         try:
             nodes = [type_of(value) for value in inputs]
         except AuthorError as error:
@@ -207,6 +213,8 @@ def bind_graph(build: OpBuild, graph_at: int, cell_at: int) -> Fire:
     only = len(outputs) == 1
     op.out = outputs[0] if only else op.out
     op.outs = None if only else outputs
+    if only and len(inputs) == 1:
+        return _one_to_one(op, inputs[0], graph_at, cell_at)
 
     def fire(frame: Frame) -> Any:
         rt = frame.rt
@@ -216,5 +224,18 @@ def bind_graph(build: OpBuild, graph_at: int, cell_at: int) -> Fire:
         values = frame.values
         results = rt.graphs[graph_at].run([values[i] for i in inputs])
         return results[0] if only else results
+
+    return fire
+
+
+def _one_to_one(op: Op, source: int, graph_at: int, cell_at: int) -> Fire:
+    """The same for one input and one output, as whole models have: less to do per call."""
+
+    def fire(frame: Frame) -> Any:
+        rt = frame.rt
+        cell = rt.cells[cell_at]
+        if cell.refuses(frame):
+            return rt.suspensions.wait_for_component(cell, frame, op)
+        return rt.graphs[graph_at].run([frame.values[source]])[0]
 
     return fire

@@ -7,18 +7,20 @@ the table before it becomes a value. A component that is busy lets the op wait i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from bbnode.components.contracts import PENDING, is_offloaded
+from bbnode.components.contracts import PENDING, is_offloaded, only_reads
 from bbnode.engine import steps
+from bbnode.engine.admission import check_parts
 from bbnode.engine.cells import ComponentCell
-from bbnode.engine.errors import WrongResultType
+from bbnode.engine.errors import STOPS, UnexpectedException, WrongResultType, describe
 from bbnode.engine.frame import MISSING, EntryPlan, Frame, Op
 from bbnode.engine.ops.build import Fire, OpBuild
 from bbnode.engine.ops.context import CallContext
-from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS, Why
+from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS, Parked, Why
 from bbnode.ir import keys, protos, types
+from bbnode.ir.envelope import CorrelationKind, WireCorrelation
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.opset import REQUIRED, OpSpec
 from bbnode.ir.values import TRIGGER, CommandId, Value, type_of
@@ -65,9 +67,21 @@ def component_bootstrap(cell_at: int, cell: ComponentCell) -> EntryPlan | None:
     )
     plan = EntryPlan(BOOTSTRAP_METHOD, cell.slot)
     plan.template = [MISSING]  # scratch
-    plan.pending = [0]
-    plan.ops = plan.initial = (op,)
+    plan.complete((op,), {})
     return plan
+
+
+def bind_method(
+    op: Op,
+    cell_at: int,
+    method_name: str,
+    inputs: tuple[int, ...],
+    finish: Callable[[Frame, Any], Any],
+    *,
+    correlation: CorrelationKind | None,
+) -> Fire:
+    """The `fire` of something that came for a component, by the rules of its ops."""
+    return _call(op, cell_at, method_name, inputs, (), {}, None, finish, correlation)
 
 
 def _call(
@@ -79,21 +93,15 @@ def _call(
     attributes: dict[str, Any],
     peer_class: str | None,
     make_outputs: Callable[[Frame, Any], Any],
+    correlation: CorrelationKind | None = None,
 ) -> Fire:
     """The `fire` that calls a method of a component."""
     park_ns = op.deadline_ns or DEFAULT_PARK_DEADLINE_NS
 
-    def fire(frame: Frame) -> Any:
+    def context(frame: Frame, now_ns: int, *, offloaded: bool) -> CallContext:
         rt = frame.rt
-        cell = rt.cells[cell_at]
-        if cell.refuses(frame):
-            return rt.suspensions.wait_for_component(cell, frame, op)
-        values = frame.values
-        arguments = [*[values[i] for i in inputs], *absent]
-        method = getattr(cell.component, method_name)
-        offloaded = is_offloaded(method)
-        ctx = CallContext(
-            now_ns=rt.now_ns,
+        return CallContext(
+            now_ns=now_ns,
             self_peer=rt.self_peer,
             source_peer=frame.source_peer,
             peer_class=peer_class,
@@ -102,27 +110,47 @@ def _call(
             ingress=rt.ingress,
             parking=rt.parking,
             offloaded=offloaded,
+            addresses=rt.neighbours.own_addresses,
+            correlation=None
+            if correlation is None
+            else WireCorrelation(kind=correlation, wire_req_id=frame.wire_req_id),
+            rt=None if offloaded else rt,
+            cell_at=cell_at,
         )
-        if offloaded:
-            token = rt.parking.new_token()
-            parked = rt.suspensions.park(
+
+    def hand_out(parked: Parked) -> steps.RunTask:
+        frame = parked.frame
+        method = getattr(frame.rt.cells[cell_at].component, method_name)
+        ctx = context(frame, parked.since_ns, offloaded=True)
+        task = _task(method, ctx, parked.arguments or (), attributes)
+        return steps.RunTask(token=parked.token, fn=task, op=op.name)
+
+    def fire(frame: Frame) -> Any:
+        rt = frame.rt
+        cell = rt.cells[cell_at]
+        if cell.refuses(frame):
+            return rt.suspensions.wait_for_component(cell, frame, op)
+        values = frame.values
+        arguments = (*[values[i] for i in inputs], *absent)
+        method = getattr(cell.component, method_name)
+        if is_offloaded(method):
+            return rt.suspensions.hand_out(
                 frame,
                 op,
-                Why.TASK,
-                cell.slot,
+                cell,
+                arguments,
                 until_ns=rt.now_ns + park_ns,
-                cell=cell,
-                finish=make_outputs,
-                token=token,
+                moves=not only_reads(method),
             )
-            rt.steps.append(
-                steps.RunTask(token=token, fn=_task(method, ctx, arguments, attributes), op=op.name)
-            )
-            return parked
-        result = method(ctx, *arguments, **attributes)
+        ctx = context(frame, rt.now_ns, offloaded=False)
+        try:
+            result = method(ctx, *arguments, **attributes)
+        finally:
+            asked = ctx.close()
         if result is PENDING:
             if ctx.completion is None:
                 raise WrongResultType(f"{_called(cell, op.name)} is pending without a completion")
+            rt.control.carry_out(cell_at, frame, op, asked)
             return rt.suspensions.park(
                 frame,
                 op,
@@ -130,19 +158,31 @@ def _call(
                 cell.slot,
                 until_ns=rt.now_ns + park_ns,
                 cell=cell,
-                finish=make_outputs,
                 token=ctx.completion.token,
             )
-        return make_outputs(frame, result)
+        made = make_outputs(frame, result)
+        if asked:
+            rt.control.carry_out(cell_at, frame, op, asked)
+        return made
 
+    op.finish = make_outputs
+    op.hand_out = hand_out
     return fire
 
 
 def _task(
-    method: Callable[..., Any], ctx: CallContext, arguments: list[Value], attributes: dict[str, Any]
+    method: Callable[..., Any],
+    ctx: CallContext,
+    arguments: Sequence[Value],
+    attributes: dict[str, Any],
 ) -> Callable[[], Value]:
     def run() -> Value:
-        return method(ctx, *arguments, **attributes)
+        try:
+            return method(ctx, *arguments, **attributes)
+        except (Exception, *STOPS):
+            raise
+        except BaseException as error:  # a host's thread should not end with it
+            raise UnexpectedException(describe(error)[1]) from error
 
     return run
 
@@ -186,6 +226,7 @@ def _output_maker(build: OpBuild, spec: OpSpec) -> Callable[[Frame, Any], Any]:
             return TRIGGER
         try:
             actual = type_of(value)
+            check_parts(value)
         except AuthorError as error:
             raise WrongResultType(f"{name}.{port}: {error}") from error
         if not actual.is_a(node):

@@ -110,9 +110,9 @@ def _dequeue(build: OpBuild) -> Fire:
             queue.name,
             until_ns=rt.now_ns + park_ns,
             line=queue.line,
-            finish=take_over,
         )
 
+    op.finish = take_over
     return fire
 
 

@@ -157,14 +157,8 @@ def surface(target: str, topic: str, source: int | None) -> Fire:
     """A `fire` that shows a value to the application; without a source, a trigger."""
 
     def fire(frame: Frame) -> Any:
-        frame.rt.steps.append(
-            steps.AppEvent(
-                target=target,
-                topic=topic,
-                value=TRIGGER if source is None else frame.values[source],
-                execution=frame.execution,
-            )
-        )
+        value = TRIGGER if source is None else frame.values[source]
+        frame.rt.steps.append(steps.make_app_event(target, topic, value, frame.execution))
         return TRIGGER
 
     return fire
@@ -178,7 +172,7 @@ def _record(build: OpBuild) -> Fire:
 
     def fire(frame: Frame) -> Any:
         rt = frame.rt
-        rt.records.append((rt.now_ns, frame.execution, name, frame.values[source]))
+        rt.records.add(rt.now_ns, frame.execution, name, frame.values[source])
         return TRIGGER
 
     return fire

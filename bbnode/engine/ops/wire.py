@@ -13,7 +13,8 @@ from bbnode.engine.frame import Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS
 from bbnode.ir import codec, keys, protos
-from bbnode.ir.envelope import CorrelationKind, SlotFill
+from bbnode.ir.address import parse_site_suffix
+from bbnode.ir.envelope import CorrelationKind, SlotFill, make_fill
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TRIGGER as TRIGGER_TYPE
 from bbnode.ir.values import TRIGGER, PeerIdVec, RequestId, Value, WireRequestId, type_of
@@ -43,8 +44,8 @@ def _send(build: OpBuild) -> Fire:
                 peers,
                 packer(values[data_at]),
                 CorrelationKind.NONE,
-                rt.wire_ids.next_u64() if is_joined else rt.one_way_id(frame),
-                frame.remaining_ns(rt.now_ns, op.deadline_ns),
+                rt.wire_ids.next_u64() if is_joined else frame.one_way_id(),
+                frame.remaining_ns(rt.now_ns, op.deadline_ns, packer.site),
             )
         return TRIGGER
 
@@ -58,14 +59,16 @@ def _send_req_batched(build: OpBuild) -> Fire:
     packer = _packer(build)
     op = build.op
     quorum = build.attr_int("quorum", 0)
-    budget_ns = build.attr_int("deadline_ns", 0) or op.deadline_ns or DEFAULT_PARK_DEADLINE_NS
+    static_ns = build.attr_int("deadline_ns", 0) or op.deadline_ns
     site = build.linker.response_site_of(build)
     name = protos.get_meta(build.node, keys.PORT_KEY) or build.flat.name
 
     def fire(frame: Frame) -> Any:
         values = frame.values
         peers = destinations(name, values[peers_at])
-        request = frame.rt.cohorts.open(
+        rt = frame.rt
+        budget_ns = static_ns or rt.round_trips.estimate_ns(packer.site) or DEFAULT_PARK_DEADLINE_NS
+        request = rt.cohorts.open(
             frame, op, name, peers, packer(values[data_at]), quorum, budget_ns, site
         )
         return RequestId(request)
@@ -94,7 +97,7 @@ def _send_resp(build: OpBuild) -> Fire:
             packer(values[data_at]),
             CorrelationKind.RESPONSE,
             int(request),
-            frame.remaining_ns(rt.now_ns, op.deadline_ns),
+            frame.remaining_ns(rt.now_ns, op.deadline_ns, packer.site),
         )
         return TRIGGER
 
@@ -130,10 +133,11 @@ def destinations(name: str, value: Value) -> tuple[PeerId, ...]:
 class _Packer:
     """Turns a value into a fill for one site."""
 
-    __slots__ = ("_suffix", "_trigger_only")
+    __slots__ = ("_suffix", "_trigger_only", "site")
 
     def __init__(self, suffix: bytes, trigger_only: bool) -> None:
         self._suffix = suffix
+        self.site = parse_site_suffix(suffix) or 0  # 0: no site, of which nothing is measured
         self._trigger_only = trigger_only
 
     def __call__(self, value: Value) -> SlotFill:
@@ -142,11 +146,10 @@ class _Packer:
             return SlotFill(
                 dest_suffix=self._suffix, trigger_only=True, type_hash=TRIGGER_TYPE.wire_hash
             )
-        return SlotFill(
-            dest_suffix=self._suffix,
-            payload_parts=tuple(codec.encode_parts(value)),
-            type_hash=type_of(value).wire_hash,
-        )
+        node = type_of(value)
+        parts = tuple(codec.encode_parts(value, node))
+        fill: SlotFill = make_fill(self._suffix, b"", parts, False, node.wire_hash)
+        return fill
 
 
 def _packer(build: OpBuild) -> _Packer:

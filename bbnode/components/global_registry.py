@@ -1,0 +1,261 @@
+"""`GlobalRegistryServer`: the directory of a network, as a peer selector.
+
+Rule: a peer is in it from its announcement on until a TTL later, in the node's own time, which
+stands still while the node does. Every look drops what has expired first. Each change has a
+version; what a reader's cookie says it knows is not told again. A cookie is good for one life of
+the server: a snapshot may take the versions back.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import msgpack
+
+from bbnode.components import global_registry_messages as messages
+from bbnode.components.contracts import ComponentError, OpContext, inbound
+from bbnode.components.errors import InvalidComponentConfig
+from bbnode.components.global_registry_messages import Cookie, Page, Row
+from bbnode.components.registry import register_component
+from bbnode.components.selectors import DrawingSelector, draw
+from bbnode.ir.ids import fnv1a_64
+from bbnode.ir.peer import PeerId
+
+S: Final = 1_000_000_000
+DEFAULT_TTL_S: Final = 90.0
+MIN_TTL_S: Final = 30.0
+MAX_TTL_S: Final = 300.0
+# A heartbeat may be lost twice before its peer is.
+HEARTBEATS_PER_TTL: Final = 3
+# As many as the engine's address book holds; one takes about 1 KB.
+MAX_PEERS: Final = 16_384
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalRegistryServerConfig:
+    """Settings of `GlobalRegistryServer`.
+
+    `ttl_s`: how long an announcement stands, 30 to 300 s. `max_peers`: beyond it nobody new is
+    entered until somebody has expired. `min_peers`, `seed`: as of every selector.
+    """
+
+    ttl_s: float = DEFAULT_TTL_S
+    max_peers: int = 4096
+    min_peers: int = 1
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class _Entry:
+    row: Row
+    expires_ns: int
+
+
+@register_component
+class GlobalRegistryServer(DrawingSelector):
+    """Chooses among the peers of the slot's class that announced themselves here.
+
+    Peers call `Announce`, `CurrentView` and `Sample` of its slot; `GlobalRegistryClient` does.
+    """
+
+    TYPE_NAME: ClassVar[str] = "bbnode.GlobalRegistryServer"
+    Config: ClassVar[type] = GlobalRegistryServerConfig
+    config: GlobalRegistryServerConfig
+
+    def __init__(self, config: GlobalRegistryServerConfig) -> None:
+        super().__init__(config)
+        if not MIN_TTL_S <= config.ttl_s <= MAX_TTL_S or not 1 <= config.max_peers <= MAX_PEERS:
+            raise InvalidComponentConfig(
+                f"{self.TYPE_NAME}: ttl_s has to be in {MIN_TTL_S:g} .. {MAX_TTL_S:g} and "
+                f"max_peers in 1 .. {MAX_PEERS}"
+            )
+        self._ttl_ns = int(config.ttl_s * S)
+        # In the order in which they expire: an announcement moves its peer to the end.
+        self._entries: OrderedDict[PeerId, _Entry] = OrderedDict()
+        # Who changed at which version, oldest first; those that are gone as well.
+        self._changes: OrderedDict[PeerId, int] = OrderedDict()
+        self._version = 0
+        self._forgotten = 0  # up to this version those that went are no longer known
+        self._life: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # -- what peers call ---------------------------------------------------------------------
+
+    @inbound("Announce")
+    def announce(self, ctx: OpContext, payload: bytes) -> bytes | None:
+        """Enter the caller, or go on with it; a Handshake. Raises UnusableMessage."""
+        said = messages.decode_announcement(payload)
+        self._drop_expired(ctx.now_ns)
+        peer = ctx.source_peer or ctx.self_peer
+        entered = peer in self._entries or len(self._entries) < self.config.max_peers
+        if entered:
+            row = Row(peer=peer, as_class=said.as_class, addresses=said.addresses)
+            known = self._entries.pop(peer, None)
+            self._entries[peer] = _Entry(row, ctx.now_ns + self._ttl_ns)
+            if known is None or known.row != row:
+                self._changed(peer)
+            if said.addresses and peer != ctx.self_peer:
+                ctx.learn_addresses(peer, said.addresses)
+        return _if_asked(
+            ctx,
+            messages.encode_handshake(
+                messages.Handshake(
+                    ttl_ns=self._ttl_ns if entered else 0,
+                    heartbeat_ns=self._ttl_ns // HEARTBEATS_PER_TTL,
+                    addresses=tuple(ctx.addresses),
+                )
+            ),
+        )
+
+    @inbound("CurrentView")
+    def read_view(self, ctx: OpContext, payload: bytes) -> bytes | None:
+        """What changed after a cookie, a page of it. Raises UnusableMessage."""
+        cookie, _ = messages.decode_read(payload)
+        self._drop_expired(ctx.now_ns)
+        return _if_asked(ctx, messages.encode_page(self._page(cookie, self._life_of(ctx))))
+
+    @inbound("Sample")
+    def read_sample(self, ctx: OpContext, payload: bytes) -> bytes | None:
+        """Some peers, drawn as `sample` does, without the caller. Raises UnusableMessage."""
+        _, n = messages.decode_read(payload)
+        self._drop_expired(ctx.now_ns)
+        others = [peer for peer in self._entries if peer != ctx.source_peer]
+        drawn = draw(sorted(others), min(n, messages.MAX_ROWS), self._seed, self._draws)
+        self._draws += 1
+        rows, _ = _fitting([self._entries[peer].row for peer in drawn])
+        page = Page(
+            cookie=Cookie(life=self._life_of(ctx), version=0, since=0),
+            ttl_ns=self._ttl_ns,
+            reset=True,
+            more=False,
+            rows=tuple(rows),
+        )
+        return _if_asked(ctx, messages.encode_page(page))
+
+    # -- the selector ------------------------------------------------------------------------
+
+    def _candidates(self, ctx: OpContext) -> Sequence[PeerId]:
+        self._drop_expired(ctx.now_ns)
+        wanted = ctx.peer_class
+        return sorted(
+            peer
+            for peer, entry in self._entries.items()
+            if wanted is None or entry.row.as_class in ("", wanted)
+        )
+
+    # -- the table ---------------------------------------------------------------------------
+
+    def _drop_expired(self, now_ns: int) -> None:
+        while self._entries:
+            peer, entry = next(iter(self._entries.items()))
+            if entry.expires_ns > now_ns:
+                return
+            del self._entries[peer]
+            self._changed(peer)
+            self._forget_some()
+
+    def _changed(self, peer: PeerId) -> None:
+        self._version += 1
+        self._changes.pop(peer, None)
+        self._changes[peer] = self._version
+
+    def _forget_some(self) -> None:
+        """Keep no more of those that went than there may be of those that are here."""
+        gone = len(self._changes) - len(self._entries)
+        while gone > self.config.max_peers:
+            peer = next(each for each in self._changes if each not in self._entries)
+            self._forgotten = max(self._forgotten, self._changes.pop(peer))
+            gone -= 1
+
+    def _page(self, cookie: Cookie | None, life: int) -> Page:
+        known, since = 0, self._version
+        # Who knows less than what was forgotten would not hear of some that went.
+        if (
+            cookie is not None
+            and cookie.life == life
+            and max(cookie.version, cookie.since) >= self._forgotten
+        ):
+            known, since = cookie.version, cookie.since
+        newer: list[Row] = []
+        for peer, version in reversed(self._changes.items()):
+            if version <= known:
+                break
+            entry = self._entries.get(peer)
+            if entry is not None:
+                newer.append(entry.row)
+            elif known:
+                newer.append(Row(peer=peer, gone=True))
+        rows, more = _fitting(newer[::-1])
+        read = self._changes[rows[-1].peer] if more else self._version
+        return Page(
+            cookie=Cookie(life=life, version=read, since=since),
+            ttl_ns=self._ttl_ns,
+            reset=known == 0,
+            more=more,
+            rows=tuple(rows),
+        )
+
+    def _life_of(self, ctx: OpContext) -> int:
+        # The first call that a life hears is one that no other life hears: no peer uses an id
+        # of a message twice. So two lives from one snapshot have names of their own.
+        if self._life is None:
+            peer = (ctx.source_peer or ctx.self_peer).to_bytes()
+            said = 0 if ctx.correlation is None else ctx.correlation.wire_req_id
+            self._life = fnv1a_64(peer + said.to_bytes(8, "big"))
+        return self._life
+
+    # -- snapshot ----------------------------------------------------------------------------
+
+    def serialize(self) -> bytes:
+        """Seed, draws, version, and who is here until when."""
+        rows = [
+            [messages.pack_row(entry.row), entry.expires_ns, self._changes[peer]]
+            for peer, entry in self._entries.items()
+        ]
+        return bytes(msgpack.packb([self._seed, self._draws, self._version, rows]))
+
+    def restore(self, data: bytes) -> None:
+        """Go on from what `serialize` gave, with its seed; ComponentError when it is not ours."""
+        if not data:
+            return
+        try:
+            seed, draws, version, rows = msgpack.unpackb(data)
+            found = [
+                (messages.read_row(plain), int(expires_ns), int(changed))
+                for plain, expires_ns, changed in rows
+            ]
+            self._seed, self._draws, self._version = int(seed), int(draws), int(version)
+        except (ValueError, TypeError, msgpack.exceptions.UnpackException, ComponentError) as error:
+            raise ComponentError(
+                f"{self.TYPE_NAME}: the saved state is not ours: {error}"
+            ) from error
+        # A smaller max_peers than before: those that expire last stay.
+        found = found[-self.config.max_peers :]
+        self._entries = OrderedDict((row.peer, _Entry(row, until)) for row, until, _ in found)
+        by_version = sorted(found, key=lambda item: item[2])
+        self._changes = OrderedDict((row.peer, changed) for row, _, changed in by_version)
+        self._forgotten = 0  # no cookie of another life is looked at
+        self._life = None
+
+
+def _fitting(rows: Sequence[Row]) -> tuple[list[Row], bool]:
+    """The first rows, as many as a page takes, and whether some are left."""
+    kept: list[Row] = []
+    size = 0
+    for row in rows:
+        size += messages.row_bytes(row)
+        if len(kept) == messages.MAX_ROWS or (kept and size > messages.MAX_PAGE_BYTES):
+            return kept, True
+        kept.append(row)
+    return kept, False
+
+
+def _if_asked(ctx: OpContext, answer: bytes) -> bytes | None:
+    """A one-way message has no answer."""
+    asked = ctx.correlation is not None and ctx.correlation.kind.name == "REQUEST"
+    return answer if asked else None

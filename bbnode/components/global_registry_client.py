@@ -1,0 +1,260 @@
+"""`GlobalRegistryClient` and `GlobalRegistryView`: the registry as other peers see it.
+
+Rule: a program asks as often as it likes, and the component says what is needed: an announcement
+per heartbeat, and changes since the last look. Nothing waits here: what a registry answers shows
+in the next look at the view. What a registry says of others is believed for its TTL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import msgpack
+from multiaddr import Multiaddr
+
+from bbnode.components import global_registry_messages as messages
+from bbnode.components.contracts import ComponentError, OpContext, ProtocolComponent
+from bbnode.components.errors import InvalidComponentConfig
+from bbnode.components.global_registry_messages import Cookie, Row
+from bbnode.components.registry import register_component
+from bbnode.components.selectors import DrawingSelector
+from bbnode.ir import keys, opset
+from bbnode.ir.errors import DecodeError
+from bbnode.ir.peer import PeerId
+
+DOMAIN: Final = f"{keys.PROTOCOL_DOMAIN_PREFIX}global_registry"
+# Registries that one client uses: one of each kind of peers and a spare, with room to spare.
+MAX_SERVERS: Final = 16
+MAX_VIEW: Final = 16_384
+
+opset.op(
+    DOMAIN, "Announce", "server:peer", "cmd:cmd", role="Protocol", as_class="",
+    doc="Enters this peer in a registry, under a class; silent within the heartbeat.",
+)  # fmt: skip
+opset.op(
+    DOMAIN, "Discover", "server:peer", "cmd:cmd", role="Protocol", n=0,
+    doc="Reads what changed in a registry; with n, has it draw n peers instead.",
+)  # fmt: skip
+
+
+class TooManyRegistries(ComponentError):
+    """A program uses more registries than a client keeps account of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalRegistryClientConfig:
+    """Settings of `GlobalRegistryClient`.
+
+    `server_slot`: the slot of the `GlobalRegistryServer` on the peers that are asked.
+    `deadline_s`: how long an answer is waited for. `max_view`: peers kept of one registry.
+    """
+
+    server_slot: str = "registry"
+    deadline_s: float = 10.0
+    max_view: int = 4096
+
+
+@dataclass(slots=True)
+class _Server:
+    """What is known of one registry."""
+
+    next_announce_ns: int = 0
+    announced: tuple[str, tuple[Multiaddr, ...]] | None = None  # what it was last told
+    reading: bool = False
+    cookie: Cookie | None = None
+    known_until_ns: int = 0
+    rows: dict[PeerId, Row] = field(default_factory=dict)
+    # A whole view that is being read, page by page; it takes the place of `rows` at its end.
+    fresh: dict[PeerId, Row] | None = None
+
+
+@register_component
+class GlobalRegistryClient(ProtocolComponent):
+    """Announces this peer to registries and keeps what they say of others."""
+
+    TYPE_NAME: ClassVar[str] = "bbnode.GlobalRegistryClient"
+    Config: ClassVar[type] = GlobalRegistryClientConfig
+    config: GlobalRegistryClientConfig
+
+    def __init__(self, config: GlobalRegistryClientConfig) -> None:
+        super().__init__(config)
+        if config.deadline_s <= 0 or not 1 <= config.max_view <= MAX_VIEW:
+            raise InvalidComponentConfig(
+                f"{self.TYPE_NAME}: deadline_s has to be positive and max_view in 1 .. {MAX_VIEW}"
+            )
+        self._deadline_ns = int(config.deadline_s * 1_000_000_000)
+        self._servers: dict[PeerId, _Server] = {}
+
+    # -- ops ---------------------------------------------------------------------------------
+
+    def announce(self, ctx: OpContext, server: PeerId, *, as_class: str) -> None:
+        """Tell a registry where this peer is, unless it has been told a while ago.
+
+        Raises TooManyRegistries.
+        """
+        known = self._server(server)
+        message = messages.Announcement(as_class=as_class, addresses=tuple(ctx.addresses))
+        said = (as_class, message.addresses)
+        if ctx.now_ns < known.next_announce_ns and known.announced == said:
+            return
+        known.announced = said
+        # Until there is an answer, or it is known that there is none.
+        known.next_announce_ns = ctx.now_ns + self._deadline_ns
+        self._ask(ctx, server, "Announce", messages.encode_announcement(message), "announce")
+
+    def discover(self, ctx: OpContext, server: PeerId, *, n: int) -> None:
+        """Read what changed in a registry; with `n`, let it draw n peers. Raises as `announce`."""
+        known = self._server(server)
+        if not known.reading:
+            self._read(ctx, server, known, n)
+
+    # -- answers -----------------------------------------------------------------------------
+
+    def on_answer(self, ctx: OpContext, tag: str, payload: bytes) -> None:
+        """A registry answered."""
+        server = ctx.source_peer or ctx.self_peer
+        known = self._server(server)
+        if tag == "announce":
+            said = messages.decode_handshake(payload)
+            known.next_announce_ns = ctx.now_ns + said.heartbeat_ns
+            if said.addresses and server != ctx.self_peer:
+                ctx.learn_addresses(server, said.addresses)
+            return
+        if not known.reading:
+            return  # asked before a restart: the pages before this one are gone
+        known.reading = False
+        page = messages.decode_page(payload)
+        if page.reset:
+            known.fresh = {}
+        rows = known.rows if known.fresh is None else known.fresh
+        for row in page.rows:
+            self._take(ctx, rows, row)
+        known.known_until_ns = ctx.now_ns + page.ttl_ns
+        # What a registry drew is no place to read on from.
+        known.cookie = page.cookie if tag == "read" else None
+        if page.more:
+            self._read(ctx, server, known, 0)
+        elif known.fresh is not None:
+            known.rows, known.fresh = known.fresh, None
+
+    def on_no_answer(self, ctx: OpContext, tag: str, peer: PeerId) -> None:
+        """A registry did not answer: the next call asks again."""
+        known = self._server(peer)
+        if tag == "announce":
+            known.next_announce_ns = ctx.now_ns
+        else:
+            known.reading, known.fresh, known.cookie = False, None, None
+
+    # -- the view ----------------------------------------------------------------------------
+
+    def view(self, ctx: OpContext, peer_class: str | None) -> list[PeerId]:
+        """Peers of a class that some registry is believed to hold, without this one."""
+        found = {
+            row.peer
+            for known in self._servers.values()
+            if ctx.now_ns < known.known_until_ns
+            for row in known.rows.values()
+            if peer_class is None or row.as_class in ("", peer_class)
+        }
+        return sorted(found - {ctx.self_peer})
+
+    def _take(self, ctx: OpContext, rows: dict[PeerId, Row], row: Row) -> None:
+        if row.gone:
+            rows.pop(row.peer, None)
+        elif row.peer in rows or len(rows) < self.config.max_view:
+            rows[row.peer] = row
+            if row.addresses and row.peer != ctx.self_peer:
+                ctx.learn_addresses(row.peer, row.addresses)
+
+    def _read(self, ctx: OpContext, server: PeerId, known: _Server, n: int) -> None:
+        op, tag = ("Sample", "sample") if n > 0 else ("CurrentView", "read")
+        self._ask(ctx, server, op, messages.encode_read(known.cookie, max(n, 0)), tag)
+        known.reading = True
+
+    def _ask(self, ctx: OpContext, server: PeerId, op: str, payload: bytes, tag: str) -> None:
+        slot, deadline_ns = self.config.server_slot, self._deadline_ns
+        ctx.request(server, slot, op, payload, tag=tag, deadline_ns=deadline_ns)
+
+    def _server(self, peer: PeerId) -> _Server:
+        known = self._servers.get(peer)
+        if known is None:
+            if len(self._servers) >= MAX_SERVERS:
+                raise TooManyRegistries(
+                    f"{self.TYPE_NAME}: {peer.short} would be registry {MAX_SERVERS + 1}; let a "
+                    "program announce to the same few"
+                )
+            known = self._servers[peer] = _Server()
+        return known
+
+    # -- snapshot ----------------------------------------------------------------------------
+
+    def serialize(self) -> bytes:
+        """The view; a peer that comes back announces itself and reads anew at the next call."""
+        saved = [
+            [peer.to_bytes(), known.known_until_ns, list(_packed(known.rows))]
+            for peer, known in self._servers.items()
+        ]
+        return bytes(msgpack.packb(saved))
+
+    def restore(self, data: bytes) -> None:
+        """Take up what `serialize` gave; ComponentError when it is not ours."""
+        if not data:
+            return
+        try:
+            self._servers = {
+                PeerId.from_bytes(peer): _Server(
+                    known_until_ns=int(until_ns),
+                    rows={row.peer: row for row in map(messages.read_row, rows)},
+                )
+                for peer, until_ns, rows in msgpack.unpackb(data)[:MAX_SERVERS]
+            }
+        except (
+            ValueError,
+            TypeError,
+            LookupError,
+            msgpack.exceptions.UnpackException,
+            ComponentError,
+            DecodeError,
+        ) as error:
+            raise ComponentError(
+                f"{self.TYPE_NAME}: the saved state is not ours: {error}"
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalRegistryViewConfig:
+    """Settings of `GlobalRegistryView`: fewest peers to choose from, and the seed of the draws."""
+
+    min_peers: int = 1
+    seed: int = 0
+
+
+@register_component
+class GlobalRegistryView(DrawingSelector):
+    """Chooses among the peers of the slot's class that the client's registries hold."""
+
+    TYPE_NAME: ClassVar[str] = "bbnode.GlobalRegistryView"
+    Config: ClassVar[type] = GlobalRegistryViewConfig
+    # The client's slot.
+    depends: ClassVar[Mapping[str, str]] = {"protocol": "directory"}
+
+    def bind(self, dependencies: Mapping[str, Any]) -> None:
+        """Takes a `GlobalRegistryClient` alone."""
+        client = dependencies["protocol"]
+        if not isinstance(client, GlobalRegistryClient):
+            raise InvalidComponentConfig(
+                f"{self.TYPE_NAME} reads what a {GlobalRegistryClient.TYPE_NAME} knows; slot "
+                f"'directory' has a {client.TYPE_NAME}"
+            )
+        super().bind(dependencies)
+
+    def _candidates(self, ctx: OpContext) -> Sequence[PeerId]:
+        client: GlobalRegistryClient = self.dependency("protocol")
+        return client.view(ctx, ctx.peer_class)
+
+
+def _packed(rows: Mapping[PeerId, Row]) -> Iterator[list[Any]]:
+    for row in rows.values():
+        yield messages.pack_row(row)

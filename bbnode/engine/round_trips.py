@@ -1,0 +1,139 @@
+"""How long requests take: an estimate per edge, and what is told of edges further on.
+
+Rule: an edge is the site that a request goes to. Each answer that is taken is one sample; the
+estimate is that of Jacobson and Karels as RFC 6298 (sections 2.2 to 2.4) gives it, in integer
+nanoseconds, so that it is the same on every machine. What a peer reports of edges further down
+stands until this node measures the edge itself. The table is bounded: reported edges go first,
+then those that were measured longest ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bbnode.ir.envelope import EdgeRttReport
+
+if TYPE_CHECKING:
+    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+
+# RFC 6298, section 2.3: alpha = 1/8, beta = 1/4; section 2: K = 4.
+ALPHA_DIVISOR = 8
+BETA_DIVISOR = 4
+K = 4
+# RFC 6298, section 2.4: an estimate is at least a second (section 2.5: it may have an upper bound
+# of at least 60 s). Ours is ten minutes: what waits here is training, not a segment.
+MIN_ESTIMATE_NS = 1_000_000_000
+MAX_ESTIMATE_NS = 600_000_000_000
+# A program has tens of edges; the rest is room for what peers report.
+MAX_EDGES = 1024
+# Reports on one response: the newest. A report takes up to 32 bytes, so half a kilobyte.
+MAX_REPORTED = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTrip:
+    """What is known of one edge, in nanoseconds; `samples` is 0 where a peer reported it."""
+
+    site: int
+    srtt_ns: int
+    rttvar_ns: int
+    samples: int
+
+    @property
+    def estimate_ns(self) -> int:
+        """Time within which an answer should be there: srtt + K * rttvar, within bounds."""
+        estimate = self.srtt_ns + K * self.rttvar_ns
+        return max(MIN_ESTIMATE_NS, min(estimate, MAX_ESTIMATE_NS))
+
+
+class RoundTrips:
+    """The edges of one node, the one that changed last at the end."""
+
+    def __init__(self) -> None:
+        self._edges: dict[int, RoundTrip] = {}
+        self._reports: tuple[EdgeRttReport, ...] | None = None  # until an edge changes
+
+    def __len__(self) -> int:
+        return len(self._edges)
+
+    def all(self) -> list[RoundTrip]:
+        """All edges, the one that changed last at the end."""
+        return list(self._edges.values())
+
+    def estimate_ns(self, site: int) -> int:
+        """Time that a send to a site should be given; 0 when nothing is known of it."""
+        edge = self._edges.get(site)
+        return 0 if edge is None else edge.estimate_ns
+
+    def sample(self, site: int, took_ns: int) -> None:
+        """An answer came `took_ns` after its request. Site 0 is no edge."""
+        if not site:
+            return
+        took_ns = max(took_ns, 0)
+        known = self._edges.get(site)
+        if known is None or not known.samples:
+            # Section 2.2: the first measurement.
+            srtt_ns, rttvar_ns, samples = took_ns, took_ns // 2, 0
+        else:
+            # Section 2.3: rttvar first, with the srtt of before.
+            error_ns = abs(known.srtt_ns - took_ns)
+            rttvar_ns = known.rttvar_ns + (error_ns - known.rttvar_ns) // BETA_DIVISOR
+            srtt_ns = known.srtt_ns + (took_ns - known.srtt_ns) // ALPHA_DIVISOR
+            samples = known.samples
+        self._put(RoundTrip(site=site, srtt_ns=srtt_ns, rttvar_ns=rttvar_ns, samples=samples + 1))
+
+    def learn(self, reports: Iterable[EdgeRttReport]) -> None:
+        """Take over what a peer that answered says of edges further down.
+
+        It is a claim: what this node measured itself stands, and numbers are held within bounds.
+        """
+        for report in reports:
+            known = self._edges.get(report.site)
+            if not report.site or (known is not None and known.samples):
+                continue
+            if known is None and len(self._edges) >= MAX_EDGES and not self._forget_reported():
+                return  # everything here was measured
+            self._put(
+                RoundTrip(
+                    site=report.site,
+                    srtt_ns=min(report.srtt_ns, MAX_ESTIMATE_NS),
+                    rttvar_ns=min(report.rttvar_ns, MAX_ESTIMATE_NS),
+                    samples=0,
+                )
+            )
+
+    def reports(self) -> tuple[EdgeRttReport, ...]:
+        """What rides on a response: the edges that changed last."""
+        if self._reports is None:
+            newest = list(self._edges.values())[-MAX_REPORTED:]
+            self._reports = tuple(
+                EdgeRttReport(site=edge.site, srtt_ns=edge.srtt_ns, rttvar_ns=edge.rttvar_ns)
+                for edge in newest
+            )
+        return self._reports
+
+    def _put(self, edge: RoundTrip) -> None:
+        self._edges.pop(edge.site, None)
+        if len(self._edges) >= MAX_EDGES and not self._forget_reported():
+            del self._edges[next(iter(self._edges))]
+        self._edges[edge.site] = edge
+        self._reports = None
+
+    def _forget_reported(self) -> bool:
+        """Drop the reported edge that changed longest ago; False when there is none."""
+        for site, known in self._edges.items():
+            if not known.samples:
+                del self._edges[site]
+                return True
+        return False
+
+    def state(self, names: SavedNames) -> Any:  # noqa: ARG002 - the convention of tables
+        """For a snapshot: all edges, in order."""
+        return [[e.site, e.srtt_ns, e.rttvar_ns, e.samples] for e in self._edges.values()]
+
+    def load(self, plain: Any, names: LoadedNames) -> None:  # noqa: ARG002
+        """Take up what `state` gave."""
+        for site, srtt_ns, rttvar_ns, samples in plain:
+            self._put(RoundTrip(site=site, srtt_ns=srtt_ns, rttvar_ns=rttvar_ns, samples=samples))

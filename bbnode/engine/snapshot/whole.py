@@ -1,0 +1,225 @@
+"""The whole snapshot: sealed bytes around the state of all tables and components.
+
+Rule: everything is checked before anything is taken up, but for what tables and components find
+in their own parts: after SnapshotRefused the node is to be installed anew.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from bbnode.engine import ingress as ev
+from bbnode.engine.errors import SnapshotFailed, SnapshotRefused, describe
+from bbnode.engine.snapshot.events import IngressTable
+from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+from bbnode.engine.snapshot.sections import plans_of, tables_of
+from bbnode.ir.errors import BbnodeError
+
+if TYPE_CHECKING:
+    from bbnode.engine.bootstraps import Bootstraps
+    from bbnode.engine.dispatch import Dispatch
+    from bbnode.engine.program import Program
+    from bbnode.engine.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeParts:
+    """Where all of a node's state is."""
+
+    program: Program
+    rt: Runtime
+    dispatch: Dispatch
+    bootstraps: Bootstraps
+
+
+SNAPSHOT_VERSION = 2
+_MAGIC = b"BBSNAP01"
+_DIGEST_BYTES = 32
+# msgpack knows 64 bits; a deadline that a peer claims may lie beyond them.
+_LONG_INT = "\0int"
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No garbage collection within.
+
+    Whoever makes a hundred thousand rows at once makes Python look through all objects of the
+    process for cycles, several times over; there are none in what is made here.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@_collector_paused()
+def take_snapshot(parts: NodeParts) -> bytes:
+    """The state of a node between two polls.
+
+    Raises SnapshotFailed, or NodeBusy when a component's state can't be had now.
+    """
+    rt = parts.rt
+    ingress = IngressTable(rt.ingress)
+    tables = tables_of(rt, ingress, parts.dispatch, parts.bootstraps)
+    names = SavedNames(rt, plans_of(parts.program, rt, parts.bootstraps))
+    components = [[c.slot, c.binding.type_name, c.state(ingress.done)] for c in rt.cells]
+    saved = {name: table.state(names) for name, table in tables.items()}
+    fields = {
+        "version": SNAPSHOT_VERSION,
+        "peer": rt.self_peer.to_bytes(),
+        "program": parts.program.digest,
+        "components": components,
+        "tables": saved,
+        "lists": names.lists(),
+    }
+    return seal(fields)
+
+
+@_collector_paused()
+def restore_snapshot(parts: NodeParts, data: bytes, *, same_life: bool) -> None:
+    """Take up a snapshot in a node that has not polled yet. Raises SnapshotRefused."""
+    rt = parts.rt
+    tables = tables_of(rt, IngressTable(rt.ingress), parts.dispatch, parts.bootstraps)
+    fields = _parse(data)
+    if fields["peer"] != rt.self_peer.to_bytes():
+        raise SnapshotRefused("the snapshot is another peer's; start this node without it")
+    _check_components(rt, fields["components"])
+    if fields["program"] != parts.program.digest:
+        raise SnapshotRefused(
+            "the snapshot was made with another artifact, or other targets of it; start this node "
+            "without it"
+        )
+    if set(fields["tables"]) != set(tables):
+        raise SnapshotRefused("the snapshot was made by another version of bbnode")
+    incarnation, own = rt.incarnation, rt.neighbours.own_addresses
+    try:
+        plans = plans_of(parts.program, rt, parts.bootstraps)
+        names = LoadedNames(rt, plans, fields["lists"])
+        for name, table in tables.items():
+            table.load(fields["tables"][name], names)
+    except (
+        BbnodeError,
+        KeyError,
+        IndexError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+    ) as error:  # sealed by somebody who is not this version of bbnode
+        raise SnapshotRefused(f"the snapshot is malformed: {':'.join(describe(error))}") from error
+    saved = {slot: state for slot, _, state in fields["components"]}
+    for cell in rt.cells:
+        _restore_component(cell.slot, cell.component, saved[cell.slot])
+        if cell.moves:
+            cell.keep(saved[cell.slot])
+    if same_life:
+        rt.neighbours.set_addresses(rt.neighbours.book.lookup(rt.self_peer))
+        return
+    rt.begin_life(max(incarnation, rt.incarnation + 1))
+    rt.neighbours.set_addresses(own)
+    _lose_connections(rt)
+
+
+def _lose_connections(rt: Runtime) -> None:
+    """Behind what waited already, and before all that comes now."""
+    for peer in rt.neighbours.peers.everyone():
+        rt.ingress.push(ev.PeerDisconnected(peer=peer, reason="this node restarted"), must=True)
+
+
+def _check_components(rt: Runtime, rows: Sequence[Sequence[Any]]) -> None:
+    saved = {slot: type_name for slot, type_name, _ in rows}
+    installed = {cell.slot: cell.binding.type_name for cell in rt.cells}
+    if saved != installed:
+        raise SnapshotRefused(
+            f"the snapshot holds the components {sorted(saved)} and this node has "
+            f"{sorted(installed)}, of these types; it belongs to another artifact"
+        )
+
+
+def _restore_component(slot: str, component: Any, state: bytes) -> None:
+    try:
+        component.restore(state)
+    except BbnodeError as error:
+        raise SnapshotRefused(f"slot {slot!r}: {error}") from error
+    except Exception as error:  # the boundary to a component's author
+        raise SnapshotRefused(f"slot {slot!r}: {': '.join(describe(error))}") from error
+
+
+# -- bytes -----------------------------------------------------------------------------------
+
+# Field -> type, of the body.
+_FIELDS: Mapping[str, type] = {
+    "version": int,
+    "peer": bytes,
+    "program": bytes,
+    "components": list,
+    "tables": dict,
+    "lists": dict,
+}
+
+
+def pack(plain: Any) -> bytes:
+    """Plain data as msgpack, integers of any size included; raises SnapshotFailed."""
+    try:
+        return bytes(msgpack.packb(plain, default=_long_int))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise SnapshotFailed(f"the state can't be written: {error}") from error
+
+
+def unpack(body: bytes) -> Any:
+    """What `pack` wrote; raises ValueError (or a kind of it) and msgpack's errors."""
+    return msgpack.unpackb(body, max_ext_len=0, max_bin_len=len(body), object_hook=_read_long_int)
+
+
+def seal(fields: Mapping[str, Any]) -> bytes:
+    """Magic, digest, body."""
+    body = pack(fields)
+    return b"".join((_MAGIC, hashlib.sha256(body).digest(), body))
+
+
+def _long_int(value: Any) -> dict[str, str]:
+    if type(value) is not int:
+        raise TypeError(f"{type(value).__name__} is no plain data")
+    return {_LONG_INT: hex(value)}
+
+
+def _read_long_int(found: dict[Any, Any]) -> Any:
+    text = found.get(_LONG_INT)
+    return found if text is None else int(text, 16)
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    start = len(_MAGIC) + _DIGEST_BYTES
+    if not data.startswith(_MAGIC) or len(data) < start:
+        raise SnapshotRefused("not a snapshot of this kind of node, or cut short")
+    body = data[start:]
+    if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
+        raise SnapshotRefused("the checksum does not fit: the snapshot is torn or was changed")
+    try:
+        fields = unpack(body)
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+        raise SnapshotRefused(f"the snapshot can't be read: {error}") from error
+    version = fields.get("version") if isinstance(fields, dict) else None
+    if version != SNAPSHOT_VERSION:
+        raise SnapshotRefused(
+            f"the snapshot has format {version!r}, this bbnode reads {SNAPSHOT_VERSION}"
+        )
+    for name, kind in _FIELDS.items():
+        if type(fields.get(name)) is not kind:
+            raise SnapshotRefused(f"the snapshot's {name!r} is missing or of the wrong type")
+    if not all(
+        isinstance(row, list) and [type(item) for item in row] == [str, str, bytes]
+        for row in fields["components"]
+    ):
+        raise SnapshotRefused("the snapshot's components are malformed")
+    return dict(fields)

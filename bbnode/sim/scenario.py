@@ -1,0 +1,52 @@
+"""Scenarios: whole simulations that are right or wrong, as functions of a seed.
+
+Rule: a scenario takes a seed, a Trace to note into, and settings that are integers; it gives
+the network that it ran, or raises InvariantBroken. A failure names the command that runs it
+again.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from bbnode.ir.errors import BbnodeError
+from bbnode.sim.errors import ScenarioFailed
+from bbnode.sim.network import Network
+from bbnode.sim.trace import Trace
+
+Scenario: TypeAlias = Callable[..., Network]
+
+
+def check(scenario: Scenario, seed: int, **settings: int) -> Network:
+    """Run a scenario with one seed; the network that it ran.
+
+    Raises:
+        ScenarioFailed: an invariant is broken, or something was raised that nobody expected
+            (a BbnodeError or AssertionError); the message has the command that runs it again.
+    """
+    return run(scenario, seed, Trace(), settings)
+
+
+def run(scenario: Scenario, seed: int, trace: Trace, settings: Mapping[str, int]) -> Network:
+    """As `check`, with a trace that can be looked at when it fails."""
+    try:
+        return scenario(seed, trace, **settings)
+    except (BbnodeError, AssertionError) as error:
+        raise ScenarioFailed(
+            f"{_name(scenario)} with seed {seed}: {type(error).__name__}: {error}\n"
+            f"To run it again: {command(scenario, seed, settings)}"
+        ) from error
+
+
+def command(scenario: Scenario, seed: int, settings: Mapping[str, int]) -> str:
+    """The command that runs a scenario again, from the folder that its module is found in."""
+    words = ["python", "-m", "bbnode.sim.replay", _name(scenario), "--seed", str(seed)]
+    for name, value in settings.items():
+        words += ["--set", f"{name}={value}"]
+    return shlex.join(words)
+
+
+def _name(scenario: Scenario) -> str:
+    return f"{scenario.__module__}:{scenario.__qualname__}"
