@@ -3,24 +3,29 @@
 Rule: nothing here knows libp2p. A backend owns its connections and tasks and reports through
 one bounded stream of events; the driver calls plain functions that never block.
 
-Back-pressure inwards. Readers of a connection must not pause: libp2p resets a stream whose
-reader rests for 5 s. The inbox that events go through is bounded in bytes and in number,
-per peer and in all. A reader that finds it full waits for at most
-`TransportLimits.inbox_patience_s`, well under those 5 s, in which a sender that keeps to the
-rules is held by its window; then the connection is dropped and counted `inbound.flooded`.
-Connects, disconnects and failed sends are never lost: their number is bounded by the number
-of connections and of queued envelopes, and a new connection is refused while too many of them
-lie unread.
+Delivery. A message that `send` took is delivered once, in the order of its lane, over as many
+connections as that takes; or it comes back as SendFailed with its tag: when no connection came
+about for `TransportLimits.resume_s`, when leave was taken, or when the peer was restarted after
+the message was begun (it may have been taken then, or not). Messages that were not begun go to
+the restarted peer. Never is one delivered twice.
 
 Back-pressure outwards. `send` never blocks: it queues, or raises QueueFullError for this peer
-alone. An envelope that was queued and did not reach the operating system before the last
-connection with its peer was gone comes back as SendFailed with its tag.
+alone.
+
+Back-pressure inwards. Readers of a connection never pause: libp2p resets a stream whose reader
+rests for 5 s. The inbox that events go through is bounded in bytes and in number, per peer
+and in all; what it refuses is kept beside it, up to the window that the peer was given, and is
+not acknowledged: its sender waits, and its engine hears of it through its own queue. A peer
+that sends beyond its window is dropped and counted `inbound.flooded`. Connects, disconnects
+and failed sends are never lost: their number is bounded by the number of connections and of
+queued messages, and a new connection is refused while too many of them lie unread.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -28,14 +33,10 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.ir.peer import PeerId
+from bbnode.transport.limits import TransportLimits as TransportLimits
 
 # Version of what we speak on our streams; both sides must say the same.
 PROTOCOL_VERSION = 1
-
-# The whole of one envelope, from FACTS (caps and budgets).
-MAX_ENVELOPE_BYTES = 16 * 1024 * 1024
-# Envelopes over this travel on the bulk stream, so that small ones are not held up.
-MAX_CONTROL_ENVELOPE_BYTES = 64 * 1024
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -53,7 +54,9 @@ class Hello:
 
     `session_id` (16 hex digits, new at each start of a backend) shows that a peer has
     restarted; `link` numbers the connections that its sender dialled, so that both sides
-    keep the same one of two. The backend fills in these two and `listen_addresses`.
+    keep the same one of two; `exchange` names our numbering of what we send to this peer. The
+    backend fills in these three and `listen_addresses`. `credentials` are for the other side's
+    `Authorizer` and mean nothing to the transport.
     """
 
     protocol_version: int = PROTOCOL_VERSION
@@ -64,6 +67,8 @@ class Hello:
     listen_addresses: tuple[Multiaddr, ...] = ()
     session_id: str = "0" * 16
     link: int = 0
+    exchange: int = 0
+    credentials: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,28 +83,40 @@ class PeerConnected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerDisconnected:
-    """The last connection with a peer is gone."""
+    """The last connection with a peer is gone.
+
+    `goodbye`: one of the two sides took leave, so that nobody means to come back. False is a loss.
+    """
 
     peer: PeerId
     reason: str
+    goodbye: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvelopeReceived:
-    """One whole envelope; `peer` is what the connection's handshake proved."""
+    """One whole envelope; `peer` is what the connection's handshake proved.
+
+    A large one is a read-only view of memory that is its receiver's alone from now on.
+    """
 
     peer: PeerId
-    data: bytes
+    data: bytes | memoryview
     observed_address: Multiaddr
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendFailed:
-    """A queued envelope was not sent; `tag` is the one given to `send`."""
+    """A queued envelope was given up; `tag` is the one given to `send`.
+
+    `blames_peer` is False where the peer did nothing wrong that it would do again: it was
+    restarted, took leave, or the bound was ours.
+    """
 
     peer: PeerId
     tag: int
     reason: str
+    blames_peer: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +158,12 @@ class PeerInfo:
     bytes_out: int
     queued_envelopes: int
     queued_bytes: int
+    # Of the queued ones, under way now.
+    unacknowledged_bytes: int
+    # Messages, since the first connection that is not forgotten.
+    acknowledged: int
+    resent: int
+    duplicates: int
     rtt_s: float | None
     # trio.current_time() of the connect.
     since_s: float
@@ -158,38 +181,114 @@ class WantedPeer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransportLimits:
-    """Bounds of a backend. Each has a typed failure or a counter."""
+class TransportMetrics:
+    """Everything that can be measured of a backend, at one moment."""
 
-    max_envelope_bytes: int = MAX_ENVELOPE_BYTES
-    # Per peer, not yet handed to the operating system. Four of the largest envelopes.
-    queue_envelopes: int = 1024
-    queue_bytes: int = 4 * MAX_ENVELOPE_BYTES
-    # Received and not yet taken by the driver: per peer, and of all peers together (the
-    # engine's own ingress budget in FACTS).
-    inbox_envelopes_per_peer: int = 1024
-    inbox_bytes_per_peer: int = 4 * MAX_ENVELOPE_BYTES
-    inbox_bytes: int = 16 * MAX_ENVELOPE_BYTES
-    # Events other than envelopes that lie unread before new connections are refused.
-    inbox_notices: int = 4096
-    # Under the 5 s after which libp2p resets a stream that nobody reads.
-    inbox_patience_s: float = 2.0
-    # Buffered by a connection and not read. The other side's window is 256 KiB, and at most
-    # 16 MiB once it has grown; libp2p does not enforce it, so two of the largest are a flood.
-    unread_bytes: int = 2 * MAX_ENVELOPE_BYTES
-    # Writes on one lane that may fail in a row before the connection is given up.
-    write_failures: int = 3
-    max_connections: int = 1024
-    # One in use, one that replaces it, and as many again for simultaneous dials.
-    max_connections_per_peer: int = 4
-    hello_timeout_s: float = 10.0
-    ping_interval_s: float = 5.0
-    # Three pings without any byte in return.
-    silence_s: float = 15.0
-    # How long two sides take leave before the connection is cut anyway.
-    farewell_s: float = 5.0
-    redial_min_s: float = 0.2
-    redial_max_s: float = 30.0
+    # Connections: with their hello, without it yet, and how many there may be.
+    connections: int
+    connections_opening: int
+    connection_slots: int
+    # Streams of all connections, and tasks of the backend.
+    streams: int
+    tasks: int
+    # Bytes: in the muxer and unread; received without room in the inbox; in the inbox; of
+    # large messages that are being received; queued; of those, under way.
+    unread_bytes: int
+    held_bytes: int
+    inbox_bytes: int
+    partial_bytes: int
+    queued_bytes: int
+    unacknowledged_bytes: int
+    inbox_envelopes: int
+    inbox_notices: int
+    queued_envelopes: int
+    # Circuits between other peers that go through us.
+    circuits: int
+    # Peers that are remembered, connected or not.
+    sessions: int
+    # Refusals of the authorizer by its reason.
+    denied: Mapping[str, int]
+    counters: Mapping[str, int]
+    peers: tuple[PeerInfo, ...]
+
+
+class Decision(Protocol):
+    """What an Authorizer answers."""
+
+    @property
+    def allowed(self) -> bool:
+        """Whether it may be."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why not, one of few short ASCII words: refusals are counted by it."""
+        ...
+
+
+class Authorizer(Protocol):
+    """Who may talk. Asked in the trio thread: it must answer at once, and never raise."""
+
+    def connection(self, peer: PeerId, direction: Direction) -> Decision:
+        """A connection whose handshake proved `peer`; nothing was said on it yet."""
+        ...
+
+    def hello(self, peer: PeerId, direction: Direction, hello: Hello) -> Decision:
+        """The peer's first message, with its credentials."""
+        ...
+
+    def envelope(self, peer: PeerId, direction: Direction, size: int) -> Decision:
+        """One envelope of `size` bytes from the peer (INBOUND) or to it."""
+        ...
+
+
+class ProtocolStream(Protocol):
+    """A stream of a protocol other than ours, on a connection that both sides keep.
+
+    Its calls can be cancelled, and so can be given a time-out.
+    """
+
+    @property
+    def peer(self) -> PeerId:
+        """Who the connection's handshake proved the other side to be."""
+        ...
+
+    async def read(self, max_bytes: int) -> bytes:
+        """Between 1 and `max_bytes` bytes; b"" at the end; StreamBrokenError after a reset."""
+        ...
+
+    async def write(self, data: Buffer) -> None:
+        """Write all of `data`; raises StreamBrokenError. A cancelled one may still be written."""
+        ...
+
+    async def end(self) -> None:
+        """Nothing more will be written: the other side reads its end."""
+        ...
+
+
+ProtocolHandler: TypeAlias = Callable[[ProtocolStream], Awaitable[None]]
+
+
+class ProtocolHost(Protocol):
+    """A backend that carries other protocols beside the envelopes."""
+
+    def register_protocol(self, protocol_id: str, handler: ProtocolHandler) -> None:
+        """Serve `protocol_id` on all connections; before `run`.
+
+        The stream is closed when `handler` returns and reset when it raises; what it raises is
+        counted and goes no further. Raises DeploymentError for an id that is taken.
+        """
+        ...
+
+    def open_stream(
+        self, peer: PeerId, protocol_id: str
+    ) -> AbstractAsyncContextManager[ProtocolStream]:
+        """A stream to a connected peer, closed at the end of the context, reset on an error.
+
+        Entering raises NotConnectedError, TooManyStreamsError, or StreamBrokenError when the peer
+        does not speak the protocol.
+        """
+        ...
 
 
 class EventStream(Protocol):
@@ -231,7 +330,9 @@ class Backend(Protocol):
     def send(self, peer: PeerId, data: Buffer | Sequence[Buffer], *, tag: int) -> None:
         """Queue one envelope; never blocks.
 
-        Raises NotConnectedError, QueueFullError or EnvelopeTooLargeError.
+        `bytes` and read-only views are kept by reference until the peer has acknowledged
+        them: nobody may change them. Raises NotConnectedError, QueueFullError,
+        EnvelopeTooLargeError or NotAllowedError.
         """
         ...
 
@@ -259,6 +360,20 @@ class Backend(Protocol):
         """Monotonic counters by name; all names are always there."""
         ...
 
+    def metrics(self) -> TransportMetrics:
+        """All gauges and counters."""
+        ...
+
+    def set_credentials(self, credentials: bytes) -> None:
+        """Show other `credentials` in the hello of every connection from now on."""
+        ...
+
+    def reauthorize(self) -> None:
+        """Ask the authorizer again about every connection; those now denied are closed."""
+        ...
+
     async def stop(self, grace_s: float) -> None:
-        """Send what is queued, take leave of all peers, and end within `grace_s` seconds."""
+        """Send what is queued, wait for its acknowledgement, take leave of all peers;
+        all within `grace_s` seconds.
+        """
         ...

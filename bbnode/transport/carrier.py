@@ -23,12 +23,16 @@ class ByteStream(Protocol):
         """Between 1 and `max_bytes` bytes; b"" at the end; StreamBrokenError after a reset."""
         ...
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         """Write all of `data`; raises StreamBrokenError."""
         ...
 
+    async def end(self) -> None:
+        """Write no more: the other side reads the end; never raises."""
+        ...
+
     async def reset(self) -> None:
-        """Throw the stream away; never raises."""
+        """Throw the stream away, and wake who reads on it; never raises."""
         ...
 
 
@@ -52,6 +56,10 @@ class Carrier(Protocol):
 
     async def open(self, lane: Lane) -> ByteStream:
         """A new outgoing stream for `lane`; raises StreamBrokenError."""
+        ...
+
+    def stream_count(self) -> int:
+        """Streams of the connection, of both sides and all protocols."""
         ...
 
     def unread_bytes(self) -> int:

@@ -19,6 +19,7 @@ from bbnode.engine import Node, steps
 from bbnode.ir.errors import BbnodeError
 from bbnode.transport import backend as seam
 from bbnode.transport.backend import Backend
+from bbnode.transport.errors import EnvelopeTooLargeError, QueueFullError
 
 # Two: a model that trains and one more op that waits for a disk. ONNX Runtime frees the GIL
 # in its own threads, so more workers than cores would only take turns.
@@ -44,13 +45,17 @@ class Driver:
         backend: Backend,
         *,
         observe: StepObserver | None = None,
+        heard: Callable[[seam.TransportEvent], None] | None = None,
         clock_ns: Callable[[], int] = trio_clock_ns,
         worker_threads: int = DEFAULT_WORKER_THREADS,
     ) -> None:
-        """`observe` sees every step, after it was carried out; it must not block."""
+        """`observe` sees every step, after it was carried out, and `heard` every event of the
+        transport, before the node polls on it; neither may block.
+        """
         self._node = node
         self._backend = backend
         self._observe = observe
+        self._heard = heard
         self._clock_ns = clock_ns
         self._threads = trio.CapacityLimiter(worker_threads)
         self._wake = trio.Event()
@@ -122,6 +127,8 @@ class Driver:
 
     def _take(self, event: seam.TransportEvent) -> None:
         node = self._node
+        if self._heard is not None:
+            self._heard(event)
         match event:
             case seam.EnvelopeReceived(peer=peer, data=data, observed_address=address):
                 node.deliver_inbound(peer, data, address)
@@ -129,9 +136,9 @@ class Driver:
                 node.peer_connected(peer, hello.classes, hello.listen_addresses)
             case seam.PeerDisconnected(peer=peer, reason=reason):
                 node.peer_disconnected(peer, reason)
-            case seam.SendFailed(peer=peer, reason=reason):
+            case seam.SendFailed(peer=peer, reason=reason, blames_peer=blames_peer):
                 self._counts["driver.send_failed"] += 1
-                node.send_failed(peer, reason)
+                node.send_failed(peer, reason, blames_peer=blames_peer)
             case seam.HelloRefused():
                 self._counts["driver.hello_refused"] += 1
             case seam.ProtocolViolation():
@@ -153,7 +160,8 @@ class Driver:
             # Not connected, queue full, too large: the engine hears of it as of any failed
             # send, and its governor and backoff draw the conclusions.
             self._counts[f"driver.{type(error).__name__}"] += 1
-            self._node.send_failed(step.peer, str(error))
+            ours = isinstance(error, QueueFullError | EnvelopeTooLargeError)
+            self._node.send_failed(step.peer, str(error), blames_peer=not ours)
 
     async def _run_task(self, step: steps.RunTask) -> None:
         self._counts["driver.tasks"] += 1

@@ -9,10 +9,6 @@ from __future__ import annotations
 from bbnode.ir.errors import AuthorError, DeploymentError, EnvironmentFault, PeerError
 
 
-class IdentityError(EnvironmentFault):
-    """The key file cannot be read, written, trusted or understood."""
-
-
 class ListenError(EnvironmentFault):
     """A listen address cannot be had: in use, not ours, or not an address to listen on."""
 
@@ -30,7 +26,15 @@ class QueueFullError(PeerError):
 
 
 class EnvelopeTooLargeError(AuthorError):
-    """One envelope is over the cap; large tensors travel in chunks."""
+    """One envelope is over the cap, `max_message_bytes`."""
+
+
+class NotAllowedError(DeploymentError):
+    """The authorizer does not let us send this to the peer."""
+
+
+class TooManyStreamsError(EnvironmentFault):
+    """As many streams of other protocols as may be are open with the peer already."""
 
 
 class FrameError(PeerError):
@@ -47,3 +51,11 @@ class StreamBrokenError(EnvironmentFault):
 
 class DialError(EnvironmentFault):
     """An address could not be dialled, or somebody else answered there."""
+
+
+class RelayRefusedError(DialError):
+    """A relay made no circuit; `status` says why (RelayStatus)."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status

@@ -5,8 +5,9 @@ length (4), number (8). Which types a lane carries, and how long each may be, is
 FRAME_CAPS; a length is checked against it before anything is kept. An end of stream anywhere
 but between frames is a truncation. No I/O here: the decoder is fed.
 
-Number: of an ENVELOPE, its place in the order in which this peer numbered its envelopes (what
-acknowledgements will speak of); of a PING, what its PONG repeats; of a BYE_ACK, the lane.
+Number: of an ENVELOPE, OPEN and CHUNK, the message's place in the order of its lane; of an
+ACK, the message that is expected next; of a RESUME and a START, the round (see `inflow`); of a
+PING, what its PONG repeats; of a BYE_ACK, the lane.
 """
 
 from __future__ import annotations
@@ -15,17 +16,27 @@ import enum
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
-from bbnode.transport.backend import MAX_CONTROL_ENVELOPE_BYTES, MAX_ENVELOPE_BYTES
 from bbnode.transport.errors import FrameError
+from bbnode.transport.limits import MAX_CONTROL_ENVELOPE_BYTES
 
 _HEADER = struct.Struct(">BBHIQ")
 HEADER_BYTES = _HEADER.size
 
 # A hello with every field at its bound (see hello.py).
-MAX_HELLO_BYTES = 32 * 1024
+MAX_HELLO_BYTES = 48 * 1024
 # The reason of a goodbye, ASCII.
 MAX_BYE_BYTES = 64
+# Part of a large message; ours are a quarter of it (see outbound.py).
+MAX_CHUNK_BYTES = 1024 * 1024
+
+# ACK: lane, bytes received of the message that is expected next.
+_ACK = struct.Struct(">BQ")
+# RESUME: record, next on control, next on bulk, bytes of the latter, the two windows.
+_RESUME = struct.Struct(">QQQQII")
+# OPEN: bytes of the whole message, offset at which its chunks begin.
+_OPEN = struct.Struct(">QQ")
 
 
 class Lane(enum.IntEnum):
@@ -46,11 +57,22 @@ class FrameType(enum.IntEnum):
     HELLO = 1
     PING = 2
     PONG = 3
+    # A whole small message.
     ENVELOPE = 4
-    # No more envelopes come on this lane.
+    # No more messages come on this lane.
     BYE = 5
     # All of the lane was read, up to its BYE.
     BYE_ACK = 6
+    # Send to me on this connection, from these positions on.
+    RESUME = 7
+    # What follows on this stream answers the RESUME of this round.
+    START = 8
+    # What was taken of a lane.
+    ACK = 9
+    # A large message begins, or goes on.
+    OPEN = 10
+    # The next bytes of it.
+    CHUNK = 11
 
 
 FRAME_CAPS: dict[tuple[Lane, FrameType], int] = {
@@ -60,18 +82,54 @@ FRAME_CAPS: dict[tuple[Lane, FrameType], int] = {
     (Lane.CONTROL, FrameType.ENVELOPE): MAX_CONTROL_ENVELOPE_BYTES,
     (Lane.CONTROL, FrameType.BYE): MAX_BYE_BYTES,
     (Lane.CONTROL, FrameType.BYE_ACK): 0,
-    (Lane.BULK, FrameType.ENVELOPE): MAX_ENVELOPE_BYTES,
+    (Lane.CONTROL, FrameType.RESUME): _RESUME.size,
+    (Lane.CONTROL, FrameType.START): 0,
+    (Lane.CONTROL, FrameType.ACK): _ACK.size,
     (Lane.BULK, FrameType.BYE): MAX_BYE_BYTES,
+    (Lane.BULK, FrameType.START): 0,
+    (Lane.BULK, FrameType.OPEN): _OPEN.size,
+    (Lane.BULK, FrameType.CHUNK): MAX_CHUNK_BYTES,
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One decoded frame."""
+    """One decoded frame, whole."""
 
     type: FrameType
     number: int
     body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkData:
+    """Some of a CHUNK's bytes, as they came; valid until the next `feed`."""
+
+    number: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """How far a lane was taken: all before `number`, and `offset` bytes of that."""
+
+    number: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """What a receiver tells a sender before anything else: whence, and how much at a time.
+
+    `record` names the receiver's memory of this sender; another one remembers nothing.
+    """
+
+    round: int
+    record: int
+    control: Position
+    bulk: Position
+    control_window: int
+    bulk_window: int
 
 
 def encode_header(frame_type: FrameType, body_bytes: int, number: int = 0) -> bytes:
@@ -79,39 +137,136 @@ def encode_header(frame_type: FrameType, body_bytes: int, number: int = 0) -> by
     return _HEADER.pack(frame_type, 0, 0, body_bytes, number)
 
 
+def encode_ack(lane: Lane, position: Position) -> bytes:
+    """A whole ACK frame."""
+    body = _ACK.pack(lane, position.offset)
+    return encode_header(FrameType.ACK, len(body), position.number) + body
+
+
+def decode_ack(frame: Frame) -> tuple[Lane, Position]:
+    """What an ACK says; raises FrameError."""
+    lane, offset = _unpack(_ACK, frame)
+    if lane not in (Lane.CONTROL, Lane.BULK):
+        raise FrameError(f"an ACK of lane {lane}, which does not exist")
+    return Lane(lane), Position(number=frame.number, offset=offset)
+
+
+def encode_resume(resume: Resume) -> bytes:
+    """A whole RESUME frame."""
+    body = _RESUME.pack(
+        resume.record,
+        resume.control.number,
+        resume.bulk.number,
+        resume.bulk.offset,
+        resume.control_window,
+        resume.bulk_window,
+    )
+    return encode_header(FrameType.RESUME, len(body), resume.round) + body
+
+
+def decode_resume(frame: Frame) -> Resume:
+    """What a RESUME says; raises FrameError."""
+    record, control, bulk, offset, control_window, bulk_window = _unpack(_RESUME, frame)
+    least = MAX_CONTROL_ENVELOPE_BYTES + HEADER_BYTES
+    if min(control_window, bulk_window) < least:
+        raise FrameError(f"a RESUME with a window under {least} bytes, in which nothing can move")
+    return Resume(
+        round=frame.number,
+        record=record,
+        control=Position(number=control),
+        bulk=Position(number=bulk, offset=offset),
+        control_window=control_window,
+        bulk_window=bulk_window,
+    )
+
+
+def encode_open(number: int, total: int, offset: int) -> bytes:
+    """A whole OPEN frame."""
+    return encode_header(FrameType.OPEN, _OPEN.size, number) + _OPEN.pack(total, offset)
+
+
+def decode_open(frame: Frame) -> tuple[int, int]:
+    """(bytes of the whole message, offset of what follows); raises FrameError."""
+    total, offset = _unpack(_OPEN, frame)
+    if offset >= total:
+        raise FrameError(f"a message of {total} bytes is opened at byte {offset}")
+    return total, offset
+
+
+def _unpack(layout: struct.Struct, frame: Frame) -> tuple[int, ...]:
+    if len(frame.body) != layout.size:
+        raise FrameError(
+            f"a {frame.type.name} frame of {len(frame.body)} bytes; it has {layout.size}"
+        )
+    return layout.unpack(frame.body)
+
+
+_NOTHING: Final = memoryview(b"")
+
+
 class FrameDecoder:
-    """Turns the bytes of one incoming stream into frames."""
+    """Turns the bytes of one incoming stream into frames; chunks pass through in pieces."""
 
-    __slots__ = ("_buffer", "_lane", "_max_envelope_bytes", "_want")
+    __slots__ = ("_buffer", "_chunk", "_chunk_left", "_lane", "_view", "_want")
 
-    def __init__(self, lane: Lane, max_envelope_bytes: int = MAX_ENVELOPE_BYTES) -> None:
+    def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        self._max_envelope_bytes = max_envelope_bytes
+        self._view = _NOTHING
+        # The beginning of a header or of a small body.
         self._buffer = bytearray()
         # (type, number, length) of the frame whose body is still to come.
         self._want: tuple[FrameType, int, int] | None = None
+        # The CHUNK that is passing through.
+        self._chunk = 0
+        self._chunk_left = 0
 
     @property
     def mid_frame(self) -> bool:
         """Whether an end of stream now would cut a frame short."""
-        return self._want is not None or bool(self._buffer)
+        return self._want is not None or bool(self._buffer) or self._chunk_left > 0
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that `data` completes; raises FrameError at the first that is none."""
-        self._buffer += data
+    def feed(self, data: bytes) -> Iterator[Frame | ChunkData]:
+        """What `data` completes; raises FrameError at the first that is no frame."""
+        self._view = memoryview(data)
         while True:
-            if self._want is None:
-                if len(self._buffer) < HEADER_BYTES:
+            if self._chunk_left:
+                piece = self._view[: self._chunk_left]
+                if not len(piece):
                     return
-                self._want = self._read_header(bytes(self._buffer[:HEADER_BYTES]))
-                del self._buffer[:HEADER_BYTES]
+                self._view = self._view[len(piece) :]
+                self._chunk_left -= len(piece)
+                yield ChunkData(number=self._chunk, data=piece)
+                continue
+            if self._want is None:
+                header = self._take(HEADER_BYTES)
+                if header is None:
+                    return
+                self._want = frame_type, number, length = self._read_header(header)
+                if frame_type is FrameType.CHUNK:
+                    self._want, self._chunk, self._chunk_left = None, number, length
+                    continue
             frame_type, number, length = self._want
-            if len(self._buffer) < length:
+            body = self._take(length)
+            if body is None:
                 return
-            body = bytes(memoryview(self._buffer)[:length])
-            del self._buffer[:length]
             self._want = None
             yield Frame(type=frame_type, number=number, body=body)
+
+    def _take(self, count: int) -> bytes | None:
+        """The next `count` bytes, or None when they have not all come."""
+        missing = count - len(self._buffer)
+        if missing > len(self._view):
+            self._buffer += self._view
+            self._view = _NOTHING
+            return None
+        if self._buffer:
+            self._buffer += self._view[:missing]
+            taken = bytes(self._buffer)
+            self._buffer.clear()
+        else:
+            taken = bytes(self._view[:missing])
+        self._view = self._view[missing:]
+        return taken
 
     def _read_header(self, header: bytes) -> tuple[FrameType, int, int]:
         code, flags, reserved, length, number = _HEADER.unpack(header)
@@ -125,10 +280,10 @@ class FrameDecoder:
         cap = FRAME_CAPS.get((self._lane, frame_type))
         if cap is None:
             raise FrameError(f"a {frame_type.name} frame has no place {where}")
-        if frame_type is FrameType.ENVELOPE:
-            cap = min(cap, self._max_envelope_bytes)
         if length > cap:
             raise FrameError(
                 f"a {frame_type.name} frame of {length} bytes {where}; at most {cap} are taken"
             )
+        if frame_type is FrameType.CHUNK and not length:
+            raise FrameError(f"an empty CHUNK {where}")
         return frame_type, number, length

@@ -24,6 +24,8 @@ MAX_NAMES = 64
 MAX_NAME_BYTES = 128
 # Claimed sender addresses: FACTS (caps and budgets).
 MAX_ADDRESSES = 8
+# A signed statement or two; what it means is the authorizer's business.
+MAX_CREDENTIALS_BYTES = 8 * 1024
 
 _SHA256 = re.compile(r"([0-9a-f]{64})?\Z")
 _SESSION = re.compile(r"[0-9a-f]{16}\Z")
@@ -37,6 +39,8 @@ _FIELDS = frozenset(
         "listen_addresses",
         "session_id",
         "link",
+        "exchange",
+        "credentials",
     }
 )
 
@@ -53,6 +57,8 @@ def encode_hello(hello: Hello) -> bytes:
             "listen_addresses": [a.to_bytes() for a in hello.listen_addresses],
             "session_id": hello.session_id,
             "link": hello.link,
+            "exchange": hello.exchange,
+            "credentials": hello.credentials,
         }
     )
     decode_hello(raw)
@@ -88,6 +94,8 @@ def decode_hello(raw: bytes) -> Hello:
         ),
         session_id=_matching(fields, "session_id", _SESSION),
         link=_integer(fields, "link"),
+        exchange=_integer(fields, "exchange"),
+        credentials=_bytes(fields, "credentials", MAX_CREDENTIALS_BYTES),
     )
 
 
@@ -95,6 +103,13 @@ def _integer(fields: dict[str, Any], name: str) -> int:
     value = fields[name]
     if type(value) is not int or value < 0:
         raise HelloError(f"{name} in the hello is not a whole number")
+    return value
+
+
+def _bytes(fields: dict[str, Any], name: str, max_bytes: int) -> bytes:
+    value = fields[name]
+    if not isinstance(value, bytes) or len(value) > max_bytes:
+        raise HelloError(f"{name} in the hello is not bytes, at most {max_bytes} of them")
     return value
 
 

@@ -1,129 +1,34 @@
 """Identity: the node's Ed25519 key and where it is kept.
 
-Rule: the file is the 36-byte protobuf private key that libp2p's own tools write (type 1, then
-the 32-byte seed), created with mode 0600 from its first moment on, and refused when
-others may read it. This module does without libp2p, so that `bbnode id` starts quickly.
+Rule: the key file is `bbnode.access.key_file`'s, mode 0600 and never replaced. This module does
+without libp2p, so that `bbnode id` starts quickly.
 """
 
 from __future__ import annotations
 
 import os
-import stat
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-from bbnode.ir.peer import PeerId
-from bbnode.transport.errors import IdentityError
-
-# PrivateKey{Type=Ed25519(1), Data=32 bytes} in protobuf, from libp2p's peer-ids spec.
-_PRIVATE_KEY_PREFIX = b"\x08\x01\x12\x20"
-_SEED_BYTES = 32
-IDENTITY_FILE_BYTES = len(_PRIVATE_KEY_PREFIX) + _SEED_BYTES
-_PRIVATE_MODE = 0o600
+from bbnode.access.errors import IdentityError
+from bbnode.access.key_file import create_key_file, read_key_file
+from bbnode.access.signing import SigningKey
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """An Ed25519 identity. The seed is secret and stays out of `repr`."""
+class Identity(SigningKey):
+    """The key that proves who this node is."""
 
-    peer_id: PeerId
-    seed: bytes = field(repr=False)
-
-    @classmethod
-    def from_seed(cls, seed: bytes) -> Identity:
-        """The identity of a 32-byte Ed25519 seed; raises IdentityError for another length."""
-        if len(seed) != _SEED_BYTES:
-            raise IdentityError(f"an Ed25519 seed has {_SEED_BYTES} bytes, got {len(seed)}")
-        public = Ed25519PrivateKey.from_private_bytes(seed).public_key()
-        return cls(peer_id=PeerId.from_ed25519_public_key(public.public_bytes_raw()), seed=seed)
-
-    @classmethod
-    def generate(cls) -> Identity:
-        """A new identity from the operating system's randomness."""
-        return cls.from_seed(Ed25519PrivateKey.generate().private_bytes_raw())
-
-    def to_file_bytes(self) -> bytes:
-        """The 36 bytes that the key file holds."""
-        return _PRIVATE_KEY_PREFIX + self.seed
+    __slots__ = ()
 
 
 def load_identity(path: str | os.PathLike[str]) -> Identity:
-    """The identity kept in `path`.
-
-    Raises IdentityError when the file is missing, unreadable, no regular file, readable by
-    others, or not the 36 bytes of an Ed25519 key.
-    """
-    file = Path(path)
-    try:
-        # Opened before it is looked at, so that what is judged is what is read; a FIFO in
-        # its place must not block the start.
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise IdentityError(
-            f"cannot read the key file {file}: {error.strerror}; check its path and its owner"
-        ) from error
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise IdentityError(f"the key file {file} is not a regular file; point to another")
-        mode = stat.S_IMODE(status.st_mode)
-        if mode & 0o077:
-            raise IdentityError(
-                f"the key file {file} is open to others (mode {mode:04o}); "
-                f"run: chmod 600 {file}, and replace the key if it may have been read"
-            )
-        # A regular file gives as much as it has at once; one byte more shows a longer one.
-        raw = os.read(descriptor, IDENTITY_FILE_BYTES + 1)
-    except OSError as error:
-        raise IdentityError(f"cannot read the key file {file}: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
-    if len(raw) != IDENTITY_FILE_BYTES or not raw.startswith(_PRIVATE_KEY_PREFIX):
-        size = f"{len(raw)}" if len(raw) <= IDENTITY_FILE_BYTES else f"over {IDENTITY_FILE_BYTES}"
-        raise IdentityError(
-            f"the key file {file} is not an Ed25519 key of {IDENTITY_FILE_BYTES} bytes "
-            f"({size} bytes found); restore it, or move it away to get a new identity"
-        )
-    return Identity.from_seed(raw[len(_PRIVATE_KEY_PREFIX) :])
+    """The identity kept in `path`; raises IdentityError as `read_key_file` does."""
+    return Identity.from_seed(read_key_file(path))
 
 
 def create_identity(path: str | os.PathLike[str]) -> Identity:
-    """A new identity, written to `path`, which must not exist; raises IdentityError.
-
-    The bytes go to a private file beside it first and are linked into place whole, so that
-    a crash never leaves half a key under the name that the next start reads.
-    """
-    file = Path(path)
+    """A new identity, written to `path`, which must not exist; raises IdentityError."""
     identity = Identity.generate()
-    draft = file.with_name(f".{file.name}.{os.getpid()}.new")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise IdentityError(
-            f"cannot create the directory of the key file {file}: {error.strerror}"
-        ) from error
-    try:
-        draft.unlink(missing_ok=True)
-        descriptor = os.open(
-            draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE_MODE
-        )
-        try:
-            with os.fdopen(descriptor, "wb") as handle:
-                handle.write(identity.to_file_bytes())
-                handle.flush()
-                os.fsync(handle.fileno())
-            # link() and not rename(): it fails where another process was first.
-            os.link(draft, file)
-        finally:
-            draft.unlink(missing_ok=True)
-    except FileExistsError as error:
-        raise IdentityError(f"the key file {file} exists already; it is never replaced") from error
-    except OSError as error:
-        raise IdentityError(
-            f"cannot create the key file {file}: {error.strerror}; check the directory"
-        ) from error
+    create_key_file(path, identity.seed)
     return identity
 
 

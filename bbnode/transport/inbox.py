@@ -2,7 +2,8 @@
 
 Rule: envelopes are bounded per peer and in all, in number and in bytes, and refused when there
 is no room; notices (all other events) always go in, and `crowded` says when so many lie
-unread that no new connection should be taken. See `backend` for what readers do then.
+unread that no new connection should be taken. Room for a large message is reserved before the
+first byte of it is kept. See `backend` for what becomes of the refused.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from dataclasses import dataclass
 import trio
 
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import EnvelopeReceived, TransportEvent, TransportLimits
+from bbnode.transport.backend import EnvelopeReceived, TransportEvent
+from bbnode.transport.limits import TransportLimits
 
 
 @dataclass(slots=True)
 class _Share:
-    """What one peer has lying in the inbox."""
+    """What one peer has lying in the inbox, reserved or unread."""
 
     envelopes: int = 0
     bytes: int = 0
+    # A message over the share itself; at most one.
+    large: int = 0
 
 
 class Inbox:
@@ -32,14 +36,15 @@ class Inbox:
         self._limits = limits
         self._events: deque[TransportEvent] = deque()
         self._arrived = trio.Event()
-        # Set and replaced whenever an envelope is taken: wakes the readers that wait.
-        self._freed = trio.Event()
         self._shares: dict[PeerId, _Share] = {}
         self._bytes = 0
+        self._large_bytes = 0
+        self._reserved = 0
+        self._envelopes = 0
         self._notices = 0
         self._closed = False
-        # Called after an envelope was taken; the in-memory network moves on then.
-        self.on_taken: Callable[[PeerId], None] | None = None
+        # Called with the peer after room was made.
+        self.on_room: Callable[[PeerId], None] | None = None
 
     @property
     def crowded(self) -> bool:
@@ -49,7 +54,22 @@ class Inbox:
     @property
     def envelope_bytes(self) -> int:
         """Bytes of all envelopes that lie unread."""
-        return self._bytes
+        return self._bytes + self._large_bytes - self._reserved
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of the messages that are being received."""
+        return self._reserved
+
+    @property
+    def envelopes(self) -> int:
+        """Envelopes that lie unread."""
+        return self._envelopes
+
+    @property
+    def notices(self) -> int:
+        """Other events that lie unread."""
+        return self._notices
 
     def notify(self, event: TransportEvent) -> None:
         """Put in an event that is not an envelope; dropped when nobody reads any more."""
@@ -60,36 +80,27 @@ class Inbox:
 
     def offer(self, event: EnvelopeReceived) -> bool:
         """Put in an envelope; False when there is no room."""
-        share = self._shares.get(event.peer)
-        limits, size = self._limits, len(event.data)
-        if share is None:
-            share = _Share()
-        # A share that is empty takes any envelope: a cap under the envelope cap must not
-        # make a size undeliverable for ever.
-        if share.envelopes and (
-            share.envelopes >= limits.inbox_envelopes_per_peer
-            or share.bytes + size > limits.inbox_bytes_per_peer
-        ):
+        if not self._take_room(event.peer, len(event.data)):
             return False
-        if self._events and self._bytes + size > limits.inbox_bytes:
-            return False
-        if self._closed:
-            return True
-        self._shares[event.peer] = share
-        share.envelopes += 1
-        share.bytes += size
-        self._bytes += size
-        self._append(event)
+        self._put(event)
         return True
 
-    async def deliver(self, event: EnvelopeReceived) -> bool:
-        """`offer`, waiting for room for at most `inbox_patience_s` seconds."""
-        taken = self.offer(event)
-        with trio.move_on_after(self._limits.inbox_patience_s):
-            while not taken:
-                await self._freed.wait()
-                taken = self.offer(event)
-        return taken
+    def reserve(self, peer: PeerId, size: int) -> bool:
+        """Keep room for a message that is about to come; False when there is none."""
+        if not self._take_room(peer, size):
+            return False
+        self._reserved += size
+        return True
+
+    def deliver_reserved(self, event: EnvelopeReceived) -> None:
+        """Put in a message for which there is room kept."""
+        self._reserved -= len(event.data)
+        self._put(event)
+
+    def unreserve(self, peer: PeerId, size: int) -> None:
+        """The message will not come."""
+        self._reserved -= size
+        self._release(peer, size)
 
     def close(self) -> None:
         """No more events; what lies there can still be taken."""
@@ -112,23 +123,56 @@ class Inbox:
             raise trio.EndOfChannel if self._closed else trio.WouldBlock
         event = self._events.popleft()
         if isinstance(event, EnvelopeReceived):
-            self._release(event)
+            self._envelopes -= 1
+            self._release(event.peer, len(event.data))
         else:
             self._notices -= 1
         return event
+
+    def _put(self, event: EnvelopeReceived) -> None:
+        if self._closed:
+            self._release(event.peer, len(event.data))
+            return
+        self._envelopes += 1
+        self._append(event)
 
     def _append(self, event: TransportEvent) -> None:
         self._events.append(event)
         self._arrived.set()
 
-    def _release(self, event: EnvelopeReceived) -> None:
-        share = self._shares[event.peer]
+    def _take_room(self, peer: PeerId, size: int) -> bool:
+        share = self._shares.get(peer) or _Share()
+        limits = self._limits
+        if share.envelopes >= limits.inbox_envelopes_per_peer:
+            return False
+        if size > min(limits.inbox_bytes_per_peer, limits.inbox_bytes):
+            # Nobody else's small ones may keep it out for ever, so it has a budget of its own.
+            within = self._large_bytes + size <= limits.inbox_large_bytes
+            if share.large or (self._large_bytes and not within):
+                return False
+            share.large = size
+            self._large_bytes += size
+        else:
+            if share.bytes + size > limits.inbox_bytes_per_peer:
+                return False
+            if self._bytes + size > limits.inbox_bytes:
+                return False
+            share.bytes += size
+            self._bytes += size
+        share.envelopes += 1
+        self._shares[peer] = share
+        return True
+
+    def _release(self, peer: PeerId, size: int) -> None:
+        share = self._shares[peer]
         share.envelopes -= 1
-        share.bytes -= len(event.data)
-        self._bytes -= len(event.data)
+        if size == share.large:
+            share.large = 0
+            self._large_bytes -= size
+        else:
+            share.bytes -= size
+            self._bytes -= size
         if not share.envelopes:
-            del self._shares[event.peer]
-        self._freed.set()
-        self._freed = trio.Event()
-        if self.on_taken is not None:
-            self.on_taken(event.peer)
+            del self._shares[peer]
+        if self.on_room is not None:
+            self.on_room(peer)

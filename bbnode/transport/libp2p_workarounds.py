@@ -2,7 +2,7 @@
 
 Rule: one function or class per fault, named after what it gives; `harden` applies those that
 change a host, before it runs; each has a test against real hosts. The numbers S1 to S10 are
-those of the show-stoppers measured on 0.8.1; S11 was found in its source.
+those of the show-stoppers measured on 0.8.1; S11 to S15 were found in its source.
 
 S1  the default host accepts plaintext      `build_host`, `require_noise_alone`
 S2  an exception in a handler ends the host `guard_streams`
@@ -16,6 +16,13 @@ S9  the receive window is not enforced      `unread_bytes` in `libp2p_carrier`
 S10 every known peer is dialled             `dial_nobody_unasked`
 S11 ping replies are written by the task that reads: with both sides sending, and both send
     buffers full, neither reads any more    `silence_muxer_pings`
+S12 a reset does not wake its own reader    `reset_quietly`, `drop_stale_event`
+S13 each read sends an update of the window: half of all packets, and of all system calls, are
+    of 12 bytes; and the window begins with 256 KiB, and grows to 4 MiB before anything was said
+    `grant_window`, `steady_window` in `libp2p_windows`
+S14 a reset that comes while somebody reads looks like a clean end `was_reset`
+S15 a write gives up after 5 s without room in the reader's window, and a relay that does not
+    rest has to keep everything `make_patient`, `write_patiently` in `libp2p_windows`
 """
 
 from __future__ import annotations
@@ -43,14 +50,16 @@ from multiaddr import Multiaddr
 from bbnode.transport.errors import InsecureTransportError
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p_tcp import BoundedTcp
+from bbnode.transport.libp2p_windows import steady_window
 
 log = logging.getLogger(__name__)
 
 # Noise takes 1.5 round trips and two key agreements: this is a host that will not answer.
 HANDSHAKE_TIMEOUT_S: Final = 8.0
-# Streams that one connection may have open inbound; we use two, and two more while they are
-# replaced. libp2p sets no bound.
-MAX_INBOUND_STREAMS: Final = 16
+# Streams that one connection may have open: of ours two in each direction, and as many again
+# while they are replaced; of other protocols what TransportLimits says, and those refused
+# just now. libp2p sets no bound.
+MAX_STREAMS: Final = 32
 # Over the 15 s after which our own pings end a silent connection: negotiations end with
 # their connection and are never cancelled in the middle of a write (S4).
 _NEGOTIATION_S: Final = 60.0
@@ -80,6 +89,7 @@ def build_host(
     *,
     max_connections: int,
     max_per_peer: int,
+    max_streams: int = MAX_STREAMS,
     on_fault: Callable[[], None] = lambda: None,
 ) -> Any:
     """A libp2p host with TCP, Noise and Yamux and nothing else (S1), hardened, not running.
@@ -107,17 +117,19 @@ def build_host(
             inbound_stream_protocol_negotiation_timeout=_NEGOTIATION_S,
         ),
     )
-    harden(host, on_fault)
+    harden(host, on_fault, max_streams=max_streams)
     require_noise_alone(host)
     return host
 
 
-def harden(host: Any, on_fault: Callable[[], None] = lambda: None) -> None:
+def harden(
+    host: Any, on_fault: Callable[[], None] = lambda: None, *, max_streams: int = MAX_STREAMS
+) -> None:
     """Apply all work-arounds that change a host; call it before the host runs.
 
     `on_fault` is called for each exception that a stream handler let out.
     """
-    guard_streams(host, on_fault)
+    guard_streams(host, on_fault, max_streams)
     free_inbound_slots(host)
     drop_resource_manager(host)
     bound_handshakes(host)
@@ -141,7 +153,7 @@ def require_noise_alone(host: Any) -> None:
         )
 
 
-def guard_streams(host: Any, on_fault: Callable[[], None]) -> None:
+def guard_streams(host: Any, on_fault: Callable[[], None], max_streams: int = MAX_STREAMS) -> None:
     """Let no exception of a stream out of its task (S2), and bound a connection's streams."""
     network = host.get_network()
     inner = network.common_stream_handler
@@ -149,9 +161,10 @@ def guard_streams(host: Any, on_fault: Callable[[], None]) -> None:
     async def guarded(stream: Any) -> None:
         connection = stream.swarm_conn
         try:
-            if len(connection.streams) > MAX_INBOUND_STREAMS:
+            if len(connection.streams) > max_streams:
                 await hard_close(host, connection)
                 return
+            steady_window(stream)
             await inner(stream)
         except Exception as error:  # noqa: BLE001 - the edge: whatever a remote caused ends here
             on_fault()
@@ -165,29 +178,52 @@ def guard_streams(host: Any, on_fault: Callable[[], None]) -> None:
 
 
 async def reset_quietly(stream: Any) -> None:
-    """Reset a stream whatever its state."""
+    """Reset a stream whatever its state, and wake the task that reads on it (S12)."""
+    muxed = stream.muxed_stream
+    arrived = muxed.conn.stream_events.get(muxed.stream_id)
     try:
         await stream.reset()
     except Exception as error:  # noqa: BLE001 - declared boundary: libp2p lets anything out
         log.debug("a reset failed: %r", error)
+    if arrived is not None:
+        arrived.set()
+
+
+def drop_stale_event(stream: Any) -> None:
+    """Take back the entry that a reader makes for a stream which is gone already (S12)."""
+    muxed = stream.muxed_stream
+    if muxed.stream_id not in muxed.conn.streams:
+        muxed.conn.stream_events.pop(muxed.stream_id, None)
+
+
+def was_reset(stream: Any) -> bool:
+    """Whether what looks like the end of a stream is a reset by the peer (S14).
+
+    The death of the connection is not: that marks all its streams.
+    """
+    muxed = stream.muxed_stream
+    return bool(muxed.reset_received and not muxed.conn.event_shutting_down.is_set())
 
 
 def free_inbound_slots(host: Any) -> None:
     """Hold the inbound slot, and its task, until the connection closes, not for ever (S3)."""
-    network = host.get_network()
 
     async def serve(stream: Any, address: Multiaddr, failure: Any) -> None:  # noqa: ARG001
-        raw = RawConnection(stream, False)
-        try:
-            muxed = await network.upgrade_inbound_raw_conn(raw, address)
-            await muxed.event_closed.wait()
-        except Exception as error:  # noqa: BLE001 - the edge: strangers connect here
-            log.debug("an inbound connection failed: %r", error)
-        finally:
-            with trio.CancelScope(shield=True):
-                await close_quietly(raw)
+        await serve_inbound(host, RawConnection(stream, False), address)
 
-    network._do_handle_inbound_connection = serve
+    host.get_network()._do_handle_inbound_connection = serve
+
+
+async def serve_inbound(host: Any, raw: RawConnection, address: Multiaddr) -> None:
+    """Let somebody secure a raw connection with us, and return when it has closed."""
+    try:
+        muxed = await host.get_network().upgrade_inbound_raw_conn(raw, address)
+        await muxed.event_closed.wait()
+    except Exception as error:  # noqa: BLE001 - the edge: strangers connect here
+        log.debug("an inbound connection failed: %r", error)
+    finally:
+        with trio.CancelScope(shield=True):
+            await close_quietly(raw)
 
 
 async def close_quietly(closable: Any) -> None:

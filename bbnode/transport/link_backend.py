@@ -8,6 +8,7 @@ of `run`.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import secrets
 from abc import ABC, abstractmethod
@@ -19,13 +20,15 @@ from typing import Any, Final
 import trio
 from multiaddr import Multiaddr
 
+from bbnode.ir.address import is_relayed
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import (
+    Authorizer,
     Buffer,
     Hello,
     PeerInfo,
-    TransportLimits,
+    TransportMetrics,
     WantedPeer,
 )
 from bbnode.transport.carrier import Carrier
@@ -33,14 +36,19 @@ from bbnode.transport.counters import Counters
 from bbnode.transport.errors import DialError
 from bbnode.transport.hello import MAX_ADDRESSES, encode_hello
 from bbnode.transport.inbox import Inbox
+from bbnode.transport.limits import TransportLimits
 from bbnode.transport.link import Link
 from bbnode.transport.link_state import LinkState
-from bbnode.transport.peers import PeerSession, PeerTable
+from bbnode.transport.peers import PeerTable
 from bbnode.transport.redial import Redial
+from bbnode.transport.session import PeerSession
+from bbnode.transport.wakeup import Signal
 
 # Happy eyeballs (RFC 8305, section 5): the next address gets its chance after this, or at
 # once when the one before has failed.
 _STAGGER_S: Final = 0.25
+# A connection that lasted as long was a success; one that ends sooner makes the next wait longer.
+_STEADY_S: Final = 10.0
 # Addresses of one peer that are tried in a round; FACTS: claimed sender addresses.
 _MAX_DIALLED_ADDRESSES: Final = 8
 
@@ -55,14 +63,21 @@ class LinkBackend(ABC):
         hello: Hello,
         limits: TransportLimits | None = None,
         rng: random.Random | None = None,
+        authorizer: Authorizer | None = None,
     ) -> None:
         self._own = own
         self._limits = limits or TransportLimits()
         self._counters = Counters()
         self._inbox = Inbox(self._limits)
         self._table = PeerTable(
-            own, limits=self._limits, inbox=self._inbox, counters=self._counters
+            own,
+            limits=self._limits,
+            inbox=self._inbox,
+            counters=self._counters,
+            authorizer=authorizer,
         )
+        self._lost = Signal()
+        self._table.on_lost = self._lost.set
         self._hello = replace(hello, session_id=secrets.token_hex(8))
         # Jitter of the redials; not a secret.
         self._random = rng or random.Random()
@@ -91,6 +106,14 @@ class LinkBackend(ABC):
     def listen_addresses(self) -> list[Multiaddr]:
         """See Backend."""
 
+    def _detours(self, peer: PeerId) -> Sequence[Multiaddr]:  # noqa: ARG002
+        """More addresses of a peer, to be tried after those that were given."""
+        return ()
+
+    def _circuits(self) -> int:
+        """Circuits of other peers that go through us."""
+        return 0
+
     # -- Backend ---------------------------------------------------------------------------
 
     @property
@@ -118,6 +141,44 @@ class LinkBackend(ABC):
     def counters(self) -> dict[str, int]:
         """See Backend."""
         return self._counters.snapshot()
+
+    def metrics(self) -> TransportMetrics:
+        """See Backend."""
+        links, sessions = self._table.links(), self._table.sessions()
+        flows = [session.flow for session in sessions if session.flow is not None]
+        up = sum(link.hello is not None for link in links)
+        own_tasks = 0 if self._nursery is None else len(self._nursery.child_tasks)
+        return TransportMetrics(
+            connections=up,
+            connections_opening=len(links) - up,
+            connection_slots=self._limits.max_connections,
+            streams=sum(link.carrier.stream_count() for link in links),
+            tasks=own_tasks + sum(link.tasks for link in links),
+            unread_bytes=sum(link.carrier.unread_bytes() for link in links),
+            held_bytes=sum(flow.held_bytes for flow in flows),
+            inbox_bytes=self._inbox.envelope_bytes,
+            partial_bytes=self._inbox.reserved_bytes,
+            queued_bytes=sum(session.queue.bytes for session in sessions),
+            unacknowledged_bytes=sum(session.queue.unacknowledged_bytes for session in sessions),
+            inbox_envelopes=self._inbox.envelopes,
+            inbox_notices=self._inbox.notices,
+            queued_envelopes=sum(session.queue.envelopes for session in sessions),
+            circuits=self._circuits(),
+            sessions=len(sessions),
+            denied=dict(self._table.gate.denied),
+            counters=self._counters.snapshot(),
+            peers=tuple(self._table.infos()),
+        )
+
+    def set_credentials(self, credentials: bytes) -> None:
+        """See Backend; raises HelloError for more than a hello can carry."""
+        made = replace(self._hello, credentials=credentials)
+        encode_hello(made)
+        self._hello = made
+
+    def reauthorize(self) -> None:
+        """See Backend."""
+        self._table.reauthorize()
 
     def keep_connected(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
         """See Backend; raises DeploymentError for our own id or without any address."""
@@ -152,6 +213,7 @@ class LinkBackend(ABC):
         try:
             async with self._serve(), trio.open_nursery() as nursery:
                 self._nursery = nursery
+                nursery.start_soon(self._expire, name="forget lost peers")
                 for session in self._table.sessions():
                     if session.wanted is not None:
                         self._start_dialer(session)
@@ -176,23 +238,23 @@ class LinkBackend(ABC):
 
     def _attach(self, carrier: Carrier) -> Link | None:
         """Run a link on a new connection; None when a bound is reached, or we are stopping."""
-        if (
-            self._nursery is None
-            or self._stopping.is_set()
-            or carrier.peer == self._own
-            or not self._table.admits(carrier.peer)
-        ):
+        if self._nursery is None or self._stopping.is_set() or carrier.peer == self._own:
             self._counters.add("links.refused")
             return None
+        if not self._table.admits(carrier.peer, carrier.direction):
+            return None
         self._links_made += 1
+        session = self._table.session(carrier.peer)
         hello = replace(
             self._hello,
             link=self._links_made,
+            exchange=session.exchange,
             listen_addresses=tuple(self.listen_addresses()[:MAX_ADDRESSES]),
         )
         link = Link(
             carrier,
             self._table,
+            queue=session.queue,
             hello=encode_hello(hello),
             number=self._links_made,
             limits=self._limits,
@@ -202,8 +264,14 @@ class LinkBackend(ABC):
         self._nursery.start_soon(link.run, name=f"link with {carrier.peer.short}")
         return link
 
+    async def _expire(self) -> None:
+        """Give up, when its time has come, what is kept for peers that were lost."""
+        while True:
+            with trio.move_on_at(self._table.expire(trio.current_time())):
+                await self._lost.wait()
+
     async def _take_leave(self) -> None:
-        """Send what is queued, then say goodbye to all, within the grace of `stop`."""
+        """Have what is queued acknowledged, then say goodbye, within the grace of `stop`."""
         for scope in self._dialers.values():
             scope.cancel()
         await self._close_listeners()
@@ -213,15 +281,18 @@ class LinkBackend(ABC):
             for session in self._table.sessions():
                 if session.primary is not None:
                     await session.queue.wait_idle()
-        for link in self._table.links():
-            link.retire("the node stops")
-        with trio.move_on_at(deadline):
-            for session in self._table.sessions():
-                await session.down.wait()
-            for link in self._table.links():
-                await link.closed.wait()
+        # What is relayed goes first: it needs the connection with its relay for its farewell.
+        relayed = [link for link in self._table.links() if is_relayed(link.carrier.address)]
+        half = (trio.current_time() + deadline) / 2
+        for links, until in ((relayed, half), (self._table.links(), deadline)):
+            for link in links:
+                link.retire("the node stops")
+            with trio.move_on_at(until):
+                for link in links:
+                    await link.closed.wait()
         for link in self._table.links():
             link.doom("the node stops")
+        self._table.expire(math.inf)
         for link in self._table.links():
             # hard_close does not hang.
             await link.closed.wait()
@@ -237,18 +308,42 @@ class LinkBackend(ABC):
     async def _keep(self, session: PeerSession, scope: trio.CancelScope) -> None:
         """The dialer task of one peer. Only its waits are ever cancelled, never a dial."""
         redial = Redial(self._limits, self._random)
+        up_since = math.inf
         with scope:
             while session.wanted is not None:
                 if session.up.is_set():
-                    redial.reset()
-                    await session.down.wait()
+                    up_since = min(up_since, trio.current_time())
+                    await self._hold(session)
                     continue
-                await self._dial_round(session, session.wanted)
+                # A peer that takes us and closes at once (it may not want us) is no success.
+                if up_since < math.inf:
+                    if trio.current_time() - up_since >= _STEADY_S:
+                        redial.reset()
+                    up_since = math.inf
+                    with trio.move_on_after(redial.next_delay_s()):
+                        await session.up.wait()
+                        continue
+                # The direct ones first: a detour has a little less than its chance.
+                ways = dict.fromkeys([*session.wanted, *self._detours(session.peer)])
+                await self._dial_round(session, sorted(ways, key=is_relayed))
                 if session.up.is_set():
                     continue
                 with trio.move_on_after(redial.next_delay_s()):
                     # An inbound connection is as good.
                     await session.up.wait()
+
+    async def _hold(self, session: PeerSession) -> None:
+        """Until the connection is lost, or a relayed one was tried to be replaced."""
+        with trio.move_on_after(self._limits.direct_retry_s):
+            await session.down.wait()
+            return
+        link = session.primary
+        if link is None or link.hello is None or not is_relayed(link.carrier.address):
+            return
+        ways = dict.fromkeys([*(session.wanted or ()), *link.hello.listen_addresses])
+        direct = [way for way in ways if not is_relayed(way)]
+        if direct:
+            await self._dial_round(session, direct[:_MAX_DIALLED_ADDRESSES])
 
     async def _dial_round(self, session: PeerSession, addresses: Sequence[Multiaddr]) -> None:
         """Try the addresses, each a little after the one before, until one leads to a hello.
@@ -286,7 +381,7 @@ class LinkBackend(ABC):
         except DialError as error:
             self._counters.add("dial.failed")
             reason = str(error)
-        if reason:
+        if reason and not session.up.is_set():
             session.failed_dials += 1
             session.last_error = reason
         # A dialer that was told to stop has gone away.

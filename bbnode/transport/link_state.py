@@ -5,8 +5,8 @@ the state as it is.
 
 Taking leave: a side that will send nothing more ends each of its lanes with BYE; the other
 side answers with BYE_ACK when it has read up to there, and ends its own lanes likewise. When
-everything is acknowledged both ways the connection is cut, so that no envelope is lost: a
-connection that is closed with data unread takes that data with it.
+everything is acknowledged both ways the connection is cut: one that is closed with data unread
+takes that data with it, and the acknowledgements among it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
-from bbnode.transport.framing import Lane
-from bbnode.transport.outbound import Outbound
+from bbnode.transport.framing import Lane, Resume
 
 if TYPE_CHECKING:
+    from bbnode.transport.backend import Hello
+    from bbnode.transport.inflow import Inflow
     from bbnode.transport.link import Link
 
 
@@ -91,8 +92,27 @@ class Pulse:
             self.sent_at = None
 
 
+@dataclass(slots=True)
+class Progress:
+    """Whether something that should move still does. Only time in which it should counts."""
+
+    seen: int = -1
+    since: float = 0.0
+
+    def stalled(self, *, due: bool, value: int, now: float, limit_s: float) -> bool:
+        """True when `value` has not changed for `limit_s` seconds in which it was due to."""
+        if not due or value != self.seen:
+            self.seen, self.since = value, now
+            return False
+        return now - self.since >= limit_s
+
+
 class LinkOwner(Protocol):
-    """Who decides about peers; the link asks it and tells it. None of these blocks long."""
+    """Who decides about peers; the link asks it and tells it. None of these blocks."""
+
+    def admit_hello(self, link: Link, hello: Hello) -> str:
+        """Why a peer with this hello is not welcome; empty when it is."""
+        ...
 
     def link_up(self, link: Link) -> None:
         """The peer's hello has come and is in `link.hello`."""
@@ -110,18 +130,22 @@ class LinkOwner(Protocol):
         """The peer broke the protocol after its hello; the link closes."""
         ...
 
-    async def deliver(self, link: Link, data: bytes) -> bool:
-        """Pass an envelope on; False when the driver does not keep up."""
+    def inflow(self, link: Link) -> Inflow | None:
+        """The record that this link feeds, if it is the one to feed it."""
         ...
 
-    def take(self, link: Link, lane: Lane) -> Outbound | None:
-        """The next envelope that this link should write, if any."""
+    def announce(self, link: Link) -> None:
+        """What told the peer from where to send is lost: tell it again."""
         ...
 
-    def written(self, link: Link, item: Outbound) -> None:
-        """An envelope that was taken is with the operating system."""
+    def resumed(self, link: Link, resume: Resume) -> None:
+        """The peer says from where to send; raises FrameError."""
         ...
 
-    def give_back(self, link: Link, item: Outbound) -> None:
-        """An envelope that was taken was not written."""
+    def sends(self, link: Link) -> bool:
+        """Whether the messages to this peer are this link's to write."""
+        ...
+
+    def stalled(self, link: Link, reason: str) -> None:
+        """The peer takes nothing any more; the link closes."""
         ...

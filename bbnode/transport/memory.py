@@ -2,8 +2,9 @@
 
 Rule: deterministic. A MemoryNetwork holds the backends; connecting, sending and delivering
 happen at once, in the order of the calls; nothing here sleeps, draws or runs a task of its
-own. Bounds, errors, counters and events are those of a real backend. Time passes only where
-a driver is slow: what its inbox refuses stays in the sender's queue until room is made.
+own. Bounds, errors, counters and events are those of a real backend, but that a lost
+connection fails at once what is queued. Time passes only where a driver is slow: what its
+inbox refuses stays in the sender's queue until room is made.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from bbnode.transport.backend import (
     PeerInfo,
     SendFailed,
     TransportLimits,
+    TransportMetrics,
     WantedPeer,
 )
 from bbnode.transport.counters import Counters
@@ -35,7 +37,7 @@ from bbnode.transport.errors import EnvelopeTooLargeError, NotConnectedError, Qu
 from bbnode.transport.framing import Lane
 from bbnode.transport.hello import decode_hello, encode_hello
 from bbnode.transport.inbox import Inbox
-from bbnode.transport.outbound import Outbound, OutboundQueue
+from bbnode.transport.outbound import OutboundQueue
 
 
 @dataclass(slots=True)
@@ -49,8 +51,6 @@ class _Connection:
     since_s: float
     bytes_in: int = 0
     bytes_out: int = 0
-    # An envelope that the other side's inbox refused; it goes before those in the queue.
-    held: Outbound | None = None
 
 
 class MemoryNetwork:
@@ -128,7 +128,7 @@ class MemoryBackend:
         self._limits = limits
         self._counters = Counters()
         self._inbox = Inbox(limits)
-        self._inbox.on_taken = self._room_made
+        self._inbox.on_room = self._room_made
         self._connections: dict[PeerId, _Connection] = {}
         self._wanted: dict[PeerId, tuple[Multiaddr, ...]] = {}
         self._running = False
@@ -163,7 +163,7 @@ class MemoryBackend:
             self._running = False
             self._network.leave(self)
             for peer in sorted(self._connections):
-                self.drop(peer, "the node stops")
+                self.drop(peer, "the node stops", goodbye=True)
             self._inbox.close()
             self._stopped.set()
 
@@ -195,7 +195,7 @@ class MemoryBackend:
 
     def disconnect(self, peer: PeerId) -> None:
         """See Backend. A peer that is still wanted, by either side, comes back at once."""
-        self.drop(peer, "disconnected on purpose")
+        self.drop(peer, "disconnected on purpose", goodbye=True)
         self._network.connect_wanted()
 
     def peers(self) -> list[PeerInfo]:
@@ -210,6 +210,10 @@ class MemoryBackend:
                 bytes_out=connection.bytes_out,
                 queued_envelopes=connection.queue.envelopes,
                 queued_bytes=connection.queue.bytes,
+                unacknowledged_bytes=0,
+                acknowledged=connection.queue.acknowledged,
+                resent=0,
+                duplicates=0,
                 rtt_s=0.0,
                 since_s=connection.since_s,
             )
@@ -233,6 +237,38 @@ class MemoryBackend:
         """See Backend."""
         return self._counters.snapshot()
 
+    def metrics(self) -> TransportMetrics:
+        """See Backend. There are no streams, no tasks and nothing under way."""
+        queues = [connection.queue for connection in self._connections.values()]
+        return TransportMetrics(
+            connections=len(self._connections),
+            connections_opening=0,
+            connection_slots=self._limits.max_connections,
+            streams=0,
+            tasks=0,
+            unread_bytes=0,
+            held_bytes=0,
+            inbox_bytes=self._inbox.envelope_bytes,
+            partial_bytes=0,
+            queued_bytes=sum(queue.bytes for queue in queues),
+            unacknowledged_bytes=0,
+            inbox_envelopes=self._inbox.envelopes,
+            inbox_notices=self._inbox.notices,
+            queued_envelopes=sum(queue.envelopes for queue in queues),
+            circuits=0,
+            sessions=len(self._connections),
+            denied={},
+            counters=self._counters.snapshot(),
+            peers=tuple(self.peers()),
+        )
+
+    def set_credentials(self, credentials: bytes) -> None:
+        """See Backend."""
+        self._hello = replace(self._hello, credentials=credentials)
+
+    def reauthorize(self) -> None:
+        """See Backend. Nobody is kept out of this network."""
+
     async def stop(self, grace_s: float) -> None:
         """See Backend. What a slow driver has not made room for by then fails."""
         if self._running:
@@ -254,13 +290,13 @@ class MemoryBackend:
                 self._open(other, Direction.OUTBOUND)
                 other._open(self, Direction.INBOUND)
 
-    def drop(self, peer: PeerId, reason: str) -> None:
+    def drop(self, peer: PeerId, reason: str, *, goodbye: bool = False) -> None:
         """End the connection with a peer on both sides."""
         connection = self._connections.get(peer)
         if connection is not None:
             other = connection.backend
-            self._close(peer, reason)
-            other._close(self._peer, reason)
+            self._close(peer, reason, goodbye=goodbye)
+            other._close(self._peer, reason, goodbye=goodbye)
 
     def _open(self, other: MemoryBackend, direction: Direction) -> None:
         # Through its bytes, so that what a real peer would refuse is refused here.
@@ -279,36 +315,28 @@ class MemoryBackend:
             )
         )
 
-    def _close(self, peer: PeerId, reason: str) -> None:
+    def _close(self, peer: PeerId, reason: str, *, goodbye: bool) -> None:
         connection = self._connections.pop(peer, None)
         if connection is None:
             return
         self._counters.add("links.closed")
-        self._inbox.notify(PeerDisconnected(peer=peer, reason=reason))
-        held = [connection.held] if connection.held is not None else []
-        for item in [*held, *connection.queue.drain()]:
+        self._inbox.notify(PeerDisconnected(peer=peer, reason=reason, goodbye=goodbye))
+        for item in connection.queue.drain():
             self._counters.add("outbound.failed")
             self._inbox.notify(SendFailed(peer=peer, tag=item.tag, reason=reason))
-        if held:
-            connection.queue.done(held[0])
 
     # -- delivery --------------------------------------------------------------------------
 
     def _pump(self, connection: _Connection) -> None:
         """Move queued envelopes into the other side's inbox until it refuses one."""
-        while True:
-            item, connection.held = connection.held, None
-            for lane in Lane:
-                item = item or connection.queue.take(lane)
-            if item is None:
-                return
-            if not connection.backend._receive(self, b"".join(item.parts)):
-                connection.held = item
-                return
-            connection.bytes_out += item.size
-            self._counters.add("outbound.envelopes")
-            self._counters.add("outbound.bytes", item.size)
-            connection.queue.done(item)
+        for lane in Lane:
+            while (item := connection.queue.head(lane)) is not None:
+                if not connection.backend._receive(self, b"".join(item.parts)):
+                    return
+                connection.bytes_out += item.size
+                self._counters.add("outbound.envelopes")
+                self._counters.add("outbound.bytes", item.size)
+                connection.queue.pop(lane)
 
     def _receive(self, sender: MemoryBackend, data: bytes) -> bool:
         connection = self._connections[sender._peer]

@@ -1,128 +1,350 @@
-"""The queue of envelopes on their way to one peer.
+"""The queue of messages on their way to one peer.
 
 Rule: bounded in number and in bytes, whatever the connection does; first in, first out on each
-lane. An envelope stays charged until it is written or given up.
+lane. A message is numbered when it is first begun, kept until the peer has acknowledged it,
+and begun again from the last acknowledged byte when what carried it is gone (`rewind`). No
+more than the peer's window is under way unacknowledged on a lane.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final
 
 import trio
 
-from bbnode.transport.backend import MAX_CONTROL_ENVELOPE_BYTES, Buffer, TransportLimits
-from bbnode.transport.errors import EnvelopeTooLargeError, QueueFullError
-from bbnode.transport.framing import FrameType, Lane, encode_header
+from bbnode.transport.backend import Buffer
+from bbnode.transport.errors import EnvelopeTooLargeError, FrameError, QueueFullError
+from bbnode.transport.framing import HEADER_BYTES, Lane, Position, Resume
+from bbnode.transport.limits import MAX_CONTROL_ENVELOPE_BYTES, TransportLimits
 
-# A multiple of the 65,524 payload bytes of a Yamux frame: full frames are the fastest.
-WRITE_BYTES: Final = 4 * 65_524
+# What a Yamux frame of libp2p's carries at most. Full frames are the fastest, so a chunk with its
+# header is a number of them.
+YAMUX_PAYLOAD_BYTES: Final = 65_524
+CHUNK_BYTES: Final = 4 * YAMUX_PAYLOAD_BYTES - HEADER_BYTES
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Outbound:
+    """One message that waits for its acknowledgement. All offsets are in bytes."""
+
+    parts: tuple[memoryview, ...]
+    size: int
+    tag: int
+    lane: Lane
+    # Given when it is first begun.
+    number: int | None = None
+    # Handed to a stream since the last rewind; acknowledged; handed to a stream ever.
+    sent: int = 0
+    acked: int = 0
+    reached: int = 0
+    # What it takes of its lane's window now.
+    charged: int = 0
+    # Whether its stream has to be told what it is before the next byte; whether it is to be
+    # begun once more.
+    to_open: bool = True
+    again: bool = False
+    ends: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ends = tuple(accumulate(len(part) for part in self.parts))
+
+    def bytes_from(self, offset: int, length: int) -> Iterator[memoryview]:
+        """The `length` bytes from `offset` on, uncopied."""
+        index = bisect_right(self.ends, offset)
+        while length > 0:
+            part = self.parts[index]
+            at = offset - (self.ends[index] - len(part))
+            piece = part[at : at + length]
+            yield piece
+            offset += len(piece)
+            length -= len(piece)
+            index += 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outbound:
-    """One envelope that waits. `number` counts up per peer and stays when it is sent again."""
+class Piece:
+    """What to write next of a large message; `opens` when its OPEN goes first."""
 
-    parts: tuple[bytes, ...]
-    size: int
-    tag: int
+    item: Outbound
     number: int
-    lane: Lane
+    offset: int
+    length: int
+    opens: bool
 
 
-def freeze(data: Buffer | Sequence[Buffer]) -> tuple[bytes, ...]:
-    """The buffers as bytes that nobody can change any more; `bytes` are not copied."""
+def size_of(data: Buffer | Sequence[Buffer]) -> int:
+    """Bytes of all the buffers."""
     parts = (data,) if isinstance(data, bytes | bytearray | memoryview) else data
-    return tuple(part if type(part) is bytes else bytes(part) for part in parts)
+    return sum(memoryview(part).nbytes for part in parts)
 
 
-def envelope_chunks(item: Outbound) -> Iterator[bytes]:
-    """The frame of an envelope in pieces of at most WRITE_BYTES; only pieces are copied."""
-    chunk = bytearray(encode_header(FrameType.ENVELOPE, item.size, item.number))
-    for part in item.parts:
+def freeze(data: Buffer | Sequence[Buffer]) -> tuple[memoryview, ...]:
+    """The buffers as flat views that nobody changes any more.
+
+    `bytes` and read-only views are kept as they are, which is what their owner promises by
+    them; what can be written is copied.
+    """
+    parts = (data,) if isinstance(data, bytes | bytearray | memoryview) else data
+    frozen = []
+    for part in parts:
         view = memoryview(part)
-        while len(view):
-            room = WRITE_BYTES - len(chunk)
-            chunk += view[:room]
-            view = view[room:]
-            if len(chunk) == WRITE_BYTES:
-                yield bytes(chunk)
-                chunk.clear()
-    if chunk:
-        yield bytes(chunk)
+        if not view.readonly or not view.c_contiguous:
+            view = memoryview(view.tobytes())
+        if view.nbytes:
+            frozen.append(view.cast("B"))
+    return tuple(frozen)
+
+
+class _LaneQueue:
+    """The messages of one lane: those before `cursor` are written, the one there is begun."""
+
+    __slots__ = ("bytes", "cursor", "items", "next_number", "unacked", "window")
+
+    def __init__(self) -> None:
+        self.items: deque[Outbound] = deque()
+        self.cursor = 0
+        self.bytes = 0
+        self.next_number = 1
+        # Under way and not acknowledged, headers of small messages included.
+        self.unacked = 0
+        self.window = 0
 
 
 class OutboundQueue:
-    """Envelopes for one peer, one first-in-first-out queue per lane."""
+    """Messages for one peer, one queue per lane."""
 
     def __init__(self, limits: TransportLimits) -> None:
         self._limits = limits
-        self._lanes: dict[Lane, deque[Outbound]] = {lane: deque() for lane in Lane}
-        self._next_number = 1
+        self._lanes = {lane: _LaneQueue() for lane in Lane}
         self._idle = trio.Event()
         self._idle.set()
-        # Waiting and in flight together.
+        self._record: int | None = None
+        # Waiting and unacknowledged together.
         self.envelopes = 0
-        self.bytes = 0
+        # Messages; bytes of them, which only grow.
+        self.acknowledged = 0
+        self.acknowledged_bytes = 0
+        self.resent = 0
+
+    @property
+    def bytes(self) -> int:
+        """Waiting and unacknowledged together, of both lanes."""
+        return sum(lane.bytes for lane in self._lanes.values())
+
+    @property
+    def unacknowledged_bytes(self) -> int:
+        """Under way on both lanes."""
+        return sum(lane.unacked for lane in self._lanes.values())
+
+    # -- in --------------------------------------------------------------------------------
 
     def put(self, peer: object, data: Buffer | Sequence[Buffer], tag: int) -> Lane:
-        """Queue an envelope for `peer` and say on which lane.
+        """Queue a message for `peer` and say on which lane.
 
         Raises EnvelopeTooLargeError or QueueFullError and keeps nothing then.
         """
-        parts = (data,) if isinstance(data, bytes | bytearray | memoryview) else tuple(data)
-        size = sum(memoryview(part).nbytes for part in parts)
+        size = size_of(data)
         limits = self._limits
-        if size > limits.max_envelope_bytes:
+        if size > limits.max_message_bytes:
             raise EnvelopeTooLargeError(
-                f"an envelope of {size} bytes for {peer}; at most {limits.max_envelope_bytes} "
-                "travel whole: send the tensor in chunks"
+                f"an envelope of {size} bytes for {peer}; at most {limits.max_message_bytes} "
+                "are sent: split the tensor, or raise max_message_bytes on both sides"
             )
-        if self.envelopes >= limits.queue_envelopes or self.bytes + size > limits.queue_bytes:
+        kind = Lane.CONTROL if size <= MAX_CONTROL_ENVELOPE_BYTES else Lane.BULK
+        lane = self._lanes[kind]
+        # By lane: a large message that is under way does not keep small ones from it.
+        if self.envelopes >= limits.queue_envelopes or (
+            lane.bytes + size > limits.queue_bytes and lane.items
+        ):
             raise QueueFullError(
                 f"{self.envelopes} envelopes ({self.bytes} bytes) wait for {peer} already; at "
-                f"most {limits.queue_envelopes} ({limits.queue_bytes} bytes) may: it reads too "
-                "slowly, send less or drop it"
+                f"most {limits.queue_envelopes} ({limits.queue_bytes} bytes on a lane) may: it "
+                "takes them too slowly, send less or drop it"
             )
-        lane = Lane.CONTROL if size <= MAX_CONTROL_ENVELOPE_BYTES else Lane.BULK
-        item = Outbound(
-            parts=freeze(parts), size=size, tag=tag, number=self._next_number, lane=lane
-        )
-        self._next_number += 1
-        self._lanes[lane].append(item)
+        lane.items.append(Outbound(parts=freeze(data), size=size, tag=tag, lane=kind))
+        lane.bytes += size
         self.envelopes += 1
-        self.bytes += size
         if self._idle.is_set():
             self._idle = trio.Event()
-        return lane
+        return kind
 
-    def take(self, lane: Lane) -> Outbound | None:
-        """The next envelope of a lane; it stays charged until `done` or `give_back`."""
-        queue = self._lanes[lane]
-        return queue.popleft() if queue else None
+    # -- out -------------------------------------------------------------------------------
 
-    def give_back(self, item: Outbound) -> None:
-        """Put an envelope that was taken and not written at the head of its lane again."""
-        self._lanes[item.lane].appendleft(item)
+    def next_control(self) -> Outbound | None:
+        """The next small message, if the window allows it; it counts as sent."""
+        lane = self._lanes[Lane.CONTROL]
+        if lane.cursor >= len(lane.items):
+            return None
+        item = lane.items[lane.cursor]
+        # An empty message is not free: its header counts.
+        cost = item.size + HEADER_BYTES
+        if lane.unacked + cost > lane.window:
+            return None
+        self._begin(lane, item)
+        item.sent = item.reached = item.size
+        item.charged = cost
+        lane.unacked += cost
+        lane.cursor += 1
+        return item
 
-    def done(self, item: Outbound) -> None:
-        """Release an envelope that was taken."""
+    def next_piece(self) -> Piece | None:
+        """The next part of a large message, if the window allows it; it counts as sent."""
+        lane = self._lanes[Lane.BULK]
+        if lane.cursor >= len(lane.items):
+            return None
+        item = lane.items[lane.cursor]
+        length = min(CHUNK_BYTES, item.size - item.sent, lane.window)
+        if lane.unacked + length > lane.window or not lane.window:
+            return None
+        number = self._begin(lane, item)
+        piece = Piece(item=item, number=number, offset=item.sent, length=length, opens=item.to_open)
+        item.to_open = False
+        item.sent += length
+        item.reached = max(item.reached, item.sent)
+        item.charged += length
+        lane.unacked += length
+        if item.sent == item.size:
+            lane.cursor += 1
+        return piece
+
+    def _begin(self, lane: _LaneQueue, item: Outbound) -> int:
+        if item.number is None:
+            item.number = lane.next_number
+            lane.next_number += 1
+        if item.again:
+            item.again = False
+            self.resent += 1
+        return item.number
+
+    # -- acknowledgements ------------------------------------------------------------------
+
+    def acknowledge(self, kind: Lane, position: Position) -> None:
+        """The peer has taken a lane up to here; raises FrameError for more than was sent."""
+        lane = self._lanes[kind]
+        number, offset = position.number, position.offset
+        if number > lane.next_number:
+            raise FrameError(
+                f"message {number} is acknowledged on the {kind.label} lane, where "
+                f"{lane.next_number} is the next"
+            )
+        while lane.items:
+            item = lane.items[0]
+            if item.number is None or item.number > number:
+                return
+            if item.number == number:
+                if offset:
+                    self._acknowledge_part(lane, item, offset)
+                return
+            if item.reached < item.size:
+                raise FrameError(f"message {item.number} is acknowledged and was not sent whole")
+            lane.items.popleft()
+            lane.cursor = max(0, lane.cursor - 1)
+            lane.unacked -= item.charged
+            self.acknowledged += 1
+            self.acknowledged_bytes += item.size - item.acked
+            self._release(item)
+
+    def _acknowledge_part(self, lane: _LaneQueue, item: Outbound, offset: int) -> None:
+        if item.lane is Lane.CONTROL or offset > item.reached or offset >= item.size:
+            raise FrameError(
+                f"{offset} bytes of message {item.number} are acknowledged; {item.reached} of "
+                f"{item.size} were sent"
+            )
+        if offset <= item.acked:
+            return  # an older one, overtaken
+        self.acknowledged_bytes += offset - item.acked
+        item.acked = offset
+        if offset > item.sent:
+            # Of what was sent before a rewind: the stream goes on from there.
+            item.sent, item.to_open = offset, True
+        lane.unacked -= item.charged - (item.sent - offset)
+        item.charged = item.sent - offset
+
+    def resume(self, resume: Resume) -> list[Outbound]:
+        """Go on from where the receiver says it is; raises FrameError.
+
+        Returns what has to be given up: the receiver has forgotten what it had received (it
+        was restarted, or we were away for too long), so that what was begun and not
+        acknowledged may have been taken or not.
+        """
+        lost: list[Outbound] = []
+        if self._record is not None and self._record != resume.record:
+            lost = self.give_up_begun()
+        else:
+            for kind, position in ((Lane.CONTROL, resume.control), (Lane.BULK, resume.bulk)):
+                self.acknowledge(kind, position)
+                items = self._lanes[kind].items
+                if items and items[0].number == position.number:
+                    # It may have less than it had acknowledged: parts are not kept for long.
+                    items[0].acked = position.offset
+        self._record = resume.record
+        limits = self._limits
+        windows = (
+            (Lane.CONTROL, resume.control_window, limits.control_window_bytes),
+            (Lane.BULK, resume.bulk_window, limits.bulk_window_bytes),
+        )
+        for kind, theirs, ours in windows:
+            self._lanes[kind].window = min(theirs, ours)
+            self.rewind(kind)
+        return lost
+
+    def give_up_begun(self) -> list[Outbound]:
+        """Take out what was begun and not acknowledged: its receiver is gone."""
+        lost: list[Outbound] = []
+        for lane in self._lanes.values():
+            begun = [item for item in lane.items if item.number is not None]
+            for item in begun:
+                lane.items.remove(item)
+                self._release(item)
+            lost += begun
+            lane.cursor = lane.unacked = 0
+        return lost
+
+    def rewind(self, kind: Lane) -> None:
+        """What carried a lane is gone: begin again after the last acknowledged byte."""
+        lane = self._lanes[kind]
+        lane.cursor = lane.unacked = 0
+        for item in lane.items:
+            if item.number is None:
+                break
+            item.sent, item.charged = item.acked, 0
+            item.to_open = item.again = True
+
+    # -- giving up -------------------------------------------------------------------------
+
+    def drain(self) -> list[Outbound]:
+        """Take out and release all, in the order of lanes and places."""
+        items = [item for lane in self._lanes.values() for item in lane.items]
+        for lane in self._lanes.values():
+            lane.items.clear()
+            lane.cursor = lane.unacked = 0
+        for item in items:
+            self._release(item)
+        return items
+
+    def head(self, kind: Lane) -> Outbound | None:
+        """The oldest message of a lane (for a transport that delivers at once)."""
+        items = self._lanes[kind].items
+        return items[0] if items else None
+
+    def pop(self, kind: Lane) -> None:
+        """The oldest message of a lane was delivered whole."""
+        item = self._lanes[kind].items.popleft()
+        self.acknowledged += 1
+        self.acknowledged_bytes += item.size
+        self._release(item)
+
+    def _release(self, item: Outbound) -> None:
         self.envelopes -= 1
-        self.bytes -= item.size
+        self._lanes[item.lane].bytes -= item.size
         if not self.envelopes:
             self._idle.set()
 
-    def drain(self) -> list[Outbound]:
-        """Take out and release all that wait, in the order of their numbers."""
-        items = sorted((i for q in self._lanes.values() for i in q), key=lambda i: i.number)
-        for queue in self._lanes.values():
-            queue.clear()
-        for item in items:
-            self.done(item)
-        return items
-
     async def wait_idle(self) -> None:
-        """Return when nothing waits and nothing is in flight."""
+        """Return when nothing waits and all is acknowledged."""
         await self._idle.wait()

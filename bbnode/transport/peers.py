@@ -1,91 +1,76 @@
-"""The peers of a node: which connection with each is in use, what waits for it, what is wanted.
+"""The peers of a node: which connection with each is in use, and what becomes of its messages.
 
-Rule: a peer has one primary link, on which everything is sent; all its links are read to
-their end. Of two links one is kept by `replaces`, which both sides answer alike. The queue
-belongs to the peer and not to the link, so that a change of link loses nothing; it fails as a
-whole when the last link is gone.
+Rule: a peer has one primary link, on which everything is sent, and one feeder, from which
+messages are taken; mostly they are the same. Of two links one is kept by `replaces`, which both
+sides answer alike. Whoever the authorizer does not admit has no link, and what it does not
+admit is counted by its reason and goes no further.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Iterable, Sequence
 
 import trio
-from multiaddr import Multiaddr
 
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import (
+    Authorizer,
     Buffer,
     Direction,
-    EnvelopeReceived,
+    Hello,
     HelloRefused,
     PeerConnected,
     PeerDisconnected,
     PeerInfo,
     ProtocolViolation,
     SendFailed,
-    TransportLimits,
     WantedPeer,
 )
 from bbnode.transport.counters import Counters
 from bbnode.transport.errors import (
     EnvelopeTooLargeError,
+    NotAllowedError,
     NotConnectedError,
     QueueFullError,
 )
-from bbnode.transport.framing import Lane
+from bbnode.transport.framing import Lane, Resume
+from bbnode.transport.gate import Gate
 from bbnode.transport.inbox import Inbox
+from bbnode.transport.inflow import Inflow
+from bbnode.transport.limits import TransportLimits
 from bbnode.transport.link import Link
 from bbnode.transport.link_state import LinkState
-from bbnode.transport.outbound import Outbound, OutboundQueue
+from bbnode.transport.outbound import Outbound, OutboundQueue, size_of
+from bbnode.transport.session import PeerSession, fresh_number, replaces, restarted
 
-
-@dataclass(slots=True, eq=False)
-class PeerSession:
-    """What a node knows of one peer."""
-
-    peer: PeerId
-    queue: OutboundQueue
-    links: list[Link] = field(default_factory=list)
-    primary: Link | None = None
-    since_s: float = 0.0
-    # Bytes of links that are closed; those of open ones are theirs.
-    bytes_in: int = 0
-    bytes_out: int = 0
-    wanted: tuple[Multiaddr, ...] | None = None
-    failed_dials: int = 0
-    last_error: str = ""
-    # Exactly one of the two is set: whether there is a primary link.
-    up: trio.Event = field(default_factory=trio.Event)
-    down: trio.Event = field(default_factory=trio.Event)
-
-
-def replaces(own: PeerId, old: Link, new: Link) -> bool:
-    """Whether `new` is kept rather than `old`, both being links of one peer.
-
-    Both sides see the same two connections and must keep the same one: that of the smaller
-    PeerId when each dialled one; of two by the same dialler, the one it dialled later.
-    """
-    old_outbound = old.carrier.direction is Direction.OUTBOUND
-    new_outbound = new.carrier.direction is Direction.OUTBOUND
-    if old_outbound != new_outbound:
-        return new_outbound == (own < new.peer)
-    return new.dialled_number > old.dialled_number
+_FORGOTTEN = "the peer has restarted or forgotten us: it may have come or not"
 
 
 class PeerTable:
     """All peers of a node; implements LinkOwner."""
 
     def __init__(
-        self, own: PeerId, *, limits: TransportLimits, inbox: Inbox, counters: Counters
+        self,
+        own: PeerId,
+        *,
+        limits: TransportLimits,
+        inbox: Inbox,
+        counters: Counters,
+        authorizer: Authorizer | None = None,
     ) -> None:
         self._own = own
         self._limits = limits
         self._inbox = inbox
         self._counters = counters
+        self.gate = Gate(authorizer, counters)
         self._sessions: dict[PeerId, PeerSession] = {}
         self._links = 0
+        # Peers of which something is held for want of room in the inbox.
+        self._held: dict[PeerId, None] = {}
+        inbox.on_room = self._room_made
+        # Called when a session will have to be looked at by `expire`.
+        self.on_lost: Callable[[], None] = lambda: None
 
     # -- for the backend -------------------------------------------------------------------
 
@@ -110,15 +95,18 @@ class PeerTable:
         """All links, in PeerId order."""
         return [link for session in self.sessions() for link in session.links]
 
-    def admits(self, peer: PeerId) -> bool:
-        """Whether one more connection with `peer` is within the bounds."""
+    def admits(self, peer: PeerId, direction: Direction) -> bool:
+        """Whether one more connection with `peer` is allowed and within the bounds."""
         session = self._sessions.get(peer)
         of_peer = len(session.links) if session else 0
-        return (
-            self._links < self._limits.max_connections
-            and of_peer < self._limits.max_connections_per_peer
-            and not self._inbox.crowded
-        )
+        if (
+            self._links >= self._limits.max_connections
+            or of_peer >= self._limits.max_connections_per_peer
+            or self._inbox.crowded
+        ):
+            self._counters.add("links.refused")
+            return False
+        return not self.gate.connection(peer, direction, None)
 
     def add(self, link: Link) -> None:
         """A new connection: it counts from now on, whether it says hello or not."""
@@ -126,44 +114,31 @@ class PeerTable:
         self._links += 1
 
     def drop_if_unused(self, session: PeerSession) -> None:
-        """Forget a peer with which we neither are nor want to be connected."""
-        if not session.links and session.wanted is None:
+        """Forget a peer of which there is nothing to keep."""
+        if session.unused:
+            self._drop_flow(session)
             self._sessions.pop(session.peer, None)
 
     def send(self, peer: PeerId, data: Buffer | Sequence[Buffer], tag: int) -> None:
         """Queue an envelope; see Backend.send."""
         session = self._sessions.get(peer)
         try:
-            if session is None or session.primary is None:
+            if session is None or not session.takes_messages:
                 raise NotConnectedError(f"{peer} is not connected; wait for its PeerConnected")
+            if reason := self.gate.envelope(peer, Direction.OUTBOUND, size_of(data)):
+                raise NotAllowedError(
+                    f"nothing may be sent to {peer}: {reason}; see the access lists"
+                )
             lane = session.queue.put(peer, data, tag)
-        except (NotConnectedError, QueueFullError, EnvelopeTooLargeError):
+        except (NotConnectedError, QueueFullError, EnvelopeTooLargeError, NotAllowedError):
             self._counters.add("outbound.refused")
             raise
-        session.primary.wake(lane)
+        if session.primary is not None:
+            session.primary.wake(lane)
 
     def infos(self) -> list[PeerInfo]:
         """The connected peers, in PeerId order."""
-        infos = []
-        for session in self.sessions():
-            link = session.primary
-            if link is None or link.hello is None:
-                continue
-            infos.append(
-                PeerInfo(
-                    peer=session.peer,
-                    direction=link.carrier.direction,
-                    address=link.carrier.address,
-                    hello=link.hello,
-                    bytes_in=session.bytes_in + sum(each.bytes_in for each in session.links),
-                    bytes_out=session.bytes_out + sum(each.bytes_out for each in session.links),
-                    queued_envelopes=session.queue.envelopes,
-                    queued_bytes=session.queue.bytes,
-                    rtt_s=link.rtt_s,
-                    since_s=session.since_s,
-                )
-            )
-        return infos
+        return [info for session in self.sessions() if (info := session.info()) is not None]
 
     def wanted(self) -> list[WantedPeer]:
         """The peers that are kept connected, in PeerId order."""
@@ -179,7 +154,38 @@ class PeerTable:
             if session.wanted is not None
         ]
 
+    def expire(self, now: float) -> float:
+        """Give up what was kept for long enough; when to ask again (`math.inf`: no need)."""
+        following = math.inf
+        for session in list(self._sessions.values()):
+            if now >= session.fails_at:
+                session.fails_at = math.inf
+                self._fail(session, session.queue.drain(), "the peer did not come back")
+                if session.flow is not None:
+                    session.flow.drop_partial()
+            if now >= session.forgotten_at:
+                session.forgotten_at = math.inf
+                self._drop_flow(session)
+                self.drop_if_unused(session)
+            following = min(following, session.fails_at, session.forgotten_at)
+        return following
+
+    def reauthorize(self) -> None:
+        """Close the connections that are not allowed any more."""
+        for link in self.links():
+            direction = link.carrier.direction
+            reason = self.gate.connection(link.peer, direction, None)
+            if not reason and link.hello is not None:
+                reason = self.gate.connection(link.peer, direction, link.hello)
+            if reason:
+                link.retire(f"not allowed any more: {reason}")
+
     # -- LinkOwner -------------------------------------------------------------------------
+
+    def admit_hello(self, link: Link, hello: Hello) -> str:
+        """Ask the authorizer."""
+        reason = self.gate.connection(link.peer, link.carrier.direction, hello)
+        return f"not allowed: {reason}" if reason else ""
 
     def link_up(self, link: Link) -> None:
         """Make the link primary, or close the one of two that is not kept."""
@@ -188,16 +194,15 @@ class PeerTable:
         if old is None or old.state is not LinkState.UP:
             self._promote(session, link)
             return
-        if self._restarted(old, link):
+        if restarted(old, link):
             # The old process is gone, and with it all that this link was for.
             session.primary = None
             old.doom("the peer has restarted")
-            self._fall(session, "the peer has restarted")
             self._promote(session, link)
             return
         self._counters.add("links.duplicate")
         if replaces(self._own, old, link):
-            session.primary = link
+            self._promote(session, link)
             old.retire("another connection is kept")
         else:
             link.retire("another connection is kept")
@@ -209,13 +214,18 @@ class PeerTable:
         self._links -= 1
         session.bytes_in += link.bytes_in
         session.bytes_out += link.bytes_out
+        if session.feeder is link:
+            session.feeder = None
+            if session.flow is not None:
+                session.flow.rewind()
+                self._held.pop(session.peer, None)
         if session.primary is link:
             session.primary = None
             spare = next((each for each in session.links if each.state is LinkState.UP), None)
             if spare is not None:
                 self._promote(session, spare)
             else:
-                self._fall(session, reason)
+                self._lose(session, reason, for_good=link.took_leave)
         self.drop_if_unused(session)
 
     def hello_refused(self, link: Link, reason: str) -> None:
@@ -232,47 +242,87 @@ class PeerTable:
         if not self._inbox.crowded:
             self._inbox.notify(ProtocolViolation(peer=link.peer, reason=reason))
 
-    async def deliver(self, link: Link, data: bytes) -> bool:
-        """Pass an envelope on to the driver."""
-        return await self._inbox.deliver(
-            EnvelopeReceived(peer=link.peer, data=data, observed_address=link.carrier.address)
-        )
+    def inflow(self, link: Link) -> Inflow | None:
+        """Only the feeder's messages are taken."""
+        session = self._sessions.get(link.peer)
+        if session is None or session.feeder is not link or session.flow is None:
+            return None
+        if session.flow.held_bytes:
+            self._held[session.peer] = None
+        return session.flow
 
-    def take(self, link: Link, lane: Lane) -> Outbound | None:
+    def announce(self, link: Link) -> None:
+        """Make the link the feeder, from where the record stands."""
+        session = self.session(link.peer)
+        hello = link.hello
+        if hello is None:
+            return
+        flow = session.flow
+        if flow is None or flow.exchange != hello.exchange:
+            self._drop_flow(session)
+            flow = session.flow = Inflow(
+                peer=session.peer,
+                exchange=hello.exchange,
+                record=fresh_number(),
+                limits=self._limits,
+                inbox=self._inbox,
+                counters=self._counters,
+                admit=self.gate.admits_from(session.peer),
+                address=link.carrier.address,
+            )
+        flow.address = link.carrier.address
+        session.feeder = link
+        self._held.pop(session.peer, None)
+        link.resume_due = flow.announce()
+        link.wake(Lane.CONTROL)
+
+    def resumed(self, link: Link, resume: Resume) -> None:
+        """Send from there on, when this is the link to send on; raises FrameError."""
+        link.resume_in = resume
+        session = self.session(link.peer)
+        if session.primary is link:
+            self._send_on(session, link)
+
+    def sends(self, link: Link) -> bool:
         """Only the primary link of a peer writes its envelopes."""
         session = self._sessions.get(link.peer)
-        if session is None or session.primary is not link or link.state is not LinkState.UP:
-            return None
-        return session.queue.take(lane)
+        return session is not None and session.primary is link and link.state is LinkState.UP
 
-    def written(self, link: Link, item: Outbound) -> None:
-        """Release what was written."""
-        self.session(link.peer).queue.done(item)
-
-    def give_back(self, link: Link, item: Outbound) -> None:
-        """Keep for the next stream or link what was not written."""
+    def stalled(self, link: Link, reason: str) -> None:
+        """Fail what a peer does not take: another connection would not change that."""
         session = self.session(link.peer)
-        session.queue.give_back(item)
-        if session.primary is not None:
-            session.primary.wake(item.lane)
-        elif session.down.is_set():
-            # The peer was declared gone while this one was in flight.
-            self._fail(session, session.queue.drain(), "the connection was lost")
+        self._fail(session, session.queue.drain(), reason)
+        link.doom(reason)
 
-    # -- changes of the primary link -------------------------------------------------------
+    # -- room in the inbox -----------------------------------------------------------------
 
-    def _restarted(self, old: Link, new: Link) -> bool:
-        if old.hello is None or new.hello is None:
-            return False
-        return old.hello.session_id != new.hello.session_id
+    def _room_made(self, _peer: PeerId) -> None:
+        """Take what was held: of all peers, since some room is everybody's."""
+        for peer in list(self._held):
+            session = self._sessions.get(peer)
+            if session is None or session.flow is None or session.feeder is None:
+                del self._held[peer]
+                continue
+            if session.flow.pump():
+                session.feeder.acks_changed()
+            if not session.flow.held_bytes:
+                self._held.pop(peer, None)
+
+    # -- changes of the links --------------------------------------------------------------
 
     def _promote(self, session: PeerSession, link: Link) -> None:
-        old, session.primary = session.primary, link
-        if link.hello is None:
+        hello = link.hello
+        if hello is None:
             return
-        if old is not None and self._restarted(old, link):
-            self._fall(session, "the peer has restarted")
-            session.primary = link
+        if not session.down.is_set() and session.session_id != hello.session_id:
+            self._lose(session, "the peer has restarted", for_good=False)
+        if session.session_id not in ("", hello.session_id):
+            # Before the peer is up again: what its old process did not take is no fault of the
+            # new one, and the engine would hold it back for it.
+            self._fail(session, session.queue.give_up_begun(), _FORGOTTEN)
+        session.session_id = hello.session_id
+        session.primary = link
+        session.fails_at = session.forgotten_at = math.inf
         if session.down.is_set():
             session.since_s = trio.current_time()
             session.failed_dials = 0
@@ -284,21 +334,67 @@ class PeerTable:
                     peer=session.peer,
                     address=link.carrier.address,
                     direction=link.carrier.direction,
-                    hello=link.hello,
+                    hello=hello,
                 )
             )
-        for lane in Lane:
-            link.wake(lane)
+        self.announce(link)
+        if link.resume_in is not None:
+            self._send_on(session, link)
 
-    def _fall(self, session: PeerSession, reason: str) -> None:
-        """The peer is gone: say so, and fail what waits for it."""
+    def _send_on(self, session: PeerSession, link: Link) -> None:
+        resume = link.resume_in
+        if resume is None:
+            return
+        lost = session.queue.resume(resume)
+        self._fail(session, lost, _FORGOTTEN, blames_peer=False)
+        link.granted = resume.round
+        link.wake_all()
+
+    def _lose(self, session: PeerSession, reason: str, *, for_good: bool) -> None:
+        """The peer is gone: say so, and keep what waits for it for a while."""
         session.primary = None
         session.down.set()
         session.up = trio.Event()
-        self._inbox.notify(PeerDisconnected(peer=session.peer, reason=reason))
-        self._fail(session, session.queue.drain(), reason)
+        self._inbox.notify(PeerDisconnected(peer=session.peer, reason=reason, goodbye=for_good))
+        now = trio.current_time()
+        session.forgotten_at = now + self._limits.remember_s
+        if for_good:
+            self._fail(session, session.queue.drain(), reason, blames_peer=False)
+            if session.flow is not None:
+                session.flow.drop_partial()
+        else:
+            session.fails_at = now + self._limits.resume_s
+        self._forget_oldest()
+        self.on_lost()
 
-    def _fail(self, session: PeerSession, items: Iterable[Outbound], reason: str) -> None:
+    def _forget_oldest(self) -> None:
+        """As many peers may be remembered as may be connected."""
+        lost = [each for each in self._sessions.values() if each.forgotten_at < math.inf]
+        if len(lost) <= self._limits.max_connections:
+            return
+        oldest = min(lost, key=lambda each: each.forgotten_at)
+        oldest.fails_at = oldest.forgotten_at = math.inf
+        self._fail(oldest, oldest.queue.drain(), "too many peers are waited for", blames_peer=False)
+        self._drop_flow(oldest)
+        self.drop_if_unused(oldest)
+
+    def _drop_flow(self, session: PeerSession) -> None:
+        flow, session.flow, session.feeder = session.flow, None, None
+        self._held.pop(session.peer, None)
+        if flow is not None:
+            flow.rewind()
+            flow.drop_partial()
+
+    def _fail(
+        self,
+        session: PeerSession,
+        items: Iterable[Outbound],
+        reason: str,
+        *,
+        blames_peer: bool = True,
+    ) -> None:
         for item in items:
             self._counters.add("outbound.failed")
-            self._inbox.notify(SendFailed(peer=session.peer, tag=item.tag, reason=reason))
+            self._inbox.notify(
+                SendFailed(peer=session.peer, tag=item.tag, reason=reason, blames_peer=blames_peer)
+            )

@@ -25,6 +25,9 @@ class PipeStream:
     async def write(self, data: bytes) -> None:
         await self._outward.write(data)
 
+    async def end(self) -> None:
+        self._outward.end()
+
     async def reset(self) -> None:
         self._inward.break_off()
         self._outward.break_off()
@@ -104,6 +107,9 @@ class PipeCarrier:
         if self.other.link is not None:
             self._nursery.start_soon(self.other.link.serve_inbound, lane, theirs)
         return mine
+
+    def stream_count(self) -> int:
+        return len(self._pipes)
 
     def unread_bytes(self) -> int:
         return sum(len(pipe.buffer) for pipe in self._pipes)

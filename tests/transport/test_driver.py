@@ -23,6 +23,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.ir.values import TRIGGER, Value
 from bbnode.transport.backend import Hello
 from bbnode.transport.driver import Driver
+from bbnode.transport.limits import TransportLimits
 from bbnode.transport.memory import MemoryBackend, MemoryNetwork
 
 SERVER, CLIENT = PeerId.from_seed("server"), PeerId.from_seed("client")
@@ -128,9 +129,17 @@ class Party:
                 await self.news.wait()
 
 
-def make(network: MemoryNetwork, compiled: Any, peer: PeerId, role: str) -> Party:
+def make(
+    network: MemoryNetwork,
+    compiled: Any,
+    peer: PeerId,
+    role: str,
+    limits: TransportLimits | None = None,
+) -> Party:
     node = install(compiled, [role], peer_id=peer, seed=1)
-    backend = network.backend(peer, hello=Hello(classes=node.classes, targets=node.targets))
+    backend = network.backend(
+        peer, hello=Hello(classes=node.classes, targets=node.targets), limits=limits
+    )
     party: Party
 
     def observe(step: steps.Step) -> None:
@@ -205,6 +214,24 @@ async def test_a_lost_peer_is_told_to_the_node(compiled: Any) -> None:
         execution = server.node.invoke("server", {"tick": TRIGGER})
         failed = await server.until(steps.OpFailed, execution=execution)
         assert "Sample" in failed.op
+
+
+async def test_a_full_queue_is_told_to_the_node(compiled: Any) -> None:
+    network = MemoryNetwork()
+    server = make(network, compiled, SERVER, "server", TransportLimits(queue_envelopes=0))
+    client = make(network, compiled, CLIENT, "client")
+    async with trio.open_nursery() as nursery:
+        for party in (server, client):
+            await nursery.start(party.backend.run)
+            await nursery.start(party.driver.run)
+        client.backend.keep_connected(SERVER, server.backend.listen_addresses())
+        await server.until(steps.PeerUp, peer=CLIENT)
+        server.node.invoke("server", {"tick": TRIGGER})
+        with trio.fail_after(PATIENCE_S):
+            while not server.node.counters().get("send.failed"):
+                await trio.lowlevel.checkpoint()
+        assert server.driver.counters()["driver.QueueFullError"] == 1
+        nursery.cancel_scope.cancel()
 
 
 async def test_stop_leaves_work_in_threads_behind(compiled: Any, held: Held) -> None:

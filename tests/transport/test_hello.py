@@ -14,6 +14,7 @@ from bbnode.transport.framing import MAX_HELLO_BYTES
 from bbnode.transport.hello import (
     MAX_ADDRESSES,
     MAX_AGENT_BYTES,
+    MAX_CREDENTIALS_BYTES,
     MAX_NAME_BYTES,
     MAX_NAMES,
     decode_hello,
@@ -28,6 +29,8 @@ _HELLO = Hello(
     listen_addresses=(Multiaddr("/ip4/127.0.0.1/tcp/4001"),),
     session_id="00ff" * 4,
     link=7,
+    exchange=2**63 - 1,
+    credentials=b"\x00signed",
 )
 
 
@@ -57,6 +60,8 @@ def test_largest_hello_fits_its_frame():
         targets=("t" * MAX_NAME_BYTES,) * MAX_NAMES,
         listen_addresses=(address,) * MAX_ADDRESSES,
         link=2**64 - 1,
+        exchange=2**64 - 1,
+        credentials=b"c" * MAX_CREDENTIALS_BYTES,
     )
     assert len(encode_hello(hello)) <= MAX_HELLO_BYTES - MAX_ADDRESSES * 256
 
@@ -88,6 +93,9 @@ def test_garbage_is_refused(raw):
         ("listen_addresses", [b"\x04\x7f\x00\x00\x01"] * (MAX_ADDRESSES + 1)),
         ("session_id", "xyz"),
         ("link", -1),
+        ("exchange", -1),
+        ("credentials", "text"),
+        ("credentials", b"c" * (MAX_CREDENTIALS_BYTES + 1)),
     ],
 )
 def test_each_field_is_checked(field, value):

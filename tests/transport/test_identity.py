@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from bbnode.transport.errors import IdentityError
+from bbnode.access.errors import IdentityError
+from bbnode.access.key_file import KEY_FILE_BYTES
 from bbnode.transport.identity import (
-    IDENTITY_FILE_BYTES,
     Identity,
     create_identity,
     load_identity,
@@ -24,7 +24,7 @@ def test_created_once_then_loaded(tmp_path):
     first = load_or_create_identity(path)
     assert load_or_create_identity(path) == first
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert path.stat().st_size == IDENTITY_FILE_BYTES == 36
+    assert path.stat().st_size == KEY_FILE_BYTES == 36
     # No draft stays behind.
     assert [each.name for each in path.parent.iterdir()] == ["key"]
 

@@ -24,7 +24,7 @@ from bbnode.transport.backend import (
 )
 from bbnode.transport.errors import EnvelopeTooLargeError, ListenError, NotConnectedError
 from bbnode.transport.framing import FrameType, encode_header
-from bbnode.transport.hello import encode_hello
+from bbnode.transport.hello import MAX_CREDENTIALS_BYTES, HelloError, encode_hello
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p_backend import Libp2pBackend
 from bbnode.transport.libp2p_tcp import BoundedTcp
@@ -76,7 +76,7 @@ async def test_two_nodes_exchange_envelopes_and_part(nursery):
     b.send(a.peer_id, [big, memoryview(big)], tag=1)
     b.send(a.peer_id, b"small", tag=2)
     got = [await next_event(a, EnvelopeReceived) for _ in range(2)]
-    assert sorted(e.data for e in got) == sorted([big + big, b"small"])
+    assert sorted(bytes(e.data) for e in got) == sorted([big + big, b"small"])
     assert {e.peer for e in got} == {b.peer_id}
     (info,) = a.peers()
     assert info.bytes_in > 2 * len(big)
@@ -85,11 +85,25 @@ async def test_two_nodes_exchange_envelopes_and_part(nursery):
     assert trio.current_time() - before < 2
     gone = await next_event(a, PeerDisconnected)
     assert gone.reason == "the peer took leave: the node stops"
+    assert gone.goodbye
     with pytest.raises(NotConnectedError):
         a.send(b.peer_id, b"", tag=3)
     with pytest.raises(trio.EndOfChannel):
         await next_event(b, SendFailed)
     assert a.counters()["links.closed"] == a.counters()["links.opened"] == 1
+
+
+async def test_new_credentials_are_shown_on_new_connections(nursery):
+    a, b, c = make("a", hello=Hello(credentials=b"old")), make("b"), make("c")
+    await connected(nursery, a, b)
+    with pytest.raises(HelloError):
+        a.set_credentials(b"x" * (MAX_CREDENTIALS_BYTES + 1))
+    a.set_credentials(b"new")
+    await nursery.start(c.run)
+    a.keep_connected(c.peer_id, c.listen_addresses())
+    assert (await next_event(c, PeerConnected)).hello.credentials == b"new"
+    (info,) = b.peers()
+    assert info.hello.credentials == b"old"
 
 
 async def test_who_was_dialled_takes_leave_as_well(nursery):
@@ -105,7 +119,8 @@ async def test_who_was_dialled_takes_leave_as_well(nursery):
 
 
 async def test_largest_envelopes_both_ways_at_once(nursery):
-    a, b = make("a"), make("b")
+    limits = TransportLimits(max_message_bytes=16 * 2**20)
+    a, b = make("a", limits=limits), make("b", limits=limits)
     await connected(nursery, a, b)
     data = bytes(16 * 2**20)
     for tag in range(2):
@@ -332,6 +347,61 @@ async def test_cancelling_a_busy_backend_leaves_nothing_behind():
         outer.cancel_scope.cancel()
     assert a.peers() == b.peers() == []
     assert a.counters()["links.opened"] == a.counters()["links.closed"]
+
+
+async def test_what_is_under_way_when_the_connection_dies_arrives_once(nursery):
+    limits = TransportLimits(redial_max_s=0.4)
+    a, b = make("a", limits=limits), make("b", limits=limits)
+    await connected(nursery, a, b)
+    messages = [bytes([n]) * size for n, size in enumerate((10, 3_000_000, 20, 5_000_000))]
+    for tag, message in enumerate(messages):
+        b.send(a.peer_id, message, tag=tag)
+    for cut_after in (200_000, 2_000_000):
+        with trio.fail_after(10):
+            while not b.peers() or b.peers()[0].bytes_out < cut_after:
+                await trio.lowlevel.checkpoint()
+        # As if the cable was pulled: neither side takes leave.
+        for link in b._table.links():
+            link.doom("cut")
+        await next_event(b, PeerDisconnected)
+    got = [bytes((await next_event(a, EnvelopeReceived)).data) for _ in messages]
+    assert sorted(got) == sorted(messages)
+    with trio.fail_after(10):
+        while not b.peers() or b.peers()[0].queued_envelopes:
+            await trio.lowlevel.checkpoint()
+    info = b.peers()[0]
+    assert (info.acknowledged, info.queued_bytes, info.unacknowledged_bytes) == (4, 0, 0)
+    assert a.metrics().inbox_envelopes == 0
+    assert b.counters()["outbound.failed"] == 0
+
+
+async def test_gauges_go_up_and_come_back(nursery):
+    a, b = make("a"), make("b")
+    await nursery.start(a.run)
+    await nursery.start(b.run)
+    idle = a.metrics()
+    assert (idle.connections, idle.streams, idle.queued_bytes, idle.sessions) == (0, 0, 0, 0)
+    for _ in range(2):
+        b.keep_connected(a.peer_id, a.listen_addresses())
+        await next_event(a, PeerConnected)
+        a.send(b.peer_id, bytes(300_000), tag=1)
+        busy = a.metrics()
+        assert (busy.connections, busy.queued_bytes, busy.queued_envelopes) == (1, 300_000, 1)
+        event = await next_event(b, EnvelopeReceived)
+        assert len(event.data) == 300_000
+        with trio.fail_after(5):
+            while a.metrics().queued_envelopes or a.metrics().streams != 4:
+                await trio.lowlevel.checkpoint()
+        assert a.metrics().tasks > idle.tasks
+        assert a.metrics().peers[0].acknowledged >= 1
+        b.forget(a.peer_id)
+        b.disconnect(a.peer_id)
+        await next_event(a, PeerDisconnected)
+        with trio.fail_after(5):
+            while a.metrics().tasks != idle.tasks or a.metrics().connections:
+                await trio.lowlevel.checkpoint()
+    done = a.metrics()
+    assert (done.streams, done.unread_bytes, done.partial_bytes, done.inbox_bytes) == (0, 0, 0, 0)
 
 
 async def test_ipv6_loopback(nursery):

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import trio
+import trio.testing
 from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.host.exceptions import StreamFailure
@@ -18,22 +19,25 @@ from libp2p.peer.id import ID
 from libp2p.security.insecure import transport as insecure
 from multiaddr import Multiaddr
 
-from bbnode.transport.errors import InsecureTransportError, ListenError
+from bbnode.transport.errors import InsecureTransportError, ListenError, StreamBrokenError
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p_carrier import Libp2pCarrier, socket_of
+from bbnode.transport.libp2p_carrier import Libp2pCarrier, Libp2pStream, socket_of
 from bbnode.transport.libp2p_tcp import BoundedTcp, listen_endpoint
+from bbnode.transport.libp2p_windows import grant_window
 from bbnode.transport.libp2p_workarounds import (
-    MAX_INBOUND_STREAMS,
+    MAX_STREAMS,
     bound_handshakes,
     build_host,
     hard_close,
     require_noise_alone,
+    reset_quietly,
     running,
 )
 
 LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")
 ECHO = "/test/echo/1"
 BOOM = "/test/boom/1"
+TAKE = "/test/take/1"
 
 
 def make(seed: int, *, max_connections: int = 100, tcp: BoundedTcp | None = None):
@@ -334,7 +338,7 @@ async def test_a_connection_with_too_many_streams_goes():
     with trio.fail_after(10):
         async with running(server, [LOOPBACK]), running(client, []):
             connection = await dial(client, server)
-            for _ in range(MAX_INBOUND_STREAMS + 2):
+            for _ in range(MAX_STREAMS + 2):
                 try:
                     await client.new_stream(server.get_id(), [ECHO])
                 except (StreamError, StreamFailure):
@@ -342,6 +346,103 @@ async def test_a_connection_with_too_many_streams_goes():
             await connection.event_closed.wait()
             while server.get_network().get_connections():
                 await trio.lowlevel.checkpoint()
+
+
+async def test_a_reset_wakes_its_own_reader_and_leaves_nothing_behind():
+    """S12: libp2p forgets whoever waits on a stream that it resets."""
+    client, server = make(1), make(2)
+    async with running(server, [LOOPBACK]), running(client, []), trio.open_nursery() as nursery:
+        await dial(client, server)
+        for ours in (False, True):
+            raw = await client.new_stream(server.get_id(), [ECHO])
+            woken = trio.Event()
+
+            async def read(stream, woken) -> None:
+                with pytest.raises(StreamBrokenError):
+                    await stream.read(10)
+                woken.set()
+
+            nursery.start_soon(read, Libp2pStream(raw), woken)
+            await trio.testing.wait_all_tasks_blocked()
+            muxed = raw.muxed_stream
+            await (reset_quietly(raw) if ours else raw.reset())
+            await trio.testing.wait_all_tasks_blocked()
+            assert woken.is_set() is ours
+            if ours:
+                assert muxed.stream_id not in muxed.conn.stream_events
+        nursery.cancel_scope.cancel()
+
+
+async def test_reads_are_not_answered_one_by_one():
+    """S13: libp2p sends an update of the window with each read."""
+    client, server = make(1), make(2)
+    updates = []
+
+    async def take(stream) -> None:
+        if updates:
+            await grant_window(stream, 2**20)
+        inner = stream.muxed_stream.send_window_update
+
+        async def counted(increment: int, **options) -> None:
+            updates[-1] += 1
+            await inner(increment, **options)
+
+        stream.muxed_stream.send_window_update = counted
+        updates.append(0)
+        left = 2**21
+        while left:
+            left -= len(await stream.read(65_536))
+        await stream.write(b".")
+
+    server.set_stream_handler(TAKE, take)
+    async with running(server, [LOOPBACK]), running(client, []):
+        await dial(client, server)
+        for _ in range(2):
+            stream = await client.new_stream(server.get_id(), [TAKE])
+            with trio.fail_after(10):
+                for _ in range(32):
+                    await stream.write(bytes(65_536))
+                assert await stream.read(1) == b"."
+            await stream.reset()
+    plain, granted = updates
+    assert plain >= 16
+    assert granted <= 8
+
+
+@pytest.mark.parametrize("what", ["reset", "end", "death"])
+async def test_a_reset_is_told_from_an_end(what):
+    """S14: libp2p shows all three as the end when they come while somebody reads."""
+    client, server = make(1), make(2)
+    go = trio.Event()
+
+    async def finish(stream) -> None:
+        await go.wait()
+        if what == "reset":
+            await stream.reset()
+        elif what == "death":
+            await hard_close(server, stream.swarm_conn)
+
+    server.set_stream_handler(TAKE, finish)
+    async with running(server, [LOOPBACK]), running(client, []), trio.open_nursery() as nursery:
+        await dial(client, server)
+        stream = Libp2pStream(await client.new_stream(server.get_id(), [TAKE]))
+        seen: list[object] = []
+
+        async def read() -> None:
+            try:
+                seen.append(await stream.read(10))
+            except StreamBrokenError as error:
+                seen.append(error)
+
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        go.set()
+        with trio.fail_after(5):
+            while not seen:
+                await trio.lowlevel.checkpoint()
+        assert isinstance(seen[0], StreamBrokenError) is (what == "reset")
+        assert stream.gone is (what == "death")
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_port_in_use_is_seen_and_never_shared():

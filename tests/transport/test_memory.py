@@ -89,7 +89,7 @@ async def test_cut_and_heal(network, nursery):
 
 
 async def test_slow_driver_fills_the_senders_queue(network, nursery):
-    limits = TransportLimits(inbox_envelopes_per_peer=2, queue_envelopes=3, max_envelope_bytes=9)
+    limits = TransportLimits(inbox_envelopes_per_peer=2, queue_envelopes=3, max_message_bytes=9)
     a = await start(network, nursery, A, limits=limits)
     b = await start(network, nursery, B, limits=limits)
     b.keep_connected(A, a.listen_addresses())

@@ -1,0 +1,42 @@
+"""What the policy says, and the limits it is given.
+
+Rule: plain values. A reason is a short word that users and metrics match on; the detail is for
+people, and says what to do.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from bbnode.access.buckets import Rate
+
+
+class Reason(enum.StrEnum):
+    """What a decision says; the value is the label that users and metrics match on."""
+
+    ALLOWED = "allowed"
+    BLOCKLISTED = "blocklisted"
+    NOT_ALLOWLISTED = "not_allowlisted"
+    NOT_A_MEMBER = "not_a_member"  # the detail begins with the value of a `Refusal`
+    CLASS_NOT_GRANTED = "class_not_granted"
+    MESSAGE_RATE = "message_rate"
+    BYTE_BUDGET = "byte_budget"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Whether a peer may, why, and which rule said so."""
+
+    allowed: bool
+    reason: Reason
+    rule: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Rates of one peer; None is no limit. Units: messages, and bytes of whole envelopes."""
+
+    messages: Rate | None = None
+    bytes: Rate | None = None

@@ -1,0 +1,370 @@
+"""The one place that decides who may talk.
+
+Rule: RULES stands below in its order, and the first rule that denies decides. The first four
+depend on lists, credentials and the wall clock; what they say of a peer is kept until a list
+changes or a date of its membership passes (in either direction: clocks jump). The rates are
+counted on the monotonic clock. Both clocks are arguments.
+
+The transport asks `decide_peer` before anything was said, `decide_connection` once a peer has
+said hello, and `decide_envelope` for each envelope (`authorizer` is its side of it). Nobody has
+to tell that a peer is gone: what is known of it stays, so that a new connection gives no new
+budget, until the table is full; then those that were quiet for longest are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from bbnode.access.buckets import Rate
+from bbnode.access.decision import Decision, Limits, Reason
+from bbnode.access.errors import PolicyError, StatementRefused
+from bbnode.access.revocation import RevocationList
+from bbnode.access.statement import MAX_MEMBERSHIP_BYTES, Membership, open_membership
+from bbnode.access.ticket import invites
+from bbnode.ir.peer import PeerId
+
+# A PeerId takes about 200 bytes; lists beyond this belong into a private network.
+MAX_LISTED_PEERS = 64 * 1024
+# Well above any cap of connections, so that whoever is forgotten was long gone.
+MAX_ADMITTED = 8192
+# That many are forgotten at once: looking for the quietest costs a pass over the table.
+_FORGOTTEN_AT_ONCE = MAX_ADMITTED // 8
+# Peers that were refused, or sent without a hello; what they showed is up to 5 KiB each.
+MAX_REFUSED = 1024
+
+_FOREVER = float("inf")
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What is known of a peer. The verdict holds for one generation and span of unix time."""
+
+    credentials: bytes = b""
+    classes: tuple[str, ...] = ()
+    membership: Membership | StatementRefused | None = None
+    verdict: Decision | None = None
+    generation: int = -1
+    from_s: float = -_FOREVER
+    until_s: float = _FOREVER
+    # Monotonic time up to which what came has been paid for (`buckets`).
+    messages_paid_ns: float = 0
+    bytes_paid_ns: float = 0
+    last_ns: int = 0
+
+
+_NOBODY = _Entry()
+_ALLOWED = Decision(allowed=True, reason=Reason.ALLOWED, rule="all", detail="every rule allows it")
+
+
+def _allow(rule: str, detail: str) -> Decision:
+    return Decision(allowed=True, reason=Reason.ALLOWED, rule=rule, detail=detail)
+
+
+def _deny(rule: str, reason: Reason, detail: str) -> Decision:
+    return Decision(allowed=False, reason=reason, rule=rule, detail=detail)
+
+
+class Policy:
+    """Lists, network and limits of one node, and what it decided of each peer.
+
+    One task uses it: it has no lock.
+    """
+
+    def __init__(
+        self,
+        *,
+        network: PeerId | None = None,
+        revocations: RevocationList | None = None,
+        limits: Limits | None = None,
+        inviter: PeerId | None = None,
+    ) -> None:
+        """`network` None is an open node: no membership is asked for.
+
+        `inviter` is this node itself where it invites: who shows a ticket of its own as
+        credentials may connect, to redeem it, and may send no envelope.
+        """
+        self._inviter = inviter
+        self._network = network
+        self._revocations = revocations
+        self._blocked: frozenset[PeerId] = frozenset()
+        self._allowed: frozenset[PeerId] | None = None
+        self._admitted: dict[PeerId, _Entry] = {}
+        self._refused: OrderedDict[PeerId, _Entry] = OrderedDict()
+        self._generation = 0
+        self.set_limits(limits or Limits())
+
+    # --- what can change while running: each change makes every verdict stale ---
+
+    def block(self, peer: PeerId) -> None:
+        """Deny a peer; raises PolicyError when the list is full."""
+        self.block_only((*self._blocked, peer))
+
+    def unblock(self, peer: PeerId) -> None:
+        """Deny a peer no more."""
+        self.block_only(self._blocked - {peer})
+
+    def block_only(self, peers: Iterable[PeerId]) -> None:
+        """Deny these, and of those blocked before no others; raises PolicyError when too many."""
+        blocked = frozenset(peers)
+        if len(blocked) > MAX_LISTED_PEERS:
+            raise PolicyError(
+                f"the block list holds {MAX_LISTED_PEERS} peers, which is all it takes; use an "
+                "allow list or a private network"
+            )
+        self._blocked = blocked
+        self._generation += 1
+
+    def allow_only(self, peers: Iterable[PeerId] | None) -> None:
+        """Deny everyone but these; None lifts it. Raises PolicyError beyond the bound."""
+        allowed = None if peers is None else frozenset(peers)
+        if allowed is not None and len(allowed) > MAX_LISTED_PEERS:
+            raise PolicyError(f"an allow list takes {MAX_LISTED_PEERS} peers, not {len(allowed)}")
+        self._allowed = allowed
+        self._generation += 1
+
+    def set_network(self, network: PeerId | None, revocations: RevocationList | None) -> None:
+        """Another private network, or another list of what its owner revoked."""
+        if revocations is not None and revocations.network != network:
+            raise PolicyError(f"a revocation list of {revocations.network} says nothing here")
+        if network != self._network:
+            for entry in (*self._admitted.values(), *self._refused.values()):
+                entry.membership = None
+        self._network, self._revocations = network, revocations
+        self._generation += 1
+
+    def set_limits(self, limits: Limits) -> None:
+        """Other rates, from the next envelope on."""
+        self._limits = limits
+        messages, size = limits.messages, limits.bytes
+        self._message_ns = 0.0 if messages is None else messages.ns_per_unit
+        self._message_burst_ns = _FOREVER if messages is None else messages.burst_ns
+        self._byte_ns = 0.0 if size is None else size.ns_per_unit
+        self._byte_burst_ns = _FOREVER if size is None else size.burst_ns
+
+    # --- decisions ---
+
+    def decide_peer(self, peer: PeerId) -> Decision:
+        """Whether a peer may say hello at all: the lists alone."""
+        for rule in (Policy._block_list, Policy._allow_list):
+            decision = rule(self, peer, _NOBODY, 0.0)
+            if not decision.allowed:
+                return decision
+        return _ALLOWED
+
+    def decide_connection(
+        self,
+        peer: PeerId,
+        *,
+        credentials: bytes,
+        classes: Iterable[str],
+        now_ns: int,
+        unix_s: float,
+    ) -> Decision:
+        """Whether a peer that said hello may stay: its credentials, the classes it plays."""
+        old = self._admitted.get(peer) or self._refused.get(peer)
+        # Beyond the bound nothing is kept of it; what is kept then is refused as too large.
+        shown = credentials[: MAX_MEMBERSHIP_BYTES + 1]
+        entry = _Entry(credentials=shown, classes=tuple(classes), last_ns=now_ns)
+        if old is not None:
+            entry.messages_paid_ns = old.messages_paid_ns
+            entry.bytes_paid_ns = old.bytes_paid_ns
+            if old.credentials == shown:
+                entry.membership = old.membership
+        verdict = self._judge(peer, entry, unix_s)
+        if verdict.allowed:
+            self._refused.pop(peer, None)
+            self._admit(peer, entry)
+            return verdict
+        # A second connection that is refused takes nothing from the first one.
+        if peer not in self._admitted:
+            self._refuse(peer, entry)
+        # A guest is there to redeem its ticket: programs must not find it by a class.
+        is_for_guests = verdict.rule == "membership" and not entry.classes
+        if is_for_guests and self._is_guest(credentials, unix_s):
+            return _allow("membership", "a guest with a ticket: it may redeem it and no more")
+        return verdict
+
+    def decide_envelope(
+        self, peer: PeerId, size_bytes: int, *, now_ns: int, unix_s: float
+    ) -> Decision:
+        """Whether an envelope of that size may come in now; one that may is paid for."""
+        entry = self._admitted.get(peer) or self._stranger(peer)
+        entry.last_ns = now_ns
+        verdict = self._standing(peer, entry, unix_s)
+        if verdict.allowed:
+            # `buckets`, written out: this runs for each envelope.
+            messages = max(entry.messages_paid_ns, now_ns) + self._message_ns
+            size = max(entry.bytes_paid_ns, now_ns) + size_bytes * self._byte_ns
+            if messages - now_ns > self._message_burst_ns and entry.messages_paid_ns > now_ns:
+                verdict = self._message_rate(entry, now_ns, 1)
+            elif size - now_ns > self._byte_burst_ns and entry.bytes_paid_ns > now_ns:
+                verdict = self._byte_budget(entry, now_ns, size_bytes)
+            else:
+                entry.messages_paid_ns, entry.bytes_paid_ns = messages, size
+                return verdict
+        return verdict
+
+    def decide_outbound(self, peer: PeerId, *, unix_s: float) -> Decision:
+        """Whether we may send to a peer; the rates are only for what comes in."""
+        return self._standing(peer, self._admitted.get(peer) or self._stranger(peer), unix_s)
+
+    def explain(self, peer: PeerId, *, now_ns: int, unix_s: float) -> tuple[Decision, ...]:
+        """What each rule says of a peer, in the order of RULES; nothing is paid for."""
+        entry = self._admitted.get(peer) or self._refused.get(peer) or _Entry()
+        return (
+            *(rule(self, peer, entry, unix_s) for rule in STANDING_RULES.values()),
+            self._message_rate(entry, now_ns, 1),
+            self._byte_budget(entry, now_ns, 1),
+        )
+
+    # --- inside ---
+
+    def _standing(self, peer: PeerId, entry: _Entry, unix_s: float) -> Decision:
+        verdict = entry.verdict
+        if (
+            verdict is None
+            or entry.generation != self._generation
+            or not entry.from_s <= unix_s < entry.until_s
+        ):
+            verdict = self._judge(peer, entry, unix_s)
+        return verdict
+
+    def _judge(self, peer: PeerId, entry: _Entry, unix_s: float) -> Decision:
+        verdict = _ALLOWED
+        for rule in STANDING_RULES.values():
+            decision = rule(self, peer, entry, unix_s)
+            if not decision.allowed:
+                verdict = decision
+                break
+        entry.verdict = verdict
+        entry.generation = self._generation
+        entry.from_s, entry.until_s = _span(self._membership_of(peer, entry), unix_s)
+        return verdict
+
+    def _membership_of(self, peer: PeerId, entry: _Entry) -> Membership | StatementRefused | None:
+        """Opened once, since signatures cost 100 us each; None on an open node."""
+        if self._network is None:
+            return None
+        if entry.membership is None:
+            try:
+                entry.membership = open_membership(entry.credentials, self._network, peer)
+            except StatementRefused as error:
+                # Without its traceback, which would keep frames alive as long as the entry.
+                entry.membership = error.with_traceback(None)
+        return entry.membership
+
+    def _is_guest(self, credentials: bytes, unix_s: float) -> bool:
+        if self._inviter is None or self._network is None:
+            return False
+        return invites(credentials, self._inviter, self._network, unix_s)
+
+    def _stranger(self, peer: PeerId) -> _Entry:
+        """The entry of a peer that was not admitted."""
+        entry = self._refused.get(peer)
+        if entry is None:
+            entry = _Entry()
+            self._refuse(peer, entry)
+        return entry
+
+    def _refuse(self, peer: PeerId, entry: _Entry) -> None:
+        self._refused[peer] = entry
+        self._refused.move_to_end(peer)
+        if len(self._refused) > MAX_REFUSED:
+            self._refused.popitem(last=False)
+
+    def _admit(self, peer: PeerId, entry: _Entry) -> None:
+        if peer not in self._admitted and len(self._admitted) >= MAX_ADMITTED:
+            quietest = sorted(self._admitted, key=lambda each: self._admitted[each].last_ns)
+            for each in quietest[:_FORGOTTEN_AT_ONCE]:
+                del self._admitted[each]
+        self._admitted[peer] = entry
+
+    def _block_list(self, peer: PeerId, entry: _Entry, unix_s: float) -> Decision:  # noqa: ARG002
+        if peer in self._blocked:
+            detail = f"it is blocked here; lift it with: bbnode peers allow {peer}"
+            return _deny("block_list", Reason.BLOCKLISTED, detail)
+        return _allow("block_list", f"not among the {len(self._blocked)} blocked peers")
+
+    def _allow_list(self, peer: PeerId, entry: _Entry, unix_s: float) -> Decision:  # noqa: ARG002
+        if self._allowed is None:
+            return _allow("allow_list", "there is no allow list")
+        if peer not in self._allowed:
+            detail = f"it is not among the {len(self._allowed)} peers of the allow list"
+            return _deny("allow_list", Reason.NOT_ALLOWLISTED, detail)
+        return _allow("allow_list", "it is on the allow list")
+
+    def _membership(self, peer: PeerId, entry: _Entry, unix_s: float) -> Decision:
+        membership = self._membership_of(peer, entry)
+        if membership is None:
+            return _allow("membership", "this node belongs to no private network")
+        try:
+            if isinstance(membership, StatementRefused):
+                refused = membership
+                return _deny(
+                    "membership", Reason.NOT_A_MEMBER, f"{refused.reason.value}: {refused}"
+                )
+            membership.check(unix_s, self._revocations)
+        except StatementRefused as error:
+            return _deny("membership", Reason.NOT_A_MEMBER, f"{error.reason.value}: {error}")
+        own = membership.own
+        return _allow("membership", f"statement {own.serial_text} of {own.network}")
+
+    def _classes(self, peer: PeerId, entry: _Entry, unix_s: float) -> Decision:  # noqa: ARG002
+        membership = self._membership_of(peer, entry)
+        if membership is None:
+            return _allow("classes", "any peer may play any class")
+        if isinstance(membership, StatementRefused):
+            return _allow("classes", "no membership says which classes it may play")
+        granted = membership.own.classes
+        if granted is None:
+            return _allow("classes", "it may play all classes")
+        excess = [name for name in entry.classes if name not in granted]
+        if excess:
+            detail = f"it plays {excess[0]!r}, and its statement allows {', '.join(granted)}"
+            return _deny("classes", Reason.CLASS_NOT_GRANTED, detail)
+        return _allow("classes", f"it may play {', '.join(granted)}")
+
+    def _message_rate(self, entry: _Entry, now_ns: int, units: int) -> Decision:
+        ahead_ns = max(0.0, entry.messages_paid_ns - now_ns)
+        return _rate("message_rate", Reason.MESSAGE_RATE, self._limits.messages, ahead_ns, units)
+
+    def _byte_budget(self, entry: _Entry, now_ns: int, units: int) -> Decision:
+        ahead_ns = max(0.0, entry.bytes_paid_ns - now_ns)
+        return _rate("byte_budget", Reason.BYTE_BUDGET, self._limits.bytes, ahead_ns, units)
+
+
+_StandingRule = Callable[[Policy, PeerId, _Entry, float], Decision]
+
+# The rules of lists, credentials and dates, in their order; the first that denies decides.
+STANDING_RULES: dict[str, _StandingRule] = {
+    "block_list": Policy._block_list,
+    "allow_list": Policy._allow_list,
+    "membership": Policy._membership,
+    "classes": Policy._classes,
+}
+# All of them: the rates come last, so that who may not talk at all uses up nothing.
+RULES: tuple[str, ...] = (*STANDING_RULES, "message_rate", "byte_budget")
+
+
+def _span(membership: Membership | StatementRefused | None, unix_s: float) -> tuple[float, float]:
+    """From when until before when (unix seconds) the dates of a membership say the same."""
+    if not isinstance(membership, Membership):
+        return -_FOREVER, _FOREVER
+    begin, end = membership.valid_from_s, membership.valid_until_s
+    if unix_s < begin:
+        return -_FOREVER, begin
+    return (begin, end) if unix_s < end else (end, _FOREVER)
+
+
+def _rate(rule: str, reason: Reason, rate: Rate | None, ahead_ns: float, units: int) -> Decision:
+    """Whether `units` more may come, when what came is paid for until `ahead_ns` from now."""
+    if rate is None:
+        return _allow(rule, "there is no limit")
+    limit = f"{rate.per_second:g} a second and {rate.burst:g} at once"
+    # What is larger than the burst waits for a full bucket, and no longer.
+    over_ns = ahead_ns + min(units * rate.ns_per_unit, rate.burst_ns) - rate.burst_ns
+    if over_ns > 0:
+        return _deny(rule, reason, f"over {limit}; it may come in {over_ns / 1e9:.3f} s")
+    return _allow(rule, f"{rate.burst - ahead_ns / rate.ns_per_unit:.0f} left of {limit}")

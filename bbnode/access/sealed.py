@@ -1,0 +1,225 @@
+"""The one shape of everything that is signed here: bytes, and a line of text.
+
+Rule: bytes are msgpack `[body, signature]`, the body is a msgpack list whose first item is its
+version. There is exactly one encoding of each value: what decodes is packed again and has to
+give the same bytes, so no byte can change without being refused. Text is
+`<prefix>:<base64url without padding>`, with the same rule.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgpack
+
+from bbnode.access.errors import AccessRefused, GrantError, Refusal
+from bbnode.access.signing import SIGNATURE_BYTES, SigningKey, verifies
+from bbnode.ir.errors import DecodeError
+from bbnode.ir.peer import PeerId
+
+Fields: TypeAlias = list[Any]
+
+# The last second of the year 9999: beyond it no date can be shown.
+MAX_UNIX_S = 253_402_300_799
+MAX_CLASSES = 16
+# As the names in a hello.
+MAX_CLASS_BYTES = 128
+_CLASS = re.compile(r"[A-Za-z_@][A-Za-z0-9_.@-]*\Z")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of signed thing: its name in messages, signature context, and bounds."""
+
+    name: str
+    context: bytes
+    prefix: str
+    version: int
+    fields: int
+    max_bytes: int
+    error: type[AccessRefused]
+
+    def refuse(self, reason: Refusal, message: str) -> AccessRefused:
+        """The error of this kind."""
+        return self.error(reason, f"{self.name}: {message}")
+
+
+def seal(kind: Kind, values: Sequence[Any], key: SigningKey) -> bytes:
+    """Sign `values` (without the version) with `key`; raises GrantError beyond the bound."""
+    body: bytes = msgpack.packb([kind.version, *values])
+    raw: bytes = msgpack.packb([body, key.sign(kind.context, body)])
+    if len(raw) > kind.max_bytes:
+        raise GrantError(
+            f"{kind.name}: {len(raw)} bytes are over the bound of {kind.max_bytes}; "
+            "put less into it"
+        )
+    return raw
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """Decoded bytes whose signature has not been looked at yet."""
+
+    kind: Kind
+    fields: Fields
+    body: bytes
+    signature: bytes
+
+    def check_signature(self, signer: PeerId) -> None:
+        """Raise the kind's error with BAD_SIGNATURE unless `signer` signed the body."""
+        if not verifies(signer, self.kind.context, self.body, self.signature):
+            raise self.kind.refuse(
+                Refusal.BAD_SIGNATURE,
+                f"the signature is not one of {signer}; ask its maker for a new one",
+            )
+
+
+def unseal(kind: Kind, raw: bytes) -> Sealed:
+    """Decode bytes strictly; raises the kind's error.
+
+    The fields are counted, not yet typed.
+    """
+    if len(raw) > kind.max_bytes:
+        raise kind.refuse(
+            Refusal.TOO_LARGE, f"{len(raw)} bytes; at most {kind.max_bytes} are taken"
+        )
+    outer = unpack_list(kind, raw)
+    if len(outer) != 2 or not all(isinstance(part, bytes) for part in outer):
+        raise malformed(kind, "it is not a body and a signature")
+    body, signature = outer
+    fields = unpack_list(kind, body)
+    version = fields[0] if fields else None
+    if type(version) is not int:
+        raise malformed(kind, "it has no version")
+    if version != kind.version:
+        raise kind.refuse(
+            Refusal.UNKNOWN_VERSION,
+            f"version {version} is not known here (we know {kind.version}); "
+            "run the same release on both sides",
+        )
+    if len(fields) != kind.fields + 1 or len(signature) != SIGNATURE_BYTES:
+        raise malformed(kind, "it does not have the fields of its version")
+    return Sealed(kind, fields[1:], body, signature)
+
+
+def to_text(kind: Kind, raw: bytes) -> str:
+    """The line of text that stands for `raw`."""
+    return f"{kind.prefix}:{base64.urlsafe_b64encode(raw).decode('ascii').rstrip('=')}"
+
+
+def from_text(kind: Kind, text: str) -> bytes:
+    """The bytes that a line of text stands for; raises the kind's error."""
+    line = text.strip()
+    prefix, colon, data = line.partition(":")
+    if not colon or prefix != kind.prefix:
+        stem = kind.prefix.rstrip("0123456789")
+        if colon and prefix.rstrip("0123456789") == stem:
+            raise kind.refuse(
+                Refusal.UNKNOWN_VERSION,
+                f"{prefix!r} is of another version (we know {kind.prefix!r}); "
+                "run the same release on both sides",
+            )
+        raise malformed(kind, f"it does not begin with {kind.prefix + ':'!r}")
+    # 4 characters for 3 bytes.
+    if len(data) > kind.max_bytes * 4 // 3 + 4:
+        raise kind.refuse(Refusal.TOO_LARGE, f"a line of {len(line)} characters is too long")
+    try:
+        raw = base64.b64decode(data + "=" * (-len(data) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise malformed(kind, "it holds characters that do not belong there") from error
+    if to_text(kind, raw) != line:
+        raise malformed(kind, "it is cut short or changed")
+    return raw
+
+
+def malformed(kind: Kind, what: str) -> AccessRefused:
+    """The error for bytes or text that are not of this kind."""
+    return kind.refuse(
+        Refusal.MALFORMED, f"{what}; copy all of it, from its first to its last character"
+    )
+
+
+def take_int(kind: Kind, name: str, value: object, maximum: int, minimum: int = 0) -> int:
+    """A whole number in its range; raises the kind's error."""
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise malformed(kind, f"{name} is not a whole number from {minimum} to {maximum}")
+    return value
+
+
+def take_bytes(kind: Kind, name: str, value: object, maximum: int, minimum: int = 0) -> bytes:
+    """Bytes of a length in its range; raises the kind's error."""
+    if not isinstance(value, bytes) or not minimum <= len(value) <= maximum:
+        raise malformed(kind, f"{name} is not bytes of the right length")
+    return value
+
+
+def take_text(kind: Kind, name: str, value: object, maximum: int) -> str:
+    """Printable text of up to `maximum` bytes; raises the kind's error."""
+    if not isinstance(value, str) or len(value.encode()) > maximum or not value.isprintable():
+        raise malformed(kind, f"{name} is not a printable text of at most {maximum} bytes")
+    return value
+
+
+def take_peer(kind: Kind, name: str, value: object) -> PeerId:
+    """A PeerId; raises the kind's error."""
+    raw = take_bytes(kind, name, value, 66)
+    try:
+        return PeerId.from_bytes(raw)
+    except DecodeError as error:
+        raise malformed(kind, f"{name} is not a PeerId") from error
+
+
+def take_list(kind: Kind, name: str, value: object, maximum: int) -> list[Any]:
+    """A list of up to `maximum` items; raises the kind's error."""
+    if not isinstance(value, list) or len(value) > maximum:
+        raise malformed(kind, f"{name} is not a list of at most {maximum}")
+    return value
+
+
+def take_classes(kind: Kind, value: object) -> tuple[str, ...] | None:
+    """Sorted, distinct names of classes, or None for all of them; raises the kind's error."""
+    if value is None:
+        return None
+    names = take_list(kind, "the classes", value, MAX_CLASSES)
+    if not names or not all(isinstance(n, str) and is_class(n) for n in names):
+        raise malformed(kind, "the classes are not names of classes")
+    if names != sorted(set(names)):
+        raise malformed(kind, "the classes are not sorted")
+    return tuple(names)
+
+
+def classes_to_sign(classes: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Sorted classes for something that is to be signed, None for all; raises GrantError."""
+    if classes is None:
+        return None
+    names = tuple(sorted(set(classes)))
+    bad = [name for name in names if not is_class(name)]
+    if bad:
+        raise GrantError(f"{bad[0]!r} is not the name of a class of peers, like 'client'")
+    if not 0 < len(names) <= MAX_CLASSES:
+        raise GrantError(f"{len(names)} classes: name 1 to {MAX_CLASSES}, or none for all of them")
+    return names
+
+
+def is_class(name: str) -> bool:
+    """Whether a text can be the name of a class of peers."""
+    return len(name) <= MAX_CLASS_BYTES and _CLASS.match(name) is not None
+
+
+def unpack_list(kind: Kind, raw: bytes) -> list[Any]:
+    """The list that these bytes are the one encoding of; raises the kind's error."""
+    try:
+        value = msgpack.unpackb(raw, raw=False, max_map_len=0, max_ext_len=0)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise malformed(kind, "it does not decode") from error
+    if not isinstance(value, list):
+        raise malformed(kind, "it is not a list of fields")
+    # One value, one encoding: anything longer than need be is refused.
+    if msgpack.packb(value) != raw:
+        raise malformed(kind, "it is not in its one form")
+    return value

@@ -1,0 +1,271 @@
+"""Membership: who is a member of a private network, and how that is shown.
+
+Rule: a network is its owner's Ed25519 key, and its id is that key's PeerId. The owner signs a
+statement for each member. A statement may say `may_grant`: then its member may sign
+statements too, for no more classes, and none that may grant on. A membership, shown in the
+first exchange on every connection, is therefore one statement, or two: the member's own,
+then that of the member who granted it. All of it is checked by `open_membership` (who signed
+what, which no clock changes) and `Membership.check` (dates and revocations).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgpack
+
+from bbnode.access import sealed
+from bbnode.access.errors import GrantError, Refusal, StatementRefused
+from bbnode.access.sealed import Kind, Sealed
+from bbnode.access.signing import SigningKey
+from bbnode.ir.peer import PeerId
+
+# Clocks of laptops and small devices are off by minutes until they find a time server; five
+# is what Kerberos tolerates. A statement lives for days: nothing depends on it to the minute.
+CLOCK_SKEW_S = 300
+
+MAX_SERIAL = 2**64 - 1
+
+STATEMENT = Kind(
+    name="membership statement",
+    context=b"bbnode-membership-v1",
+    prefix="bbstatement1",
+    version=1,
+    fields=8,
+    # 16 classes of 128 bytes, three PeerIds, dates and a signature.
+    max_bytes=2560,
+    error=StatementRefused,
+)
+
+# What is shown on a connection and what a user copies: one or two statements.
+MEMBERSHIP_PREFIX = "bbmember1"
+MAX_MEMBERSHIP_BYTES = 2 * STATEMENT.max_bytes + 16
+_MEMBERSHIP = Kind(
+    name="membership",
+    context=b"",
+    prefix=MEMBERSHIP_PREFIX,
+    version=1,
+    fields=0,
+    max_bytes=MAX_MEMBERSHIP_BYTES,
+    error=StatementRefused,
+)
+
+
+class Revoked(Protocol):
+    """Knows what the owner took back (`RevocationList`)."""
+
+    def revokes(self, serial: int, member: PeerId) -> bool:
+        """Whether a statement with that serial, or all of that member's, are void."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """What its issuer says of a member. Times are seconds since 1970; it ends before `expires_s`.
+
+    `classes` is sorted, or None for all classes; `serial` is drawn at random, so that owner
+    and granters need no common counter.
+    """
+
+    network: PeerId
+    issuer: PeerId
+    member: PeerId
+    classes: tuple[str, ...] | None
+    may_grant: bool
+    not_before_s: int
+    expires_s: int
+    serial: int
+
+    @property
+    def serial_text(self) -> str:
+        """The serial as commands take and print it: 16 hex digits."""
+        return f"{self.serial:016x}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """An authentic membership: each statement was signed by whom it says, with the right to.
+
+    `statements` holds the member's own first, then the granter's if there was one.
+    """
+
+    statements: tuple[Statement, ...]
+    raw: bytes
+
+    @property
+    def own(self) -> Statement:
+        """The member's own statement."""
+        return self.statements[0]
+
+    @property
+    def text(self) -> str:
+        """The line of text that `bbnode network import` takes."""
+        return sealed.to_text(_MEMBERSHIP, self.raw)
+
+    @property
+    def valid_from_s(self) -> int:
+        """First second in which it is accepted, with the allowed skew."""
+        return max(s.not_before_s for s in self.statements) - CLOCK_SKEW_S
+
+    @property
+    def valid_until_s(self) -> int:
+        """First second in which it is accepted no more, with the allowed skew."""
+        return min(s.expires_s for s in self.statements) + CLOCK_SKEW_S
+
+    def check(self, unix_s: float, revoked: Revoked | None = None) -> None:
+        """Raise StatementRefused (REVOKED, NOT_YET_VALID, EXPIRED) unless it holds now."""
+        for statement in self.statements:
+            if revoked is not None and revoked.revokes(statement.serial, statement.member):
+                raise STATEMENT.refuse(
+                    Refusal.REVOKED,
+                    f"the owner of the network revoked {statement.serial_text} of "
+                    f"{statement.member}; ask for a new one",
+                )
+            if unix_s < statement.not_before_s - CLOCK_SKEW_S:
+                early = statement.not_before_s - unix_s
+                raise STATEMENT.refuse(
+                    Refusal.NOT_YET_VALID,
+                    f"{statement.serial_text} begins in {early:.0f} s; check this machine's clock",
+                )
+            if unix_s >= statement.expires_s + CLOCK_SKEW_S:
+                late = unix_s - statement.expires_s
+                raise STATEMENT.refuse(
+                    Refusal.EXPIRED,
+                    f"{statement.serial_text} of {statement.member} ended {late:.0f} s ago; "
+                    "ask the network's owner for a new one",
+                )
+
+
+def grant(
+    key: SigningKey,
+    *,
+    member: PeerId,
+    not_before_s: int,
+    expires_s: int,
+    serial: int,
+    classes: Iterable[str] | None = None,
+    may_grant: bool = False,
+    granter: Membership | None = None,
+) -> Membership:
+    """Sign a membership for `member`: with the owner's key, or a granter's and its membership.
+
+    `classes` None is all classes; from a granter, all that it may play itself. A granter's
+    statements end when its own does. Raises GrantError for what nobody would accept.
+    """
+    names = sealed.classes_to_sign(classes)
+    network = key.peer_id
+    if granter is not None:
+        own = granter.own
+        network = own.network
+        if own.member != key.peer_id or not own.may_grant or own.issuer != network:
+            raise GrantError(
+                f"{key.peer_id} may not grant memberships of {network}; the owner can allow it "
+                "with: bbnode network grant PEER_ID --may-invite"
+            )
+        if may_grant:
+            raise GrantError("only the owner's key grants the right to grant")
+        names = own.classes if names is None else names
+        if not _covers(own.classes, names):
+            raise GrantError(f"classes {names} are more than the granter's own {own.classes}")
+        expires_s = min(expires_s, own.expires_s)
+    if not 0 <= not_before_s < expires_s <= sealed.MAX_UNIX_S:
+        raise GrantError(f"a statement from {not_before_s} to {expires_s} (unix seconds) is empty")
+    if not 0 <= serial <= MAX_SERIAL:
+        raise GrantError(f"serial {serial} does not fit 64 bits")
+    raw = sealed.seal(
+        STATEMENT,
+        [
+            network.to_bytes(),
+            key.peer_id.to_bytes(),
+            member.to_bytes(),
+            None if names is None else list(names),
+            may_grant,
+            not_before_s,
+            expires_s,
+            serial,
+        ],
+        key,
+    )
+    chain = [raw] if granter is None else [raw, *msgpack.unpackb(granter.raw)]
+    return open_membership(msgpack.packb(chain), network, member)
+
+
+def open_membership(raw: bytes, network: PeerId, member: PeerId) -> Membership:
+    """The membership of `member` in `network`, its signatures checked; raises StatementRefused.
+
+    Dates and revocations are `Membership.check`.
+    """
+    membership, parts = _decode(raw)
+    own = membership.own
+    if own.member != member:
+        raise STATEMENT.refuse(
+            Refusal.WRONG_PEER,
+            f"it was granted to {own.member} and not to {member}; each peer has its own",
+        )
+    for statement, part in zip(membership.statements, parts, strict=True):
+        if statement.network != network:
+            raise STATEMENT.refuse(
+                Refusal.WRONG_NETWORK, f"it is of network {statement.network}, ours is {network}"
+            )
+        part.check_signature(statement.issuer)
+    if len(parts) == 1 and own.issuer != network:
+        raise _not_granted(f"{own.issuer} is not the owner of {network}")
+    if len(parts) == 2:
+        granter = membership.statements[1]
+        if own.issuer != granter.member or granter.issuer != network or not granter.may_grant:
+            raise _not_granted(f"{own.issuer} had no right to grant")
+        if own.may_grant or not _covers(granter.classes, own.classes):
+            raise _not_granted(f"{own.issuer} granted more than it may")
+    return membership
+
+
+def membership_from_text(text: str) -> bytes:
+    """The bytes of a line of text; raises StatementRefused."""
+    return sealed.from_text(_MEMBERSHIP, text)
+
+
+def peek(raw: bytes) -> Statement:
+    """What a membership says of itself, unchecked: to show it, or to know its network."""
+    return _decode(raw)[0].own
+
+
+def _decode(raw: bytes) -> tuple[Membership, tuple[Sealed, ...]]:
+    if not raw:
+        raise _MEMBERSHIP.refuse(
+            Refusal.NO_STATEMENT, "none was shown; get one and: bbnode network import STATEMENT"
+        )
+    if len(raw) > MAX_MEMBERSHIP_BYTES:
+        raise _MEMBERSHIP.refuse(
+            Refusal.TOO_LARGE, f"{len(raw)} bytes; at most {MAX_MEMBERSHIP_BYTES} are taken"
+        )
+    items = sealed.unpack_list(_MEMBERSHIP, raw)
+    if not 1 <= len(items) <= 2 or not all(isinstance(item, bytes) for item in items):
+        raise sealed.malformed(_MEMBERSHIP, "it is not one statement or two")
+    parts = tuple(sealed.unseal(STATEMENT, item) for item in items)
+    return Membership(statements=tuple(_statement(part) for part in parts), raw=raw), parts
+
+
+def _statement(part: Sealed) -> Statement:
+    network, issuer, member, classes, may_grant, not_before, expires, serial = part.fields
+    if not isinstance(may_grant, bool):
+        raise sealed.malformed(STATEMENT, "the right to grant is not true or false")
+    return Statement(
+        network=sealed.take_peer(STATEMENT, "the network", network),
+        issuer=sealed.take_peer(STATEMENT, "the issuer", issuer),
+        member=sealed.take_peer(STATEMENT, "the member", member),
+        classes=sealed.take_classes(STATEMENT, classes),
+        may_grant=may_grant,
+        not_before_s=sealed.take_int(STATEMENT, "its begin", not_before, sealed.MAX_UNIX_S),
+        expires_s=sealed.take_int(STATEMENT, "its end", expires, sealed.MAX_UNIX_S),
+        serial=sealed.take_int(STATEMENT, "the serial", serial, MAX_SERIAL),
+    )
+
+
+def _covers(have: tuple[str, ...] | None, want: tuple[str, ...] | None) -> bool:
+    return have is None or (want is not None and set(want) <= set(have))
+
+
+def _not_granted(why: str) -> Exception:
+    return STATEMENT.refuse(Refusal.NOT_GRANTED, f"{why}; ask the network's owner for a statement")

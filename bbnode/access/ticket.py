@@ -1,0 +1,234 @@
+"""Tickets: one line that lets a stranger find us, know what runs here, and become a member.
+
+Rule: a ticket is signed by the inviting peer's own key, and it names that peer by its PeerId, so
+that whoever dials it with Noise talks to the one who signed. To a private network it brings
+membership in one of two ways. Made for a known PeerId it carries the finished membership. Made
+for a stranger it carries an invitation: how many may redeem it and for which classes; the
+whole ticket, with its 16 random bytes, is then the secret, and the inviting peer turns it into
+a statement for whoever shows it (`redeem`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from multiaddr import Multiaddr
+
+from bbnode.access import sealed
+from bbnode.access.errors import GrantError, Refusal, TicketRefused
+from bbnode.access.sealed import Kind
+from bbnode.access.signing import SigningKey
+from bbnode.access.statement import CLOCK_SKEW_S, MAX_MEMBERSHIP_BYTES
+from bbnode.ir.address import MAX_ADDRESS_BYTES, address_from_bytes
+from bbnode.ir.errors import DecodeError
+from bbnode.ir.peer import PeerId
+
+# As many as a sender may claim in an envelope (FACTS: caps and budgets).
+MAX_ADDRESSES = 8
+MAX_TARGET_BYTES = 256
+DIGEST_BYTES = 32
+NONCE_BYTES = 16
+# A ticket for more strangers than this is better replaced by `network grant` for each.
+MAX_USES = 1024
+# A statement that a ticket gives lives at most this long.
+MAX_MEMBER_DAYS = 366
+_DAY_S = 24 * 60 * 60
+
+TICKET = Kind(
+    name="ticket",
+    context=b"bbnode-ticket-v1",
+    prefix="bbnode1",
+    version=1,
+    fields=9,
+    max_bytes=MAX_ADDRESSES * (MAX_ADDRESS_BYTES + 3) + MAX_MEMBERSHIP_BYTES + 3072,
+    error=TicketRefused,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invitation:
+    """Membership for whoever shows the ticket.
+
+    `uses` different peers may, each for `classes` (None: all), for `member_s` seconds.
+    """
+
+    uses: int
+    classes: tuple[str, ...] | None
+    member_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """An authentic ticket. `expires_s` is in seconds since 1970.
+
+    `network` is None where the inviter's is open; else `invitation` or `membership` (bytes for
+    `open_membership`) is there. The nonce is secret as long as the invitation is good.
+    """
+
+    inviter: PeerId
+    addresses: tuple[Multiaddr, ...]
+    artifact_sha256: bytes
+    target: str
+    expires_s: int
+    network: PeerId | None
+    invitation: Invitation | None
+    membership: bytes
+    nonce: bytes = field(repr=False)
+    raw: bytes = field(repr=False)
+
+    @property
+    def text(self) -> str:
+        """The one line."""
+        return sealed.to_text(TICKET, self.raw)
+
+    @property
+    def dial_addresses(self) -> tuple[Multiaddr, ...]:
+        """The addresses with the inviter's `/p2p/ID` at their end."""
+        return tuple(Multiaddr(f"{a}/p2p/{self.inviter}") for a in self.addresses)
+
+    def check(self, unix_s: float) -> None:
+        """Raise TicketRefused (EXPIRED) once its time, with the allowed skew, is over."""
+        if unix_s >= self.expires_s + CLOCK_SKEW_S:
+            raise TICKET.refuse(
+                Refusal.EXPIRED,
+                f"it ended {unix_s - self.expires_s:.0f} s ago; ask for a new one (`bbnode "
+                "invite`), or check this machine's clock",
+            )
+
+
+def make_ticket(
+    key: SigningKey,
+    *,
+    addresses: Iterable[Multiaddr],
+    artifact_sha256: bytes,
+    target: str,
+    expires_s: int,
+    nonce: bytes,
+    network: PeerId | None = None,
+    invitation: Invitation | None = None,
+    membership: bytes = b"",
+) -> Ticket:
+    """Sign a ticket with the inviting peer's key; `nonce` is 16 random bytes.
+
+    A trailing `/p2p/ID` of the addresses has to be the inviter's. Raises GrantError.
+    """
+    listed = list(dict.fromkeys(_without_peer(a, key.peer_id) for a in addresses))
+    if not 0 < len(listed) <= MAX_ADDRESSES:
+        raise GrantError(
+            f"a ticket needs 1 to {MAX_ADDRESSES} addresses, got {len(listed)}: say with --address "
+            "how this node is reached"
+        )
+    if (network is not None) != ((invitation is not None) ^ bool(membership)):
+        raise GrantError(
+            "a ticket to a private network carries either an invitation or a membership, and one "
+            "to an open network neither"
+        )
+    offer = None
+    if invitation is not None:
+        classes = sealed.classes_to_sign(invitation.classes)
+        offer = [
+            invitation.uses,
+            None if classes is None else list(classes),
+            invitation.member_s,
+        ]
+    values = [
+        key.peer_id.to_bytes(),
+        [address.to_bytes() for address in listed],
+        artifact_sha256,
+        target,
+        expires_s,
+        None if network is None else network.to_bytes(),
+        offer,
+        membership,
+        nonce,
+    ]
+    raw = sealed.seal(TICKET, values, key)
+    try:
+        return _open(raw)
+    except TicketRefused as error:
+        # The reader's rules are the writer's.
+        raise GrantError(f"this ticket would be refused: {error}") from error
+
+
+def parse_ticket(text: str) -> Ticket:
+    """The ticket in a line of text, its signature checked; raises TicketRefused.
+
+    Its date is `Ticket.check`.
+    """
+    return _open(sealed.from_text(TICKET, text))
+
+
+def ticket_from_bytes(raw: bytes) -> Ticket:
+    """The same from the bytes of a message."""
+    return _open(raw)
+
+
+def invites(raw: bytes, inviter: PeerId, network: PeerId, unix_s: float) -> bool:
+    """Whether these bytes are a ticket with which `inviter` invites to `network` now."""
+    try:
+        ticket = _open(raw)
+        ticket.check(unix_s)
+    except TicketRefused:
+        return False
+    mine = ticket.inviter == inviter and ticket.network == network
+    return mine and ticket.invitation is not None
+
+
+def _open(raw: bytes) -> Ticket:
+    part = sealed.unseal(TICKET, raw)
+    by, listed, digest, target, expires, named, offer, membership, nonce = part.fields
+    inviter = sealed.take_peer(TICKET, "the inviter", by)
+    part.check_signature(inviter)
+    network = None if named is None else sealed.take_peer(TICKET, "the network", named)
+    invitation = None if offer is None else _invitation(offer)
+    carried = sealed.take_bytes(TICKET, "the membership", membership, MAX_MEMBERSHIP_BYTES)
+    if (network is not None) != ((invitation is not None) ^ bool(carried)):
+        raise sealed.malformed(TICKET, "network, invitation and membership do not fit together")
+    items = sealed.take_list(TICKET, "the addresses", listed, MAX_ADDRESSES)
+    name = sealed.take_text(TICKET, "the target", target, MAX_TARGET_BYTES)
+    if not items or not name:
+        raise sealed.malformed(TICKET, "it names no address or no target")
+    return Ticket(
+        inviter=inviter,
+        addresses=tuple(_address(item) for item in items),
+        artifact_sha256=sealed.take_bytes(
+            TICKET, "the artifact's digest", digest, DIGEST_BYTES, DIGEST_BYTES
+        ),
+        target=name,
+        expires_s=sealed.take_int(TICKET, "its end", expires, sealed.MAX_UNIX_S),
+        network=network,
+        invitation=invitation,
+        membership=carried,
+        nonce=sealed.take_bytes(TICKET, "the nonce", nonce, NONCE_BYTES, NONCE_BYTES),
+        raw=raw,
+    )
+
+
+def _invitation(offer: object) -> Invitation:
+    items = sealed.take_list(TICKET, "the invitation", offer, 3)
+    if len(items) != 3:
+        raise sealed.malformed(TICKET, "the invitation is not three fields")
+    longest = MAX_MEMBER_DAYS * _DAY_S
+    return Invitation(
+        uses=sealed.take_int(TICKET, "the number of uses", items[0], MAX_USES, 1),
+        classes=sealed.take_classes(TICKET, items[1]),
+        member_s=sealed.take_int(TICKET, "the length of the membership", items[2], longest, 1),
+    )
+
+
+def _address(item: object) -> Multiaddr:
+    raw = sealed.take_bytes(TICKET, "an address", item, MAX_ADDRESS_BYTES, 1)
+    try:
+        return address_from_bytes(raw)
+    except DecodeError as error:
+        raise sealed.malformed(TICKET, "an address is none") from error
+
+
+def _without_peer(address: Multiaddr, peer: PeerId) -> Multiaddr:
+    head, marker, last = str(address).rpartition("/p2p/")
+    if not marker or "/" in last:
+        return address  # no peer at its end; a relay's stands before /p2p-circuit
+    if last != str(peer):
+        raise GrantError(f"{address} is of another peer; this node is {peer}")
+    return Multiaddr(head)

@@ -1,0 +1,198 @@
+"""Fetching a compiled artifact from a peer: by digest, in chunks, resumable.
+
+Rule: the digest is the name, and what arrived is believed only when its digest fits. A fetch
+that ended half way goes on from what is on disk. Time-outs are by progress: a slow peer is
+waited for, a silent one is not.
+
+    request   32 bytes of SHA-256, 8 bytes big-endian offset
+    answer    1 byte status, 8 bytes big-endian size of the whole, then bytes from the offset on
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import hashlib
+import os
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import trio
+
+from bbnode.ir.errors import EnvironmentFault, PeerError
+from bbnode.ir.peer import PeerId
+from bbnode.transport.backend import ProtocolHost, ProtocolStream
+from bbnode.transport.errors import StreamBrokenError
+
+ARTIFACT_PROTOCOL: Final = "/bbnode/artifact/1.0.0"
+# A protobuf message, which an artifact is, is smaller than this.
+MAX_ARTIFACT_BYTES: Final = (1 << 31) - 1
+# Of the chunks of rule 9: large enough for libp2p's full speed, and a disk write well under
+# what the loop may be blocked for.
+CHUNK_BYTES: Final = 256 * 1024
+# No byte for this long is a peer that is gone.
+STALL_S: Final = 30.0
+
+_REQUEST: Final = struct.Struct(">32sQ")
+_ANSWER: Final = struct.Struct(">BQ")
+
+
+class _Status(enum.IntEnum):
+    OK = 0
+    UNKNOWN = 1  # no artifact of that digest here
+    PAST_END = 2  # the offset is beyond its end
+
+
+class ArtifactFetchError(PeerError):
+    """A peer did not give the artifact; the message says why and what to do."""
+
+
+class ArtifactNotStored(EnvironmentFault):
+    """What was fetched can't be written."""
+
+
+# The artifact of a digest (lower-case hex), opened for one request, or None. Called in a worker
+# thread; it may raise OSError.
+Provider = Callable[[str], BinaryIO | None]
+# Called with the bytes that are there and the size of the whole.
+Progress = Callable[[int, int], None]
+
+
+def serve(backend: ProtocolHost, provide: Provider) -> None:
+    """Answer requests for artifacts on all connections; before the backend runs."""
+    backend.register_protocol(ARTIFACT_PROTOCOL, _server(provide))
+
+
+def _server(provide: Provider) -> Callable[[ProtocolStream], Awaitable[None]]:
+    async def handle(stream: ProtocolStream) -> None:
+        with trio.fail_after(STALL_S):
+            digest, offset = _REQUEST.unpack(await _read_exactly(stream, _REQUEST.size))
+        data = await trio.to_thread.run_sync(provide, digest.hex())
+        if data is None:
+            await stream.write(_ANSWER.pack(_Status.UNKNOWN, 0))
+            return
+        with data:
+            size = data.seek(0, os.SEEK_END)
+            if offset > size:
+                await stream.write(_ANSWER.pack(_Status.PAST_END, size))
+                return
+            data.seek(offset)
+            await stream.write(_ANSWER.pack(_Status.OK, size))
+            while chunk := await trio.to_thread.run_sync(data.read, CHUNK_BYTES):
+                with trio.fail_after(STALL_S):
+                    await stream.write(chunk)
+        # Who has read it all may be gone by now.
+        with contextlib.suppress(StreamBrokenError):
+            await stream.end()
+
+    return handle
+
+
+async def fetch(
+    backend: ProtocolHost,
+    peer: PeerId,
+    sha256: str,
+    file: Path,
+    *,
+    progress: Progress | None = None,
+) -> None:
+    """Fetch an artifact from a connected peer to `file`.
+
+    Args:
+        backend: connected with `peer`.
+        peer: who has it.
+        sha256: its digest, 64 hex digits.
+        file: where it goes; what is unfinished lies beside it as `<file>.part`, from which
+            the next fetch goes on.
+        progress: called after every chunk.
+
+    Raises:
+        ArtifactFetchError: the peer does not have it, fell silent, or sent something else.
+        ArtifactNotStored: the disk refused.
+        NotConnectedError, StreamBrokenError: as `open_stream`; what came so far is kept.
+    """
+    partial = file.with_name(file.name + ".part")
+    try:
+        have = partial.stat().st_size if partial.exists() else 0
+        async with backend.open_stream(peer, ARTIFACT_PROTOCOL) as stream:
+            await stream.write(_REQUEST.pack(bytes.fromhex(sha256), have))
+            await stream.end()
+            size = await _read_answer(stream, peer, sha256, partial)
+            with partial.open("ab") as out:
+                while have < size and (chunk := await _read(stream, peer)):
+                    have += len(chunk)
+                    if have > size:
+                        break
+                    await trio.to_thread.run_sync(out.write, chunk)
+                    if progress is not None:
+                        progress(have, size)
+                out.flush()
+                await trio.to_thread.run_sync(os.fsync, out.fileno())
+        if have < size:
+            raise ArtifactFetchError(
+                f"{peer} ended after {have} of {size} bytes of the artifact; fetch it again, it "
+                "goes on from there"
+            )
+        found = await trio.to_thread.run_sync(_digest, partial)
+        if found != sha256.lower() or have > size:
+            _discard(partial)
+            raise ArtifactFetchError(
+                f"{peer} sent something else than the artifact {sha256} (its digest is {found}); "
+                "ask who gave you the ticket"
+            )
+        partial.replace(file)
+    except OSError as error:
+        raise ArtifactNotStored(
+            f"{error.filename or file}: {error.strerror}; free space, or make it writable"
+        ) from error
+
+
+async def _read_answer(stream: ProtocolStream, peer: PeerId, sha256: str, partial: Path) -> int:
+    """The size of the whole."""
+    with trio.move_on_after(STALL_S) as scope:
+        status, size = _ANSWER.unpack(await _read_exactly(stream, _ANSWER.size))
+    if scope.cancelled_caught:
+        raise ArtifactFetchError(f"{peer} did not answer within {STALL_S:g} s; try again")
+    if status == _Status.PAST_END:
+        _discard(partial)
+        raise ArtifactFetchError(
+            f"what was fetched before of {sha256} is larger than the whole; it was removed, fetch "
+            "it again"
+        )
+    if status != _Status.OK:
+        raise ArtifactFetchError(
+            f"{peer} has no artifact {sha256}; it runs another one now, ask for a new ticket"
+        )
+    if size > MAX_ARTIFACT_BYTES:
+        raise ArtifactFetchError(f"{peer} offers {size} bytes, which no artifact has")
+    return int(size)
+
+
+async def _read(stream: ProtocolStream, peer: PeerId) -> bytes:
+    with trio.move_on_after(STALL_S):
+        return await stream.read(CHUNK_BYTES)
+    raise ArtifactFetchError(
+        f"{peer} sent nothing for {STALL_S:g} s; fetch it again, it goes on from there"
+    )
+
+
+async def _read_exactly(stream: ProtocolStream, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = await stream.read(count - len(data))
+        if not part:
+            raise ArtifactFetchError(f"{stream.peer} ended in the middle of a message")
+        data += part
+    return data
+
+
+def _discard(partial: Path) -> None:
+    """What is no part of the artifact must not be gone on from."""
+    partial.unlink(missing_ok=True)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,54 @@
+"""Asking the authorizer, and counting what it refuses.
+
+Rule: the one place where the transport asks who may talk. Without an authorizer everybody may.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from bbnode.ir.peer import PeerId
+from bbnode.transport.backend import Authorizer, Decision, Direction, Hello
+from bbnode.transport.counters import Counters
+
+# Reasons that are counted apart; an authorizer has a handful.
+_MAX_REASONS: Final = 64
+
+
+class Gate:
+    """What may come and go. Each question is answered with a reason against it, or with ""."""
+
+    def __init__(self, authorizer: Authorizer | None, counters: Counters) -> None:
+        self._authorizer = authorizer
+        self._counters = counters
+        # Refusals by reason.
+        self.denied: Counter[str] = Counter()
+
+    def connection(self, peer: PeerId, direction: Direction, hello: Hello | None) -> str:
+        """A connection, whose hello has come or not."""
+        if self._authorizer is None:
+            return ""
+        if hello is not None:
+            return self._reason(self._authorizer.hello(peer, direction, hello))
+        return self._reason(self._authorizer.connection(peer, direction))
+
+    def envelope(self, peer: PeerId, direction: Direction, size: int) -> str:
+        """One envelope from a peer or to it."""
+        if self._authorizer is None:
+            return ""
+        return self._reason(self._authorizer.envelope(peer, direction, size))
+
+    def admits_from(self, peer: PeerId) -> Callable[[int], bool]:
+        """Whether an envelope of a size may come in from `peer`."""
+        return lambda size: not self.envelope(peer, Direction.INBOUND, size)
+
+    def _reason(self, decision: Decision) -> str:
+        if decision.allowed:
+            return ""
+        reason = decision.reason or "not allowed"
+        known = reason in self.denied or len(self.denied) < _MAX_REASONS
+        self.denied[reason if known else "other"] += 1
+        self._counters.add("access.denied")
+        return reason

@@ -1,0 +1,354 @@
+"""What one peer sends us, over as many connections as it takes.
+
+Rule: a record outlives its connections. It knows which message of each lane comes next, so
+that none is taken twice, and keeps what it has of a large one. One link at a time feeds it:
+`announce` says on which, with a round that the sender repeats (START) before what it sends;
+anything else that comes, of an older round or from another link, is ignored and will be
+sent again. What the inbox has no room for is held here, within the window that the peer was
+given, and not acknowledged. A sender may leave numbers out: it has given those up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from multiaddr import Multiaddr
+
+from bbnode.ir.peer import PeerId
+from bbnode.transport.backend import EnvelopeReceived
+from bbnode.transport.counters import Counters
+from bbnode.transport.errors import FrameError
+from bbnode.transport.framing import HEADER_BYTES, Lane, Position, Resume
+from bbnode.transport.inbox import Inbox
+from bbnode.transport.limits import TransportLimits
+
+# From here on memory comes straight from the system, untouched until it is written, and goes
+# back when the message is dropped. A bytearray is cleared first: 0.3 s a GiB with the loop
+# standing still.
+_MAPPED_BYTES: Final = 1024 * 1024
+# An acknowledgement is due after this part of a window.
+_ACK_PART: Final = 4
+
+Admit = Callable[[int], bool]
+
+
+class WindowIgnoredError(FrameError):
+    """The peer sends more than the window it was given."""
+
+
+@dataclass(slots=True, eq=False)
+class _Partial:
+    """A large message that is being received; `buffer` is None when it is thrown away."""
+
+    number: int
+    total: int
+    buffer: memoryview | None
+    stored: int = 0
+
+
+@dataclass(slots=True)
+class _Open:
+    """A held OPEN."""
+
+    number: int
+    total: int
+    offset: int
+    admitted: bool
+
+
+@dataclass(slots=True)
+class _Bytes:
+    """Held bytes of a CHUNK."""
+
+    number: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class _Acks:
+    """What is owed to the sender of one lane."""
+
+    due: bool = False
+    # Bytes taken since the last acknowledgement.
+    since: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Inflow:
+    """The record of one sender's numbering."""
+
+    peer: PeerId
+    exchange: int
+    record: int
+    limits: TransportLimits
+    inbox: Inbox
+    counters: Counters
+    # Whether an envelope of this size may come in.
+    admit: Admit
+    address: Multiaddr
+    round: int = 0
+    duplicates: int = 0
+    # Bytes taken of large messages; only grows.
+    progress: int = 0
+    acks: dict[Lane, _Acks] = field(default_factory=lambda: {lane: _Acks() for lane in Lane})
+    # The next numbers to come in, and of small messages the next that the inbox has not got.
+    _next: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 1))
+    _accepted: int = 1
+    _partial: _Partial | None = None
+    _held_small: deque[tuple[int, bytes]] = field(default_factory=deque)
+    _held_large: deque[_Open | _Bytes] = field(default_factory=deque)
+    _held: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
+    _pumping: bool = False
+
+    # -- what stands ------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        """Received and without room in the inbox."""
+        return sum(self._held.values())
+
+    @property
+    def receiving(self) -> bool:
+        """Whether more of a large message should be coming now."""
+        return self._partial is not None and not self._held_large
+
+    def position(self, lane: Lane) -> Position:
+        """All that was taken of a lane: it may be acknowledged, and forgotten by its sender."""
+        if lane is Lane.CONTROL:
+            return Position(number=self._accepted)
+        if self._partial is not None:
+            return Position(number=self._partial.number, offset=self._partial.stored)
+        first = next((each for each in self._held_large if isinstance(each, _Open)), None)
+        return Position(number=self._next[Lane.BULK] if first is None else first.number)
+
+    # -- links ------------------------------------------------------------------------------
+
+    def announce(self) -> Resume:
+        """A link begins to feed this record: what its sender has to know."""
+        self.rewind()
+        self.round += 1
+        return Resume(
+            round=self.round,
+            record=self.record,
+            control=self.position(Lane.CONTROL),
+            bulk=self.position(Lane.BULK),
+            control_window=self.limits.control_window_bytes,
+            bulk_window=self.limits.bulk_window_bytes,
+        )
+
+    def rewind(self) -> None:
+        """The link is gone: what it brought and was not taken will be sent again."""
+        self._held_small.clear()
+        self._next[Lane.CONTROL] = self._accepted
+        position = self.position(Lane.BULK)
+        self._held_large.clear()
+        self._next[Lane.BULK] = position.number
+        self._held = dict.fromkeys(Lane, 0)
+        for acks in self.acks.values():
+            acks.due, acks.since = False, 0
+
+    def drop_partial(self) -> None:
+        """Give back the memory of what has not come whole; it begins anew some time."""
+        partial, self._partial = self._partial, None
+        if partial is not None and partial.buffer is not None:
+            partial.buffer = None
+            self.inbox.unreserve(self.peer, partial.total)
+
+    # -- small messages ---------------------------------------------------------------------
+
+    def small(self, number: int, data: bytes) -> None:
+        """A whole small message; raises FrameError."""
+        lane = Lane.CONTROL
+        self._check_size(len(data))
+        if number < self._next[lane]:
+            self._duplicate(lane)
+            return
+        self._next[lane] = number + 1
+        if not self.admit(len(data)):
+            if not self._held_small:
+                self._accepted = number + 1
+                self._took(lane, HEADER_BYTES)
+            return
+        if self._held_small or not self._offer(data):
+            self._hold(lane, len(data) + HEADER_BYTES)
+            self._held_small.append((number, data))
+            return
+        self._accepted = number + 1
+        self._took(lane, len(data) + HEADER_BYTES)
+
+    def _offer(self, data: bytes) -> bool:
+        taken = self.inbox.offer(
+            EnvelopeReceived(peer=self.peer, data=data, observed_address=self.address)
+        )
+        if taken:
+            self.counters.add("inbound.envelopes")
+        return taken
+
+    # -- large messages ---------------------------------------------------------------------
+
+    def open(self, number: int, total: int, offset: int) -> None:
+        """A large message begins or goes on at `offset`; raises FrameError."""
+        self._check_size(total)
+        lane = Lane.BULK
+        if number < self._next[lane] and not self._goes_on(number):
+            self._duplicate(lane)
+            return
+        self._next[lane] = number + 1
+        admitted = self._goes_on(number) or self.admit(total)
+        if self._held_large or not self._open(number, total, offset, admitted):
+            self._hold(lane, HEADER_BYTES)
+            self._held_large.append(_Open(number, total, offset, admitted))
+
+    def _goes_on(self, number: int) -> bool:
+        return self._partial is not None and self._partial.number == number
+
+    def _open(self, number: int, total: int, offset: int, admitted: bool) -> bool:
+        """Make ready for the bytes of a message; False when there is no room."""
+        partial = self._partial
+        if partial is not None and partial.number == number:
+            if total != partial.total or offset > partial.stored:
+                raise FrameError(
+                    f"message {number} goes on at byte {offset} of {total}; "
+                    f"{partial.stored} of {partial.total} are here"
+                )
+            partial.stored = offset
+            return True
+        if offset:
+            raise FrameError(f"message {number} goes on at byte {offset}; none of it is here")
+        self.drop_partial()
+        if not admitted:
+            self._partial = _Partial(number, total, None)
+            return True
+        if not self.inbox.reserve(self.peer, total):
+            return False
+        try:
+            buffer = _allocate(total)
+        except (MemoryError, OSError):
+            self.inbox.unreserve(self.peer, total)
+            self.counters.add("inbound.unallocated")
+            self._partial = _Partial(number, total, None)
+            return True
+        self._partial = _Partial(number, total, buffer)
+        return True
+
+    def chunk(self, number: int, data: memoryview) -> None:
+        """The next bytes of a large message; raises FrameError."""
+        if self._held_large:
+            self._hold(Lane.BULK, len(data))
+            self._held_large.append(_Bytes(number, bytes(data)))
+            return
+        self._store(number, data)
+
+    def _store(self, number: int, data: memoryview | bytes) -> None:
+        partial = self._partial
+        if partial is None or partial.number != number:
+            if number < self._next[Lane.BULK]:
+                return  # the rest of a duplicate
+            raise FrameError(f"a part of message {number}, which was not opened")
+        end = partial.stored + len(data)
+        if end > partial.total:
+            raise FrameError(f"message {number} is longer than the {partial.total} bytes it said")
+        if partial.buffer is not None:
+            partial.buffer[partial.stored : end] = data
+        partial.stored = end
+        self.progress += len(data)
+        self._took(Lane.BULK, len(data))
+        if end < partial.total:
+            return
+        self._partial = None
+        self.acks[Lane.BULK].due = True
+        if partial.buffer is not None:
+            self.counters.add("inbound.envelopes")
+            whole = partial.buffer.toreadonly()
+            self.inbox.deliver_reserved(
+                EnvelopeReceived(peer=self.peer, data=whole, observed_address=self.address)
+            )
+
+    # -- room -------------------------------------------------------------------------------
+
+    def pump(self) -> bool:
+        """Take what is held as far as there is room now; whether any was taken."""
+        if self._pumping:
+            return False  # room that we made ourselves just now
+        self._pumping = True
+        try:
+            return self._pump()
+        finally:
+            self._pumping = False
+
+    def _pump(self) -> bool:
+        before = self.held_bytes
+        lane = Lane.CONTROL
+        while self._held_small:
+            _, data = self._held_small[0]
+            if not self._offer(data):
+                break
+            self._held_small.popleft()
+            self._held[lane] -= len(data) + HEADER_BYTES
+            self._accepted = self._held_small[0][0] if self._held_small else self._next[lane]
+            self._took(lane, len(data) + HEADER_BYTES)
+        while self._held_large:
+            each = self._held_large[0]
+            if isinstance(each, _Bytes):
+                self._held[Lane.BULK] -= len(each.data)
+                self._held_large.popleft()
+                self._store(each.number, each.data)
+            elif self._open(each.number, each.total, each.offset, each.admitted):
+                self._held[Lane.BULK] -= HEADER_BYTES
+                self._held_large.popleft()
+            else:
+                break
+        return self.held_bytes < before
+
+    def _hold(self, lane: Lane, size: int) -> None:
+        self._held[lane] += size
+        window = self.limits.bulk_window_bytes
+        if lane is Lane.CONTROL:
+            window = self.limits.control_window_bytes
+        else:
+            # An OPEN is not charged to its sender; it stands before 64 KiB and more.
+            window += window // 8
+        if self._held[lane] > window:
+            raise WindowIgnoredError(
+                f"the peer ignores its window: {self._held[lane]} bytes are held on the "
+                f"{lane.label} lane, where {window} may be"
+            )
+
+    def _took(self, lane: Lane, size: int) -> None:
+        acks = self.acks[lane]
+        acks.since += size
+        window = (
+            self.limits.control_window_bytes
+            if lane is Lane.CONTROL
+            else self.limits.bulk_window_bytes
+        )
+        if acks.since * _ACK_PART >= window:
+            acks.due = True
+
+    def _duplicate(self, lane: Lane) -> None:
+        # Its sender has not heard of our acknowledgement: say it again.
+        self.duplicates += 1
+        self.counters.add("inbound.duplicates")
+        self.acks[lane].due = True
+
+    def _check_size(self, size: int) -> None:
+        if size > self.limits.max_message_bytes:
+            raise FrameError(
+                f"a message of {size} bytes; at most {self.limits.max_message_bytes} are taken"
+            )
+
+
+def _allocate(size: int) -> memoryview:
+    """Memory for one message; raises MemoryError or OSError."""
+    if size < _MAPPED_BYTES:
+        return memoryview(bytearray(size))
+    mapped = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(mapped)

@@ -1,0 +1,132 @@
+"""What a relay and those who use it say to each other before a circuit is theirs.
+
+Rule: two protocols. `/bbnode/relay/1` is served by relays: one request, one answer, and after an
+accepted connect the stream is the circuit. `/bbnode/relayed/1` is served by those who hold a
+reservation: the relay opens it, one answer, and the stream is the other half. Requests and
+answers have a fixed layout, big-endian; a change of it is another protocol id.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from bbnode.ir.errors import DecodeError, PeerError
+from bbnode.ir.peer import MAX_DIGEST_BYTES, PeerId
+from bbnode.transport.backend import ProtocolStream
+from bbnode.transport.errors import StreamBrokenError
+
+RELAY_PROTOCOL: Final = "/bbnode/relay/1"
+RELAYED_PROTOCOL: Final = "/bbnode/relayed/1"
+
+# What is asked, and the length of the PeerId that follows, 0 for none.
+_REQUEST: Final = struct.Struct("!BB")
+# Status, seconds and bytes: of a reservation its time, of a circuit both of its bounds.
+_ANSWER: Final = struct.Struct("!BIQ")
+# Code and length of the multihash stand before its digest.
+_MAX_PEER_BYTES: Final = MAX_DIGEST_BYTES + 2
+
+
+class Ask(enum.IntEnum):
+    """What is wanted of a relay."""
+
+    RESERVE = 1
+    CONNECT = 2
+
+
+class RelayStatus(enum.IntEnum):
+    """How a request ends."""
+
+    OK = 0
+    MALFORMED = 1
+    # Asked over a connection that is relayed itself.
+    RELAYED = 2
+    TOO_MANY_RESERVATIONS = 3
+    # The peer to be reached is not connected, or has no reservation.
+    NO_RESERVATION = 4
+    # In all, or with one of the two peers as an end.
+    TOO_MANY_CIRCUITS = 5
+    # The peer to be reached did not take the circuit.
+    NOT_TAKEN = 6
+
+
+REASONS: Final[dict[RelayStatus, str]] = {
+    RelayStatus.OK: "it is fine",
+    RelayStatus.MALFORMED: "it does not understand us: run the same release on all nodes",
+    RelayStatus.RELAYED: "our own connection with it is relayed",
+    RelayStatus.TOO_MANY_RESERVATIONS: "it has as many reservations as it takes "
+    "(relay.reservations there)",
+    RelayStatus.NO_RESERVATION: "the peer is not connected with it, or has no reservation "
+    "(relay.use there)",
+    RelayStatus.TOO_MANY_CIRCUITS: "it has as many circuits as it takes (relay.circuits and "
+    "relay.circuits_per_peer there)",
+    RelayStatus.NOT_TAKEN: "the peer did not take the circuit",
+}
+
+
+class RelayMessageError(PeerError):
+    """A relay, or who wants something of one, sent no message of its protocol."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked of a relay; `peer` is whom to connect with."""
+
+    ask: Ask
+    peer: PeerId | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What comes of it, and for how long or how much it is good."""
+
+    status: RelayStatus
+    seconds: int = 0
+    bytes: int = 0
+
+
+async def write_request(stream: ProtocolStream, request: Request) -> None:
+    """Ask; raises StreamBrokenError."""
+    peer = b"" if request.peer is None else request.peer.to_bytes()
+    await stream.write(_REQUEST.pack(request.ask, len(peer)) + peer)
+
+
+async def read_request(stream: ProtocolStream) -> Request:
+    """The request of a peer; raises RelayMessageError and StreamBrokenError."""
+    ask, length = _REQUEST.unpack(await _read_exactly(stream, _REQUEST.size))
+    if length > _MAX_PEER_BYTES:
+        raise RelayMessageError(f"{stream.peer} names a peer of {length} bytes, which none has")
+    raw = await _read_exactly(stream, length)
+    try:
+        request = Request(ask=Ask(ask), peer=PeerId.from_bytes(raw) if raw else None)
+    except (ValueError, DecodeError) as error:
+        raise RelayMessageError(f"{stream.peer} asks for something unknown: {error}") from error
+    if (request.peer is None) != (request.ask is Ask.RESERVE):
+        raise RelayMessageError(f"{stream.peer} asks to {request.ask.name} with a peer too many")
+    return request
+
+
+async def write_answer(stream: ProtocolStream, answer: Answer) -> None:
+    """Answer; raises StreamBrokenError."""
+    await stream.write(_ANSWER.pack(answer.status, answer.seconds, answer.bytes))
+
+
+async def read_answer(stream: ProtocolStream) -> Answer:
+    """The answer of a peer; raises RelayMessageError and StreamBrokenError."""
+    status, seconds, size = _ANSWER.unpack(await _read_exactly(stream, _ANSWER.size))
+    try:
+        return Answer(status=RelayStatus(status), seconds=seconds, bytes=size)
+    except ValueError as error:
+        raise RelayMessageError(f"{stream.peer} answers something unknown: {error}") from error
+
+
+async def _read_exactly(stream: ProtocolStream, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = await stream.read(count - len(data))
+        if not part:
+            raise StreamBrokenError(f"{stream.peer} ended in the middle of a message")
+        data += part
+    return data

@@ -1,0 +1,72 @@
+"""Bounds of a transport.
+
+Rule: whatever a peer or our own engine can make grow stands here with its default, its unit
+and the reason; each bound has a typed failure or a counter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_MIB = 1024 * 1024
+
+# Envelopes over this travel on the bulk stream in chunks, so that small ones are not held up.
+MAX_CONTROL_ENVELOPE_BYTES = 64 * 1024
+# The largest message of all; the engine's own cap on envelopes is usually far below it.
+MAX_MESSAGE_BYTES = 4096 * _MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportLimits:
+    """Bounds of a backend. Each has a typed failure or a counter."""
+
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    # Per peer, not yet acknowledged; the bytes on each lane. A message that is alone on its
+    # lane is always taken: it is kept by reference, so 2 GB cost their sender nothing here.
+    queue_envelopes: int = 1024
+    queue_bytes: int = 64 * _MIB
+    # Received and not yet taken by the driver: per peer, and of all peers together (the
+    # engine's own ingress budget in FACTS).
+    inbox_envelopes_per_peer: int = 1024
+    inbox_bytes_per_peer: int = 64 * _MIB
+    inbox_bytes: int = 256 * _MIB
+    # Messages over `inbox_bytes_per_peer` have a budget of their own, one of each peer at a
+    # time: the first is always taken, more while they are within it together.
+    inbox_large_bytes: int = 1024 * _MIB
+    # Events other than envelopes that lie unread before new connections are refused.
+    inbox_notices: int = 4096
+    # What a peer may send and we have not acknowledged, by lane. The bulk window is what a
+    # small envelope can stand behind in the one TCP queue: 2 MiB are 15 to 25 ms of what
+    # py-libp2p moves, and enough for 40 MB/s over a round trip of 50 ms.
+    control_window_bytes: int = _MIB
+    bulk_window_bytes: int = 2 * _MIB
+    # How long the acknowledgement of a small envelope waits for one to travel with.
+    ack_delay_s: float = 0.02
+    # Unacknowledged messages are kept for this long after the last connection is gone: a
+    # cut of 10 s and the redial after it are well within. So is a part of a large message.
+    resume_s: float = 30.0
+    # What has been received of a peer is remembered for this long after that, so that a
+    # sender that noticed the loss later (by `silence_s`) is not taken for a new one.
+    remember_s: float = 120.0
+    # No progress of a transfer, or in what we sent being acknowledged, while bytes may flow.
+    stall_s: float = 60.0
+    # Buffered by a connection and not read. The other side's window is 256 KiB, and at most
+    # 16 MiB once it has grown; libp2p does not enforce it, so twice that is a flood.
+    unread_bytes: int = 32 * _MIB
+    # Writes on one lane that may fail in a row before the connection is given up.
+    write_failures: int = 3
+    max_connections: int = 1024
+    # One in use, one that replaces it, and as many again for simultaneous dials.
+    max_connections_per_peer: int = 4
+    # Streams of other protocols, of one peer and in each direction.
+    protocol_streams_per_peer: int = 8
+    hello_timeout_s: float = 10.0
+    ping_interval_s: float = 5.0
+    # Three pings without any byte in return.
+    silence_s: float = 15.0
+    # How long two sides take leave before the connection is cut anyway.
+    farewell_s: float = 5.0
+    redial_min_s: float = 0.2
+    redial_max_s: float = 30.0
+    # How often a peer that is connected through a relay is dialled directly.
+    direct_retry_s: float = 30.0

@@ -1,0 +1,114 @@
+"""What a node knows of one peer, beyond its connections.
+
+Rule: the queue to a peer and the record of what came from it belong to the session, so that
+a change of link, or a link lost and found, loses nothing and repeats nothing. A session lives
+while it has links or is wanted, and for a while after its last link (see TransportLimits).
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass, field
+
+import trio
+from multiaddr import Multiaddr
+
+from bbnode.ir.address import is_relayed
+from bbnode.ir.peer import PeerId
+from bbnode.transport.backend import Direction, PeerInfo
+from bbnode.transport.inflow import Inflow
+from bbnode.transport.link import Link
+from bbnode.transport.outbound import OutboundQueue
+
+
+def fresh_number() -> int:
+    """A number that nobody else has: 63 random bits."""
+    return secrets.randbits(63)
+
+
+@dataclass(slots=True, eq=False)
+class PeerSession:
+    """What a node knows of one peer."""
+
+    peer: PeerId
+    queue: OutboundQueue
+    # Names our numbering of the messages in `queue`.
+    exchange: int = field(default_factory=fresh_number)
+    links: list[Link] = field(default_factory=list)
+    # The link on which everything is sent.
+    primary: Link | None = None
+    # What came from the peer, and the link that brings more.
+    flow: Inflow | None = None
+    feeder: Link | None = None
+    # The process of the peer that we last talked to.
+    session_id: str = ""
+    since_s: float = 0.0
+    # Bytes of links that are closed; those of open ones are theirs.
+    bytes_in: int = 0
+    bytes_out: int = 0
+    wanted: tuple[Multiaddr, ...] | None = None
+    failed_dials: int = 0
+    last_error: str = ""
+    # Without a link: until when the queue is kept, and until when the record is.
+    fails_at: float = math.inf
+    forgotten_at: float = math.inf
+    # Exactly one of the two is set: whether there is a primary link.
+    up: trio.Event = field(default_factory=trio.Event)
+    down: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether there is a connection, or may be one again soon."""
+        return self.primary is not None or self.fails_at < math.inf
+
+    @property
+    def unused(self) -> bool:
+        """Whether nothing would be lost with this session."""
+        return not self.links and self.wanted is None and self.forgotten_at == math.inf
+
+    def info(self) -> PeerInfo | None:
+        """The peer as it is shown; None while there is no connection with a hello."""
+        link, queue = self.primary, self.queue
+        if link is None or link.hello is None:
+            return None
+        return PeerInfo(
+            peer=self.peer,
+            direction=link.carrier.direction,
+            address=link.carrier.address,
+            hello=link.hello,
+            bytes_in=self.bytes_in + sum(each.bytes_in for each in self.links),
+            bytes_out=self.bytes_out + sum(each.bytes_out for each in self.links),
+            queued_envelopes=queue.envelopes,
+            queued_bytes=queue.bytes,
+            unacknowledged_bytes=queue.unacknowledged_bytes,
+            acknowledged=queue.acknowledged,
+            resent=queue.resent,
+            duplicates=0 if self.flow is None else self.flow.duplicates,
+            rtt_s=link.rtt_s,
+            since_s=self.since_s,
+        )
+
+
+def replaces(own: PeerId, old: Link, new: Link) -> bool:
+    """Whether `new` is kept rather than `old`, both being links of one peer.
+
+    Both sides see the same two connections and must keep the same one: the direct one if the
+    other is relayed; that of the smaller PeerId when each dialled one; of two by the same
+    dialler, the one it dialled later.
+    """
+    new_relayed = is_relayed(new.carrier.address)
+    if is_relayed(old.carrier.address) != new_relayed:
+        return not new_relayed
+    old_outbound = old.carrier.direction is Direction.OUTBOUND
+    new_outbound = new.carrier.direction is Direction.OUTBOUND
+    if old_outbound != new_outbound:
+        return new_outbound == (own < new.peer)
+    return new.dialled_number > old.dialled_number
+
+
+def restarted(old: Link, new: Link) -> bool:
+    """Whether another process of the peer speaks on `new`."""
+    if old.hello is None or new.hello is None:
+        return False
+    return old.hello.session_id != new.hello.session_id

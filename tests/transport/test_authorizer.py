@@ -1,0 +1,148 @@
+"""Who may talk: the hook is asked at every place, and what it refuses goes no further."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import trio
+
+from bbnode.ir.peer import PeerId
+from bbnode.transport.backend import (
+    Direction,
+    EnvelopeReceived,
+    Hello,
+    HelloRefused,
+    PeerConnected,
+    PeerDisconnected,
+)
+from bbnode.transport.errors import NotAllowedError
+from bbnode.transport.identity import Identity
+from bbnode.transport.libp2p_backend import Libp2pBackend
+from tests.transport.test_libp2p_backend import LOOPBACK, next_event
+
+
+@dataclass
+class Answer:
+    allowed: bool = True
+    reason: str = ""
+
+
+@dataclass
+class Rules:
+    """An authorizer that a test can change."""
+
+    blocked: set[PeerId] = field(default_factory=set)
+    credentials: bytes | None = None
+    largest_in: int = 2**40
+    largest_out: int = 2**40
+
+    def connection(self, peer: PeerId, direction: Direction) -> Answer:
+        return Answer(False, "blocked") if peer in self.blocked else Answer()
+
+    def hello(self, peer: PeerId, direction: Direction, hello: Hello) -> Answer:
+        if self.credentials is not None and hello.credentials != self.credentials:
+            return Answer(False, "no_member")
+        return Answer()
+
+    def envelope(self, peer: PeerId, direction: Direction, size: int) -> Answer:
+        largest = self.largest_in if direction is Direction.INBOUND else self.largest_out
+        return Answer(size <= largest, "" if size <= largest else "budget")
+
+
+def make(name: str, rules: Rules | None = None, credentials: bytes = b"") -> Libp2pBackend:
+    return Libp2pBackend(
+        Identity.from_seed(name.encode() * 32),
+        listen=[LOOPBACK],
+        hello=Hello(credentials=credentials),
+        authorizer=rules,
+    )
+
+
+async def start(nursery: trio.Nursery, *backends: Libp2pBackend) -> None:
+    for backend in backends:
+        await nursery.start(backend.run)
+
+
+async def test_a_blocked_peer_gets_no_link_and_others_do(nursery):
+    rules = Rules()
+    a, b, c = make("a", rules), make("b"), make("c")
+    rules.blocked.add(b.peer_id)
+    await start(nursery, a, b, c)
+    for other in (b, c):
+        other.keep_connected(a.peer_id, a.listen_addresses())
+    assert (await next_event(a, PeerConnected)).peer == c.peer_id
+    with trio.fail_after(5):
+        while not a.metrics().denied.get("blocked"):
+            await trio.lowlevel.checkpoint()
+    assert [info.peer for info in a.peers()] == [c.peer_id]
+    assert a.counters()["access.denied"] >= 1
+
+
+async def test_credentials_decide_with_the_hello(nursery):
+    rules = Rules(credentials=b"statement")
+    a, b, c = make("a", rules), make("b", credentials=b"forged"), make("c", None, b"statement")
+    await start(nursery, a, b, c)
+    b.keep_connected(a.peer_id, a.listen_addresses())
+    refused = await next_event(a, HelloRefused)
+    assert (refused.peer, refused.reason) == (b.peer_id, "not allowed: no_member")
+    b.forget(a.peer_id)
+    c.keep_connected(a.peer_id, a.listen_addresses())
+    assert (await next_event(a, PeerConnected)).hello.credentials == b"statement"
+
+
+@pytest.mark.parametrize("size", [100, 200_000])
+async def test_envelopes_over_a_budget_are_dropped_and_acknowledged(nursery, size):
+    rules = Rules(largest_in=size - 1)
+    a, b = make("a", rules), make("b")
+    await start(nursery, a, b)
+    b.keep_connected(a.peer_id, a.listen_addresses())
+    await next_event(b, PeerConnected)
+    b.send(a.peer_id, bytes(size), tag=1)
+    b.send(a.peer_id, b"small", tag=2)
+    assert (await next_event(a, EnvelopeReceived)).data == b"small"
+    with trio.fail_after(5):
+        while b.peers()[0].queued_envelopes:
+            await trio.lowlevel.checkpoint()
+    assert a.metrics().denied == {"budget": 1}
+    assert a.metrics().partial_bytes == 0
+    assert a.counters()["inbound.envelopes"] == 1
+
+
+async def test_nothing_is_sent_that_is_not_allowed(nursery):
+    rules = Rules(largest_out=10)
+    a, b = make("a", rules), make("b")
+    await start(nursery, a, b)
+    b.keep_connected(a.peer_id, a.listen_addresses())
+    await next_event(a, PeerConnected)
+    with pytest.raises(NotAllowedError, match="budget"):
+        a.send(b.peer_id, [b"x" * 6, b"x" * 5], tag=1)
+    a.send(b.peer_id, b"x" * 10, tag=2)
+    assert (await next_event(b, EnvelopeReceived)).data == b"x" * 10
+
+
+async def test_a_list_that_changes_closes_what_is_open(nursery):
+    rules = Rules()
+    a, b = make("a", rules), make("b")
+    await start(nursery, a, b)
+    b.keep_connected(a.peer_id, a.listen_addresses())
+    await next_event(a, PeerConnected)
+    a.reauthorize()
+    assert a.peers()
+    rules.blocked.add(b.peer_id)
+    a.reauthorize()
+    gone = await next_event(a, PeerDisconnected)
+    assert gone.reason == "not allowed any more: blocked"
+
+
+async def test_who_is_refused_waits_longer_each_time(nursery):
+    """Each dial succeeds and ends with the hello: that is no reason to dial again at once."""
+    a, b = make("a", Rules(credentials=b"statement")), make("b", credentials=b"forged")
+    await start(nursery, a, b)
+    b.keep_connected(a.peer_id, a.listen_addresses())
+    times = []
+    for _ in range(4):
+        await next_event(a, HelloRefused)
+        times.append(trio.current_time())
+    # Waits of 0.2, 0.4 and 0.8 s, each 20 % shorter at most.
+    assert times[-1] - times[0] >= 0.8 * (0.2 + 0.4 + 0.8)
