@@ -13,6 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from bbnode.daemon.config_sources import ResolvedConfig
+    from bbnode.daemon.control.client import ControlClient
 
 DEFAULT_CONFIG = Path("node.toml")
 
@@ -42,7 +43,18 @@ SetOption = Annotated[
         metavar="KEY=VALUE",
     ),
 ]
+# What of a peer is a column, in this order; --json has everything.
+PEER_COLUMNS = ("peer", "classes", "via", "direction", "rtt_ms", "bytes_in", "bytes_out", "queued")
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", help="Seconds to wait for an answer.", min=0.01)
+]
+DEFAULT_TIMEOUT_S = 5.0
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def group(help_text: str) -> typer.Typer:
+    """A command that has commands of its own: `app = group("…")`, then `@app.command("name")`."""
+    return typer.Typer(help=help_text, add_completion=False, rich_markup_mode=None)
 
 
 def pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:
@@ -60,10 +72,24 @@ def load_config(
     config: Path, settings: Sequence[str] | None = None, flags: dict[str, Any] | None = None
 ) -> ResolvedConfig:
     """The configuration with `--set` and the command's own flags on top."""
-    from bbnode.daemon import config_sources
+    from bbnode.daemon import config_sources, paths
 
     own = {key: value for key, value in (flags or {}).items() if value is not None}
-    return config_sources.resolve(config, flags={**pairs(settings, "--set"), **own})
+    return config_sources.resolve(
+        paths.find_config(config), flags={**pairs(settings, "--set"), **own}
+    )
+
+
+def daemon(
+    config: Path, state_dir: Path | None, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> ControlClient:
+    """A client for the running daemon of a node; use it in a `with`."""
+    from bbnode.daemon import paths
+    from bbnode.daemon.control.client import ControlClient
+
+    return ControlClient(
+        paths.control_socket(find_state_dir(config, state_dir)), timeout_s=timeout_s
+    )
 
 
 def find_state_dir(config: Path, state_dir: Path | None) -> Path:

@@ -33,12 +33,16 @@ _CODES: dict[str, int] = {
     "bbnode.ir.errors.EnvironmentFault": FAILURE,
     "bbnode.ir.errors.PeerError": FAILURE,
     # What differs from its family.
-    "bbnode.daemon.control_wire.AlreadyRunning": FAILURE,
-    "bbnode.daemon.control_wire.ControlProtocolError": FAILURE,
-    "bbnode.daemon.control_wire.ControlTimeout": TIMEOUT,
-    "bbnode.daemon.control_wire.NotRunning": UNREACHABLE,
+    "bbnode.daemon.control.errors.AlreadyRunning": FAILURE,
+    "bbnode.daemon.control.errors.ControlProtocolError": FAILURE,
+    "bbnode.daemon.control.errors.ControlTimeout": TIMEOUT,
+    "bbnode.daemon.control.errors.NotRunning": UNREACHABLE,
     "bbnode.daemon.paths.StateDirInUse": FAILURE,
 }
+
+
+# What a daemon says of a request (RFC 9110): our mistake, too late, or its own trouble.
+_STATUSES: dict[int, int] = {400: USAGE, 404: USAGE, 422: REFUSED, 504: TIMEOUT}
 
 
 def table() -> dict[str, int]:
@@ -48,9 +52,10 @@ def table() -> dict[str, int]:
 
 def code_for(error: BaseException) -> int:
     """The exit code of an error."""
-    # What a daemon reports has no class here, only the name of one.
-    if getattr(error, "kind", None) == "Timeout":
-        return TIMEOUT
+    # What a daemon refuses has no class here, only HTTP's status.
+    status = getattr(error, "status", None)
+    if isinstance(status, int):
+        return _STATUSES.get(status, FAILURE)
     for cls in type(error).__mro__:
         code = _CODES.get(f"{cls.__module__}.{cls.__qualname__}")
         if code is not None:

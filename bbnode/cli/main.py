@@ -11,6 +11,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import typer
@@ -37,9 +38,7 @@ class CommandGroup(TyperGroup):
         """Import one command; None when there is none of that name."""
         if cmd_name not in self.commands and cmd_name in command_names():
             module = importlib.import_module(f"{commands.__name__}.{cmd_name}")
-            single = typer.Typer(add_completion=False, rich_markup_mode=None)
-            single.command(name=cmd_name)(module.command)
-            self.commands[cmd_name] = typer.main.get_command(single)
+            self.commands[cmd_name] = _made(cmd_name, module)
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -48,6 +47,16 @@ class CommandGroup(TyperGroup):
             for name in command_names():
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
+
+
+def _made(name: str, module: ModuleType) -> Any:
+    """The command of a module: its `app`, a group with commands of its own, or its `command`."""
+    group = getattr(module, "app", None)
+    if group is not None:
+        return typer.main.get_command(group)
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name=name)(module.command)
+    return typer.main.get_command(single)
 
 
 app = typer.Typer(
@@ -70,6 +79,7 @@ def _root(
 
         output.data(f"bbnode {__version__}")
         raise typer.Exit
+    output.begin(ctx.invoked_subcommand or "bbnode")
     if ctx.invoked_subcommand is None:
         output.data(ctx.get_help())
 

@@ -1,7 +1,8 @@
 """What commands print: data on stdout, talk and errors on stderr.
 
-Rule: nothing else in the package prints. JSON has "schema": 1 as its first key; the number
-grows when a key changes its meaning, not when one is added.
+Rule: nothing else in the package prints. A JSON object says what it is in its first key, as in
+"schema": "bbnode/status/1"; the number grows when a key changes its meaning, not when one is
+added.
 """
 
 from __future__ import annotations
@@ -14,7 +15,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-SCHEMA = 1
+SCHEMA_VERSION = 1
+# The command that runs, for the schema of what it prints.
+_command = "bbnode"
+
+
+def begin(command: str) -> None:
+    """Name the command whose output follows."""
+    global _command
+    _command = command
+
+
+def schema(name: str) -> str:
+    """What the `schema` key of an object says."""
+    return f"bbnode/{name}/{SCHEMA_VERSION}"
 
 
 def data(text: str) -> None:
@@ -33,9 +47,15 @@ def error(message: str) -> None:
     sys.stderr.write(f"error: {line}\n")
 
 
-def json_object(value: Mapping[str, Any], *, indent: int | None = 2) -> None:
-    """One JSON object on stdout, with the schema version; `indent` None is one line."""
-    data(json.dumps({"schema": SCHEMA, **value}, indent=indent, ensure_ascii=False))
+def json_object(
+    value: Mapping[str, Any], *, indent: int | None = 2, name: str | None = None
+) -> None:
+    """One JSON object on stdout, with its schema; `indent` None is one line.
+
+    The schema is that of `name`, default the command's; one that is in `value` already stays.
+    """
+    made = {"schema": schema(name or _command), **value}
+    data(json.dumps(made, indent=indent, ensure_ascii=False))
 
 
 def console() -> Console:
@@ -93,8 +113,10 @@ def describe(value: Mapping[str, Any], *, out: Console) -> None:
             rows = [[row.get(key) for key in columns] for row in item]
             table(_words(name), [_words(key) for key in columns], rows, out=out)
         elif isinstance(item, Mapping) and item:
-            rows = [[key, content] for key, content in item.items()]
+            rows = [[key, content] for key, content in item.items() if not _is_table(content)]
             table(_words(name), ("", ""), rows, out=out)
+            inner = {f"{name}: {key}": c for key, c in item.items() if _is_table(c)}
+            describe(inner, out=out)
 
 
 def _is_table(value: object) -> bool:

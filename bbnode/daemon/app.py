@@ -1,65 +1,67 @@
 """The daemon: one node, its transport, its rounds and its control plane in one nursery.
 
 Rule: every task is owned by `Daemon.run`; it starts in the order identity, artifact, node,
-control socket, transport, rounds, and stops in the reverse order within STOP_BUDGET_S. A
-second signal ends the process at once.
+control socket, transport, rounds, and stops in the reverse order within `node.stop_grace_s`.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
-import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import trio
-from multiaddr import Multiaddr
 
-from bbnode import __version__
-from bbnode.components.contracts import ComponentError
-from bbnode.daemon import checkpoint, paths, sd_notify
-from bbnode.daemon.artifact import Artifact, load_artifact, parse_artifact, serialize
+from bbnode.daemon import assembly, dial_back, keeper, logs, paths, ping, sd_notify, signals
+from bbnode.daemon.access_protocol import AccessProtocol
 from bbnode.daemon.config_sources import ResolvedConfig
-from bbnode.daemon.control import ControlServer
+from bbnode.daemon.control.host import Host
+from bbnode.daemon.control.plane import ControlPlane
+from bbnode.daemon.control.trace import TRACE_STEPS
+from bbnode.daemon.discovery import Discovery
 from bbnode.daemon.events import step_to_event
+from bbnode.daemon.record_file import RecordFile
+from bbnode.daemon.reload import Changes, compare
 from bbnode.daemon.rounds import Rounds
-from bbnode.engine import All, Limits, Node, install, steps
-from bbnode.ir.address import parse_address, peer_of_address
-from bbnode.ir.errors import BbnodeError, DeploymentError
-from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Backend, Hello, TransportLimits
-from bbnode.transport.driver import Driver, trio_clock_ns
+from bbnode.engine import All, Node, steps
+from bbnode.ir.errors import BbnodeError
+from bbnode.transport.driver import Driver
 from bbnode.transport.identity import load_or_create_identity
 
 logger = logging.getLogger(__name__)
 
-# The whole stop, as a supervisor sees it; systemd's own default is 90 s.
-STOP_BUDGET_S = 5.0
-# Of it, for peers to take what is queued for them.
-TRANSPORT_GRACE_S = 2.0
+# Of the time for a stop: for peers to take what is queued for them, and in the end to leave.
+TRANSPORT_GRACE_SHARE = 0.4
+LEAVE_SHARE = 0.2
+
+# A supervisor waits a minute for READY (TimeoutStartSec of the unit in deploy/systemd).
+PREPARE_PATIENCE_S = 45.0
 
 # Shown to subscribers, not logged: several of them a round.
-_QUIET_STEPS = (steps.AppEvent, steps.Telemetry, steps.ExecutionFinished)
+_QUIET_STEPS = (steps.AppEvent, steps.Telemetry, steps.ExecutionFinished, *TRACE_STEPS)
 
 
-class ComponentsModuleMissing(DeploymentError):
-    """A module listed under node.components can't be imported."""
+# Watches a node from within, from when its control plane is up until it has stopped.
+Companion = Callable[[Host], Awaitable[None]]
 
 
-def run_daemon(resolved: ResolvedConfig) -> int:
-    """Run a node until a signal; returns the exit code. Logging is configured already."""
-    for name in resolved.config.node.components:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise ComponentsModuleMissing(
-                f"node.components names {name!r}, which can't be imported: {error}"
-            ) from error
-    with paths.lock_state_dir(resolved.state_dir):
-        daemon = Daemon(resolved)
+def run_daemon(
+    resolved: ResolvedConfig, *, companion: Companion | None = None, record: Path | None = None
+) -> int:
+    """Run a node until a signal; returns the exit code. Logging is configured already.
+
+    `record` is a new file for all that comes in.
+    """
+    assembly.import_components(resolved.config.node.components)
+    with (
+        paths.lock_state_dir(resolved.state_dir),
+        nullcontext() if record is None else RecordFile(record) as sink,
+    ):
+        daemon = Daemon(resolved, companion=companion, record=sink)
         trio.run(daemon.run)
         if daemon.tasks_running:
             # A component still computes in a worker thread and can't be interrupted. All
@@ -73,43 +75,78 @@ def run_daemon(resolved: ResolvedConfig) -> int:
 class Daemon:
     """Everything one `bbnode run` owns."""
 
-    def __init__(self, resolved: ResolvedConfig) -> None:
+    def __init__(
+        self,
+        resolved: ResolvedConfig,
+        *,
+        companion: Companion | None = None,
+        record: RecordFile | None = None,
+    ) -> None:
         """Load identity and artifact and install the targets; nothing listens yet.
 
-        Raises the typed errors of configuration, artifact, identity and install.
+        Raises the typed errors of configuration, access, artifact, identity and install.
         """
         self._resolved = resolved
+        self._companion = companion
+        self._record = record
         config = resolved.config
         self._state_dir = resolved.state_dir
         self._identity = load_or_create_identity(paths.identity_file(self._state_dir))
-        self._artifact = _find_artifact(resolved)
-        self._node = self._install()
-        self._saved = checkpoint.read(self._state_dir, self._artifact.sha256)
-        if self._saved is not None:
-            try:
-                self._node.restore(self._saved.node)
-                logger.info("restored", extra={"rounds_done": self._saved.rounds_done})
-            except BbnodeError as error:
-                logger.warning("snapshot refused, starting fresh", extra={"reason": str(error)})
-                self._node, self._saved = self._install(), None
-        self._backend = self._make_backend()
-        self._driver = Driver(self._node, self._backend, observe=self._observe)
-        self._control = ControlServer(paths.control_socket(self._state_dir))
-        done = self._saved.rounds_done if self._saved is not None else {}
-        self._rounds = [
+        access = assembly.make_access(resolved, self._identity)
+        self._artifact = assembly.find_artifact(resolved)
+        self._node, saved = keeper.take_up(self._state_dir, self._artifact.sha256, self._install)
+        self._backend = assembly.make_backend(
+            resolved, self._artifact, self._identity, self._node, access
+        )
+        self._access = AccessProtocol(access, self._backend, self._state_dir, self._identity)
+        self._discovery = Discovery(
+            self._node,
+            self._backend,
+            config.network,
+            config.discovery,
+            network_id=str(access.network or ""),
+            artifact_sha256=self._artifact.sha256,
+            authorizer=access.authorizer,
+        )
+        self._driver = Driver(
+            self._node, self._backend, observe=self._observe, heard=self._discovery.heard
+        )
+        self._stop = trio.Event()
+        self._preparing: set[str] = set()
+        self._progress = trio.Event()  # something changed that `_prepare_components` waits for
+        self._rounds: list[Rounds] = []
+        self._keeper = keeper.Keeper(
+            self._state_dir, self._artifact.sha256, self._node, self._rounds
+        )
+        self._control = ControlPlane(
+            resolved,
+            artifact_sha256=self._artifact.sha256,
+            artifact_targets=self._artifact.targets,
+            node=self._node,
+            backend=self._backend,
+            driver=self._driver,
+            ping=ping.register(self._backend),
+            dial_back=dial_back.register(self._backend),
+            save=self._keeper.save_now,
+            stop=self._ask_to_stop,
+            access=access,
+        )
+        self._rounds += [
             Rounds(
                 entry,
                 self._node,
                 wake=self._driver.wake,
                 bytes_moved=self._bytes_moved,
                 publish=self._control.publish,
-                done=done.get(entry.target, 0),
+                done=saved.rounds_done.get(entry.target, 0) if saved else 0,
+                running=saved.rounds_running.get(entry.target) if saved else None,
             )
             for entry in config.invoke
         ]
-        self._stop = trio.Event()
-        self._phase = "starting"
-        self._started_s = 0.0
+        self._control.host.rounds = self._rounds
+        self._control.host.counters.append(self._discovery.counters)
+        self._control.host.discovery = self._discovery.as_json
+        self._keeper.on_saved = self._control.host.note_saved
 
     @property
     def tasks_running(self) -> int:
@@ -119,72 +156,61 @@ class Daemon:
     # -- building --------------------------------------------------------------------------
 
     def _install(self) -> Node:
-        config = self._resolved.config
-        return install(
-            self._artifact.model,
-            config.artifact.targets,
-            peer_id=self._identity.peer_id,
-            addresses=(),
-            config=_slot_config(self._resolved),
-            limits=Limits.from_caps(config.limits.effective()),
-            seed=int.from_bytes(self._identity.peer_id.to_bytes()[-8:], "big"),
-            incarnation=_next_incarnation(self._state_dir),
-        )
-
-    def _make_backend(self) -> Backend:
-        # Not before the node is installed: an error of the configuration shows half a second
-        # sooner without libp2p's import.
-        from bbnode.transport.libp2p_backend import Libp2pBackend
-
-        config = self._resolved.config
-        hello = Hello(
-            agent_version=f"bbnode/{__version__}",
-            artifact_sha256=self._artifact.sha256,
-            classes=self._node.classes,
-            targets=self._node.targets,
-        )
-        caps = config.limits.effective()
-        return Libp2pBackend(
+        if self._record is not None:
+            self._record.restart()  # of a node that refused its snapshot, nothing is kept
+        return assembly.install_node(
+            self._resolved,
+            self._artifact,
             self._identity,
-            listen=[Multiaddr(text) for text in config.network.listen],
-            announce=[Multiaddr(text) for text in config.network.announce],
-            hello=hello,
-            limits=TransportLimits(
-                max_envelope_bytes=caps["envelope_bytes"] or TransportLimits().max_envelope_bytes
-            ),
+            incarnation=assembly.next_incarnation(self._state_dir),
+            record=self._record,
         )
 
     # -- running ---------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Serve until a signal or the control plane's `stop`."""
-        self._started_s = trio.current_time()
-        for name, command in (
-            ("status", self._command_status),
-            ("rounds", self._command_rounds),
-            ("stop", self._command_stop),
-        ):
-            self._control.register(name, command)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch_signals)
+            nursery.start_soon(signals.watch, self._ask_to_stop, self._reload)
             await nursery.start(self._control.run)
+            if self._companion is not None:
+                nursery.start_soon(self._companion, self._control.host)
             async with trio.open_nursery() as work:
+                await work.start(self._driver.run)
+                # Before any peer can reach us: a first round does not wait for data to load.
+                await self._prepare_components()
                 await work.start(self._backend.run)
                 self._node.set_addresses(self._backend.listen_addresses())
-                await work.start(self._driver.run)
+                work.start_soon(self._access.run)
                 # What waits for inputs or peers locks nothing; the rest runs before any body.
-                self._node.run_bootstrap(All())
+                self._node.run_bootstrap(All(components=False))
                 self._driver.wake()
-                self._dial_bootstrap()
+                await work.start(self._discovery.run)
                 for rounds in self._rounds:
-                    work.start_soon(rounds.run, self._save)
+                    work.start_soon(rounds.run, self._keeper.save)
+                self._keeper.set_period(self._resolved.config.node.snapshot_every_s)
+                work.start_soon(self._keeper.run)
                 self._say_ready()
+                nursery.start_soon(sd_notify.report, self._status_line)
                 await self._stop.wait()
                 await self._shut_down(work)
+            await self._control.finish()
             nursery.cancel_scope.cancel()
 
+    async def _prepare_components(self) -> None:
+        """Run the components' bootstraps, such as loading data, and wait for them a while."""
+        self._preparing = set(self._node.run_bootstrap(All(modules=False)))
+        self._driver.wake()
+        with trio.move_on_after(PREPARE_PATIENCE_S):
+            while self._preparing and not self._stop.is_set():
+                self._progress = trio.Event()
+                await self._progress.wait()
+        if self._preparing:
+            slots = ",".join(sorted(self._preparing))
+            logger.warning("components still prepare, going on", extra={"slots": slots})
+
     def _say_ready(self) -> None:
-        self._phase = "ready"
+        self._control.host.phase = "ready"
         for address in self._backend.listen_addresses():
             logger.info("listening", extra={"address": str(address)})
         logger.info(
@@ -196,152 +222,87 @@ class Daemon:
             },
         )
         self._control.publish({"type": "ready", "peer_id": str(self._identity.peer_id)})
-        sd_notify.notify(sd_notify.READY, f"STATUS=running {', '.join(self._node.targets)}")
+        sd_notify.notify(sd_notify.READY, f"STATUS={self._status_line()}")
 
-    def _dial_bootstrap(self) -> None:
-        by_peer: dict[PeerId, list[Multiaddr]] = {}
-        for text in self._resolved.config.network.bootstrap:
-            address = parse_address(text)
-            by_peer.setdefault(peer_of_address(address), []).append(address)
-        for peer, addresses in by_peer.items():
-            if peer != self._identity.peer_id:
-                self._backend.keep_connected(peer, addresses)
+    def _ask_to_stop(self) -> None:
+        self._stop.set()
+        self._progress.set()
 
     async def _shut_down(self, work: trio.Nursery) -> None:
-        self._phase = "stopping"
+        self._control.host.phase = "stopping"
         logger.info("stopping")
         self._control.publish({"type": "stopping"})
         sd_notify.notify(sd_notify.STOPPING)
-        with trio.move_on_after(STOP_BUDGET_S - 1) as scope:
+        grace_s = self._resolved.config.node.stop_grace_s
+        with trio.move_on_after(grace_s * (1 - LEAVE_SHARE)) as scope:
             self._driver.stop()
-            await self._backend.stop(TRANSPORT_GRACE_S)
-            await self._save()
+            self._discovery.stop()
+            await self._backend.stop(grace_s * TRANSPORT_GRACE_SHARE)
+            await self._keeper.save()
         if scope.cancelled_caught:
             logger.warning("stop took too long, leaving")
         work.cancel_scope.cancel()
 
-    async def _watch_signals(self) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for signum in signals:
-                if self._stop.is_set():
-                    logger.warning("second signal: leaving at once")
-                    logging.shutdown()
-                    os._exit(128 + signum)
-                logger.info("signal", extra={"signal": signal.Signals(signum).name})
-                self._stop.set()
-
-    async def _save(self) -> None:
-        """Write a checkpoint; a node that is busy or a full disk costs only the checkpoint."""
+    def _reload(self) -> None:
+        """Read the configuration again and let what can change take effect."""
+        sd_notify.reloading()
         try:
-            saved = checkpoint.Checkpoint(
-                artifact_sha256=self._artifact.sha256,
-                node=self._node.snapshot(),
-                rounds_done={r.entry.target: r.done for r in self._rounds},
-            )
-            await trio.to_thread.run_sync(checkpoint.write, self._state_dir, saved)
-        except (paths.StorageError, ComponentError) as error:
-            logger.warning("no checkpoint", extra={"reason": str(error)})
+            new = self._resolved.again()
+            changes = compare(self._resolved, new)
+            # Its files may have changed too.
+            self._control.host.access.reload(new.config.access)
+        except BbnodeError as error:
+            logger.warning("reload refused, nothing changed", extra={"reason": str(error)})
+        else:
+            self._apply(new, changes)
+        sd_notify.notify(sd_notify.READY, f"STATUS={self._status_line()}")
+
+    def _apply(self, new: ResolvedConfig, changes: Changes) -> None:
+        node = new.config.node
+        if changes.touch("node.log_"):
+            logs.configure(node.log_level, node.log_format)
+        self._keeper.set_period(node.snapshot_every_s)
+        self._resolved = self._control.host.resolved = new
+        if changes.touch("network.bootstrap") or changes.touch("discovery.min_peers"):
+            self._discovery.configure(new.config.network, new.config.discovery)
+        logger.info("reloaded", extra={"changed": ",".join(changes.applied) or "nothing"})
+        if changes.needs_restart:
+            logger.warning("needs a restart", extra={"keys": ",".join(changes.needs_restart)})
+        self._control.publish(
+            {
+                "type": "reloaded",
+                "changed": list(changes.applied),
+                "needs_restart": list(changes.needs_restart),
+            }
+        )
+
+    def _status_line(self) -> str:
+        """What a supervisor shows."""
+        done = "".join(
+            f"; {r.entry.target}: {r.done} of {r.entry.times or 'any number of'} rounds"
+            for r in self._rounds
+        )
+        peers = len(self._backend.peers())
+        return f"{self._control.host.phase}, {', '.join(self._node.targets)}, {peers} peers{done}"
 
     def _observe(self, step: steps.Step) -> None:
         event = step_to_event(step)
-        if event is not None:
-            self._control.publish(event)
-            if not isinstance(step, _QUIET_STEPS):
-                level = logging.WARNING if "failed" in event["type"] else logging.INFO
-                logger.log(level, event["type"], extra=_log_fields(event))
+        self._control.observe(step, event)
+        if event is not None and not isinstance(step, _QUIET_STEPS):
+            level = logging.WARNING if "failed" in event["type"] else logging.INFO
+            logger.log(level, event["type"], extra=_log_fields(event))
+        self._discovery.observe(step)
+        if isinstance(step, steps.PeerUp):
+            self._access.peer_up(step.peer)
+        if isinstance(step, steps.BootstrapComplete):
+            self._preparing.discard(step.target)
+            self._progress.set()
         for rounds in self._rounds:
             rounds.observe(step)
 
     def _bytes_moved(self) -> int:
         counters = self._backend.counters()
         return counters["inbound.bytes"] + counters["outbound.bytes"]
-
-    # -- control plane ---------------------------------------------------------------------
-
-    async def _command_stop(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._stop.set()
-        return {"stopping": True}
-
-    async def _command_rounds(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {
-            "rounds": [
-                made.as_json() for r in self._rounds for made in r.history if made.ok is not None
-            ],
-            "invoke": [r.as_json() for r in self._rounds],
-        }
-
-    async def _command_status(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
-        now_s = trio.current_time()
-        return {
-            "name": self._resolved.config.node.name,
-            "peer_id": str(self._identity.peer_id),
-            "version": __version__,
-            "pid": os.getpid(),
-            "phase": self._phase,
-            "uptime_s": round(now_s - self._started_s, 3),
-            "artifact_sha256": self._artifact.sha256,
-            "targets": list(self._node.targets),
-            "listen": [str(a) for a in self._backend.listen_addresses()],
-            "peers": [
-                {
-                    "peer": str(p.peer),
-                    "classes": list(p.hello.classes),
-                    "direction": p.direction.value,
-                    "address": str(p.address),
-                    "agent": p.hello.agent_version,
-                    "bytes_in": p.bytes_in,
-                    "bytes_out": p.bytes_out,
-                    "queued": p.queued_envelopes,
-                    "rtt_ms": None if p.rtt_s is None else round(p.rtt_s * 1000, 3),
-                    "connected_s": round(now_s - p.since_s, 3),
-                }
-                for p in self._backend.peers()
-            ],
-            "wanted": [
-                {
-                    "peer": str(w.peer),
-                    "connected": w.connected,
-                    "failed_dials": w.failed_dials,
-                    "last_error": w.last_error,
-                }
-                for w in self._backend.wanted()
-            ],
-            "invoke": [r.as_json() for r in self._rounds],
-            "executions": len(self._node.executions()),
-            "waiting": [w.as_json(trio_clock_ns()) for w in self._node.waiting()],
-            "tasks_running": self._driver.tasks_running,
-            "counters": {
-                **self._node.counters(),
-                **self._driver.counters(),
-                **{f"transport.{k}": v for k, v in self._backend.counters().items()},
-                **self._control.counters(),
-            },
-        }
-
-
-def _find_artifact(resolved: ResolvedConfig) -> Artifact:
-    given = resolved.config.artifact
-    if given.path is not None:
-        return load_artifact(resolved.absolute(given.path), expected_sha256=given.sha256)
-    from bbnode.daemon.build import compile_module
-
-    module = str(given.module)  # ArtifactSection has exactly one of the two
-    return parse_artifact(serialize(compile_module(module, given.args)), module)
-
-
-def _slot_config(resolved: ResolvedConfig) -> dict[str, dict[str, Any]]:
-    return {slot: dict(settings) for slot, settings in resolved.config.slots.items()}
-
-
-def _next_incarnation(state_dir: Any) -> int:
-    """A number that grows with every start, so that ids made before and after differ."""
-    path = state_dir / "incarnation"
-    try:
-        last = int(path.read_text("ascii"))
-    except (OSError, ValueError):
-        last = 0
-    paths.write_atomically(path, f"{last + 1}\n".encode("ascii"), mode=0o600)
-    return last + 1
 
 
 def _log_fields(event: Mapping[str, Any]) -> dict[str, Any]:

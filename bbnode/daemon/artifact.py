@@ -38,6 +38,15 @@ class Artifact:
     sha256: str
     size: int
 
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """All that it has, as `class#hash`."""
+        return tuple(
+            function.name
+            for function in self.model.functions
+            if protos.get_meta(function, keys.TARGET_KEY) == "true"
+        )
+
 
 def load_artifact(path: Path, *, expected_sha256: str | None = None) -> Artifact:
     """Read and check a compiled artifact.

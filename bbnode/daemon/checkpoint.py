@@ -1,34 +1,45 @@
 """The node's state on disk: written whole, checked when read, never trusted blindly.
 
 Rule: a file that is torn, changed, newer, or of another artifact is not used; the reason is
-told and the one before it is tried.
+told and the one before it is tried. A new file is complete on disk before an old one is touched,
+and only a good one becomes the one before: a full disk or a crash at any point leaves at least
+as good a file as there was.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgpack
 
 from bbnode.daemon import paths
+from bbnode.ir.errors import DeploymentError
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _MAGIC = b"BBNODE1\n"
 _DIGEST_BYTES = 32
 
 
+class CheckpointRefused(DeploymentError):
+    """A checkpoint's file is torn, changed, newer, or of another artifact."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What survives a restart: the engine's snapshot and the rounds made, by target."""
+    """What survives a restart: the engine's snapshot, and by target the rounds made and the
+    execution of the one that is under way."""
 
     artifact_sha256: str
     node: bytes
     rounds_done: dict[str, int]
+    rounds_running: dict[str, int] = field(default_factory=dict)
 
 
 def checkpoint_file(state_dir: Path) -> Path:
@@ -37,55 +48,92 @@ def checkpoint_file(state_dir: Path) -> Path:
 
 
 def write(state_dir: Path, checkpoint: Checkpoint) -> None:
-    """Write the checkpoint; the one before stays beside it. Raises StorageError."""
+    """Write the checkpoint; the one before, if it is good, stays beside it. Raises StorageError."""
     body = msgpack.packb(
         {
             "version": FORMAT_VERSION,
             "artifact_sha256": checkpoint.artifact_sha256,
             "node": checkpoint.node,
             "rounds_done": checkpoint.rounds_done,
+            "rounds_running": checkpoint.rounds_running,
         }
     )
     path = checkpoint_file(state_dir)
-    if path.exists():
-        path.replace(path.with_suffix(".previous"))
-    data = _MAGIC + hashlib.sha256(body).digest() + body
-    paths.write_atomically(path, data, mode=0o600)
+    fresh = path.with_suffix(".new")
+    data = b"".join((_MAGIC, hashlib.sha256(body).digest(), body))
+    paths.write_atomically(fresh, data, mode=0o600)
+    try:
+        if _is_good(path):
+            path.replace(path.with_suffix(".previous"))
+        fresh.replace(path)
+        _sync_directory(state_dir)
+    except OSError as error:
+        raise paths.StorageError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def read(state_dir: Path, artifact_sha256: str) -> Checkpoint | None:
-    """The newest usable checkpoint of this artifact, or None; what was refused is logged."""
+def usable(state_dir: Path, artifact_sha256: str) -> Iterator[Checkpoint]:
+    """All usable checkpoints of this artifact, newest first; what was refused is logged.
+
+    A node may still refuse what a checkpoint holds: the next one may do.
+    """
     newest = checkpoint_file(state_dir)
     for path in (newest, newest.with_suffix(".previous")):
         try:
             checkpoint = _parse(path.read_bytes())
+            if checkpoint.artifact_sha256 != artifact_sha256:
+                raise CheckpointRefused("it was made with another artifact")
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, CheckpointRefused) as error:
             logger.warning("checkpoint refused", extra={"path": str(path), "reason": str(error)})
             continue
-        if checkpoint.artifact_sha256 != artifact_sha256:
-            logger.warning(
-                "checkpoint refused",
-                extra={"path": str(path), "reason": "it was made with another artifact"},
-            )
-            continue
-        return checkpoint
-    return None
+        yield checkpoint
+
+
+def _is_good(path: Path) -> bool:
+    try:
+        _parse(path.read_bytes())
+    except (OSError, CheckpointRefused):
+        return False
+    return True
+
+
+def _sync_directory(directory: Path) -> None:
+    """The renames have to survive a power cut too."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# Field -> type, of the body.
+_FIELDS: Mapping[str, type] = {
+    "artifact_sha256": str,
+    "node": bytes,
+    "rounds_done": dict,
+    "rounds_running": dict,
+}
 
 
 def _parse(data: bytes) -> Checkpoint:
     start = len(_MAGIC) + _DIGEST_BYTES
     if not data.startswith(_MAGIC) or len(data) < start:
-        raise ValueError("not a checkpoint of this version of bbnode, or torn")
+        raise CheckpointRefused("not a checkpoint of this version of bbnode, or torn")
     body = data[start:]
     if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
-        raise ValueError("its checksum does not fit: torn or changed")
-    fields = msgpack.unpackb(body, max_ext_len=0, max_bin_len=len(body))
-    if fields["version"] != FORMAT_VERSION:
-        raise ValueError(f"format {fields['version']}, this bbnode reads {FORMAT_VERSION}")
-    return Checkpoint(
-        artifact_sha256=fields["artifact_sha256"],
-        node=fields["node"],
-        rounds_done=dict(fields["rounds_done"]),
-    )
+        raise CheckpointRefused("its checksum does not fit: torn or changed")
+    try:
+        fields = msgpack.unpackb(body, max_ext_len=0, max_bin_len=len(body))
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+        raise CheckpointRefused(f"it can't be read: {error}") from error
+    version = fields.get("version") if isinstance(fields, dict) else None
+    if version != FORMAT_VERSION:
+        raise CheckpointRefused(f"format {version!r}, this bbnode reads {FORMAT_VERSION}")
+    for name, kind in _FIELDS.items():
+        if type(fields.get(name)) is not kind:
+            raise CheckpointRefused(f"its {name!r} is missing or of the wrong type")
+    for name in ("rounds_done", "rounds_running"):
+        if not all(type(key) is str and type(n) is int for key, n in fields[name].items()):
+            raise CheckpointRefused(f"its {name!r} is malformed")
+    return Checkpoint(**{name: fields[name] for name in _FIELDS})

@@ -10,14 +10,26 @@ left out follows the preset.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import multiaddr
-import multiaddr.exceptions
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, model_validator
+
+from bbnode.daemon.config_relay import RelaySection
+from bbnode.daemon.config_values import (
+    Address,
+    Cap,
+    Count,
+    FilePath,
+    ModuleClass,
+    PeerAddress,
+    PeerText,
+    PositiveSeconds,
+    Rate,
+    Seconds,
+    Section,
+)
+from bbnode.daemon.config_values import key as _key
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -33,7 +45,7 @@ LIMIT_PRESETS: dict[str, dict[str, int | None]] = {
         "invoke_bytes": 10 * MIB,
         "completion_bytes": 4 * MIB,
         "failure_detail_bytes": 4 * KIB,
-        "envelope_bytes": 16 * MIB,
+        "envelope_bytes": 256 * MIB,
         "envelope_fills": 64,
         "sender_addresses": 8,
         "sender_address_bytes": 256,
@@ -53,30 +65,6 @@ LIMIT_PRESETS: dict[str, dict[str, int | None]] = {
 }
 
 
-def _check_multiaddr(text: Any) -> Any:
-    if isinstance(text, str):
-        try:
-            multiaddr.Multiaddr(text)
-        except (ValueError, multiaddr.exceptions.Error) as error:
-            raise ValueError(f"{text!r} is not a multiaddr (like /ip4/127.0.0.1/tcp/4001)") from (
-                error
-            )
-    return text
-
-
-def _check_peer_address(text: Any) -> Any:
-    _check_multiaddr(text)
-    if isinstance(text, str) and "/p2p/" not in text:
-        raise ValueError(f"{text!r} names no peer: it has to end with /p2p/ID (`bbnode id`)")
-    return text
-
-
-def _check_module_class(text: Any) -> Any:
-    if isinstance(text, str) and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
-        raise ValueError(f"{text!r} does not name a class as package.module:Class")
-    return text
-
-
 def _check_input(value: Any) -> Any:
     plain = isinstance(value, bool | int | float) or value == "trigger"
     numbers = isinstance(value, list) and all(
@@ -93,33 +81,6 @@ def _check_input(value: Any) -> Any:
     return value
 
 
-# Strict everywhere else, but TOML has no paths.
-FilePath = Annotated[Path, Field(strict=False)]
-Address = Annotated[str, BeforeValidator(_check_multiaddr)]
-PeerAddress = Annotated[str, BeforeValidator(_check_peer_address)]
-ModuleClass = Annotated[str, BeforeValidator(_check_module_class)]
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Cap = Annotated[int, Field(ge=1)] | None
-
-
-class Section(BaseModel):
-    """Base of all tables: unknown keys are errors, values do not change once read."""
-
-    # Strict: "3" is not 3, and true is not 1. A file says what it means.
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, strict=True)
-
-
-def _key(default: Any, description: str, *, unit: str = "", **extra: Any) -> Any:
-    """One key of the file; `unit` is what its number counts.
-
-    A list or table default is copied by pydantic for each instance.
-    """
-    return Field(
-        default=default, description=description, json_schema_extra={"unit": unit}, **extra
-    )
-
-
 class NodeSection(Section):
     """Who this node is and what it says."""
 
@@ -131,12 +92,23 @@ class NodeSection(Section):
     state_dir: FilePath | None = _key(
         None,
         "directory of identity, lock and control socket; relative to this file; "
-        "unset: $XDG_STATE_HOME/bbnode/<name>, else ~/.local/state/bbnode/<name>",
+        "unset: $XDG_STATE_HOME/bbnode/<name>, else ~/.local/state/bbnode/<name>; of a file in "
+        "/etc/bbnode: /var/lib/bbnode/<name>",
     )
     log_level: Literal["debug", "info", "warning", "error"] = _key(
         "info", "least severe message that is logged"
     )
-    log_format: Literal["text", "json"] = _key("text", "one line of text or one JSON object each")
+    log_format: Literal["auto", "text", "color", "json", "journal"] = _key(
+        "auto",
+        "one line of text, one with colours, one JSON object each, or text with the levels of "
+        "systemd's journal; auto: what suits stderr",
+    )
+    snapshot_every_s: Seconds = _key(
+        60.0, "time between snapshots of the node's state; 0: only when it stops", unit="s"
+    )
+    stop_grace_s: PositiveSeconds = _key(
+        5.0, "time a stop may take; what is not done then is left", unit="s", le=3600
+    )
     components: list[str] = _key(
         [], "Python modules imported at start, for the component classes they register"
     )
@@ -174,7 +146,8 @@ class NetworkSection(Section):
     """Where this node listens and whom it dials."""
 
     listen: list[Address] = _key(
-        ["/ip4/127.0.0.1/tcp/0"], "addresses to listen on; port 0 takes a free one", min_length=1
+        ["/ip4/127.0.0.1/tcp/0"],
+        "addresses to listen on; port 0 takes a free one; none at all: it only dials",
     )
     announce: list[Address] = _key(
         [], "addresses told to peers instead of those listened on (behind a NAT or 0.0.0.0)"
@@ -182,6 +155,61 @@ class NetworkSection(Section):
     bootstrap: list[PeerAddress] = _key(
         [], "peers to stay connected with, each as /ip4/…/tcp/…/p2p/ID"
     )
+
+
+class DiscoverySection(Section):
+    """How this node finds peers beside those that find it."""
+
+    min_peers: Count | None = _key(
+        None,
+        "bootstrap peers that are enough: the others are left alone while so many are connected, "
+        "and tried when one goes; unset: all of them",
+    )
+    learn: bool = _key(
+        True,
+        "dial peers that the program sends to, or that were lost, where they are said to be "
+        "(by registries and by themselves), for a minute each",
+    )
+    mdns: bool = _key(
+        False, "announce this node on the local network and dial those that run the same there"
+    )
+    mdns_interfaces: list[str] = _key(
+        [], "IP addresses of the interfaces to do that on; none: all of them"
+    )
+
+
+class AccessSection(Section):
+    """Who may talk to this node; rates are of each peer, for what comes in from it."""
+
+    network: PeerText | None = _key(
+        None,
+        "id of the private network this node belongs to; without a membership of it that is good "
+        "now, the node does not start; unset: that of the membership in the state directory, or "
+        "open to all",
+    )
+    allow: list[PeerText] = _key(
+        [], "ids of the only peers that may connect; none: everybody who is not blocked"
+    )
+    block: list[PeerText] = _key(
+        [], "ids of peers that may not; `bbnode peers block` adds others and keeps them by itself"
+    )
+    messages_per_s: Rate = _key(None, "envelopes in the long run; unset: no limit", unit="1/s")
+    message_burst: Rate = _key(
+        None, "envelopes at once; unset: those of one second", unit="envelopes"
+    )
+    bytes_per_s: Rate = _key(
+        None, "bytes of envelopes in the long run; unset: no limit", unit="bytes/s"
+    )
+    byte_burst: Rate = _key(
+        None, "bytes of envelopes at once; unset: those of one second", unit="bytes"
+    )
+
+    @model_validator(mode="after")
+    def _burst_of_a_rate(self) -> AccessSection:
+        for burst, rate in (("message_burst", "messages_per_s"), ("byte_burst", "bytes_per_s")):
+            if getattr(self, burst) is not None and getattr(self, rate) is None:
+                raise ValueError(f"'{burst}' belongs to a rate: give '{rate}' as well")
+        return self
 
 
 class TextInput(Section):
@@ -236,6 +264,28 @@ class InvokeSection(Section):
     wait_for: WaitFor | None = _key(None, "start condition; unset: start at once")
 
 
+class ControlSection(Section):
+    """Who may ask this node, and where: its unix socket is always there."""
+
+    group: str | None = _key(
+        None, "group that may use the control socket as well (mode 0660); unset: the owner alone"
+    )
+    tcp: str | None = _key(
+        None,
+        'loopback address to listen on as well, as "127.0.0.1:PORT"; asks for the token',
+    )
+    metrics: str | None = _key(
+        None,
+        'address of any interface, as "0.0.0.0:PORT", that answers GET /metrics, /healthz and '
+        "/readyz and nothing else; asks for the token unless it is loopback",
+    )
+    token_file: FilePath | None = _key(
+        None,
+        "file with the token, mode 0600; relative to this file; unset: "
+        "<state_dir>/control.token, made at the first start that needs it",
+    )
+
+
 class LimitsSection(Section):
     """Caps on what comes in and on what may be under way; beyond each is a typed failure."""
 
@@ -250,7 +300,12 @@ class LimitsSection(Section):
     invoke_bytes: Cap = _key(None, "size of the inputs of one invoke", unit="bytes")
     completion_bytes: Cap = _key(None, "size of one completion's result", unit="bytes")
     failure_detail_bytes: Cap = _key(None, "text of a failure, cut beyond", unit="bytes")
-    envelope_bytes: Cap = _key(None, "size of one whole envelope", unit="bytes")
+    envelope_bytes: Cap = _key(
+        None,
+        "size of one whole envelope, a tensor in it included; over 64 KiB it travels in chunks, "
+        "and room for it (of ingress_bytes as well) is taken before its memory",
+        unit="bytes",
+    )
     envelope_fills: Cap = _key(None, "fills of one envelope", unit="fills")
     sender_addresses: Cap = _key(None, "addresses a sender may claim", unit="addresses")
     sender_address_bytes: Cap = _key(None, "size of one claimed address", unit="bytes")
@@ -275,12 +330,18 @@ class NodeConfig(Section):
     node: NodeSection = _key(NodeSection(), "who this node is and what it says")
     artifact: ArtifactSection = _key(..., "what this node runs")
     network: NetworkSection = _key(NetworkSection(), "where it listens and whom it dials")
+    discovery: DiscoverySection = _key(DiscoverySection(), "how it finds peers")
+    relay: RelaySection = _key(
+        RelaySection(), "whether it relays for others, and is reached through relays itself"
+    )
+    access: AccessSection = _key(AccessSection(), "who may talk to it")
     slots: dict[str, dict[str, Any]] = _key(
         {},
         "settings of the component bound to the slot NAME; its Config class says "
         "which there are, and checks them at install",
     )
     invoke: list[InvokeSection] = _key([], "[[invoke]]: targets that this node starts by itself")
+    control: ControlSection = _key(ControlSection(), "who may ask this node, and where")
     limits: LimitsSection = _key(LimitsSection(), "caps on what comes in and is under way")
 
 

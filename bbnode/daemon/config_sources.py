@@ -11,10 +11,11 @@ container manager invents some of its own (`BBNODE_SERVICE_HOST`).
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,13 +52,19 @@ class ResolvedConfig:
     config: NodeConfig
     file: Path | None
     origins: Mapping[str, str]
+    flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def again(self) -> ResolvedConfig:
+        """The same sources, read anew. Raises `ConfigError`."""
+        return resolve(self.file, flags=self.flags)
 
     @property
     def state_dir(self) -> Path:
         """Absolute state directory; a relative one counts from the file's directory."""
         given = self.config.node.state_dir
         if given is None:
-            return paths.default_state_dir(self.config.node.name)
+            system = paths.is_system_config(self.file)
+            return paths.default_state_dir(self.config.node.name, system=system)
         return self.absolute(given)
 
     def absolute(self, path: Path) -> Path:
@@ -90,8 +97,39 @@ def resolve(
     where = str(file) if file is not None else "configuration"
     config = _validate(merged, where, sources)
     return ResolvedConfig(
-        config=config, file=file.absolute() if file is not None else None, origins=origins
+        config=config,
+        file=file.absolute() if file is not None else None,
+        origins=origins,
+        flags=dict(flags or {}),
     )
+
+
+def shown(resolved: ResolvedConfig) -> Iterator[tuple[str, Any, str]]:
+    """Every key that has a value: dotted name, value as TOML and JSON have it, and origin.
+
+    Origins are "default", "file", "environment" and "flags"; the items of a list of tables
+    are numbered from 0, as `invoke[0].target`.
+    """
+    config, origins = resolved.config, resolved.origins
+    given = _tree_leaves(overrides(config))
+    for key, value in _tree_leaves(config.model_dump(mode="json", by_alias=True)).items():
+        # The items of a list of tables come from one place, but for their own defaults.
+        source = origins.get(key) or (origins.get(key.partition("[")[0]) if key in given else None)
+        yield key, value, source or "default"
+
+
+def _tree_leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and value:
+            found |= _tree_leaves(value, f"{key}.")
+        elif isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
+            for index, item in enumerate(value):
+                found |= _tree_leaves(item, f"{key}[{index}].")
+        else:
+            found[key] = value
+    return found
 
 
 def write(file: Path, config: NodeConfig, *, comment: str = "") -> None:
@@ -129,10 +167,16 @@ def _default_text(field: Any) -> str:
         return "(required)"
     if field.default is None:
         return "(unset)"
-    if field.default == {}:
-        return "{}"
-    text: str = tomli_w.dumps({"x": field.default})
-    # tomli-w breaks lists into lines; a reference has one line a key.
+    return toml_value(field.default)
+
+
+def toml_value(value: Any) -> str:
+    """A value as TOML writes it, on one line."""
+    if isinstance(value, dict):
+        inner = ", ".join(f"{name} = {toml_value(item)}" for name, item in value.items())
+        return f"{{ {inner} }}" if inner else "{}"
+    text: str = tomli_w.dumps({"x": value})
+    # tomli-w breaks lists into lines.
     return " ".join(text.partition("=")[2].split()).replace("[ ", "[").replace(", ]", "]")
 
 
@@ -141,7 +185,10 @@ def _read_file(file: Path) -> dict[str, Any]:
         with file.open("rb") as stream:
             data = stream.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError as error:
-        raise ConfigError(f"{file}: no such file; make one with `bbnode init`") from error
+        # A mere name was looked for in these as well.
+        dirs = paths.config_dirs() if len(file.parts) == 1 else ()
+        where = f", nor in {' or '.join(map(str, dirs))}" if dirs else ""
+        raise ConfigError(f"{file}: no such file{where}; make one with `bbnode init`") from error
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     if len(data) > MAX_FILE_BYTES:

@@ -21,8 +21,8 @@ from rich.console import Console
 
 from bbnode.daemon import paths
 from bbnode.daemon.artifact import parse_artifact, serialize
-from bbnode.daemon.control_client import AsyncControlClient
-from bbnode.daemon.control_wire import ControlError, ControlTimeout, NotRunning
+from bbnode.daemon.control.async_client import AsyncControlClient
+from bbnode.daemon.control.errors import ControlError, ControlTimeout, NotRunning
 from bbnode.daemon.demo_nodes import DemoNode, choose_port, make_folder, make_nodes
 from bbnode.daemon.demo_report import draw_accuracy, round_row, write_report
 from bbnode.daemon.demo_view import DemoView, summary_table
@@ -160,12 +160,14 @@ class Demo:
             self._view.note(f"started {node.name:<9} pid {pid:<7} {node.peer}")
         per_round = ROUND_DEADLINE_S + SLACK_PER_ROUND_S
         deadline = START_TIMEOUT_S + JOIN_TIMEOUT_S + self._options.rounds * per_round
-        failure = f"not all rounds were made within {deadline:.0f} s"
+        failure = ""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_processes)
             nursery.start_soon(self._watch_signals, nursery.cancel_scope)
-            with trio.move_on_after(deadline):
+            with trio.move_on_after(deadline) as limit:
                 failure = await self._follow_server()
+            if limit.cancelled_caught:
+                failure = f"not all rounds were made within {deadline:.0f} s"
             nursery.cancel_scope.cancel()
         if nursery.cancel_scope.cancelled_caught and not self._complete.is_set() and not failure:
             return "interrupted"
@@ -207,7 +209,7 @@ class Demo:
         """Take events until the server ends or all is done."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._catch_up_often, nursery.cancel_scope)
-            async for line in client.events():
+            async for line in await client.stream("/v1/events"):
                 self._take(line["event"])
                 if self._complete.is_set():
                     break
@@ -227,7 +229,7 @@ class Demo:
         stream.cancel()
 
     async def _catch_up(self, client: AsyncControlClient) -> None:
-        answer = await client.call("rounds")
+        answer = await client.get("/v1/rounds")
         for record in answer["rounds"]:
             self._take({"type": "round_finished", **record})
         if answer["invoke"] and answer["invoke"][0]["complete"]:
@@ -236,7 +238,7 @@ class Demo:
             await self._say_who_is_missing(client)
 
     async def _say_who_is_missing(self, client: AsyncControlClient) -> None:
-        status = await client.call("status")
+        status = await client.get("/v1/status")
         connected = {peer["peer"] for peer in status["peers"]}
         absent = [n.name for n in self._clients if n.peer not in connected]
         if absent != self._absent and absent:
@@ -287,7 +289,7 @@ class Demo:
                 async with AsyncControlClient(
                     paths.control_socket(node.state_dir), timeout_s=1.0
                 ) as client:
-                    await client.call("stop")
+                    await client.post("/v1/stop")
             except (NotRunning, ControlTimeout, ControlError):
                 if node.process is not None and node.process.poll() is None:
                     node.process.terminate()

@@ -146,7 +146,7 @@ def make_nodes(
     by_peer = sorted((identity for _, identity in client_folders), key=lambda i: i.peer_id)
     server_address = f"/ip4/{HOST}/tcp/{port}/p2p/{server_identity.peer_id}"
     source = {"path": str(artifact), "sha256": artifact_sha256}
-    server = _node(
+    server = make_one(
         server_folder,
         server_identity,
         {
@@ -170,7 +170,7 @@ def make_nodes(
         },
     )
     return server, [
-        _node(
+        make_one(
             folder,
             identity,
             {
@@ -190,7 +190,8 @@ def make_nodes(
     ]
 
 
-def _node(folder: Path, identity: Identity, settings: dict[str, Any]) -> DemoNode:
+def make_one(folder: Path, identity: Identity, settings: dict[str, Any]) -> DemoNode:
+    """Write the configuration of one node, whose identity is in its folder already."""
     name = folder.name
     config = NodeConfig.model_validate(
         {"node": {"name": name, "state_dir": str(folder / "state")}, **settings}

@@ -60,7 +60,7 @@ def write_report(
     """Write report.json; returns its path."""
     done = [row for row in rounds if row["ok"]]
     report = {
-        "schema": 1,
+        "schema": "bbnode/demo-report/1",
         "options": dict(options),
         "rounds": list(rounds),
         "peers": list(peers),

@@ -6,49 +6,30 @@ Rule: it only draws; what there is to draw is told to it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+from bbnode.daemon.live_view import LiveView
 
 _SHOWN_ROUNDS = 12
 _SHOWN_NOTES = 6
 
 
-class DemoView:
+class DemoView(LiveView):
     """Progress of one demo; a context manager."""
 
     def __init__(self, console: Console, *, rounds: int, names: Mapping[str, str]) -> None:
         """`names` maps a PeerId to the daemon's name."""
-        self._console = console
         self._total = rounds
         self._names = names
         self._rows: list[Mapping[str, Any]] = []
         self._running: int | None = None
         self._answered: list[str] = []
         self._notes: list[str] = []
-        self._live = (
-            Live(console=console, get_renderable=self._draw, refresh_per_second=8)
-            if console.is_terminal
-            else None
-        )
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._live is not None:
-            self._live.__exit__(kind, error, trace)
+        super().__init__(console, get_renderable=self._draw, refresh_per_second=8)
 
     def note(self, text: str) -> None:
         """Say something that happened."""

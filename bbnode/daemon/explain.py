@@ -16,6 +16,7 @@ from onnx import FunctionProto, NodeProto
 from bbnode.compiler import CompileReport, flow
 from bbnode.ir import keys, protos
 from bbnode.ir.errors import DeploymentError
+from bbnode.ir.plain_proto import function_of
 
 RECORDED = "recorded"
 
@@ -72,7 +73,7 @@ def _place(function: FunctionProto, name: str, report: CompileReport) -> dict[st
         "type": known.name if known is not None else "",
         "class": home or protos.get_meta(function, keys.HOME_KEY) or "",
         "made_by": _maker(maker, function, report) if maker is not None else None,
-        "read_by": [node.name for node in function.node if name in flow.reads(node)],
+        "read_by": [n.name for n in function_of(function).node if name in flow.reads(n)],
         "output": name in function.output,
     }
 

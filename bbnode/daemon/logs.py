@@ -1,4 +1,4 @@
-"""Logging of the daemon: one line an event on stderr, as text or as JSON.
+"""Logging of the daemon: one line an event on stderr, for eyes, for machines or the journal.
 
 Rule: configured once, by `configure`, before libp2p is imported: its first connection adds a
 handler of its own to a root logger that has none. Modules log through
@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import IO, Any
+
+from bbnode.daemon.log_limit import RepeatLimit
 
 # What a LogRecord has by itself; all else came with `extra`.
 _OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
@@ -27,10 +32,48 @@ class TextFormatter(logging.Formatter):
         """The record on one line; the traceback, where there is one, on lines of its own."""
         data = "".join(f" {name}={_plain(value)}" for name, value in _extra(record).items())
         message = _one_line(record.getMessage())
-        line = f"{_time(record)} {record.levelname:<7} {record.name}: {message}{data}"
+        line = f"{self.head(record)}: {message}{data}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
+
+    def head(self, record: logging.LogRecord) -> str:
+        """What stands before the message: time, level and logger."""
+        return f"{_time(record)} {self.level(record)} {record.name}"
+
+    def level(self, record: logging.LogRecord) -> str:
+        """The level as the line shows it."""
+        return f"{record.levelname:<7}"
+
+
+class ColorFormatter(TextFormatter):
+    """As text, for a terminal: the level in colour, the names of the data dimmed."""
+
+    _COLORS = MappingProxyType(
+        {"DEBUG": "36", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
+    )
+
+    def level(self, record: logging.LogRecord) -> str:
+        """The level's name in its ANSI colour."""
+        color = self._COLORS.get(record.levelname, "0")
+        return f"\x1b[{color}m{record.levelname:<7}\x1b[0m"
+
+
+class JournalFormatter(TextFormatter):
+    """For the systemd journal: a level as sd-daemon(3) writes it, and no time, which it adds."""
+
+    _LEVELS = MappingProxyType(
+        {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
+    )  # syslog's numbers
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record; every line of a traceback has the level again."""
+        mark = f"<{self._LEVELS.get(record.levelname, 6)}>"
+        return "\n".join(mark + line for line in super().format(record).splitlines())
+
+    def head(self, record: logging.LogRecord) -> str:
+        """The logger alone: the journal shows time and level."""
+        return record.name
 
 
 class JsonFormatter(logging.Formatter):
@@ -52,24 +95,57 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
-def configure(level: str, form: str, *, stream: IO[str] | None = None) -> None:
-    """Send everything of at least `level` to stderr in the form "text" or "json".
+_FORMATTERS: Mapping[str, type[logging.Formatter]] = MappingProxyType(
+    {
+        "text": TextFormatter,
+        "color": ColorFormatter,
+        "json": JsonFormatter,
+        "journal": JournalFormatter,
+    }
+)
 
-    Replaces what was configured before. libp2p's loggers, which do not propagate by
+
+def configure(level: str, form: str, *, stream: IO[str] | None = None) -> None:
+    """Send everything of at least `level` to stderr, in one of the forms of `node.log_format`.
+
+    Replaces what was configured before, but for handlers that have `outlives_configure`: who
+    follows the log goes on when its form changes. libp2p's loggers, which do not propagate by
     default, are let through from warnings on: their lower levels are one line a packet.
     """
-    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    out = stream if stream is not None else sys.stderr
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(_FORMATTERS[_form_for(out) if form == "auto" else form]())
+    handler.addFilter(RepeatLimit())
     root = logging.getLogger()
     for old in root.handlers[:]:
-        root.removeHandler(old)
-        old.close()
+        if not getattr(old, "outlives_configure", False):
+            root.removeHandler(old)
+            old.close()
     root.addHandler(handler)
-    root.setLevel(level.upper())
     logging.captureWarnings(capture=True)
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """Change the least severe level that is logged, while the daemon runs."""
+    root = logging.getLogger()
+    root.setLevel(level.upper())
     libp2p = logging.getLogger("libp2p")
     libp2p.propagate = True
     libp2p.setLevel(max(logging.WARNING, root.level))
+
+
+def _form_for(stream: IO[str]) -> str:
+    """The form that suits a stream: the journal, a terminal, or anything else."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return "text"  # a stream of Python's own
+    # systemd.exec(5): set to device and inode of the stream that is connected to the journal.
+    if os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}":
+        return "journal"
+    # https://no-color.org
+    return "color" if stream.isatty() and not os.environ.get("NO_COLOR") else "text"
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:

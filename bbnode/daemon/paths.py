@@ -23,6 +23,13 @@ from bbnode.ir.errors import DeploymentError, EnvironmentFault
 SOCKET_PATH_MAX_BYTES = 107 if sys.platform.startswith("linux") else 103
 
 
+# Of services (file-hierarchy(7)); users have the directories of the XDG specification.
+SYSTEM_CONFIG_DIR = Path("/etc/bbnode")
+SYSTEM_STATE_DIR = Path("/var/lib/bbnode")
+SYSTEM_RUNTIME_DIR = Path("/run/bbnode")
+SYSTEM_CACHE_DIR = Path("/var/cache/bbnode")
+
+
 class StorageError(EnvironmentFault):
     """A file or directory cannot be made, read or written; the message names it."""
 
@@ -35,12 +42,56 @@ class SocketPathError(DeploymentError):
     """No path for the control socket is short enough or safe to use."""
 
 
-def default_state_dir(name: str) -> Path:
-    """`$XDG_STATE_HOME/bbnode/<name>`, else `~/.local/state/bbnode/<name>`."""
-    home = os.environ.get("XDG_STATE_HOME", "")
+def config_dirs() -> tuple[Path, ...]:
+    """Where configurations are looked for, first the user's, then the system's."""
+    return _xdg("XDG_CONFIG_HOME", ".config"), SYSTEM_CONFIG_DIR
+
+
+def find_config(file: Path) -> Path:
+    """`file` itself, or where it does not exist and is a mere name, the first found of that
+    name in `config_dirs`; `file` when there is none."""
+    if _is_there(file) or len(file.parts) != 1:
+        return file
+    return next((d / file.name for d in config_dirs() if _is_there(d / file.name)), file)
+
+
+def _is_there(file: Path) -> bool:
+    """Whether a file can be seen: not in a folder that this user may not enter, as root's home is
+    for the user of a service."""
+    try:
+        return file.exists()
+    except OSError:
+        return False
+
+
+def is_system_config(file: Path | None) -> bool:
+    """Whether a configuration is the system's, so that the node keeps its files there too."""
+    return file is not None and file.absolute().parent == SYSTEM_CONFIG_DIR
+
+
+def default_state_dir(name: str, *, system: bool = False) -> Path:
+    """`/var/lib/bbnode/<name>` for the system, else `$XDG_STATE_HOME/bbnode/<name>`."""
+    if system:
+        return SYSTEM_STATE_DIR / name
+    return _xdg("XDG_STATE_HOME", ".local/state") / name
+
+
+def data_dir() -> Path:
+    """Where a user's own data is kept, whatever nodes run: the keys of networks."""
+    return _xdg("XDG_DATA_HOME", ".local/share")
+
+
+def cache_dir(state_dir: Path) -> Path:
+    """Where what can be fetched again is kept: artifacts by their digest."""
+    if state_dir.parent == SYSTEM_STATE_DIR:
+        return SYSTEM_CACHE_DIR
+    return _xdg("XDG_CACHE_HOME", ".cache")
+
+
+def _xdg(variable: str, default: str) -> Path:
+    home = os.environ.get(variable, "")
     # The XDG rules: a relative value is to be ignored.
-    base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "state"
-    return base / "bbnode" / name
+    return (Path(home) if Path(home).is_absolute() else Path.home() / default) / "bbnode"
 
 
 def identity_file(state_dir: Path) -> Path:
@@ -67,11 +118,14 @@ def make_state_dir(state_dir: Path) -> None:
 def control_socket(state_dir: Path) -> Path:
     """The path of the control socket.
 
-    It is `<state_dir>/control.sock`, unless that is longer than a unix socket's path can be:
-    then it is `<runtime directory>/bbnode/<hash of the state directory>.sock`, which daemon
-    and client both work out. Raises `SocketPathError` when that is too long as well.
+    It is `<state_dir>/control.sock`; of the system's nodes, `/run/bbnode/<name>/control.sock`.
+    Where that is longer than a unix socket's path can be, it is
+    `<runtime directory>/bbnode/<hash of the state directory>.sock`, which daemon and client
+    both work out. Raises `SocketPathError` when that is too long as well.
     """
     direct = state_dir.absolute() / "control.sock"
+    if direct.parent.parent == SYSTEM_STATE_DIR:
+        direct = SYSTEM_RUNTIME_DIR / state_dir.name / "control.sock"
     if len(os.fsencode(direct)) <= SOCKET_PATH_MAX_BYTES:
         return direct
     digest = hashlib.sha256(os.fsencode(state_dir.absolute())).hexdigest()[:16]

@@ -41,8 +41,8 @@ class Round:
     number: int
     target: str
     execution: int
-    started_s: float
-    bytes_at_start: int
+    started_s: float = 0.0
+    bytes_at_start: int = 0
     outputs: dict[str, Any] = field(default_factory=dict)
     responded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -80,8 +80,11 @@ class Rounds:
         bytes_moved: Callable[[], int],
         publish: Callable[[dict[str, Any]], None],
         done: int = 0,
+        running: int | None = None,
     ) -> None:
-        """`done` rounds were made before a restart; they count towards `times`."""
+        """`done` rounds were made before a restart; they count towards `times`. `running` is the
+        execution that was under way then, if the node took it up again.
+        """
         self._entry = entry
         self._node = node
         self._wake = wake
@@ -91,6 +94,8 @@ class Rounds:
         self._current: Round | None = None
         self.done = done
         self.history: deque[Round] = deque(maxlen=KEPT_ROUNDS)
+        if running is not None:
+            self._watch(running)
         self.waiting_for: str = ""
         self.complete = False
 
@@ -110,12 +115,23 @@ class Rounds:
             "running": None if self._current is None else self._current.number,
         }
 
+    @property
+    def running(self) -> int | None:
+        """The execution of the round that is under way."""
+        return None if self._current is None else self._current.execution
+
+    def finished(self) -> list[dict[str, Any]]:
+        """The rounds that have ended and are kept, oldest first."""
+        return [made.as_json() for made in self.history if made.ok is not None]
+
     async def run(self, after_round: Callable[[], Any]) -> None:
         """Make the rounds; `after_round` is awaited after each (the node's checkpoint)."""
         while self._entry.times == 0 or self.done < self._entry.times:
-            await self._until_start_condition()
-            started = trio.current_time()
-            finished = self._start()
+            finished = self._taken_up()
+            if finished is None:
+                await self._until_start_condition()
+                finished = self._start()
+            started = finished.started_s
             await finished.finished.wait()
             self.done += 1
             await after_round()
@@ -143,19 +159,30 @@ class Rounds:
     def _start(self) -> Round:
         inputs = {name: to_value(given) for name, given in self._entry.inputs.items()}
         execution = self._node.invoke(self._entry.target, inputs)
-        self._current = Round(
-            number=self.done + 1,
-            target=self._entry.target,
-            execution=execution,
-            started_s=trio.current_time(),
-            bytes_at_start=self._bytes_moved(),
-        )
-        self.history.append(self._current)
-        self._publish(
-            {"type": "round_started", "round": self._current.number, "execution": execution}
-        )
+        started = self._watch(execution)
+        started.started_s = trio.current_time()
+        started.bytes_at_start = self._bytes_moved()
+        self._publish({"type": "round_started", "round": started.number, "execution": execution})
         self._wake()
+        return started
+
+    def _watch(self, execution: int) -> Round:
+        """An execution of the node is the current round."""
+        self._current = Round(number=self.done + 1, target=self._entry.target, execution=execution)
+        self.history.append(self._current)
         return self._current
+
+    def _taken_up(self) -> Round | None:
+        """The round of before a restart, if its execution is still under way or has ended since."""
+        if not self.history or self.history[-1].number != self.done + 1:
+            return None
+        last = self.history[-1]
+        if last.ok is None and last.execution not in {e.execution for e in self._node.executions()}:
+            self.history.pop()
+            self._current = None
+            return None
+        last.started_s = trio.current_time()
+        return last
 
     def observe(self, step: steps.Step) -> None:
         """Collect what belongs to the running round; called for every step of the node."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bbnode.daemon import config_sources, paths
 from bbnode.daemon.config import LIMIT_PRESETS, LimitsSection, NodeConfig, keys, overrides
-from bbnode.daemon.config_sources import ConfigError, resolve
+from bbnode.daemon.config_sources import ConfigError, resolve, shown
 
 PEER = "12D3KooWLkHMEPJ3cTgdLCx8X6wT38PaozEnDAmXZnTNyuSyCdJr"
 MINIMAL = '[artifact]\npath = "a.onnx"\ntargets = ["client"]\n'
@@ -85,7 +85,9 @@ def test_variables_that_a_container_manager_invents_are_not_ours(toml) -> None:
             "min_peers (2) is more than peers (1)",
         ),
         ('[network]\nlisten = ["tcp:1"]', "network.listen.0: 'tcp:1' is not a multiaddr"),
-        ("[network]\nlisten = []", "network.listen: List should have at least 1 item"),
+        ('[access]\nblock = ["x"]', "not a PeerId"),
+        ("[access]\nmessage_burst = 5.0", "give 'messages_per_s' as well"),
+        ("[access]\nbytes_per_s = 0.0", "access.bytes_per_s"),
         (
             '[network]\nbootstrap = ["/ip4/127.0.0.1/tcp/1"]',
             "names no peer: it has to end with /p2p/ID",
@@ -226,3 +228,47 @@ def test_paths_count_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     state = resolve(file, environ={}, flags={"node.state_dir": "state"})
     assert state.state_dir == tmp_path / "state"
     assert resolve(file, environ={}, flags={"node.state_dir": "/s"}).state_dir == Path("/s")
+
+
+def test_what_is_shown_says_where_it_comes_from(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(
+        '[artifact]\npath = "a.onnx"\ntargets = ["client"]\n[slots.model]\nhidden = 3\n'
+        '[[invoke]]\ntarget = "client"\n[invoke.inputs]\ntick = "trigger"\n'
+    )
+    resolved = resolve(
+        file, environ={"BBNODE_NODE__LOG_LEVEL": "debug"}, flags={"node.name": "flagged"}
+    )
+    found = {key: (value, origin) for key, value, origin in shown(resolved)}
+    assert found["artifact.targets"] == (["client"], "file")
+    assert found["slots.model.hidden"] == (3, "file")
+    assert found["invoke[0].inputs.tick"] == ("trigger", "file")
+    assert found["invoke[0].times"] == (1, "default")
+    assert found["node.log_level"] == ("debug", "environment")
+    assert found["node.name"] == ("flagged", "flags")
+    assert found["network.bootstrap"] == ([], "default")
+
+
+def test_the_systems_nodes_have_the_systems_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "SYSTEM_CONFIG_DIR", tmp_path)
+    file = tmp_path / "peer.toml"
+    file.write_text('[node]\nname = "peer"\n[artifact]\npath = "a.onnx"\ntargets = ["client"]\n')
+    state_dir = resolve(file, environ={}).state_dir
+    assert state_dir == Path("/var/lib/bbnode/peer")
+    assert paths.control_socket(state_dir) == Path("/run/bbnode/peer/control.sock")
+    assert paths.cache_dir(state_dir) == Path("/var/cache/bbnode")
+
+
+def test_a_mere_name_is_looked_for_where_configurations_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "bbnode" / "node.toml"
+    assert paths.find_config(Path("node.toml")) == Path("node.toml")
+    file.parent.mkdir()
+    file.touch()
+    assert paths.find_config(Path("node.toml")) == file
+    assert paths.find_config(Path("./here/node.toml")) == Path("here/node.toml")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import pty
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +77,50 @@ def test_libp2p_is_heard_from_warnings_on() -> None:
     logging.getLogger("libp2p.some.part").warning("a fault")
     assert stream.getvalue().count("\n") == 1
     assert "a fault" in stream.getvalue()
+
+
+def test_the_journal_gets_levels_and_no_time() -> None:
+    stream = io.StringIO()
+    logs.configure("info", "journal", stream=stream)
+    try:
+        raise ValueError("x")
+    except ValueError:
+        logging.getLogger("bbnode.test").exception("failed")
+    logging.getLogger("bbnode.test").warning("careful")
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "<3>bbnode.test: failed"
+    assert all(line.startswith("<3>") for line in lines[:-1])
+    assert lines[-1] == "<4>bbnode.test: careful"
+
+
+def test_a_terminal_gets_colours_unless_it_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", 0) as reader, os.fdopen(theirs, "w", 1) as terminal:
+        for no_color in ("", "1"):
+            monkeypatch.setenv("NO_COLOR", no_color)
+            logs.configure("info", "auto", stream=terminal)
+            logging.getLogger("bbnode.test").info("up")
+            line = reader.read(1000).decode()
+            assert ("\x1b[32mINFO" in line) is (no_color == "")
+
+
+def test_the_journal_is_known_by_its_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "out").open("w+") as stream:
+        found = os.fstat(stream.fileno())
+        monkeypatch.setenv("JOURNAL_STREAM", f"{found.st_dev}:{found.st_ino}")
+        logs.configure("info", "auto", stream=stream)
+        logging.getLogger("bbnode.test").info("up")
+        stream.seek(0)
+        assert stream.read() == "<6>bbnode.test: up\n"
+
+
+def test_a_level_changes_while_running() -> None:
+    stream = io.StringIO()
+    logs.configure("warning", "text", stream=stream)
+    logging.getLogger("bbnode.test").info("before")
+    logs.set_level("info")
+    logging.getLogger("bbnode.test").info("after")
+    assert "before" not in stream.getvalue()
+    assert "after" in stream.getvalue()

@@ -92,3 +92,23 @@ def test_a_file_is_whole_or_the_old_one(tmp_path: Path, monkeypatch: pytest.Monk
         paths.write_atomically(file, b"new", mode=0o600)
     assert file.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_folder_that_may_not_be_entered_hides_no_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The user of a service in root's home: a look at anything there is refused.
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "bbnode").mkdir()
+    found = tmp_path / "bbnode" / "peer.toml"
+    found.write_text("")
+    exists = Path.exists
+
+    def refused(self: Path) -> bool:
+        if not self.is_absolute():
+            raise PermissionError(13, "Permission denied", str(self))
+        return exists(self)
+
+    monkeypatch.setattr(Path, "exists", refused)
+    assert paths.find_config(Path("peer.toml")) == found
+    assert paths.find_config(Path("other.toml")) == Path("other.toml")

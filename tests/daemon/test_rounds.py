@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ class FakeNode:
     """What `Rounds` uses of a node."""
 
     def __init__(self) -> None:
+        self.running: list[int] = []
         self.peers: list[PeerId] = []
         self.invoked: list[int] = []
         self.at: list[float] = []
@@ -30,6 +32,9 @@ class FakeNode:
     def connected_peers(self, peer_class: str) -> list[PeerId]:
         assert peer_class == "client"
         return self.peers
+
+    def executions(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(execution=execution) for execution in self.running]
 
     def invoke(self, target: str, inputs: dict[str, Any]) -> int:
         assert (target, inputs) == ("server", {"tick": TRIGGER})
@@ -49,7 +54,7 @@ class FakeNode:
 class Bench:
     """Rounds with everything around them in the test's hands."""
 
-    def __init__(self, entry: dict[str, Any], done: int = 0) -> None:
+    def __init__(self, entry: dict[str, Any], done: int = 0, running: int | None = None) -> None:
         self.node = FakeNode()
         self.events: list[dict[str, Any]] = []
         self.saved: list[int] = []
@@ -62,6 +67,7 @@ class Bench:
             bytes_moved=lambda: self.bytes,
             publish=self.events.append,
             done=done,
+            running=running,
         )
 
     async def save(self) -> None:
@@ -217,3 +223,41 @@ def test_configured_numbers_become_tensors(given: Any, dtype: str, value: Any) -
 
 def test_text_becomes_bytes() -> None:
     assert to_value(TextInput(text="trigger")) == b"trigger"
+
+
+def _ended(execution: int) -> steps.ExecutionFinished:
+    return steps.ExecutionFinished(target="server", execution=execution, ok=True, failures=0)
+
+
+async def test_a_round_that_a_restart_cut_goes_on(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    bench = Bench({"times": 5}, done=3, running=77)
+    bench.node.running = [77]
+    assert bench.rounds.running == 77
+    nursery.start_soon(bench.rounds.run, bench.save)
+    await trio.testing.wait_all_tasks_blocked()
+    assert bench.node.invoked == []
+    bench.rounds.observe(_ended(77))
+    await bench.node.until_invoked(1)
+    assert (bench.saved, bench.rounds.done) == ([4], 4)
+    assert [made["round"] for made in bench.rounds.finished()] == [4]
+
+
+async def test_one_that_ended_before_anybody_looked_counts(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    bench = Bench({"times": 4}, done=3, running=77)
+    bench.rounds.observe(_ended(77))
+    await bench.rounds.run(bench.save)
+    assert (bench.node.invoked, bench.rounds.done) == ([], 4)
+
+
+async def test_one_that_the_node_did_not_take_up_is_made_anew(
+    autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    bench = Bench({"times": 4}, done=3, running=77)
+    nursery.start_soon(bench.rounds.run, bench.save)
+    await bench.node.until_invoked(1)
+    assert bench.rounds.running == 1
+    assert [made.number for made in bench.rounds.history] == [4]

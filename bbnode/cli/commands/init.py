@@ -1,4 +1,4 @@
-"""`bbnode init`: a directory with an identity and a `node.toml`.
+"""`bbnode init`: an identity and a configuration, in a directory or where services have them.
 
 Rule: it never touches a key that is there, and overwrites a configuration only with
 `--force`; what it writes passes the same checks as what it will be read with.
@@ -47,7 +47,14 @@ def command(
         list[str] | None,
         typer.Option(help="Peer to stay connected with (repeatable).", metavar="MULTIADDR"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite node.toml.")] = False,
+    user: Annotated[
+        bool,
+        typer.Option("--user", help="Write ~/.config/bbnode/NAME.toml, for bbnode-user@NAME."),
+    ] = False,
+    system: Annotated[
+        bool, typer.Option("--system", help="Write /etc/bbnode/NAME.toml, for bbnode@NAME.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the configuration.")] = False,
     reference: Annotated[
         bool, typer.Option("--reference", help="Print every key of node.toml and stop.")
     ] = False,
@@ -68,14 +75,17 @@ def command(
         raise typer.BadParameter(
             "say which part it plays, like --target client", param_hint="--target"
         )
-    directory = directory.expanduser().absolute()
-    file = directory / CONFIG_NAME
+    if user or system:
+        file = _service_file(name, user=user, system=system, directory=directory)
+    else:
+        file = directory.expanduser().absolute() / CONFIG_NAME
     if file.exists() and not force:
         raise config_sources.ConfigError(f"{file} exists already; --force overwrites it")
     flags: dict[str, Any] = {
-        "node.name": name if name is not None else directory.name,
-        "node.state_dir": STATE_NAME,
-        "artifact.path": _relative(artifact, directory),
+        "node.name": name if name is not None else file.parent.name,
+        # A service's follows from where its configuration is.
+        "node.state_dir": None if user or system else STATE_NAME,
+        "artifact.path": _path(artifact, None if user or system else file.parent),
         "artifact.module": module,
         "artifact.targets": target,
         "network.listen": listen or None,
@@ -83,23 +93,48 @@ def command(
     }
     # The environment is for runs; it must not leak into the file.
     config: NodeConfig = config_sources.resolve(None, environ={}, flags=flags).config
-    peer_id = _identity(directory / STATE_NAME)
+    if system:
+        # Its key belongs to the service's user, who makes it at the first start.
+        config_sources.write(file, config, comment=COMMENT)
+        if as_json:
+            output.json_object({"config_file": str(file)})
+            return
+        output.note(f"wrote {file}; start the node with: systemctl enable --now bbnode@{name}")
+        return
+    state_dir = paths.default_state_dir(str(name)) if user else file.parent / STATE_NAME
+    peer_id = _identity(state_dir)
+    paths.make_state_dir(file.parent)
     config_sources.write(file, config, comment=COMMENT)
     if as_json:
-        key = paths.identity_file(directory / STATE_NAME)
+        key = paths.identity_file(state_dir)
         output.json_object(
             {"peer_id": peer_id, "config_file": str(file), "identity_file": str(key)}
         )
         return
     output.data(peer_id)
-    output.note(f"wrote {file}; start the node with: bbnode run --config {file}")
+    start = f"systemctl --user enable --now bbnode-user@{name}" if user else None
+    output.note(f"wrote {file}; start the node with: {start or f'bbnode run --config {file}'}")
 
 
-def _relative(artifact: Path | None, directory: Path) -> str | None:
-    """The artifact's path as node.toml counts it, from its own directory."""
+def _service_file(name: str | None, *, user: bool, system: bool, directory: Path) -> Path:
+    """Where a service's configuration goes: its name is the file's."""
+    from bbnode.daemon import paths
+
+    if name is None or user is system or directory != Path():
+        raise typer.BadParameter(
+            "give one of the two, with --name and without a directory",
+            param_hint="--user, --system",
+        )
+    users, systems = paths.config_dirs()
+    return (users if user else systems) / f"{name}.toml"
+
+
+def _path(artifact: Path | None, directory: Path | None) -> str | None:
+    """The artifact's path as the file has it: counted from its directory, or absolute."""
     if artifact is None:
         return None
-    return os.path.relpath(artifact.expanduser().absolute(), directory)
+    absolute = artifact.expanduser().absolute()
+    return str(absolute) if directory is None else os.path.relpath(absolute, directory)
 
 
 def _identity(state_dir: Path) -> str:

@@ -6,6 +6,7 @@ configuration; the daemon itself is `bbnode.daemon.app`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,7 +20,16 @@ def command(
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error.", metavar="LEVEL")
     ] = None,
-    log_format: Annotated[str | None, typer.Option(help="text or json.", metavar="FORMAT")] = None,
+    log_format: Annotated[
+        str | None,
+        typer.Option(help="auto, text, color, json or journal.", metavar="FORMAT"),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write all that comes in to a new file, for `bbnode replay`.", metavar="FILE"
+        ),
+    ] = None,
 ) -> int:
     """Run a node until SIGTERM or Ctrl-C; a second one forces it."""
     resolved = load_config(
@@ -31,4 +41,4 @@ def command(
     logs.configure(resolved.config.node.log_level, resolved.config.node.log_format)
     from bbnode.daemon.app import run_daemon
 
-    return run_daemon(resolved)
+    return run_daemon(resolved, record=record)

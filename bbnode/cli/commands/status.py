@@ -1,22 +1,26 @@
 """`bbnode status`: what a running daemon says about itself, over its control socket.
 
-Rule: it shows what the daemon sends and knows no key by name, so that a newer daemon shows
+Rule: it shows what the daemon sends and knows no key by name (but the columns of peers, as in
+`bbnode peers`, and counters, of which it leaves out those at zero), so that a newer daemon shows
 all it has.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bbnode.cli import output
 from bbnode.cli.common import (
     DEFAULT_CONFIG,
+    DEFAULT_TIMEOUT_S,
+    PEER_COLUMNS,
     ConfigOption,
     JsonOption,
     StateDirOption,
-    find_state_dir,
+    TimeoutOption,
+    daemon,
 )
 
 
@@ -26,31 +30,29 @@ def command(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Then print events until it stops.")
     ] = False,
-    timeout_s: Annotated[
-        float, typer.Option("--timeout", help="Seconds to wait for an answer.", min=0.01)
-    ] = 5.0,
+    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a running node: its peers, targets, and what it waits for."""
-    from bbnode.daemon import paths
-    from bbnode.daemon.control_client import ControlClient
-
-    socket = paths.control_socket(find_state_dir(config, state_dir))
-    with ControlClient(socket, timeout_s=timeout_s) as client:
-        status = client.call("status")
+    """Show a running node: its health, peers, targets, and for whom it waits until when."""
+    with daemon(config, state_dir, timeout_s) as client:
+        status = client.get("/v1/status")
         if as_json:
             output.json_object(status, indent=None if follow else 2)
         else:
-            output.describe(status, out=output.console())
+            shown = {name: value for name, value in status.items() if name != "schema"}
+            shown["peers"] = [{n: p.get(n) for n in PEER_COLUMNS} for p in status["peers"]]
+            # Most have never counted anything; --json has all of them.
+            shown["counters"] = {n: count for n, count in status["counters"].items() if count}
+            output.describe(shown, out=output.console())
         if follow:
-            for line in client.events():
-                _show_event(line["event"], line["dropped"], as_json=as_json)
+            for line in client.stream("/v1/events"):
+                _show_event(line, as_json=as_json)
 
 
-def _show_event(event: dict[str, object], dropped: int, *, as_json: bool) -> None:
+def _show_event(line: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        output.json_object({"event": event, "dropped": dropped}, indent=None)
-    else:
-        if dropped:
-            output.note(f"({dropped} events were lost: this reader was too slow)")
-        output.data(output.cell(event))
+        output.json_object(line, indent=None)
+        return
+    if line["dropped"]:
+        output.note(f"({line['dropped']} events were lost: this reader was too slow)")
+    output.data(output.cell(line["event"]))

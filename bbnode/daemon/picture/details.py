@@ -14,6 +14,7 @@ from onnx import AttributeProto, FunctionProto, NodeProto
 from bbnode.compiler import flow
 from bbnode.daemon.attributes import cut, show
 from bbnode.ir import keys, protos
+from bbnode.ir.plain_proto import function_of
 from bbnode.ir.slots import Binding
 from bbnode.ir.types import TypeNode
 
@@ -66,8 +67,8 @@ def of_function(
     """
     made = {name: keys_of[i] for i, node in enumerate(function.node) for name in node.output}
     read: dict[str, list[str]] = {}
-    for index, node in enumerate(function.node):
-        for name in flow.reads(node):
+    for index, op in enumerate(function_of(function).node):
+        for name in flow.reads(op):
             read.setdefault(name, []).append(keys_of[index])
 
     def value(name: str, boxes: Sequence[str]) -> Value:
@@ -83,6 +84,7 @@ def of_function(
             guards.setdefault(key, []).append(node.name)
             if protos.get_meta(node, keys.DEADLINE_CHECK_SOURCE_KEY) is not None:
                 continue
+        after = flow.split_names(protos.get_meta(node, keys.AFTER_KEY))
         graph = graphs.get(node.op_type) if node.domain == keys.BACKEND_SUBGRAPH_DOMAIN else None
         found[key] = Detail(
             name=node.name,
@@ -90,7 +92,7 @@ def of_function(
             domain=node.domain or keys.ONNX_DOMAIN,
             inputs=[value(n, [made[n]] if n in made else []) for n in node.input if n],
             outputs=[value(n, read.get(n, [])) for n in node.output if n],
-            waits=[value(n, [made[n]] if n in made else []) for n in flow.after_of(node)],
+            waits=[value(n, [made[n]] if n in made else []) for n in after],
             attributes={_short(a.name): show(a) for a in node.attribute},
             metadata={_short(k): cut(v) for k, v in protos.all_meta(node).items()},
             graph=[] if graph is None else list(graph_lines(graph)),
@@ -104,6 +106,8 @@ def of_function(
 
 def role_of(node: NodeProto, binding: Binding | None) -> str:
     """The role whose slot an op uses, or ""."""
+    if node.domain.startswith(keys.PROTOCOL_DOMAIN_PREFIX):
+        return "Protocol"
     if protos.is_role(node):
         snake = node.domain.removeprefix(keys.ROLE_DOMAIN_PREFIX)
         return "".join(part.capitalize() for part in snake.split("_"))

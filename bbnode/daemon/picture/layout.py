@@ -24,7 +24,6 @@ from bbnode.daemon.picture.program import Box, Panel, Program, Wire
 MARGIN = 24.0
 TITLE_HEIGHT = 62.0
 BOX_WIDTH = 212.0
-PORT_WIDTH = 130.0
 TITLE_LINE = 20.0
 LINE = 14.0
 BOX_PADDING = 8.0

@@ -18,6 +18,7 @@ from bbnode.daemon.inspect import WirePair, bindings_of, mains_of, wire_pairs
 from bbnode.daemon.picture import details, text
 from bbnode.ir import keys, protos
 from bbnode.ir.errors import DeploymentError
+from bbnode.ir.plain_proto import function_of
 from bbnode.ir.slots import Binding
 from bbnode.ir.types import TypeNode
 
@@ -312,7 +313,7 @@ class _Reader:
             )
 
     def _needs(self) -> Iterator[tuple[str, int, int, str]]:
-        nodes = list(enumerate(self.function.node))
+        nodes = list(enumerate(function_of(self.function).node))
         for index, node in nodes:
             for name in flow.data_reads(node):
                 if name in self._made:
@@ -325,7 +326,7 @@ class _Reader:
                 if name in self._made:
                     yield "after", self._made[name], self._box_of_node[index], f"after {name}"
         for index, node in nodes:
-            for name in flow.split_names(protos.get_meta(node, keys.CONTROL_AFTER_KEY)):
+            for name in flow.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY)):
                 if name in self.box_by_name:
                     label = "in program order, since both use one slot"
                     yield "control", self.box_by_name[name], self._box_of_node[index], label

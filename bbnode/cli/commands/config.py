@@ -1,0 +1,64 @@
+"""`bbnode config`: what a node is configured with, and where each value comes from.
+
+Rule: it reads what `bbnode run` would read, by the same function, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from bbnode.cli import output
+from bbnode.cli.common import (
+    DEFAULT_CONFIG,
+    ConfigOption,
+    JsonOption,
+    SetOption,
+    group,
+    load_config,
+)
+
+app = group("Show the configuration of a node.")
+
+
+@app.command("show")
+def show(
+    config: ConfigOption = DEFAULT_CONFIG,
+    settings: SetOption = None,
+    origin: Annotated[
+        bool, typer.Option("--origin", help="Say where each value comes from.")
+    ] = False,
+    all_keys: Annotated[
+        bool, typer.Option("--all", help="Also the keys that have their default.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the configuration: flags over environment over file over defaults."""
+    from bbnode.daemon import config_sources
+
+    resolved = load_config(config, settings)
+    rows = [
+        (key, value, source)
+        for key, value, source in config_sources.shown(resolved)
+        if all_keys or source != "default"
+    ]
+    if as_json:
+        shown = [{"key": key, "value": value, "origin": source} for key, value, source in rows]
+        output.json_object({"file": str(resolved.file), "keys": shown})
+        return
+    for key, value, source in rows:
+        text = "(unset)" if value is None else config_sources.toml_value(value)
+        output.data(f"{key} = {text}" + (f"  # {_place(source, resolved.file)}" if origin else ""))
+
+
+@app.command("reference")
+def reference() -> None:
+    """Print every key with its default, its unit and what it does."""
+    from bbnode.daemon import config_sources
+
+    output.data(config_sources.reference().rstrip("\n"))
+
+
+def _place(source: str, file: object) -> str:
+    return f"file {file}" if source == "file" else source

@@ -1,0 +1,146 @@
+"""`bbnode invite`: a ticket, one line that `bbnode join` takes.
+
+Rule: it signs with the node's own key, and asks the running daemon for what a stranger has to
+know (addresses, artifact), unless the options say it. It writes nothing: the daemon counts the
+uses of a ticket when somebody redeems it.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from bbnode.cli import access_options, output
+from bbnode.cli.access_options import ClassesOption
+from bbnode.cli.common import (
+    DEFAULT_CONFIG,
+    DEFAULT_TIMEOUT_S,
+    ConfigOption,
+    JsonOption,
+    StateDirOption,
+    TimeoutOption,
+    daemon,
+    find_state_dir,
+)
+
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}\Z")
+DEFAULT_DAYS = 30
+
+
+def _check_target(target: str, known: Sequence[str]) -> None:
+    """Refuse a target that the artifact does not have: the guest could not play it."""
+    if target in {*known, *(name.partition("#")[0] for name in known)}:
+        return
+    raise typer.BadParameter(
+        f"the artifact has no target {target!r}; it has: {', '.join(known)}", param_hint="--target"
+    )
+
+
+def command(
+    target: Annotated[
+        str, typer.Option(help="Target that the guest is to play.", metavar="CLASS[#HASH]")
+    ],
+    expires: Annotated[
+        str, typer.Option(help="How long the ticket is good: 30m, 24h, 7d.", metavar="TIME")
+    ] = "24h",
+    uses: Annotated[int, typer.Option(help="How many peers may use it.", min=1, max=1024)] = 1,
+    peer: Annotated[
+        str | None,
+        typer.Option("--peer", help="For this peer alone, whose id is known.", metavar="PEER_ID"),
+    ] = None,
+    classes: ClassesOption = None,
+    days: Annotated[
+        int, typer.Option(help="Days of membership in a private network.", min=1, max=366)
+    ] = DEFAULT_DAYS,
+    address: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="How this node is reached (repeatable); default: the daemon's addresses.",
+            metavar="MULTIADDR",
+        ),
+    ] = None,
+    sha256: Annotated[
+        str | None,
+        typer.Option(help="Digest of the artifact; default: the daemon's.", metavar="HEX"),
+    ] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    state_dir: StateDirOption = None,
+    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Print a ticket for `bbnode join`."""
+    from bbnode.access.statement import grant
+    from bbnode.access.ticket import NONCE_BYTES, Invitation, make_ticket
+    from bbnode.daemon import access_files, paths
+    from bbnode.transport.identity import load_identity
+
+    lifetime_s = access_options.duration_s(expires, "--expires")
+    guest = None if peer is None else access_options.peer_id(peer, "--peer")
+    if sha256 is not None and not _SHA256.match(sha256):
+        raise typer.BadParameter(f"{sha256!r} is not 64 hex digits", param_hint="--sha256")
+    directory = find_state_dir(config, state_dir)
+    key = load_identity(paths.identity_file(directory))
+    access = access_files.load_node(directory, key.peer_id)
+    now_s = int(time.time())
+    if access.membership is not None:
+        access.membership.check(now_s, access.revocations)
+    if not address or sha256 is None:
+        with daemon(config, state_dir, timeout_s) as client:
+            status = client.get("/v1/status")
+        address = address or status["listen"]
+        if sha256 is None:
+            sha256 = status["artifact_sha256"]
+            _check_target(target, status["artifact_targets"])
+    # Signed now, or tried: an invitation that the daemon could not redeem is refused here.
+    membership = None
+    if access.membership is not None:
+        membership = grant(
+            key,
+            member=guest or key.peer_id,
+            not_before_s=now_s,
+            expires_s=now_s + days * access_options.DAY_S,
+            serial=access_options.new_serial(),
+            classes=classes or None,
+            granter=access.membership,
+        )
+    open_to_all = membership is not None and guest is None
+    ticket = make_ticket(
+        key,
+        addresses=[access_options.multiaddr(text, "--address") for text in address or ()],
+        artifact_sha256=bytes.fromhex(sha256 or ""),
+        target=target,
+        expires_s=now_s + lifetime_s,
+        nonce=secrets.token_bytes(NONCE_BYTES),
+        network=access.network,
+        invitation=Invitation(
+            uses=uses,
+            classes=tuple(classes) if classes else None,
+            member_s=days * access_options.DAY_S,
+        )
+        if open_to_all
+        else None,
+        membership=membership.raw if membership is not None and guest is not None else b"",
+    )
+    told: dict[str, Any] = {
+        "ticket": ticket.text,
+        "inviter": str(ticket.inviter),
+        "addresses": [str(each) for each in ticket.dial_addresses],
+        "artifact_sha256": ticket.artifact_sha256.hex(),
+        "target": ticket.target,
+        "expires": access_options.date(ticket.expires_s),
+        "network": None if ticket.network is None else str(ticket.network),
+        "uses": uses if open_to_all else None,
+        "peer": None if guest is None else str(guest),
+    }
+    if as_json:
+        output.json_object(told)
+        return
+    output.data(ticket.text)
+    output.note(f"good until {told['expires']}; on the other machine: bbnode join TICKET")
+    if all("/127." in each or "/ip6/::1/" in each for each in told["addresses"]):
+        output.note("only this machine reaches these addresses; say others with --address")

@@ -1,0 +1,152 @@
+"""`bbnode join`: take part in what somebody invites to, with a ticket or an address.
+
+Rule: it finds out and shows first (`bbnode.daemon.join`), asks, and then runs an ordinary node.
+What it shows and asks goes to stderr; stdout has the node's progress, or the JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bbnode.cli import access_options, output
+from bbnode.cli.common import JsonOption, SetOption, pairs
+
+if TYPE_CHECKING:
+    from bbnode.daemon.config_sources import ResolvedConfig
+    from bbnode.daemon.join import JoinOptions, Prepared
+
+
+def command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A ticket, the address of a peer of an open network, or a file with one.",
+            metavar="TICKET|MULTIADDR|@FILE",
+        ),
+    ],
+    target: Annotated[
+        str | None,
+        typer.Option(help="What to play; default: what the ticket says.", metavar="CLASS[#HASH]"),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the node; default: of its network.")
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir",
+            help="Folder of the node; default: $XDG_STATE_HOME/bbnode/NAME.",
+            metavar="DIR",
+        ),
+    ] = None,
+    settings: SetOption = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    run: Annotated[
+        bool, typer.Option("--run/--no-run", help="Run the node, or only make it.")
+    ] = True,
+    as_json: JsonOption = False,
+) -> int:
+    """Join: dial, fetch the program, show it, ask, and run it until Ctrl-C."""
+    from bbnode.daemon.join_source import read_source
+
+    found = read_source(source, unix_s=time.time())
+    # Not before: what is wrong with a ticket shows at once.
+    from bbnode.daemon.join import JoinOptions
+    from bbnode.daemon.join_folder import folder
+
+    prepared = _prepare(
+        JoinOptions(
+            source=found,
+            folder=folder(found, name=name, directory=directory),
+            target=target,
+            settings=pairs(settings, "--set"),
+        ),
+        level=pairs(settings, "--set").get("node.log_level"),
+    )
+    _show(prepared, as_json=as_json)
+    prepared.plan.check()
+    if not yes:
+        _ask()
+    resolved = prepared.write()
+    again = f"bbnode run -c {prepared.options.folder.config_file}"
+    if not run:
+        output.note(f"start it with: {again}")
+        return 0
+    output.note(f"Ctrl-C leaves; go on later with: {again}")
+    return _run(resolved, str(found.inviter), as_json=as_json)
+
+
+def _prepare(options: JoinOptions, *, level: str | None) -> Prepared:
+    # Before libp2p is imported, which adds a log handler where there is none.
+    from bbnode.daemon import logs
+
+    logs.configure(level if level in ("debug", "info", "warning", "error") else "warning", "auto")
+    import trio
+
+    from bbnode.daemon import join
+
+    if not sys.stderr.isatty():
+        return trio.run(join.prepare, options)
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(
+        *columns, TransferSpeedColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task(f"dialling {options.source.inviter.short}", total=None)
+
+        def progress(have: int, size: int) -> None:
+            bar.update(task, description="fetching the artifact", completed=have, total=size)
+
+        async def prepare() -> Prepared:
+            return await join.prepare(options, progress=progress)
+
+        return trio.run(prepare)
+
+
+def _show(prepared: Prepared, *, as_json: bool) -> None:
+    told: dict[str, Any] = prepared.as_json()
+    until = told.pop("member_until_unix_s")
+    told["member_until"] = None if until is None else access_options.date(until)
+    if as_json:
+        output.json_object(told)
+        return
+    from rich.console import Console
+
+    width = None if sys.stderr.isatty() else 200
+    out = Console(stderr=True, width=width, highlight=False, emoji=False, markup=False)
+    output.describe(told, out=out)
+
+
+def _ask() -> None:
+    from bbnode.daemon.join_errors import NotConfirmed
+
+    if not sys.stdin.isatty():
+        raise NotConfirmed("nobody can be asked here (no terminal); look at it, then say --yes")
+    # Not typer's: it writes to stdout as well.
+    typer.echo("Run this here? [y/N] ", nl=False, err=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise NotConfirmed("nothing was started")
+
+
+def _run(resolved: ResolvedConfig, inviter: str, *, as_json: bool) -> int:
+    from bbnode.daemon import logs
+    from bbnode.daemon.app import run_daemon
+
+    given = resolved.config.node
+    if as_json:
+        logs.configure(given.log_level, given.log_format)
+        return run_daemon(resolved)
+    from bbnode.daemon.join_view import JoinView
+
+    with JoinView(output.console(), inviter=inviter) as view:
+        # What the view shows need not be logged as well, unless somebody asked for it.
+        asked = resolved.origins.get("node.log_level") is not None
+        logs.configure(given.log_level if asked else "warning", given.log_format)
+        return run_daemon(resolved, companion=view.run)

@@ -1,0 +1,153 @@
+"""`bbnode peers`: who is connected, why or why not, and changing that.
+
+Rule: without a word behind it, it only looks.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from bbnode.cli import output
+from bbnode.cli.common import (
+    DEFAULT_CONFIG,
+    DEFAULT_TIMEOUT_S,
+    PEER_COLUMNS,
+    ConfigOption,
+    JsonOption,
+    StateDirOption,
+    TimeoutOption,
+    daemon,
+    group,
+)
+
+PeerArgument = Annotated[
+    str, typer.Argument(help="PeerId, or the end of one of a known peer.", metavar="PEER")
+]
+
+app = group("Show the peers of a running node, or connect, disconnect, block and allow one.")
+
+
+@app.callback(invoke_without_command=True)
+def peers(
+    ctx: typer.Context,
+    config: ConfigOption = DEFAULT_CONFIG,
+    state_dir: StateDirOption = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show them again and again.")] = False,
+    every_s: Annotated[
+        float, typer.Option("--every", help="Seconds between two looks of --watch.", min=0.01)
+    ] = 1.0,
+    why: Annotated[
+        str | None,
+        typer.Option(help="Show each rule that decides about this peer.", metavar="PEER"),
+    ] = None,
+    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """List peers; see also the commands below."""
+    if ctx.invoked_subcommand is not None:
+        return
+    with daemon(config, state_dir, timeout_s) as client:
+        if why is not None:
+            _show_why(client.get(f"/v1/peers/{why}"), as_json=as_json)
+            return
+        _show(client.get("/v1/peers"), as_json=as_json, indent=None if watch else 2)
+        while watch:
+            time.sleep(every_s)
+            _show(client.get("/v1/peers"), as_json=as_json, indent=None)
+
+
+@app.command()
+def connect(
+    peer: PeerArgument,
+    address: Annotated[
+        list[str] | None,
+        typer.Argument(help="Where it is; default: what the node knows.", metavar="MULTIADDR"),
+    ] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    state_dir: StateDirOption = None,
+    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Dial a peer, and again whenever it is gone."""
+    with daemon(config, state_dir, timeout_s) as client:
+        told = client.post(f"/v1/peers/{peer}/connect", {"addresses": address or []})
+    state = "is connected" if told["connected"] else "is being dialled"
+    _done(told, f"{told['peer']} {state}; `bbnode peers` shows how it goes", as_json=as_json)
+
+
+@app.command()
+def disconnect(
+    peer: PeerArgument,
+    config: ConfigOption = DEFAULT_CONFIG,
+    state_dir: StateDirOption = None,
+    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Take leave of a peer, and dial it no more; it may still dial this node."""
+    with daemon(config, state_dir, timeout_s) as client:
+        told = client.post(f"/v1/peers/{peer}/disconnect")
+    text = "disconnected" if told["was_connected"] else "was not connected"
+    _done(told, f"{told['peer']} {text}", as_json=as_json)
+
+
+@app.command()
+def block(
+    peer: PeerArgument,
+    config: ConfigOption = DEFAULT_CONFIG,
+    state_dir: StateDirOption = None,
+    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Deny a peer in both directions."""
+    with daemon(config, state_dir, timeout_s) as client:
+        told = client.post(f"/v1/peers/{peer}/block")
+    _done(told, f"{told['peer']} is blocked", as_json=as_json)
+
+
+@app.command()
+def allow(
+    peer: PeerArgument,
+    config: ConfigOption = DEFAULT_CONFIG,
+    state_dir: StateDirOption = None,
+    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Deny a blocked peer no more."""
+    with daemon(config, state_dir, timeout_s) as client:
+        told = client.post(f"/v1/peers/{peer}/allow")
+    _done(told, f"{told['peer']} is not blocked", as_json=as_json)
+
+
+def _done(told: dict[str, Any], text: str, *, as_json: bool) -> None:
+    if as_json:
+        output.json_object(told)
+    else:
+        output.data(text)
+
+
+def _show(told: dict[str, Any], *, as_json: bool, indent: int | None) -> None:
+    if as_json:
+        output.json_object(told, indent=indent)
+        return
+    out = output.console()
+    rows = [[peer.get(name) for name in PEER_COLUMNS] for peer in told["peers"]]
+    output.table("peers", [name.replace("_", " ") for name in PEER_COLUMNS], rows, out=out)
+    absent = [w for w in told["wanted"] if not w["connected"]]
+    if absent:
+        output.describe({"not connected": absent}, out=out)
+    if not rows and not absent:
+        output.note("no peers; `bbnode peers connect` dials one")
+
+
+def _show_why(told: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        output.json_object(told)
+        return
+    out = output.console()
+    columns = ("rule", "outcome", "detail")
+    rows = [[rule[name] for name in columns] for rule in told["why"]]
+    output.table(told["peer"], columns, rows, out=out)
+    output.describe({"addresses": told["addresses"], "health": told["health"]}, out=out)

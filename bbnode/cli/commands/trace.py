@@ -1,0 +1,99 @@
+"""`bbnode trace`: what one execution did, op by op, here and on the peers it spoke with.
+
+Rule: a node tells of its own ops alone. Other nodes that can be asked from here (`--also`) are
+asked for the executions that this one's messages started, by peer and wire request id.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bbnode.cli import output
+from bbnode.cli.common import (
+    DEFAULT_CONFIG,
+    DEFAULT_TIMEOUT_S,
+    ConfigOption,
+    JsonOption,
+    StateDirOption,
+    TimeoutOption,
+    daemon,
+)
+
+COLUMNS = ("time", "node", "execution", "what", "op", "took ms", "detail")
+# What of a step is not a detail, as it has a column of its own or says nothing to a reader.
+SHOWN_ELSEWHERE = frozenset(
+    {"type", "time_s", "execution", "op", "target", "started_ns", "ended_ns", "at_ns", "entry"}
+)
+
+
+def command(
+    execution: Annotated[
+        int | None,
+        typer.Argument(help="Number of the execution; none: list those known.", min=0),
+    ] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    state_dir: StateDirOption = None,
+    also: Annotated[
+        list[Path] | None,
+        typer.Option(help="State directory of another node here (repeatable).", metavar="DIR"),
+    ] = None,
+    on: Annotated[
+        bool | None, typer.Option("--on/--off", help="Switch tracing on or off, and stop.")
+    ] = None,
+    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Follow one execution: its ops, what it sent, and what that started elsewhere."""
+    with daemon(config, state_dir, timeout_s) as client:
+        if on is not None or execution is None:
+            told = client.get("/v1/trace") if on is None else client.put("/v1/trace", {"on": on})
+            _show_state(told, as_json=as_json)
+            return
+        traces = [client.get(f"/v1/trace/{execution}")]
+    requests = sorted({s["wire_req_id"] for s in traces[0]["steps"] if s.get("wire_req_id")})
+    for directory in also or ():
+        with daemon(config, directory.expanduser().absolute(), timeout_s) as other:
+            for request in requests:
+                told = other.get(f"/v1/trace/{request}", {"peer": traces[0]["peer_id"]})
+                if told["executions"]:
+                    traces.append(told)
+    if as_json:
+        output.json_object({"execution": execution, "traces": traces})
+        return
+    _show(traces)
+
+
+def _show_state(told: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        output.json_object(told)
+        return
+    output.data(f"tracing is {'on' if told['tracing'] else 'off'}")
+    kept = told.get("executions", [])
+    if kept:
+        output.data("executions: " + ", ".join(str(number) for number in kept))
+
+
+def _show(traces: list[dict[str, Any]]) -> None:
+    steps = [(s["time_s"], t["peer_id"], s) for t in traces for s in t["steps"]]
+    steps.sort(key=lambda row: row[0])
+    begin = steps[0][0] if steps else 0.0
+    out = output.console()
+    rows = [_row(time_s - begin, peer, step) for time_s, peer, step in steps]
+    output.table("", COLUMNS, rows, out=out)
+    waits = [w for t in traces for w in t["waiting"]]
+    if waits:
+        output.describe({"waiting": waits}, out=out)
+    if not rows:
+        output.note("nothing was traced of it; `bbnode trace --on` begins with the next")
+
+
+def _row(seconds: float, peer: str, step: dict[str, Any]) -> list[object]:
+    took = None
+    if "ended_ns" in step:
+        took = round((step["ended_ns"] - step["started_ns"]) / 1e6, 3)
+    detail = {name: v for name, v in step.items() if name not in SHOWN_ELSEWHERE and v}
+    where = step.get("op") or step.get("entry") or step.get("target")
+    return [f"{seconds:+.6f}", peer[-6:], step["execution"], step["type"], where, took, detail]

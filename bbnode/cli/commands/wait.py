@@ -1,0 +1,86 @@
+"""`bbnode wait`: until a node is ready, or has so many peers.
+
+Rule: a daemon that is not there yet is waited for as well, so a script can start one and go on;
+what is not so in time is exit code 4.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bbnode.cli import output
+from bbnode.cli.common import DEFAULT_CONFIG, ConfigOption, JsonOption, StateDirOption, daemon
+
+if TYPE_CHECKING:
+    from bbnode.daemon.control.client import ControlClient
+
+# Between two looks: short enough not to hold up a script, a hundredth of a core at most.
+LOOK_EVERY_S = 0.1
+
+
+def command(
+    config: ConfigOption = DEFAULT_CONFIG,
+    state_dir: StateDirOption = None,
+    ready: Annotated[bool, typer.Option("--ready", help="Until the node does its work.")] = False,
+    peers: Annotated[
+        int | None, typer.Option(help="Until so many peers are connected.", min=1)
+    ] = None,
+    peer_class: Annotated[
+        str | None, typer.Option("--class", help="Of --peers: only those that play this class.")
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", help="Seconds to wait at most.", min=0)
+    ] = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Wait until a node is ready, or has enough peers."""
+    if not ready and peers is None:
+        raise typer.BadParameter("say for what: --ready, --peers N, or both", param_hint="--ready")
+    if peer_class is not None and peers is None:
+        raise typer.BadParameter("it goes with --peers", param_hint="--class")
+    from bbnode.daemon.control.errors import ControlTimeout, NotRunning
+
+    began = time.monotonic()
+    while True:
+        left_s = timeout_s - (time.monotonic() - began)
+        try:
+            with daemon(config, state_dir, max(left_s, LOOK_EVERY_S)) as client:
+                found, missing = _look(client, ready=ready, peers=peers, peer_class=peer_class)
+        except (NotRunning, ControlTimeout) as error:
+            found, missing = {}, str(error)
+        if not missing:
+            break
+        if left_s <= 0:
+            raise ControlTimeout(f"not within {timeout_s:g} s: {missing}")
+        time.sleep(min(LOOK_EVERY_S, max(left_s, 0.0)))
+    waited_s = round(time.monotonic() - began, 3)
+    if as_json:
+        output.json_object({**found, "waited_s": waited_s})
+    else:
+        output.note(f"so it is, after {waited_s:g} s")
+
+
+def _look(
+    client: ControlClient, *, ready: bool, peers: int | None, peer_class: str | None
+) -> tuple[dict[str, Any], str]:
+    """What there is now, and what is missing: empty when nothing is."""
+    found: dict[str, Any] = {}
+    if ready:
+        status, text = client.fetch("GET", "/readyz")
+        found["ready"] = status == 200
+        if status != 200:
+            return found, text.decode("utf-8", "replace").strip()
+    if peers is not None:
+        there = [
+            peer["peer"]
+            for peer in client.get("/v1/peers")["peers"]
+            if peer_class is None or peer_class in peer["classes"]
+        ]
+        found["peers"] = there
+        if len(there) < peers:
+            kind = "" if peer_class is None else f" of class {peer_class!r}"
+            return found, f"{len(there)} of {peers} peers{kind} connected"
+    return found, ""

@@ -1,0 +1,85 @@
+"""Values on the command line, and what came of an execution.
+
+Rule: the text decides: `@file.npy` is an array, `@file` the bytes of a file, `trigger` a trigger,
+JSON what it says, and anything else is text.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from bbnode.cli import exits, output
+from bbnode.cli.common import pairs
+
+HELP = (
+    "An input: a number, true, false, a list of numbers, trigger, @FILE.npy for an array, @FILE "
+    "for bytes, other text as it is."
+)
+
+# Beyond an execution's own time, for the answer to come.
+ANSWER_SLACK_S = 5.0
+# The largest body that a daemon takes is 16 MiB; base64 makes 4 bytes of 3.
+MAX_FILE_BYTES = 11 * 1024 * 1024
+
+
+def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE texts as the control plane takes inputs. A usage error for any other text."""
+    return {name: parse_value(text) for name, text in pairs(texts, "--input").items()}
+
+
+def parse_value(text: str) -> Any:
+    """One value as JSON."""
+    if text.startswith("@"):
+        return _file(Path(text[1:]).expanduser())
+    if text == "trigger":
+        return text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {"text": text}
+    return {"text": value} if isinstance(value, str) else value
+
+
+def _file(path: Path) -> dict[str, str]:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--input") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise typer.BadParameter(
+            f"{path} is over {MAX_FILE_BYTES} bytes; what is larger has to come from a component "
+            "of the node (a DataSource)",
+            param_hint="--input",
+        )
+    kind = "npy" if path.suffix == ".npy" else "bytes"
+    return {kind: base64.b64encode(data).decode("ascii")}
+
+
+def report(told: Mapping[str, Any], *, waited_s: float, as_json: bool) -> int:
+    """Show what an execution gave, and return the exit code."""
+    if not as_json:
+        if told["ok"] is None and not waited_s:
+            output.data(f"execution {told['execution']}")
+        for name, value in told["outputs"].items():
+            output.data(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+        if told["ok"] and not told["outputs"]:
+            output.note(
+                f"execution {told['execution']} ended and gave no output; what comes back as a "
+                "message of its own shows in `bbnode status --follow`"
+            )
+    for failure in told["failures"]:
+        output.note(output.cell(f"{failure['op']}: {failure['kind']}: {failure['detail']}"))
+    if told["ok"] is None and waited_s:
+        output.error(
+            f"execution {told['execution']} still runs after {waited_s:g} s; `bbnode status` "
+            "shows for whom it waits"
+        )
+        return exits.TIMEOUT
+    return exits.FAILURE if told["ok"] is False else exits.OK

@@ -1,0 +1,256 @@
+"""Where memberships, revocation lists and networks are kept, and how.
+
+Rule: what is kept is the line of text that commands print, so that a file can be copied as it
+is; a file is read with a bound, checked each time, and written whole. A node keeps its files
+in its state directory; the owner of a network keeps a directory for each network, apart from
+any node, with the key, the newest revocation list, and a line for each statement granted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bbnode.access import revocation, statement
+from bbnode.access.errors import GrantError
+from bbnode.access.key_file import create_key_file, read_key_file
+from bbnode.access.policy import MAX_LISTED_PEERS
+from bbnode.access.redeem import LEDGER, Ledger
+from bbnode.access.revocation import REVOCATIONS, RevocationList
+from bbnode.access.signing import SigningKey
+from bbnode.access.statement import MAX_MEMBERSHIP_BYTES, Membership
+from bbnode.daemon import paths
+from bbnode.daemon.paths import StorageError
+from bbnode.ir.errors import DecodeError, DeploymentError
+from bbnode.ir.peer import PeerId
+
+# Lines of `members`; the file is then some tens of MB, and read by commands alone.
+MAX_GRANTED = 64 * 1024
+# 4 characters for 3 bytes, the prefix, and the end of the line.
+_MEMBERSHIP_LINE_BYTES = MAX_MEMBERSHIP_BYTES * 4 // 3 + 64
+_REVOCATIONS_LINE_BYTES = REVOCATIONS.max_bytes * 4 // 3 + 64
+# A PeerId in base58 is at most 91 characters.
+_PEER_LINE_BYTES = 96
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+_PRIVATE_MODE = 0o600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAccess:
+    """What a node has of its private network; `membership` None is an open node."""
+
+    membership: Membership | None
+    revocations: RevocationList | None
+
+    @property
+    def network(self) -> PeerId | None:
+        """The private network, for `Policy`."""
+        return None if self.membership is None else self.membership.own.network
+
+    @property
+    def credentials(self) -> bytes:
+        """What the node shows in its hello."""
+        return b"" if self.membership is None else self.membership.raw
+
+
+def load_node(state_dir: Path, peer: PeerId) -> NodeAccess:
+    """The membership of node `peer` and its revocation list, signatures checked.
+
+    Raises AccessRefused for a file that is damaged or of another peer, and StorageError.
+    """
+    line = _read(state_dir / "membership", _MEMBERSHIP_LINE_BYTES)
+    if line is None:
+        return NodeAccess(membership=None, revocations=None)
+    raw = statement.membership_from_text(line.decode("utf-8", "replace"))
+    network = statement.peek(raw).network
+    return NodeAccess(
+        membership=statement.open_membership(raw, network, peer),
+        revocations=_load_revocations(state_dir / "revocations", network),
+    )
+
+
+def save_membership(state_dir: Path, membership: Membership) -> None:
+    """Keep a membership of this node, in place of an older one. Raises StorageError.
+
+    A revocation list of another network goes with the membership there.
+    """
+    paths.make_state_dir(state_dir)
+    with _locked(state_dir / "access.lock"):
+        line = _read(state_dir / "membership", _MEMBERSHIP_LINE_BYTES)
+        if line is not None:
+            old = statement.peek(statement.membership_from_text(line.decode("utf-8", "replace")))
+            if old.network != membership.own.network:
+                (state_dir / "revocations").unlink(missing_ok=True)
+        _write_line(state_dir / "membership", membership.text)
+
+
+def save_revocations(state_dir: Path, offered: RevocationList) -> bool:
+    """Keep a newer list of this node's network; False when it is the one that is kept.
+
+    Raises RevocationRefused for an older one, and StorageError.
+    """
+    with _locked(state_dir / "access.lock"):
+        kept = _load_revocations(state_dir / "revocations", offered.network)
+        if revocation.newer(kept, offered) is None:
+            return False
+        _write_line(state_dir / "revocations", offered.text)
+        return True
+
+
+def load_blocked(state_dir: Path) -> frozenset[PeerId]:
+    """The peers that this node was told to block while it ran; raises StorageError."""
+    path = state_dir / "blocked"
+    raw = _read(path, MAX_LISTED_PEERS * _PEER_LINE_BYTES)
+    try:
+        return frozenset(
+            PeerId.parse(line) for line in (raw or b"").decode("utf-8", "replace").splitlines()
+        )
+    except DecodeError as error:
+        raise StorageError(
+            f"{path}: a line of it is no PeerId ({error}); mend it, or remove it to block nobody"
+        ) from error
+
+
+def save_blocked(state_dir: Path, blocked: Iterable[PeerId]) -> None:
+    """Keep them, one a line. Raises StorageError."""
+    text = "".join(f"{peer}\n" for peer in sorted(blocked))
+    paths.write_atomically(state_dir / "blocked", text.encode("ascii"), mode=_PRIVATE_MODE)
+
+
+def read_line(path: Path) -> str:
+    """The line of text in a file that a user named. Raises StorageError."""
+    raw = _read(path, _REVOCATIONS_LINE_BYTES)
+    if raw is None:
+        raise StorageError(
+            f"{path}: no such file; give the line itself, or a file that has it as its only line"
+        )
+    return raw.decode("utf-8", "replace").strip()
+
+
+def load_ledger(state_dir: Path) -> Ledger:
+    """Who redeemed which ticket of this node; raises TicketRefused for a damaged file."""
+    raw = _read(state_dir / "tickets", LEDGER.max_bytes)
+    return Ledger() if raw is None else Ledger.from_bytes(raw)
+
+
+def save_ledger(state_dir: Path, ledger: Ledger) -> None:
+    """Keep it, before the answer leaves. Raises StorageError."""
+    paths.write_atomically(state_dir / "tickets", ledger.to_bytes(), mode=_PRIVATE_MODE)
+
+
+def networks_dir(*, system: bool) -> Path:
+    """Where owners keep their networks: `$XDG_DATA_HOME/bbnode/networks`, or below /etc/bbnode."""
+    return (paths.SYSTEM_CONFIG_DIR if system else paths.data_dir()) / "networks"
+
+
+class OwnedNetwork:
+    """The files of a network's owner."""
+
+    def __init__(self, base: Path, name: str) -> None:
+        """Network `name` below `base`; raises GrantError for what is no name."""
+        if not _NAME.match(name):
+            raise GrantError(
+                f"{name!r} is not the name of a network: up to 64 letters, digits, '.', '_', '-'"
+            )
+        self.name = name
+        self.directory = base / name
+        self.key_file = self.directory / "owner.key"
+        self._members = self.directory / "members"
+        self._revocations = self.directory / "revocations"
+
+    def create(self) -> SigningKey:
+        """Make the owner's key; raises IdentityError when there is one."""
+        key = SigningKey.generate()
+        create_key_file(self.key_file, key.seed)
+        return key
+
+    def key(self) -> SigningKey:
+        """The owner's key; raises DeploymentError when there is no such network."""
+        if not self.key_file.exists():
+            raise DeploymentError(
+                f"{self.key_file}: there is no network {self.name!r} here; make it with: bbnode "
+                f"network new --name {self.name}"
+            )
+        return SigningKey.from_seed(read_key_file(self.key_file))
+
+    def revocations(self) -> RevocationList | None:
+        """The newest list, None before the first."""
+        return _load_revocations(self._revocations, self.key().peer_id)
+
+    def save_revocations(self, listed: RevocationList) -> None:
+        """Keep the next list."""
+        _write_line(self._revocations, listed.text)
+
+    def granted(self) -> list[Membership]:
+        """Every membership that was granted with the owner's key, oldest first."""
+        raw = _read(self._members, MAX_GRANTED * _MEMBERSHIP_LINE_BYTES)
+        network = self.key().peer_id
+        found = []
+        for line in (raw or b"").decode("utf-8", "replace").splitlines():
+            data = statement.membership_from_text(line)
+            found.append(statement.open_membership(data, network, statement.peek(data).member))
+        return found
+
+    def add_granted(self, membership: Membership) -> None:
+        """Note a membership; raises GrantError when there are too many, and StorageError."""
+        lines = [each.text for each in self.granted()]
+        if len(lines) >= MAX_GRANTED:
+            raise GrantError(f"{self._members} holds {MAX_GRANTED} statements; make a new network")
+        _write_line(self._members, "\n".join([*lines, membership.text]))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the network's files against another command. Raises StorageError."""
+        self.key()
+        with _locked(self.directory / "lock"):
+            yield
+
+
+def owned_networks(base: Path) -> list[OwnedNetwork]:
+    """The networks below a directory, by name."""
+    names = sorted(path.parent.name for path in base.glob("*/owner.key"))
+    return [OwnedNetwork(base, name) for name in names if _NAME.match(name)]
+
+
+def _load_revocations(path: Path, network: PeerId) -> RevocationList | None:
+    line = _read(path, _REVOCATIONS_LINE_BYTES)
+    if line is None:
+        return None
+    raw = revocation.revocations_from_text(line.decode("utf-8", "replace"))
+    return revocation.open_revocations(raw, network)
+
+
+def _read(path: Path, max_bytes: int) -> bytes | None:
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(max_bytes + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(raw) > max_bytes:
+        raise StorageError(f"{path}: larger than the {max_bytes} bytes it can have; remove it")
+    return raw
+
+
+def _write_line(path: Path, text: str) -> None:
+    paths.write_atomically(path, f"{text}\n".encode("ascii"), mode=_PRIVATE_MODE)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_MODE)
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

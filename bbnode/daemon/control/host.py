@@ -1,0 +1,84 @@
+"""What the control plane knows of the daemon it belongs to.
+
+Rule: handlers see a `Host` and nothing else, so they can be tried without a daemon. Everything
+here is used on the trio thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from bbnode.daemon.access_control import AccessControl
+from bbnode.daemon.config_sources import ResolvedConfig
+from bbnode.daemon.control.feed import Feed
+from bbnode.daemon.control.trace import TraceLog
+from bbnode.daemon.dial_back import Ask
+from bbnode.engine import Node
+from bbnode.ir.peer import PeerId
+from bbnode.transport.backend import Backend
+from bbnode.transport.driver import Driver
+
+
+class RoundsView(Protocol):
+    """What is shown of the rounds of one `[[invoke]]` entry."""
+
+    def as_json(self) -> dict[str, Any]:
+        """How far they are."""
+        ...
+
+    def finished(self) -> list[dict[str, Any]]:
+        """Those that have ended, oldest first."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Host:
+    """One daemon, as its control plane sees it."""
+
+    resolved: ResolvedConfig
+    artifact_sha256: str
+    # All that the artifact has; the node's own are among them.
+    artifact_targets: tuple[str, ...]
+    node: Node
+    backend: Backend
+    driver: Driver
+    events: Feed
+    logs: Feed
+    trace: TraceLog
+    # Write a checkpoint now; returns its size in bytes. Raises StorageError or ComponentError.
+    save: Callable[[], Awaitable[int]]
+    stop: Callable[[], None]
+    # Seconds of one round trip to a connected peer; raises what the transport raises.
+    ping: Callable[[PeerId], Awaitable[float]]
+    # Has a peer, or anybody that is connected, dial our addresses; raises DialBackRefused.
+    dial_back: Ask
+    # Who may talk; the engine's own lists are for its programs.
+    access: AccessControl
+    rounds: Sequence[RoundsView] = ()
+    # How peers are found, as JSON.
+    discovery: Callable[[], Mapping[str, Any]] = dict
+    # trio's time; the phase is "starting", "ready" or "stopping".
+    started_s: float = 0.0
+    phase: str = "starting"
+    saved_s: float | None = None
+    # What further parts of the daemon count, by name.
+    counters: list[Callable[[], dict[str, int]]] = field(default_factory=list)
+
+    def note_saved(self, now_s: float) -> None:
+        """A checkpoint was written, at trio's time `now_s`."""
+        self.saved_s = now_s
+
+    def all_counters(self) -> dict[str, int]:
+        """Everything that is counted, by dotted name."""
+        found = {
+            **self.node.counters(),
+            **self.driver.counters(),
+            **{f"transport.{k}": v for k, v in self.backend.counters().items()},
+            "control.subscribers": self.events.subscribers + self.logs.subscribers,
+            "control.events_dropped": self.events.dropped + self.logs.dropped,
+        }
+        for more in self.counters:
+            found.update(more())
+        return found

@@ -1,0 +1,105 @@
+"""Inputs of an invoke as JSON: what a client may give for a value.
+
+Rule: "trigger", a number, true or false, a list of numbers, {"text": "…"}, {"bytes": base64} or
+{"npy": base64 of an .npy file}. Arrays are checked against their header before anything is
+allocated, and never unpickled.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from bbnode.daemon.control.errors import Problem
+from bbnode.daemon.control.json_lines import short
+from bbnode.ir.values import TRIGGER, Value
+
+EXPECTED = (
+    '"trigger", a number, true or false, a list of numbers, {"text": "…"}, {"bytes": base64} or '
+    '{"npy": base64 of an .npy file}'
+)
+
+
+def to_value(name: str, given: Any) -> Value:
+    """A JSON input as a run-time value; numbers become 0-d or 1-d tensors.
+
+    Whole numbers are int64, others float32. Raises `Problem` (400) naming the input.
+    """
+    match given:
+        case "trigger":
+            return TRIGGER
+        case bool():
+            return np.asarray(given)
+        case int() | float() | list():
+            return _numbers(name, given)
+        case {"text": str() as text} if len(given) == 1:
+            return text.encode("utf-8", "replace")
+        case {"bytes": str() as text} if len(given) == 1:
+            return _decode(name, text)
+        case {"npy": str() as text} if len(given) == 1:
+            return _array(name, _decode(name, text))
+    raise Problem(400, "InvalidInput", f"input {name!r} is {short(given)}; give {EXPECTED}")
+
+
+def to_values(given: Any) -> dict[str, Value]:
+    """An object of inputs by name. Raises `Problem` (400)."""
+    if not isinstance(given, Mapping):
+        raise Problem(400, "InvalidInput", f"'inputs' is {short(given)}; give an object by name")
+    return {name: to_value(name, item) for name, item in given.items()}
+
+
+def _numbers(name: str, given: int | float | list[Any]) -> Value:
+    items = given if isinstance(given, list) else [given]
+    if any(isinstance(item, bool) or not isinstance(item, int | float) for item in items):
+        raise Problem(400, "InvalidInput", f"input {name!r} is {short(given)}; give {EXPECTED}")
+    whole = all(isinstance(item, int) for item in items)
+    try:
+        # An empty list has no kind of its own; the tensors of models are floats.
+        return np.asarray(given, np.int64 if whole and items else np.float32)
+    except OverflowError as error:
+        raise Problem(400, "InvalidInput", f"input {name!r}: {error}") from error
+
+
+def _decode(name: str, text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise Problem(400, "InvalidInput", f"input {name!r} is not base64: {error}") from error
+
+
+def _array(name: str, data: bytes) -> Value:
+    """An .npy file: its header is read first, and must claim exactly the bytes there are."""
+    stream = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(stream)
+        read = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
+        shape, fortran_order, dtype = read(stream)
+    except (ValueError, KeyError, SyntaxError, TypeError, EOFError) as error:
+        raise Problem(
+            400, "InvalidInput", f"input {name!r} is no .npy file of version 1 or 2"
+        ) from error
+    left = len(data) - stream.tell()
+    made = None
+    if dtype.kind in "biufc" and math.prod(shape) * dtype.itemsize == left:
+        # Negative and absurd extents whose product fits all the same.
+        with contextlib.suppress(ValueError, TypeError, OverflowError, MemoryError):
+            order: Literal["F", "C"] = "F" if fortran_order else "C"
+            made = np.ndarray(shape, dtype, buffer=data, offset=stream.tell(), order=order)
+    if made is None:
+        raise Problem(
+            400,
+            "InvalidInput",
+            f"input {name!r}: an .npy file of {dtype} {shape} does not hold {left} bytes of "
+            "numbers; save it with numpy.save, without objects",
+        )
+    # A copy, so that the array owns its memory, in this machine's byte order.
+    return np.array(made, dtype.newbyteorder("="), order="C")

@@ -1,0 +1,64 @@
+"""JSON as the control plane writes and reads it: one line, bounded, finite.
+
+Rule: pure functions. NaN and infinities become null, as JSON has no form for them; what comes
+in is an object or it is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from bbnode.daemon.control.errors import ControlProtocolError
+
+# An answer may list every peer and counter; beyond this it is no answer for a person.
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+MAX_SHOWN_CHARS = 80
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """One line with its end.
+
+    Raises `ControlProtocolError` for a value that JSON has no form for, and for a line longer
+    than `MAX_ANSWER_BYTES`.
+    """
+    try:
+        text = json.dumps(_finite(message), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ControlProtocolError(f"a control message is not JSON: {error}") from error
+    line = text.encode("utf-8", "replace") + b"\n"
+    if len(line) > MAX_ANSWER_BYTES:
+        raise ControlProtocolError(
+            f"a control message of {len(line)} bytes is over the cap of {MAX_ANSWER_BYTES}"
+        )
+    return line
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Read one JSON object. Raises `ControlProtocolError` for anything else."""
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        # ValueError holds both bad JSON and bad UTF-8.
+        raise ControlProtocolError(f"not JSON: {short(data)}") from error
+    if not isinstance(message, dict):
+        raise ControlProtocolError(f"not a JSON object: {short(message)}")
+    return message
+
+
+def short(value: object) -> str:
+    """A value as an error shows it."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        # NaN is the one number that differs from itself.
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,129 @@
+"""The control plane of one daemon, put together: what it hears, what it answers, where.
+
+Rule: the daemon makes one, tells it every step of its node, and runs it in its nursery; nothing
+else of the daemon knows HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from bbnode.daemon import paths
+from bbnode.daemon.access_control import AccessControl
+from bbnode.daemon.config_sources import ResolvedConfig
+from bbnode.daemon.control import token as tokens
+from bbnode.daemon.control.api import Api
+from bbnode.daemon.control.feed import Feed
+from bbnode.daemon.control.host import Host
+from bbnode.daemon.control.invocations import Invocations
+from bbnode.daemon.control.listen import is_loopback, parse_metrics, parse_tcp
+from bbnode.daemon.control.log_feed import followed
+from bbnode.daemon.control.server import ControlLimits, ControlServer
+from bbnode.daemon.control.trace import TRACE_STEPS, TraceLog
+from bbnode.daemon.dial_back import Ask
+from bbnode.daemon.ping import Ping
+from bbnode.engine import Node, steps
+from bbnode.transport.backend import Backend
+from bbnode.transport.driver import Driver
+
+logger = logging.getLogger(__name__)
+
+# For those who follow to take the last lines; who does not read by then is cut off.
+FAREWELL_S = 0.5
+
+
+class ControlPlane:
+    """Everything that a daemon's control plane has."""
+
+    def __init__(
+        self,
+        resolved: ResolvedConfig,
+        *,
+        artifact_sha256: str,
+        artifact_targets: tuple[str, ...],
+        node: Node,
+        backend: Backend,
+        driver: Driver,
+        ping: Ping,
+        dial_back: Ask,
+        save: Callable[[], Awaitable[int]],
+        stop: Callable[[], None],
+        access: AccessControl,
+        limits: ControlLimits | None = None,
+    ) -> None:
+        """Nothing listens before `run`. `save`, `stop` and `access` are as in `Host`.
+
+        Raises `TcpRefused`, `TokenFileUnsafe` or `StorageError` where the configuration asks for
+        TCP or metrics.
+        """
+        self._invocations = Invocations()
+        self.host = Host(
+            resolved=resolved,
+            artifact_sha256=artifact_sha256,
+            artifact_targets=artifact_targets,
+            node=node,
+            backend=backend,
+            driver=driver,
+            events=Feed("event"),
+            logs=Feed("log"),
+            trace=TraceLog(node.set_tracing),
+            save=save,
+            stop=stop,
+            ping=ping,
+            dial_back=dial_back,
+            access=access,
+        )
+        asked = resolved.config.control
+        tcp = None if asked.tcp is None else parse_tcp(asked.tcp)
+        metrics = None if asked.metrics is None else parse_metrics(asked.metrics)
+        token = None
+        if tcp is not None or (metrics is not None and not is_loopback(metrics[0])):
+            own = tokens.token_file(resolved.state_dir)
+            given = asked.token_file
+            token = tokens.load_or_create_token(own if given is None else resolved.absolute(given))
+        self.server = ControlServer(
+            paths.control_socket(resolved.state_dir),
+            handle=Api(self.host, self._invocations).handle,
+            group=asked.group,
+            tcp=tcp,
+            metrics=metrics,
+            token=token,
+            limits=limits,
+        )
+        self.host.counters.append(self.server.counters)
+
+    def publish(self, event: Mapping[str, Any]) -> None:
+        """Tell those who follow the node's events; never waits."""
+        self.host.events.publish(event)
+
+    def observe(self, step: steps.Step, event: Mapping[str, Any] | None) -> None:
+        """Take up a step of the node, and the event that it is, if any."""
+        self._invocations.observe(step)
+        self.host.trace.observe(step)
+        if event is not None and not isinstance(step, TRACE_STEPS):
+            self.publish(event)
+
+    async def run(self, *, task_status: trio.TaskStatus[Path] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen until cancelled. Raises as `ControlServer.run`."""
+        self.host.started_s = trio.current_time()
+        with followed(self.host.logs):
+            async with trio.open_nursery() as nursery:
+                path = await nursery.start(self.server.run)
+                if self.server.tcp_port is not None:
+                    logger.info("control on TCP", extra={"port": self.server.tcp_port})
+                if self.server.metrics_port is not None:
+                    logger.info("metrics on TCP", extra={"port": self.server.metrics_port})
+                task_status.started(path)
+
+    async def finish(self) -> None:
+        """End all streams in order, once nothing happens any more; then cancel `run`."""
+        self.host.events.close()
+        self.host.logs.close()
+        with trio.move_on_after(FAREWELL_S):
+            await self.host.events.drained()
+            await self.host.logs.drained()

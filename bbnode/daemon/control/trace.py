@@ -1,0 +1,77 @@
+"""What the ops of recent executions did, while tracing is on.
+
+Rule: bounded; the oldest goes. One execution is found by its number, and over the network by
+the peer and the wire request id of the message that started it: what one node sent, another
+has as the origin of its own execution.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from bbnode.daemon.events import step_to_event
+from bbnode.engine import steps
+
+# A training round has some hundred ops on each side: the last few dozen rounds.
+KEPT_STEPS = 8192
+
+# What is kept here and nowhere else: an op is no event for whoever watches a node.
+TRACE_STEPS = (
+    steps.ExecutionStarted,
+    steps.OpCompleted,
+    steps.FillSent,
+    steps.ExecutionEnded,
+)
+# Also kept here, so that a trace tells how it went.
+ALSO_TRACED = (steps.OpFailed, steps.AppEvent, steps.ExecutionFinished, steps.PeerResolveFailed)
+
+
+class TraceLog:
+    """The last steps of executions."""
+
+    def __init__(
+        self,
+        set_tracing: Callable[[bool], None],
+        *,
+        kept: int = KEPT_STEPS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`set_tracing` switches the node's per-op steps."""
+        self._set_tracing = set_tracing
+        self._clock = clock
+        self._kept: deque[dict[str, Any]] = deque(maxlen=kept)
+        self.on = False
+
+    def switch(self, *, on: bool) -> None:
+        """Begin or end to trace ops; what is kept stays."""
+        self._set_tracing(on)
+        self.on = on
+
+    def observe(self, step: steps.Step) -> None:
+        """Take up a step of the node, if it belongs to an execution."""
+        if isinstance(step, TRACE_STEPS) or (self.on and isinstance(step, ALSO_TRACED)):
+            event = step_to_event(step)
+            if event is not None:
+                self._kept.append({"time_s": round(self._clock(), 6), **event})
+
+    def of_execution(self, execution: int) -> list[dict[str, Any]]:
+        """What one execution did, oldest first."""
+        return [event for event in self._kept if event.get("execution") == execution]
+
+    def started_by(self, source_peer: str, wire_req_id: int) -> list[int]:
+        """Executions here that a message of another peer started."""
+        return [
+            event["execution"]
+            for event in self._kept
+            if event["type"] == "execution_started"
+            and event["source_peer"] == source_peer
+            and event["wire_req_id"] == wire_req_id
+        ]
+
+    def executions(self) -> list[int]:
+        """Executions of which something is kept, oldest first."""
+        found = {event["execution"]: None for event in self._kept if "execution" in event}
+        return list(found)

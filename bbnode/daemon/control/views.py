@@ -1,0 +1,209 @@
+"""What a daemon is, as JSON: status, peers, executions, health.
+
+Rule: a view is a pure reading of the `Host`; times are in seconds, relative ones say so in
+their name. What a peer says of itself is shown as text and decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import trio
+
+from bbnode import __version__
+from bbnode.daemon.control.host import Host
+from bbnode.ir.peer import PeerId
+from bbnode.transport.backend import PeerInfo, WantedPeer
+from bbnode.transport.driver import trio_clock_ns
+
+# Below this a checkpoint may not fit, and the journal starts to rotate.
+MIN_FREE_BYTES = 256 * 1024 * 1024
+# Of an address: how it is known that a connection goes through a relay (multiaddr's protocol).
+RELAYED = "/p2p-circuit"
+
+
+def status(host: Host) -> dict[str, Any]:
+    """Everything that `bbnode status` shows."""
+    now_s = trio.current_time()
+    return {
+        "name": host.resolved.config.node.name,
+        "peer_id": str(host.node.peer_id),
+        "version": __version__,
+        "pid": os.getpid(),
+        "phase": host.phase,
+        "uptime_s": round(now_s - host.started_s, 3),
+        "artifact_sha256": host.artifact_sha256,
+        "artifact_targets": list(host.artifact_targets),
+        "targets": list(host.node.targets),
+        "listen": [str(a) for a in host.backend.listen_addresses()],
+        "health": health(host),
+        "peers": [peer_info(p, now_s) for p in host.backend.peers()],
+        "wanted": [wanted(w) for w in host.backend.wanted()],
+        "discovery": dict(host.discovery()),
+        "invoke": [r.as_json() for r in host.rounds],
+        "executions": len(host.node.executions()),
+        "waiting": waiting(host),
+        "tasks_running": host.driver.tasks_running,
+        "tracing": host.trace.on,
+        "counters": host.all_counters(),
+    }
+
+
+def peer_info(p: PeerInfo, now_s: float) -> dict[str, Any]:
+    """A connected peer."""
+    return {
+        "peer": str(p.peer),
+        "classes": list(p.hello.classes),
+        "via": "relay" if RELAYED in str(p.address) else "direct",
+        "direction": p.direction.value,
+        "address": str(p.address),
+        "agent": p.hello.agent_version,
+        "bytes_in": p.bytes_in,
+        "bytes_out": p.bytes_out,
+        "queued": p.queued_envelopes,
+        "queued_bytes": p.queued_bytes,
+        "rtt_ms": None if p.rtt_s is None else round(p.rtt_s * 1000, 3),
+        "connected_s": round(now_s - p.since_s, 3),
+    }
+
+
+def wanted(w: WantedPeer) -> dict[str, Any]:
+    """A peer that is dialled whenever it is not connected."""
+    return {
+        "peer": str(w.peer),
+        "connected": w.connected,
+        "failed_dials": w.failed_dials,
+        "last_error": w.last_error,
+    }
+
+
+def waiting(host: Host) -> list[dict[str, Any]]:
+    """Whatever waits: for whom, until when and why."""
+    now_ns = trio_clock_ns()
+    return [w.as_json(now_ns) for w in host.node.waiting()]
+
+
+def executions(host: Host) -> dict[str, Any]:
+    """Executions under way, oldest first, and what they wait for."""
+    now_ns = trio_clock_ns()
+    return {
+        "executions": [
+            {
+                "execution": e.execution,
+                "target": e.target,
+                "entry": e.entry,
+                "source_peer": None if e.source_peer is None else str(e.source_peer),
+                "running_s": round((now_ns - e.started_ns) / 1e9, 3),
+                "remaining_s": None
+                if e.deadline_ns is None
+                else round((e.deadline_ns - now_ns) / 1e9, 3),
+            }
+            for e in host.node.executions()
+        ],
+        "waiting": waiting(host),
+    }
+
+
+def health(host: Host) -> list[dict[str, Any]]:
+    """Checks of the node itself; `ok` false means that somebody should look."""
+    bootstrap = [p for p in host.discovery().get("peers", ()) if p["bootstrap"] is not None]
+    connected = sum(p["connected"] for p in bootstrap)
+    checks = [
+        ("phase", host.phase == "ready", host.phase),
+        ("listening", *_listening(host)),
+        (
+            "bootstrap",
+            not bootstrap or connected > 0,
+            f"{connected} of {len(bootstrap)} bootstrap peers connected",
+        ),
+        ("disk", *_disk(host)),
+        (
+            "flooding",
+            host.node.counters().get("ingress.dropped", 0) == 0,
+            f"{host.node.counters().get('ingress.dropped', 0)} events dropped at the ingress",
+        ),
+    ]
+    return [{"check": name, "ok": ok, "detail": detail} for name, ok, detail in checks]
+
+
+def _listening(host: Host) -> tuple[bool, str]:
+    if not host.resolved.config.network.listen:
+        return True, "it only dials"
+    found = host.backend.listen_addresses()
+    return bool(found), f"{len(found)} addresses"
+
+
+def readiness(host: Host) -> tuple[bool, str]:
+    """Whether the node does its work, and why not."""
+    if host.phase != "ready":
+        return False, f"the node is {host.phase}"
+    listening, detail = _listening(host)
+    if not listening:
+        return False, f"the node listens on no address: {detail}"
+    return True, "ready"
+
+
+def why(host: Host, peer: PeerId) -> list[dict[str, str]]:
+    """Each rule that decides about a peer, in order, with its outcome."""
+    standing = host.node.peer_standing(peer)
+    failing = next((w for w in host.backend.wanted() if w.peer == peer), None)
+    rules = [
+        *_access(host, peer),
+        (
+            "lists of programs",
+            "pass" if standing.denied is None else "fail",
+            "not denied" if standing.denied is None else standing.denied.value,
+        ),
+        (
+            "address",
+            "pass" if standing.addresses or standing.connected else "fail",
+            f"{len(standing.addresses)} known",
+        ),
+        (
+            "connection",
+            "pass" if standing.connected else "fail",
+            "connected" if standing.connected else _not_connected(failing),
+        ),
+        (
+            "health",
+            "fail" if standing.health.value == "down" else "pass",
+            f"{standing.health.value}, {standing.failures} failures in a row",
+        ),
+        (
+            "cooldown",
+            "fail" if standing.retry_in_ns else "pass",
+            f"may be tried in {standing.retry_in_ns / 1e9:.3f} s"
+            if standing.retry_in_ns
+            else "none",
+        ),
+        (
+            "usable",
+            "pass" if standing.usable else "fail",
+            "selectors may choose it" if standing.usable else "selectors leave it out",
+        ),
+    ]
+    return [{"rule": r, "outcome": outcome, "detail": detail} for r, outcome, detail in rules]
+
+
+def _access(host: Host, peer: PeerId) -> list[tuple[str, str, str]]:
+    """What the policy of connections says."""
+    return [
+        (f"access: {d.rule}", "pass" if d.allowed else "fail", f"{d.reason.value}: {d.detail}")
+        for d in host.access.explain(peer)
+    ]
+
+
+def _not_connected(failing: WantedPeer | None) -> str:
+    if failing is None:
+        return "not connected, and not wanted: nobody dials it from here"
+    return f"{failing.failed_dials} dials failed; the last: {failing.last_error or 'under way'}"
+
+
+def _disk(host: Host) -> tuple[bool, str]:
+    try:
+        free = shutil.disk_usage(host.resolved.state_dir).free
+    except OSError as error:
+        return False, f"{host.resolved.state_dir}: {error.strerror}"
+    return free >= MIN_FREE_BYTES, f"{free // (1024 * 1024)} MiB free at the state directory"

@@ -1,0 +1,186 @@
+"""Whom to dial: a choice among bootstrap peers, and peers that were learned of.
+
+Rule: pure; times are arguments, in seconds of one monotonic clock. `BootstrapPlan` is the table
+below: it wants k peers, tries that many at a time and one more whenever its patience ends, and
+leaves the others alone once k are there. A learned peer is wanted for a while, and no longer.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from multiaddr import Multiaddr
+
+from bbnode.ir.peer import PeerId
+
+# How long those who are tried are given before one more is. A dial with its handshakes takes
+# 4.5 round trips; a peer that is there has answered by then on any link.
+PATIENCE_S: Final = 5.0
+# How long a learned peer is dialled after it was last wanted: some eight attempts.
+GIVE_UP_S: Final = 60.0
+# Learned peers that are dialled at the same time.
+MAX_LEARNED: Final = 64
+
+
+class Stand(enum.Enum):
+    """How it stands with one bootstrap peer."""
+
+    LEFT = "left"  # not dialled
+    DIALLED = "dialled"
+    UP = "up"
+
+
+class Happening(enum.Enum):
+    """What can happen to it."""
+
+    NEEDED = "needed"  # fewer than k are up, and it is its turn
+    ENOUGH = "enough"  # k are up
+    CONNECTED = "connected"
+    LOST = "lost"
+
+
+BOOTSTRAP_MOVES: Final[Mapping[tuple[Stand, Happening], Stand]] = {
+    (Stand.LEFT, Happening.NEEDED): Stand.DIALLED,
+    (Stand.LEFT, Happening.CONNECTED): Stand.UP,
+    (Stand.DIALLED, Happening.CONNECTED): Stand.UP,
+    (Stand.DIALLED, Happening.ENOUGH): Stand.LEFT,
+    (Stand.UP, Happening.LOST): Stand.LEFT,
+}
+
+
+class BootstrapPlan:
+    """Which bootstrap peers to keep connected; all of them where `min_peers` is None."""
+
+    def __init__(self, peers: Iterable[PeerId], min_peers: int | None = None) -> None:
+        # In the order in which they are tried; who was lost goes to the end.
+        self._stands = dict.fromkeys(peers, Stand.LEFT)
+        self._min_peers = min_peers
+        self._extra = 0
+        self._waiting_since_s: float | None = None
+
+    @property
+    def enough(self) -> int:
+        """k: how many are wanted; never more than there are."""
+        count = len(self._stands)
+        return count if self._min_peers is None else min(self._min_peers, count)
+
+    def stand(self, peer: PeerId) -> Stand | None:
+        """How it stands with a peer; None for one that is no bootstrap peer."""
+        return self._stands.get(peer)
+
+    def advance(self, connected: Collection[PeerId], now_s: float) -> list[PeerId]:
+        """Take up who is connected now; who is to be kept connected, in the order of turns."""
+        for peer, stand in list(self._stands.items()):
+            if (peer in connected) != (stand is Stand.UP):
+                self._happens(peer, Happening.CONNECTED if peer in connected else Happening.LOST)
+        missing = self.enough - self._count(Stand.UP)
+        if missing <= 0:
+            self._extra, self._waiting_since_s = 0, None
+            for peer in list(self._stands):
+                self._happens(peer, Happening.ENOUGH)
+        else:
+            self._lose_patience(now_s)
+            free = missing + self._extra - self._count(Stand.DIALLED)
+            left = [peer for peer, stand in self._stands.items() if stand is Stand.LEFT]
+            for peer in left[: max(free, 0)]:
+                self._happens(peer, Happening.NEEDED)
+        return [peer for peer, stand in self._stands.items() if stand is not Stand.LEFT]
+
+    def next_s(self) -> float:
+        """When to advance at the latest if nothing happens; infinity for never."""
+        if self._waiting_since_s is None or Stand.LEFT not in self._stands.values():
+            return math.inf
+        return self._waiting_since_s + PATIENCE_S
+
+    def _lose_patience(self, now_s: float) -> None:
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+        while self._waiting_since_s + PATIENCE_S <= now_s and self._extra < len(self._stands):
+            self._waiting_since_s += PATIENCE_S
+            self._extra += 1
+
+    def _happens(self, peer: PeerId, what: Happening) -> None:
+        stand = BOOTSTRAP_MOVES.get((self._stands[peer], what))
+        if stand is None:
+            return
+        if what is Happening.LOST:
+            del self._stands[peer]
+        self._stands[peer] = stand
+
+    def _count(self, wanted: Stand) -> int:
+        return sum(stand is wanted for stand in self._stands.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """A peer that was learned of: dialled from `from_s` until `until_s`."""
+
+    addresses: tuple[Multiaddr, ...]
+    from_s: float
+    until_s: float
+
+
+class LearnedPlan:
+    """Which learned peers to dial: those that were wanted lately, or that are still told of."""
+
+    def __init__(self, max_peers: int = MAX_LEARNED) -> None:
+        # Who was wanted longest ago first.
+        self._peers: OrderedDict[PeerId, Learned] = OrderedDict()
+        self._max_peers = max_peers
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def __contains__(self, peer: object) -> bool:
+        return peer in self._peers
+
+    def want(
+        self,
+        peer: PeerId,
+        addresses: Sequence[Multiaddr],
+        now_s: float,
+        *,
+        wait_s: float = 0.0,
+        until_dropped: bool = False,
+    ) -> bool:
+        """Dial a peer, after `wait_s`; False when it is dialled there already.
+
+        Where there is no room, who was wanted longest ago gives way.
+        """
+        known = self._peers.get(peer)
+        fresh = Learned(
+            addresses=tuple(addresses),
+            from_s=now_s + wait_s if known is None else known.from_s,
+            until_s=math.inf
+            if until_dropped or (known is not None and known.until_s == math.inf)
+            else now_s + wait_s + GIVE_UP_S,
+        )
+        self._peers[peer] = fresh
+        self._peers.move_to_end(peer)
+        if len(self._peers) > self._max_peers:
+            self._peers.popitem(last=False)
+        return known is None or known.addresses != fresh.addresses
+
+    def drop(self, peer: PeerId) -> None:
+        """Want a peer no more."""
+        self._peers.pop(peer, None)
+
+    def advance(
+        self, connected: Collection[PeerId], now_s: float
+    ) -> dict[PeerId, tuple[Multiaddr, ...]]:
+        """Who is to be dialled now, and where; who came, or did not in time, is dropped."""
+        for peer, learned in list(self._peers.items()):
+            done = peer in connected and learned.until_s < math.inf
+            if done or learned.until_s <= now_s:
+                del self._peers[peer]
+        return {p: each.addresses for p, each in self._peers.items() if each.from_s <= now_s}
+
+    def next_s(self, now_s: float) -> float:
+        """When to advance at the latest if nothing happens; infinity for never."""
+        times = [t for each in self._peers.values() for t in (each.from_s, each.until_s)]
+        return min((t for t in times if t > now_s), default=math.inf)

@@ -1,0 +1,340 @@
+"""What can be wrong with a node on this machine: one check after the other, each with its cure.
+
+Rule: a check looks and changes nothing (a temporary file in the state directory apart); it
+never raises: what goes wrong is its result. `CHECKS` is the list, in the order in which a
+fault of one explains those after it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from multiaddr import Multiaddr
+
+from bbnode.daemon import assembly, paths
+from bbnode.daemon.artifact import Artifact
+from bbnode.daemon.config_sources import ResolvedConfig
+from bbnode.ir.errors import BbnodeError
+from bbnode.transport.identity import Identity, create_identity, load_identity
+
+# Room for a checkpoint beside its predecessor and its temporary file, several times over.
+MIN_FREE_BYTES = 256 * 1024 * 1024
+# Tickets and memberships are checked with five minutes of allowance.
+MAX_CLOCK_ERROR_US = 60_000_000
+# adjtimex(2): the clock is not synchronised.
+_TIME_ERROR = 5
+# The release of Python 3.11: a clock before it has never been set.
+_EARLIEST_S = 1_666_569_600
+
+
+class Verdict(StrEnum):
+    """How a check ended. WARNING works, but not as well as it could."""
+
+    PASSED = "PASSED"
+    WARNING = "WARNING"
+    FAILED = "FAILED"
+    SKIPPED = "SKIPPED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found; `remedy` says what to do, and is empty when it passed."""
+
+    check: str
+    verdict: Verdict
+    detail: str
+    remedy: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """For output."""
+        return {
+            "check": self.check,
+            "verdict": self.verdict.value,
+            "detail": self.detail,
+            "remedy": self.remedy,
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class Patient:
+    """The node that is looked at, and what earlier checks found out about it."""
+
+    resolved: ResolvedConfig
+    running: bool = False  # its daemon holds the state directory and its ports
+    identity: Identity | None = None
+    artifact: Artifact | None = None
+
+    @property
+    def state_dir(self) -> Path:
+        """Of the node."""
+        return self.resolved.state_dir.absolute()
+
+
+Check = Callable[[Patient], Finding]
+
+
+def examine(resolved: ResolvedConfig) -> Iterator[Finding]:
+    """Run all checks; each finding as soon as it is there."""
+    patient = Patient(resolved=resolved)
+    for name, check in CHECKS.items():
+        try:
+            yield check(patient)
+        except BbnodeError as error:
+            yield Finding(check=name, verdict=Verdict.FAILED, detail=str(error), remedy="see there")
+
+
+def _state_dir(patient: Patient) -> Finding:
+    """That the directory can be written and synced to disk."""
+    place = patient.state_dir
+    try:
+        paths.make_state_dir(place)
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".doctor.") as probe:
+            probe.write(b"x" * 4096)
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        return _failed(
+            "state directory", f"{place}: {error.strerror}", "free space, or make it writable"
+        )
+    return _passed("state directory", f"{place} can be written")
+
+
+def _lock(patient: Patient) -> Finding:
+    """Whether a daemon runs on it."""
+    try:
+        with paths.lock_state_dir(patient.state_dir):
+            return _passed("daemon", "none runs on this state directory")
+    except paths.StateDirInUse as error:
+        patient.running = True
+        return _passed("daemon", str(error).partition(";")[0])
+
+
+def _disk(patient: Patient) -> Finding:
+    """Free bytes and inodes."""
+    free = shutil.disk_usage(patient.state_dir).free
+    found = os.statvfs(patient.state_dir)
+    shown = f"{free // (1024 * 1024)} MiB free at {patient.state_dir}"
+    if free < MIN_FREE_BYTES:
+        return _failed("disk", shown, f"leave {MIN_FREE_BYTES // (1024 * 1024)} MiB or more")
+    if found.f_files and not found.f_favail:
+        return _failed("disk", "no inodes are left", "remove files from that file system")
+    return _passed("disk", shown)
+
+
+def _clock(_patient: Patient) -> Finding:
+    """That the machine knows the time: tickets and memberships expire."""
+    now = time.time()
+    if now < _EARLIEST_S:
+        return _failed("clock", f"it is {time.ctime(now)} here", "set the clock, or run NTP")
+    state = _kernel_clock()
+    if state is None:
+        return _skipped("clock", "the kernel does not say")
+    synchronised, error_us = state
+    if not synchronised or error_us > MAX_CLOCK_ERROR_US:
+        return Finding(
+            check="clock",
+            verdict=Verdict.WARNING,
+            detail="the clock is not kept by NTP",
+            remedy="run chrony or systemd-timesyncd: tickets and memberships expire by the clock",
+        )
+    return _passed("clock", f"kept by NTP, error at most {error_us / 1e6:.3g} s")
+
+
+class _Timex(ctypes.Structure):
+    """struct timex of adjtimex(2), as far as it is read; the rest is room."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("rest", ctypes.c_byte * 512),
+    )
+
+
+def _kernel_clock() -> tuple[bool, int] | None:
+    """Whether the clock is synchronised, and its largest error in microseconds."""
+    try:
+        state = _Timex()  # modes 0: only read
+        answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state))
+    except (AttributeError, OSError):
+        return None
+    return None if answer < 0 else (answer != _TIME_ERROR, int(state.maxerror))
+
+
+def _identity(patient: Patient) -> Finding:
+    """That the key is there, readable, and its owner's alone."""
+    file = paths.identity_file(patient.state_dir)
+    if not file.exists():
+        return Finding(
+            check="identity",
+            verdict=Verdict.WARNING,
+            detail=f"{file} is not there yet",
+            remedy="the first `bbnode run` makes it; keep a copy of it",
+        )
+    try:
+        patient.identity = load_identity(file)
+    except BbnodeError as error:
+        return _failed("identity", str(error), "restore it from a copy, or mend its mode (0600)")
+    return _passed("identity", str(patient.identity.peer_id))
+
+
+def _ports(patient: Patient) -> Finding:
+    """That the addresses to listen on can be had."""
+    from bbnode.transport.libp2p_tcp import listen_endpoint
+
+    if not patient.resolved.config.network.listen:
+        return _passed("ports", "it listens nowhere and only dials")
+    if patient.running:
+        return _passed("ports", "the daemon that runs has them")
+    for text in patient.resolved.config.network.listen:
+        host, port = listen_endpoint(Multiaddr(text))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            try:
+                # As the transport does: what is left of a daemon that stopped is no obstacle.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+            except OSError as error:
+                cure = "choose another network.listen"
+                if error.errno == errno.EADDRINUSE:
+                    cure = f"find who has it (ss -ltnp 'sport = :{port}'), or " + cure
+                return _failed("ports", f"{text}: {error.strerror}", cure)
+    return _passed("ports", f"{', '.join(patient.resolved.config.network.listen)} can be had")
+
+
+def _reach(patient: Patient) -> Finding:
+    """That the bootstrap peers' ports answer."""
+    entries = patient.resolved.config.network.bootstrap
+    if not entries:
+        return _skipped("bootstrap", "no peers are configured")
+    from bbnode.transport.libp2p_tcp import CONNECT_TIMEOUT_S, listen_endpoint
+
+    silent = []
+    for text in entries:
+        address = Multiaddr(text.partition("/p2p/")[0])
+        try:
+            with socket.create_connection(listen_endpoint(address), CONNECT_TIMEOUT_S):
+                pass
+        except OSError as error:
+            silent.append(f"{text}: {error.strerror or error}")
+    if len(silent) == len(entries):
+        return _failed(
+            "bootstrap", "; ".join(silent), "start one of them, or open the way to its port"
+        )
+    if silent:
+        return Finding(
+            check="bootstrap",
+            verdict=Verdict.WARNING,
+            detail="; ".join(silent),
+            remedy="the others answer; remove it from network.bootstrap if it is gone for good",
+        )
+    return _passed("bootstrap", f"{len(entries)} of {len(entries)} ports answer")
+
+
+def _dial_back(patient: Patient) -> Finding:
+    """That a peer which is connected reaches this node at an address that it announces."""
+    if not patient.running:
+        return _skipped("dial-back", "no daemon runs: nobody is connected")
+    if not patient.resolved.config.network.listen:
+        return _skipped("dial-back", "it listens nowhere and only dials")
+    from bbnode.daemon.control.client import ControlClient
+    from bbnode.daemon.control.errors import ControlError, ControlTimeout, NotRunning
+    from bbnode.daemon.dial_back import ANSWER_S, MAX_ASKED, REQUEST_S
+
+    patience_s = MAX_ASKED * (ANSWER_S + REQUEST_S) + REQUEST_S
+    socket_path = paths.control_socket(patient.state_dir)
+    try:
+        with ControlClient(socket_path, timeout_s=patience_s) as client:
+            told = client.post("/v1/dial-back", {})
+    except (ControlError, ControlTimeout, NotRunning) as error:
+        return _skipped("dial-back", str(error))
+    return judge_dial_back(told)
+
+
+def judge_dial_back(told: Mapping[str, Any]) -> Finding:
+    """What follows of a peer's answer, the JSON of `POST /v1/dial-back`."""
+    tried = [row for row in told["addresses"] if row["outcome"] != "skipped"]
+    reached = [row["address"] for row in tried if row["outcome"] == "reached"]
+    asked = f"...{told['peer'][-6:]}"
+    if reached:
+        return _passed("dial-back", f"{asked} reached {', '.join(reached)}")
+    if not told["addresses"]:
+        return _skipped("dial-back", "it announces no address of its own: it only dials")
+    if tried:
+        return _failed(
+            "dial-back",
+            "; ".join(f"{asked}: {row['detail']}" for row in tried),
+            "let the port through firewall and router, or set network.announce to where it is "
+            "forwarded; a node that only dials works too, through relays",
+        )
+    return Finding(
+        check="dial-back",
+        verdict=Verdict.WARNING,
+        detail=f"{asked} sees this node at {told['seen_at'] or 'no address of its own'}, "
+        "which is none of those that it announces",
+        remedy="forward the port there and set network.announce, if others are to dial this node",
+    )
+
+
+def _artifact(patient: Patient) -> Finding:
+    """That it is whole, unchanged and compiled."""
+    assembly.import_components(patient.resolved.config.node.components)
+    try:
+        patient.artifact = assembly.find_artifact(patient.resolved)
+    except BbnodeError as error:
+        return _failed("artifact", str(error), "compile it again, or fetch it again")
+    return _passed("artifact", f"sha256 {patient.artifact.sha256}, {patient.artifact.size} bytes")
+
+
+def _components(patient: Patient) -> Finding:
+    """That the targets can be installed with the components and settings of this node."""
+    if patient.artifact is None:
+        return _skipped("components", "there is no artifact")
+    with tempfile.TemporaryDirectory() as scratch:
+        # Any identity will do to see whether it installs, and none is made for the node.
+        identity = patient.identity or create_identity(Path(scratch) / "key")
+        try:
+            node = assembly.install_node(
+                patient.resolved, patient.artifact, identity, incarnation=0
+            )
+        except BbnodeError as error:
+            return _failed("components", str(error), "install what is missing, or mend [slots]")
+    return _passed("components", f"{', '.join(node.targets)} can be installed")
+
+
+CHECKS: dict[str, Check] = {
+    "state directory": _state_dir,
+    "daemon": _lock,
+    "disk": _disk,
+    "clock": _clock,
+    "identity": _identity,
+    "ports": _ports,
+    "bootstrap": _reach,
+    "dial-back": _dial_back,
+    "artifact": _artifact,
+    "components": _components,
+}
+
+
+def _passed(check: str, detail: str) -> Finding:
+    return Finding(check=check, verdict=Verdict.PASSED, detail=detail)
+
+
+def _skipped(check: str, detail: str) -> Finding:
+    return Finding(check=check, verdict=Verdict.SKIPPED, detail=detail)
+
+
+def _failed(check: str, detail: str, remedy: str) -> Finding:
+    return Finding(check=check, verdict=Verdict.FAILED, detail=detail, remedy=remedy)

@@ -1,0 +1,174 @@
+"""What a joined node does, while it does it: live on a terminal, a line an event elsewhere.
+
+Rule: it reads the node on the trio thread and only draws. The lines are for whoever keeps them:
+each says what happened, none repeats the one before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from bbnode.daemon.control import views
+from bbnode.daemon.control.host import Host
+from bbnode.daemon.live_view import LiveView
+
+if TYPE_CHECKING:
+    from bbnode.daemon.control.feed import Subscription
+
+_REFRESH_S: Final = 0.25
+_SHOWN_PEERS: Final = 8
+_SHOWN_WAITING: Final = 6
+_SHOWN_NOTES: Final = 4
+
+
+class JoinView(LiveView):
+    """The progress of one node; a context manager, `run` in it is a daemon's companion."""
+
+    def __init__(self, console: Console, *, inviter: str) -> None:
+        """`inviter` is the PeerId whose rounds are awaited."""
+        super().__init__(console, auto_refresh=False, transient=True)
+        self._inviter = inviter
+        self._notes: list[str] = []
+        self._last = ""
+
+    async def run(self, host: Host) -> None:
+        """Show the node until it has stopped."""
+        subscription = host.events.subscribe()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._refresh, host)
+                await self._follow(subscription)
+                nursery.cancel_scope.cancel()
+        finally:
+            subscription.close()
+            self._show(host)
+            if self._live is not None:
+                # Here as well: a daemon whose component still computes ends the process at
+                # once, and the terminal would be left without its cursor.
+                self._live.stop()
+
+    async def _follow(self, subscription: Subscription) -> None:
+        while (line := await subscription.next()) is not None:
+            text = event_text(json.loads(line)["event"], self._name)
+            if text:
+                self._note(text)
+
+    async def _refresh(self, host: Host) -> None:
+        while True:
+            self._show(host)
+            await trio.sleep(_REFRESH_S)
+
+    def _show(self, host: Host) -> None:
+        shown = progress(host)
+        if self._live is not None:
+            self._live.update(self._draw(shown), refresh=True)
+            return
+        # Bytes change all the time: they are told with what changed.
+        key = (shown["rounds"], shown["running"], [w["text"] for w in shown["waiting"]])
+        text = self._line(shown)
+        if repr(key) != self._last and shown["phase"] == "ready":
+            self._last = repr(key)
+            self._note(text)
+
+    def _note(self, text: str) -> None:
+        if self._live is None:
+            self._console.print(Text(text), soft_wrap=True)
+            return
+        self._notes = [*self._notes, text][-_SHOWN_NOTES:]
+
+    def _name(self, peer: str) -> str:
+        return f"{peer[-8:]} (inviter)" if peer == self._inviter else peer[-8:]
+
+    def _line(self, shown: Mapping[str, Any]) -> str:
+        doing = f"{shown['running']} under way" if shown["running"] else self._idle(shown)
+        moved = f"{size(shown['bytes_in'])} in, {size(shown['bytes_out'])} out"
+        return f"{shown['rounds']} executions, {doing}, {moved}"
+
+    def _idle(self, shown: Mapping[str, Any]) -> str:
+        if not shown["peers"]:
+            return "not connected"
+        return "waiting for a round to begin"
+
+    def _draw(self, shown: Mapping[str, Any]) -> Group:
+        peers = Table(box=None, pad_edge=False)
+        for column in ("peer", "plays", "way", "in", "out", "round trip"):
+            peers.add_column(column)
+        for p in shown["peers"][:_SHOWN_PEERS]:
+            trip = "-" if p["rtt_ms"] is None else f"{p['rtt_ms']:.1f} ms"
+            cells = (self._name(p["peer"]), ", ".join(p["classes"]) or "-", p["via"])
+            moved = (size(p["bytes_in"]), size(p["bytes_out"]))
+            peers.add_row(*(Text(printable(c)) for c in (*cells, *moved, trip)))
+        waiting = [Text(f"  {w['text']}{w['until']}") for w in shown["waiting"][:_SHOWN_WAITING]]
+        lost = [Text(f"not connected: {printable(w)}", style="red") for w in shown["lost"]]
+        head = Text(f"{', '.join(shown['targets'])}: {self._line(shown)}", style="bold")
+        notes = [Text(note, style="dim") for note in self._notes]
+        return Group(*notes, head, peers, *lost, *waiting, Text("Ctrl-C leaves", style="dim"))
+
+
+def progress(host: Host) -> dict[str, Any]:
+    """What is shown, as plain values."""
+    counters = host.backend.counters()
+    now_s = trio.current_time()
+    return {
+        "phase": host.phase,
+        "targets": list(host.node.targets),
+        "peers": [views.peer_info(p, now_s) for p in host.backend.peers()],
+        "lost": [
+            f"{w.peer}: {w.last_error or 'dialling'}"
+            for w in host.backend.wanted()
+            if not w.connected
+        ],
+        "rounds": host.node.counters().get("executions", 0),
+        "running": len(host.node.executions()),
+        "waiting": [_waiting(w) for w in views.waiting(host)],
+        "bytes_in": counters["inbound.bytes"],
+        "bytes_out": counters["outbound.bytes"],
+    }
+
+
+def _waiting(waiting: Mapping[str, Any]) -> dict[str, str]:
+    whom = f" of {waiting['whom']}" if waiting["whom"] else ""
+    return {
+        "text": printable(f"{waiting['what']} waits for {waiting['why']}{whom}"),
+        "until": f", {waiting['remaining_s']:.1f} s left",
+    }
+
+
+def event_text(event: Mapping[str, Any], name: Callable[[str], str]) -> str:
+    """One line for an event; empty for those that nobody has to know of."""
+    match event["type"]:
+        case "ready":
+            return f"ready as {event['peer_id']}"
+        case "peer_up":
+            plays = ", ".join(event["classes"]) or "nothing"
+            return printable(f"connected with {name(event['peer'])}, which plays {plays}")
+        case "peer_down":
+            return printable(f"lost {name(event['peer'])}: {event['reason']}")
+        case "op_failed":
+            return printable(f"{event['op']} failed: {event['kind']}: {event['detail']}")
+        case "round_finished":
+            return f"round {event['round']} {'done' if event['ok'] else 'failed'}"
+        case "stopping":
+            return "leaving"
+    return ""
+
+
+def printable(text: str) -> str:
+    """Without control characters: a peer chose some of these texts."""
+    return "".join(c if c.isprintable() else "�" for c in text)
+
+
+def size(count: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

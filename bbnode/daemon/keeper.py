@@ -1,0 +1,100 @@
+"""The node's state on disk: taken up at the start, written while the node runs.
+
+Rule: one file, one writer. A checkpoint that can't be written costs only the checkpoint: the
+node goes on, and what was written before stays.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import trio
+
+from bbnode.components.contracts import ComponentError
+from bbnode.daemon import checkpoint, paths
+from bbnode.daemon.checkpoint import Checkpoint
+from bbnode.daemon.rounds import Rounds
+from bbnode.engine import Node
+from bbnode.ir.errors import BbnodeError
+from bbnode.transport.driver import trio_clock_ns
+
+logger = logging.getLogger(__name__)
+
+
+def take_up(
+    state_dir: Path, artifact_sha256: str, install: Callable[[], Node]
+) -> tuple[Node, Checkpoint | None]:
+    """A node with the newest checkpoint that it accepts, and that checkpoint; else a fresh one.
+
+    `install` makes a node; it is called again after each checkpoint that a node refused.
+    """
+    node = install()
+    for saved in checkpoint.usable(state_dir, artifact_sha256):
+        try:
+            node.restore(saved.node)
+        except BbnodeError as error:
+            logger.warning("snapshot refused", extra={"reason": str(error)})
+            node = install()  # a part may have been taken
+            continue
+        logger.info("restored", extra={"rounds_done": saved.rounds_done})
+        return node, saved
+    return node, None
+
+
+class Keeper:
+    """Writes the checkpoints of a running node."""
+
+    def __init__(
+        self, state_dir: Path, artifact_sha256: str, node: Node, rounds: Sequence[Rounds]
+    ) -> None:
+        """Of one node and its rounds."""
+        self._state_dir = state_dir
+        self._artifact_sha256 = artifact_sha256
+        self._node = node
+        self._rounds = rounds
+        self._one_at_a_time = trio.Lock()
+        self._period_changed = trio.Event()
+        self._every_s = 0.0
+        # Called with trio's time after each one that was written.
+        self.on_saved: Callable[[float], None] = lambda _: None
+
+    def set_period(self, every_s: float) -> None:
+        """Write a checkpoint every so many seconds; 0: only when somebody asks."""
+        self._every_s = every_s
+        self._period_changed.set()
+
+    async def run(self) -> None:
+        """Write checkpoints at the period, for ever."""
+        while True:
+            self._period_changed = trio.Event()
+            with trio.move_on_after(self._every_s or float("inf")) as waited:
+                await self._period_changed.wait()
+            if waited.cancelled_caught:
+                await self.save()
+
+    async def save(self) -> None:
+        """Write a checkpoint, or log why there is none."""
+        try:
+            await self.save_now()
+        except (paths.StorageError, ComponentError) as error:
+            logger.warning("no checkpoint", extra={"reason": str(error)})
+
+    async def save_now(self) -> int:
+        """Write a checkpoint; returns the bytes of the node's state in it.
+
+        Raises StorageError, or ComponentError when a component can't be saved now.
+        """
+        async with self._one_at_a_time:
+            saved = Checkpoint(
+                artifact_sha256=self._artifact_sha256,
+                node=self._node.snapshot(trio_clock_ns()),
+                rounds_done={r.entry.target: r.done for r in self._rounds},
+                rounds_running={
+                    r.entry.target: r.running for r in self._rounds if r.running is not None
+                },
+            )
+            await trio.to_thread.run_sync(checkpoint.write, self._state_dir, saved)
+        self.on_saved(trio.current_time())
+        return len(saved.node)

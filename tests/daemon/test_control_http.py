@@ -1,0 +1,246 @@
+"""HTTP itself: bounds, bad input, and clients that vanish, over an in-memory stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bbnode.daemon.control.http import (
+    Answer,
+    ClientGone,
+    HttpConnection,
+    HttpLimits,
+    Request,
+    Response,
+    Streamed,
+)
+
+SMALL = HttpLimits(head_bytes=1024, body_bytes=64, idle_s=5.0, request_s=5.0, write_s=5.0)
+
+
+class Served:
+    """One connection with a handler that remembers what it was asked."""
+
+    def __init__(self, answer: Any = None, limits: HttpLimits = SMALL) -> None:
+        self.asked: list[Request] = []
+        self._answer = answer if answer is not None else Response(body=b"{}\n")
+        self.cancelled = False
+        self.client, self._stream = trio.testing.memory_stream_pair()
+        self.connection = HttpConnection(self._stream, self._handle, limits)
+        self.ended: Any = None
+
+    async def _handle(self, request: Request) -> Answer:
+        self.asked.append(request)
+        if self._answer == "never":
+            try:
+                await trio.sleep_forever()
+            except trio.Cancelled:
+                self.cancelled = True
+                raise
+        return self._answer
+
+    async def run(self) -> None:
+        async with self._stream:
+            try:
+                self.ended = await self.connection.run()
+            except ClientGone as gone:
+                self.ended = gone
+
+    async def answers(self, data: bytes, *, end: bool = True) -> bytes:
+        """Everything that comes back for these bytes."""
+        received = b""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.run)
+            await self.client.send_all(data)
+            await trio.testing.wait_all_tasks_blocked()
+            if end:
+                await self.client.send_stream.aclose()
+            while some := await self.client.receive_some(65536):
+                received += some
+        return received
+
+
+def get(target: str, *headers: str) -> bytes:
+    lines = [f"GET {target} HTTP/1.1", "Host: x", *headers, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+async def test_a_request_is_read_and_answered(autojump_clock: Any) -> None:
+    served = Served()
+    body = b'{"a": 1}'
+    head = b"POST /v1/x%20y?q=1&q=2&e= HTTP/1.1\r\nHost: x\r\nContent-Length: 8\r\n\r\n"
+    got = await served.answers(head + body)
+    assert got.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert got.endswith(b"\r\n\r\n{}\n")
+    (request,) = served.asked
+    assert (request.method, request.path, request.body) == ("POST", "/v1/x y", body)
+    assert request.query == {"q": ["1", "2"], "e": [""]}
+    assert request.headers["content-length"] == "8"
+    assert served.ended == 0
+
+
+async def test_one_connection_serves_many_requests_also_sent_at_once(autojump_clock: Any) -> None:
+    served = Served()
+    got = await served.answers(get("/1") + get("/2") + get("/3", "Connection: close"))
+    assert got.count(b"HTTP/1.1 200 OK") == 3
+    assert [r.path for r in served.asked] == ["/1", "/2", "/3"]
+
+
+async def test_head_has_no_body(autojump_clock: Any) -> None:
+    served = Served()
+    got = await served.answers(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert got.lower().count(b"content-length: 3") == 1
+    assert got.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"garbage\r\n\r\n", 400),
+        (b"\x00\xff\x16\x03\x01 TLS hello\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),  # no Host
+        (b"GET /" + b"x" * 2000, 431),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"y" * 2000, 431),
+        (get("/%ff"), 400),
+        (get("/?" + "&".join("a=1" for _ in range(40))), 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 65\r\n\r\n" + b"z" * 65, 413),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: nine\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf", 400),
+    ],
+)
+async def test_what_is_not_a_request_is_refused_and_closed(
+    autojump_clock: Any, data: bytes, status: int
+) -> None:
+    served = Served()
+    got = await served.answers(data)
+    assert got.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"application/problem+json" in got
+    assert served.ended == 1
+    assert served.asked == []
+
+
+async def test_a_body_of_unknown_length_is_bounded_too(autojump_clock: Any) -> None:
+    served = Served()
+    chunks = b"".join(b"20\r\n" + b"c" * 32 + b"\r\n" for _ in range(4))
+    got = await served.answers(
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks
+    )
+    assert got.startswith(b"HTTP/1.1 413 ")
+
+
+async def test_a_client_that_asks_first_is_told_to_go_on(autojump_clock: Any) -> None:
+    served = Served()
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(served.run)
+        await served.client.send_all(head)
+        assert (await served.client.receive_some(4096)).startswith(b"HTTP/1.1 100 ")
+        await served.client.send_all(b"{}")
+        assert (await served.client.receive_some(4096)).startswith(b"HTTP/1.1 200 OK")
+        nursery.cancel_scope.cancel()
+    assert served.asked[0].body == b"{}"
+
+
+async def test_an_idle_connection_is_closed(autojump_clock: Any) -> None:
+    served = Served()
+    assert await served.answers(b"", end=False) == b""
+    assert served.ended == 0
+    assert trio.current_time() == pytest.approx(SMALL.idle_s, abs=0.1)
+
+
+async def test_half_a_request_is_not_waited_for_for_ever(autojump_clock: Any) -> None:
+    served = Served()
+    got = await served.answers(b"GET / HT", end=False)
+    assert got.startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_client_that_goes_ends_what_was_done_for_it(autojump_clock: Any) -> None:
+    served = Served(answer="never")
+    assert await served.answers(get("/")) == b""
+    assert served.cancelled
+    assert isinstance(served.ended, ClientGone)
+
+
+class Endless:
+    """A stream of lines that never ends."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+        self.given = 0
+
+    async def next(self) -> bytes | None:
+        await trio.lowlevel.checkpoint()
+        self.given += 1
+        return b"x" * 65536
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+async def test_a_client_that_does_not_read_is_given_up(autojump_clock: Any) -> None:
+    source = Endless()
+    client, stream = trio.testing.lockstep_stream_pair()
+    connection = HttpConnection(stream, _always(Streamed(source=source)), SMALL)
+    gone = None
+
+    async def serve() -> None:
+        nonlocal gone
+        try:
+            await connection.run()
+        except ClientGone as error:
+            gone = error
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        await client.send_all(get("/v1/events"))
+    assert gone is not None
+    assert source.closed == 1
+    assert source.given <= 1
+    assert trio.current_time() == pytest.approx(SMALL.write_s, abs=0.1)
+
+
+def _always(answer: Answer) -> Any:
+    async def handle(_: Request) -> Answer:
+        await trio.lowlevel.checkpoint()
+        return answer
+
+    return handle
+
+
+class Two:
+    """A stream of two lines."""
+
+    def __init__(self) -> None:
+        self._left = [b"one\n", b"two\n"]
+        self.closed = 0
+
+    async def next(self) -> bytes | None:
+        await trio.lowlevel.checkpoint()
+        return self._left.pop(0) if self._left else None
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+async def test_a_stream_that_ends_leaves_the_connection_usable(autojump_clock: Any) -> None:
+    source = Two()
+    served = Served(answer=Streamed(source=source))
+    got = await served.answers(get("/a") + get("/b"))
+    assert got.count(b"HTTP/1.1 200 OK") == 2
+    assert b"4\r\none\n\r\n4\r\ntwo\n\r\n0\r\n\r\n" in got
+    assert source.closed == 2
+
+
+@given(data=st.binary(max_size=300))
+def test_any_bytes_end_a_connection_or_wait_for_more(data: bytes) -> None:
+    async def one() -> None:
+        served = Served()
+        await served.answers(data)
+        assert served.ended is not None
+
+    trio.run(one, clock=trio.testing.MockClock(autojump_threshold=0))

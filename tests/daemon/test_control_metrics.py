@@ -1,0 +1,105 @@
+"""The metrics' own address: what it answers, to whom, and that it is bounded by itself."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+import trio
+
+from bbnode.daemon.control import token as tokens
+from bbnode.daemon.control.async_client import AsyncControlClient
+from bbnode.daemon.control.errors import TcpRefused
+from bbnode.daemon.control.listen import parse_metrics, tcp_listener
+from bbnode.daemon.control.server import ControlLimits
+from bbnode.ir.errors import EnvironmentFault
+from tests.daemon.live import running
+
+
+async def scraped(port: int, request: str, header: str = "") -> tuple[bytes, bytes]:
+    """Status and body of one request to a port of this machine."""
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(
+            f"{request} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}\r\n".encode()
+        )
+        told = b""
+        while part := await stream.receive_some(65536):
+            told += part
+    head, _, body = told.partition(b"\r\n\r\n")
+    return head.split()[1], body
+
+
+async def test_metrics_listen_elsewhere_with_the_token_and_answer_nothing_else(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "shared.token"
+    token = tokens.load_or_create_token(file)
+    flags = {"control.metrics": "0.0.0.0:0", "control.token_file": str(file)}
+    async with running(tmp_path, client=False, **flags) as live:
+        assert live.plane.server.tcp_port is None
+        port = live.plane.server.metrics_port
+        assert port is not None
+        assert not tokens.token_file(live.state_dir).exists()
+        bearer = f"Authorization: Bearer {token}\r\n"
+        assert (await scraped(port, "GET /metrics"))[0] == b"401"
+        assert (await scraped(port, "GET /metrics", f"{bearer[:-3]}x\r\n"))[0] == b"401"
+        status, body = await scraped(port, "GET /metrics", bearer)
+        assert status == b"200"
+        assert b"bbnode_ready 1.0" in body
+        for path in ("/healthz", "/readyz"):
+            assert (await scraped(port, f"GET {path}", bearer))[0] == b"200"
+        assert await scraped(port, "HEAD /metrics", bearer) == (b"200", b"")
+        for request in ("GET /v1/status", "GET /v1/config", "POST /v1/stop", "POST /metrics"):
+            status, body = await scraped(port, request, bearer)
+            assert (status, b"UnknownPath" in body) == (b"404", True)
+        assert (
+            await scraped(port, "POST /v1/stop", f"{bearer}Content-Length: 9\r\n\r\n123456789")
+        )[0] == b"413"
+        assert not live.stopped
+
+
+async def test_metrics_on_loopback_need_no_token(tmp_path: Path) -> None:
+    async with running(tmp_path, client=False, **{"control.metrics": "127.0.0.1:0"}) as live:
+        port = live.plane.server.metrics_port
+        assert port is not None
+        assert (await scraped(port, "GET /metrics"))[0] == b"200"
+        assert (await scraped(port, "GET /v1/status"))[0] == b"404"
+        assert not tokens.token_file(live.state_dir).exists()
+
+
+async def test_those_who_scrape_keep_no_operator_out(tmp_path: Path) -> None:
+    limits = ControlLimits(connections=1, scrapers=1)
+    flags = {"control.metrics": "127.0.0.1:0"}
+    async with running(tmp_path, client=False, limits=limits, **flags) as live:
+        port = live.plane.server.metrics_port
+        assert port is not None
+        async with await trio.open_tcp_stream("127.0.0.1", port):
+            while not live.plane.server.counters()["control.connections"]:
+                await trio.lowlevel.checkpoint()
+            assert (await scraped(port, "GET /metrics"))[0] == b"503"
+            async with AsyncControlClient(live.socket) as client:
+                await client.get("/v1/status")
+
+
+@pytest.mark.parametrize(
+    "address", ["", "9470", ":9470", "host:1", "0.0.0.0:", "0.0.0.0:70000", "0.0.0.0:" + "1" * 5000]
+)
+def test_metrics_listen_on_an_address_of_this_machine(address: str) -> None:
+    with pytest.raises(TcpRefused, match=r"0\.0\.0\.0:9470"):
+        parse_metrics(address)
+
+
+def test_metrics_may_listen_on_any_interface() -> None:
+    assert parse_metrics("0.0.0.0:9470") == ("0.0.0.0", 9470)
+    assert parse_metrics("[::]:0") == ("::", 0)
+
+
+async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port = taken.getsockname()[1]
+        refused = pytest.raises(EnvironmentFault, match=r"control\.metrics 127\.0\.0\.1, port")
+        with refused, tcp_listener("127.0.0.1", port, key="control.metrics"):
+            pass

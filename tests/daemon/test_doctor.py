@@ -1,0 +1,149 @@
+"""The doctor: what it finds, and that it leaves everything as it was."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from bbnode.daemon import doctor, paths
+from bbnode.daemon.config_sources import ResolvedConfig, resolve
+from bbnode.daemon.doctor import Verdict
+from bbnode.transport.identity import create_identity
+
+PEER = "12D3KooWLkHMEPJ3cTgdLCx8X6wT38PaozEnDAmXZnTNyuSyCdJr"
+
+
+@pytest.fixture
+def node(tmp_path: Path):
+    def make(**flags: object) -> ResolvedConfig:
+        given = {
+            "node.state_dir": str(tmp_path / "state"),
+            "artifact.module": "bbnode.examples.federated_digits:FederatedRound",
+            "artifact.targets": ["server"],
+            **{key.replace("__", "."): value for key, value in flags.items()},
+        }
+        return resolve(None, environ={}, flags=given)
+
+    return make
+
+
+def _found(resolved: ResolvedConfig) -> dict[str, doctor.Finding]:
+    return {finding.check: finding for finding in doctor.examine(resolved)}
+
+
+def test_a_healthy_node_passes_and_gets_no_identity(node, tmp_path: Path) -> None:
+    found = _found(node())
+    assert list(found) == list(doctor.CHECKS)
+    for check in ("state directory", "daemon", "disk", "ports", "artifact", "components"):
+        assert found[check].verdict is Verdict.PASSED, found[check]
+    assert found["identity"].verdict is Verdict.WARNING
+    assert found["bootstrap"].verdict is Verdict.SKIPPED
+    assert not paths.identity_file(tmp_path / "state").exists()
+
+
+def test_an_identity_that_others_can_read_fails(node, tmp_path: Path) -> None:
+    paths.make_state_dir(tmp_path / "state")
+    key = paths.identity_file(tmp_path / "state")
+    create_identity(key)
+    assert _found(node())["identity"].verdict is Verdict.PASSED
+    key.chmod(0o644)
+    assert _found(node())["identity"].verdict is Verdict.FAILED
+
+
+def test_ports_that_are_taken_and_peers_that_are_silent(node) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket() as closed:
+        port = taken.getsockname()[1]
+        closed.bind(("127.0.0.1", 0))
+        silent = f"/ip4/127.0.0.1/tcp/{closed.getsockname()[1]}/p2p/{PEER}"
+        there = f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}"
+        found = _found(
+            node(network__listen=[f"/ip4/127.0.0.1/tcp/{port}"], network__bootstrap=[silent])
+        )
+        assert found["ports"].verdict is Verdict.FAILED
+        assert str(port) in found["ports"].remedy
+        assert found["bootstrap"].verdict is Verdict.FAILED
+        found = _found(node(network__bootstrap=[silent, there]))
+        assert found["bootstrap"].verdict is Verdict.WARNING
+        assert silent in found["bootstrap"].detail
+        found = _found(node(network__bootstrap=[there]))
+        assert found["bootstrap"].verdict is Verdict.PASSED
+
+
+def test_a_running_daemon_has_the_ports(node) -> None:
+    resolved = node()
+    with (
+        paths.lock_state_dir(resolved.state_dir),
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        taken = f"/ip4/127.0.0.1/tcp/{listener.getsockname()[1]}"
+        found = _found(node(network__listen=[taken]))
+    assert "in use by process" in found["daemon"].detail
+    assert found["ports"].verdict is Verdict.PASSED
+
+
+def test_a_missing_artifact_and_wrong_settings(node, tmp_path: Path) -> None:
+    missing = resolve(
+        None,
+        environ={},
+        flags={
+            "node.state_dir": str(tmp_path / "state"),
+            "artifact.path": str(tmp_path / "none.onnx"),
+            "artifact.targets": ["server"],
+        },
+    )
+    found = _found(missing)
+    assert found["artifact"].verdict is Verdict.FAILED
+    assert found["components"].verdict is Verdict.SKIPPED
+    found = _found(node(artifact__targets=["nobody"]))
+    assert found["components"].verdict is Verdict.FAILED
+    assert "nobody" in found["components"].detail
+
+
+def test_a_disk_that_is_nearly_full(node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "MIN_FREE_BYTES", 1 << 60)
+    assert _found(node())["disk"].verdict is Verdict.FAILED
+
+
+@pytest.mark.parametrize(
+    ("kernel", "verdict"),
+    [
+        ((True, 1000), Verdict.PASSED),
+        ((False, 1000), Verdict.WARNING),
+        ((True, 10**9), Verdict.WARNING),
+        (None, Verdict.SKIPPED),
+    ],
+)
+def test_the_clock(node, monkeypatch: pytest.MonkeyPatch, kernel, verdict: Verdict) -> None:
+    monkeypatch.setattr(doctor, "_kernel_clock", lambda: kernel)
+    assert _found(node())["clock"].verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verdict", "says"),
+    [
+        (["failed", "reached", "skipped"], Verdict.PASSED, "/ip4/192.0.2.1/tcp/4001"),
+        (["failed", "skipped"], Verdict.FAILED, "connection refused"),
+        (["skipped"], Verdict.WARNING, "/ip4/198.51.100.7/tcp/50000"),
+        ([], Verdict.SKIPPED, "only dials"),
+    ],
+)
+def test_what_a_peer_that_dialled_back_says(
+    outcomes: list[str], verdict: Verdict, says: str
+) -> None:
+    rows = [
+        {"address": f"/ip4/192.0.2.{n}/tcp/4001", "outcome": each, "detail": "connection refused"}
+        for n, each in enumerate(outcomes)
+    ]
+    found = doctor.judge_dial_back(
+        {"peer": PEER, "seen_at": "/ip4/198.51.100.7/tcp/50000", "addresses": rows}
+    )
+    assert found.verdict is verdict
+    assert says in found.detail
+    assert bool(found.remedy) is (verdict in (Verdict.FAILED, Verdict.WARNING))
+
+
+def test_nobody_dials_back_while_no_daemon_runs(node) -> None:
+    found = _found(node(network__listen=["/ip4/127.0.0.1/tcp/0"]))
+    assert found["dial-back"].verdict is Verdict.SKIPPED

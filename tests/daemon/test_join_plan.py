@@ -1,0 +1,107 @@
+"""What would run here, before it does."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from onnx import ModelProto
+
+from bbnode.compiler import Compiler
+from bbnode.components.data_sources import ArrayDataSource, ArrayDataSourceConfig
+from bbnode.components.registry import concrete
+from bbnode.daemon import config_sources
+from bbnode.daemon.artifact import Artifact
+from bbnode.daemon.join_errors import ComponentsMissing, SlotsNotConfigured, TargetNeeded
+from bbnode.daemon.join_plan import Plan, choose_target, make_plan
+from bbnode.dsl import DataSourceSlot, Graph, Module, types
+from bbnode.engine.errors import UnknownTarget, UnsupportedOps
+from tests.daemon.live import compiled
+
+
+class Feed(Module):
+    """A client with a source that it sets itself, and one that the program sets."""
+
+    home = "client"
+
+    def body(self, g: Graph) -> None:
+        tick = g.input("tick", types.TRIGGER)
+        config = ArrayDataSourceConfig(path="/etc/secret.npz", features="f" * 200)
+        for name, slot in (
+            ("own", DataSourceSlot("own")),
+            ("set", DataSourceSlot("set", concrete=concrete(ArrayDataSource, config))),
+        ):
+            g.output(name, slot.on_data_loaded(g, after=tick))
+
+
+@cache
+def feed() -> ModelProto:
+    return Compiler().bind_data_source("own", ArrayDataSource).compile(Feed().build())
+
+
+def planned(model: ModelProto, target: str = "client", **flags: Any) -> Plan:
+    resolved = config_sources.resolve(
+        None, environ={}, flags={"artifact.path": "a", "artifact.targets": [target], **flags}
+    )
+    return make_plan(Artifact(model=model, sha256="0" * 64, size=1), resolved.config)
+
+
+def artifact(model: ModelProto) -> Artifact:
+    return Artifact(model=model, sha256="0" * 64, size=1)
+
+
+def test_slots_show_what_the_artifact_sets_and_what_is_to_be_set_here() -> None:
+    plan = planned(feed())
+    assert plan.classes == ("client",)
+    own, given = plan.slots
+    assert (own.slot, own.component, own.installed) == ("own", "bbnode.ArrayDataSource", True)
+    assert own.given == {}
+    assert own.settings == ("path", "features", "labels", "batch_size", "seed")
+    assert given.given["path"] == "/etc/secret.npz"
+    assert given.given["features"] == "f" * 80 + "…"
+    assert given.settings == ()
+    assert not given.fault
+    shown = plan.as_json()
+    assert shown["slots"][0]["fault"] == own.fault
+    assert shown["limits"]["envelope_bytes"] == 256 * 2**20
+
+
+def test_a_slot_without_a_setting_that_it_needs_stops_the_join() -> None:
+    with pytest.raises(SlotsNotConfigured, match=r"--set slots\.own\.SETTING=VALUE") as caught:
+        planned(feed()).check()
+    assert "'path'" in str(caught.value)
+    plan = planned(feed(), **{"slots.own.path": "/data.npz"})
+    plan.check()
+    with pytest.raises(SlotsNotConfigured, match="no setting 'pth'; did you mean 'path'"):
+        planned(feed(), **{"slots.own.pth": "/data.npz"}).check()
+
+
+def test_what_is_not_installed_is_listed_and_never_fetched() -> None:
+    model = ModelProto()
+    model.CopyFrom(feed())
+    for entry in model.metadata_props:
+        entry.value = entry.value.replace("bbnode.ArrayDataSource", "acme.Lake")
+    plan = planned(model, **{"slots.own.path": "/data.npz"})
+    assert {slot.component: slot.installed for slot in plan.slots} == {"acme.Lake": False}
+    with pytest.raises(ComponentsMissing, match=r"acme\.Lake; install the packages"):
+        plan.check()
+
+
+def test_ops_that_this_engine_lacks_stop_the_join() -> None:
+    model = ModelProto()
+    model.CopyFrom(compiled())
+    for function in model.functions:
+        if function.name.startswith("client#"):
+            function.node[0].op_type = "FromTheFuture"
+    with pytest.raises(UnsupportedOps, match="FromTheFuture"):
+        planned(model).check()
+
+
+def test_a_target_is_named_or_the_only_one() -> None:
+    assert choose_target(artifact(feed()), None).startswith("client#")
+    assert choose_target(artifact(compiled()), "server") == "server"
+    with pytest.raises(TargetNeeded, match="client#"):
+        choose_target(artifact(compiled()), None)
+    with pytest.raises(UnknownTarget, match="there is"):
+        planned(feed(), "server")

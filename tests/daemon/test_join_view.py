@@ -1,0 +1,65 @@
+"""The progress of a joined node, as lines and on a terminal."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import trio
+import trio.testing
+from rich.console import Console
+
+from bbnode.daemon.join_view import JoinView
+from tests.daemon.live import CLIENT, SERVER, Live, running
+
+
+async def shown(live: Live, view: JoinView) -> None:
+    """Run the view beside a node that has a round, is asked to stop, and loses its peer."""
+    with view:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(view.run, live.plane.host)
+            await trio.testing.wait_all_tasks_blocked()
+            live.plane.publish({"type": "peer_up", "peer": str(CLIENT), "classes": ["client"]})
+            live.plane.publish({"type": "telemetry"})
+            live.plane.publish({"type": "peer_down", "peer": str(SERVER), "reason": "\x1b[2J"})
+            live.plane.publish({"type": "stopping"})
+            await live.plane.finish()
+
+
+def console(*, terminal: bool) -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    made = Console(file=out, force_terminal=terminal, width=120, highlight=False, markup=False)
+    return made, out
+
+
+async def test_lines_say_what_happened_once(tmp_path: Path) -> None:
+    made, out = console(terminal=False)
+    async with running(tmp_path) as live:
+        await shown(live, JoinView(made, inviter=str(SERVER)))
+    lines = out.getvalue().splitlines()
+    assert f"connected with {str(CLIENT)[-8:]}, which plays client" in lines
+    assert f"lost {str(SERVER)[-8:]} (inviter): �[2J" in lines
+    assert "leaving" in lines
+    told = [line for line in lines if "executions, waiting for a round to begin" in line]
+    assert len(told) == 1
+
+
+async def test_a_terminal_has_peers_and_what_is_waited_for(tmp_path: Path) -> None:
+    made, out = console(terminal=True)
+    async with running(tmp_path) as live:
+        await shown(live, JoinView(made, inviter=str(CLIENT)))
+    text = out.getvalue()
+    assert f"{str(CLIENT)[-8:]} (inviter)" in text
+    assert "direct" in text
+    assert "Ctrl-C leaves" in text
+    assert "\x1b[2J" not in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor is shown again
+
+
+async def test_a_node_that_nobody_answers_says_so(tmp_path: Path) -> None:
+    made, out = console(terminal=True)
+    async with running(tmp_path, client=False) as live:
+        live.backend.keep_connected(CLIENT, live.backend.listen_addresses())
+        await shown(live, JoinView(made, inviter=str(CLIENT)))
+    assert "not connected" in out.getvalue()
+    assert str(CLIENT) in out.getvalue()

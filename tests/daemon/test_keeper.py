@@ -1,0 +1,108 @@
+"""Checkpoints of a running node: at their period, on demand, and the newest that is accepted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from bbnode.daemon import checkpoint, paths
+from bbnode.daemon.checkpoint import Checkpoint
+from bbnode.daemon.keeper import Keeper, take_up
+from bbnode.engine.errors import SnapshotRefused
+
+SHA = "a" * 64
+
+
+class _Node:
+    """Refuses the snapshots that it is told to."""
+
+    def __init__(self, refuse: tuple[bytes, ...] = ()) -> None:
+        self.refuse = refuse
+        self.restored: bytes | None = None
+        self.taken = 0
+        self.told_ns = -1
+
+    def restore(self, data: bytes) -> None:
+        if data in self.refuse:
+            raise SnapshotRefused("not this one")
+        self.restored = data
+
+    def snapshot(self, now_ns: int) -> bytes:
+        self.taken += 1
+        self.told_ns = now_ns
+        return b"%d" % self.taken
+
+
+def _written(state_dir: Path, *states: bytes) -> None:
+    for number, state in enumerate(states):
+        checkpoint.write(
+            state_dir, Checkpoint(artifact_sha256=SHA, node=state, rounds_done={"s": number})
+        )
+
+
+@pytest.mark.parametrize(
+    ("refused", "taken_up", "installs"),
+    [((), b"new", 1), ((b"new",), b"old", 2), ((b"new", b"old"), None, 3)],
+)
+def test_the_newest_that_the_node_accepts(
+    tmp_path: Path, refused: tuple[bytes, ...], taken_up: bytes | None, installs: int
+) -> None:
+    _written(tmp_path, b"old", b"new")
+    made: list[_Node] = []
+
+    def install() -> _Node:
+        made.append(_Node(refused))
+        return made[-1]
+
+    node, saved = take_up(tmp_path, SHA, install)  # type: ignore[arg-type]
+    assert node is made[-1]  # type: ignore[comparison-overlap]
+    assert made[-1].restored == taken_up
+    assert (None if saved is None else saved.node) == taken_up
+    assert len(made) == installs
+
+
+async def test_checkpoints_come_at_their_period(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    node = _Node()
+    keeper = Keeper(tmp_path, SHA, node, [])  # type: ignore[arg-type]
+    times: list[float] = []
+    seen = trio.Event()
+
+    def saved(now_s: float) -> None:
+        nonlocal seen
+        times.append(now_s)
+        seen.set()
+        seen = trio.Event()
+
+    keeper.on_saved = saved
+    began = trio.current_time()
+    nursery.start_soon(keeper.run)
+    with trio.move_on_after(1000):
+        await seen.wait()
+    assert times == []  # no period, none
+    keeper.set_period(60)
+    await seen.wait()
+    await seen.wait()
+    keeper.set_period(7)
+    await seen.wait()
+    assert [t - began for t in times] == pytest.approx([1060, 1120, 1127])
+    assert node.told_ns == pytest.approx(times[-1] * 1e9)  # not when it was polled last
+
+
+async def test_a_disk_that_refuses_costs_only_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = Keeper(tmp_path, SHA, _Node(), [])  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        checkpoint, "write", lambda *_: (_ for _ in ()).throw(paths.StorageError("disk full"))
+    )
+    await keeper.save()
+    assert "no checkpoint" in caplog.text
+    with pytest.raises(paths.StorageError):
+        await keeper.save_now()
+    monkeypatch.undo()
+    assert await keeper.save_now() == 1

@@ -1,0 +1,87 @@
+"""The metrics page: names, units, bounded labels, and that Prometheus' own parser reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from bbnode.daemon.control.async_client import AsyncControlClient
+from bbnode.daemon.metrics import MAX_PEER_SERIES, counter_metrics, render
+from bbnode.engine import steps
+from bbnode.ir.peer import PeerId
+from tests.daemon.live import CLIENT, LIMIT_S, running
+from tests.daemon.test_control_api import QUESTION, raw
+
+
+def samples(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_the_page_has_what_the_node_counts_with_units(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        async with AsyncControlClient(live.socket) as client:
+            body = {"target": "server", "inputs": QUESTION, "wait_s": LIMIT_S}
+            await client.post("/v1/invoke", body)
+        page = (await raw(live, "/metrics")).decode()
+        head, _, text = page.partition("\r\n\r\n")
+        assert "text/plain" in head
+        found = samples(text)
+        assert found["bbnode_ready", ()] == 1
+        assert found["bbnode_executions_total", ()] >= 1
+        assert found["bbnode_ops_fired_total", ()] > 1
+        assert found["bbnode_peers_connected", ()] == 1
+        assert found["bbnode_peer_received_bytes_total", (str(CLIENT),)] > 0
+        assert found["bbnode_peer_sent_bytes_total", (str(CLIENT),)] > 0
+        assert ("bbnode_peer_round_trip_seconds", (str(CLIENT),)) in found
+        assert found["bbnode_peer_connections", ("inbound",)] == 1
+        assert found["bbnode_transport_outbound_envelopes_total", ()] >= 1
+        assert found["bbnode_transport_connections", ()] == 1
+        assert found["bbnode_transport_queued_bytes", ()] == 0
+        assert found["bbnode_uptime_seconds", ()] >= 0
+        assert found["process_resident_memory_bytes", ()] > 1e6
+        assert ("python_gc_collections_total", ("0",)) in found
+        ours = [name for name, _ in found if not name.startswith(("process_", "python_"))]
+        assert all(name.startswith("bbnode_") for name in ours)
+
+
+async def test_peers_beyond_the_bound_are_summed_up(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        await live.until(steps.PeerUp)
+        (one,) = live.backend.peers()
+        many = [
+            dataclasses.replace(one, peer=PeerId.from_seed(n), bytes_in=1000 - n, bytes_out=0)
+            for n in range(MAX_PEER_SERIES + 5)
+        ]
+        live.backend.peers = lambda: many  # type: ignore[method-assign]
+        found = samples(render(live.plane.host).decode())
+        series = [k for k in found if k[0] == "bbnode_peer_received_bytes_total"]
+        assert len(series) == MAX_PEER_SERIES + 1
+        rest = sum(1000 - n for n in range(MAX_PEER_SERIES, MAX_PEER_SERIES + 5))
+        assert found["bbnode_peer_received_bytes_total", ("other",)] == rest
+
+
+def test_a_reason_is_a_label_and_a_gauge_has_no_total() -> None:
+    made = {
+        sample.name: (sample.labels, sample.value)
+        for metric in counter_metrics(
+            {
+                "gate.denied.blocklisted": 2,
+                "receive.failed.DecodeError": 1,
+                "bus.waiting": 3,
+                "driver.QueueFullError": 4,
+            }
+        )
+        for sample in metric.samples
+    }
+    assert made == {
+        "bbnode_gate_denials_total": ({"reason": "blocklisted"}, 2.0),
+        "bbnode_receive_failures_total": ({"kind": "DecodeError"}, 1.0),
+        "bbnode_bus_waiting": ({}, 3.0),
+        "bbnode_driver_queue_full_error_total": ({}, 4.0),
+    }
