@@ -15,7 +15,7 @@ from typing import Any
 from bbnode.daemon import paths
 from bbnode.daemon.artifact import parse_artifact, serialize
 from bbnode.daemon.build import compile_module
-from bbnode.daemon.control_client import ControlClient
+from bbnode.daemon.control.client import ControlClient
 from bbnode.daemon.demo import PROGRAM
 from bbnode.daemon.demo_nodes import DemoNode, choose_port, make_folder, make_nodes
 
@@ -60,14 +60,14 @@ class Cluster:
 
     def ask(self, node: DemoNode, command: str) -> dict[str, Any]:
         with ControlClient(paths.control_socket(node.state_dir), timeout_s=PATIENCE_S) as client:
-            return client.call(command)
+            return client.get(f"/v1/{command}")
 
 
 class Events:
     """The event stream of a daemon, with bounded waits."""
 
     def __init__(self, client: ControlClient) -> None:
-        self._stream = client.events()
+        self._stream = client.stream("/v1/events")
         self.seen: list[dict[str, Any]] = []
 
     def until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:

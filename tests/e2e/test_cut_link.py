@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bbnode.daemon import paths
-from bbnode.daemon.control_client import ControlClient
+from bbnode.daemon.control.client import ControlClient
 from bbnode.transport.identity import load_identity
 from tests.e2e.cluster import Events, wait_for_ready
 
@@ -81,7 +81,7 @@ def test_a_cut_link_is_noticed_within_twenty_seconds(
             ControlClient(socket, timeout_s=60.0) as control,
         ):
             events = Events(subscribed)
-            if not control.call("status")["peers"]:
+            if not control.get("/v1/status")["peers"]:
                 events.until(lambda e: e["type"] == "peer_up")
             ip("-n", namespaces["server"], "link", "set", "bbv0", "down")
             begun = time.monotonic()

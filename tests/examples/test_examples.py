@@ -19,18 +19,21 @@ import bbnode.examples
 from bbnode.compiler import Compiler, target_names
 from bbnode.compiler.errors import UnboundDependency, UnresolvedType
 from bbnode.components import ConnectedView, OrtBackend, ReferenceBackend
+from bbnode.components.contracts import ComponentError
+from bbnode.daemon.build import compile_module
 from bbnode.engine import steps
 from bbnode.examples import (
     both_sides,
     component_with_dependency,
     custom_index,
     custom_pass,
+    gossip_averaging,
     multi_target,
     polymorphic_types,
     quickstart,
 )
 from bbnode.ir.values import TRIGGER
-from bbnode.sim import MS, Network
+from bbnode.sim import MS, Link, Network, S
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -336,3 +339,74 @@ def test_a_station_deals_its_readings_in_batches() -> None:
     assert [numbers.tolist() for _, numbers in batches] == [[0, 1], [2]]
     assert np.concatenate([batch for batch, _ in batches]).tolist() == polymorphic_types.READINGS
     assert station.num_samples == 3
+
+
+# --- gossip averaging ----------------------------------------------------------------------
+
+
+def test_gossip_averaging_gets_to_the_mean_whatever_happens(capsys) -> None:
+    first, *progress, counts, last, books = printed(capsys, gossip_averaging)
+    assert first == "8 peers; the mean of their vectors is [3.5, 17.5]"
+    far = [float(line.rpartition(" ")[2]) for line in progress]
+    assert far[0] > 0.1
+    assert far[-1] < 1e-9
+    numbers = re.fullmatch(r"(\d+) messages, (\d+) lost, (\d+) doubled", counts)
+    assert numbers is not None
+    assert all(int(number) > 50 for number in numbers.groups())
+    assert last == "peer-3 came back from what it had saved and says [ 3.5 17.5]"
+    assert float(books.rpartition(" ")[2]) < 1e-9
+
+
+def gossiping(values, link: Link | None = None) -> Network:
+    network = Network(link=link)
+    for number, value in enumerate(values):
+        gossip_averaging.add_peer(network, gossip_averaging.compile_program(), number, value)
+    return network
+
+
+def test_mass_that_is_under_way_comes_back_with_the_next_message() -> None:
+    """All messages are lost for a while: what they carried is only late."""
+    network = gossiping([(0.0,), (10.0,)], Link(loss=1.0))
+    network.run(until=S)
+    peers = [gossip_averaging.push_sum(node) for node in network.nodes]
+    assert sum(peer.held[-1] for peer in peers) < 1e-5
+    network.set_links(Link())
+    network.run(until=4 * S + 10 * MS)  # between two ticks, with nothing under way
+    assert sum(peer.held[-1] for peer in peers) == pytest.approx(2)
+    assert [peer.estimate()[0] for peer in peers] == [pytest.approx(5)] * 2
+
+
+def test_a_share_of_another_length_is_refused() -> None:
+    network = gossiping([(1.0,), (1.0, 2.0)])
+    network.run(until=S)
+    for node in network.nodes:
+        assert {failed.kind for failed in node.failures()} == {"UnusableShare"}
+        assert not node.values("estimate")
+        assert gossip_averaging.push_sum(node).imbalance() < 1e-12
+
+
+def test_a_peer_saves_its_books_to_the_last_bit() -> None:
+    network = gossiping([(0.1,), (0.2,), (0.7,)])
+    network.run(until=S)
+    known = gossip_averaging.push_sum(network.nodes[0])
+    fresh = gossip_averaging.PushSum(known.config)
+    fresh.restore(known.serialize())
+    assert fresh.serialize() == known.serialize()
+    assert fresh.held.tolist() == known.held.tolist()
+    for garbage in (b"", b"[]", b"[1, 2, 3]", b'[[1], {}, {"a": "b"}]', b"\xff"):
+        with pytest.raises(ComponentError, match="not ours"):
+            fresh.restore(garbage)
+    assert fresh.serialize() == known.serialize()
+
+
+def test_books_have_a_bound(monkeypatch) -> None:
+    monkeypatch.setattr(gossip_averaging, "MAX_NEIGHBOURS", 1)
+    network = gossiping([(0.0,)] * 3)
+    network.run(until=S)
+    assert {f.kind for n in network.nodes for f in n.failures()} == {"TooManyNeighbours"}
+    assert all(gossip_averaging.push_sum(node).imbalance() < 1e-12 for node in network.nodes)
+
+
+def test_a_daemon_compiles_the_same_program() -> None:
+    made = compile_module("bbnode.examples.gossip_averaging:GossipAveraging", {})
+    assert made == gossip_averaging.compile_program()

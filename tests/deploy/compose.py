@@ -1,0 +1,201 @@
+"""deploy/compose.yaml as Compose reads it: merged, variables filled in, and run without an engine.
+
+`Testbed` starts services' own commands as processes: a directory stands for each volume, loopback
+for the network, and every path and address in commands, variables and files is rewritten to it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DEPLOY = Path(__file__).parent.parent.parent / "deploy"
+FILE = DEPLOY / "compose.yaml"
+# What the Dockerfile says for every service that is made from it.
+ENTRYPOINT, COMMAND = ["bbnode"], ["run"]
+# Only ends a test that would hang.
+PATIENCE_S = 120.0
+
+_VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)(?::-([^}]*))?\})")
+
+
+def load(environ: dict[str, str] | None = None) -> dict[str, Any]:
+    """The file with its merges and variables, as `docker compose config` shows it."""
+    filled = _fill(yaml.safe_load(FILE.read_text("utf-8")), environ or {})
+    assert isinstance(filled, dict)
+    return filled
+
+
+def _fill(item: Any, environ: dict[str, str]) -> Any:
+    if isinstance(item, dict):
+        return {name: _fill(child, environ) for name, child in item.items()}
+    if isinstance(item, list):
+        return [_fill(child, environ) for child in item]
+    if not isinstance(item, str):
+        return item
+
+    def value(found: re.Match[str]) -> str:
+        if found[1]:
+            return "$"
+        assert found[3] is not None, f"{found[0]} has no default"
+        return environ.get(found[2], found[3])
+
+    return _VARIABLE.sub(value, item)
+
+
+def mounts(service: dict[str, Any]) -> list[tuple[str | None, str]]:
+    """Source (None for a volume without a name) and target of each mount."""
+    found: list[tuple[str | None, str]] = []
+    for text in service.get("volumes", []):
+        parts = text.split(":")
+        found.append((None, parts[0]) if len(parts) == 1 else (parts[0], parts[1]))
+    return found
+
+
+def argv(service: dict[str, Any]) -> list[str]:
+    """What the container runs."""
+    if "entrypoint" in service:
+        return [*service["entrypoint"], *service.get("command", [])]
+    return ENTRYPOINT + list(service.get("command", COMMAND))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Testbed:
+    """Containers as processes; a context manager that ends all that it started."""
+
+    __test__ = False
+
+    def __init__(self, **environ: str) -> None:
+        # Short: a unix socket's path has a bound.
+        self.root = Path(tempfile.mkdtemp(prefix="bb-", dir="/tmp"))
+        self.file = load(environ)
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._metrics: dict[str, int] = {}
+        (self.root / "bin").mkdir()
+        script = self.root / "bin" / "bbnode"
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} -m bbnode "$@"\n')
+        script.chmod(0o755)
+
+    def __enter__(self) -> Testbed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait(PATIENCE_S)
+        shutil.rmtree(self.root)
+
+    def metrics_port(self, container: str) -> int:
+        """Where that container's 9470 is."""
+        return self._metrics.setdefault(container, free_port())
+
+    def directory(self, container: str, target: str) -> Path:
+        """What stands for a container's mount, or the file that is mounted there."""
+        service = self.file["services"][container.partition("-")[0]]
+        source = {t: s for s, t in mounts(service)}[target]
+        if source is not None and source.startswith("."):
+            return self._rewritten(container, DEPLOY / source, target)
+        made = self.root / (f"anonymous-{container}" if source is None else source)
+        made.mkdir(exist_ok=True)
+        return made
+
+    def start(self, container: str) -> subprocess.Popen[bytes]:
+        """Start `SERVICE` or `SERVICE-N`; its output goes to a file of that name."""
+        service = self.file["services"][container.partition("-")[0]]
+        work = self.directory(container, "/data")
+        environ = {
+            "PATH": f"{self.root / 'bin'}:{os.environ['PATH']}",
+            "HOME": str(work),
+            # As an engine names a container: twelve hex digits.
+            "HOSTNAME": f"{0xC0FFEE000000 + len(self.processes):x}",
+            **service.get("environment", {}),
+        }
+        with (self.root / f"{container}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [self._local(container, word) for word in argv(service)],
+                cwd=work,
+                env={n: self._local(container, str(v)) for n, v in environ.items()},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.processes[container] = process
+        return process
+
+    def run(self, container: str) -> None:
+        """Run a service that ends; it has to end well."""
+        assert self.start(container).wait(PATIENCE_S) == 0, self.log(container)
+
+    def stop(self, container: str) -> int:
+        """SIGTERM, as `docker compose stop`; returns the exit code."""
+        process = self.processes[container]
+        process.send_signal(signal.SIGTERM)
+        return process.wait(PATIENCE_S)
+
+    def check_health(self, container: str, *, timeout_s: float | None = None) -> None:
+        """Run the service's own health check until it says yes."""
+        test = self.file["services"][container.partition("-")[0]]["healthcheck"]["test"]
+        words = test[1:]
+        if timeout_s is not None:
+            words = [*words[:-1], str(timeout_s)]
+        done = self.exec(container, *words)
+        assert done.returncode == 0, done.stderr + self.log(container)
+
+    def exec(self, container: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in a container, as `docker compose exec`."""
+        work = self.directory(container, "/data")
+        return subprocess.run(
+            words,
+            cwd=work,
+            env={"PATH": f"{self.root / 'bin'}:{os.environ['PATH']}", "HOME": str(work)},
+            timeout=PATIENCE_S,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def log(self, container: str) -> str:
+        """What a container wrote."""
+        return (self.root / f"{container}.log").read_text("utf-8", "replace")
+
+    def _local(self, container: str, text: str) -> str:
+        """A text of the compose file with this machine's paths, addresses and ports."""
+        service = self.file["services"][container.partition("-")[0]]
+        for _, target in mounts(service):
+            # Not within another word: /data is no part of slots.data.
+            pattern = rf"(?<![\w.]){re.escape(target)}(?![\w-])"
+            text = re.sub(pattern, str(self.directory(container, target)), text)
+        return self._addresses(container, text)
+
+    def _addresses(self, container: str, text: str) -> str:
+        server = self.file["services"]["server"]["networks"]["testbed"]["ipv4_address"]
+        text = text.replace(server, "127.0.0.1").replace("/tcp/4001", f"/tcp/{self.port}")
+        return text.replace(":9470", f":{self.metrics_port(container)}")
+
+    def _rewritten(self, container: str, file: Path, target: str) -> Path:
+        made = self.root / "config" / target.lstrip("/")
+        made.parent.mkdir(parents=True, exist_ok=True)
+        # Files that init gives the server: their paths are the server's.
+        text = self._addresses("server", file.read_text("utf-8"))
+        for _, seen in mounts(self.file["services"]["server"]):
+            text = text.replace(f'"{seen}/', f'"{self.directory("server", seen)}/')
+        made.write_text(text)
+        return made

@@ -1,0 +1,78 @@
+"""deploy/README.md: its commands are the CLI's, its files and variables are there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from bbnode.daemon import config_sources
+from bbnode.daemon.config import keys
+from tests.deploy import cli
+from tests.deploy.compose import DEPLOY, FILE
+
+TEXT = (DEPLOY / "README.md").read_text("utf-8")
+BLOCKS = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+
+
+def calls() -> list[list[str]]:
+    """Every call of bbnode, those within $(…) as well."""
+    found = []
+    for block in BLOCKS:
+        for line in block.replace("\\\n", " ").splitlines():
+            text = re.sub(r"docker (?:run|compose)\b.*?\s(?=bbnode )", "", line)
+            inner = re.findall(r"\$\((bbnode [^)]*)\)", text)
+            found.extend(shlex.split(words)[1:] for words in inner)
+            outer = re.sub(r'"\$\([^)]*\)"', "x", text)
+            match = re.match(r"(?:runuser -u bbnode -- |\()?bbnode (\w.*)", outer)
+            if match is not None:
+                words = shlex.split(match[1].partition(" > ")[0], comments=True)
+                found.append([word for word in words if word != "…"])
+    return found
+
+
+def test_there_are_commands() -> None:
+    assert {words[0] for words in calls()} >= {
+        *("compile", "init", "wait", "status", "network", "invite", "join", "snapshot"),
+        *("doctor", "peers", "bugreport", "logs", "id"),
+    }
+
+
+@pytest.mark.parametrize("words", calls(), ids=" ".join)
+def test_every_command_is_one_of_the_cli(words: list[str]) -> None:
+    cli.check(words)
+
+
+def test_files_are_there() -> None:
+    named = set(re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", TEXT))
+    named |= {f"../{f}" for f in re.findall(r"(?<![\w/])deploy/[\w/@.-]+\w", TEXT)}
+    assert len(named) > 8
+    for name in named:
+        assert (DEPLOY / name).exists(), name
+
+
+def test_the_variables_are_those_of_the_testbed() -> None:
+    table = TEXT.partition("## The testbed")[2]
+    told = set(re.findall(r"`([A-Z_]{4,})`", table))
+    assert told == set(re.findall(r"\$\{(\w+):-", FILE.read_text("utf-8")))
+    for name, default in re.findall(r"\$\{(\w+):-([^}]+)\}", FILE.read_text("utf-8")):
+        row = next(line for line in table.splitlines() if f"`{name}`" in line)
+        assert default in row, name
+
+
+def test_keys_of_the_configuration_exist() -> None:
+    known = {".".join(path) for path, _ in keys()}
+    told = set(re.findall(r"`((?:node|network|access|control)\.[a-z_]+)[`,]", TEXT))
+    files = {"node.toml", "network.id", "control.sock", "control.token"}
+    assert len(told - files) >= 5
+    assert told - files <= known
+
+
+def test_the_first_node_is_a_configuration(tmp_path) -> None:
+    (lines,) = re.findall(r"printf '([^']*dataset[^']*)'", TEXT)
+    file = tmp_path / "server.toml"
+    start = '[artifact]\npath = "artifact.onnx"\ntargets = ["server"]\n'
+    file.write_text(start + lines.replace("\\n", "\n"))
+    config = config_sources.resolve(file, environ={}).config
+    assert config.slots == {"data": {"dataset": "digits", "split": "test"}}

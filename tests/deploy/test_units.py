@@ -1,0 +1,115 @@
+"""The units of systemd: verified, hardened, and starting what the CLI has."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bbnode.cli import exits
+from bbnode.daemon import paths
+from tests.deploy import cli
+from tests.deploy.compose import DEPLOY
+
+UNITS = DEPLOY / "systemd"
+FILES = ("bbnode@.service", "bbnode-user@.service")
+MAX_EXPOSURE = 3.0
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="this machine has no systemd-analyze"
+)
+
+
+def settings(name: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in (UNITS / name).read_text("utf-8").splitlines():
+        key, separator, value = line.partition("=")
+        if separator and not line.startswith("#"):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def installed(name: str, folder: Path) -> Path:
+    """The unit as instance "peer", with a program that this machine has."""
+    text = (UNITS / name).read_text("utf-8")
+    program = folder / "bbnode"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    unit = folder / name.replace("@", "@peer")
+    unit.write_text(re.sub(r"ExecStart=\S+", f"ExecStart={program}", text))
+    return unit
+
+
+def analyze(*words: str, **environ: str) -> str:
+    done = subprocess.run(
+        ["systemd-analyze", *words],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@needs_systemd
+@pytest.mark.parametrize("name", FILES)
+def test_verify_finds_nothing(name: str, tmp_path: Path) -> None:
+    who = ["--user"] if "user" in name else []
+    unit = installed(name, tmp_path)
+    # A manager of a user has a runtime directory; this machine may run none.
+    (tmp_path / "runtime").mkdir(mode=0o700)
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path / "runtime")}
+    told = analyze(*who, "--man=no", "--recursive-errors=no", "verify", str(unit), **environ)
+    # Of the units of this machine it may say something; of ours, nothing.
+    assert [line for line in told.splitlines() if "bbnode" in line] == []
+
+
+@needs_systemd
+@pytest.mark.parametrize("name", FILES)
+def test_exposure_is_low(name: str, tmp_path: Path) -> None:
+    # A user's unit is judged as a system's: offline there is only that.
+    unit = installed(name, tmp_path)
+    told = analyze("security", "--offline=true", "--no-pager", str(unit))
+    overall = re.search(r"Overall exposure level for \S+: ([0-9.]+)", told)
+    assert overall is not None, told
+    assert float(overall[1]) < MAX_EXPOSURE
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_it_starts_is_a_command_of_the_cli(name: str) -> None:
+    (start,) = settings(name)["ExecStart"]
+    program, *words = shlex.split(start)
+    assert program.endswith("/bin/bbnode")
+    cli.check(words)
+
+
+def test_what_is_no_command_is_found() -> None:
+    with pytest.raises(Exception, match="--confg"):
+        cli.check(["run", "--confg", "x"])
+    with pytest.raises(AssertionError, match="no command"):
+        cli.check(["runn"])
+
+
+def test_directories_are_those_that_the_daemon_uses() -> None:
+    found = settings("bbnode@.service")
+    assert f"/var/lib/{found['StateDirectory'][0]}" == f"{paths.SYSTEM_STATE_DIR}/%i"
+    assert f"/run/{found['RuntimeDirectory'][0]}" == f"{paths.SYSTEM_RUNTIME_DIR}/%i"
+    assert f"/var/cache/{found['CacheDirectory'][0]}" == str(paths.SYSTEM_CACHE_DIR)
+    assert f"/etc/{found['ConfigurationDirectory'][0]}" == str(paths.SYSTEM_CONFIG_DIR)
+    users = (UNITS / "bbnode.sysusers.conf").read_text("utf-8").splitlines()
+    user = next(line for line in users if line.startswith("u "))
+    assert user.split()[1] == found["User"][0] == found["Group"][0]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_wrong_configuration_is_not_started_again(name: str) -> None:
+    found = settings(name)
+    codes = {int(code) for code in found["RestartPreventExitStatus"][0].split()}
+    assert codes == {exits.USAGE, exits.REFUSED}
+    assert found["Type"] == ["notify"]
