@@ -22,6 +22,9 @@ hypothesis.settings.load_profile("bbnode")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the tests marked slow")
+    parser.addoption(
+        "--chaos-minutes", type=float, default=3.0, help="how long tests/chaos/test_churn.py runs"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -18,7 +18,7 @@ MAX_LINES = 400
 
 ALL_LAYERS = frozenset(
     {
-        *("ir", "dsl", "compiler", "components", "engine", "transport", "sim"),
+        *("ir", "access", "dsl", "compiler", "components", "engine", "transport", "sim"),
         *("daemon", "cli", "examples"),
     }
 )
@@ -26,11 +26,12 @@ ALL_LAYERS = frozenset(
 # Layer -> modules of bbnode that it may import (prefixes; its own layer is always allowed).
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "ir": (),
+    "access": ("bbnode.ir",),
     "dsl": ("bbnode.ir",),
     "compiler": ("bbnode.ir", "bbnode.components.contracts", "bbnode.components.registry"),
     "components": ("bbnode.ir",),
     "engine": ("bbnode.ir", "bbnode.components"),
-    "transport": ("bbnode.ir", "bbnode.engine"),
+    "transport": ("bbnode.ir", "bbnode.access", "bbnode.engine"),
     "sim": ("bbnode.ir", "bbnode.engine", "bbnode.transport.memory"),
     "daemon": tuple(f"bbnode.{layer}" for layer in sorted(ALL_LAYERS)),
     "cli": tuple(f"bbnode.{layer}" for layer in sorted(ALL_LAYERS)),
@@ -42,6 +43,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 ONNX_AND_NUMPY = frozenset({"onnx", "numpy"})
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "ir": ONNX_AND_NUMPY | {"msgpack", "multiaddr", "base58", "google"},
+    # cryptography: Ed25519. Not the engine's nor libp2p's: keys are used without either.
+    "access": frozenset({"cryptography", "msgpack", "multiaddr"}),
     "dsl": ONNX_AND_NUMPY,
     # opentelemetry: spans are emitted where that package is installed.
     "compiler": ONNX_AND_NUMPY | {"opentelemetry"},
@@ -200,6 +203,9 @@ REFUSED = [
     ("ir/keys.py", "from ..dsl import graph"),
     ("ir/keys.py", "import onnxruntime"),
     ("dsl/graph.py", "from bbnode.engine.node import Node"),
+    ("access/policy.py", "from bbnode.transport.backend import Direction"),
+    ("access/policy.py", "import trio"),
+    ("engine/plan.py", "from bbnode.access.policy import Policy"),
     ("compiler/driver.py", "from bbnode.components.onnx_model import OnnxModel"),
     ("components/fedavg.py", "import importlib\nimportlib.import_module('bbnode.engine')"),
     ("transport/driver.py", "import libp2p"),
@@ -214,6 +220,7 @@ ACCEPTED = [
     ("compiler/driver.py", "from bbnode.components.registry import Registry"),
     ("transport/libp2p_backend.py", "from libp2p import new_host"),
     ("sim/world.py", "from bbnode.transport.memory import MemoryNetwork"),
+    ("transport/identity.py", "from bbnode.access.key_file import read_key_file"),
     ("examples/digits.py", "from bbnode.dsl import Module"),
     ("daemon/app.py", "from bbnode import __version__"),
     ("__main__.py", "from bbnode.cli.main import main"),
