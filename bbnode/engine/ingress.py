@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from multiaddr import Multiaddr
 
+from bbnode.engine.errors import BudgetExceeded, EntryError, IngressClosed, IngressFull
 from bbnode.engine.limits import Limits
 from bbnode.ir.making import maker
 from bbnode.ir.peer import PeerId
@@ -41,45 +42,50 @@ class Charge:
         """One holder less."""
         self._holders -= 1
         if self._holders == 0:
-            self._budget.give_back(self.size)
+            self._budget.returned += self.size
 
 
 class ByteBudget:
-    """Bytes that may wait and live together."""
+    """Bytes that may wait and live together.
 
-    def __init__(self, limit: int | None) -> None:
+    What was taken and what was given back are counted apart: any thread takes, under the lock, and
+    the polling thread alone gives back, so that it needs none.
+    """
+
+    def __init__(self, limit: int | None, lock: threading.Lock | None = None) -> None:
         self._limit = limit
-        self._used = 0
-        self._lock = threading.Lock()
+        self._taken = 0
+        self.returned = 0
+        self._lock = lock or threading.Lock()
 
     @property
     def used(self) -> int:
         """Bytes charged now."""
-        return self._used
+        return self._taken - self.returned
 
     @property
     def remaining(self) -> int | None:
         """Bytes left; None when there is no limit."""
-        return None if self._limit is None else self._limit - self._used
+        return None if self._limit is None else self._limit - self.used
 
     def charge(self, size: int) -> Charge | None:
         """Take `size` bytes; None when they are not there."""
         with self._lock:
-            if self._limit is not None and self._used + size > self._limit:
-                return None
-            self._used += size
-        return Charge(self, size)
+            return self.take_locked(size) if self.fits(size) else None
 
     def force(self, size: int) -> Charge:
         """Take `size` bytes that were granted in an earlier life, whatever the limit is now."""
         with self._lock:
-            self._used += size
-        return Charge(self, size)
+            return self.take_locked(size)
 
-    def give_back(self, size: int) -> None:
-        """Release bytes; called by `Charge`."""
-        with self._lock:
-            self._used -= size
+    def fits(self, size: int) -> bool:
+        """Whether `size` bytes are there; they stay there for who holds the lock."""
+        return self._limit is None or self._taken - self.returned + size <= self._limit
+
+    def take_locked(self, size: int) -> Charge:
+        """Take what fits, or was granted; for who holds the lock."""
+        self._taken += size
+        return Charge(self, size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +208,8 @@ Event: TypeAlias = (
 class Executions:
     """Numbers of executions, each once; called from any thread."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
         self.last = 0
 
     def __call__(self) -> int:
@@ -217,9 +223,11 @@ class Ingress:
     """Events and completions that wait for a poll."""
 
     def __init__(self, limits: Limits) -> None:
-        self.budget = ByteBudget(limits.ingress_bytes)
-        self._max_events = limits.ingress_events
+        # One lock for all that a push touches: taking three costs more than the rest of it.
         self._lock = threading.Lock()
+        self.budget = ByteBudget(limits.ingress_bytes, self._lock)
+        self.executions = Executions(self._lock)
+        self._max_events = limits.ingress_events
         self._events: deque[Event] = deque()
         self._completions: deque[Completed] = deque()
         self._completed: set[int] = set()  # tokens among them
@@ -256,15 +264,66 @@ class Ingress:
         the count.
         """
         with self._lock:
-            full = self._max_events is not None and len(self._events) >= self._max_events
-            if self._closed or (full and not must):
-                self._counts["ingress.dropped"] += 1
+            if self._refuses(must=must):
                 return False
             first = not self._events and not self._completions
             self._events.append(event)
         if first and self._wake is not None:
             self._wake()
         return True
+
+    def push_inbound(
+        self, peer: PeerId, data: bytes | memoryview, observed: Multiaddr | None
+    ) -> bool:
+        """Queue an envelope; False when it is refused for its size, which is not counted here."""
+        with self._lock:
+            if not self.budget.fits(len(data)):
+                return False
+            if self._refuses():
+                return True
+            first = not self._events and not self._completions
+            charge = self.budget.take_locked(len(data))
+            self._events.append(make_inbound(peer, data, observed, charge))
+        if first and self._wake is not None:
+            self._wake()
+        return True
+
+    def push_invocation(
+        self, target: str, event: str | None, inputs: dict[str, Value], size: int
+    ) -> int:
+        """Queue an execution with inputs of `size` bytes; returns its number.
+
+        Raises IngressClosed, IngressFull, BudgetExceeded.
+        """
+        with self._lock:
+            if not self.budget.fits(size):
+                raise BudgetExceeded(
+                    f"{target}: {size} bytes of input and {self.budget.remaining} are left "
+                    "(limit ingress_bytes); wait until executions have finished"
+                )
+            if self._refuses():
+                raise self.refusal(target)
+            charge = self.budget.take_locked(size)
+            execution = self.executions.last = self.executions.last + 1
+            first = not self._events and not self._completions
+            self._events.append(make_invocation(execution, target, event, inputs, charge))
+        if first and self._wake is not None:
+            self._wake()
+        return execution
+
+    def _refuses(self, *, must: bool = False) -> bool:
+        """Whether nothing more is taken; counts it. Under the lock."""
+        full = self._max_events is not None and len(self._events) >= self._max_events
+        if self._closed or (full and not must):
+            self._counts["ingress.dropped"] += 1
+            return True
+        return False
+
+    def refusal(self, what: str) -> EntryError:
+        """Why a push was refused."""
+        if self._closed:
+            return IngressClosed(f"{what}: the node was closed")
+        return IngressFull(f"{what}: too many events wait for a poll (limit ingress_events)")
 
     def push_completion(self, completed: Completed) -> None:
         """Queue a completion; a second one for the same token is dropped and counted."""

@@ -21,10 +21,6 @@ from bbnode.engine.bootstraps import Bootstraps
 from bbnode.engine.bus import FIRST_PROGRAM_KIND, MAX_KIND
 from bbnode.engine.dispatch import Dispatch
 from bbnode.engine.errors import (
-    BudgetExceeded,
-    EntryError,
-    IngressClosed,
-    IngressFull,
     InvalidEventKind,
     SnapshotRefused,
     UnknownSlot,
@@ -123,13 +119,13 @@ class Node(NodeViews):
         """
         plan = self._program.find(target)
         adopted, size = adopt_inputs(plan, inputs, self._rt.limits)
-        return self._queue_invocation(plan.name, None, adopted, size)
+        return self._rt.ingress.push_invocation(plan.name, None, adopted, size)
 
     def deliver_event(self, target: str, input: str, value: Value) -> int:  # noqa: A002
         """Start one execution with one input of a target; returns its id. Raises as `invoke`."""
         plan = self._program.find(target)
         adopted, size = adopt_event(plan, input, value, self._rt.limits)
-        return self._queue_invocation(plan.name, input, {input: adopted}, size)
+        return self._rt.ingress.push_invocation(plan.name, input, {input: adopted}, size)
 
     def run_bootstrap(self, target: BootstrapTarget) -> dict[str, int]:
         """Queue bootstraps, all of a batch or none (on the polling thread).
@@ -147,7 +143,7 @@ class Node(NodeViews):
         if not self._rt.ingress.push(asked):
             for start in asked.starts:
                 start.charge.release()
-            raise self._refusal("run_bootstrap")
+            raise self._rt.ingress.refusal("run_bootstrap")
         self._bootstraps.accepted(asked)
         return {start.name: start.execution for start in asked.starts}
 
@@ -165,14 +161,10 @@ class Node(NodeViews):
                 peer, len(data), "EnvelopeTooLarge", f"limit envelope_bytes is {cap}"
             )
             return
-        charge = rt.ingress.budget.charge(len(data))
-        if charge is None:
+        kept = data if isinstance(data, memoryview) and data.readonly else bytes(data)
+        if not rt.ingress.push_inbound(peer, kept, observed_address):
             left = f"{rt.ingress.budget.remaining} bytes are left (limit ingress_bytes)"
             self._note_refused(peer, len(data), "BudgetExceeded", left)
-            return
-        kept = data if isinstance(data, memoryview) and data.readonly else bytes(data)
-        if not rt.ingress.push(ev.make_inbound(peer, kept, observed_address, charge)):
-            charge.release()
 
     def peer_connected(
         self, peer: PeerId, classes: Iterable[str] = (), addresses: Iterable[Multiaddr] = ()
@@ -334,28 +326,6 @@ class Node(NodeViews):
             self._recorder.called(method, *arguments)
 
     # -- ingress events ----------------------------------------------------------------------
-
-    def _queue_invocation(
-        self, target: str, event: str | None, inputs: dict[str, Value], size: int
-    ) -> int:
-        ingress = self._rt.ingress
-        charge = ingress.budget.charge(size)
-        if charge is None:
-            raise BudgetExceeded(
-                f"{target}: {size} bytes of input and {ingress.budget.remaining} are left "
-                "(limit ingress_bytes); wait until executions have finished"
-            )
-        execution = self._rt.executions()
-        queued = ingress.push(ev.make_invocation(execution, target, event, inputs, charge))
-        if queued:
-            return execution
-        charge.release()
-        raise self._refusal(target)
-
-    def _refusal(self, what: str) -> EntryError:
-        if self._rt.ingress.closed:
-            return IngressClosed(f"{what}: the node was closed")
-        return IngressFull(f"{what}: too many events wait for a poll (limit ingress_events)")
 
     def _push_completion(self, completed: ev.Completed) -> None:
         if completed.token not in self._rt.parking:

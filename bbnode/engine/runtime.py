@@ -25,7 +25,7 @@ from bbnode.engine.errors import (
 )
 from bbnode.engine.frame import PARKED, EntryPlan, Frame, Op, _Marker
 from bbnode.engine.inbound_dedup import InboundDedup
-from bbnode.engine.ingress import Executions, Ingress
+from bbnode.engine.ingress import Ingress
 from bbnode.engine.limits import Limits, cut_text
 from bbnode.engine.neighbours import Neighbours
 from bbnode.engine.ops.graphs import GraphRunner
@@ -92,7 +92,7 @@ class Runtime:
         self.run: Callable[[int | None], int] = self._run
         self._commands = 0
         # What numbers executions: of the host's calls, from any thread, and of what starts here.
-        self.executions = Executions()
+        self.executions = self.ingress.executions
         self.next_execution: Callable[[], int] = self.executions
         self.saves_states = saves_states
         self.incarnation = incarnation
