@@ -10,10 +10,11 @@ import hashlib
 import threading
 from abc import abstractmethod
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import onnx
-from onnx import ModelProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from bbnode.components.contracts import Backend, PreparedGraph
 from bbnode.components.errors import InvalidComponentConfig
@@ -61,15 +62,29 @@ class CachingBackend(Backend):
 
 def scaled_sum_model() -> ModelProto:
     """`acc [n] + weight [] * x [n] -> total [n]`, float32: what averages and deltas are made of."""
-    vector = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n"]) for n in ("acc", "x")]
+    nodes = [
+        helper.make_node("Mul", ["x", "weight"], ["scaled"], name="scale"),
+        helper.make_node("Add", ["acc", "scaled"], ["total"], name="add"),
+    ]
+    return _vector_model("scaled_sum", nodes, {"acc": ["n"], "x": ["n"], "weight": []}, "total")
+
+
+def quotient_model() -> ModelProto:
+    """`x [n] / by [] -> quotient [n]`, float32."""
+    nodes = [helper.make_node("Div", ["x", "by"], ["quotient"], name="divide")]
+    return _vector_model("quotient", nodes, {"x": ["n"], "by": []}, "quotient")
+
+
+def _vector_model(
+    name: str, nodes: Sequence[NodeProto], inputs: Mapping[str, list[str]], output: str
+) -> ModelProto:
+    """A model of float32 inputs of these dimensions, and one output [n]."""
+    make = partial(helper.make_tensor_value_info, elem_type=TensorProto.FLOAT)
     graph = helper.make_graph(
-        [
-            helper.make_node("Mul", ["x", "weight"], ["scaled"], name="scale"),
-            helper.make_node("Add", ["acc", "scaled"], ["total"], name="add"),
-        ],
-        "scaled_sum",
-        [*vector, helper.make_tensor_value_info("weight", onnx.TensorProto.FLOAT, [])],
-        [helper.make_tensor_value_info("total", onnx.TensorProto.FLOAT, ["n"])],
+        nodes,
+        name,
+        [make(name=each, shape=dims) for each, dims in inputs.items()],
+        [make(name=output, shape=["n"])],
     )
     return helper.make_model(
         graph,

@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from bbnode.components.backend_base import scaled_sum_model
+from bbnode.components.backend_base import quotient_model, scaled_sum_model
 from bbnode.components.contracts import Aggregator, ComponentError, OpContext, PreparedGraph
 from bbnode.components.errors import (
     ContributionRefused,
@@ -87,6 +87,7 @@ class FedAvg(Aggregator):
         self._rounds: dict[int, _Round] = {}  # execution -> its own, oldest first
         self._current: npt.NDArray[np.float32] | None = None
         self._scaled_sum: PreparedGraph | None = None
+        self._quotient: PreparedGraph | None = None
 
     def contribute(self, ctx: OpContext, tensor: Value, metadata: Metadata) -> None:
         """Take the contribution of the sender (of this node where there is no sender).
@@ -248,12 +249,22 @@ class FedAvg(Aggregator):
 
     def _weighted_mean(self, parts: list[_Contribution], total: int) -> npt.NDArray[np.float32]:
         # One accumulating graph for cohorts of all sizes: one session, and two vectors of memory.
-        if self._scaled_sum is None:
-            self._scaled_sum = self.dependency("backend").prepare(scaled_sum_model())
+        # Weights are n/2^k, which a float32 holds as it is, and the sum is divided once: thirds
+        # that were rounded before would pull the mean the same way in every round. What one peer
+        # gives alone comes out as it was.
+        if self._scaled_sum is None or self._quotient is None:
+            backend = self.dependency("backend")
+            self._scaled_sum = backend.prepare(scaled_sum_model())
+            self._quotient = backend.prepare(quotient_model())
+        common = math.gcd(*(part.num_samples for part in parts))
+        total //= common
+        unit = 1 << (total - 1).bit_length()
         mean: Value = np.zeros(parts[0].tensor.size, np.float32)
         for part in parts:
-            weight = np.asarray(part.num_samples / total, dtype=np.float32)
+            weight = np.asarray(part.num_samples // common / unit, dtype=np.float32)
             (mean,) = self._scaled_sum.run([mean, part.tensor.reshape(-1), weight])
+        if unit != total:
+            (mean,) = self._quotient.run([mean, np.asarray(total / unit, dtype=np.float32)])
         shaped: npt.NDArray[np.float32] = np.asarray(mean).reshape(parts[0].tensor.shape)
         shaped.flags.writeable = False  # values are immutable, and this one is kept here too
         return shaped

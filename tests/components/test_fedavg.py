@@ -48,6 +48,16 @@ def test_the_mean_is_weighted_by_samples() -> None:
         tensor[0] = 1
 
 
+@pytest.mark.parametrize("peers", [1, 2, 3, 4, 5])
+def test_what_all_agree_on_is_the_mean_to_the_bit(peers: int) -> None:
+    # Whole numbers up to 2^20: with weights rounded to float32, thirds of 12290 do not add up.
+    agreed = np.concatenate([np.arange(12_000, 13_000), [0, 1, 1 << 20, -12_290]])
+    aggregator = fedavg()
+    for index in range(peers):
+        give(aggregator, index, agreed.astype(np.float32), num_samples=7)
+    np.testing.assert_array_equal(aggregator.aggregate(CTX)[0], agreed)
+
+
 def test_every_order_of_arrival_gives_the_same_bits() -> None:
     results = set()
     aggregator = fedavg()
