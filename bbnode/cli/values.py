@@ -18,8 +18,8 @@ from bbnode.cli import exits, output
 from bbnode.cli.common import pairs
 
 HELP = (
-    "An input: a number, true, false, a list of numbers, trigger, @FILE.npy for an array, @FILE "
-    "for bytes, other text as it is."
+    "An input: a number, true, false, lists of them ([[1, 2], [3, 4]]), trigger, @FILE.npy for an "
+    "array, @FILE for bytes, other text as it is."
 )
 
 # Beyond an execution's own time, for the answer to come.

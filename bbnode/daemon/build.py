@@ -39,6 +39,12 @@ def load_module(spec: str, args: Mapping[str, Any]) -> Module:
     module_name, _, class_name = spec.partition(":")
     if not module_name or not class_name:
         raise ModuleNotUsable(f"{spec!r} does not name a class as package.module:Class")
+    if module_name.endswith(".py"):
+        module = module_name.removesuffix(".py").replace("/", ".")
+        raise ModuleNotUsable(
+            f"{spec!r} names a file; name its module, '{module}:{class_name}', and start bbnode "
+            "in the directory that holds it"
+        )
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

@@ -13,13 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import trio
 
 from bbnode.daemon.config import InputValue, InvokeSection, TextInput
 from bbnode.daemon.events import summarize
+from bbnode.daemon.given_numbers import numbers
 from bbnode.engine import Node, steps
 from bbnode.ir.errors import DeploymentError
+from bbnode.ir.types import TypeNode
 from bbnode.ir.values import TRIGGER, Value
 
 logger = logging.getLogger(__name__)
@@ -157,7 +158,11 @@ class Rounds:
         self._publish({"type": "rounds_complete", "target": self._entry.target, "done": self.done})
 
     def _start(self) -> Round:
-        inputs = {name: to_value(given) for name, given in self._entry.inputs.items()}
+        declared = self._node.inputs(self._entry.target)
+        inputs = {
+            name: to_value(name, given, declared.get(name))
+            for name, given in self._entry.inputs.items()
+        }
         execution = self._node.invoke(self._entry.target, inputs)
         started = self._watch(execution)
         started.started_s = trio.current_time()
@@ -244,20 +249,16 @@ class Rounds:
             await self._peers_changed.wait()
 
 
-def to_value(given: InputValue) -> Value:
-    """A configured input as a run-time value: numbers become 0-d or 1-d tensors."""
-    match given:
-        case "trigger":
-            return TRIGGER
-        case TextInput(text=text):
-            return text.encode()
-        case bool():
-            return np.asarray(given)
-        case int():
-            return np.asarray(given, np.int64)
-        case float():
-            return np.asarray(given, np.float32)
-        case list():
-            whole = all(isinstance(item, int) for item in given)
-            return np.asarray(given, np.int64 if whole else np.float32)
-    raise DeploymentError(f"input {given!r} can't be made a value")
+def to_value(name: str, given: InputValue, declared: TypeNode | None) -> Value:
+    """A configured input as a run-time value, numbers as a tensor of the declared dtype.
+
+    Raises DeploymentError where a number does not fit.
+    """
+    if given == "trigger":
+        return TRIGGER
+    if isinstance(given, TextInput):
+        return given.text.encode()
+    try:
+        return numbers(given, declared)
+    except ValueError as error:
+        raise DeploymentError(f"[[invoke]] input {name!r} is {given!r}: {error}") from error

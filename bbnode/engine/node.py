@@ -33,6 +33,7 @@ from bbnode.engine.recording import Recorder, Sink
 from bbnode.engine.runtime import Runtime
 from bbnode.engine.snapshot.whole import NodeParts, restore_snapshot, take_snapshot
 from bbnode.ir.peer import PeerId
+from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Value
 
 
@@ -65,6 +66,10 @@ class Node(NodeViews):
     def classes(self) -> tuple[str, ...]:
         """Classes that this node plays, in the order of its targets."""
         return tuple(dict.fromkeys(target.peer_class for target in self._program.targets))
+
+    def inputs(self, target: str) -> Mapping[str, TypeNode | None]:
+        """Inputs of a target and their declared types, where known. Raises UnknownTarget."""
+        return self._program.find(target).inputs
 
     def component(self, slot: str) -> Any:
         """The component of a slot, to be looked at on the polling thread. Raises UnknownSlot.

@@ -13,7 +13,10 @@ import trio.testing
 from bbnode.daemon.config import InvokeSection, TextInput
 from bbnode.daemon.rounds import RETRY_PAUSE_S, Rounds, TooFewPeers, to_value
 from bbnode.engine import steps
+from bbnode.ir import types
+from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
+from bbnode.ir.types import TypeNode
 from bbnode.ir.values import TRIGGER
 
 A, B, C = sorted(PeerId.from_seed(i) for i in range(3))
@@ -35,6 +38,9 @@ class FakeNode:
 
     def executions(self) -> list[SimpleNamespace]:
         return [SimpleNamespace(execution=execution) for execution in self.running]
+
+    def inputs(self, target: str) -> dict[str, TypeNode]:
+        return {"tick": types.TRIGGER}
 
     def invoke(self, target: str, inputs: dict[str, Any]) -> int:
         assert (target, inputs) == ("server", {"tick": TRIGGER})
@@ -205,24 +211,12 @@ async def test_with_on_timeout_fail_too_few_peers_are_a_typed_error(
     assert not bench.node.invoked
 
 
-@pytest.mark.parametrize(
-    ("given", "dtype", "value"),
-    [
-        (True, "bool", True),
-        (3, "int64", 3),
-        (0.5, "float32", 0.5),
-        ([1, 2], "int64", [1, 2]),
-        ([1, 0.5], "float32", [1.0, 0.5]),
-    ],
-)
-def test_configured_numbers_become_tensors(given: Any, dtype: str, value: Any) -> None:
-    made = to_value(given)
-    assert str(made.dtype) == dtype
-    assert made.tolist() == value
-
-
-def test_text_becomes_bytes() -> None:
-    assert to_value(TextInput(text="trigger")) == b"trigger"
+def test_configured_inputs_are_of_the_declared_type() -> None:
+    made = to_value("x", [1, 2], types.TENSOR_FLOAT)
+    assert (str(made.dtype), made.tolist()) == ("float32", [1.0, 2.0])
+    assert to_value("x", TextInput(text="trigger"), None) == b"trigger"
+    with pytest.raises(DeploymentError, match=r"input 'x' is 300: .*uint8"):
+        to_value("x", 300, types.TENSOR_BY_ELEM[2])
 
 
 def _ended(execution: int) -> steps.ExecutionFinished:

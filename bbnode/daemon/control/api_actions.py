@@ -151,8 +151,9 @@ class Calls:
         """Start one execution; body: `{"target": "…", "inputs": {…}, "wait_s": 30}`."""
         given = arguments.body(request, target=str, inputs=dict, wait_s=(int, float))
         wait_s = _wait_s(given, "wait_s", 0.0)
-        inputs = to_values(given.get("inputs", {}))
-        execution = host.node.invoke(arguments.require(given, "target"), inputs)
+        target = arguments.require(given, "target")
+        inputs = to_values(given.get("inputs", {}), host.node.inputs(target))
+        execution = host.node.invoke(target, inputs)
         return await self._finish(host, execution, wait_s)
 
     async def emit(self, host: Host, request: Request, _params: Params) -> Mapping[str, Any]:
@@ -175,9 +176,11 @@ class Calls:
             host.driver.wake()
             return {"kind": given["kind"]}
         name = arguments.require(given, "input")
-        value = to_value(name, arguments.require(given, "value"))
+        target = arguments.require(given, "target")
+        declared = host.node.inputs(target).get(name)
+        value = to_value(name, arguments.require(given, "value"), declared)
         wait_s = _wait_s(given, "wait_s", 0.0)
-        execution = host.node.deliver_event(arguments.require(given, "target"), name, value)
+        execution = host.node.deliver_event(target, name, value)
         return await self._finish(host, execution, wait_s)
 
     async def _finish(self, host: Host, execution: int, wait_s: float) -> Mapping[str, Any]:

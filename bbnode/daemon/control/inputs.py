@@ -1,6 +1,6 @@
 """Inputs of an invoke as JSON: what a client may give for a value.
 
-Rule: "trigger", a number, true or false, a list of numbers, {"text": "…"}, {"bytes": base64} or
+Rule: "trigger", a number, true or false, lists of them, {"text": "…"}, {"bytes": base64} or
 {"npy": base64 of an .npy file}. Arrays are checked against their header before anything is
 allocated, and never unpickled.
 """
@@ -18,26 +18,30 @@ import numpy as np
 
 from bbnode.daemon.control.errors import Problem
 from bbnode.daemon.control.json_lines import short
+from bbnode.daemon.given_numbers import numbers
+from bbnode.ir.types import TypeNode
 from bbnode.ir.values import TRIGGER, Value
 
 EXPECTED = (
-    '"trigger", a number, true or false, a list of numbers, {"text": "…"}, {"bytes": base64} or '
+    '"trigger", a number, true or false, lists of them, {"text": "…"}, {"bytes": base64} or '
     '{"npy": base64 of an .npy file}'
 )
 
 
-def to_value(name: str, given: Any) -> Value:
-    """A JSON input as a run-time value; numbers become 0-d or 1-d tensors.
+def to_value(name: str, given: Any, declared: TypeNode | None = None) -> Value:
+    """A JSON input as a run-time value, numbers as a tensor of the `declared` dtype.
 
-    Whole numbers are int64, others float32. Raises `Problem` (400) naming the input.
+    Raises `Problem` (400) naming the input.
     """
     match given:
         case "trigger":
             return TRIGGER
-        case bool():
-            return np.asarray(given)
-        case int() | float() | list():
-            return _numbers(name, given)
+        case bool() | int() | float() | list():
+            try:
+                return numbers(given, declared)
+            except ValueError as error:
+                detail = f"input {name!r} is {short(given)}: {error}"
+                raise Problem(400, "InvalidInput", detail) from error
         case {"text": str() as text} if len(given) == 1:
             return text.encode("utf-8", "replace")
         case {"bytes": str() as text} if len(given) == 1:
@@ -47,23 +51,11 @@ def to_value(name: str, given: Any) -> Value:
     raise Problem(400, "InvalidInput", f"input {name!r} is {short(given)}; give {EXPECTED}")
 
 
-def to_values(given: Any) -> dict[str, Value]:
-    """An object of inputs by name. Raises `Problem` (400)."""
+def to_values(given: Any, declared: Mapping[str, TypeNode | None]) -> dict[str, Value]:
+    """An object of inputs by name, for a target that declares these. Raises `Problem` (400)."""
     if not isinstance(given, Mapping):
         raise Problem(400, "InvalidInput", f"'inputs' is {short(given)}; give an object by name")
-    return {name: to_value(name, item) for name, item in given.items()}
-
-
-def _numbers(name: str, given: int | float | list[Any]) -> Value:
-    items = given if isinstance(given, list) else [given]
-    if any(isinstance(item, bool) or not isinstance(item, int | float) for item in items):
-        raise Problem(400, "InvalidInput", f"input {name!r} is {short(given)}; give {EXPECTED}")
-    whole = all(isinstance(item, int) for item in items)
-    try:
-        # An empty list has no kind of its own; the tensors of models are floats.
-        return np.asarray(given, np.int64 if whole and items else np.float32)
-    except OverflowError as error:
-        raise Problem(400, "InvalidInput", f"input {name!r}: {error}") from error
+    return {name: to_value(name, item, declared.get(name)) for name, item in given.items()}
 
 
 def _decode(name: str, text: str) -> bytes:
