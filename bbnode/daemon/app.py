@@ -109,7 +109,11 @@ class Daemon:
             authorizer=access.authorizer,
         )
         self._driver = Driver(
-            self._node, self._backend, observe=self._observe, heard=self._discovery.heard
+            self._node,
+            self._backend,
+            observe=self._observe,
+            heard=self._discovery.heard,
+            reach=self._discovery.reach,
         )
         self._stop = trio.Event()
         self._preparing: set[str] = set()

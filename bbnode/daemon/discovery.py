@@ -83,6 +83,7 @@ class Discovery:
         self._counts: Counter[str] = Counter()
         self._nearby: set[PeerId] = set()
         self._scope = trio.CancelScope()
+        self._running = False
         self._bootstrap: dict[PeerId, tuple[Multiaddr, ...]] = {}
         self._plan = BootstrapPlan(())
         self.configure(network, settings)
@@ -115,6 +116,14 @@ class Discovery:
                 self._left.discard(peer)
             case PeerDisconnected(peer=peer, goodbye=True):
                 self._left.add(peer)
+
+    def reach(self, step: steps.SendEnvelope) -> bool:
+        """Have a peer dialled that something is to be sent to; whether it is dialled now."""
+        if not self._running:
+            return False
+        self._missed(step.peer, step.addresses)
+        self._turn(trio.current_time())
+        return step.peer in self._kept
 
     def observe(self, step: steps.Step) -> None:
         """Take up a step of the node. Called for every one: the frequent ones first."""
@@ -175,6 +184,7 @@ class Discovery:
             if self._settings.mdns:
                 nursery.start_soon(self._run_mdns)
             self._turn(trio.current_time())
+            self._running = True
             task_status.started()
             while True:
                 self._wake = trio.Event()
@@ -183,6 +193,7 @@ class Discovery:
 
     def stop(self) -> None:
         """Dial nobody any more, and say goodbye to the local network, while `run` returns."""
+        self._running = False
         self._scope.cancel()
 
     def _turn(self, now_s: float) -> float:

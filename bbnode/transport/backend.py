@@ -5,7 +5,8 @@ one bounded stream of events; the driver calls plain functions that never block.
 
 Delivery. A message that `send` took is delivered once, in the order of its lane, over as many
 connections as that takes; or it comes back as SendFailed with its tag: when no connection came
-about for `TransportLimits.resume_s`, when leave was taken, or when the peer was restarted after
+about for `TransportLimits.resume_s`, when a peer began to be dialled and none of its addresses
+answered, when leave was taken, or when the peer was restarted after
 the message was begun (it may have been taken then, or not). Messages that were not begun go to
 the restarted peer. Never is one delivered twice.
 
@@ -337,7 +338,10 @@ class Backend(Protocol):
         ...
 
     def keep_connected(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
-        """Dial `peer` whenever it is not connected; a second call replaces the addresses."""
+        """Dial `peer` whenever it is not connected; a second call replaces the addresses.
+
+        Until its addresses were tried once, `send` takes messages for it already.
+        """
         ...
 
     def forget(self, peer: PeerId) -> None:

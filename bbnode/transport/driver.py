@@ -19,7 +19,7 @@ from bbnode.engine import Node, steps
 from bbnode.ir.errors import BbnodeError
 from bbnode.transport import backend as seam
 from bbnode.transport.backend import Backend
-from bbnode.transport.errors import EnvelopeTooLargeError, QueueFullError
+from bbnode.transport.errors import EnvelopeTooLargeError, NotConnectedError, QueueFullError
 
 # Two: a model that trains and one more op that waits for a disk. ONNX Runtime frees the GIL
 # in its own threads, so more workers than cores would only take turns.
@@ -46,16 +46,19 @@ class Driver:
         *,
         observe: StepObserver | None = None,
         heard: Callable[[seam.TransportEvent], None] | None = None,
+        reach: Callable[[steps.SendEnvelope], bool] | None = None,
         clock_ns: Callable[[], int] = trio_clock_ns,
         worker_threads: int = DEFAULT_WORKER_THREADS,
     ) -> None:
         """`observe` sees every step, after it was carried out, and `heard` every event of the
-        transport, before the node polls on it; neither may block.
+        transport, before the node polls on it; neither may block. `reach` is asked to have a peer
+        dialled that something is to be sent to; True when it is, and takes messages.
         """
         self._node = node
         self._backend = backend
         self._observe = observe
         self._heard = heard
+        self._reach = reach
         self._clock_ns = clock_ns
         self._threads = trio.CapacityLimiter(worker_threads)
         self._wake = trio.Event()
@@ -155,7 +158,12 @@ class Driver:
 
     def _send(self, step: steps.SendEnvelope) -> None:
         try:
-            self._backend.send(step.peer, step.parts, tag=step.tag)
+            try:
+                self._backend.send(step.peer, step.parts, tag=step.tag)
+            except NotConnectedError:
+                if self._reach is None or not self._reach(step):
+                    raise
+                self._backend.send(step.peer, step.parts, tag=step.tag)
         except BbnodeError as error:
             # Not connected, queue full, too large: the engine hears of it as of any failed
             # send, and its governor and backoff draw the conclusions.

@@ -200,6 +200,7 @@ class LinkBackend(ABC):
         scope = self._dialers.pop(peer, None)
         if scope is not None:
             scope.cancel()
+        self._table.not_reached(session, "it is not dialled any more")
         self._table.drop_if_unused(session)
 
     def disconnect(self, peer: PeerId) -> None:
@@ -302,6 +303,7 @@ class LinkBackend(ABC):
     def _start_dialer(self, session: PeerSession) -> None:
         if self._nursery is None or self._stopping.is_set():
             return
+        self._table.expect(session)
         scope = self._dialers[session.peer] = trio.CancelScope()
         self._nursery.start_soon(self._keep, session, scope, name=f"dialer {session.peer.short}")
 
@@ -328,6 +330,7 @@ class LinkBackend(ABC):
                 await self._dial_round(session, sorted(ways, key=is_relayed))
                 if session.up.is_set():
                     continue
+                self._table.not_reached(session, session.last_error)
                 with trio.move_on_after(redial.next_delay_s()):
                     # An inbound connection is as good.
                     await session.up.wait()

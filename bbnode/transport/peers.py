@@ -136,6 +136,19 @@ class PeerTable:
         if session.primary is not None:
             session.primary.wake(lane)
 
+    def expect(self, session: PeerSession) -> None:
+        """A peer is going to be dialled: take messages for it."""
+        if not session.takes_messages:
+            session.expected = True
+            session.fails_at = trio.current_time() + self._limits.resume_s
+            self.on_lost()
+
+    def not_reached(self, session: PeerSession, reason: str) -> None:
+        """It was dialled everywhere, or is not any more: what waits for nothing else fails."""
+        if session.expected:
+            session.expected, session.fails_at = False, math.inf
+            self._fail(session, session.queue.drain(), f"it can't be reached: {reason}")
+
     def infos(self) -> list[PeerInfo]:
         """The connected peers, in PeerId order."""
         return [info for session in self.sessions() if (info := session.info()) is not None]
@@ -159,10 +172,11 @@ class PeerTable:
         following = math.inf
         for session in list(self._sessions.values()):
             if now >= session.fails_at:
-                session.fails_at = math.inf
+                session.expected, session.fails_at = False, math.inf
                 self._fail(session, session.queue.drain(), "the peer did not come back")
                 if session.flow is not None:
                     session.flow.drop_partial()
+                self.drop_if_unused(session)
             if now >= session.forgotten_at:
                 session.forgotten_at = math.inf
                 self._drop_flow(session)
@@ -322,6 +336,7 @@ class PeerTable:
             self._fail(session, session.queue.give_up_begun(), _FORGOTTEN)
         session.session_id = hello.session_id
         session.primary = link
+        session.expected = False
         session.fails_at = session.forgotten_at = math.inf
         if session.down.is_set():
             session.since_s = trio.current_time()
@@ -373,6 +388,7 @@ class PeerTable:
         if len(lost) <= self._limits.max_connections:
             return
         oldest = min(lost, key=lambda each: each.forgotten_at)
+        oldest.expected = False
         oldest.fails_at = oldest.forgotten_at = math.inf
         self._fail(oldest, oldest.queue.drain(), "too many peers are waited for", blames_peer=False)
         self._drop_flow(oldest)

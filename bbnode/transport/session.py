@@ -53,6 +53,8 @@ class PeerSession:
     # Without a link: until when the queue is kept, and until when the record is.
     fails_at: float = math.inf
     forgotten_at: float = math.inf
+    # The queue is kept because somebody began to dial the peer.
+    expected: bool = False
     # Exactly one of the two is set: whether there is a primary link.
     up: trio.Event = field(default_factory=trio.Event)
     down: trio.Event = field(default_factory=trio.Event)
@@ -65,7 +67,8 @@ class PeerSession:
     @property
     def unused(self) -> bool:
         """Whether nothing would be lost with this session."""
-        return not self.links and self.wanted is None and self.forgotten_at == math.inf
+        kept = self.links or self.takes_messages or self.forgotten_at < math.inf
+        return self.wanted is None and not kept
 
     def info(self) -> PeerInfo | None:
         """The peer as it is shown; None while there is no connection with a hello."""

@@ -22,9 +22,8 @@ from bbnode.transport.driver import Driver
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p_backend import Libp2pBackend
 from bbnode.transport.memory import MemoryNetwork
+from tests.patience import PATIENCE_S
 from tests.transport.multicast import needs_multicast
-
-LIMIT_S = 60.0
 
 
 @dataclass
@@ -34,6 +33,7 @@ class Peer:
     node: Node
     backend: Backend
     discovery: Discovery
+    driver: Driver | None = None
     seen: list[steps.Step] = field(default_factory=list)
     events: list[TransportEvent] = field(default_factory=list)
     news: trio.Event = field(default_factory=trio.Event)
@@ -49,7 +49,7 @@ class Peer:
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait, step by step of this node, for something to be true."""
-        with trio.fail_after(LIMIT_S):
+        with trio.fail_after(PATIENCE_S):
             while not condition():
                 self.news = trio.Event()
                 await self.news.wait()
@@ -79,7 +79,13 @@ async def running(peer: Peer) -> AsyncIterator[Peer]:
     async with trio.open_nursery() as nursery:
         await nursery.start(peer.backend.run)
         peer.node.set_addresses(peer.backend.listen_addresses())
-        driver = Driver(peer.node, peer.backend, observe=peer.observe, heard=peer.heard)
+        driver = peer.driver = Driver(
+            peer.node,
+            peer.backend,
+            observe=peer.observe,
+            heard=peer.heard,
+            reach=peer.discovery.reach,
+        )
         await nursery.start(driver.run)
         await nursery.start(peer.discovery.run)
         try:
@@ -88,7 +94,7 @@ async def running(peer: Peer) -> AsyncIterator[Peer]:
             driver.stop()
             peer.discovery.stop()
             with trio.CancelScope(shield=True):
-                await peer.backend.stop(1.0)
+                await peer.backend.stop(PATIENCE_S)
             nursery.cancel_scope.cancel()
 
 
@@ -304,6 +310,11 @@ async def test_on_real_connections_peers_meet_and_a_goodbye_is_respected(who: st
             async with running(two):
                 await one.until(lambda: one.is_up(two))
                 await two.until(lambda: two.is_up(one))
+                # Whoever greeted first had the other dialled, and the greeting waited for it.
+                assert not any("driver.send_failed" in p.driver.counters() for p in (one, two))
+                assert not any(
+                    "driver.NotConnectedError" in p.driver.counters() for p in (one, two)
+                )
                 if who == "we":
                     registry.backend.disconnect(two.node.peer_id)
                     await registry.until(lambda: _lost(registry, two))
