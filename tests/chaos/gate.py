@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.patience import PATIENCE_S
+
 GATE_VARIABLE = "CHAOS_GATE"
 NAME_VARIABLE = "CHAOS_NAME"
-# Ends what no test ends; far beyond what one does while a gate is closed.
-PATIENCE_S = 60.0
 
 
 def pass_gate(phase: str) -> None:

@@ -17,11 +17,11 @@ import pytest
 
 from bbnode.daemon import checkpoint, paths
 from tests.chaos.cluster import ROOT, Cluster
+from tests.patience import PATIENCE_S
 
 DISK_BYTES = 1_000_000
 # 80 KB of weights: no checkpoint fits into what a full disk has left.
 SIZE = 20_000
-ENDS_S = 20.0
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
 
@@ -41,14 +41,18 @@ def small_disk(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def full(folder: Path) -> Iterator[None]:
-    """Nothing fits on this disk meanwhile."""
+def full(folder: Path) -> Iterator[Callable[[], None]]:
+    """Nothing fits on this disk meanwhile; gives what fills it again."""
     filler = folder / "filler"
-    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
+
+    def fill() -> None:
+        with filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    fill()
     try:
-        yield
+        yield fill
     finally:
         filler.unlink()
 
@@ -62,15 +66,18 @@ def test_full_while_it_runs_and_when_it_starts(make_cluster: Callable[..., Clust
             cluster.start(*cluster.all)
             with cluster.events() as rounds:
                 rounds.with_all()
-                with full(server.state_dir):
-                    full_at = rounds.for_seconds(1.0)[-1]
+                with full(server.state_dir) as fill:
+                    # One that was just written gives back the place of the one before it.
+                    rounds.more(1)
+                    fill()
+                    full_at = rounds.more(3)
                     assert "No space left" in server.log
                     saved = newest(cluster)
                     assert saved < full_at["round"]
-                last = rounds.for_seconds(1.0)[-1]
+                last = rounds.more(3)
                 assert newest(cluster) >= last["round"]
                 with full(server.state_dir):
-                    rounds.next()
+                    rounds.more(1)
                     server.kill()
             with full(server.state_dir):
                 refused = subprocess.run(
@@ -79,7 +86,7 @@ def test_full_while_it_runs_and_when_it_starts(make_cluster: Callable[..., Clust
                     env={**os.environ, **server.environment},
                     capture_output=True,
                     text=True,
-                    timeout=ENDS_S,
+                    timeout=PATIENCE_S,
                     check=False,
                 )
                 assert refused.returncode == 1, refused.stderr
@@ -102,13 +109,13 @@ def test_no_file_may_grow(make_cluster: Callable[..., Cluster]) -> None:
         rounds.with_all()
         _, hard = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1024, hard))
-        limited = rounds.for_seconds(1.0)
-        assert newest(cluster) < limited[-1]["round"]
+        limited = rounds.more(3)
+        assert newest(cluster) < limited["round"]
         resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (hard, hard))
-        last = rounds.for_seconds(1.0)[-1]
+        last = rounds.more(3)
         assert newest(cluster) >= last["round"]
     server.signal(signal.SIGTERM)
-    assert server.wait_ended(ENDS_S) == 0
+    assert server.wait_ended(PATIENCE_S) == 0
     assert not list(paths.identity_file(server.state_dir).parent.glob("*.new"))
 
 

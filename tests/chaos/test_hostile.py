@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from tests.chaos.cluster import ROOT, Cluster, Rounds
-from tests.chaos.gate import PATIENCE_S
+from tests.patience import PATIENCE_S
 
 ATTACKS = ["garbage", "frames", "half", "huge", "flood"]
 QUICK = {"frames", "flood"}
-# Of a round, while the node is attacked; without it takes 20 ms.
-ROUND_S = 3.0
+# Of a round, while the node is attacked. It takes 20 ms without; the rest is for a busy machine.
+ROUND_S = 20.0
 MORE_FILES = 3
 # A stranger can't fill the disk with what is said of it.
 MOST_LOG_CHARS = 200_000
@@ -29,7 +30,7 @@ def test_rounds_go_on(cluster: Cluster, attack: str) -> None:
     cluster.start(*cluster.all)
     with cluster.events() as rounds:
         rounds.with_all()
-        rounds.with_all()
+        begun = rounds.more(1)["round"]
         before = cluster.server.owned()
         (address,) = cluster.server.get("status")["listen"]
         process = subprocess.Popen(
@@ -41,19 +42,21 @@ def test_rounds_go_on(cluster: Cluster, attack: str) -> None:
             process.kill()
             process.wait()
         assert process.returncode == 0
-        assert len(during) >= 3
+        # By their numbers: some may not have been read yet when it ended.
+        during.append(rounds.more(1))
+        assert during[-1]["round"] >= begun + 3
         assert max(each["seconds"] for each in during) < ROUND_S
         assert all(len(each["responded"]) == len(cluster.clients) for each in during)
         assert len(cluster.server.log) < MOST_LOG_CHARS
         # The strangers are gone, and so is what was kept for them.
-        rounds.for_seconds(1.0)
+        rounds.more(5)
         after = cluster.server.owned()
         assert after.files <= before.files + MORE_FILES
         assert after.rss_mb <= before.rss_mb + MORE_RSS_MB
 
 
-def _until_ended(rounds: Rounds, process: subprocess.Popen[bytes]) -> list[dict[str, object]]:
-    made: list[dict[str, object]] = []
+def _until_ended(rounds: Rounds, process: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = []
     while process.poll() is None:
         made.append(rounds.next())
         assert len(made) < PATIENCE_S / 0.1, "the attack does not end"

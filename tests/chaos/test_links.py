@@ -13,6 +13,8 @@ from tests.chaos.wire import NEEDS_NAMESPACES, Wire, namespaces
 
 CLIENTS = 3
 PORT = 4001
+# Of a round: one that misses somebody takes all of it.
+DEADLINE_S = 4.0
 # A peer that does not answer is noticed after 15 s; nothing may take longer than a minute then.
 RECOVERS_S = 60.0
 
@@ -32,7 +34,9 @@ def wired(
             for n in range(CLIENTS)
         ]
         cluster = make_cluster(
-            clients=CLIENTS, listen=[f"/ip4/{wire.addresses[0]}/tcp/{PORT}" for wire in wires]
+            clients=CLIENTS,
+            deadline_s=DEADLINE_S,
+            listen=[f"/ip4/{wire.addresses[0]}/tcp/{PORT}" for wire in wires],
         )
         for daemon, name in zip(cluster.all, made, strict=True):
             daemon.prefix = ["ip", "netns", "exec", name]

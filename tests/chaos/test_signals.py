@@ -11,8 +11,12 @@ import pytest
 
 from bbnode.daemon import checkpoint
 from tests.chaos.cluster import Cluster, Daemon, Owned, Rounds
+from tests.patience import PATIENCE_S
 
 FROZEN_S = 10.0
+# Of a round. One that lost a client takes all of it; who is frozen sleeps past it.
+KILLED_DEADLINE_S = 8.0
+FROZEN_DEADLINE_S = 4.0
 # 4 MB of weights: a checkpoint takes long enough to be met while it is written.
 LARGE = 1_000_000
 # What a process may have beyond what it had when all were connected, after the fault.
@@ -72,7 +76,7 @@ def writing(cluster: Cluster, rounds: Rounds) -> Iterator[None]:
     fresh = checkpoint.checkpoint_file(cluster.server.state_dir).parent
     with cluster.gates.hold("save", "server"):
         before = {path.name for path in fresh.iterdir()}
-    end = time.monotonic() + 30.0
+    end = time.monotonic() + PATIENCE_S
     while {path.name for path in fresh.iterdir()} <= before:
         assert time.monotonic() < end
     yield
@@ -115,7 +119,7 @@ def compare(
 
 @pytest.mark.parametrize(("role", "phase"), CASES)
 def test_killed(make_cluster: Callable[..., Cluster], role: str, phase: str) -> None:
-    cluster = make_cluster(size=LARGE if phase == "writing" else 4)
+    cluster = make_cluster(size=LARGE if phase == "writing" else 4, deadline_s=KILLED_DEADLINE_S)
     cluster.start(*cluster.all)
     victim = victim_of(cluster, role)
     with cluster.events() as rounds:
@@ -144,7 +148,7 @@ def test_killed(make_cluster: Callable[..., Cluster], role: str, phase: str) -> 
 def test_stopped_for_ten_seconds(
     make_cluster: Callable[..., Cluster], role: str, phase: str
 ) -> None:
-    cluster = make_cluster(size=LARGE if phase == "writing" else 4)
+    cluster = make_cluster(size=LARGE if phase == "writing" else 4, deadline_s=FROZEN_DEADLINE_S)
     cluster.start(*cluster.all)
     victim = victim_of(cluster, role)
     # Who sleeps past a round's deadline wakes to find it over.

@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from tests.chaos.cluster import ROOT, Cluster, Daemon
-
-ENDS_S = 20.0
+from tests.patience import PATIENCE_S
 
 
 def run(daemon: Daemon) -> subprocess.CompletedProcess[str]:
@@ -21,7 +20,7 @@ def run(daemon: Daemon) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **daemon.environment},
         capture_output=True,
         text=True,
-        timeout=ENDS_S,
+        timeout=PATIENCE_S,
         check=False,
     )
 

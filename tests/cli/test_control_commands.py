@@ -15,7 +15,8 @@ import trio
 from bbnode.cli import exits, output, values
 from bbnode.cli.main import main
 from bbnode.engine import steps
-from tests.daemon.live import CLIENT, LIMIT_S, SERVER, STRANGER, Live, in_thread, running
+from tests.daemon.live import CLIENT, SERVER, STRANGER, Live, in_thread, running
+from tests.patience import PATIENCE_S, patiently
 
 Result = tuple[int, str, str]
 
@@ -28,8 +29,8 @@ class Shell:
         self._capsys = capsys
 
     async def __call__(self, *args: object) -> Result:
-        words = [str(a) for a in (*args, "--state-dir", self.live.state_dir)]
-        with trio.fail_after(LIMIT_S):
+        words = patiently(*args, "--state-dir", self.live.state_dir)
+        with trio.fail_after(PATIENCE_S):
             code = await in_thread(main, words)
         captured = self._capsys.readouterr()
         return code, captured.out, captured.err

@@ -33,6 +33,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.ir.values import PeerIdVec
 from bbnode.sim import Network
 from tests.components.fakes import Peers
+from tests.patience import PATIENCE_S
 
 SERVER = PeerId.from_seed("the registry")
 
@@ -485,4 +486,4 @@ def test_an_artifact_is_installed_where_nobody_imported_the_protocol(tmp_path) -
         "import sys, onnx; from bbnode.engine import install; from bbnode.ir.peer import PeerId\n"
         "install(onnx.load(sys.argv[1]), ['peer'], peer_id=PeerId.from_seed(1))"
     )
-    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=PATIENCE_S)

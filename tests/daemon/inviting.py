@@ -28,6 +28,7 @@ from bbnode.transport.backend import PeerConnected, PeerDisconnected
 from bbnode.transport.identity import Identity, create_identity
 from bbnode.transport.libp2p_backend import Libp2pBackend
 from tests.daemon.live import compiled
+from tests.patience import PATIENCE_S
 
 OWNER = SigningKey.from_seed(b"o" * 32)
 HOUR_S = 3600
@@ -138,7 +139,7 @@ def make(folder: Path, *, private: bool, name: str = "server", **flags: Any) -> 
 async def inviting(folder: Path, *, private: bool = True, **flags: Any) -> AsyncIterator[Inviter]:
     """An inviting node that runs."""
     made = make(folder, private=private, **flags)
-    with trio.fail_after(60):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             await nursery.start(made.backend.run)
             nursery.start_soon(made.watch)

@@ -31,10 +31,9 @@ from bbnode.transport.backend import Hello
 from bbnode.transport.driver import Driver
 from bbnode.transport.errors import NotConnectedError
 from bbnode.transport.memory import MemoryBackend, MemoryNetwork
+from tests.patience import PATIENCE_S
 
 SERVER, CLIENT, STRANGER = (PeerId.from_seed(name) for name in ("server", "client", "stranger"))
-# Far beyond what any of this takes: it only ends a test that would hang.
-LIMIT_S = 30.0
 RTT_S = 0.0015
 
 T = TypeVar("T")
@@ -81,7 +80,7 @@ class Live:
 
     async def until(self, wanted: type[steps.Step]) -> Any:
         """The first step of a kind, seen or to come."""
-        with trio.fail_after(LIMIT_S):
+        with trio.fail_after(PATIENCE_S):
             while True:
                 for step in self.seen:
                     if isinstance(step, wanted):
@@ -177,7 +176,7 @@ async def running(
     network = MemoryNetwork()
     server = make(network, SERVER, "server", tmp_path / "server", limits=limits, **flags)
     level = logging.getLogger().level
-    with trio.fail_after(LIMIT_S):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             await nursery.start(server.backend.run)
             await nursery.start(server.driver.run)

@@ -15,6 +15,7 @@ from bbnode.daemon.control.listen import parse_metrics, tcp_listener
 from bbnode.daemon.control.server import ControlLimits
 from bbnode.ir.errors import EnvironmentFault
 from tests.daemon.live import running
+from tests.patience import PATIENCE_S
 
 
 async def scraped(port: int, request: str, header: str = "") -> tuple[bytes, bytes]:
@@ -78,7 +79,7 @@ async def test_those_who_scrape_keep_no_operator_out(tmp_path: Path) -> None:
             while not live.plane.server.counters()["control.connections"]:
                 await trio.lowlevel.checkpoint()
             assert (await scraped(port, "GET /metrics"))[0] == b"503"
-            async with AsyncControlClient(live.socket) as client:
+            async with AsyncControlClient(live.socket, timeout_s=PATIENCE_S) as client:
                 await client.get("/v1/status")
 
 

@@ -30,19 +30,20 @@ from bbnode.daemon.control.listen import UnknownGroup, parse_tcp, unix_listener
 from bbnode.daemon.control.log_feed import followed
 from bbnode.daemon.control.server import ControlLimits
 from bbnode.ir.errors import EnvironmentFault
-from tests.daemon.live import LIMIT_S, Live, in_thread, running
+from tests.daemon.live import Live, in_thread, running
 from tests.daemon.test_control_api import raw
+from tests.patience import PATIENCE_S
 
 
 async def test_the_plain_client_says_the_same_as_the_one_on_trio(tmp_path: Path) -> None:
     async with running(tmp_path) as live:
 
         def plain() -> dict[str, Any]:
-            with ControlClient(live.socket, timeout_s=LIMIT_S) as client:
+            with ControlClient(live.socket, timeout_s=PATIENCE_S) as client:
                 client.get("/v1/status")
                 return client.get("/v1/peers")
 
-        async with AsyncControlClient(live.socket) as client:
+        async with AsyncControlClient(live.socket, timeout_s=PATIENCE_S) as client:
             await client.get("/v1/status")
             told = await client.get("/v1/peers")
         again = await in_thread(plain)
@@ -72,7 +73,7 @@ async def test_a_second_daemon_is_refused_and_the_first_goes_on(tmp_path: Path) 
     async with running(tmp_path, client=False) as live:
         with pytest.raises(AlreadyRunning), unix_listener(live.socket):
             pass
-        async with AsyncControlClient(live.socket) as client:
+        async with AsyncControlClient(live.socket, timeout_s=PATIENCE_S) as client:
             await client.get("/v1/status")
 
 
@@ -137,7 +138,7 @@ async def test_a_server_that_speaks_something_else_is_an_error_and_no_traceback(
     nursery.start_soon(serve)
 
     def ask() -> None:
-        with ControlClient(tmp_path / "odd.sock", timeout_s=LIMIT_S) as client:
+        with ControlClient(tmp_path / "odd.sock", timeout_s=PATIENCE_S) as client:
             client.get("/v1/status")
 
     for expected in (NotRunning, ControlProtocolError):
@@ -145,7 +146,7 @@ async def test_a_server_that_speaks_something_else_is_an_error_and_no_traceback(
             await in_thread(ask)
     for expected in (NotRunning, ControlProtocolError):
         with pytest.raises(expected):
-            async with AsyncControlClient(tmp_path / "odd.sock", timeout_s=LIMIT_S) as client:
+            async with AsyncControlClient(tmp_path / "odd.sock", timeout_s=PATIENCE_S) as client:
                 await client.get("/v1/status")
     listener.close()
 
@@ -154,10 +155,10 @@ async def test_too_many_clients_are_told_so(tmp_path: Path) -> None:
     limits = ControlLimits(connections=1)
     async with (
         running(tmp_path, client=False, limits=limits) as live,
-        AsyncControlClient(live.socket) as first,
+        AsyncControlClient(live.socket, timeout_s=PATIENCE_S) as first,
     ):
         await first.get("/v1/status")
-        async with AsyncControlClient(live.socket) as second:
+        async with AsyncControlClient(live.socket, timeout_s=PATIENCE_S) as second:
             with pytest.raises(ControlError, match="too many") as caught:
                 await second.get("/v1/status")
             assert caught.value.status == 503
@@ -168,7 +169,7 @@ async def test_a_request_has_a_deadline(tmp_path: Path) -> None:
     limits = ControlLimits(request_s=0.01)
     async with running(tmp_path, limits=limits) as live:
         live.save = trio.sleep_forever  # type: ignore[method-assign, assignment]
-        async with AsyncControlClient(live.socket) as client:
+        async with AsyncControlClient(live.socket, timeout_s=PATIENCE_S) as client:
             with pytest.raises(ControlError, match=r"not answered within 0\.01 s") as caught:
                 await client.post("/v1/snapshot")
             assert (caught.value.status, caught.value.kind) == (504, "Timeout")
@@ -180,7 +181,7 @@ async def test_a_fault_in_a_handler_costs_that_request_alone(
 ) -> None:
     async with running(tmp_path) as live:
         live.save_fails = ZeroDivisionError("a fault of ours")
-        async with AsyncControlClient(live.socket) as client:
+        async with AsyncControlClient(live.socket, timeout_s=PATIENCE_S) as client:
             with pytest.raises(ControlError, match="its log says where") as caught:
                 await client.post("/v1/snapshot")
             assert (caught.value.status, caught.value.kind) == (500, "InternalError")
@@ -198,8 +199,8 @@ async def subscribed(live: Live, count: int) -> None:
 async def test_events_reach_every_subscriber_in_order(tmp_path: Path) -> None:
     async with running(tmp_path, client=False) as live:
         async with (
-            AsyncControlClient(live.socket) as one,
-            AsyncControlClient(live.socket) as two,
+            AsyncControlClient(live.socket, timeout_s=PATIENCE_S) as one,
+            AsyncControlClient(live.socket, timeout_s=PATIENCE_S) as two,
         ):
             streams = [await c.stream("/v1/events", {"type": ["a", "b"]}) for c in (one, two)]
             for kind in ("a", "b", "c", "a"):
@@ -216,7 +217,7 @@ async def test_kept_events_come_first_for_those_that_ask(tmp_path: Path) -> None
     async with running(tmp_path, client=False) as live:
         for number in range(4):
             live.plane.publish({"type": "mine", "n": number})
-        async with AsyncControlClient(live.socket) as client:
+        async with AsyncControlClient(live.socket, timeout_s=PATIENCE_S) as client:
             query = {"last": 2, "type": ["mine"], "follow": 0}
             lines = [line async for line in await client.stream("/v1/events", query)]
         assert [line["event"]["n"] for line in lines] == [2, 3]
@@ -231,10 +232,10 @@ async def test_a_stopped_daemon_ends_its_streams(tmp_path: Path) -> None:
             seen.extend([line async for line in await client.stream("/v1/events")])
 
         async with running(tmp_path, client=False) as live:
-            client = await AsyncControlClient(live.socket).__aenter__()
+            client = await AsyncControlClient(live.socket, timeout_s=PATIENCE_S).__aenter__()
             clients.start_soon(listen)
             await subscribed(live, 1)
-        with trio.fail_after(LIMIT_S):
+        with trio.fail_after(PATIENCE_S):
             while clients.child_tasks:
                 await trio.lowlevel.checkpoint()
         await client.__aexit__()
@@ -277,14 +278,14 @@ async def test_a_subscriber_that_does_not_read_is_given_up_and_counted(tmp_path:
                 await trio.lowlevel.checkpoint()
         while not live.plane.server.counters().get("control.clients_lost"):
             await trio.lowlevel.checkpoint()
-        async with AsyncControlClient(live.socket) as client:
+        async with AsyncControlClient(live.socket, timeout_s=PATIENCE_S) as client:
             await client.get("/v1/status")
 
 
 async def test_logs_come_from_every_thread_and_can_be_followed(tmp_path: Path) -> None:
     logger = logging.getLogger("bbnode.test")
     async with running(tmp_path, client=False) as live:
-        async with AsyncControlClient(live.socket) as client:
+        async with AsyncControlClient(live.socket, timeout_s=PATIENCE_S) as client:
             await ask_level(live, "info")
             logger.info("before", extra={"n": 1})
             logger.debug("not at this level")
@@ -293,7 +294,7 @@ async def test_logs_come_from_every_thread_and_can_be_followed(tmp_path: Path) -
             logger.warning("here")
             thread = threading.Thread(target=logger.error, args=("from a thread",))
             thread.start()
-            with trio.fail_after(LIMIT_S):
+            with trio.fail_after(PATIENCE_S):
                 found = [(await anext(stream))["log"] for _ in range(3)]
         assert [line["msg"] for line in found] == ["log level changed", "here", "from a thread"]
         kept = [item.data["msg"] for item in live.plane.host.logs.kept()]
@@ -304,7 +305,7 @@ async def test_logs_come_from_every_thread_and_can_be_followed(tmp_path: Path) -
 
 
 async def ask_level(live: Live, level: str) -> None:
-    async with AsyncControlClient(live.socket) as client:
+    async with AsyncControlClient(live.socket, timeout_s=PATIENCE_S) as client:
         await client.request("PUT", "/v1/log-level", {"level": level})
 
 

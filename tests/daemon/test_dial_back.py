@@ -18,9 +18,9 @@ from bbnode.transport.backend import PeerConnected
 from bbnode.transport.errors import StreamBrokenError
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p_backend import Libp2pBackend
+from tests.patience import PATIENCE_S
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
-LIMIT_S = 30.0
 
 
 @asynccontextmanager
@@ -38,7 +38,7 @@ async def asker(
     ask = dial_back.register(one)
     async with AsyncExitStack() as stack:
         nursery = await stack.enter_async_context(trio.open_nursery())
-        with trio.fail_after(LIMIT_S):
+        with trio.fail_after(PATIENCE_S):
             for backend in (other, one):
                 await nursery.start(backend.run)
             one.keep_connected(other.peer_id, other.listen_addresses())

@@ -11,8 +11,9 @@ from bbnode.daemon.control.async_client import AsyncControlClient
 from bbnode.daemon.metrics import MAX_PEER_SERIES, counter_metrics, render
 from bbnode.engine import steps
 from bbnode.ir.peer import PeerId
-from tests.daemon.live import CLIENT, LIMIT_S, running
+from tests.daemon.live import CLIENT, running
 from tests.daemon.test_control_api import QUESTION, raw
+from tests.patience import PATIENCE_S
 
 
 def samples(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -25,8 +26,8 @@ def samples(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
 
 async def test_the_page_has_what_the_node_counts_with_units(tmp_path: Path) -> None:
     async with running(tmp_path) as live:
-        async with AsyncControlClient(live.socket) as client:
-            body = {"target": "server", "inputs": QUESTION, "wait_s": LIMIT_S}
+        async with AsyncControlClient(live.socket, timeout_s=PATIENCE_S) as client:
+            body = {"target": "server", "inputs": QUESTION, "wait_s": PATIENCE_S}
             await client.post("/v1/invoke", body)
         page = (await raw(live, "/metrics")).decode()
         head, _, text = page.partition("\r\n\r\n")

@@ -19,12 +19,12 @@ from typing import Any
 
 import yaml
 
+from tests.patience import PATIENCE_S
+
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 FILE = DEPLOY / "compose.yaml"
 # What the Dockerfile says for every service that is made from it.
 ENTRYPOINT, COMMAND = ["bbnode"], ["run"]
-# Only ends a test that would hang.
-PATIENCE_S = 120.0
 
 _VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)(?::-([^}]*))?\})")
 

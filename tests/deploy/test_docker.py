@@ -15,6 +15,7 @@ import pytest
 
 from tests.deploy import cli
 from tests.deploy.compose import COMMAND, DEPLOY, ENTRYPOINT
+from tests.patience import PATIENCE_S
 
 DOCKER = DEPLOY / "docker"
 ROOT = DEPLOY.parent
@@ -123,7 +124,7 @@ def test_netem_takes_numbers_alone(setting: str, value: str) -> None:
         env={"PATH": "/nonexistent", setting: value},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 2
@@ -145,10 +146,10 @@ def test_netem_impairs_both_directions_and_undoes_it(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert "50±10 ms and 2.5 % loss for what leaves and enters" in process.stderr.readline()
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(PATIENCE_S)
         process.stderr.close()
     calls = (tmp_path / "calls").read_text().splitlines()
     impaired = [call for call in calls if " netem " in call]

@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bbnode.daemon.control.async_client import AsyncControlClient
 from bbnode.daemon.metrics import render
-from tests.daemon.live import LIMIT_S, running
+from tests.daemon.live import running
 from tests.deploy.compose import DEPLOY, load, mounts
+from tests.patience import PATIENCE_S
 
 COMPOSE = DEPLOY / "compose"
 DASHBOARD: dict[str, Any] = json.loads(
@@ -50,8 +51,8 @@ async def page(tmp_path: Path) -> dict[str, Any]:
     async with running(tmp_path) as live:
         live.plane.host.rounds = [Made()]
         live.plane.host.saved_s = live.plane.host.started_s
-        async with AsyncControlClient(live.socket) as client:
-            body = {"target": "server", "inputs": {"question": [1.0]}, "wait_s": LIMIT_S}
+        async with AsyncControlClient(live.socket, timeout_s=PATIENCE_S) as client:
+            body = {"target": "server", "inputs": {"question": [1.0]}, "wait_s": PATIENCE_S}
             await client.post("/v1/invoke", body)
         return {f.name: f for f in text_string_to_metric_families(render(live.plane.host).decode())}
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.compose import DEPLOY, PATIENCE_S
+from tests.deploy.compose import DEPLOY
+from tests.patience import PATIENCE_S
 
 UNIT = DEPLOY / "systemd" / "bbnode@.service"
 KERNEL = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])

@@ -9,7 +9,8 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.deploy.compose import PATIENCE_S, Testbed
+from tests.deploy.compose import Testbed
+from tests.patience import PATIENCE_S
 
 CLIENTS = ("client-1", "client-2", "client-3", "client-4")
 

@@ -15,6 +15,7 @@ from bbnode.cli import exits
 from bbnode.daemon import paths
 from tests.deploy import cli
 from tests.deploy.compose import DEPLOY
+from tests.patience import PATIENCE_S
 
 UNITS = DEPLOY / "systemd"
 FILES = ("bbnode@.service", "bbnode-user@.service")
@@ -50,7 +51,7 @@ def analyze(*words: str, **environ: str) -> str:
         env=os.environ | environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

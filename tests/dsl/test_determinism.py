@@ -24,6 +24,7 @@ from bbnode.dsl import (
 )
 from bbnode.ir import protos
 from tests.dsl.programs import build
+from tests.patience import PATIENCE_S
 
 NET = ConcreteSpec(role="Model", type_name="my.Net", config=b"\x81\xa1a\x01")
 
@@ -127,7 +128,7 @@ def test_other_processes_build_the_same_bytes() -> None:
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=PATIENCE_S,
         ).stdout
         for seed in ("1", "2")
     }

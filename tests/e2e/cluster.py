@@ -18,9 +18,7 @@ from bbnode.daemon.build import compile_module
 from bbnode.daemon.control.client import ControlClient
 from bbnode.daemon.demo import PROGRAM
 from bbnode.daemon.demo_nodes import DemoNode, choose_port, make_folder, make_nodes
-
-# Bounds a wait that never ends; a sound cluster answers in a few seconds.
-PATIENCE_S = 60.0
+from tests.patience import PATIENCE_S
 
 
 class Cluster:
@@ -41,7 +39,7 @@ class Cluster:
             port=choose_port(0),
             rounds=rounds,
             quorum=quorum,
-            wait_s=20.0,
+            wait_s=PATIENCE_S,
             data={"dataset": "digits", "partition": "iid", "seed": 0},
         )
 
@@ -66,8 +64,11 @@ class Cluster:
 class Events:
     """The event stream of a daemon, with bounded waits."""
 
+    # Not all: whoever reads too slowly is cut off, and a test does other things meanwhile.
+    TYPES = ("round_started", "round_finished", "peer_up", "peer_down", "stopping")
+
     def __init__(self, client: ControlClient) -> None:
-        self._stream = client.stream("/v1/events")
+        self._stream = client.stream("/v1/events", {"type": list(self.TYPES)})
         self.seen: list[dict[str, Any]] = []
 
     def until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -79,7 +80,7 @@ class Events:
             self.seen.append(line["event"])
             if wanted(line["event"]):
                 return self.seen[-1]
-        raise AssertionError(f"the daemon ended; it said {self.seen[-5:]}")
+        raise AssertionError(f"the daemon ended, or cut us off; it said {self.seen[-5:]}")
 
     def round(self, number: int) -> dict[str, Any]:
         """The end of a round."""

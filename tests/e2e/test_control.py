@@ -16,11 +16,12 @@ from bbnode.daemon.artifact import serialize
 from bbnode.daemon.control.client import ControlClient
 from bbnode.daemon.demo_nodes import choose_port
 from tests.daemon.live import compiled
-from tests.e2e.cluster import PATIENCE_S, wait_for_ready
+from tests.e2e.cluster import wait_for_ready
+from tests.patience import PATIENCE_S, patiently
 
 
 def bbnode(*words: object) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "bbnode", *map(str, words)]
+    command = [sys.executable, "-m", "bbnode", *patiently(*words)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 

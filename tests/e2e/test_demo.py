@@ -19,7 +19,7 @@ def demo(out: Path, *options: str) -> tuple[int, dict[str, Any], str]:
         [sys.executable, "-m", "bbnode", "demo", "--out", str(out), *options],
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=300,
         check=False,
     )
     report = json.loads((out / "report.json").read_text()) if (out / "report.json").exists() else {}

@@ -20,7 +20,8 @@ from bbnode.daemon.build import compile_module
 from bbnode.daemon.control.client import ControlClient
 from bbnode.daemon.demo import PROGRAM
 from bbnode.daemon.demo_nodes import choose_port
-from tests.e2e.cluster import PATIENCE_S, Events, wait_for_ready
+from tests.e2e.cluster import Events, wait_for_ready
+from tests.patience import PATIENCE_S, patiently
 
 SERVER_TOML = """
 [slots.data]
@@ -52,7 +53,7 @@ class Machine:
 
     def bbnode(self, *words: object) -> tuple[int, str, str]:
         done = subprocess.run(
-            [sys.executable, "-m", "bbnode", *map(str, words)],
+            [sys.executable, "-m", "bbnode", *patiently(*words)],
             check=False,
             capture_output=True,
             text=True,
@@ -105,7 +106,7 @@ class Server:
         return self.machine.line(*command.split(), *words, "-c", self._toml)
 
     @contextmanager
-    def running(self, folder: Path) -> Iterator[Events]:
+    def running(self, folder: Path) -> Iterator[None]:
         with wait_for_ready(folder, 1) as environment, (folder / "server.log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "bbnode", "run", "-c", str(self._toml)],
@@ -113,13 +114,18 @@ class Server:
                 stdout=log,
                 stderr=log,
             )
-        socket = paths.control_socket(self.node / "state")
         try:
-            with ControlClient(socket, timeout_s=PATIENCE_S) as client:
-                yield Events(client)
+            yield
         finally:
             process.kill()
             process.wait()
+
+    @contextmanager
+    def events(self) -> Iterator[Events]:
+        """What the node says from now on."""
+        socket = paths.control_socket(self.node / "state")
+        with ControlClient(socket, timeout_s=PATIENCE_S) as client:
+            yield Events(client)
 
 
 @contextmanager
@@ -162,13 +168,13 @@ def server(tmp_path: Path) -> Server:
 
 def test_laptops_join_a_private_network_and_leave_it(server: Server, tmp_path: Path) -> None:
     one, two, three, four = (Machine(tmp_path / name) for name in ("one", "two", "three", "four"))
-    with server.running(tmp_path) as events:
+    with server.running(tmp_path):
         ticket = server.bb("invite --target client --uses 2")
         with joined(one, ticket, 0) as first, joined(two, ticket, 1) as second:
-            both = events.until(
-                lambda e: e["type"] == "round_finished" and len(e["responded"]) == 2
-            )
-            assert both["ok"]
+            with server.events() as events:
+                both = events.until(
+                    lambda e: e["type"] == "round_finished" and e["ok"] and len(e["responded"]) == 2
+                )
             peers = {one.peer, two.peer}
             assert set(both["responded"]) == peers
             assert server.peer not in peers
@@ -185,20 +191,22 @@ def test_laptops_join_a_private_network_and_leave_it(server: Server, tmp_path: P
 
             # Revoked: cut off at once, and rounds go on without it.
             listed = server.machine.line("network", "revoke", one.peer)
-            server.bb("network import", listed)
-            gone = events.until(lambda e: e["type"] == "peer_down" and e["peer"] == one.peer)
-            assert "not_a_member" in gone["reason"]
-            alone = events.until(
-                lambda e: e["type"] == "round_finished" and e["responded"] == [two.peer]
-            )
-            assert alone["ok"]
-            said(first, "lost ")
+            with server.events() as events:
+                server.bb("network import", listed)
+                gone = events.until(lambda e: e["type"] == "peer_down" and e["peer"] == one.peer)
+                assert "not_a_member" in gone["reason"]
+                events.until(
+                    lambda e: (
+                        e["type"] == "round_finished" and e["ok"] and e["responded"] == [two.peer]
+                    )
+                )
+                said(first, "lost ")
 
-            # Ctrl-C: a farewell, which the server hears.
-            said(second, "executions")
-            second.send_signal(signal.SIGINT)
-            left = events.until(lambda e: e["type"] == "peer_down" and e["peer"] == two.peer)
-            assert "took leave" in left["reason"]
+                # Ctrl-C: a farewell, which the server hears.
+                said(second, "executions")
+                second.send_signal(signal.SIGINT)
+                left = events.until(lambda e: e["type"] == "peer_down" and e["peer"] == two.peer)
+                assert "took leave" in left["reason"]
             assert second.wait(PATIENCE_S) == 0
             first.send_signal(signal.SIGINT)
             assert first.wait(PATIENCE_S) == 0
@@ -214,7 +222,8 @@ def test_laptops_join_a_private_network_and_leave_it(server: Server, tmp_path: P
             stderr=subprocess.DEVNULL,
         )
         try:
-            events.until(lambda e: e["type"] == "round_finished" and two.peer in e["responded"])
+            with server.events() as events:
+                events.until(lambda e: e["type"] == "round_finished" and two.peer in e["responded"])
         finally:
             again.kill()
             again.wait()

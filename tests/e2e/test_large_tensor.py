@@ -1,9 +1,12 @@
-"""Large tensors from op to op, between two daemons: with default settings, and of two gigabytes."""
+"""Large tensors from op to op, between two daemons: with default settings, four at once, and of
+two gigabytes.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -92,6 +95,19 @@ def test_64_mib_pass_with_default_settings(tmp_path: Path) -> None:
         told = moved(server)
     assert told["ok"], told
     assert len(told["outputs"]["answer"]["responded"]) == 1
+
+
+def test_four_of_64_mib_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    with pair(tmp_path, 64 * MIB, {}) as (server, client):
+        before = most_mib(client)
+        with ThreadPoolExecutor(4) as callers:
+            told = list(callers.map(moved, [server] * 4))
+        took = most_mib(client) - before
+    for each in told:
+        assert each["ok"], told
+        assert len(each["outputs"]["answer"]["responded"]) == 1
+    # One that is looked at, one that comes, and one more that has not been given back yet.
+    assert took <= 3 * 64 + ALLOWED_MIB
 
 
 @pytest.mark.slow

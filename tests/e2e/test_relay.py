@@ -14,11 +14,12 @@ import pytest
 from bbnode.daemon.artifact import serialize
 from bbnode.daemon.demo_nodes import choose_port
 from tests.daemon.live import compiled
-from tests.e2e.cluster import PATIENCE_S, wait_for_ready
+from tests.e2e.cluster import wait_for_ready
+from tests.patience import PATIENCE_S, patiently
 
 
 def bbnode(*words: object) -> str:
-    command = [sys.executable, "-m", "bbnode", *map(str, words)]
+    command = [sys.executable, "-m", "bbnode", *patiently(*words)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bbnode.cli.main import main
+from tests.patience import PATIENCE_S
 
 CONFIG = """[node]
 name = "peer"
@@ -26,7 +27,6 @@ targets = ["server"]
 [network]
 bootstrap = []
 """
-PATIENCE_S = 60
 
 
 @pytest.fixture

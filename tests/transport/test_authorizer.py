@@ -19,7 +19,8 @@ from bbnode.transport.backend import (
 from bbnode.transport.errors import NotAllowedError
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p_backend import Libp2pBackend
-from tests.transport.test_libp2p_backend import LOOPBACK, next_event
+from tests.patience import PATIENCE_S
+from tests.transport.test_libp2p_backend import CALM, LOOPBACK, next_event
 
 
 @dataclass
@@ -56,6 +57,7 @@ def make(name: str, rules: Rules | None = None, credentials: bytes = b"") -> Lib
         listen=[LOOPBACK],
         hello=Hello(credentials=credentials),
         authorizer=rules,
+        limits=CALM,
     )
 
 
@@ -72,7 +74,7 @@ async def test_a_blocked_peer_gets_no_link_and_others_do(nursery):
     for other in (b, c):
         other.keep_connected(a.peer_id, a.listen_addresses())
     assert (await next_event(a, PeerConnected)).peer == c.peer_id
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         while not a.metrics().denied.get("blocked"):
             await trio.lowlevel.checkpoint()
     assert [info.peer for info in a.peers()] == [c.peer_id]
@@ -101,7 +103,7 @@ async def test_envelopes_over_a_budget_are_dropped_and_acknowledged(nursery, siz
     b.send(a.peer_id, bytes(size), tag=1)
     b.send(a.peer_id, b"small", tag=2)
     assert (await next_event(a, EnvelopeReceived)).data == b"small"
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         while b.peers()[0].queued_envelopes:
             await trio.lowlevel.checkpoint()
     assert a.metrics().denied == {"budget": 1}

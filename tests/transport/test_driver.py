@@ -25,9 +25,9 @@ from bbnode.transport.backend import Hello
 from bbnode.transport.driver import Driver
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.memory import MemoryBackend, MemoryNetwork
+from tests.patience import PATIENCE_S
 
 SERVER, CLIENT = PeerId.from_seed("server"), PeerId.from_seed("client")
-PATIENCE_S = 20
 
 
 @dataclass(frozen=True)

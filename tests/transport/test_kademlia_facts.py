@@ -23,12 +23,12 @@ from bbnode.ir.peer import PeerId
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p_tcp import BoundedTcp
 from bbnode.transport.libp2p_workarounds import build_host, quiet_logging, running
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
 KEY = "bbnode/network/of-the-test"
 LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")
-LIMIT_S = 60.0
 
 
 @asynccontextmanager
@@ -49,7 +49,7 @@ def _fault() -> None:
 
 
 async def test_five_hosts_find_each_other_but_it_dials_whom_we_never_asked_it_to() -> None:
-    with trio.fail_after(LIMIT_S):
+    with trio.fail_after(PATIENCE_S):
         async with AsyncExitStack() as stack:
             first, *others = [await stack.enter_async_context(member()) for _ in range(5)]
             host, _, info = first

@@ -60,7 +60,7 @@ async def main():
         Libp2pBackend(Identity.from_seed(name * 32), listen=[Multiaddr("/ip4/127.0.0.1/tcp/0")])
         for name in (b"a", b"b")
     )
-    with trio.fail_after(20):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             await nursery.start(a.run)
             await nursery.start(b.run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import subprocess
 import sys
 
@@ -19,6 +20,7 @@ from libp2p.peer.id import ID
 from libp2p.security.insecure import transport as insecure
 from multiaddr import Multiaddr
 
+from bbnode.transport import libp2p_workarounds
 from bbnode.transport.errors import InsecureTransportError, ListenError, StreamBrokenError
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p_carrier import Libp2pCarrier, Libp2pStream, socket_of
@@ -33,6 +35,7 @@ from bbnode.transport.libp2p_workarounds import (
     reset_quietly,
     running,
 )
+from tests.patience import PATIENCE_S
 
 LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")
 ECHO = "/test/echo/1"
@@ -102,7 +105,7 @@ async def test_plaintext_dialer_with_a_stolen_name_is_refused():
         return original(victim.public_key if public_key == key.public_key else public_key)
 
     default = new_host(key_pair=create_new_key_pair(b"d" * 32))
-    with pytest.MonkeyPatch.context() as patch, trio.fail_after(10):
+    with pytest.MonkeyPatch.context() as patch, trio.fail_after(PATIENCE_S):
         patch.setattr(insecure, "make_exchange_message", forged)
         async with running(default, [LOOPBACK]), running(attacker, []):
             await dial(attacker, default)
@@ -137,7 +140,7 @@ async def test_handler_errors_and_garbage_do_not_end_the_host():
     server.set_stream_handler(BOOM, boom)
     client = make(2)
     multistream = b"\x13/multistream/1.0.0\n"
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         async with running(server, [LOOPBACK]), running(client, []):
             connection = await dial(client, server)
             await provoke(client, server)
@@ -175,7 +178,7 @@ async def test_handler_errors_and_garbage_do_not_end_the_host():
 async def test_inbound_slots_come_back():
     """S3: six slots, fourteen connections, closed by either side, softly and hard."""
     server, client = make(1, max_connections=6), make(2)
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE_S):
         async with running(server, [LOOPBACK]), running(client, []):
             network = server.get_network()
             for n in range(14):
@@ -191,10 +194,12 @@ async def test_inbound_slots_come_back():
             assert network._inbound_limiter.borrowed_tokens == 1
 
 
-async def test_hard_close_returns_at_once_with_a_writer_blocked_on_a_stuck_peer():
+async def test_hard_close_returns_with_a_writer_blocked_on_a_stuck_peer(monkeypatch):
     """S5: the peer's kernel takes bytes, the peer reads none."""
+    # It comes back by itself, and not because it is cut off.
+    monkeypatch.setattr(libp2p_workarounds, "_HARD_CLOSE_S", math.inf)
     server, client = make(1), make(2)
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         async with running(server, [LOOPBACK]), running(client, []):
             connection = await dial(client, server)
             stream = await client.new_stream(server.get_id(), [ECHO])
@@ -218,9 +223,7 @@ async def test_hard_close_returns_at_once_with_a_writer_blocked_on_a_stuck_peer(
                 nursery.start_soon(write)
                 await trio.testing.wait_all_tasks_blocked(0.05)
                 assert not writer_done.is_set()
-                before = trio.current_time()
                 await hard_close(client, connection)
-                assert trio.current_time() - before < 1.0
                 await writer_done.wait()
             assert client.get_network().get_connections() == []
             await hard_close(server, frozen)
@@ -234,7 +237,7 @@ async def test_dead_link_options_on_both_sides():
     import socket
 
     server, client = make(1), make(2)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with running(server, [LOOPBACK]), running(client, []):
             ends = [await dial(client, server), server.get_network().get_connections()[0]]
             for end in ends:
@@ -254,10 +257,12 @@ async def test_failed_and_timed_out_dials_leave_nothing_behind():
     """S7, S8: no slot is lost, no peer is blacklisted, time-outs are inside the dial."""
     server = make(1)
     client = make(2, max_connections=4)
+    upgrader = client.get_network().upgrader
+    patient = upgrader.upgrade_security
     bound_handshakes(client, 0.05)
     mute = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = mute[0].socket.getsockname()[1]
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE_S):
         async with running(server, [LOOPBACK]), running(client, []):
             network = client.get_network()
             for _ in range(8):
@@ -271,15 +276,15 @@ async def test_failed_and_timed_out_dials_leave_nothing_behind():
                     await network.dial_addr(
                         Multiaddr(f"/ip4/127.0.0.1/tcp/{port}"), server.get_id()
                     )
-            bound_handshakes(client)
-            # 0.05 s still bounds this one from within; on loopback it takes a tenth of that.
+            # A good handshake may take its time.
+            upgrader.upgrade_security = patient
             await dial(client, server)
             assert await echoes(client, server)
 
 
 async def test_wrong_peer_at_the_address_is_refused():
     server, client = make(1), make(2)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with running(server, [LOOPBACK]), running(client, []):
             with pytest.raises(SwarmException):
                 await client.get_network().dial_addr(
@@ -296,7 +301,7 @@ async def test_unread_bytes_are_seen():
         await reading.wait()
 
     server.set_stream_handler("/test/idle/1", idle)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with running(server, [LOOPBACK]), running(client, []):
             await dial(client, server)
             carrier = Libp2pCarrier(
@@ -312,7 +317,7 @@ async def test_unread_bytes_are_seen():
 async def test_known_peers_are_not_dialled_unasked():
     """S10: even when libp2p's auto-connector is called, and below all its watermarks."""
     server, client = make(1), make(2)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with running(server, [LOOPBACK]), running(client, []):
             client.get_peerstore().add_addrs(server.get_id(), server.get_transport_addrs(), 600)
             network = client.get_network()
@@ -326,7 +331,7 @@ async def test_known_peers_are_not_dialled_unasked():
 async def test_muxer_sends_no_pings():
     """S11."""
     server, client = make(1), make(2)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with running(server, [LOOPBACK]), running(client, []):
             muxer = (await dial(client, server)).muxed_conn
             assert await muxer._measure_rtt_loop() is None
@@ -335,7 +340,7 @@ async def test_muxer_sends_no_pings():
 
 async def test_a_connection_with_too_many_streams_goes():
     server, client = make(1), make(2)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with running(server, [LOOPBACK]), running(client, []):
             connection = await dial(client, server)
             for _ in range(MAX_STREAMS + 2):
@@ -399,7 +404,7 @@ async def test_reads_are_not_answered_one_by_one():
         await dial(client, server)
         for _ in range(2):
             stream = await client.new_stream(server.get_id(), [TAKE])
-            with trio.fail_after(10):
+            with trio.fail_after(PATIENCE_S):
                 for _ in range(32):
                     await stream.write(bytes(65_536))
                 assert await stream.read(1) == b"."
@@ -437,7 +442,7 @@ async def test_a_reset_is_told_from_an_end(what):
         nursery.start_soon(read)
         await trio.testing.wait_all_tasks_blocked()
         go.set()
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE_S):
             while not seen:
                 await trio.lowlevel.checkpoint()
         assert isinstance(seen[0], StreamBrokenError) is (what == "reset")
@@ -447,7 +452,7 @@ async def test_a_reset_is_told_from_an_end(what):
 
 async def test_a_port_in_use_is_seen_and_never_shared():
     first = make(1)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with running(first, [LOOPBACK]):
             address = first.get_transport_addrs()[0]
             tcp = BoundedTcp()

@@ -35,6 +35,7 @@ from bbnode.transport.inbox import Inbox
 from bbnode.transport.link import Link
 from bbnode.transport.link_state import LINK_MOVES, LinkEvent, LinkState
 from bbnode.transport.peers import PeerTable
+from tests.patience import PATIENCE_S
 from tests.transport.fakes import PipeCarrier, carrier_pair
 
 SMALL, LARGE = sorted((PeerId.from_seed("one"), PeerId.from_seed("two")))
@@ -118,7 +119,7 @@ async def test_hello_then_envelopes_on_both_lanes(nursery):
     a.table.send(LARGE, b"small", 1)
     a.table.send(LARGE, [b"", big[:300_000], memoryview(big)[300_000:]], 2)
     a.table.send(LARGE, b"", 3)
-    with trio.fail_after(2):
+    with trio.fail_after(PATIENCE_S):
         await a.table.session(LARGE).queue.wait_idle()
     data = sorted(bytes(e.data) for e in b.drain() if isinstance(e, EnvelopeReceived))
     assert data == [b"", big, b"small"]
@@ -230,7 +231,7 @@ async def test_garbage_is_a_counted_drop(nursery, raw, event, counter):
     link = a.link(out, nursery)
     stream = await inward.open(Lane.CONTROL)
     await stream.write(raw)
-    with trio.fail_after(2):
+    with trio.fail_after(PATIENCE_S):
         await link.closed.wait()
     assert [type(e) for e in a.drain()].count(event) == 1
     assert a.count(counter) == 1
@@ -245,7 +246,7 @@ async def test_writing_on_our_stream_is_a_violation(nursery):
     _, stream = one.carrier.opened[0]
     stream._inward.buffer += b"x"
     stream._inward._change()
-    with trio.fail_after(2):
+    with trio.fail_after(PATIENCE_S):
         await one.closed.wait()
         await other.closed.wait()
     assert a.count("protocol.violations") == 1
@@ -263,7 +264,7 @@ async def test_farewell_loses_nothing_in_either_direction(nursery):
         await a.table.session(LARGE).queue.wait_idle()
         await b.table.session(SMALL).queue.wait_idle()
         one.retire("enough")
-        with trio.fail_after(2):
+        with trio.fail_after(PATIENCE_S):
             await one.closed.wait()
             await other.closed.wait()
         got_b, got_a = b.drain(), a.drain()
@@ -299,7 +300,7 @@ async def test_a_peer_that_does_not_come_back_fails_its_queue_in_order(nursery, 
         a.table.send(LARGE, bytes(2**20), tag)
     await quiet()
     await inward.hard_close()
-    with trio.fail_after(2):
+    with trio.fail_after(PATIENCE_S):
         await link.closed.wait()
     assert [type(e) for e in a.drain()] == [PeerConnected, PeerDisconnected]
     # It may come back, so more is taken for it, for a while.
@@ -326,7 +327,7 @@ async def test_simultaneous_dials_keep_the_link_of_the_smaller_id(nursery, small
         a.table.send(LARGE, bytes([n]) * (n * 20_000), n)
         b.table.send(SMALL, bytes([n]) * 10, n)
     kept, dropped = links if small_first else reversed(links)
-    with trio.fail_after(2):
+    with trio.fail_after(PATIENCE_S):
         for link in dropped:
             await link.closed.wait()
     await quiet()
@@ -345,7 +346,7 @@ async def test_second_dial_of_one_side_replaces_the_first(nursery):
         first = connect(dialler, listener, nursery)
         await quiet()
         second = connect(dialler, listener, nursery)
-        with trio.fail_after(2):
+        with trio.fail_after(PATIENCE_S):
             for link in first:
                 await link.closed.wait()
         assert {link.state for link in second} == {LinkState.UP}
@@ -364,7 +365,7 @@ async def test_restarted_peer_replaces_its_old_self_whoever_dialled(nursery):
         a.drain()
         new = Side(LARGE, session="1" * 16)
         connect(new, a, nursery)
-        with trio.fail_after(2):
+        with trio.fail_after(PATIENCE_S):
             await stale.closed.wait()
         await quiet()
         events = a.drain()
@@ -395,7 +396,7 @@ async def test_slow_driver_is_waited_for_and_its_sender_feels_it(nursery, autoju
     with pytest.raises(QueueFullError):
         a.table.send(LARGE, b"", 9)
     got = [e.data[0] for e in b.drain()]
-    with trio.fail_after(2):
+    with trio.fail_after(PATIENCE_S):
         await a.table.session(LARGE).queue.wait_idle()
     got += [e.data[0] for e in b.drain()]
     assert sorted(got) == [0, 0, 1, 1, 2, 2, 3]
@@ -417,7 +418,7 @@ async def test_who_ignores_its_window_goes(nursery, lane):
         HELLO + frame(FrameType.START, number=1) + small_frame(1, b"fills the inbox")
     )
     await quiet()
-    with trio.fail_after(2):
+    with trio.fail_after(PATIENCE_S):
         with contextlib.suppress(StreamBrokenError):
             if lane is Lane.CONTROL:
                 for number in range(2, 20):
@@ -442,7 +443,7 @@ async def test_who_ignores_the_muxers_window_goes(nursery):
     await bulk.write(frame(FrameType.START, number=1))
     await quiet()
     out._pipes[0].buffer += bytes(40 * 2**20)
-    with trio.fail_after(1):
+    with trio.fail_after(PATIENCE_S):
         await link.closed.wait()
     assert a.count("inbound.flooded") == 1
 
@@ -470,7 +471,7 @@ async def test_broken_stream_is_opened_again_and_the_envelope_sent_again(nursery
     big = bytes(range(256)) * 4096
     a.table.send(LARGE, big, 1)
     a.table.send(LARGE, big[::-1], 2)
-    with trio.fail_after(2):
+    with trio.fail_after(PATIENCE_S):
         got = [await b.inbox.receive(), await b.inbox.receive()]
     assert [bytes(e.data) for e in got] == [big, big[::-1]]
     assert a.count("streams.write_failed") == 1
@@ -484,7 +485,7 @@ async def test_end_of_stream_without_goodbye_is_the_death_of_the_peer(nursery):
     await quiet()
     for pipe in other.carrier._pipes:
         pipe.end()
-    with trio.fail_after(2):
+    with trio.fail_after(PATIENCE_S):
         await one.closed.wait()
     assert "without a goodbye" in one.reason
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 import trio
@@ -11,8 +12,8 @@ from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import EnvelopeReceived, PeerConnected
 from bbnode.transport.errors import NotConnectedError, StreamBrokenError, TooManyStreamsError
-from bbnode.transport.limits import TransportLimits
-from tests.transport.test_libp2p_backend import connected, make, next_event
+from tests.patience import PATIENCE_S
+from tests.transport.test_libp2p_backend import CALM, connected, make, next_event
 
 FETCH = "/test/fetch/1"
 DATA = bytes(range(256)) * 8192
@@ -38,7 +39,7 @@ async def all_of(stream) -> bytes:
 
 async def settled(backend, streams: int) -> None:
     """Wait until the backend has only so many streams open."""
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         while backend.metrics().streams > streams:
             await trio.lowlevel.checkpoint()
 
@@ -51,7 +52,7 @@ async def test_a_protocol_over_the_connection_of_the_envelopes(nursery):
     # Both ways: who dialled does not matter.
     for one, other in ((a, b), (b, a)):
         for size in (0, 1, len(DATA)):
-            with trio.fail_after(10):
+            with trio.fail_after(PATIENCE_S):
                 async with one.open_stream(other.peer_id, FETCH) as stream:
                     assert stream.peer == other.peer_id
                     await stream.write(size.to_bytes(4, "big"))
@@ -75,7 +76,7 @@ async def test_what_a_handler_raises_resets_its_stream_alone(nursery):
     await connected(nursery, a, b)
     async with b.open_stream(a.peer_id, FETCH) as stream:
         await stream.write(b"x")
-        with trio.fail_after(5), pytest.raises(StreamBrokenError):
+        with trio.fail_after(PATIENCE_S), pytest.raises(StreamBrokenError):
             await stream.read(1)
     assert a.counters()["protocols.failed"] == 1
     b.send(a.peer_id, b"unharmed", tag=1)
@@ -107,7 +108,7 @@ async def test_cancelled_in_the_middle_leaves_the_connection_whole(nursery):
 
 
 async def test_streams_of_a_peer_are_bounded_on_both_sides(nursery):
-    limits = TransportLimits(protocol_streams_per_peer=3)
+    limits = replace(CALM, protocol_streams_per_peer=3)
     a, b = make("a", limits=limits), make("b")
     a.register_protocol(FETCH, fetch)
     await connected(nursery, a, b)
@@ -115,11 +116,11 @@ async def test_streams_of_a_peer_are_bounded_on_both_sides(nursery):
         for _ in range(3):
             await stack.enter_async_context(b.open_stream(a.peer_id, FETCH))
         # One more than the other side takes: it is reset, the others live.
-        with trio.fail_after(5), pytest.raises(StreamBrokenError):
+        with trio.fail_after(PATIENCE_S), pytest.raises(StreamBrokenError):
             async with b.open_stream(a.peer_id, FETCH) as stream:
                 await stream.read(1)
         assert a.counters()["protocols.refused"] == 1
-    limits = TransportLimits(protocol_streams_per_peer=1)
+    limits = replace(CALM, protocol_streams_per_peer=1)
     c = make("c", limits=limits)
     await connected(nursery, c)
     c.keep_connected(a.peer_id, a.listen_addresses())
@@ -137,9 +138,9 @@ async def test_the_death_of_the_connection_ends_its_streams(nursery):
     async with b.open_stream(a.peer_id, FETCH) as stream:
         for link in b._table.links():
             link.doom("cut")
-        with trio.fail_after(5), pytest.raises(StreamBrokenError):
+        with trio.fail_after(PATIENCE_S), pytest.raises(StreamBrokenError):
             await stream.read(1)
-        with trio.fail_after(5), pytest.raises(StreamBrokenError):
+        with trio.fail_after(PATIENCE_S), pytest.raises(StreamBrokenError):
             await stream.write(b"x")
 
 
@@ -154,6 +155,6 @@ async def test_misuse(nursery):
     with pytest.raises(NotConnectedError):
         async with a.open_stream(PeerId.from_seed("x"), FETCH):
             pass
-    with trio.fail_after(5), pytest.raises(StreamBrokenError, match="test/fetch"):
+    with trio.fail_after(PATIENCE_S), pytest.raises(StreamBrokenError, match="test/fetch"):
         async with a.open_stream(b.peer_id, FETCH):
             pass

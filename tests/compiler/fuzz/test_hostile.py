@@ -118,14 +118,15 @@ def model_of(case: str) -> ModelProto:
 
 
 def timed(size: int, work: Callable[[], object]) -> BaseException | None:
-    start = time.perf_counter()
+    # The processor's time: others may have it meanwhile.
+    start = time.thread_time()
     try:
         work()
     except BbnodeError as error:
         refused: BbnodeError | None = error
     else:
         refused = None
-    assert time.perf_counter() - start < max(LEAST_SECONDS, size / MB)
+    assert time.thread_time() - start < max(LEAST_SECONDS, size / MB)
     assert not isinstance(refused, Internal)
     assert len(str(refused)) < MAX_MESSAGE_CHARS
     return refused
