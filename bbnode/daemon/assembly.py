@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import io
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from multiaddr import Multiaddr
 
@@ -28,6 +29,11 @@ from bbnode.transport.libp2p_relay_settings import RelaySettings
 
 if TYPE_CHECKING:
     from bbnode.transport.libp2p_backend import Libp2pBackend
+
+# What waits for one peer on one lane of the transport: so many of the largest envelopes that the
+# node takes, but no less than this, and no more than the transport's own bound.
+QUEUED_LARGEST: Final = 4
+MIN_QUEUE_BYTES: Final = 64 * 1024 * 1024
 
 
 class ComponentsModuleMissing(DeploymentError):
@@ -135,9 +141,7 @@ def make_backend(
         listen=[Multiaddr(text) for text in config.network.listen],
         announce=[Multiaddr(text) for text in config.network.announce],
         hello=hello,
-        limits=TransportLimits(
-            max_message_bytes=caps["envelope_bytes"] or TransportLimits().max_message_bytes
-        ),
+        limits=_transport_limits(caps["envelope_bytes"]),
         authorizer=access.authorizer,
         relay=RelaySettings(**config.relay.model_dump()),
     )
@@ -147,6 +151,15 @@ def make_backend(
     access.on_credentials = backend.set_credentials
     artifact_exchange.serve(backend, artifact_source(resolved, artifact))
     return backend
+
+
+def _transport_limits(envelope_bytes: int | None) -> TransportLimits:
+    """Bounds of the transport for envelopes of this size at most; None: as large as they come."""
+    usual = TransportLimits()
+    if envelope_bytes is None:
+        return usual
+    queue_bytes = min(max(QUEUED_LARGEST * envelope_bytes, MIN_QUEUE_BYTES), usual.queue_bytes)
+    return replace(usual, max_message_bytes=envelope_bytes, queue_bytes=queue_bytes)
 
 
 def next_incarnation(state_dir: Any) -> int:

@@ -35,8 +35,8 @@ MAX_CHUNK_BYTES = 1024 * 1024
 _ACK = struct.Struct(">BQ")
 # RESUME: record, next on control, next on bulk, bytes of the latter, the two windows.
 _RESUME = struct.Struct(">QQQQII")
-# OPEN: bytes of the whole message, offset at which its chunks begin.
-_OPEN = struct.Struct(">QQ")
+# OPEN: bytes of the whole message, offset at which its chunks begin, its anchor.
+_OPEN = struct.Struct(">QQQ")
 
 
 class Lane(enum.IntEnum):
@@ -118,6 +118,20 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """What a sender says of a large message before its chunks, in bytes.
+
+    `anchor` is where in the message its largest part begins, such as the numbers of a tensor. The
+    receiver puts the message into memory so that this byte is aligned, and nobody has to copy the
+    tensor to compute with it.
+    """
+
+    total: int
+    offset: int
+    anchor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
     """What a receiver tells a sender before anything else: whence, and how much at a time.
 
@@ -180,17 +194,19 @@ def decode_resume(frame: Frame) -> Resume:
     )
 
 
-def encode_open(number: int, total: int, offset: int) -> bytes:
+def encode_open(number: int, total: int, offset: int, anchor: int = 0) -> bytes:
     """A whole OPEN frame."""
-    return encode_header(FrameType.OPEN, _OPEN.size, number) + _OPEN.pack(total, offset)
+    return encode_header(FrameType.OPEN, _OPEN.size, number) + _OPEN.pack(total, offset, anchor)
 
 
-def decode_open(frame: Frame) -> tuple[int, int]:
-    """(bytes of the whole message, offset of what follows); raises FrameError."""
-    total, offset = _unpack(_OPEN, frame)
+def decode_open(frame: Frame) -> Open:
+    """What an OPEN says; raises FrameError."""
+    total, offset, anchor = _unpack(_OPEN, frame)
     if offset >= total:
         raise FrameError(f"a message of {total} bytes is opened at byte {offset}")
-    return total, offset
+    if anchor >= total:
+        raise FrameError(f"a message of {total} bytes has its largest part at byte {anchor}")
+    return Open(total=total, offset=offset, anchor=anchor)
 
 
 def _unpack(layout: struct.Struct, frame: Frame) -> tuple[int, ...]:

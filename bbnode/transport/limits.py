@@ -21,10 +21,12 @@ class TransportLimits:
     """Bounds of a backend. Each has a typed failure or a counter."""
 
     max_message_bytes: int = MAX_MESSAGE_BYTES
-    # Per peer, not yet acknowledged; the bytes on each lane. A message that is alone on its
-    # lane is always taken: it is kept by reference, so 2 GB cost their sender nothing here.
+    # Per peer, not yet acknowledged; the bytes on each lane. What is refused is lost to the
+    # execution that sent it, so a burst of what daemons take by default (256 MiB each) has to
+    # fit, and to wait until the peer has room. A message is kept by reference, so that one that
+    # its op still has costs nothing more here; and one that is alone on its lane is always taken.
     queue_envelopes: int = 1024
-    queue_bytes: int = 64 * _MIB
+    queue_bytes: int = 1024 * _MIB
     # Received and not yet taken by the driver: per peer, and of all peers together (the
     # engine's own ingress budget in FACTS).
     inbox_envelopes_per_peer: int = 1024

@@ -108,9 +108,9 @@ class LaneReader:
                 if (flow := self._flow()) is not None:
                     flow.small(frame.number, frame.body)
             case FrameType.OPEN:
-                total, offset = decode_open(frame)
+                opening = decode_open(frame)
                 if (flow := self._flow()) is not None:
-                    flow.open(frame.number, total, offset)
+                    flow.open(frame.number, opening)
             case FrameType.START:
                 self._round = frame.number
             case FrameType.RESUME:

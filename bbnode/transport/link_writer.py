@@ -123,7 +123,8 @@ class LaneWriter:
         out = bytearray()
         self._start(out)
         if piece.opens:
-            out += encode_open(piece.number, piece.item.size, piece.offset)
+            item = piece.item
+            out += encode_open(piece.number, item.size, piece.offset, item.anchor)
         out += encode_header(FrameType.CHUNK, piece.length, piece.number)
         first, *others = piece.item.bytes_from(piece.offset, piece.length)
         # The first Yamux frame is put together here; the rest is cut out of the message by

@@ -53,6 +53,13 @@ class Outbound:
     def __post_init__(self) -> None:
         self.ends = tuple(accumulate(len(part) for part in self.parts))
 
+    @property
+    def anchor(self) -> int:
+        """Where the largest part begins, in bytes; the first of several."""
+        largest = max(self.parts, key=len)
+        at = next(index for index, part in enumerate(self.parts) if part is largest)
+        return self.ends[at] - len(largest)
+
     def bytes_from(self, offset: int, length: int) -> Iterator[memoryview]:
         """The `length` bytes from `offset` on, uncopied."""
         index = bisect_right(self.ends, offset)

@@ -138,9 +138,7 @@ class PeerTable:
 
     def expect(self, session: PeerSession) -> None:
         """A peer is going to be dialled: take messages for it."""
-        if not session.takes_messages:
-            session.expected = True
-            session.fails_at = trio.current_time() + self._limits.resume_s
+        if session.expect(trio.current_time() + self._limits.resume_s):
             self.on_lost()
 
     def not_reached(self, session: PeerSession, reason: str) -> None:
@@ -155,17 +153,7 @@ class PeerTable:
 
     def wanted(self) -> list[WantedPeer]:
         """The peers that are kept connected, in PeerId order."""
-        return [
-            WantedPeer(
-                peer=session.peer,
-                addresses=session.wanted,
-                connected=session.primary is not None,
-                failed_dials=session.failed_dials,
-                last_error=session.last_error,
-            )
-            for session in self.sessions()
-            if session.wanted is not None
-        ]
+        return [wish for session in self.sessions() if (wish := session.wish()) is not None]
 
     def expire(self, now: float) -> float:
         """Give up what was kept for long enough; when to ask again (`math.inf`: no need)."""
@@ -224,10 +212,8 @@ class PeerTable:
     def link_closed(self, link: Link, reason: str) -> None:
         """Fall back to another link of the peer, or report that it is gone."""
         session = self.session(link.peer)
-        session.links.remove(link)
+        session.remove(link)
         self._links -= 1
-        session.bytes_in += link.bytes_in
-        session.bytes_out += link.bytes_out
         if session.feeder is link:
             session.feeder = None
             if session.flow is not None:
@@ -336,8 +322,7 @@ class PeerTable:
             self._fail(session, session.queue.give_up_begun(), _FORGOTTEN)
         session.session_id = hello.session_id
         session.primary = link
-        session.expected = False
-        session.fails_at = session.forgotten_at = math.inf
+        session.await_nothing()
         if session.down.is_set():
             session.since_s = trio.current_time()
             session.failed_dials = 0
@@ -388,8 +373,7 @@ class PeerTable:
         if len(lost) <= self._limits.max_connections:
             return
         oldest = min(lost, key=lambda each: each.forgotten_at)
-        oldest.expected = False
-        oldest.fails_at = oldest.forgotten_at = math.inf
+        oldest.await_nothing()
         self._fail(oldest, oldest.queue.drain(), "too many peers are waited for", blames_peer=False)
         self._drop_flow(oldest)
         self.drop_if_unused(oldest)

@@ -16,7 +16,7 @@ from multiaddr import Multiaddr
 
 from bbnode.ir.address import is_relayed
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Direction, PeerInfo
+from bbnode.transport.backend import Direction, PeerInfo, WantedPeer
 from bbnode.transport.inflow import Inflow
 from bbnode.transport.link import Link
 from bbnode.transport.outbound import OutboundQueue
@@ -69,6 +69,35 @@ class PeerSession:
         """Whether nothing would be lost with this session."""
         kept = self.links or self.takes_messages or self.forgotten_at < math.inf
         return self.wanted is None and not kept
+
+    def wish(self) -> WantedPeer | None:
+        """The peer as one that is kept connected, if it is."""
+        if self.wanted is None:
+            return None
+        return WantedPeer(
+            peer=self.peer,
+            addresses=self.wanted,
+            connected=self.primary is not None,
+            failed_dials=self.failed_dials,
+            last_error=self.last_error,
+        )
+
+    def expect(self, until_s: float) -> bool:
+        """Take messages until then: the peer is dialled. False when they are taken already."""
+        if self.takes_messages:
+            return False
+        self.expected, self.fails_at = True, until_s
+        return True
+
+    def await_nothing(self) -> None:
+        """The peer is there, or is given up."""
+        self.expected, self.fails_at, self.forgotten_at = False, math.inf, math.inf
+
+    def remove(self, link: Link) -> None:
+        """A link is closed; what it moved still counts."""
+        self.links.remove(link)
+        self.bytes_in += link.bytes_in
+        self.bytes_out += link.bytes_out
 
     def info(self) -> PeerInfo | None:
         """The peer as it is shown; None while there is no connection with a hello."""

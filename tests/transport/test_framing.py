@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from bbnode.transport.framing import (
     FrameDecoder,
     FrameType,
     Lane,
+    Open,
     Position,
     Resume,
     decode_ack,
@@ -22,6 +25,7 @@ from bbnode.transport.framing import (
     decode_resume,
     encode_ack,
     encode_header,
+    encode_open,
     encode_resume,
 )
 
@@ -111,6 +115,12 @@ def test_resume_and_ack_round_trip(number, record, control, bulk, offset, window
     assert decode_ack(second) == (Lane.BULK, position)
 
 
+def test_open_says_how_much_comes_from_where_and_what_is_its_largest_part():
+    (only,) = FrameDecoder(Lane.BULK).feed(encode_open(7, 100_000, 300, 37))
+    assert (only.type, only.number) == (FrameType.OPEN, 7)
+    assert decode_open(only) == Open(total=100_000, offset=300, anchor=37)
+
+
 @pytest.mark.parametrize(
     ("decode", "frame_type", "body"),
     [
@@ -120,7 +130,9 @@ def test_resume_and_ack_round_trip(number, record, control, bulk, offset, window
         (decode_resume, FrameType.RESUME, b"\x00" * 40),
         (decode_open, FrameType.OPEN, b""),
         (decode_open, FrameType.OPEN, b"\x00" * 16),
-        (decode_open, FrameType.OPEN, b"\x00" * 7 + b"\x05" + b"\x00" * 7 + b"\x05"),
+        (decode_open, FrameType.OPEN, b"\x00" * 24),
+        (decode_open, FrameType.OPEN, struct.pack(">QQQ", 5, 5, 0)),
+        (decode_open, FrameType.OPEN, struct.pack(">QQQ", 5, 0, 5)),
     ],
 )
 def test_bodies_that_say_nothing_sensible(decode, frame_type, body):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bbnode.ir.envelope import MAX_ENVELOPE_BYTES
 from bbnode.ir.peer import PeerId
 from bbnode.transport.errors import EnvelopeTooLargeError, FrameError, QueueFullError
 from bbnode.transport.framing import HEADER_BYTES, Lane, Position, Resume
@@ -69,6 +70,29 @@ def test_writable_buffers_are_copied_and_others_kept():
     queue.put(A, [BIG, memoryview(BIG)], 2)
     item = queue.head(Lane.BULK)
     assert all(part.obj is BIG for part in item.parts)
+
+
+def test_the_anchor_is_where_the_largest_part_begins():
+    queue = granted()
+    queue.put(A, [b"head", b"", BIG, b"between", BIG, b"tail"], 1)
+    queue.put(A, BIG, 2)
+    first = queue.head(Lane.BULK)
+    assert first.anchor == 4
+    queue.pop(Lane.BULK)
+    assert queue.head(Lane.BULK).anchor == 0
+
+
+def test_a_burst_of_large_messages_waits_by_reference():
+    queue = granted()
+    largest = MAX_ENVELOPE_BYTES
+    tensor = bytes(largest // 16)
+    for tag in range(4):
+        assert queue.put(A, [tensor] * 16, tag) is Lane.BULK
+    assert queue.bytes == 4 * largest
+    with pytest.raises(QueueFullError):
+        queue.put(A, [tensor] * 16, 4)
+    held = {id(part.obj) for item in queue.drain() for part in item.parts}
+    assert held == {id(tensor)}
 
 
 def test_bounds_of_the_queue():

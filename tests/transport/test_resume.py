@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +16,7 @@ from bbnode.transport.backend import (
 )
 from bbnode.transport.framing import FrameType, Lane, encode_header, encode_open
 from bbnode.transport.limits import TransportLimits
+from tests.patience import PATIENCE_S
 from tests.transport.fakes import carrier_pair
 from tests.transport.test_link import HELLO, LARGE, SMALL, Side, connect, frame, never, quiet
 
@@ -26,7 +28,7 @@ def received(side: Side) -> list[bytes]:
 
 
 async def idle(side: Side, peer=LARGE) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(PATIENCE_S):
         await side.table.session(peer).queue.wait_idle()
 
 
@@ -59,7 +61,7 @@ async def test_a_large_message_goes_on_where_it_was_cut(nursery, writes):
     a.table.send(LARGE, BIG, 1)
     await quiet()
     await cut(one)
-    with trio.fail_after(2):
+    with trio.fail_after(PATIENCE_S):
         await other.closed.wait()
     a.table.send(LARGE, b"while it was away", 2)
     written = a.count("outbound.bytes")
@@ -129,7 +131,7 @@ async def test_two_connections_at_once_lose_and_repeat_nothing(nursery):
     connect(a, b, nursery)
     await idle(a)
     await idle(b, SMALL)
-    with trio.fail_after(2):
+    with trio.fail_after(PATIENCE_S):
         await dropped.closed.wait()
     assert received(b) == [BIG]
     assert received(a) == [BIG[::-1]]
@@ -156,7 +158,7 @@ def test_whatever_is_cut_all_arrives_once_and_in_order(sizes, cuts):
                 await cut(link)
                 got += received(b)
                 link, _ = connect(a, b, nursery) if from_a else connect(b, a, nursery)[::-1]
-            with trio.fail_after(5):
+            with trio.fail_after(PATIENCE_S):
                 await a.table.session(LARGE).queue.wait_idle()
             got += received(b)
             nursery.cancel_scope.cancel()
@@ -185,6 +187,46 @@ async def test_room_for_a_large_message_is_kept_before_it_comes_and_given_back(n
     assert a.inbox.reserved_bytes == 0
 
 
+@pytest.mark.parametrize("size", [70_000, 2**21 + 8])
+@pytest.mark.parametrize("head", [b"h" * 37, b"", b"h" * 200])
+async def test_the_largest_part_is_aligned_where_it_is_received(nursery, head, size):
+    a, b = Side(SMALL), Side(LARGE)
+    tensor = np.arange(size // 8)
+    tensor.flags.writeable = False
+    connect(a, b, nursery)
+    await quiet()
+    a.table.send(LARGE, [head, b"16 bytes of head", tensor.data.cast("B"), b"tail"], 1)
+    await idle(a)
+    (event,) = (e for e in b.drain() if isinstance(e, EnvelopeReceived))
+    start = len(head) + 16
+    got = np.frombuffer(event.data, np.int64, len(tensor), start)
+    assert got.flags.aligned
+    assert (got == tensor).all()
+    assert event.data.readonly
+    assert len(event.data) == start + tensor.nbytes + 4
+
+
+async def test_a_burst_arrives_one_by_one_in_the_room_that_there_is(nursery):
+    limits = TransportLimits(inbox_bytes_per_peer=len(BIG), inbox_large_bytes=len(BIG))
+    a, b = Side(SMALL, limits), Side(LARGE, limits)
+    connect(a, b, nursery)
+    await quiet()
+    b.drain()
+    for tag in range(4):
+        a.table.send(LARGE, [bytes([tag]), BIG], tag)
+    for tag in range(4):
+        # Nobody reads: the next ones wait at their sender but for a window.
+        await quiet()
+        assert (b.inbox.envelopes, b.inbox.reserved_bytes) == (1, 0)
+        assert b.table.session(SMALL).flow.held_bytes <= limits.bulk_window_bytes * 9 // 8
+        assert a.table.session(LARGE).queue.envelopes == 3 - tag
+        with trio.fail_after(PATIENCE_S):
+            event = await b.inbox.receive()
+        assert bytes(event.data) == bytes([tag]) + BIG
+    await idle(a)
+    assert not any(isinstance(e, SendFailed) for e in a.drain())
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -202,7 +244,7 @@ async def test_a_message_that_contradicts_itself_ends_the_connection(nursery, ra
     link = a.link(out, nursery)
     await (await inward.open(Lane.CONTROL)).write(HELLO)
     await (await inward.open(Lane.BULK)).write(frame(FrameType.START, number=1) + raw)
-    with trio.fail_after(2):
+    with trio.fail_after(PATIENCE_S):
         await link.closed.wait()
     assert a.count("protocol.violations") == 1
 
