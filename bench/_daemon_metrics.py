@@ -28,7 +28,7 @@ from bbnode.daemon.artifact import serialize
 from bbnode.daemon.build import compile_module
 from bbnode.daemon.config import NodeConfig
 from bbnode.daemon.control.client import ControlClient
-from bbnode.daemon.demo_nodes import choose_port
+from bbnode.daemon.demo.nodes import choose_port
 from bbnode.transport.identity import create_identity
 
 HERE = Path(__file__).parent

@@ -58,8 +58,8 @@ from multiaddr import Multiaddr
 from bbnode.ir.address import peer_of_address
 from bbnode.transport.backend import EnvelopeReceived, PeerConnected
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p_backend import Libp2pBackend
-from bbnode.transport.libp2p_workarounds import quiet_logging
+from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.workarounds import quiet_logging
 
 LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")
 BULK_BYTES = _daemon_metrics.BULK_BYTES

@@ -119,8 +119,8 @@ def _verdict(path: Path, name: str) -> str | None:
     layer, top = _layer(path), name.partition(".")[0]
     if top in NOWHERE:
         return "it loads code from bytes; the design forbids it"
-    if top == "libp2p" and not (layer == "transport" and path.name.startswith("libp2p_")):
-        return "only bbnode/transport/libp2p_*.py may import libp2p"
+    if top == "libp2p" and not (layer == "transport" and path.parent.name == "libp2p"):
+        return "only bbnode/transport/libp2p/ may import libp2p"
     if layer == "engine":
         if top in ENGINE_NEVER:
             return "the engine does no I/O, reads no clock and draws no randomness"
@@ -209,7 +209,7 @@ REFUSED = [
     ("compiler/driver.py", "from bbnode.components.onnx_model import OnnxModel"),
     ("components/fedavg.py", "import importlib\nimportlib.import_module('bbnode.engine')"),
     ("transport/driver.py", "import libp2p"),
-    ("sim/world.py", "from bbnode.transport.libp2p_backend import Libp2pBackend"),
+    ("sim/world.py", "from bbnode.transport.libp2p.backend import Libp2pBackend"),
     ("examples/digits.py", "from bbnode.ir import keys"),
     ("daemon/app.py", "import pickle"),
     ("__init__.py", "from bbnode.dsl import Module"),
@@ -218,7 +218,7 @@ ACCEPTED = [
     ("engine/ingress.py", "import threading"),
     ("engine/poll.py", "from . import frames"),
     ("compiler/driver.py", "from bbnode.components.registry import Registry"),
-    ("transport/libp2p_backend.py", "from libp2p import new_host"),
+    ("transport/libp2p/backend.py", "from libp2p import new_host"),
     ("sim/world.py", "from bbnode.transport.memory import MemoryNetwork"),
     ("transport/identity.py", "from bbnode.access.key_file import read_key_file"),
     ("examples/digits.py", "from bbnode.dsl import Module"),

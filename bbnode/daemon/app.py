@@ -17,7 +17,7 @@ from typing import Any
 import trio
 
 from bbnode.daemon import assembly, dial_back, keeper, logs, paths, ping, sd_notify, signals
-from bbnode.daemon.access_protocol import AccessProtocol
+from bbnode.daemon.access.protocol import AccessProtocol
 from bbnode.daemon.config_sources import ResolvedConfig
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.plane import ControlPlane

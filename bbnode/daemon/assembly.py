@@ -16,7 +16,7 @@ from multiaddr import Multiaddr
 
 from bbnode import __version__
 from bbnode.daemon import paths
-from bbnode.daemon.access_control import AccessControl
+from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.artifact import Artifact, load_artifact, parse_artifact, serialize
 from bbnode.daemon.config_sources import ResolvedConfig
 from bbnode.engine import Limits, Node, install
@@ -25,10 +25,10 @@ from bbnode.transport import artifact_exchange
 from bbnode.transport.artifact_exchange import Provider
 from bbnode.transport.backend import Hello, TransportLimits
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p_relay_settings import RelaySettings
+from bbnode.transport.libp2p.relay_settings import RelaySettings
 
 if TYPE_CHECKING:
-    from bbnode.transport.libp2p_backend import Libp2pBackend
+    from bbnode.transport.libp2p.backend import Libp2pBackend
 
 # What waits for one peer on one lane of the transport: so many of the largest envelopes that the
 # node takes, but no less than this, and no more than the transport's own bound.
@@ -122,10 +122,10 @@ def make_backend(
     """
     # Not before the node is installed: an error of the configuration shows half a second
     # sooner without libp2p's import.
-    from bbnode.transport import libp2p_imports
+    from bbnode.transport.libp2p import imports as libp2p_imports
 
     libp2p_imports.import_core()
-    from bbnode.transport.libp2p_backend import Libp2pBackend
+    from bbnode.transport.libp2p.backend import Libp2pBackend
 
     config = resolved.config
     hello = Hello(

@@ -192,7 +192,7 @@ def _identity(patient: Patient) -> Finding:
 
 def _ports(patient: Patient) -> Finding:
     """That the addresses to listen on can be had."""
-    from bbnode.transport.libp2p_tcp import listen_endpoint
+    from bbnode.transport.libp2p.tcp import listen_endpoint
 
     if not patient.resolved.config.network.listen:
         return _passed("ports", "it listens nowhere and only dials")
@@ -219,7 +219,7 @@ def _reach(patient: Patient) -> Finding:
     entries = patient.resolved.config.network.bootstrap
     if not entries:
         return _skipped("bootstrap", "no peers are configured")
-    from bbnode.transport.libp2p_tcp import CONNECT_TIMEOUT_S, listen_endpoint
+    from bbnode.transport.libp2p.tcp import CONNECT_TIMEOUT_S, listen_endpoint
 
     silent = []
     for text in entries:

@@ -7,7 +7,7 @@ results come in through its entry points; what has to be done goes out as steps.
 from __future__ import annotations
 
 from bbnode.engine import errors, steps
-from bbnode.engine.bootstrap_targets import (
+from bbnode.engine.bootstrap.targets import (
     All,
     BootstrapInfo,
     BootstrapRequest,
@@ -21,7 +21,7 @@ from bbnode.engine.bus import FIRST_PROGRAM_KIND, BusKind
 from bbnode.engine.install import install
 from bbnode.engine.limits import Limits
 from bbnode.engine.node import Node
-from bbnode.engine.program import Program, plan_program
+from bbnode.engine.planning.program import Program, plan_program
 
 __all__ = [
     "FIRST_PROGRAM_KIND",

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
-from bbnode.engine.bootstraps import Bootstraps
+from bbnode.engine.bootstrap.bootstraps import Bootstraps
 from bbnode.engine.frame import EntryPlan, Frame
 from bbnode.engine.inbound import Inbound
-from bbnode.engine.program import Program
+from bbnode.engine.planning.program import Program
 from bbnode.engine.runtime import Runtime
 from bbnode.engine.scheduler import TimerKind
 from bbnode.ir.values import TRIGGER, EventKind, Timestamp, Value

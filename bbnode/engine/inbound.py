@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from bbnode.components.contracts import Backend
 from bbnode.engine.errors import STOPS, describe
 from bbnode.engine.ingress import InboundBytes
+from bbnode.engine.planning.sites import RecvSite, ResponseSite, accepts
 from bbnode.engine.requests import Verdict
-from bbnode.engine.sites import RecvSite, ResponseSite, accepts
 from bbnode.ir import codec, types
 from bbnode.ir.envelope import (
     CorrelationKind,

@@ -17,7 +17,6 @@ from onnx import ModelProto
 
 from bbnode.components.contracts import CONTRACTS, Backend, Component
 from bbnode.components.registry import UnknownComponentType, build_config, component_class
-from bbnode.engine.bindings import SlotPlan
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.errors import (
     ComponentConstructionFailed,
@@ -30,11 +29,12 @@ from bbnode.engine.errors import (
     UnsupportedOps,
 )
 from bbnode.engine.limits import Limits
-from bbnode.engine.neighbours import Neighbours
 from bbnode.engine.node import Node
 from bbnode.engine.ops.graphs import GraphRunner
-from bbnode.engine.program import Program, plan_program
-from bbnode.engine.recording import Sink, head_of
+from bbnode.engine.peers.neighbours import Neighbours
+from bbnode.engine.planning.bindings import SlotPlan
+from bbnode.engine.planning.program import Program, plan_program
+from bbnode.engine.record.recording import Sink, head_of
 from bbnode.engine.runtime import Runtime
 from bbnode.ir import keys, protos
 from bbnode.ir.errors import BbnodeError
@@ -65,7 +65,7 @@ def install(
         incarnation: grows with every start of this peer, so that ids differ between starts.
         snapshots: save a component's state before each offloaded call that may change it, so
             that `Node.snapshot` works at any time. Without it such a component is busy.
-        record: gets the record of the node's life, frame by frame (`bbnode.engine.recording`);
+        record: gets the record of the node's life, frame by frame (see `engine.record`);
             `bbnode replay` runs it again.
         trace: polls tell every execution, op and fill (`Node.set_tracing` changes it later).
 

@@ -16,8 +16,8 @@ from multiaddr import Multiaddr
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
 from bbnode.engine.admission import adopt_event, adopt_inputs
-from bbnode.engine.bootstrap_targets import BootstrapTarget
-from bbnode.engine.bootstraps import Bootstraps
+from bbnode.engine.bootstrap.bootstraps import Bootstraps
+from bbnode.engine.bootstrap.targets import BootstrapTarget
 from bbnode.engine.bus import FIRST_PROGRAM_KIND, MAX_KIND
 from bbnode.engine.dispatch import Dispatch
 from bbnode.engine.errors import (
@@ -28,8 +28,8 @@ from bbnode.engine.errors import (
 )
 from bbnode.engine.node_clock import NodeClock
 from bbnode.engine.node_views import NodeViews
-from bbnode.engine.program import Program
-from bbnode.engine.recording import Recorder, Sink
+from bbnode.engine.planning.program import Program
+from bbnode.engine.record.recording import Recorder, Sink
 from bbnode.engine.runtime import Runtime
 from bbnode.engine.snapshot.whole import NodeParts, restore_snapshot, take_snapshot
 from bbnode.ir.peer import PeerId

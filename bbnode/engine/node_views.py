@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from bbnode.engine.bootstrap_targets import BootstrapInfo, BootstrapStatus
-from bbnode.engine.bootstraps import Bootstraps
-from bbnode.engine.neighbours import PeerStanding
+from bbnode.engine.bootstrap.bootstraps import Bootstraps
+from bbnode.engine.bootstrap.targets import BootstrapInfo, BootstrapStatus
 from bbnode.engine.node_clock import NodeClock
 from bbnode.engine.parking import Waiting, Why
-from bbnode.engine.round_trips import RoundTrip
+from bbnode.engine.peers.neighbours import PeerStanding
+from bbnode.engine.peers.round_trips import RoundTrip
 from bbnode.engine.runtime import Runtime
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value

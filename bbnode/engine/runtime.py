@@ -27,13 +27,13 @@ from bbnode.engine.frame import PARKED, EntryPlan, Frame, Op, _Marker
 from bbnode.engine.inbound_dedup import InboundDedup
 from bbnode.engine.ingress import Ingress
 from bbnode.engine.limits import Limits, cut_text
-from bbnode.engine.neighbours import Neighbours
 from bbnode.engine.ops.graphs import GraphRunner
 from bbnode.engine.outbound import Outbound
 from bbnode.engine.parking import ParkingTable
+from bbnode.engine.peers.neighbours import Neighbours
+from bbnode.engine.peers.round_trips import RoundTrips
 from bbnode.engine.records import Records
 from bbnode.engine.rng import program_rng, wire_ids
-from bbnode.engine.round_trips import RoundTrips
 from bbnode.engine.scheduler import Scheduler
 from bbnode.engine.stores import StorePlan, Stores
 from bbnode.engine.suspensions import Suspensions

@@ -19,7 +19,7 @@ from bbnode.engine.parking import Waiting
 from bbnode.ir import keys, opset, protos
 
 if TYPE_CHECKING:
-    from bbnode.engine.flatten import FlatOp
+    from bbnode.engine.planning.flatten import FlatOp
     from bbnode.engine.runtime import Runtime
     from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 

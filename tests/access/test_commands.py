@@ -15,7 +15,8 @@ from bbnode.access.ticket import parse_ticket
 from bbnode.cli import exits
 from bbnode.cli.commands import invite
 from bbnode.cli.main import main
-from bbnode.daemon import access_files, paths
+from bbnode.daemon import paths
+from bbnode.daemon.access import files as access_files
 from bbnode.ir.peer import PeerId
 from bbnode.transport.identity import create_identity
 

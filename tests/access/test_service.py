@@ -10,8 +10,8 @@ from bbnode.access.exchange import encode_message as encode
 from bbnode.access.revocation import revoke
 from bbnode.access.statement import open_membership
 from bbnode.access.ticket import Invitation, make_ticket
-from bbnode.daemon import access_files
-from bbnode.daemon.access_service import AccessService
+from bbnode.daemon.access import files as access_files
+from bbnode.daemon.access.service import AccessService
 from bbnode.daemon.paths import StorageError
 from bbnode.ir.address import parse_address
 from tests.access.strategies import (

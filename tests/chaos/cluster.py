@@ -26,7 +26,7 @@ from bbnode.daemon.artifact import parse_artifact, serialize
 from bbnode.daemon.build import compile_module
 from bbnode.daemon.config import NodeConfig
 from bbnode.daemon.control.client import ControlClient
-from bbnode.daemon.demo_nodes import choose_port
+from bbnode.daemon.demo.nodes import choose_port
 from bbnode.transport.identity import create_identity
 from tests.chaos.gate import GATE_VARIABLE, NAME_VARIABLE, Gates
 from tests.patience import PATIENCE_S

@@ -24,10 +24,10 @@ from bbnode.transport.errors import NotConnectedError, QueueFullError
 from bbnode.transport.framing import FrameType, Lane, encode_header
 from bbnode.transport.hello import encode_hello
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p_backend import Libp2pBackend
-from bbnode.transport.libp2p_carrier import LANE_PROTOCOLS
-from bbnode.transport.libp2p_tcp import BoundedTcp
-from bbnode.transport.libp2p_workarounds import build_host, running
+from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.carrier import LANE_PROTOCOLS
+from bbnode.transport.libp2p.tcp import BoundedTcp
+from bbnode.transport.libp2p.workarounds import build_host, running
 
 CONNECTIONS = 20
 LASTS_S = 4.0

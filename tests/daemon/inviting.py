@@ -18,15 +18,16 @@ import trio
 from bbnode.access.signing import SigningKey
 from bbnode.access.statement import grant
 from bbnode.access.ticket import Invitation, make_ticket
-from bbnode.daemon import access_files, assembly, config_sources, paths, ping
-from bbnode.daemon.access_control import AccessControl
-from bbnode.daemon.access_protocol import AccessProtocol
+from bbnode.daemon import assembly, config_sources, paths, ping
+from bbnode.daemon.access import files as access_files
+from bbnode.daemon.access.control import AccessControl
+from bbnode.daemon.access.protocol import AccessProtocol
 from bbnode.daemon.artifact import serialize
 from bbnode.daemon.config_sources import ResolvedConfig
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import PeerConnected, PeerDisconnected
 from bbnode.transport.identity import Identity, create_identity
-from bbnode.transport.libp2p_backend import Libp2pBackend
+from bbnode.transport.libp2p.backend import Libp2pBackend
 from tests.daemon.live import compiled
 from tests.patience import PATIENCE_S
 

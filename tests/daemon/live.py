@@ -19,7 +19,7 @@ import trio
 from bbnode.compiler import Compiler
 from bbnode.components.selectors import ConnectedView
 from bbnode.daemon import config_sources
-from bbnode.daemon.access_control import AccessControl
+from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.control.plane import ControlPlane
 from bbnode.daemon.control.server import ControlLimits
 from bbnode.daemon.dial_back import DialBack, DialBackRefused

@@ -11,8 +11,8 @@ from bbnode.access.errors import PolicyError
 from bbnode.access.policy import MAX_LISTED_PEERS
 from bbnode.access.revocation import revoke
 from bbnode.access.statement import grant
-from bbnode.daemon import access_files
-from bbnode.daemon.access_control import AccessControl, BlockedByConfig, NotAMember
+from bbnode.daemon.access import files as access_files
+from bbnode.daemon.access.control import AccessControl, BlockedByConfig, NotAMember
 from bbnode.daemon.config import AccessSection
 from bbnode.daemon.paths import StorageError
 from bbnode.ir.peer import PeerId

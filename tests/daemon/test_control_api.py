@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from bbnode.components.contracts import ComponentError
-from bbnode.daemon.access_control import AccessControl
+from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.config import AccessSection
 from bbnode.daemon.control.api import Api, match, problem_of
 from bbnode.daemon.control.async_client import AsyncControlClient

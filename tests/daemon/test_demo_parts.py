@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bbnode.daemon import config_sources, demo_nodes, demo_report
-from bbnode.daemon.demo_view import DemoView, summary_table
+from bbnode.daemon import config_sources
+from bbnode.daemon.demo import nodes as demo_nodes
+from bbnode.daemon.demo import report as demo_report
+from bbnode.daemon.demo.view import DemoView, summary_table
 
 
 def record(number: int, **changes: Any) -> dict[str, Any]:

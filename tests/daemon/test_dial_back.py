@@ -17,7 +17,7 @@ from bbnode.daemon.dial_back import DialBackRefused, Outcome, may_dial
 from bbnode.transport.backend import PeerConnected
 from bbnode.transport.errors import StreamBrokenError
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p_backend import Libp2pBackend
+from bbnode.transport.libp2p.backend import Libp2pBackend
 from tests.patience import PATIENCE_S
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"

@@ -20,7 +20,7 @@ from bbnode.transport import mdns as mdns_file
 from bbnode.transport.backend import Backend, Hello, PeerDisconnected, TransportEvent
 from bbnode.transport.driver import Driver
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p_backend import Libp2pBackend
+from bbnode.transport.libp2p.backend import Libp2pBackend
 from bbnode.transport.memory import MemoryNetwork
 from tests.patience import PATIENCE_S
 from tests.transport.multicast import needs_multicast

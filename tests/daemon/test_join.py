@@ -14,10 +14,10 @@ from bbnode.access.revocation import revoke
 from bbnode.access.signing import SigningKey
 from bbnode.access.statement import grant
 from bbnode.access.ticket import make_ticket
-from bbnode.daemon import access_files, config_sources, paths
-from bbnode.daemon.join import JoinOptions, Prepared, prepare
-from bbnode.daemon.join_artifact import cache_file
-from bbnode.daemon.join_errors import (
+from bbnode.daemon import config_sources, paths
+from bbnode.daemon.access import files as access_files
+from bbnode.daemon.join.artifact import cache_file
+from bbnode.daemon.join.errors import (
     InviterRefused,
     InviterUnreachable,
     NotAnInvitation,
@@ -25,8 +25,9 @@ from bbnode.daemon.join_errors import (
     TargetNeeded,
     WrongPeer,
 )
-from bbnode.daemon.join_folder import folder
-from bbnode.daemon.join_source import read_source
+from bbnode.daemon.join.folder import folder
+from bbnode.daemon.join.prepare import JoinOptions, Prepared, prepare
+from bbnode.daemon.join.source import read_source
 from bbnode.engine.errors import UnknownTarget
 from bbnode.ir.address import parse_address
 from bbnode.ir.peer import PeerId

@@ -12,7 +12,7 @@ import pytest
 
 from bbnode.cli import exits
 from bbnode.cli.main import main
-from bbnode.daemon.join_view import event_text, size
+from bbnode.daemon.join.view import event_text, size
 from tests.daemon.inviting import Inviter, inviting
 from tests.daemon.live import in_thread
 

@@ -13,8 +13,8 @@ from bbnode.components.data_sources import ArrayDataSource, ArrayDataSourceConfi
 from bbnode.components.registry import concrete
 from bbnode.daemon import config_sources
 from bbnode.daemon.artifact import Artifact
-from bbnode.daemon.join_errors import ComponentsMissing, SlotsNotConfigured, TargetNeeded
-from bbnode.daemon.join_plan import Plan, choose_target, make_plan
+from bbnode.daemon.join.errors import ComponentsMissing, SlotsNotConfigured, TargetNeeded
+from bbnode.daemon.join.plan import Plan, choose_target, make_plan
 from bbnode.dsl import DataSourceSlot, Graph, Module, types
 from bbnode.engine.errors import UnknownTarget, UnsupportedOps
 from tests.daemon.live import compiled

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from rich.console import Console
 
-from bbnode.daemon.join_view import JoinView
+from bbnode.daemon.join.view import JoinView
 from tests.daemon.live import CLIENT, SERVER, Live, running
 
 

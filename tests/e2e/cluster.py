@@ -16,8 +16,8 @@ from bbnode.daemon import paths
 from bbnode.daemon.artifact import parse_artifact, serialize
 from bbnode.daemon.build import compile_module
 from bbnode.daemon.control.client import ControlClient
-from bbnode.daemon.demo import PROGRAM
-from bbnode.daemon.demo_nodes import DemoNode, choose_port, make_folder, make_nodes
+from bbnode.daemon.demo.nodes import DemoNode, choose_port, make_folder, make_nodes
+from bbnode.daemon.demo.run import PROGRAM
 from tests.patience import PATIENCE_S
 
 

@@ -18,8 +18,8 @@ from bbnode.daemon import paths
 from bbnode.daemon.artifact import serialize
 from bbnode.daemon.build import compile_module
 from bbnode.daemon.control.client import ControlClient
-from bbnode.daemon.demo import PROGRAM
-from bbnode.daemon.demo_nodes import choose_port
+from bbnode.daemon.demo.nodes import choose_port
+from bbnode.daemon.demo.run import PROGRAM
 from tests.e2e.cluster import Events, wait_for_ready
 from tests.patience import PATIENCE_S, patiently
 

@@ -17,7 +17,7 @@ from bbnode.daemon import paths
 from bbnode.daemon.artifact import serialize
 from bbnode.daemon.build import compile_module
 from bbnode.daemon.control.client import ControlClient
-from bbnode.daemon.demo_nodes import DemoNode, choose_port, make_one
+from bbnode.daemon.demo.nodes import DemoNode, choose_port, make_one
 from bbnode.transport.identity import create_identity
 from tests.e2e.cluster import stop, wait_for_ready
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbnode.engine import round_trips
-from bbnode.engine.round_trips import (
+from bbnode.engine.peers import round_trips
+from bbnode.engine.peers.round_trips import (
     MAX_EDGES,
     MAX_ESTIMATE_NS,
     MAX_REPORTED,

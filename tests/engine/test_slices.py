@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbnode.engine.flatten import check_values, flatten
-from bbnode.engine.slices import cut_slices
+from bbnode.engine.planning.flatten import check_values, flatten
+from bbnode.engine.planning.slices import cut_slices
 from bbnode.ir import keys
 from tests.engine.builder import Partition
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from bbnode.engine import Node, steps
 from bbnode.engine.parking import Why
-from bbnode.engine.step_digest import plain_step
+from bbnode.engine.record.step_digest import plain_step
 from bbnode.ir.errors import BbnodeError
 
 ENTRY_POINTS = (

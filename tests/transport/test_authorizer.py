@@ -18,7 +18,7 @@ from bbnode.transport.backend import (
 )
 from bbnode.transport.errors import NotAllowedError
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p_backend import Libp2pBackend
+from bbnode.transport.libp2p.backend import Libp2pBackend
 from tests.patience import PATIENCE_S
 from tests.transport.test_libp2p_backend import CALM, LOOPBACK, next_event
 

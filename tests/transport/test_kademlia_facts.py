@@ -21,8 +21,8 @@ from multiaddr import Multiaddr
 
 from bbnode.ir.peer import PeerId
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p_tcp import BoundedTcp
-from bbnode.transport.libp2p_workarounds import build_host, quiet_logging, running
+from bbnode.transport.libp2p.tcp import BoundedTcp
+from bbnode.transport.libp2p.workarounds import build_host, quiet_logging, running
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow

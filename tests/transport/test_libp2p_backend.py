@@ -27,9 +27,9 @@ from bbnode.transport.errors import EnvelopeTooLargeError, ListenError, NotConne
 from bbnode.transport.framing import FrameType, encode_header
 from bbnode.transport.hello import MAX_CREDENTIALS_BYTES, HelloError, encode_hello
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p_backend import Libp2pBackend
-from bbnode.transport.libp2p_tcp import BoundedTcp
-from bbnode.transport.libp2p_workarounds import build_host, running
+from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.tcp import BoundedTcp
+from bbnode.transport.libp2p.workarounds import build_host, running
 from tests.patience import PATIENCE_S
 
 LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from bbnode.transport import libp2p_imports
+from bbnode.transport.libp2p import imports as libp2p_imports
 
 LEAN = """
 import sys
-from bbnode.transport import libp2p_imports
+from bbnode.transport.libp2p import imports as libp2p_imports
 libp2p_imports.import_core()
 """
 
@@ -53,7 +53,7 @@ import trio
 from multiaddr import Multiaddr
 from bbnode.transport.backend import EnvelopeReceived, PeerConnected
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p_backend import Libp2pBackend
+from bbnode.transport.libp2p.backend import Libp2pBackend
 
 async def main():
     a, b = (

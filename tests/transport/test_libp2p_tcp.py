@@ -7,7 +7,7 @@ import trio
 from libp2p.io.exceptions import ConnectionClosedError
 from trio.testing import memory_stream_pair
 
-from bbnode.transport.libp2p_tcp import ReadAheadStream
+from bbnode.transport.libp2p.tcp import ReadAheadStream
 from tests.patience import PATIENCE_S
 
 DATA = bytes(range(256)) * 1200

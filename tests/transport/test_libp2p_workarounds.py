@@ -20,13 +20,13 @@ from libp2p.peer.id import ID
 from libp2p.security.insecure import transport as insecure
 from multiaddr import Multiaddr
 
-from bbnode.transport import libp2p_workarounds
 from bbnode.transport.errors import InsecureTransportError, ListenError, StreamBrokenError
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p_carrier import Libp2pCarrier, Libp2pStream, socket_of
-from bbnode.transport.libp2p_tcp import BoundedTcp, listen_endpoint
-from bbnode.transport.libp2p_windows import grant_window
-from bbnode.transport.libp2p_workarounds import (
+from bbnode.transport.libp2p import workarounds as libp2p_workarounds
+from bbnode.transport.libp2p.carrier import Libp2pCarrier, Libp2pStream, socket_of
+from bbnode.transport.libp2p.tcp import BoundedTcp, listen_endpoint
+from bbnode.transport.libp2p.windows import grant_window
+from bbnode.transport.libp2p.workarounds import (
     MAX_STREAMS,
     bound_handshakes,
     build_host,

@@ -76,7 +76,8 @@ def command(
     """Print a ticket for `bbnode join`."""
     from bbnode.access.statement import grant
     from bbnode.access.ticket import NONCE_BYTES, Invitation, make_ticket
-    from bbnode.daemon import access_files, paths
+    from bbnode.daemon import paths
+    from bbnode.daemon.access import files as access_files
     from bbnode.transport.identity import load_identity
 
     lifetime_s = access_options.duration_s(expires, "--expires")

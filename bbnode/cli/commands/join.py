@@ -1,7 +1,7 @@
 """`bbnode join`: take part in what somebody invites to, with a ticket or an address.
 
-Rule: it finds out and shows first (`bbnode.daemon.join`), asks, and then runs an ordinary node.
-What it shows and asks goes to stderr; stdout has the node's progress, or the JSON.
+Rule: it finds out and shows first (`bbnode.daemon.join.prepare`), asks, and then runs an ordinary
+node. What it shows and asks goes to stderr; stdout has the node's progress, or the JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bbnode.cli.common import JsonOption, SetOption, pairs
 
 if TYPE_CHECKING:
     from bbnode.daemon.config_sources import ResolvedConfig
-    from bbnode.daemon.join import JoinOptions, Prepared
+    from bbnode.daemon.join.prepare import JoinOptions, Prepared
 
 
 def command(
@@ -52,12 +52,12 @@ def command(
     as_json: JsonOption = False,
 ) -> int:
     """Join: dial, fetch the program, show it, ask, and run it until Ctrl-C."""
-    from bbnode.daemon.join_source import read_source
+    from bbnode.daemon.join.source import read_source
 
     found = read_source(source, unix_s=time.time())
     # Not before: what is wrong with a ticket shows at once.
-    from bbnode.daemon.join import JoinOptions
-    from bbnode.daemon.join_folder import folder
+    from bbnode.daemon.join.folder import folder
+    from bbnode.daemon.join.prepare import JoinOptions
 
     prepared = _prepare(
         JoinOptions(
@@ -88,7 +88,7 @@ def _prepare(options: JoinOptions, *, level: str | None) -> Prepared:
     logs.configure(level if level in ("debug", "info", "warning", "error") else "warning", "auto")
     import trio
 
-    from bbnode.daemon import join
+    from bbnode.daemon.join import prepare as join
 
     if not sys.stderr.isatty():
         return trio.run(join.prepare, options)
@@ -125,7 +125,7 @@ def _show(prepared: Prepared, *, as_json: bool) -> None:
 
 
 def _ask() -> None:
-    from bbnode.daemon.join_errors import NotConfirmed
+    from bbnode.daemon.join.errors import NotConfirmed
 
     if not sys.stdin.isatty():
         raise NotConfirmed("nobody can be asked here (no terminal); look at it, then say --yes")
@@ -143,7 +143,7 @@ def _run(resolved: ResolvedConfig, inviter: str, *, as_json: bool) -> int:
     if as_json:
         logs.configure(given.log_level, given.log_format)
         return run_daemon(resolved)
-    from bbnode.daemon.join_view import JoinView
+    from bbnode.daemon.join.view import JoinView
 
     with JoinView(output.console(), inviter=inviter) as view:
         # What the view shows need not be logged as well, unless somebody asked for it.

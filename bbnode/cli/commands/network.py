@@ -27,7 +27,7 @@ from bbnode.cli.common import (
 
 if TYPE_CHECKING:
     from bbnode.access.revocation import RevocationList
-    from bbnode.daemon.access_files import OwnedNetwork
+    from bbnode.daemon.access.files import OwnedNetwork
 
 _SERIAL = re.compile(r"[0-9a-f]{16}\Z")
 # A statement ends by itself, so that a lost laptop is no member for ever.
@@ -177,7 +177,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show the networks that are owned here with their members, and this node's membership."""
-    from bbnode.daemon import access_files
+    from bbnode.daemon.access import files as access_files
 
     base = _base(directory, system=system)
     owned = access_files.owned_networks(base)
@@ -213,7 +213,8 @@ def import_(
     """Keep a statement or a revocation list for this node."""
     from bbnode.access import revocation, statement
     from bbnode.access.errors import GrantError
-    from bbnode.daemon import access_files, paths
+    from bbnode.daemon import paths
+    from bbnode.daemon.access import files as access_files
     from bbnode.transport.identity import load_identity
 
     directory = find_state_dir(config, state_dir)
@@ -270,7 +271,7 @@ def _tell_daemon(directory: Path) -> bool | None:
 
 
 def _base(directory: Path | None, *, system: bool) -> Path:
-    from bbnode.daemon import access_files
+    from bbnode.daemon.access import files as access_files
 
     if directory is not None and system:
         raise typer.BadParameter("give one of the two", param_hint="--dir, --system")
@@ -280,7 +281,7 @@ def _base(directory: Path | None, *, system: bool) -> Path:
 
 
 def _network(name: str, directory: Path | None, *, system: bool) -> OwnedNetwork:
-    from bbnode.daemon.access_files import OwnedNetwork
+    from bbnode.daemon.access.files import OwnedNetwork
 
     return OwnedNetwork(_base(directory, system=system), name)
 
@@ -305,7 +306,8 @@ def _shown_network(network: OwnedNetwork) -> dict[str, Any]:
 
 
 def _shown_node(state_dir: Path) -> dict[str, Any] | None:
-    from bbnode.daemon import access_files, paths
+    from bbnode.daemon import paths
+    from bbnode.daemon.access import files as access_files
     from bbnode.transport.identity import load_identity
 
     key = paths.identity_file(state_dir)

@@ -17,7 +17,7 @@ from bbnode.cli.common import JsonOption
 
 if TYPE_CHECKING:
     from bbnode.engine import steps
-    from bbnode.engine.replay import RecordReader, Replayed
+    from bbnode.engine.record.replay import RecordReader, Replayed
 
 
 def command(
@@ -40,7 +40,7 @@ def command(
 ) -> int:
     """Run a node's record again and compare its steps, poll by poll."""
     from bbnode.daemon.artifact import load_artifact
-    from bbnode.engine.replay import RecordReader, Replay
+    from bbnode.engine.record.replay import RecordReader, Replay
 
     _import_components(components or [])
     model = None if artifact is None else load_artifact(artifact).model

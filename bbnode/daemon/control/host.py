@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from bbnode.daemon.access_control import AccessControl
+from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.config_sources import ResolvedConfig
 from bbnode.daemon.control.feed import Feed
 from bbnode.daemon.control.trace import TraceLog

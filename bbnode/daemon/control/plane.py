@@ -14,7 +14,7 @@ from typing import Any
 import trio
 
 from bbnode.daemon import paths
-from bbnode.daemon.access_control import AccessControl
+from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.config_sources import ResolvedConfig
 from bbnode.daemon.control import token as tokens
 from bbnode.daemon.control.api import Api

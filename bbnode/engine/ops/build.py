@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from onnx import NodeProto
 
 from bbnode.engine.errors import InvalidArtifact
-from bbnode.engine.flatten import FlatOp
 from bbnode.engine.frame import Frame, Op
+from bbnode.engine.planning.flatten import FlatOp
 from bbnode.ir import keys, protos, types
 from bbnode.ir.types import TypeNode
 

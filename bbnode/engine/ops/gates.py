@@ -13,7 +13,7 @@ from typing import Any
 from bbnode.engine.errors import GateDenied
 from bbnode.engine.frame import Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
-from bbnode.engine.peer_governor import BlockReason
+from bbnode.engine.peers.governor import BlockReason
 from bbnode.ir import keys, protos
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId

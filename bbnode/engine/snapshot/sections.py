@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bbnode.engine.frame import EntryPlan
-from bbnode.engine.sites import RecvSite
+from bbnode.engine.planning.sites import RecvSite
 from bbnode.engine.snapshot.events import IngressTable
 from bbnode.engine.snapshot.frames import FrameTable
 
 if TYPE_CHECKING:
-    from bbnode.engine.bootstraps import Bootstraps
+    from bbnode.engine.bootstrap.bootstraps import Bootstraps
     from bbnode.engine.dispatch import Dispatch
-    from bbnode.engine.program import Program
+    from bbnode.engine.planning.program import Program
     from bbnode.engine.runtime import Runtime
     from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 

@@ -23,9 +23,9 @@ from bbnode.engine.snapshot.sections import plans_of, tables_of
 from bbnode.ir.errors import BbnodeError
 
 if TYPE_CHECKING:
-    from bbnode.engine.bootstraps import Bootstraps
+    from bbnode.engine.bootstrap.bootstraps import Bootstraps
     from bbnode.engine.dispatch import Dispatch
-    from bbnode.engine.program import Program
+    from bbnode.engine.planning.program import Program
     from bbnode.engine.runtime import Runtime
 
 

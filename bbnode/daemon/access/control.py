@@ -1,0 +1,213 @@
+"""Who may talk to this node while it runs: the policy, made of configuration and files.
+
+Rule: this is the only writer of the `Policy`. What is changed here takes effect on every
+connection at once (`on_change`), and what was changed by hand is on disk before it counts. All
+methods are for the trio thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from bbnode.access.authorizer import PolicyAuthorizer
+from bbnode.access.buckets import Rate
+from bbnode.access.decision import Decision, Limits
+from bbnode.access.errors import PolicyError, Refusal, StatementRefused
+from bbnode.access.policy import Policy
+from bbnode.access.revocation import RevocationList
+from bbnode.daemon.access import files as access_files
+from bbnode.daemon.access.files import NodeAccess
+from bbnode.daemon.config import AccessSection
+from bbnode.ir.errors import DeploymentError
+from bbnode.ir.peer import PeerId
+
+logger = logging.getLogger(__name__)
+
+
+class NotAMember(DeploymentError):
+    """This node has no membership, that is good now, of the network it is to belong to."""
+
+
+class BlockedByConfig(DeploymentError):
+    """A peer that the configuration blocks was to be allowed by hand."""
+
+
+def apply_access(policy: Policy, config: AccessSection, blocked: Iterable[PeerId] = ()) -> None:
+    """Lists and rates of a configuration, with the peers that were blocked by hand.
+
+    Raises PolicyError when a list is too long.
+    """
+    policy.block_only({*map(PeerId.parse, config.block), *blocked})
+    policy.allow_only(map(PeerId.parse, config.allow) if config.allow else None)
+    policy.set_limits(
+        Limits(
+            messages=_rate(config.messages_per_s, config.message_burst),
+            bytes=_rate(config.bytes_per_s, config.byte_burst),
+        )
+    )
+
+
+def _rate(per_second: float | None, burst: float | None) -> Rate | None:
+    if per_second is None:
+        return None
+    return Rate(per_second=per_second, burst=per_second if burst is None else burst)
+
+
+class AccessControl:
+    """The policy of one node, and what changes it."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        peer: PeerId,
+        config: AccessSection,
+        *,
+        unix_s: Callable[[], float] = time.time,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """Read the files of node `peer`.
+
+        Raises NotAMember, AccessRefused for damaged files, PolicyError and StorageError.
+        """
+        self._state_dir = state_dir
+        self._peer = peer
+        self._config = config
+        self._unix_s = unix_s
+        self._monotonic_ns = monotonic_ns
+        access = access_files.load_node(state_dir, peer)
+        _check(access, config, peer, unix_s())
+        self._access = access
+        self._revocations = access.revocations
+        self._blocked = access_files.load_blocked(state_dir)
+        self.policy = Policy(network=access.network, revocations=access.revocations, inviter=peer)
+        apply_access(self.policy, config, self._blocked)
+        # Told after every change: whoever has connections looks at them again.
+        self.on_change: Callable[[], None] = lambda: None
+        # Told of what this node shows from now on, when its membership was renewed.
+        self.on_credentials: Callable[[bytes], None] = lambda _credentials: None
+        # Told of a newer revocation list: others have to know it too.
+        self.on_list: Callable[[], None] = lambda: None
+
+    @property
+    def credentials(self) -> bytes:
+        """What this node shows in its hello."""
+        return self._access.credentials
+
+    @property
+    def network(self) -> PeerId | None:
+        """The private network; None for an open node."""
+        return self._access.network
+
+    @property
+    def authorizer(self) -> PolicyAuthorizer:
+        """The policy as the transport asks it."""
+        return PolicyAuthorizer(self.policy, monotonic_ns=self._monotonic_ns, unix_s=self._unix_s)
+
+    def explain(self, peer: PeerId) -> tuple[Decision, ...]:
+        """What each rule says of a peer."""
+        return self.policy.explain(peer, now_ns=self._monotonic_ns(), unix_s=self._unix_s())
+
+    def block(self, peer: PeerId) -> None:
+        """Deny a peer, also after a restart. Raises PolicyError and StorageError."""
+        self._set_blocked(self._blocked | {peer})
+
+    def allow(self, peer: PeerId) -> None:
+        """Deny a peer no more. Raises BlockedByConfig and StorageError."""
+        if str(peer) in self._config.block:
+            raise BlockedByConfig(
+                f"{peer} is in access.block of the configuration; take it out there and reload "
+                "(SIGHUP)"
+            )
+        self._set_blocked(self._blocked - {peer})
+
+    def _set_blocked(self, blocked: frozenset[PeerId]) -> None:
+        before = self._blocked
+        apply_access(self.policy, self._config, blocked)
+        try:
+            access_files.save_blocked(self._state_dir, blocked)
+        except BaseException:
+            apply_access(self.policy, self._config, before)
+            raise
+        self._blocked = blocked
+        self.on_change()
+
+    def reload(self, config: AccessSection) -> None:
+        """Other lists and rates, and the files as they are now.
+
+        Raises PolicyError, AccessRefused and StorageError; then nothing has changed.
+        """
+        found = access_files.load_node(self._state_dir, self._peer)
+        try:
+            apply_access(self.policy, config, self._blocked)
+        except PolicyError:
+            apply_access(self.policy, self._config, self._blocked)
+            raise
+        self._config = config
+        self._take_up(found)
+
+    def reload_files(self) -> bool:
+        """Take up a membership or a revocation list that was put into the state directory.
+
+        A membership of the same network, if it is good now, is shown on new connections. False
+        for any other, with which this node has to start: it goes on showing the one it has. Raises
+        AccessRefused and StorageError.
+        """
+        found = access_files.load_node(self._state_dir, self._peer)
+        self._take_up(found)
+        return found.credentials == self.credentials
+
+    def dates_passed(self) -> None:
+        """Look again at who is connected: statements end by the clock, and nobody says so."""
+        if self.network is not None:
+            self.on_change()
+
+    def took(self, revocations: RevocationList) -> None:
+        """A newer list came from another member, and is kept already."""
+        self._take_up(NodeAccess(membership=self._access.membership, revocations=revocations))
+
+    def _take_up(self, found: NodeAccess) -> None:
+        before = self._revocations
+        if found.network == self.network and found.revocations is not None:
+            self._revocations = found.revocations
+            self.policy.set_network(self.network, found.revocations)
+        if found.credentials != self.credentials and self._is_renewal(found):
+            self._access = found
+            logger.info("membership renewed", extra={"network": str(found.network)})
+            self.on_credentials(found.credentials)
+        self.on_change()
+        if self._revocations is not None and (
+            before is None or before.sequence < self._revocations.sequence
+        ):
+            self.on_list()
+
+    def _is_renewal(self, found: NodeAccess) -> bool:
+        """Whether it is a membership of the same network, and good now."""
+        if found.membership is None or found.network != self.network:
+            return False
+        try:
+            found.membership.check(self._unix_s(), self._revocations)
+        except StatementRefused as error:
+            logger.warning("membership not taken up", extra={"reason": str(error)})
+            return False
+        return True
+
+
+def _check(access: NodeAccess, config: AccessSection, peer: PeerId, unix_s: float) -> None:
+    """That the membership is that of the configured network, and good now."""
+    if config.network is None:
+        return
+    wanted = f"access.network is {config.network}"
+    how = f"get one (`bbnode network grant {peer}`) and: bbnode network import STATEMENT"
+    if access.membership is None:
+        raise NotAMember(f"{wanted}, and this node has no membership; {how}")
+    if str(access.network) != config.network:
+        raise NotAMember(f"{wanted}, and this node's membership is of {access.network}; {how}")
+    try:
+        access.membership.check(unix_s, access.revocations)
+    except StatementRefused as error:
+        if error.reason is Refusal.NOT_YET_VALID:
+            raise NotAMember(f"{wanted}: {error}") from error
+        raise NotAMember(f"{wanted}: {error}; {how}") from error

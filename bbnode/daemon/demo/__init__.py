@@ -1,0 +1,1 @@
+"""`bbnode demo`: a server and its clients as processes, watched and reported."""

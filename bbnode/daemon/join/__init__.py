@@ -1,0 +1,1 @@
+"""`bbnode join`: from a ticket to a node that takes part."""

@@ -1,0 +1,108 @@
+"""The artifact that a peer offers: from the cache, or fetched over the connection with it.
+
+Rule: the digest is its name everywhere. The cache, `<cache>/artifacts/<sha256>.onnx`, is shared by
+all nodes of a user, and what lies in it is checked each time it is read; what is unfinished is
+each node's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from bbnode.daemon import paths
+from bbnode.daemon.artifact import Artifact, InvalidArtifact, load_artifact
+from bbnode.daemon.join.dial import Dialled
+from bbnode.daemon.join.errors import InviterLost
+from bbnode.ir.peer import PeerId
+from bbnode.transport.artifact_exchange import Progress, fetch
+from bbnode.transport.errors import NotConnectedError, StreamBrokenError
+
+# Connections that may break while it comes; each goes on where the last one ended.
+MAX_ATTEMPTS: Final = 5
+# For the transport to dial anew.
+_RECONNECT_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obtained:
+    """An artifact with its place in the cache; `fetched` is False when it lay there already."""
+
+    artifact: Artifact
+    file: Path
+    fetched: bool
+
+
+def cache_file(state_dir: Path, sha256: str) -> Path:
+    """Where the artifact of that digest is cached."""
+    return paths.cache_dir(state_dir) / "artifacts" / f"{sha256}.onnx"
+
+
+async def obtain(
+    dialled: Dialled,
+    inviter: PeerId,
+    sha256: str,
+    *,
+    own: PeerId,
+    state_dir: Path,
+    progress: Progress | None = None,
+) -> Obtained:
+    """The artifact, digest checked, parsed with its bounds.
+
+    Raises InvalidArtifact, ArtifactUnreadable, ArtifactFetchError, ArtifactNotStored,
+    StorageError, InviterLost.
+    """
+    file = cache_file(state_dir, sha256)
+    cached = await trio.to_thread.run_sync(_cached, file, sha256)
+    if cached is not None:
+        return Obtained(artifact=cached, file=file, fetched=False)
+    paths.make_state_dir(file.parent)
+    # The node's own until it is whole: two nodes that fetch at once do not meet.
+    draft = file.with_name(f".{sha256}.{str(own)[-16:]}")
+    await _fetch(dialled, inviter, sha256, draft, progress)
+    artifact = await trio.to_thread.run_sync(_load, draft, sha256)
+    try:
+        draft.replace(file)
+    except OSError as error:
+        raise paths.StorageError(f"{file}: {error.strerror}; make it writable") from error
+    return Obtained(artifact=artifact, file=file, fetched=True)
+
+
+async def _fetch(
+    dialled: Dialled, inviter: PeerId, sha256: str, draft: Path, progress: Progress | None
+) -> None:
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        try:
+            await fetch(dialled.backend, inviter, sha256, draft, progress=progress)
+        except (NotConnectedError, StreamBrokenError) as error:
+            if attempt == MAX_ATTEMPTS:
+                raise InviterLost(
+                    f"the connection with {inviter} broke {MAX_ATTEMPTS} times while the artifact "
+                    f"came ({error}); join again, it goes on from there"
+                ) from error
+            await trio.sleep(_RECONNECT_S)
+        else:
+            return
+
+
+def _cached(file: Path, sha256: str) -> Artifact | None:
+    """What is in the cache; what was changed there is removed, and counts as nothing."""
+    try:
+        return load_artifact(file, expected_sha256=sha256) if file.exists() else None
+    except InvalidArtifact:
+        with contextlib.suppress(OSError):  # the new one replaces it, or says why it can't
+            file.unlink(missing_ok=True)
+        return None
+
+
+def _load(draft: Path, sha256: str) -> Artifact:
+    try:
+        return load_artifact(draft, expected_sha256=sha256)
+    except InvalidArtifact:
+        # Its digest is right and it is no artifact: nobody can use it.
+        draft.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,152 @@
+"""A connection with the inviting peer, before there is a node to run behind it.
+
+Rule: it only dials, and only that one peer, whom the handshake has to prove; everything flows over
+that connection. It plays no class, so that no program takes this for a node. A peer that lets
+us in answers a ping; one that does not cuts the connection, which is all that it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from bbnode import __version__
+from bbnode.daemon import ping
+from bbnode.daemon.join.errors import InviterRefused, InviterUnreachable, WrongPeer
+from bbnode.daemon.join.source import Source
+from bbnode.ir.errors import BbnodeError
+from bbnode.transport.backend import Hello, PeerConnected, PeerDisconnected, ProtocolHost
+from bbnode.transport.errors import NotConnectedError, StreamBrokenError
+from bbnode.transport.identity import Identity
+from bbnode.transport.libp2p.relay_settings import RelaySettings
+
+if TYPE_CHECKING:
+    from bbnode.transport.libp2p.backend import Libp2pBackend
+
+# A dial gives up after 5 s; each address gets its second chance within this.
+CONNECT_TIMEOUT_S: Final = 15.0
+# From a connection to the first answer on it: milliseconds, but for a busy machine.
+ACCEPT_TIMEOUT_S: Final = 10.0
+# How often a look is taken whether all addresses have failed.
+_LOOK_EVERY_S: Final = 0.05
+# A stream may come before the other side has read our hello: it is opened again.
+_PING_EVERY_S: Final = 0.1
+_GOODBYE_S: Final = 1.0
+# libp2p 0.8.1, of a handshake that proved another key than the one that was dialled.
+_OTHER_KEY: Final = "does not correspond to the received pubkey"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialled:
+    """The connection: what protocols are spoken on, and what the peer said of itself."""
+
+    backend: ProtocolHost
+    hello: Hello
+    address: str
+
+
+@asynccontextmanager
+async def dialled(identity: Identity, source: Source, credentials: bytes) -> AsyncIterator[Dialled]:
+    """Dial the inviting peer and show it `credentials`.
+
+    Raises InviterUnreachable, WrongPeer, InviterRefused, and what the body raises.
+    """
+    # libp2p takes half a second to import: what is wrong with a ticket shows before.
+    from bbnode.transport.libp2p.backend import Libp2pBackend
+
+    backend = Libp2pBackend(
+        identity,
+        listen=(),
+        relay=RelaySettings(use=True),
+        hello=Hello(agent_version=f"bbnode-join/{__version__}", credentials=credentials),
+    )
+    failure: BbnodeError | None = None
+    async with trio.open_nursery() as nursery:
+        await nursery.start(backend.run)
+        try:
+            backend.keep_connected(source.inviter, source.addresses)
+            made = await _connected(backend, source)
+            nursery.start_soon(_drain, backend)
+            yield made
+        except BbnodeError as error:
+            # Raised outside of the nursery, which would wrap it in a group.
+            failure = error
+        with trio.CancelScope(shield=True):
+            await backend.stop(_GOODBYE_S)
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _connected(backend: Libp2pBackend, source: Source) -> Dialled:
+    up = await _first_hello(backend, source)
+    send_ping = ping.to(backend)
+    with trio.move_on_after(ACCEPT_TIMEOUT_S):
+        while True:
+            try:
+                await send_ping(source.inviter)
+            except (NotConnectedError, StreamBrokenError):
+                if _was_cut(backend):
+                    break
+                await trio.sleep(_PING_EVERY_S)
+            else:
+                return Dialled(backend=backend, hello=up.hello, address=str(up.address))
+    raise _refused(source)
+
+
+async def _first_hello(backend: Libp2pBackend, source: Source) -> PeerConnected:
+    tries = 2 * len(source.addresses)
+    with trio.move_on_after(CONNECT_TIMEOUT_S):
+        while True:
+            with trio.move_on_after(_LOOK_EVERY_S):
+                while True:
+                    event = await backend.events.receive()
+                    if isinstance(event, PeerConnected):
+                        return event
+            (wanted,) = backend.wanted()
+            if wanted.failed_dials >= tries:
+                break
+    (wanted,) = backend.wanted()
+    why = wanted.last_error or f"no answer within {CONNECT_TIMEOUT_S:g} s"
+    if _OTHER_KEY in why:
+        raise WrongPeer(
+            f"somebody else than {source.inviter} answers at its address: {why}; ask for a new "
+            "ticket or its present address"
+        )
+    if backend.counters()["dial.failed"] < wanted.failed_dials:
+        raise _refused(source)  # it was reached, and hung up
+    raise InviterUnreachable(
+        f"{source.inviter} can't be reached: {why}; see that it runs, and that this machine "
+        "reaches its address"
+    )
+
+
+def _was_cut(backend: Libp2pBackend) -> bool:
+    """Whether a connection has ended since it was made."""
+    cut = False
+    while True:
+        try:
+            cut |= isinstance(backend.events.receive_nowait(), PeerDisconnected)
+        except trio.WouldBlock:
+            return cut
+
+
+def _refused(source: Source) -> InviterRefused:
+    if source.ticket is None:
+        how = "it may take only members of its network: ask it for a ticket (`bbnode invite`)"
+    else:
+        how = "the ticket may be used up or taken back, or this peer is blocked: ask its owner"
+    return InviterRefused(f"{source.inviter} closed the connection as soon as it knew us; {how}")
+
+
+async def _drain(backend: Libp2pBackend) -> None:
+    """Take what nobody waits for, until the backend has stopped."""
+    try:
+        while True:
+            await backend.events.receive()
+    except trio.EndOfChannel:
+        return

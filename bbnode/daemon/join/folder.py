@@ -1,0 +1,107 @@
+"""The folder of a joined node: `node.toml`, `artifact.onnx` and `state`, as `bbnode run` has them.
+
+Rule: what a join writes is an ordinary node; nothing of it knows that it was joined. Settings that
+a user made in a node.toml that is there stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bbnode.daemon import config_sources, paths
+from bbnode.daemon.config_sources import ResolvedConfig
+from bbnode.daemon.join.source import Source
+
+CONFIG_NAME = "node.toml"
+ARTIFACT_NAME = "artifact.onnx"
+STATE_NAME = "state"
+_COMMENT = (
+    "Written by `bbnode join`; `bbnode run -c` with this file goes on with it.\n"
+    "Only what differs from the defaults stands here."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """Where a joined node has its files."""
+
+    name: str
+    directory: Path
+
+    @property
+    def config_file(self) -> Path:
+        """What `bbnode run -c` takes."""
+        return self.directory / CONFIG_NAME
+
+    @property
+    def state_dir(self) -> Path:
+        """Its state directory."""
+        return self.directory / STATE_NAME
+
+    def configure(
+        self, source: Source, *, sha256: str, target: str, settings: Mapping[str, str]
+    ) -> ResolvedConfig:
+        """The configuration of the node; nothing is written. `settings` (`--set`) win.
+
+        Raises ConfigError.
+        """
+        network = source.network
+        flags: dict[str, Any] = {
+            "node.name": self.name,
+            "node.state_dir": STATE_NAME,
+            "artifact.path": ARTIFACT_NAME,
+            "artifact.sha256": sha256,
+            "artifact.targets": [target],
+            # Who joins dials, and may well be behind a NAT.
+            "network.listen": [],
+            "network.bootstrap": [str(address) for address in source.addresses],
+            "access.network": None if network is None else str(network),
+            **settings,
+        }
+        file = self.config_file if self.config_file.exists() else None
+        made = config_sources.resolve(file, environ={}, flags=flags)
+        return ResolvedConfig(
+            config=made.config, file=self.config_file.absolute(), origins=made.origins
+        )
+
+    def write(self, resolved: ResolvedConfig, artifact: Path) -> None:
+        """Write it all: the configuration last, so that it never names what is not there.
+
+        Raises StorageError.
+        """
+        paths.make_state_dir(self.directory)
+        self._place(artifact)
+        config_sources.write(self.config_file, resolved.config, comment=_COMMENT)
+
+    def _place(self, artifact: Path) -> None:
+        """The artifact under its name here: the cache may be emptied at any time."""
+        file = self.directory / ARTIFACT_NAME
+        draft = self.directory / f".{ARTIFACT_NAME}.new"
+        try:
+            draft.unlink(missing_ok=True)
+            try:
+                os.link(artifact, draft)
+            except OSError:
+                # Another file system, or one without links.
+                shutil.copyfile(artifact, draft)
+            draft.replace(file)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+            raise paths.StorageError(
+                f"{file}: {error.strerror}; free space, or choose another folder with --dir"
+            ) from error
+
+
+def folder(source: Source, *, name: str | None, directory: Path | None) -> Folder:
+    """The folder for a source: below the XDG state directory, by its name, unless one is given."""
+    called = name or source.name
+    if directory is None:
+        directory = paths.default_state_dir(called)
+    return Folder(name=called, directory=directory.expanduser().absolute())

@@ -1,0 +1,177 @@
+"""What a node would run: targets, components, settings, limits; to be looked at before it does.
+
+Rule: nothing of the artifact runs here, and no component is made. A peer can name component
+types, never send them: what is not installed on this machine is listed, and stops the join.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from bbnode.components.registry import (
+    ConfigTypeMismatch,
+    UnknownComponentType,
+    build_config,
+    component_class,
+)
+from bbnode.daemon.artifact import Artifact
+from bbnode.daemon.config import NodeConfig
+from bbnode.daemon.join.errors import ComponentsMissing, SlotsNotConfigured, TargetNeeded
+from bbnode.engine.errors import UnknownSlot, UnsupportedOps, did_you_mean
+from bbnode.engine.planning.bindings import SlotPlan
+from bbnode.engine.planning.program import plan_program
+
+# Of the caps those that say what a peer can make this machine keep.
+_SHOWN_LIMITS = ("envelope_bytes", "ingress_bytes", "ingress_events", "frames", "pending_async")
+
+# Of a setting that the artifact has.
+_SHOWN_CHARS = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSlot:
+    """A component that the targets need: whether it is here, and what it still has to be told."""
+
+    slot: str
+    role: str
+    component: str
+    installed: bool
+    # What the artifact sets, shortened: it may name files of this machine.
+    given: Mapping[str, str]
+    # Names of the other settings, which are this node's to give.
+    settings: tuple[str, ...]
+    # What is wrong with them as they are; empty when nothing is.
+    fault: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What would run."""
+
+    targets: tuple[str, ...]
+    classes: tuple[str, ...]
+    slots: tuple[PlannedSlot, ...]
+    unsupported: tuple[str, ...]
+    limits: Mapping[str, Any]
+
+    def check(self) -> None:
+        """Raise ComponentsMissing, SlotsNotConfigured or UnsupportedOps unless it can run."""
+        missing = sorted({slot.component for slot in self.slots if not slot.installed})
+        if missing:
+            raise ComponentsMissing(
+                f"not installed here: {', '.join(missing)}; install the packages that provide "
+                "them, or name their modules with --set node.components=MODULE"
+            )
+        faulty = [slot for slot in self.slots if slot.fault]
+        if faulty:
+            options = ", ".join(f"--set slots.{slot.slot}.SETTING=VALUE" for slot in faulty)
+            faults = "; ".join(slot.fault for slot in faulty)
+            raise SlotsNotConfigured(f"{faults}; give what is missing with {options}")
+        if self.unsupported:
+            raise UnsupportedOps(self.unsupported)
+
+    def as_json(self) -> dict[str, Any]:
+        """For output."""
+        return {
+            "targets": list(self.targets),
+            "classes": list(self.classes),
+            "slots": [
+                {
+                    "slot": slot.slot,
+                    "role": slot.role,
+                    "component": slot.component,
+                    "installed": slot.installed,
+                    "given": dict(slot.given),
+                    "settings": list(slot.settings),
+                    "fault": slot.fault or None,
+                }
+                for slot in self.slots
+            ],
+            "limits": dict(self.limits),
+        }
+
+
+def choose_target(artifact: Artifact, wanted: str | None) -> str:
+    """The target to play: the one that was named, or the only one.
+
+    Raises TargetNeeded; whether the artifact has the named one is found by `make_plan`.
+    """
+    if wanted is not None:
+        return wanted
+    names = artifact.targets
+    if len(names) != 1:
+        raise TargetNeeded(
+            f"the artifact has the targets {', '.join(names) or '(none)'}; say which one this node "
+            "is to play: --target CLASS"
+        )
+    return names[0]
+
+
+def make_plan(artifact: Artifact, config: NodeConfig) -> Plan:
+    """What the targets of a configuration need.
+
+    Raises UnknownSlot for settings of a slot that is not there, and what planning a program
+    raises: UnknownTarget, InvalidArtifact, SlotBindingConflict.
+    """
+    program = plan_program(artifact.model, config.artifact.targets)
+    names = [slot.name for slot in program.slots]
+    for name in config.slots:
+        if name not in names:
+            raise UnknownSlot(
+                f"there are settings for slot {name!r}, which the target does not use"
+                f"{did_you_mean(name, names)}; slots: {', '.join(names) or 'none'}"
+            )
+    caps = config.limits.effective()
+    return Plan(
+        targets=tuple(target.name for target in program.targets),
+        classes=tuple(dict.fromkeys(target.peer_class for target in program.targets)),
+        slots=tuple(_slot(slot, config.slots.get(slot.name, {})) for slot in program.slots),
+        unsupported=program.unsupported,
+        limits={name: caps[name] for name in _SHOWN_LIMITS if caps[name] is not None},
+    )
+
+
+def _slot(plan: SlotPlan, given: Mapping[str, Any]) -> PlannedSlot:
+    settings: tuple[str, ...] = ()
+    stored = _stored(plan.config)
+    fault = ""
+    installed = True
+    try:
+        cls = component_class(plan.binding.type_name)
+        names = [field.name for field in dataclasses.fields(cls.Config)]
+        settings = tuple(name for name in names if name not in stored)
+        build_config(cls, plan.name, plan.config, given)
+    except UnknownComponentType as error:
+        installed, fault = False, str(error)
+    except ConfigTypeMismatch as error:
+        fault = str(error)
+    return PlannedSlot(
+        slot=plan.name,
+        role=plan.binding.role,
+        component=plan.binding.type_name,
+        installed=installed,
+        given={name: _short(value) for name, value in stored.items()},
+        settings=settings,
+        fault=fault,
+    )
+
+
+def _stored(raw: bytes) -> dict[str, Any]:
+    """The settings in an artifact; those that can't be read are a fault of `build_config`."""
+    try:
+        found = msgpack.unpackb(raw, max_ext_len=0) if raw else {}
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException):
+        return {}
+    return {str(name): value for name, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    text = str(value)
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"

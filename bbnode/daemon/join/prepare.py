@@ -1,0 +1,190 @@
+"""`bbnode join`: from a ticket, or an address, to a node that is ready to run.
+
+Rule: `prepare` finds out everything and changes only what a second try needs (identity,
+membership, cache); `Prepared.write` makes the node. What the inviting peer says is checked: the
+handshake proves who it is, signatures what it grants, the digest what it sends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bbnode.access import statement
+from bbnode.access.errors import AccessRefused
+from bbnode.access.revocation import open_revocations
+from bbnode.access.statement import Membership
+from bbnode.daemon import assembly, paths
+from bbnode.daemon.access import files as access_files
+from bbnode.daemon.access import protocol as access_protocol
+from bbnode.daemon.config_sources import ResolvedConfig
+from bbnode.daemon.join.artifact import Obtained, obtain
+from bbnode.daemon.join.dial import Dialled, dialled
+from bbnode.daemon.join.errors import InviterRefused, NothingOffered
+from bbnode.daemon.join.folder import Folder
+from bbnode.daemon.join.plan import Plan, choose_target, make_plan
+from bbnode.daemon.join.source import Source
+from bbnode.ir.peer import PeerId
+from bbnode.transport.artifact_exchange import Progress
+from bbnode.transport.identity import Identity, load_or_create_identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinOptions:
+    """What the command line said. `settings` are the `--set` keys of the configuration."""
+
+    source: Source
+    folder: Folder
+    target: str | None = None
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A node that could be made, with what it would run."""
+
+    options: JoinOptions
+    identity: Identity
+    membership: Membership | None
+    resolved: ResolvedConfig
+    obtained: Obtained
+    plan: Plan
+    # The address that answered.
+    address: str
+
+    def write(self) -> ResolvedConfig:
+        """Write the node's files; `bbnode run` takes it from here. Raises StorageError."""
+        self.options.folder.write(self.resolved, self.obtained.file)
+        return self.resolved
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything that somebody has to know before it runs."""
+        artifact = self.obtained.artifact
+        member = self.membership
+        return {
+            "peer": str(self.options.source.inviter),
+            "address": self.address,
+            "peer_id": str(self.identity.peer_id),
+            "network": None if member is None else str(member.own.network),
+            "member_until_unix_s": None if member is None else member.own.expires_s,
+            "artifact_sha256": artifact.sha256,
+            "artifact_bytes": artifact.size,
+            "fetched": self.obtained.fetched,
+            "config_file": str(self.options.folder.config_file),
+            **self.plan.as_json(),
+        }
+
+
+async def prepare(
+    options: JoinOptions,
+    *,
+    progress: Progress | None = None,
+    unix_s: Callable[[], float] = time.time,
+) -> Prepared:
+    """Dial, become a member, fetch, plan. Nothing runs yet.
+
+    Raises the errors of `join.errors`, TicketRefused, ArtifactFetchError, ArtifactNotStored,
+    InvalidArtifact, ConfigError, StateDirInUse and StorageError.
+    """
+    source, state_dir = options.source, options.folder.state_dir
+    paths.make_state_dir(state_dir)
+    with paths.lock_state_dir(state_dir):
+        identity = load_or_create_identity(paths.identity_file(state_dir))
+        membership = await _membership(options, identity, unix_s)
+        credentials = b"" if membership is None else membership.raw
+        async with dialled(identity, source, _shown(source, credentials)) as connection:
+            obtained = await obtain(
+                connection,
+                source.inviter,
+                _offered(source, connection),
+                own=identity.peer_id,
+                state_dir=state_dir,
+                progress=progress,
+            )
+    ticket = source.ticket
+    wanted = options.target or (None if ticket is None else ticket.target)
+    resolved = options.folder.configure(
+        source,
+        sha256=obtained.artifact.sha256,
+        target=choose_target(obtained.artifact, wanted),
+        settings=options.settings,
+    )
+    assembly.import_components(resolved.config.node.components)
+    return Prepared(
+        options=options,
+        identity=identity,
+        membership=membership,
+        resolved=resolved,
+        obtained=obtained,
+        plan=make_plan(obtained.artifact, resolved.config),
+        address=connection.address,
+    )
+
+
+def _shown(source: Source, membership: bytes) -> bytes:
+    """The credentials for a connection: a ticket to an open network says who invited us."""
+    if membership or source.ticket is None:
+        return membership
+    return source.ticket.raw
+
+
+def _offered(source: Source, connection: Dialled) -> str:
+    """The digest of the artifact: the ticket's, else what the peer says that it runs."""
+    if source.ticket is not None:
+        return source.ticket.artifact_sha256.hex()
+    digest = connection.hello.artifact_sha256
+    if not digest:
+        raise NothingOffered(
+            f"{source.inviter} says of no artifact that it runs it: it may be a relay or another "
+            "node that joins; dial one that runs a program"
+        )
+    return digest
+
+
+# -- membership ----------------------------------------------------------------------------
+
+
+async def _membership(
+    options: JoinOptions, identity: Identity, unix_s: Callable[[], float]
+) -> Membership | None:
+    """The membership of this node, kept, carried by the ticket, or redeemed for it now."""
+    source, state_dir = options.source, options.folder.state_dir
+    ticket = source.ticket
+    kept = access_files.load_node(state_dir, identity.peer_id)
+    if ticket is None:
+        return kept.membership  # whoever is a member already shows it
+    network = ticket.network
+    if network is None:
+        return None
+    if kept.network == network and kept.membership is not None:
+        try:
+            kept.membership.check(unix_s(), kept.revocations)
+            async with dialled(identity, source, kept.membership.raw):
+                return kept.membership
+        except (AccessRefused, InviterRefused):
+            # It has ended or was taken back: the ticket may bring a new one.
+            pass
+    if ticket.invitation is None:
+        return _take(state_dir, identity, network, ticket.membership, unix_s())
+    async with dialled(identity, source, ticket.raw) as connection:
+        given = await access_protocol.redeem(connection.backend, source.inviter, ticket.raw)
+    membership = _take(state_dir, identity, network, given.membership, unix_s())
+    if given.revocations:
+        listed = open_revocations(given.revocations, network)
+        before = access_files.load_node(state_dir, identity.peer_id).revocations
+        if before is None or before.sequence < listed.sequence:
+            access_files.save_revocations(state_dir, listed)
+    return membership
+
+
+def _take(
+    state_dir: Path, identity: Identity, network: PeerId, raw: bytes, unix_s: float
+) -> Membership:
+    """Keep a membership, once it is seen to be this node's, of that network, and good."""
+    membership = statement.open_membership(raw, network, identity.peer_id)
+    membership.check(unix_s)
+    access_files.save_membership(state_dir, membership)
+    return membership

@@ -1,0 +1,1 @@
+"""Bootstraps: their plans, what they wait for, and how they run."""

@@ -1,0 +1,1 @@
+"""What a node keeps of other peers: addresses, connections, backoff, standing, round trips."""

@@ -1,0 +1,361 @@
+"""From slices to entry plans: numbers instead of names.
+
+Rule: every value of a slice gets an index, constants become part of the template, and every
+op its binder's `fire`. Constants that wait for nothing are not ops at all. An output of the
+target is shown to the application by an op of its own (`Surface`), so that showing it costs
+nothing where it is not asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from onnx import FunctionProto
+
+from bbnode.engine.errors import InvalidArtifact
+from bbnode.engine.frame import MISSING, SCRATCH, EntryPlan, Op
+from bbnode.engine.ops import syscalls
+from bbnode.engine.ops.build import Fire, OpBuild, binder_of
+from bbnode.engine.ops.graphs import GraphSpec, bind_graph, function_spec, single_spec
+from bbnode.engine.ops.peer_lists import bind_peer_list_op, is_peer_list_op
+from bbnode.engine.ops.role import bind_role_op
+from bbnode.engine.planning.flatten import (
+    ENGINE_DOMAIN,
+    OP_RELAY,
+    FlatFunction,
+    FlatOp,
+    FunctionKey,
+)
+from bbnode.engine.planning.recv_plan import recv_site
+from bbnode.engine.planning.sites import RecvSite, ResponseSite
+from bbnode.engine.planning.slices import Slice, is_entry
+from bbnode.engine.stores import SemaphoreSpec, StorePlan
+from bbnode.engine.turns import runs_in_turn
+from bbnode.ir import keys, protos
+from bbnode.ir.address import site_suffix
+from bbnode.ir.opset import lookup_op
+
+# Entries that fire by themselves, and the attribute that says when (None: nothing to say).
+SOURCE_ARGUMENTS: Mapping[str, tuple[str, int] | None] = {
+    "Pulse": None,
+    "Interval": ("period_ns", 1),
+    "EventSource": ("kind", 0),
+    "LifecyclePhase": ("phase", 0),
+}
+
+
+class Planner:
+    """Builds the entry plans of all targets of one program; fulfils the `Linker` protocol."""
+
+    def __init__(
+        self, graphs: Mapping[FunctionKey, FunctionProto], slots: Sequence[str], onnx_version: int
+    ) -> None:
+        self._functions = graphs
+        self._slots = {slot: index for index, slot in enumerate(slots)}
+        self._onnx_version = onnx_version
+        self._graph_at: dict[tuple[str, str], int] = {}
+        self._slice: tuple[FlatFunction, Slice] | None = None
+        self.graphs: list[GraphSpec] = []
+        self.sites: dict[bytes, RecvSite | ResponseSite] = {}
+        self.sources: list[tuple[str, int, EntryPlan]] = []
+        self.methods: dict[tuple[str, str, str], None] = {}
+        self.unsupported: list[str] = []
+        self.unreachable: list[str] = []
+        self._semaphores: dict[str, tuple[int, int | None, str]] = {}  # number, units, where
+        self._queues: dict[str, int] = {}
+        self._holds: dict[str, int] = {}
+
+    # -- one slice ---------------------------------------------------------------------------
+
+    def build(self, flat: FlatFunction, piece: Slice) -> EntryPlan:
+        """The plan of one slice; raises InvalidArtifact."""
+        self._slice = (flat, piece)
+        plan = EntryPlan(piece.name, flat.name)
+        indices: dict[str, int] = {}
+        template = plan.template
+
+        def index_of(name: str) -> int:
+            if name not in indices:
+                indices[name] = len(template)
+                template.append(MISSING)
+            return indices[name]
+
+        plan.seed_names = piece.seeds
+        plan.seeds = tuple(index_of(name) for name in piece.seeds)
+        ops: list[Op] = []
+        by_position: dict[int, Op] = {}
+        ready_values = set(piece.seeds)
+        chosen = [flat.ops[p] for p in piece.positions]
+        for flat_op in chosen:
+            if _is_plain_constant(flat_op):
+                unused = Op(0, flat_op.name, flat_op.op_type, 0)
+                build = self._op_build(flat, flat_op, unused, (), ())
+                template[index_of(flat_op.outputs[0])] = syscalls.constant_value(build)
+                ready_values.add(flat_op.outputs[0])
+        absent = len(template)
+        template.append(None)  # what an op reads for an input that its node leaves out
+        counters: dict[int, int] = {}
+        for flat_op in chosen:
+            if _is_plain_constant(flat_op):
+                continue
+            op = Op(len(ops), flat_op.name, flat_op.op_type, _deadline_ns(flat, flat_op))
+            inputs = tuple(index_of(n) if n else absent for n in flat_op.inputs)
+            outputs = tuple(index_of(n) if n else SCRATCH for n in flat_op.outputs)
+            build = self._op_build(flat, flat_op, op, inputs, outputs)
+            if (flat_op.domain, flat_op.op_type) == (ENGINE_DOMAIN, OP_RELAY):
+                counters.setdefault(flat_op.group, index_of(f"\0count {flat_op.group}"))
+                build.counter = counters[flat_op.group]
+            if len(outputs) == 1:
+                op.out = outputs[0]
+            elif outputs:
+                op.outs = outputs
+            fire = self._bind(build)
+            if fire is not None:
+                op.fire = fire
+            ops.append(op)
+            by_position[flat_op.position] = op
+        waits = _connect(flat, by_position, ready_values)
+        ops += self._surfaces(flat, piece, indices, by_position, ready_values, waits, len(ops))
+        template.append(MISSING)  # scratch
+        plan.in_turn = runs_in_turn(chosen)
+        plan.complete(ops, waits)
+        return plan
+
+    def _op_build(
+        self,
+        flat: FlatFunction,
+        flat_op: FlatOp,
+        op: Op,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+    ) -> OpBuild:
+        return OpBuild(
+            op=op,
+            flat=flat_op,
+            target=flat.name,
+            inputs=inputs,
+            outputs=outputs,
+            types=flat.types,
+            linker=self,
+        )
+
+    def _surfaces(
+        self,
+        flat: FlatFunction,
+        piece: Slice,
+        indices: Mapping[str, int],
+        by_position: Mapping[int, Op],
+        ready: set[str],
+        waits: dict[int, int],
+        start: int,
+    ) -> list[Op]:
+        made: list[Op] = []
+        for name in dict.fromkeys(flat.outputs):
+            makers = [
+                by_position[p]
+                for p in piece.positions
+                if p in by_position and name in flat.ops[p].outputs
+            ]
+            if not makers and not (name in ready and name in indices):
+                continue
+            op = Op(start + len(made), name, "Surface", 0)
+            op.fire = syscalls.surface(flat.name, name, indices[name])
+            for maker in makers:
+                maker.consumers = (*maker.consumers, op)
+            waits[op.index] = 1 if makers else 0
+            made.append(op)
+        return made
+
+    def _bind(self, build: OpBuild) -> Fire | None:
+        flat = build.flat
+        binder = binder_of(flat.domain, flat.op_type)
+        if binder is not None:
+            return binder(build)
+        if protos.is_onnx_domain(flat.domain):
+            if is_peer_list_op(build):
+                return bind_peer_list_op(build)
+            _, cell_at = build.slot()
+            return bind_graph(build, self.single_op(build), cell_at)
+        if flat.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
+            graph_at = self.subgraph(build)
+            if graph_at is None:
+                raise build.wrong("calls a graph that the model does not hold")
+            return bind_graph(build, graph_at, build.slot()[1])
+        spec = lookup_op(flat.domain, flat.op_type)
+        if spec is not None and _is_component_domain(flat.domain):
+            return bind_role_op(build, spec)
+        return None  # listed by report_unsupported; nothing of this program will ever run
+
+    def report_unsupported(self, flat: FlatFunction) -> None:
+        """List the ops that nothing here can run."""
+        for op in flat.ops:
+            if is_entry(op):
+                known = op.domain == keys.WIRE_DOMAIN or op.op_type in SOURCE_ARGUMENTS
+            else:
+                known = (
+                    binder_of(op.domain, op.op_type) is not None
+                    or protos.is_onnx_domain(op.domain)
+                    or op.domain == keys.BACKEND_SUBGRAPH_DOMAIN
+                    or (
+                        _is_component_domain(op.domain)
+                        and lookup_op(op.domain, op.op_type) is not None
+                    )
+                )
+            if not known:
+                self.unsupported.append(f"{flat.name}: {op.name}: {op.domain}::{op.op_type}")
+
+    def add_source(self, flat: FlatFunction, piece: Slice, plan: EntryPlan) -> None:
+        """Register what starts a slice: a site or an event source."""
+        if piece.source is None:
+            return
+        build = self._op_build(
+            flat, piece.source, Op(0, piece.name, piece.source.op_type, 0), (), plan.seeds
+        )
+        if piece.source.domain == keys.WIRE_DOMAIN:
+            self._add_site(build, recv_site(build, flat, plan, self._slots))
+            return
+        argument = SOURCE_ARGUMENTS.get(piece.source.op_type)
+        value = 0 if argument is None else build.attr_int(argument[0], minimum=argument[1])
+        if piece.source.op_type in SOURCE_ARGUMENTS:
+            self.sources.append((piece.source.op_type, value, plan))
+
+    def _add_site(self, build: OpBuild, site: RecvSite | ResponseSite) -> None:
+        suffix = site_suffix(site.site)
+        known = self.sites.setdefault(suffix, site)
+        if known is not site and known.name != site.name:
+            raise build.wrong(f"has the site id of {known.name}")
+
+    # -- Linker ------------------------------------------------------------------------------
+
+    def slot_index(self, slot: str, where: str) -> int:
+        """The number of a slot; InvalidArtifact when no binding names it."""
+        if slot not in self._slots:
+            raise InvalidArtifact(where, f"uses slot {slot!r}, to which nothing is bound")
+        return self._slots[slot]
+
+    def has_slot(self, slot: str) -> bool:
+        """Whether something is bound to a slot."""
+        return slot in self._slots
+
+    def require_method(self, slot: str, method: str, where: str) -> None:
+        """Note a method that install has to find on the slot's component."""
+        self.methods[slot, method, where] = None
+
+    def subgraph(self, build: OpBuild) -> int | None:
+        """The graph of a fused call; calls of one function on one slot share it."""
+        key = protos.call_key(build.node)
+        function = self._functions.get(key)
+        if function is None:
+            return None
+        slot, _ = build.slot()
+        return self._graph((slot, "/".join(key)), function_spec(build, function, slot))
+
+    def single_op(self, build: OpBuild) -> int:
+        """The graph of one `ai.onnx` op."""
+        slot, _ = build.slot()
+        spec = single_spec(build, slot, self._onnx_version)
+        return self._graph((slot, f"{build.target} {build.flat.name}"), spec)
+
+    def _graph(self, key: tuple[str, str], spec: GraphSpec) -> int:
+        if key not in self._graph_at:
+            self._graph_at[key] = len(self.graphs)
+            self.graphs.append(spec)
+        return self._graph_at[key]
+
+    def semaphore(self, build: OpBuild, name: str, units: int | None) -> int:
+        """The number of a semaphore; InvalidArtifact when ops disagree on its units."""
+        number, known, where = self._semaphores.get(name, (len(self._semaphores), None, ""))
+        if known is not None and units is not None and known != units:
+            raise build.wrong(
+                f"gives the semaphore {name!r} {units} units, and {where} gives it {known}"
+            )
+        if units is not None:
+            known, where = units, build.where
+        self._semaphores[name] = (number, known, where or build.where)
+        return number
+
+    def queue(self, name: str) -> int:
+        """The number of a queue."""
+        return self._queues.setdefault(name, len(self._queues))
+
+    def hold(self, name: str) -> int:
+        """The number of a held value."""
+        return self._holds.setdefault(name, len(self._holds))
+
+    def store_plan(self) -> StorePlan:
+        """What all targets keep between executions.
+
+        A semaphore that nothing here acquires has no unit: releasing it fails.
+        """
+        return StorePlan(
+            semaphores=tuple(
+                SemaphoreSpec(name=name, units=units or 0)
+                for name, (_, units, _) in self._semaphores.items()
+            ),
+            queues=tuple(self._queues),
+            holds=tuple(self._holds),
+        )
+
+    def response_site_of(self, build: OpBuild) -> int | None:
+        """The site where a request's answers arrive, if its slice collects them."""
+        if self._slice is None or not build.flat.outputs:
+            return None
+        flat, piece = self._slice
+        request = build.flat.outputs[0]
+        for position in piece.positions:
+            op = flat.ops[position]
+            if op.op_type == keys.OP_RECV_RESP_BATCHED and request in op.inputs:
+                other = self._op_build(flat, op, build.op, (), ())
+                site = other.meta_int(keys.SITE_ID_KEY)
+                self._add_site(other, ResponseSite(site=site, name=f"{flat.name}: {op.name}"))
+                return site
+        return None
+
+
+def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str]) -> dict[int, int]:
+    """Set consumers; returns how many ops (or groups of relays) each op index waits for."""
+    consumers: dict[int, list[Op]] = {position: [] for position in by_position}
+    makers: dict[str, list[int]] = {}
+    for position in by_position:
+        for name in flat.ops[position].outputs:
+            if name:
+                makers.setdefault(name, []).append(position)
+    waits: dict[int, int] = {}
+    for position, op in by_position.items():
+        flat_op = flat.ops[position]
+        before: dict[int, None] = {}
+        for name in flat_op.needs():
+            if name not in ready:
+                before.update(dict.fromkeys(makers.get(name, ())))
+        # Control edges to ops outside of the slice do not count.
+        before.update(dict.fromkeys(p for p in flat_op.control if p in by_position))
+        groups = {flat.ops[p].group for p in before}
+        waits[op.index] = len(groups)
+        for p in before:
+            consumers[p].append(op)
+    for position, found in consumers.items():
+        by_position[position].consumers = tuple(found)
+    return waits
+
+
+def _is_plain_constant(op: FlatOp) -> bool:
+    return (
+        op.domain == keys.SYSCALL_DOMAIN
+        and op.op_type == "Constant"
+        and not op.after
+        and not op.control
+        and len(op.outputs) == 1
+    )
+
+
+def _is_component_domain(domain: str) -> bool:
+    return domain.startswith((keys.ROLE_DOMAIN_PREFIX, keys.PROTOCOL_DOMAIN_PREFIX))
+
+
+def _deadline_ns(flat: FlatFunction, op: FlatOp) -> int:
+    text = protos.get_meta(op.node, keys.DEADLINE_NS_KEY)
+    if text is None:
+        return 0
+    if not (text.isascii() and text.isdigit()) or len(text) > 20:
+        raise InvalidArtifact(f"{flat.name}: {op.name}", f"has the deadline {text!r}")
+    return int(text)

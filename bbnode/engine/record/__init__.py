@@ -1,0 +1,1 @@
+"""Records of what came in, and their replay."""

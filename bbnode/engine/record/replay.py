@@ -1,0 +1,198 @@
+"""Running a record again: the same node, fed with what it was fed, step by step.
+
+Rule: what comes in stands in the record and nothing comes from anywhere else: what the replayed
+node or its components put into the ingress is dropped. Methods that were handed out run again
+when their results come, for what they do to their component; their results are the record's.
+A component that is not deterministic shows as a poll whose steps differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import onnx
+
+from bbnode.engine import ingress as ev
+from bbnode.engine import steps
+from bbnode.engine.errors import RecordRefused
+from bbnode.engine.install import install
+from bbnode.engine.limits import Limits
+from bbnode.engine.node import Node
+from bbnode.engine.record.recording import FRAME_HEAD, RECORD_VERSION
+from bbnode.engine.record.step_digest import steps_digest
+from bbnode.engine.snapshot.events import load_completed, load_event
+from bbnode.engine.snapshot.names import LoadedNames
+from bbnode.engine.snapshot.sections import plans_of
+from bbnode.engine.snapshot.whole import unpack
+from bbnode.ir.address import address_from_bytes
+from bbnode.ir.model_bytes import parse_model
+from bbnode.ir.peer import PeerId
+
+# What malformed data makes the code below raise.
+_MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """One poll, run again. `same`: its steps are those of the record."""
+
+    number: int
+    now_ns: int
+    steps: tuple[steps.Step, ...]
+    recorded: int
+    same: bool
+
+
+class RecordReader:
+    """The frames of a record; `torn` says, at the end, why it ended early.
+
+    `read(n)` gives the next n bytes, fewer only at the end.
+    """
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read = read
+        self.torn = ""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The whole frames, in order. Raises RecordRefused for what is no record at all."""
+        number = 0
+        while True:
+            head = self._read(FRAME_HEAD.size)
+            if not head and number:
+                return
+            body = b""
+            if len(head) == FRAME_HEAD.size:
+                size, checksum = FRAME_HEAD.unpack(head)
+                body = self._read(size)
+                if len(body) == size and zlib.crc32(body) == checksum:
+                    yield _parse(body, number)
+                    number += 1
+                    continue
+            if not number:
+                raise RecordRefused("this is no record of a node, or its head is torn")
+            self.torn = f"frame {number} is cut short or damaged ({len(head) + len(body)} bytes)"
+            return
+
+
+def _parse(body: bytes, number: int) -> dict[str, Any]:
+    try:
+        fields = unpack(body)
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+        raise RecordRefused(f"frame {number} can't be read: {error}") from error
+    if not isinstance(fields, dict) or (fields.get("kind") == "head") is not (number == 0):
+        raise RecordRefused(f"frame {number} is none of a record")
+    if number == 0 and fields.get("version") != RECORD_VERSION:
+        raise RecordRefused(
+            f"the record has format {fields.get('version')!r}, this bbnode reads {RECORD_VERSION}"
+        )
+    return fields
+
+
+class Replay:
+    """A node that lives a recorded life again."""
+
+    def __init__(self, head: Mapping[str, Any], model: onnx.ModelProto | None = None) -> None:
+        """Install what the head says; `model` where the record does not hold it.
+
+        Raises RecordRefused, and what `install` raises.
+        """
+        try:
+            found = _model_of(head) if model is None else model
+            self.node: Node = install(
+                found,
+                head["targets"],
+                peer_id=PeerId.from_bytes(head["peer"]),
+                addresses=[address_from_bytes(raw) for raw in head["addresses"]],
+                config=head["config"],
+                limits=Limits.from_caps(head["limits"]),
+                seed=head["seed"],
+                incarnation=head["incarnation"],
+                trace=head["trace"],
+                snapshots=head["snapshots"],
+            )
+        except _MALFORMED as error:
+            raise RecordRefused(f"the record's head is malformed: {error}") from error
+        if self.node.parts.program.digest != head.get("program"):
+            raise RecordRefused("the record was made with another artifact; name that one")
+        self.node.parts.rt.ingress.deaf = True
+        self._tasks: dict[int, steps.RunTask] = {}
+        self._polls = 0
+
+    def feed(self, entry: Mapping[str, Any]) -> Replayed | None:
+        """Do what one frame says; of a poll, how it went. Raises RecordRefused."""
+        try:
+            if entry["kind"] == "poll":
+                return self._poll(entry)
+            if entry["kind"] == "call":
+                _CALLS[entry["method"]](self.node, *entry["arguments"])
+            elif entry["kind"] == "restore":
+                self.node.restore(entry["data"], entry["now_ns"], same_life=entry["same_life"])
+        except _MALFORMED as error:
+            raise RecordRefused(
+                f"a frame after poll {self._polls} is malformed: {type(error).__name__}: {error}"
+            ) from error
+        return None
+
+    def _poll(self, entry: Mapping[str, Any]) -> Replayed:
+        node = self.node
+        for completed in self._fill_ingress(entry):
+            task = self._tasks.pop(completed.token, None)
+            if task is not None:
+                # Whatever it raised then stands in the record.
+                with contextlib.suppress(Exception):
+                    task.fn()
+        made = node.poll(entry["now_ns"])
+        self._tasks.update((s.token, s) for s in made if isinstance(s, steps.RunTask))
+        self._polls += 1
+        return Replayed(
+            number=self._polls,
+            now_ns=entry["now_ns"],
+            steps=tuple(made),
+            recorded=entry["steps"],
+            same=steps_digest(made) == entry["digest"],
+        )
+
+    def _fill_ingress(self, entry: Mapping[str, Any]) -> list[ev.Completed]:
+        """Let exactly that wait which the recorded poll took; returns the completions."""
+        parts = self.node.parts
+        ingress = parts.rt.ingress
+        for event in ingress.waiting()[0]:
+            if isinstance(event, ev.InboundBytes):
+                event.charge.release()  # what it sent to itself stands in the record as well
+        names = LoadedNames(
+            parts.rt, plans_of(parts.program, parts.rt, parts.bootstraps), entry["lists"]
+        )
+        events = [load_event(row, names) for row in entry["events"]]
+        completions = [load_completed(row, names) for row in entry.get("completions", ())]
+        for event in events:
+            if isinstance(event, ev.BootstrapAsked):
+                parts.bootstraps.accepted(event)
+        ingress.refill(events, completions)
+        if entry["closed"]:
+            ingress.close()
+        numbers = (first + n for first, count in entry["numbers"] for n in range(count))
+        # A node that starts more than it did then goes on with numbers of its own.
+        parts.rt.next_execution = lambda: next(numbers, 0) or parts.rt.executions()
+        return completions
+
+
+def _model_of(head: Mapping[str, Any]) -> onnx.ModelProto:
+    if head["model"] is None:
+        raise RecordRefused("the record does not hold its artifact; name it with --artifact")
+    return parse_model(head["model"])
+
+
+_CALLS: Mapping[str, Callable[..., None]] = {
+    "set_addresses": lambda node, raws: node.set_addresses([address_from_bytes(r) for r in raws]),
+    "block_peer": lambda node, raw: node.block_peer(PeerId.from_bytes(raw)),
+    "unblock_peer": lambda node, raw: node.unblock_peer(PeerId.from_bytes(raw)),
+    "allow_only": lambda node, raws: node.allow_only(
+        None if raws is None else [PeerId.from_bytes(raw) for raw in raws]
+    ),
+    "set_tracing": lambda node, on: node.set_tracing(on),
+}

@@ -1,0 +1,1 @@
+"""The transport over py-libp2p: the only place that imports it."""

@@ -1,0 +1,373 @@
+"""The libp2p backend: TCP, Noise, Yamux, and links on top.
+
+Rule: only the files of this folder know libp2p. Connections reach us in two ways, a notice
+of the network and a stream that may come before it: both lead to the one link of that
+connection. Dialling is `dial_addr` per address; our own table knows who is where, libp2p's
+peerstore forgets after 120 s.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final
+
+import trio
+from libp2p.abc import INotifee
+from libp2p.custom_types import TProtocol
+from libp2p.peer.id import ID
+from multiaddr import Multiaddr
+from multiaddr.utils import get_thin_waist_addresses
+
+from bbnode.ir.address import is_relayed, split_circuit
+from bbnode.ir.peer import PeerId
+from bbnode.transport.backend import Authorizer, Hello, ProtocolHandler, ProtocolStream
+from bbnode.transport.errors import DialError, ListenError
+from bbnode.transport.framing import Lane
+from bbnode.transport.identity import Identity
+from bbnode.transport.libp2p.carrier import LANE_PROTOCOLS, Libp2pCarrier, Libp2pStream
+from bbnode.transport.libp2p.protocols import ProtocolRules, Protocols
+from bbnode.transport.libp2p.relay_client import RelayClient
+from bbnode.transport.libp2p.relay_messages import RELAY_PROTOCOL, RELAYED_PROTOCOL
+from bbnode.transport.libp2p.relay_server import RelayServer
+from bbnode.transport.libp2p.relay_settings import RelaySettings
+from bbnode.transport.libp2p.tcp import BoundedTcp, listen_endpoint
+from bbnode.transport.libp2p.windows import grant_window
+from bbnode.transport.libp2p.workarounds import (
+    MAX_STREAMS,
+    build_host,
+    close_quietly,
+    hard_close,
+    running,
+)
+from bbnode.transport.limits import TransportLimits
+from bbnode.transport.link import Link
+from bbnode.transport.link_backend import LinkBackend
+from bbnode.transport.link_state import LinkState
+
+# What may be under way on each of a circuit's streams: over a round trip of 50 ms to the relay
+# that is 10 MB/s, and twice it is what a circuit costs a relay whose readers rest.
+_CIRCUIT_WINDOW_BYTES: Final = 512 * 1024
+# How long a circuit waits for the connection with its relay: a dial and a hello.
+_RELAY_S: Final = 10.0
+
+
+class Libp2pBackend(LinkBackend):
+    """A Backend on py-libp2p 0.8.1."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        listen: Sequence[Multiaddr],
+        announce: Sequence[Multiaddr] = (),
+        hello: Hello | None = None,
+        limits: TransportLimits | None = None,
+        rng: random.Random | None = None,
+        authorizer: Authorizer | None = None,
+        relay: RelaySettings | None = None,
+    ) -> None:
+        """Raise ListenError for an address in `listen` that is not plain TCP.
+
+        `listen` may be empty: the node then only dials. `announce` replaces the addresses
+        that others are told. Without an `authorizer` everybody may talk.
+        """
+        super().__init__(
+            identity.peer_id,
+            hello=hello or Hello(),
+            limits=limits,
+            rng=rng,
+            authorizer=authorizer,
+        )
+        for address in listen:
+            listen_endpoint(address)
+        self._listen = tuple(dict.fromkeys(listen))
+        self._announce = tuple(announce)
+        self._tcp = BoundedTcp()
+        relay = relay or RelaySettings()
+        # A peer's circuits, and requests under way.
+        relay_streams = relay.circuits_per_peer + 4
+        self._host = build_host(
+            identity,
+            self._tcp,
+            max_connections=self._limits.max_connections,
+            max_per_peer=self._limits.max_connections_per_peer,
+            # Those it asked for, and those that others asked for to it.
+            max_streams=MAX_STREAMS + 2 * relay_streams,
+            on_fault=lambda: self._counters.add("streams.handler_errors"),
+        )
+        self._links: dict[Any, Link] = {}
+        self._protocols = Protocols(
+            self._counters, streams_per_peer=self._limits.protocol_streams_per_peer
+        )
+        for protocol_id in (RELAY_PROTOCOL, RELAYED_PROTOCOL):
+            self._protocols.set_rules(
+                protocol_id,
+                ProtocolRules(
+                    streams_per_peer=relay_streams,
+                    window_bytes=_CIRCUIT_WINDOW_BYTES,
+                    patient=True,
+                ),
+            )
+        self._relay_client: RelayClient | None = None
+        self._relay_server: RelayServer | None = None
+        if relay.serve:
+            self._relay_server = RelayServer(
+                relay, self._protocols, self._counters, self._direct_link
+            )
+            self._handle_protocol(RELAY_PROTOCOL)
+        if relay.use:
+            self._relay_client = RelayClient(
+                self._host,
+                self._own,
+                self._protocols,
+                own_addresses=lambda: self._addresses,
+                on_change=lambda: self.on_addresses(),
+            )
+            self._handle_protocol(RELAYED_PROTOCOL)
+        # Called when `listen_addresses` has changed.
+        self.on_addresses: Callable[[], None] = lambda: None
+        self._addresses: list[Multiaddr] = []
+        for lane, protocol in LANE_PROTOCOLS.items():
+            self._host.set_stream_handler(protocol, self._stream_handler(lane))
+        self._host.get_network().register_notifee(_Notices(self))
+
+    def listen_addresses(self) -> list[Multiaddr]:
+        """Concrete addresses, known once `run` has started; wildcards are replaced by the
+        addresses of the interfaces, or everything by what was to be announced. Before them stand
+        those through relays.
+        """
+        relayed = () if self._relay_client is None else self._relay_client.addresses()
+        return [*relayed, *self._addresses]
+
+    def register_protocol(self, protocol_id: str, handler: ProtocolHandler) -> None:
+        """See ProtocolHost."""
+        self._protocols.register(protocol_id, handler)
+        self._handle_protocol(protocol_id)
+
+    def _handle_protocol(self, protocol_id: str) -> None:
+        async def serve(stream: Any) -> None:
+            link = self._links.get(stream.swarm_conn)
+            await self._protocols.serve(link, protocol_id, Libp2pStream(stream))
+
+        self._host.set_stream_handler(TProtocol(protocol_id), serve)
+
+    def open_stream(
+        self, peer: PeerId, protocol_id: str
+    ) -> AbstractAsyncContextManager[ProtocolStream]:
+        """See ProtocolHost."""
+        session = self._table.known(peer)
+        link = None if session is None else session.primary
+        return self._protocols.open(link, peer, protocol_id)
+
+    # -- LinkBackend -----------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _serve(self) -> AsyncIterator[None]:
+        failure: ListenError | None = None
+        async with running(self._host, self._listen):
+            # Raised after the host has ended: from within, trio would wrap it in a group.
+            failure = self._listen_failure()
+            if failure is None:
+                self._addresses = self._concrete_addresses()
+                yield
+        if failure is not None:
+            raise failure
+
+    async def _close_listeners(self) -> None:
+        # Not `close`: it would cut the connections that came in, before they take leave.
+        for listener in self._host.get_network().listeners.values():
+            listener.stop_accepting()
+        await trio.lowlevel.checkpoint()
+
+    async def _dial(self, address: Multiaddr, peer: PeerId) -> Link:
+        try:
+            if is_relayed(address):
+                connection = await self._dial_circuit(address, peer)
+            else:
+                connection = await self._host.get_network().dial_addr(
+                    _without_peer(address), ID(peer.to_bytes())
+                )
+        except DialError:
+            raise
+        except Exception as error:
+            raise DialError(f"cannot dial {address}: {_root_text(error)}") from error
+        link = self.link_of(connection)
+        if link is None:
+            await hard_close(self._host, connection)
+            raise DialError(f"cannot use {address}: too many connections, or we are stopping")
+        return link
+
+    async def probe(self, address: Multiaddr, peer: PeerId) -> None:
+        """See that `peer` answers at an IP address, by the handshake alone; raises DialError.
+
+        No connection comes of it, so that it can be cancelled; its time-outs are inside.
+        """
+        upgrader = self._host.get_network().upgrader
+        try:
+            raw = await self._tcp.dial(_without_peer(address))
+            try:
+                await upgrader.upgrade_security(raw, True, ID(peer.to_bytes()))
+            finally:
+                with trio.CancelScope(shield=True):
+                    await close_quietly(raw)
+        except Exception as error:
+            raise DialError(f"cannot dial {address}: {_root_text(error)}") from error
+
+    # -- relays ----------------------------------------------------------------------------
+
+    def _detours(self, peer: PeerId) -> Sequence[Multiaddr]:
+        return () if self._relay_client is None else self._relay_client.routes(peer)
+
+    def _circuits(self) -> int:
+        return 0 if self._relay_server is None else self._relay_server.circuits
+
+    def _direct_link(self, peer: PeerId) -> Link | None:
+        """The connection with a peer that has said hello, unless it is relayed."""
+        session = self._table.known(peer)
+        link = None if session is None else session.primary
+        if link is None or link.state is not LinkState.UP or is_relayed(link.carrier.address):
+            return None
+        return link
+
+    async def _dial_circuit(self, address: Multiaddr, peer: PeerId) -> Any:
+        """Connect through the relay that an address names; raises DialError, DecodeError."""
+        if self._relay_client is None:
+            raise DialError(f"cannot dial {address}: no relays are used here; set relay.use")
+        way, relay = split_circuit(address)
+        if relay in (self._own, peer):
+            raise DialError(f"cannot dial {address}: its relay is one of the two ends")
+        link = self._direct_link(relay)
+        if link is None:
+            link = await self._reach_relay(relay, way)
+        return await self._relay_client.dial(link, peer)
+
+    async def _reach_relay(self, relay: PeerId, way: Multiaddr) -> Link:
+        """Connect with a relay itself."""
+        session = self._table.known(relay)
+        reason = "no connection came about"
+        if session is not None and session.wanted is not None:
+            # Its own dialer is at it.
+            with trio.move_on_after(_RELAY_S):
+                await session.up.wait()
+            reason = session.last_error or reason
+        elif way.to_bytes():
+            link = await self._dial(way, relay)
+            await link.settled.wait()
+            reason = link.reason or reason
+        found = self._direct_link(relay)
+        if found is None:
+            raise DialError(f"the relay {relay} is not connected: {reason}")
+        return found
+
+    # -- connections -----------------------------------------------------------------------
+
+    def link_of(self, connection: Any) -> Link | None:
+        """The link of a connection, made on first sight; None when it is refused."""
+        link = self._links.get(connection)
+        if link is None:
+            link = self._attach(Libp2pCarrier(self._host, connection, self._forget_connection))
+            if link is not None:
+                self._links[connection] = link
+                if self._relay_client is not None and self._nursery is not None:
+                    self._nursery.start_soon(
+                        self._relay_client.hold_reservation,
+                        link,
+                        name=f"reservation with {link.peer.short}",
+                    )
+        return link
+
+    def connection_closed(self, connection: Any) -> None:
+        """The network says that a connection is gone."""
+        link = self._links.get(connection)
+        if link is not None:
+            link.doom("the connection was closed")
+
+    async def refuse(self, connection: Any) -> None:
+        """Close a connection that got no link."""
+        await hard_close(self._host, connection)
+
+    def _forget_connection(self, connection: Any) -> None:
+        self._links.pop(connection, None)
+
+    def _stream_handler(self, lane: Lane) -> Any:
+        async def handle(stream: Any) -> None:
+            link = self.link_of(stream.swarm_conn)
+            if link is None:
+                await hard_close(self._host, stream.swarm_conn)
+                return
+            # Twice what we let the peer send: it never waits for both.
+            limits = self._limits
+            bulk = lane is Lane.BULK
+            window = limits.bulk_window_bytes if bulk else limits.control_window_bytes
+            await grant_window(stream, 2 * window)
+            await link.serve_inbound(lane, Libp2pStream(stream))
+
+        return handle
+
+    # -- addresses -------------------------------------------------------------------------
+
+    def _listen_failure(self) -> ListenError | None:
+        listeners = self._host.get_network().listeners
+        for address in self._listen:
+            listener = listeners.get(str(address))
+            if listener is None or not listener.get_addrs():
+                return ListenError(
+                    f"cannot listen on {address}: {self._tcp.failure_text(address)}; "
+                    "stop the program that has the port, or listen on another "
+                    "(port 0 takes any free one)"
+                )
+        return None
+
+    def _concrete_addresses(self) -> list[Multiaddr]:
+        found = list(self._announce)
+        if not found:
+            for listener in self._host.get_network().listeners.values():
+                for bound in listener.get_addrs():
+                    found.extend(get_thin_waist_addresses(bound))
+        suffix = Multiaddr(f"/p2p/{self._own}")
+        return list(dict.fromkeys(_without_peer(each).encapsulate(suffix) for each in found))
+
+
+class _Notices(INotifee):
+    """What the network tells us of connections. `connected` runs inside the dial."""
+
+    def __init__(self, backend: Libp2pBackend) -> None:
+        self._backend = backend
+
+    async def connected(self, network: Any, conn: Any) -> None:  # noqa: ARG002
+        if self._backend.link_of(conn) is None:
+            await self._backend.refuse(conn)
+
+    async def disconnected(self, network: Any, conn: Any) -> None:  # noqa: ARG002
+        self._backend.connection_closed(conn)
+
+    async def opened_stream(self, network: Any, stream: Any) -> None:
+        pass
+
+    async def closed_stream(self, network: Any, stream: Any) -> None:
+        pass
+
+    async def listen(self, network: Any, multiaddr: Any) -> None:
+        pass
+
+    async def listen_close(self, network: Any, multiaddr: Any) -> None:
+        pass
+
+
+def _without_peer(address: Multiaddr) -> Multiaddr:
+    """The address up to its /p2p part: whom we expect there is said apart."""
+    names = [protocol.name for protocol in address.protocols()]
+    return address.decapsulate_code(0x01A5) if "p2p" in names else address
+
+
+def _root_text(error: BaseException) -> str:
+    """The innermost cause, on one line: libp2p wraps the reason several times."""
+    seen: set[int] = set()
+    while True:
+        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
+        if inner is None or id(inner) in seen:
+            return " ".join(str(error).split()) or type(error).__name__
+        seen.add(id(inner))
+        error = inner

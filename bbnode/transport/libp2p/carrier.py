@@ -1,0 +1,216 @@
+"""A libp2p connection and its streams as our carrier.
+
+Rule: libp2p lets exceptions of every kind out; this is the one boundary where they become ours.
+Reads and writes are never cancelled from here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import trio
+from libp2p.connection_types import ConnectionType
+from libp2p.custom_types import TProtocol
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.stream.exceptions import StreamEOF
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+from libp2p.rcmgr import Direction as Libp2pDirection
+from multiaddr import Multiaddr
+
+from bbnode.ir.peer import PeerId
+from bbnode.transport.backend import Direction
+from bbnode.transport.carrier import ByteStream
+from bbnode.transport.errors import StreamBrokenError
+from bbnode.transport.framing import Lane
+from bbnode.transport.libp2p.tcp import remote_endpoint
+from bbnode.transport.libp2p.windows import (
+    grant_window,
+    growing_window,
+    make_patient,
+    steady_window,
+    write_patiently,
+)
+from bbnode.transport.libp2p.workarounds import (
+    close_quietly,
+    drop_stale_event,
+    hard_close,
+    reset_quietly,
+    was_reset,
+)
+
+log = logging.getLogger(__name__)
+
+# Negotiation has no time-out of its own here: the connection's life signs bound it, and a
+# cancelled write would corrupt the connection (S4).
+_NEGOTIATE_S: Final = 24 * 3600
+
+LANE_PROTOCOLS: Final[dict[Lane, TProtocol]] = {
+    lane: TProtocol(f"/bbnode/{lane.label}/1") for lane in Lane
+}
+
+
+class Libp2pStream:
+    """A ByteStream on a libp2p stream. Nothing of it may be cancelled."""
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def read(self, max_bytes: int) -> bytes:
+        """See ByteStream."""
+        try:
+            data: bytes = await self._stream.read(max_bytes)
+        except StreamEOF:
+            drop_stale_event(self._stream)
+            if was_reset(self._stream):
+                raise StreamBrokenError("the peer has reset the stream") from None
+            return b""
+        except Exception as error:
+            drop_stale_event(self._stream)
+            raise StreamBrokenError(f"reading failed: {error!r}") from error
+        return data
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """See ByteStream. libp2p slices and concatenates: that a view can do as well."""
+        try:
+            await self._stream.write(data)
+        except Exception as error:
+            raise StreamBrokenError(f"writing failed: {error!r}") from error
+
+    async def write_patiently(self, data: bytes) -> None:
+        """As `write`; a reader that rests is waited for while the connection lives."""
+        try:
+            await write_patiently(self._stream, data)
+        except Exception as error:
+            raise StreamBrokenError(f"writing failed: {error!r}") from error
+
+    def make_patient(self) -> None:
+        """Ready it for `write_patiently`."""
+        make_patient(self._stream)
+
+    def growing_window(self) -> None:
+        """Let the peer send ahead of us as libp2p sees fit."""
+        growing_window(self._stream)
+
+    async def grant_window(self, window_bytes: int) -> None:
+        """Let the peer send so much ahead of us; at a broken stream the next call tells."""
+        try:
+            await grant_window(self._stream, window_bytes)
+        except Exception as error:  # noqa: BLE001 - declared boundary, see the module
+            log.debug("granting a window failed: %r", error)
+
+    @property
+    def gone(self) -> bool:
+        """Whether its connection has ended: libp2p shows that as a clean end of the stream."""
+        return bool(self._stream.muxed_stream.conn.event_shutting_down.is_set())
+
+    async def end(self) -> None:
+        """See ByteStream."""
+        try:
+            await self._stream.close_write()
+        except Exception as error:  # noqa: BLE001 - declared boundary, see the module
+            log.debug("ending a stream failed: %r", error)
+
+    async def close(self) -> None:
+        """Give the stream back, both directions; never raises."""
+        await close_quietly(self._stream)
+
+    async def reset(self) -> None:
+        """See ByteStream."""
+        await reset_quietly(self._stream)
+
+
+def raw_of(connection: Any) -> RawConnection:
+    """What a libp2p connection runs over; AttributeError if libp2p's layers changed."""
+    raw: RawConnection = connection.muxed_conn.secured_conn.conn.read_writer.read_write_closer
+    return raw
+
+
+def socket_of(connection: Any) -> trio.SocketStream:
+    """The TCP stream under a libp2p connection that is not relayed."""
+    stream: trio.SocketStream = cast(Any, raw_of(connection)).stream.stream
+    return stream
+
+
+def remote_address(connection: Any, peer: PeerId) -> Multiaddr:
+    """The other end: of a circuit, the relay's address and /p2p-circuit, which it was made with."""
+    raw = raw_of(connection)
+    if raw.get_connection_type() is ConnectionType.RELAYED:
+        (circuit,) = raw.get_transport_addresses()
+        return Multiaddr(f"{circuit}/p2p/{peer}")
+    host, port = remote_endpoint(socket_of(connection)) or ("0.0.0.0", 0)
+    family = "ip6" if ":" in host else "ip4"
+    return Multiaddr(f"/{family}/{host}/tcp/{port}/p2p/{peer}")
+
+
+class Libp2pCarrier:
+    """A Carrier on a libp2p SwarmConn."""
+
+    def __init__(self, host: Any, connection: Any, on_closed: Callable[[Any], None]) -> None:
+        self._host = host
+        self._connection = connection
+        self._on_closed = on_closed
+        self._closed = False
+        self._peer = PeerId.from_bytes(connection.muxed_conn.peer_id.to_bytes())
+        inbound = connection.direction is Libp2pDirection.INBOUND
+        self._direction = Direction.INBOUND if inbound else Direction.OUTBOUND
+        self._address = remote_address(connection, self._peer)
+
+    @property
+    def peer(self) -> PeerId:
+        """Who the Noise handshake proved the other side to be."""
+        return self._peer
+
+    @property
+    def direction(self) -> Direction:
+        """Who dialled."""
+        return self._direction
+
+    @property
+    def address(self) -> Multiaddr:
+        """The remote end, with /p2p/<peer>."""
+        return self._address
+
+    async def open(self, lane: Lane) -> ByteStream:
+        """See Carrier."""
+        return await self.open_protocol(LANE_PROTOCOLS[lane])
+
+    async def open_protocol(self, protocol_id: str) -> Libp2pStream:
+        """A new stream of any protocol; raises StreamBrokenError. Not to be cancelled.
+
+        On this very connection: libp2p's host would choose one of the peer's.
+        """
+        stream = None
+        try:
+            stream = await self._connection.new_stream()
+            steady_window(stream)
+            await self._host.multiselect_client.select_one_of(
+                [TProtocol(protocol_id)], MultiselectCommunicator(stream), _NEGOTIATE_S
+            )
+        except Exception as error:
+            if stream is not None:
+                await reset_quietly(stream)
+            raise StreamBrokenError(f"no stream of {protocol_id}: {error}") from error
+        return Libp2pStream(stream)
+
+    def stream_count(self) -> int:
+        """See Carrier."""
+        return len(self._connection.streams)
+
+    def unread_bytes(self) -> int:
+        """See Carrier."""
+        return sum(map(len, self._connection.muxed_conn.stream_buffers.values()))
+
+    async def hard_close(self) -> None:
+        """See Carrier."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await hard_close(self._host, self._connection)
+        except Exception as error:  # noqa: BLE001 - declared boundary, see the module
+            log.debug("closing a connection failed: %r", error)
+        self._on_closed(self._connection)

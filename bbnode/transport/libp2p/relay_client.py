@@ -1,0 +1,255 @@
+"""Being reached through relays, and dialling through them.
+
+Rule: a node that nobody can dial holds a reservation with each relay among the peers it has
+dialled, up to `MAX_RELAYS`, and renews it in time. A circuit becomes a connection like any other:
+Noise and Yamux run from end to end, so the relay reads nothing, and hello, authorizer, streams
+and resume are the same. Whoever dialled it has the next one before the relay cuts it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import trio
+from libp2p.connection_types import ConnectionType
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+from multiaddr import Multiaddr
+
+from bbnode.ir.address import CIRCUIT, is_relayed
+from bbnode.ir.errors import BbnodeError
+from bbnode.ir.peer import PeerId
+from bbnode.transport.backend import Direction
+from bbnode.transport.errors import DialError, RelayRefusedError, StreamBrokenError
+from bbnode.transport.libp2p.protocols import Protocols, PumpedStream
+from bbnode.transport.libp2p.relay_messages import (
+    REASONS,
+    RELAY_PROTOCOL,
+    RELAYED_PROTOCOL,
+    Answer,
+    Ask,
+    RelayStatus,
+    Request,
+    read_answer,
+    write_answer,
+    write_request,
+)
+from bbnode.transport.libp2p.relay_pipe import CircuitPipe
+from bbnode.transport.libp2p.workarounds import serve_inbound
+from bbnode.transport.link import Link
+from bbnode.transport.link_state import LinkState
+
+log = logging.getLogger(__name__)
+
+# One may go and another be busy; more would only cost.
+MAX_RELAYS: Final = 3
+# The relay asks the other peer before it answers, for which it gives it 5 s.
+ANSWER_S: Final = 8.0
+# A reservation is renewed, and a circuit replaced, when so much of it is used up.
+USED_UP: Final = 0.75
+# A relay that is full or does not answer is asked again after this.
+ASK_AGAIN_S: Final = 60.0
+
+
+class RelayClient:
+    """What one node has with relays."""
+
+    def __init__(
+        self,
+        host: Any,
+        own: PeerId,
+        protocols: Protocols,
+        *,
+        own_addresses: Callable[[], Sequence[Multiaddr]],
+        on_change: Callable[[], None],
+    ) -> None:
+        """`own_addresses` are those we listen on; `on_change` is told of new circuit addresses."""
+        self._host = host
+        self._own = own
+        self._protocols = protocols
+        self._own_addresses = own_addresses
+        self._on_change = on_change
+        # The relays that we hold a reservation with, and the address each was dialled at.
+        self._reserved: dict[PeerId, Multiaddr] = {}
+        self._places = trio.Semaphore(MAX_RELAYS)
+        protocols.register(RELAYED_PROTOCOL, self._serve)
+
+    def addresses(self) -> list[Multiaddr]:
+        """Where others reach us through relays."""
+        return self.routes(self._own)
+
+    def routes(self, peer: PeerId) -> list[Multiaddr]:
+        """Addresses of a peer through our relays, if it has a reservation there as well."""
+        return [
+            Multiaddr(f"{address}/{CIRCUIT}/p2p/{peer}")
+            for relay, address in self._reserved.items()
+            if relay != peer
+        ]
+
+    # -- reservations ----------------------------------------------------------------------
+
+    async def hold_reservation(self, link: Link) -> None:
+        """Have one with the peer of a link, if it is a relay and we need it, while it is up."""
+        await link.settled.wait()
+        direct = not is_relayed(link.carrier.address)
+        if (
+            not direct
+            or link.carrier.direction is not Direction.OUTBOUND
+            or can_be_dialled(self._own_addresses(), link.carrier.address)
+        ):
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_reserving, link)
+            await link.closed.wait()
+            nursery.cancel_scope.cancel()
+        self._note(link, held=False)
+
+    async def _keep_reserving(self, link: Link) -> None:
+        """Until cancelled, or the peer turns out to be no relay."""
+        async with self._places:
+            while link.state is LinkState.UP:
+                wait_s = await self._reserve(link)
+                if wait_s is None:
+                    return
+                await trio.sleep(wait_s)
+
+    async def _reserve(self, link: Link) -> float | None:
+        """Ask for it: the seconds until it is to be asked for again, None when never."""
+        try:
+            with trio.fail_after(ANSWER_S):
+                async with self._protocols.open(link, link.peer, RELAY_PROTOCOL) as stream:
+                    await write_request(stream, Request(ask=Ask.RESERVE))
+                    answer = await read_answer(stream)
+        except StreamBrokenError as error:
+            # It does not speak the protocol; or the connection is gone.
+            log.debug("%s is no relay: %s", link.peer, error)
+            return None
+        except (BbnodeError, trio.TooSlowError) as error:
+            log.info("no reservation with %s: %s", link.peer, error)
+            return ASK_AGAIN_S
+        taken = answer.status is RelayStatus.OK
+        if not taken:
+            log.info("no reservation with %s: %s", link.peer, REASONS[answer.status])
+        self._note(link, held=taken)
+        return answer.seconds * USED_UP if taken else ASK_AGAIN_S
+
+    def _note(self, link: Link, *, held: bool) -> None:
+        address = link.carrier.address
+        if held == (self._reserved.get(link.peer) == address):
+            return
+        if held:
+            self._reserved[link.peer] = address
+            log.info("reachable through the relay %s", link.peer)
+        else:
+            self._reserved.pop(link.peer, None)
+            log.info("not reachable through %s any more", link.peer)
+        self._on_change()
+
+    # -- circuits --------------------------------------------------------------------------
+
+    async def _serve(self, stream: PumpedStream) -> None:
+        """A relay brings somebody: let them secure the connection, and hold it."""
+        if stream.peer not in self._reserved:
+            await write_answer(stream, Answer(status=RelayStatus.NO_RESERVATION))
+            return
+        await write_answer(stream, Answer(status=RelayStatus.OK))
+        raw, address = _raw(CircuitPipe(stream), stream.link, initiator=False)
+        await serve_inbound(self._host, raw, address)
+
+    async def dial(self, relay: Link, peer: PeerId) -> Any:
+        """A libp2p connection with `peer` through the relay at the other end of a link.
+
+        Raises RelayRefusedError with the relay's reason, and DialError.
+        """
+        made = _Made()
+        try:
+            relay.start_soon(partial(self._hold, relay, peer, made))
+        except StreamBrokenError as error:
+            raise DialError(f"no circuit through {relay.peer}: {error}") from error
+        await made.done.wait()
+        if made.error is not None:
+            raise made.error
+        return made.connection
+
+    async def _hold(self, relay: Link, peer: PeerId, made: _Made) -> None:
+        """Open a circuit and keep its stream until it is closed."""
+        try:
+            async with self._protocols.open(relay, relay.peer, RELAY_PROTOCOL) as stream:
+                with trio.fail_after(ANSWER_S):
+                    await write_request(stream, Request(ask=Ask.CONNECT, peer=peer))
+                    answer = await read_answer(stream)
+                if answer.status is not RelayStatus.OK:
+                    raise RelayRefusedError(
+                        answer.status,
+                        f"no circuit through {relay.peer} to {peer}: {REASONS[answer.status]}",
+                    )
+                pipe = CircuitPipe(stream, wear_bytes=answer.bytes * USED_UP)
+                raw, _ = _raw(pipe, relay, initiator=True)
+                made.connection = await self._host.get_network().upgrade_outbound_raw_conn(
+                    raw, ID(peer.to_bytes())
+                )
+                made.done.set()
+                with trio.move_on_after(answer.seconds * USED_UP):
+                    await pipe.worn.wait()
+                if not pipe.closed.is_set():
+                    await self._replace(relay, peer)
+                await pipe.closed.wait()
+        except DialError as error:
+            made.error = error
+        except trio.TooSlowError as error:
+            made.error = DialError(f"the relay {relay.peer} was silent for {ANSWER_S:g} s")
+            made.error.__cause__ = error
+        except Exception as error:  # noqa: BLE001 - declared boundary: libp2p lets anything out
+            made.error = DialError(f"no circuit through {relay.peer} to {peer}: {error!r}")
+            made.error.__cause__ = error
+        finally:
+            if made.connection is None and made.error is None:
+                made.error = DialError(f"the connection with the relay {relay.peer} is gone")
+            made.done.set()
+
+    async def _replace(self, relay: Link, peer: PeerId) -> None:
+        """A new circuit, which both sides keep rather than the old one."""
+        try:
+            await self.dial(relay, peer)
+        except DialError as error:
+            # The old one is cut at its bound; the peer is dialled again then.
+            log.info("a circuit was not replaced: %s", error)
+
+
+class _Made:
+    """What becomes of a dial."""
+
+    __slots__ = ("connection", "done", "error")
+
+    def __init__(self) -> None:
+        self.connection: Any = None
+        self.error: DialError | None = None
+        self.done = trio.Event()
+
+
+def _raw(pipe: CircuitPipe, relay: Link, *, initiator: bool) -> tuple[RawConnection, Multiaddr]:
+    """A circuit as libp2p takes it. Who is at its other end, the handshake proves."""
+    address = Multiaddr(f"{relay.carrier.address}/{CIRCUIT}")
+    return RawConnection(pipe, initiator, ConnectionType.RELAYED, [address]), address
+
+
+def can_be_dialled(own: Sequence[Multiaddr], by: Multiaddr) -> bool:
+    """Whether somebody who is where `by` is can dial one of our addresses, as far as they tell.
+
+    Of whom we reach at a public address, only a public one of ours counts; on a private network
+    a private one, and on this machine any.
+    """
+    return any(_reach(address) >= _reach(by) for address in own)
+
+
+def _reach(address: Multiaddr) -> int:
+    """How far away an address can be dialled from: 0 this machine, 1 its network, 2 anywhere."""
+    parts = str(address).split("/")
+    if parts[1] not in ("ip4", "ip6"):
+        return 2  # a name
+    ip = ipaddress.ip_address(parts[2])
+    return 0 if ip.is_loopback else 2 if ip.is_global else 1

@@ -1,0 +1,322 @@
+"""What py-libp2p 0.8.1 gets wrong, and what we do about it.
+
+Rule: one function or class per fault, named after what it gives; `harden` applies those that
+change a host, before it runs; each has a test against real hosts. The numbers S1 to S10 are
+those of the show-stoppers measured on 0.8.1; S11 to S15 were found in its source.
+
+S1  the default host accepts plaintext      `build_host`, `require_noise_alone`
+S2  an exception in a handler ends the host `guard_streams`
+S3  inbound slots are never given back      `free_inbound_slots`
+S4  cancelled I/O corrupts the connection   rule of `carrier`; time-outs of negotiation raised
+S5  disconnect hangs on a stuck peer        `hard_close`
+S6  dead links are not noticed              socket options in `libp2p.tcp`, pings in `link`
+S7  cancelled dials leak slots              `drop_resource_manager`, time-outs inside the dial
+S8  a failed dial blacklists the peer       `dial_addr` per address, never `connect`
+S9  the receive window is not enforced      `unread_bytes` in `libp2p.carrier`
+S10 every known peer is dialled             `dial_nobody_unasked`
+S11 ping replies are written by the task that reads: with both sides sending, and both send
+    buffers full, neither reads any more    `silence_muxer_pings`
+S12 a reset does not wake its own reader    `reset_quietly`, `drop_stale_event`
+S13 each read sends an update of the window: half of all packets, and of all system calls, are
+    of 12 bytes; and the window begins with 256 KiB, and grows to 4 MiB before anything was said
+    `grant_window`, `steady_window` in `libp2p.windows`
+S14 a reset that comes while somebody reads looks like a clean end `was_reset`
+S15 a write gives up after 5 s without room in the reader's window, and a relay that does not
+    rest has to keep everything `make_patient`, `write_patiently` in `libp2p.windows`
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import trio
+from libp2p import new_host
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_x25519_pair
+from libp2p.custom_types import TProtocol
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.connection import swarm_connection
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
+from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.transport.exceptions import SecurityUpgradeFailure
+from multiaddr import Multiaddr
+
+from bbnode.transport.errors import InsecureTransportError
+from bbnode.transport.identity import Identity
+from bbnode.transport.libp2p.tcp import BoundedTcp
+from bbnode.transport.libp2p.windows import steady_window
+
+log = logging.getLogger(__name__)
+
+# Noise takes 1.5 round trips and two key agreements: this is a host that will not answer.
+HANDSHAKE_TIMEOUT_S: Final = 8.0
+# Streams that one connection may have open: of ours two in each direction, and as many again
+# while they are replaced; of other protocols what TransportLimits says, and those refused
+# just now. libp2p sets no bound.
+MAX_STREAMS: Final = 32
+# Over the 15 s after which our own pings end a silent connection: negotiations end with
+# their connection and are never cancelled in the middle of a write (S4).
+_NEGOTIATION_S: Final = 60.0
+# After the socket is closed nothing is waited for but other tasks' turns.
+_HARD_CLOSE_S: Final = 2.0
+
+
+def quiet_logging() -> None:
+    """Keep libp2p's records away from the root logger and from stderr.
+
+    0.8.1 calls `logging.debug` in one module, which installs a root handler on first use;
+    and its own logger, without a handler, prints warnings through Python's last resort. What
+    matters of them is in our own events and errors. LIBP2P_DEBUG still works: with it the
+    logger has handlers, and is left alone.
+    """
+    own = logging.getLogger("libp2p.network.connection.swarm_connection")
+    # setattr: to the module's users it has no such name.
+    setattr(swarm_connection, "logging", own)  # noqa: B010
+    logger = logging.getLogger("libp2p")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
+
+
+def build_host(
+    identity: Identity,
+    tcp: BoundedTcp,
+    *,
+    max_connections: int,
+    max_per_peer: int,
+    max_streams: int = MAX_STREAMS,
+    on_fault: Callable[[], None] = lambda: None,
+) -> Any:
+    """A libp2p host with TCP, Noise and Yamux and nothing else (S1), hardened, not running.
+
+    `on_fault` is called for each exception that a stream handler let out. Raises
+    InsecureTransportError when anything else would be on offer.
+    """
+    quiet_logging()
+    pair = create_new_key_pair(identity.seed)
+    host = new_host(
+        key_pair=pair,
+        sec_opt={NOISE_ID: NoiseTransport(pair, noise_privkey=create_x25519_pair().private_key)},
+        muxer_opt={TProtocol(YAMUX_ID): Yamux},
+        transports=[tcp],
+        connection_config=ConnectionConfig(
+            max_connections=max_connections,
+            high_watermark=max_connections,
+            low_watermark=0,
+            min_connections=0,
+            # Ours decides which of several connections with one peer goes; libp2p's cuts
+            # whichever it likes, with data under way.
+            max_connections_per_peer=max_per_peer + 1,
+            inbound_upgrade_timeout=HANDSHAKE_TIMEOUT_S,
+            outbound_upgrade_timeout=HANDSHAKE_TIMEOUT_S,
+            inbound_stream_protocol_negotiation_timeout=_NEGOTIATION_S,
+        ),
+    )
+    harden(host, on_fault, max_streams=max_streams)
+    require_noise_alone(host)
+    return host
+
+
+def harden(
+    host: Any, on_fault: Callable[[], None] = lambda: None, *, max_streams: int = MAX_STREAMS
+) -> None:
+    """Apply all work-arounds that change a host; call it before the host runs.
+
+    `on_fault` is called for each exception that a stream handler let out.
+    """
+    guard_streams(host, on_fault, max_streams)
+    free_inbound_slots(host)
+    drop_resource_manager(host)
+    bound_handshakes(host)
+    silence_muxer_pings(host)
+    dial_nobody_unasked(host)
+    ask_for_no_identity(host)
+
+
+def require_noise_alone(host: Any) -> None:
+    """Raise InsecureTransportError if a dialer could negotiate anything but Noise and Yamux."""
+    upgrader = host.get_network().upgrader
+    offers = []
+    for stage in (upgrader.security_multistream, upgrader.muxer_multistream):
+        selector = stage._selector
+        # What we would choose ourselves, and what a dialer is told we support.
+        offers.append({str(each) for each in (*selector.handlers, *selector.multiselect.handlers)})
+    if offers != [{str(NOISE_ID)}, {YAMUX_ID}]:
+        raise InsecureTransportError(
+            f"libp2p offers security {sorted(offers[0])} and muxers {sorted(offers[1])}; only "
+            f"{NOISE_ID} and {YAMUX_ID} may be offered: install libp2p 0.8.1 exactly"
+        )
+
+
+def guard_streams(host: Any, on_fault: Callable[[], None], max_streams: int = MAX_STREAMS) -> None:
+    """Let no exception of a stream out of its task (S2), and bound a connection's streams."""
+    network = host.get_network()
+    inner = network.common_stream_handler
+
+    async def guarded(stream: Any) -> None:
+        connection = stream.swarm_conn
+        try:
+            if len(connection.streams) > max_streams:
+                await hard_close(host, connection)
+                return
+            steady_window(stream)
+            await inner(stream)
+        except Exception as error:  # noqa: BLE001 - the edge: whatever a remote caused ends here
+            on_fault()
+            log.debug("a stream handler failed: %r", error)
+            await reset_quietly(stream)
+        else:
+            # A stream whose handler returns without closing leaks on both sides.
+            await close_quietly(stream)
+
+    network.set_stream_handler(guarded)
+
+
+async def reset_quietly(stream: Any) -> None:
+    """Reset a stream whatever its state, and wake the task that reads on it (S12)."""
+    muxed = stream.muxed_stream
+    arrived = muxed.conn.stream_events.get(muxed.stream_id)
+    try:
+        await stream.reset()
+    except Exception as error:  # noqa: BLE001 - declared boundary: libp2p lets anything out
+        log.debug("a reset failed: %r", error)
+    if arrived is not None:
+        arrived.set()
+
+
+def drop_stale_event(stream: Any) -> None:
+    """Take back the entry that a reader makes for a stream which is gone already (S12)."""
+    muxed = stream.muxed_stream
+    if muxed.stream_id not in muxed.conn.streams:
+        muxed.conn.stream_events.pop(muxed.stream_id, None)
+
+
+def was_reset(stream: Any) -> bool:
+    """Whether what looks like the end of a stream is a reset by the peer (S14).
+
+    The death of the connection is not: that marks all its streams.
+    """
+    muxed = stream.muxed_stream
+    return bool(muxed.reset_received and not muxed.conn.event_shutting_down.is_set())
+
+
+def free_inbound_slots(host: Any) -> None:
+    """Hold the inbound slot, and its task, until the connection closes, not for ever (S3)."""
+
+    async def serve(stream: Any, address: Multiaddr, failure: Any) -> None:  # noqa: ARG001
+        await serve_inbound(host, RawConnection(stream, False), address)
+
+    host.get_network()._do_handle_inbound_connection = serve
+
+
+async def serve_inbound(host: Any, raw: RawConnection, address: Multiaddr) -> None:
+    """Let somebody secure a raw connection with us, and return when it has closed."""
+    try:
+        muxed = await host.get_network().upgrade_inbound_raw_conn(raw, address)
+        await muxed.event_closed.wait()
+    except Exception as error:  # noqa: BLE001 - the edge: strangers connect here
+        log.debug("an inbound connection failed: %r", error)
+    finally:
+        with trio.CancelScope(shield=True):
+            await close_quietly(raw)
+
+
+async def close_quietly(closable: Any) -> None:
+    """Close whatever its state."""
+    try:
+        await closable.close()
+    except Exception as error:  # noqa: BLE001 - declared boundary: libp2p lets anything out
+        log.debug("a close failed: %r", error)
+
+
+def drop_resource_manager(host: Any) -> None:
+    """Do without libp2p's resource manager, which loses a slot with each cancelled dial (S7).
+
+    What it bounds is bounded by us: connections, connections of one peer, streams of one
+    connection, bytes unread.
+    """
+    host.get_network().set_resource_manager(None)
+
+
+def bound_handshakes(host: Any, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> None:
+    """Put a time-out into the security handshake, and do not repeat failed dials on our back."""
+    network = host.get_network()
+    network.retry_config = RetryConfig(max_retries=0)
+    upgrader = network.upgrader
+    inner = upgrader.upgrade_security
+
+    async def upgrade_security(raw: Any, is_initiator: bool, peer_id: Any = None) -> Any:
+        with trio.move_on_after(timeout_s):
+            return await inner(raw, is_initiator, peer_id)
+        raise SecurityUpgradeFailure(f"no handshake within {timeout_s:g} s")
+
+    upgrader.upgrade_security = upgrade_security
+
+
+def silence_muxer_pings(host: Any) -> None:
+    """Let Yamux send no pings of its own (S11); ours travel on the control stream.
+
+    Set on each connection: libp2p makes its own Yamux, whatever class it was given.
+    """
+    upgrader = host.get_network().upgrader
+    inner = upgrader.upgrade_connection
+
+    async def no_pings() -> None:
+        return
+
+    async def upgrade_connection(secured: Any, peer_id: Any) -> Any:
+        muxer = await inner(secured, peer_id)
+        muxer._measure_rtt_loop = no_pings
+        return muxer
+
+    upgrader.upgrade_connection = upgrade_connection
+
+
+def dial_nobody_unasked(host: Any) -> None:
+    """Switch off the auto-connector, which dials every peer it has heard of (S10)."""
+
+    async def maybe_connect() -> None:
+        return
+
+    host.get_network().auto_connector.maybe_connect = maybe_connect
+
+
+def ask_for_no_identity(host: Any) -> None:
+    """Open no identify stream on each new connection; ours says more. We still answer."""
+
+    def schedule(peer_id: Any, *, reason: str) -> None:  # noqa: ARG001
+        return
+
+    host._schedule_identify = schedule
+
+
+@asynccontextmanager
+async def running(host: Any, listen: Sequence[Multiaddr]) -> AsyncIterator[None]:
+    """`host.run`, ended without leaking the sockets of connections that are still open.
+
+    Stopped by cancellation, 0.8.1 is cancelled itself before it has closed them.
+    """
+    async with host.run(listen_addrs=list(listen)):
+        try:
+            yield
+        finally:
+            for connection in host.get_network().get_connections():
+                await hard_close(host, connection)
+
+
+async def hard_close(host: Any, connection: Any) -> None:
+    """End a connection in about 0.2 s, whatever its peer does; leaves no entry behind (S5).
+
+    The socket goes first: every task that is blocked on it comes back, and libp2p's own
+    close, which writes, has nothing left to hang on.
+    """
+    with trio.CancelScope(shield=True):
+        await close_quietly(connection.muxed_conn.secured_conn)
+        with trio.move_on_after(_HARD_CLOSE_S):
+            await close_quietly(connection)
+        host.get_network().remove_conn(connection)
