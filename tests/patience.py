@@ -16,6 +16,7 @@ _HASTY = frozenset({"invite", "logs", "peers", "ping", "status", "trace"})
 def patiently(*words: object) -> list[str]:
     """The words of a `bbnode` command that waits long enough for its daemon."""
     said = [str(word) for word in words]
-    if said[0] in _HASTY and "--timeout" not in said:
+    hasty = said[0] in _HASTY or said[:2] == ["network", "import"]
+    if hasty and "--timeout" not in said:
         said += ["--timeout", str(PATIENCE_S)]
     return said

@@ -21,6 +21,8 @@ from bbnode.cli.common import (
     ConfigOption,
     JsonOption,
     StateDirOption,
+    TimeoutOption,
+    daemon,
     find_state_dir,
     group,
 )
@@ -208,6 +210,7 @@ def import_(
     ],
     config: ConfigOption = DEFAULT_CONFIG,
     state_dir: StateDirOption = None,
+    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
     """Keep a statement or a revocation list for this node."""
@@ -243,7 +246,7 @@ def import_(
             **access_options.shown_statement(membership.own),
         }
         text = f"member of {told['network']} until {told['expires']}"
-    told["running"] = _tell_daemon(directory)
+    told["running"] = _tell_daemon(config, state_dir, timeout_s)
     if as_json:
         output.json_object(told)
         return
@@ -257,14 +260,12 @@ def import_(
             output.note("the running node shows its old membership: restart it")
 
 
-def _tell_daemon(directory: Path) -> bool | None:
+def _tell_daemon(config: Path, state_dir: Path | None, timeout_s: float) -> bool | None:
     """Whether the running node has taken up the file; None when none runs."""
-    from bbnode.daemon import paths
-    from bbnode.daemon.control.client import ControlClient
     from bbnode.daemon.control.errors import NotRunning
 
     try:
-        with ControlClient(paths.control_socket(directory), timeout_s=DEFAULT_TIMEOUT_S) as client:
+        with daemon(config, state_dir, timeout_s) as client:
             return bool(client.post("/v1/access/reload")["taken"])
     except NotRunning:
         return None
