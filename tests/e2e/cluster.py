@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import tempfile
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,18 +69,23 @@ class Events:
 
     def __init__(self, client: ControlClient) -> None:
         self._stream = client.stream("/v1/events", {"type": list(self.TYPES)})
+        self._socket = client._http.sock
         self.seen: list[dict[str, Any]] = []
 
     def until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The next event that is wanted; other events do not keep the test waiting for ever."""
-        end = time.monotonic() + PATIENCE_S
-        for line in self._stream:
-            assert time.monotonic() < end, f"not told within {PATIENCE_S} s: {self.seen[-5:]}"
-            assert not line["dropped"]
-            self.seen.append(line["event"])
-            if wanted(line["event"]):
-                return self.seen[-1]
-        raise AssertionError(f"the daemon ended, or cut us off; it said {self.seen[-5:]}")
+        """The next event that is wanted; neither silence nor other events last for ever."""
+        watchdog = threading.Timer(PATIENCE_S, self._socket.shutdown, [socket.SHUT_RDWR])
+        watchdog.start()
+        try:
+            for line in self._stream:
+                assert not line["dropped"]
+                self.seen.append(line["event"])
+                if wanted(line["event"]):
+                    return self.seen[-1]
+        finally:
+            watchdog.cancel()
+            watchdog.join()
+        raise AssertionError(f"silent, ended, or cut us off; the daemon said {self.seen[-5:]}")
 
     def round(self, number: int) -> dict[str, Any]:
         """The end of a round."""
