@@ -57,7 +57,7 @@ def python(folder: Path, code: str) -> str:
         ("open('/usr/bbnode-test', 'w')", "Read-only file system"),
         ("import mmap; mmap.mmap(-1, 4096, prot=7)", "Permission"),
         ("import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)", "not permitted"),
-        ("import os; os.unshare(0) if hasattr(os, 'unshare') else os.chroot('/')", "not permitted"),
+        ("import os; os.unshare(os.CLONE_NEWNS) if hasattr(os, 'unshare') else os.chroot('/')", "not permitted"),
         ("import os; print(open('/proc/self/status').read())", "NoNewPrivs:\t1"),
     ],
 )
