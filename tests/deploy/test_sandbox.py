@@ -51,13 +51,17 @@ def python(folder: Path, code: str) -> str:
     return done.stdout + done.stderr.strip().rpartition("\n")[2]
 
 
+# Python 3.11 has no unshare.
+NAMESPACE = "import os; os.unshare(os.CLONE_NEWNS) if hasattr(os, 'unshare') else os.chroot('/')"
+
+
 @pytest.mark.parametrize(
     ("code", "told"),
     [
         ("open('/usr/bbnode-test', 'w')", "Read-only file system"),
         ("import mmap; mmap.mmap(-1, 4096, prot=7)", "Permission"),
         ("import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)", "not permitted"),
-        ("import os; os.unshare(os.CLONE_NEWNS) if hasattr(os, 'unshare') else os.chroot('/')", "not permitted"),
+        (NAMESPACE, "not permitted"),
         ("import os; print(open('/proc/self/status').read())", "NoNewPrivs:\t1"),
     ],
 )
