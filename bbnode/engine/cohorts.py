@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bbnode.engine.errors import InvalidOperand, QuorumNotReached
 from bbnode.engine.frame import Frame, Op
+from bbnode.engine.limits import cut_text
 from bbnode.engine.parking import Why
 from bbnode.engine.requests import (
     Cohort,
@@ -30,6 +31,9 @@ from bbnode.ir.values import Value
 if TYPE_CHECKING:
     from bbnode.engine.runtime import Runtime
     from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+
+# Of why one peer could not be sent to: a list of failed dials may be long.
+_REASON_BYTES = 200
 
 
 class Cohorts:
@@ -166,6 +170,22 @@ class Cohorts:
                 self._close(cohort)
         return verdict
 
+    def send_failed(self, tag: int, peer: PeerId, reason: str) -> bool:
+        """An envelope did not come to a peer; False when no open request was in it."""
+        cohort = self.table.send_failed(tag, peer, cut_text(reason, _REASON_BYTES))
+        if cohort is None:
+            return False
+        self._rt.telemetry(
+            "request.unsent",
+            request=cohort.request_id,
+            execution=cohort.execution,
+            peer=peer,
+            reason=cohort.unsent[peer],
+        )
+        if cohort.state is not CohortState.OPEN:
+            self._close(cohort)
+        return True
+
     def frame_of(self, wire_req_id: int) -> Frame | None:
         """The execution that waits for an open request."""
         return self._frames.get(wire_req_id)
@@ -236,10 +256,11 @@ class Cohorts:
 
     def _result(self, cohort: Cohort) -> Value:
         if cohort.state is CohortState.BELOW_QUORUM:
+            took_ms = (cohort.deadline_ns - cohort.opened_ns) // 1_000_000
             raise QuorumNotReached(
-                f"{cohort.name}: {len(cohort.answers)} of {len(cohort.asked)} peers answered in "
-                f"{(cohort.deadline_ns - cohort.opened_ns) // 1_000_000} ms and {cohort.needed} "
-                f"had to; missing: {_names(cohort.missing)}"
+                f"{cohort.name}: {len(cohort.answers)} of {len(cohort.asked)} peers answered"
+                f"{'' if cohort.out_of_reach else f' in {took_ms} ms'} and {cohort.needed} "
+                f"had to; missing: {_names(cohort.missing)}{_unsent(cohort)}"
             )
         return cohort.batch()
 
@@ -257,3 +278,11 @@ class Cohorts:
 def _names(peers: Sequence[PeerId]) -> str:
     shown = ", ".join(str(peer) for peer in peers[:16])
     return f"{shown} and {len(peers) - 16} more" if len(peers) > 16 else shown or "none"
+
+
+def _unsent(cohort: Cohort) -> str:
+    if not cohort.unsent:
+        return ""
+    rows = [f"{peer} ({reason})" for peer, reason in sorted(cohort.unsent.items())]
+    more = f" and {len(rows) - 16} more" if len(rows) > 16 else ""
+    return f"; could not be sent to: {', '.join(rows[:16])}{more}"

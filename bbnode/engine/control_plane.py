@@ -17,7 +17,7 @@ from bbnode.components.contracts import inbound_ops
 from bbnode.engine.component_timers import RETRY_NS, ComponentTimers
 from bbnode.engine.errors import InvalidArtifact, WrongResultType
 from bbnode.engine.frame import MISSING, EntryPlan, Frame, Op
-from bbnode.engine.open_calls import OpenCalls
+from bbnode.engine.open_calls import OpenCall, OpenCalls
 from bbnode.engine.ops.context import (
     Asked,
     CancelTimer,
@@ -254,8 +254,18 @@ class ControlPlane:
     def call_is_late(self, wire_req_id: int) -> None:
         """A component's request has no answer."""
         call = self.calls.too_late(wire_req_id)
-        if call is None:
-            return
+        if call is not None:
+            self._unanswered(call)
+
+    def send_failed(self, envelope: int, peer: PeerId, reason: str) -> None:
+        """An envelope did not come to a peer: a request in it will have no answer."""
+        call = self.calls.send_failed(envelope, peer)
+        if call is not None:
+            slot = self._rt.cells[call.cell_at].slot
+            self._rt.telemetry("call.unsent", slot=slot, tag=call.tag, peer=peer, reason=reason)
+            self._unanswered(call)
+
+    def _unanswered(self, call: OpenCall) -> None:
         self._rt.counts["calls.unanswered"] += 1
         plan = self._hooks[call.cell_at].on_no_answer
         if plan is not None and not self._start(plan, (call.tag, call.peer)):

@@ -88,6 +88,9 @@ class Dispatch:
         rt.counts["send.failed"] += 1
         if event.blames_peer:
             rt.show(rt.neighbours.failed(event.peer, event.reason, rt.now_ns))
+        tag = event.tag
+        if tag is not None and not rt.cohorts.send_failed(tag, event.peer, event.reason):
+            rt.control.send_failed(tag, event.peer, event.reason)
 
     def _take_lifecycle(self, event: ev.Lifecycle) -> None:
         for source in self._program.sources:

@@ -144,11 +144,15 @@ class PeerDisconnected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendFailed:
-    """The transport could not send something to a peer; `blames_peer`: it is the peer's fault."""
+    """The transport could not send something to a peer; `blames_peer`: it is the peer's fault.
+
+    `tag` is that of the SendEnvelope, where the host knows it.
+    """
 
     peer: PeerId
     reason: str
     blames_peer: bool = True
+    tag: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

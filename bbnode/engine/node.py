@@ -184,13 +184,19 @@ class Node(NodeViews):
         """The last connection with a peer is gone."""
         self._rt.ingress.push(ev.PeerDisconnected(peer=peer, reason=reason), must=True)
 
-    def send_failed(self, peer: PeerId, reason: str, *, blames_peer: bool = True) -> None:
-        """The transport could not send an envelope.
+    def send_failed(
+        self, peer: PeerId, reason: str, *, tag: int | None = None, blames_peer: bool = True
+    ) -> None:
+        """The transport could not send an envelope, and will not any more.
 
-        Backoff and governor hear of it only where it says something of the peer as it is now;
-        a peer that was restarted has a clean slate.
+        `tag`: of the SendEnvelope, so that a request that went out in it waits for this peer no
+        longer. Backoff and governor hear of it only where it says something of the peer as it is
+        now; a peer that was restarted has a clean slate.
         """
-        self._rt.ingress.push(ev.SendFailed(peer=peer, reason=reason, blames_peer=blames_peer))
+        self._rt.ingress.push(
+            ev.SendFailed(peer=peer, reason=reason, blames_peer=blames_peer, tag=tag),
+            must=tag is not None,  # each envelope fails once, and somebody may wait for it
+        )
 
     def fire_lifecycle(self, phase: int) -> None:
         """Fire what waits for a phase: Shutdown is 1, Snapshot 2, others are the program's."""

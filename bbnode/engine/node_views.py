@@ -14,6 +14,7 @@ from bbnode.engine.node_clock import NodeClock
 from bbnode.engine.parking import Waiting, Why
 from bbnode.engine.peers.neighbours import PeerStanding
 from bbnode.engine.peers.round_trips import RoundTrip
+from bbnode.engine.requests import Cohort
 from bbnode.engine.runtime import Runtime
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
@@ -85,7 +86,7 @@ class NodeViews:
             cohort = None
             if parked.why is Why.RESPONSES:
                 cohort = rt.cohorts.waited_for(parked.token)
-            missing = ", ".join(str(p) for p in cohort.missing) if cohort else parked.whom
+            missing = _missing(cohort) if cohort else parked.whom
             found.append(
                 Waiting(
                     what=parked.op.name,
@@ -129,3 +130,9 @@ class NodeViews:
     def records(self, name: str | None = None) -> list[tuple[int, int, str, Value]]:
         """What Record kept, oldest first: (the node's own time, execution, name, value)."""
         return [row for row in self._rt.records.rows() if name is None or row[2] == name]
+
+
+def _missing(cohort: Cohort) -> str:
+    """Who has not answered; of whom could not be sent to, why."""
+    why = {peer: f" (not sent: {reason})" for peer, reason in cohort.unsent.items()}
+    return ", ".join(f"{peer}{why.get(peer, '')}" for peer in cohort.missing)

@@ -21,7 +21,7 @@ from bbnode.engine import steps
 from bbnode.engine.bus import BusKind
 from bbnode.engine.errors import OutboundFull, PayloadTooLarge
 from bbnode.engine.frame import Frame, Op
-from bbnode.engine.ingress import InboundBytes
+from bbnode.engine.ingress import InboundBytes, SendFailed
 from bbnode.ir.envelope import (
     MAX_CLAIMED_ADDRESS_BYTES,
     MAX_CLAIMED_ADDRESSES,
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 # bytes each), ids, and 64 suffixes of 11 bytes with their field heads; with room to spare.
 ENVELOPE_OVERHEAD_BYTES = 8192
 _FILL_OVERHEAD_BYTES = 64
+# Every envelope asks for these: looking a member up in its enum takes longer than comparing.
+_REQUEST = CorrelationKind.REQUEST
+_RESPONSE = CorrelationKind.RESPONSE
 
 _Key = tuple[PeerId, CorrelationKind, int]
 
@@ -172,15 +175,20 @@ class Outbound:
         source = self._source_part()
         for (peer, kind, wire_req_id), queued in packs.items():
             addresses, destination = rt.neighbours.book.routed(peer, _destination_part)
-            reports = rt.round_trips.reports() if kind is CorrelationKind.RESPONSE else ()
+            reports = rt.round_trips.reports() if kind is _RESPONSE else ()
+            is_request = kind is _REQUEST
             for pack in queued:
                 parts = encode_between(
                     destination, pack.fills, kind, wire_req_id, pack.remaining_ns, reports, source
                 )
                 if peer == rt.self_peer:
-                    self._loop_back(parts)
+                    refused = self._loop_back(parts)
+                    if refused and is_request:
+                        self._give_up(peer, wire_req_id, refused)
                     continue
                 self._tag += 1
+                if is_request:
+                    self._note_request(peer, wire_req_id)
                 rt.counts["envelopes.out"] += 1
                 rt.steps.append(steps.make_send(peer, addresses, tuple(parts), self._tag))
 
@@ -192,17 +200,34 @@ class Outbound:
             self._source = encode_source(self._rt.self_peer.to_bytes(), _address_bytes(own))
         return self._source
 
-    def _loop_back(self, parts: Sequence[Buffer]) -> None:
+    def _note_request(self, peer: PeerId, wire_req_id: int) -> None:
+        """A request goes out in the envelope of this tag: who waits for its answer is to know."""
+        if not self._rt.cohorts.table.sent(wire_req_id, peer, self._tag):
+            self._rt.control.calls.sent(wire_req_id, self._tag)
+
+    def _give_up(self, peer: PeerId, wire_req_id: int, reason: str) -> None:
+        """A request to this node itself did not get through: as of any failed send, it is heard
+        through the ingress.
+        """
+        self._tag += 1
+        self._note_request(peer, wire_req_id)
+        event = SendFailed(peer=peer, reason=reason, blames_peer=False, tag=self._tag)
+        self._rt.ingress.push(event, must=True)
+
+    def _loop_back(self, parts: Sequence[Buffer]) -> str:
+        """Take an envelope in again; why it can't be, or ""."""
         rt = self._rt
         data = b"".join(parts)
         charge = rt.ingress.budget.charge(len(data))
         if charge is None:
             rt.refuse(rt.self_peer, -1, 0, len(data), "BudgetExceeded", "a send to this node")
-            return
+            return "BudgetExceeded: this node has no room for its own envelope"
         event = InboundBytes(peer=rt.self_peer, data=data, observed=None, charge=charge)
         if not rt.ingress.push(event):
             charge.release()
             rt.refuse(rt.self_peer, -1, 0, len(data), "IngressFull", "a send to this node")
+            return "IngressFull: this node has no room for its own envelope"
+        return ""
 
 
 def _destination_part(addresses: Sequence[Multiaddr]) -> bytes:

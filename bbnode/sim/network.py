@@ -284,7 +284,7 @@ class Network(Topology):
         wire = node.wires.get(peer)
         if wire is None or not wire.up:
             counts["envelopes.not_connected"] += 1
-            node.node.send_failed(peer, f"{self._name_of(peer)} is not connected")
+            node.node.send_failed(peer, f"{self._name_of(peer)} is not connected", tag=step.tag)
             return
         counts["envelopes.bytes"] += len(data)
         arrivals = wire.arrivals(self.now_ns)

@@ -139,9 +139,9 @@ class Driver:
                 node.peer_connected(peer, hello.classes, hello.listen_addresses)
             case seam.PeerDisconnected(peer=peer, reason=reason):
                 node.peer_disconnected(peer, reason)
-            case seam.SendFailed(peer=peer, reason=reason, blames_peer=blames_peer):
+            case seam.SendFailed(peer=peer, tag=tag, reason=reason, blames_peer=blames_peer):
                 self._counts["driver.send_failed"] += 1
-                node.send_failed(peer, reason, blames_peer=blames_peer)
+                node.send_failed(peer, reason, tag=tag, blames_peer=blames_peer)
             case seam.HelloRefused():
                 self._counts["driver.hello_refused"] += 1
             case seam.ProtocolViolation():
@@ -166,10 +166,10 @@ class Driver:
                 self._backend.send(step.peer, step.parts, tag=step.tag)
         except BbnodeError as error:
             # Not connected, queue full, too large: the engine hears of it as of any failed
-            # send, and its governor and backoff draw the conclusions.
+            # send; its requests, its governor and its backoff draw the conclusions.
             self._counts[f"driver.{type(error).__name__}"] += 1
             ours = isinstance(error, QueueFullError | EnvelopeTooLargeError)
-            self._node.send_failed(step.peer, str(error), blames_peer=not ours)
+            self._node.send_failed(step.peer, str(error), tag=step.tag, blames_peer=not ours)
 
     async def _run_task(self, step: steps.RunTask) -> None:
         self._counts["driver.tasks"] += 1

@@ -119,6 +119,7 @@ class Host:
         self.now_ns = 5
         self.tasks: list[steps.RunTask] = []
         self.asked: list[tuple[Any, int]] = []
+        self.sent: list[tuple[Any, int]] = []
         self.node.peer_connected(peer(1), ["client"], [ADDRESS])
         self.node.peer_connected(peer(2), ["client"])
 
@@ -131,6 +132,7 @@ class Host:
             if isinstance(step, steps.RunTask):
                 self.tasks.append(step)
             elif isinstance(step, steps.SendEnvelope):
+                self.sent.append((step.peer, step.tag))
                 sent = decode_envelope(b"".join(step.parts))
                 if sent.correlation.kind is CorrelationKind.REQUEST:
                     self.asked.append((step.peer, sent.correlation.wire_req_id))
@@ -170,6 +172,10 @@ class Host:
             node.peer_disconnected(peer(1 + number % 2), "gone")
         elif action == "comes":
             node.peer_connected(peer(1 + number % 2), ["client"], [ADDRESS])
+        elif action == "unsent" and self.sent:
+            # Perhaps twice, or after its answer.
+            who, tag = self.sent[number % len(self.sent)]
+            node.send_failed(who, "no route", tag=tag, blames_peer=number % 2 == 0)
         elif action == "unsent":
             node.send_failed(peer(2), "no route")
         elif action == "block":

@@ -194,14 +194,34 @@ def cohort(asked, needed) -> Cohort:
 @given(
     st.integers(1, 5),
     st.integers(0, 5),
-    st.lists(st.one_of(st.integers(0, 6), st.just("deadline"), st.just("end")), max_size=20),
+    st.lists(
+        st.one_of(
+            st.integers(0, 6),
+            st.tuples(st.just("unsent"), st.integers(0, 6)),
+            st.just("deadline"),
+            st.just("end"),
+        ),
+        max_size=20,
+    ),
 )
 def test_a_cohort_closes_once_whatever_happens(size, quorum, happenings) -> None:
-    """Against a model: the set of those that answered, and whether it is closed."""
+    """Against a model: who answered, who could not be sent to, and whether it is closed."""
     table = RequestsTable()
     made = table.open(cohort(range(size), requests.needed_answers(quorum, size)))
+    assert all(table.sent(7, peer(i), 100 + i) for i in range(size))
     answered: dict = {}
+    unsent: set = set()
+    failed: set = set()
     state = CohortState.OPEN
+
+    def look(now):
+        left = size - len(unsent)
+        if len(answered) == size:
+            return CohortState.ALL_ANSWERED
+        if left < (quorum or size):
+            return CohortState.BELOW_QUORUM
+        return CohortState.QUORUM if len(answered) == left else now
+
     for what in happenings:
         closed = state is not CohortState.OPEN
         if what == "deadline":
@@ -212,6 +232,15 @@ def test_a_cohort_closes_once_whatever_happens(size, quorum, happenings) -> None
         elif what == "end":
             assert (table.abandon(7) is None) is closed
             state = CohortState.ABANDONED if not closed else state
+        elif isinstance(what, tuple):
+            number = what[1]
+            matters = not closed and number < size and number not in failed | answered.keys()
+            got = table.send_failed(100 + number, peer(number), "why")
+            assert got is (made if matters else None)
+            if matters:
+                unsent.add(number)
+                failed.add(number)
+                state = look(state)
         else:
             verdict = table.answer(7, peer(what), what)
             if closed:
@@ -222,10 +251,15 @@ def test_a_cohort_closes_once_whatever_happens(size, quorum, happenings) -> None
                 assert verdict is Verdict.DUPLICATE
             else:
                 answered[what] = what
-                last = len(answered) == size
-                assert verdict is (Verdict.COMPLETE if last else Verdict.ACCEPTED)
-                state = CohortState.ALL_ANSWERED if last else state
+                unsent.discard(what)
+                state = look(state)
+                over = state is not CohortState.OPEN
+                assert verdict is (Verdict.COMPLETE if over else Verdict.ACCEPTED)
         assert made.state is state
+        assert set(made.unsent) == {peer(i) for i in unsent}
+        if state is not CohortState.OPEN:
+            assert not table.sent(7, peer(0), 1)
+            assert not table._of_tag
         assert len(table) == (state is CohortState.OPEN)
     batch = made.batch()
     assert [who for who, _ in batch.responses] == sorted(peer(i) for i in answered)

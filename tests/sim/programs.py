@@ -78,6 +78,22 @@ class Round(Module):
         g.output("answers", r.responses)
 
 
+class Named(Module):
+    """A request to those that it is told, connected or not; "answers" is the ResponseBatch."""
+
+    home = "asker"
+
+    def __init__(self, quorum: int) -> None:
+        self.quorum = quorum
+
+    def body(self, g: Graph) -> None:
+        x = g.input("x", types.TENSOR_FLOAT)
+        workers = g.input("worker", types.PEER_ID_VEC)
+        r = g.request("ask", workers, x, quorum=self.quorum, deadline=2.0)
+        r.respond(r.received)
+        g.output("answers", r.responses)
+
+
 class Ticker(Module):
     """Never rests: "tick" every 10 ms."""
 
@@ -156,6 +172,11 @@ def notes() -> ModelProto:
 def rounds(quorum: int = 2) -> ModelProto:
     program = Round(quorum).build()
     return Compiler().bind_peer_selector("clients", ConnectedView).compile(program)
+
+
+@cache
+def named(quorum: int) -> ModelProto:
+    return Compiler().compile(Named(quorum).build())
 
 
 @cache

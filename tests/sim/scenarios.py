@@ -1,4 +1,4 @@
-"""Scenarios that the tests run: the programs of the demo and of gossip averaging under faults.
+"""Scenarios that the tests run: programs under faults, and what has to hold of them.
 
 Rule: each is a function of a seed, as `bbnode.sim.scenario` describes it, so that
 `python -m bbnode.sim.replay tests.sim.scenarios:NAME --seed N` runs it again. Faults end before
@@ -7,7 +7,7 @@ the run does; what is checked at the end is that everything is well again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
@@ -23,9 +23,10 @@ from bbnode.engine import steps
 from bbnode.examples import gossip_averaging
 from bbnode.examples.federated_digits import FederatedRound
 from bbnode.ir.errors import BbnodeError
-from bbnode.ir.values import TRIGGER
+from bbnode.ir.values import TRIGGER, PeerIdVec
 from bbnode.sim import MS, Link, Network, S, SimNode, Trace, draw_faults
 from bbnode.sim.invariants import check_at_rest, check_failures, check_waits, require
+from tests.sim import programs
 
 CLIENTS = 4
 QUORUM = 2
@@ -259,6 +260,102 @@ def check_books(network: Network) -> None:
         if node.is_up:
             off = gossip_averaging.push_sum(node).imbalance()
             require(off < 1e-9, f"the books of {node.name} are off by {off:.2e}")
+
+
+class Calls:
+    """Who could be sent to when a round of `named` was asked, and how it ended.
+
+    Links lose nothing here: a round in which nobody comes or goes is over when those that were
+    there have answered.
+    """
+
+    ROUND_TRIP_NS = 2 * MS
+
+    def __init__(self, network: Network, asker: SimNode, changes_ns: Sequence[int]) -> None:
+        self.network = network
+        self.asker = asker
+        self.changes_ns = changes_ns
+        self.asked: dict[int, tuple[int, set[str]]] = {}  # execution -> when, who was there
+        self.closed: dict[int, set[str]] = {}  # execution -> who is missing
+        self.ended: dict[int, bool] = {}
+        self.early = 0  # ended before the deadline although somebody was not there
+
+    def begin(self) -> None:
+        workers = [node for node in self.network.nodes if node is not self.asker]
+        there = {w.name for w in workers if self.asker.wires[w.peer_id].up}
+        execution = self.asker.invoke(
+            "asker",
+            {"x": np.ones(1, np.float32), "worker": PeerIdVec(w.peer_id for w in workers)},
+        )
+        self.asked[execution] = (self.network.now_ns, there)
+
+    def see(self, _at_ns: int, node: SimNode, step: steps.Step) -> None:
+        """The observer of the network."""
+        if node is not self.asker:
+            return
+        match step:
+            case steps.Telemetry(name="request.closed", attributes=attributes):
+                names = {n.peer_id: n.name for n in self.network.nodes}
+                missing = {names[peer] for peer in attributes["missing"]}
+                self.closed[int(attributes["execution"])] = missing
+            case steps.ExecutionFinished(execution=execution, ok=ok):
+                require(execution not in self.ended, f"round {execution} finished twice")
+                self.ended[execution] = ok
+                self.judge(execution, ok)
+
+    def judge(self, execution: int, ok: bool) -> None:
+        asked_ns, there = self.asked[execution]
+        took_ns = self.network.now_ns - asked_ns
+        missing = self.closed[execution]
+        answered = CLIENTS - len(missing)
+        require(took_ns <= 2 * S, f"round {execution} took {took_ns} ns")
+        require(
+            ok == (answered >= QUORUM), f"round {execution}: {answered} answered, and ok is {ok}"
+        )
+        end_ns = asked_ns + self.ROUND_TRIP_NS
+        if any(asked_ns <= change_ns <= end_ns for change_ns in self.changes_ns):
+            return
+        require(
+            took_ns <= self.ROUND_TRIP_NS,
+            f"round {execution} took {took_ns} ns although all of {sorted(there)} had answered",
+        )
+        if len(there) >= QUORUM:
+            gone = {f"worker-{i}" for i in range(CLIENTS)} - there
+            require(missing == gone, f"round {execution}: {missing} missing, {gone} not there")
+        self.early += len(there) < CLIENTS
+
+
+def unreachable(seed: int, trace: Trace, rounds: int = 40, outages: int = 8) -> Network:
+    """Rounds that ask everybody by name while peers are dead or cut off.
+
+    Raises InvariantBroken also when no round met anybody that was not there.
+    """
+    names = ["asker", *(f"worker-{i}" for i in range(CLIENTS))]
+    every_ns = 100 * MS
+    until_ns = rounds * every_ns
+    faults = draw_faults(seed, names, until_ns=until_ns, outages=outages, immortal=["asker"])
+    changes_ns = [
+        at_ns
+        for event in faults.events
+        for at_ns in (event.at_ns, getattr(event, "back_ns", getattr(event, "heal_ns", 0)))
+    ]
+    calls: list[Calls] = []
+    network = Network(seed, trace=trace, observe=lambda *seen: calls[0].see(*seen))
+    compiled = programs.named(QUORUM)
+    asker = network.add("asker", compiled, ["asker"])
+    calls.append(Calls(network, asker, changes_ns))
+    for name in names[1:]:
+        network.add(name, compiled, ["worker"])
+    faults.schedule(network)
+    for i in range(rounds):
+        network.at(i * every_ns + MS, calls[0].begin)
+    run_and_look(network, until_ns + 2 * S)
+    network.run_until_idle()
+    check_at_rest(network)
+    check_failures(network, {"QuorumNotReached"})
+    require(set(calls[0].ended) == set(calls[0].asked), "a round never ended")
+    require(calls[0].early, "everybody was there in all rounds")
+    return network
 
 
 def run_and_look(network: Network, until_ns: int, *more: Callable[[Network], None]) -> None:

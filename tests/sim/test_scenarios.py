@@ -60,6 +60,11 @@ def test_rounds_under_way_outlive_a_server_that_stops(seed: int) -> None:
     check(scenarios.federated, seed, server_stops=3)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_rounds_end_when_those_that_are_there_have_answered(seed: int) -> None:
+    check(scenarios.unreachable, seed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, 100, 25))
 def test_many_seeds(start: int) -> None:
@@ -67,6 +72,7 @@ def test_many_seeds(start: int) -> None:
         check(scenarios.federated, seed)
         check(scenarios.federated, seed, server_stops=3)
         check(scenarios.gossip, seed)
+        check(scenarios.unreachable, seed)
 
 
 @pytest.mark.parametrize("run", [scenarios.federated, scenarios.gossip])
@@ -148,6 +154,16 @@ def test_what_came_twice_and_is_let_in_twice_changes_no_result(monkeypatch) -> N
     monkeypatch.setattr(InboundDedup, "record", lambda *_name: False)
     check(scenarios.gossip, 1)
     check(scenarios.federated, 1)
+
+
+def test_a_failed_send_that_nobody_hears_of_is_found(monkeypatch) -> None:
+    original = Node.send_failed
+
+    def send_failed(self, peer, reason, *, tag=None, blames_peer=True):
+        original(self, peer, reason, blames_peer=blames_peer)
+
+    monkeypatch.setattr(Node, "send_failed", send_failed)
+    assert re.search(r"round \d+ took \d+ ns although all of", broken_by(scenarios.unreachable))
 
 
 def asking() -> Network:

@@ -226,11 +226,34 @@ async def test_a_full_queue_is_told_to_the_node(compiled: Any) -> None:
             await nursery.start(party.driver.run)
         client.backend.keep_connected(SERVER, server.backend.listen_addresses())
         await server.until(steps.PeerUp, peer=CLIENT)
-        server.node.invoke("server", {"tick": TRIGGER})
-        with trio.fail_after(PATIENCE_S):
-            while not server.node.counters().get("send.failed"):
-                await trio.lowlevel.checkpoint()
+        execution = server.node.invoke("server", {"tick": TRIGGER})
+        # Its request does not wait for an answer that can't come.
+        failed = await server.until(steps.OpFailed, execution=execution)
+        assert f"could not be sent to: {CLIENT}" in failed.detail
+        assert server.node.counters()["send.failed"] == 1
         assert server.driver.counters()["driver.QueueFullError"] == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_send_that_fails_later_ends_its_request_alone(compiled: Any) -> None:
+    network = MemoryNetwork()
+    server = make(network, compiled, SERVER, "server")
+    client = make(network, compiled, CLIENT, "client", TransportLimits(inbox_envelopes_per_peer=1))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(client.backend.run)
+        for run in (server.backend.run, server.driver.run):
+            await nursery.start(run)
+        client.backend.keep_connected(SERVER, server.backend.listen_addresses())
+        await server.until(steps.PeerUp, peer=CLIENT)
+        # Nobody takes what lies in the client's inbox: the second stays in the server's queue.
+        first, second = (server.node.invoke("server", {"tick": TRIGGER}) for _ in range(2))
+        for tag in (1, 2):
+            await server.until(steps.SendEnvelope, tag=tag)
+        network.cut(SERVER, CLIENT)
+        failed = await server.until(steps.OpFailed)
+        assert failed.execution == second
+        assert f"could not be sent to: {CLIENT}" in failed.detail
+        assert [info.execution for info in server.node.executions()] == [first]
         nursery.cancel_scope.cancel()
 
 

@@ -30,7 +30,7 @@ from bbnode.engine.snapshot.whole import NodeParts, pack
 if TYPE_CHECKING:
     from bbnode.ir.peer import PeerId
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 FRAME_HEAD = struct.Struct("<II")
 
 Sink: TypeAlias = Callable[[bytes], object]

@@ -129,9 +129,9 @@ _FORMS: dict[type, tuple[str, _Save, _Load]] = {
     ),
     ev.SendFailed: (
         "send_failed",
-        lambda e, names: [names.peer(e.peer), e.reason, e.blames_peer],
+        lambda e, names: [names.peer(e.peer), e.reason, e.blames_peer, e.tag],
         lambda row, names: ev.SendFailed(
-            peer=names.peer(row[0]), reason=row[1], blames_peer=row[2]
+            peer=names.peer(row[0]), reason=row[1], blames_peer=row[2], tag=row[3]
         ),
     ),
     ev.Lifecycle: (

@@ -39,7 +39,7 @@ class NodeParts:
     bootstraps: Bootstraps
 
 
-SNAPSHOT_VERSION = 2
+SNAPSHOT_VERSION = 3
 _MAGIC = b"BBSNAP01"
 _DIGEST_BYTES = 32
 # msgpack knows 64 bits; a deadline that a peer claims may lie beyond them.
