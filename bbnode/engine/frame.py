@@ -91,6 +91,7 @@ class EntryPlan:
 
     __slots__ = (
         "component",
+        "counts",
         "in_turn",
         "initial",
         "name",
@@ -113,6 +114,7 @@ class EntryPlan:
         self.seed_names: tuple[str, ...] = ()
         self.component: int | None = None  # of what comes for a component: its number
         self.in_turn = False  # one execution at a time (`turns`)
+        self.counts = False  # some op waits for several others
 
     def complete(self, ops: Sequence[Op], waits: Mapping[int, int]) -> None:
         """Take up the ops, consumers set, and how many ops each index waits for (0 if absent).
@@ -128,6 +130,8 @@ class EntryPlan:
                 op.out = None
             if all(waits.get(consumer.index) == 1 for consumer in op.consumers):
                 op.wakes = op.consumers
+            else:
+                self.counts = True
 
 
 class Frame:
@@ -163,7 +167,8 @@ class Frame:
         self.execution = execution
         self.started_ns = started_ns
         self.values: list[Value] = plan.template.copy()
-        self.pending = plan.pending.copy()
+        # Not copied where no op waits for two: nothing is counted then.
+        self.pending = plan.pending.copy() if plan.counts else plan.pending
         self.live = 0  # ops that are ready or parked
         self.ended = False
         self.failures = 0

@@ -198,7 +198,6 @@ class Runtime:
             self.suspensions.reclaim(frame.units)
         # The queue may still name the frame; its values must not wait for that.
         frame.values = []
-        frame.pending = []
         if self.tracer is not None:
             self.tracer.ended(frame)
         if frame.report:

@@ -151,12 +151,17 @@ class Planner:
     ) -> list[Op]:
         made: list[Op] = []
         for name in dict.fromkeys(flat.outputs):
-            makers = [
-                by_position[p]
-                for p in piece.positions
-                if p in by_position and name in flat.ops[p].outputs
+            positions = [
+                p for p in piece.positions if p in by_position and name in flat.ops[p].outputs
             ]
+            makers = [by_position[p] for p in positions]
             if not makers and not (name in ready and name in indices):
+                continue
+            if len(makers) == 1 and _only_names(flat.ops[positions[0]], makers[0]):
+                # The PassThrough shows the value that it would have handed on.
+                source = indices[flat.ops[positions[0]].inputs[0]]
+                makers[0].op_type, makers[0].out = "Surface", SCRATCH
+                makers[0].fire = syscalls.surface(flat.name, name, source)
                 continue
             op = Op(start + len(made), name, "Surface", 0)
             op.fire = syscalls.surface(flat.name, name, indices[name])
@@ -336,6 +341,12 @@ def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str])
     for position, found in consumers.items():
         by_position[position].consumers = tuple(found)
     return waits
+
+
+def _only_names(flat_op: FlatOp, op: Op) -> bool:
+    """Whether the op is there for the name of its value alone, as `g.output` records one."""
+    is_pass = (flat_op.domain, flat_op.op_type) == (keys.SYSCALL_DOMAIN, "PassThrough")
+    return is_pass and not op.consumers
 
 
 def _is_plain_constant(op: FlatOp) -> bool:

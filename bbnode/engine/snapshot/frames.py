@@ -71,6 +71,8 @@ def _load(rt: Runtime, plain: Any, names: LoadedNames) -> Frame:
     frame = Frame(rt, names.plan(plan), execution, started_ns)
     for index, number in values:
         frame.values[index] = names.value(number)
+    if pending:
+        frame.pending = frame.pending.copy()  # it may be the plan's own
     for index, left in pending:
         frame.pending[index] = left
     frame.live, frame.failures, frame.report, frame.from_bus, *rest = rest
