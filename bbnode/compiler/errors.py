@@ -186,20 +186,23 @@ class CyclicGraph(ValidationError):
 
 @dataclass(kw_only=True, eq=False)
 class OpsetNotImported(ValidationError):
-    """An op's opset version is not in opset_import."""
+    """An op's opset version is not in opset_import, or the model imports another one."""
 
     domain: str
     version_used: int
+    version_imported: int | None = None  # by the model, where it is not that of the function
     node_name: str = ""
 
     def message(self) -> str:
-        return (
-            f"op {self.node_name!r} uses opset {self.domain!r} version {self.version_used}, "
-            "which neither its function nor the model imports"
-        )
+        used = f"op {self.node_name!r} uses opset {self.domain!r} version {self.version_used}"
+        if self.version_imported is None:
+            return f"{used}, which neither its function nor the model imports"
+        return f"{used}, and is another op in version {self.version_imported} of the model"
 
     def mend(self) -> str:
-        return f"Add ({self.domain!r}, {self.version_used}) to opset_import"
+        if self.version_imported is None:
+            return f"Add ({self.domain!r}, {self.version_used}) to opset_import"
+        return "Import one version in the model and in all of its functions"
 
 
 @dataclass(kw_only=True, eq=False)

@@ -243,7 +243,7 @@ def cyclic_graph() -> object:
 
 
 @case(errors.OpsetNotImported, "version 13", "opset_import",
-      domain="", version_used=13, node_name="Old_0")  # fmt: skip
+      domain="", version_used=13, version_imported=None, node_name="Old_0")  # fmt: skip
 def opset_not_imported() -> object:
     def old(g: Graph) -> None:
         x = g.input("x", types.TENSOR_FLOAT)

@@ -21,7 +21,7 @@ from bbnode.compiler.errors import (
     WireOpInBootstrap,
 )
 from bbnode.compiler.unit import CompileOptions
-from bbnode.ir import keys, types
+from bbnode.ir import keys, plain, types
 from tests.compiler import either, programs
 from tests.compiler.programs import Body, node_making, node_named, run, unit_of
 
@@ -202,6 +202,39 @@ def test_an_opset_has_to_be_imported_in_a_version_that_has_the_op(version: int) 
     with pytest.raises(OpsetNotImported) as caught:
         run(unit, "validate")
     assert (caught.value.node_name, caught.value.version_used) == ("H", 14)
+
+
+@pytest.mark.parametrize(("op", "other"), [("If", True), ("Neg", False)])
+def test_an_op_is_the_same_in_the_models_opset(op: str, other: bool) -> None:
+    """ONNX's rule for local functions; `If` changed in opset 23, `Neg` last in 13."""
+    body = small()
+    if op == "If":
+        body.input("c", types.TENSOR_BY_ELEM[TensorProto.BOOL])
+        branch = helper.make_graph(
+            [helper.make_node("Neg", ["x"], ["n"])],
+            "branch",
+            [],
+            [helper.make_tensor_value_info("n", 1, None)],
+        )
+        body.onnx("If", ["c"], ["y"], name="I", then_branch=branch, else_branch=branch)
+    else:
+        body.onnx("Neg", ["x"], ["y"], name="I")
+    unit = unit_of(body)
+    kept = [e for e in unit.program.opset_import if e.domain]
+    unit.program.opset_import = [*kept, plain.Opset("", 23)]
+    if not other:
+        run(unit, "validate")
+        return
+    with pytest.raises(OpsetNotImported, match="another op in version 23 of the model") as caught:
+        run(unit, "validate")
+    assert (caught.value.version_used, caught.value.version_imported) == (21, 23)
+
+
+def test_an_op_takes_or_gives_something() -> None:
+    body = small()
+    body.syscall("Pulse", [], [], name="P")
+    with pytest.raises(TypeConstraintFailed, match="Pulse takes nothing and gives nothing"):
+        run(unit_of(body), "validate")
 
 
 def test_an_op_has_its_required_inputs_and_no_more_than_it_may() -> None:

@@ -26,8 +26,8 @@ class MergePartitionsIntoOne:
     1. `functions` are the mains in class order, then what they share, each key once; two
        functions of one key and different content are Internal. `unit.partitions` is empty.
     2. Nodes of every function are in topological order, and upstream ONNX is written "".
-    3. Every function imports the opsets that its ops use, the model all of them (of several
-       versions the highest), the default ONNX opset and the module domain.
+    3. Every function imports the opsets that its ops use, the model all of them (the program's
+       own version, else the highest of them), the default ONNX opset and the module domain.
     4. `graph` is empty but for the program's name.
     """
 
@@ -61,6 +61,7 @@ def _finish(program: Program, functions: Collection[Function]) -> None:
         write_canonical_domains(function.node)
         own = versions_of(function, program)
         for domain, used in import_used(function, own).items():
-            imported[domain] = max(imported.get(domain, 0), used)
+            # Ops are the same in the program's own version (`validate`), but maybe in no other.
+            imported[domain] = known.get(domain) or max(imported.get(domain, 0), used)
     program.opset_import = plain.sorted_opsets(imported.items())
     program.graph_name = program.graph_name or DEFAULT_GRAPH_NAME

@@ -55,7 +55,8 @@ class Validate:
     5. Each function input declares a type (MissingTypeInfo).
     6. Slot metadata is well-formed (MalformedSlotMetadata).
     7. Ops do not wait for each other in a ring (CyclicGraph).
-    8. The opset of each op is imported (OpsetNotImported).
+    8. The opset of each op is imported, and is the same op in the model's version of its domain
+       (OpsetNotImported).
     """
 
     name: ClassVar[str] = "validate"
@@ -63,12 +64,13 @@ class Validate:
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         table = by_key(unit.bodies())
         nodes = 0
+        imported = opset_versions(unit.program.opset_import)
         for function in unit.bodies():
             versions = opset_versions(function.opset_import, unit.program.opset_import)
             _check_inputs(function)
             _check_values(function)
             for node in function.node:
-                _check_op(node, table, versions)
+                _check_op(node, table, versions, imported)
                 if flow.is_graph_op(node) and flow.nested_graphs(node):
                     check_graphs(node, versions, unit.program.ir_version)
                 check_slot(node)
@@ -79,8 +81,12 @@ class Validate:
 
 
 def _check_op(
-    node: Node, table: Mapping[FunctionKey, Function], versions: Mapping[str, int]
+    node: Node,
+    table: Mapping[FunctionKey, Function],
+    versions: Mapping[str, int],
+    imported: Mapping[str, int],
 ) -> None:
+    """`versions` are those of the node's function, `imported` those of the whole program."""
     signature = signature_of(node, table, versions)
     if signature is None:
         if node.domain in CALL_DOMAINS:
@@ -97,6 +103,7 @@ def _check_op(
             node_name=node.name,
             where=Where.of(node),
         )
+    _check_versions(node, signature, versions, imported)
     for kind, count, most in (
         ("inputs", len(node.input), signature.max_inputs),
         ("outputs", len(node.output), signature.max_outputs),
@@ -110,9 +117,31 @@ def _check_op(
     _check_attributes(node, signature)
     if plain.call_key(node) in table:
         return  # a call may leave inputs out: the body then sees an absent optional input
+    if not node.input and not node.output:
+        detail = f"{node.op_type} takes nothing and gives nothing; name an output of it"
+        raise TypeConstraintFailed(op=node.name, detail=detail, where=Where.of(node))
     for index, port in enumerate(signature.required_inputs):
         if index >= len(node.input) or not node.input[index]:
             raise DanglingInput(node_name=node.name, input_name=port, where=Where.of(node))
+
+
+def _check_versions(
+    node: Node, signature: Signature, versions: Mapping[str, int], imported: Mapping[str, int]
+) -> None:
+    """An op has to be the same in the model's version of its domain as in its function's."""
+    domain = imported_domain(node)
+    of_model = imported.get(domain)
+    if of_model is None or of_model == versions.get(domain) or not flow.is_graph_op(node):
+        return
+    other = signature_of(node, {}, imported)
+    if other is None or other.version != signature.version:
+        raise OpsetNotImported(
+            domain=domain,
+            version_used=versions[domain],
+            version_imported=of_model,
+            node_name=node.name,
+            where=Where.of(node),
+        )
 
 
 def _check_separators(node: Node) -> None:
