@@ -84,11 +84,8 @@ class _OrtGraph:
                 f"{self._label}: {len(inputs)} input(s) for {len(names)} ({', '.join(names)})"
             )
         feeds = {}
-        for name, value in zip(names, inputs):  # noqa: B905 - as many, see above
-            flags = value.flags if type(value) is np.ndarray else None
-            if flags is None or not (flags.c_contiguous and flags.aligned):
-                value = _dense(value)
-            feeds[name] = value
+        for name, value in zip(names, inputs, strict=False):
+            feeds[name] = _dense(value)
         try:
             results: list[Value] = self._run(self._outputs, feeds, None)
         except ort_errors.EPFail as error:
@@ -189,6 +186,10 @@ def _quickest(session: Any) -> Any:
 
 def _dense(value: Value) -> Value:
     """The array itself where ONNX Runtime can read it, else a copy that is dense and aligned."""
+    if type(value) is np.ndarray:
+        flags = value.flags
+        if flags.c_contiguous and flags.aligned:
+            return value
     return np.require(value, requirements=("C", "A"))
 
 

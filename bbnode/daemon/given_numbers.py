@@ -44,7 +44,7 @@ def numbers(given: Given, declared: TypeNode | None = None) -> Value:
         raise ValueError(str(error)) from error
     except ValueError as error:
         raise ValueError(_EXPECTED) from error
-    if float in kinds or dtype.kind not in "biu":
+    if dtype.kind not in "biu":
         infinite = sum(isinstance(leaf, float) and math.isinf(leaf) for leaf in _leaves(given))
         if int(np.isinf(made).sum()) > infinite:
             raise ValueError(f"a number is out of the range of {dtype}")

@@ -56,9 +56,8 @@ class Outbound:
     @property
     def anchor(self) -> int:
         """Where the largest part begins, in bytes; the first of several."""
-        largest = max(self.parts, key=len)
-        at = next(index for index, part in enumerate(self.parts) if part is largest)
-        return self.ends[at] - len(largest)
+        at = max(range(len(self.parts)), key=lambda index: len(self.parts[index]))
+        return self.ends[at] - len(self.parts[at])
 
     def bytes_from(self, offset: int, length: int) -> Iterator[memoryview]:
         """The `length` bytes from `offset` on, uncopied."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bbnode.engine import steps
+from bbnode.engine import Node, steps
 from bbnode.engine.errors import EntryError, UnexpectedException
 from bbnode.engine.records import MAX_RECORDS
 from bbnode.ir import types
@@ -153,6 +153,18 @@ class Endless(Exception):
         return "é" * 100_000
 
 
+def reach_the_component(node: Node) -> None:
+    """An envelope for the Recv behind which an op of component "m" stands."""
+    value, node_type = encoded(VALUES[1])
+    node.deliver_inbound(
+        PEERS[0],
+        fuzzing.envelope(
+            suffixes=[SUFFIXES[0]], payload=value, type_hash=node_type.wire_hash,
+            source=PEERS[0].to_bytes(),
+        ),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -164,14 +176,7 @@ class Endless(Exception):
 def test_whatever_a_component_raises_is_a_failed_op(error) -> None:
     node = node_under_test()
     component(node, "m").raises = error
-    value, node_type = encoded(VALUES[1])
-    node.deliver_inbound(
-        PEERS[0],
-        fuzzing.envelope(
-            suffixes=[SUFFIXES[0]], payload=value, type_hash=node_type.wire_hash,
-            source=PEERS[0].to_bytes(),
-        ),
-    )  # fmt: skip
+    reach_the_component(node)
     (failed,) = of(steps.OpFailed, poll(node, 0))
     assert failed.kind == (
         "BbnodeError" if isinstance(error, BbnodeError) else "UnexpectedException"
@@ -206,14 +211,7 @@ def test_a_task_raises_nothing_that_would_end_its_thread() -> None:
 def test_who_stops_the_process_is_not_held_up(stop) -> None:
     node = node_under_test()
     component(node, "m").raises = stop()
-    value, node_type = encoded(VALUES[1])
-    node.deliver_inbound(
-        PEERS[0],
-        fuzzing.envelope(
-            suffixes=[SUFFIXES[0]], payload=value, type_hash=node_type.wire_hash,
-            source=PEERS[0].to_bytes(),
-        ),
-    )  # fmt: skip
+    reach_the_component(node)
     with pytest.raises(stop):
         node.poll(0)
 
@@ -234,14 +232,7 @@ def nested(depth: int) -> Composite:
 def test_whatever_a_component_returns_is_checked(returned) -> None:
     node = node_under_test()
     component(node, "m").returns = returned
-    value, node_type = encoded(VALUES[1])
-    node.deliver_inbound(
-        PEERS[0],
-        fuzzing.envelope(
-            suffixes=[SUFFIXES[0]], payload=value, type_hash=node_type.wire_hash,
-            source=PEERS[0].to_bytes(),
-        ),
-    )  # fmt: skip
+    reach_the_component(node)
     made = poll(node, 0)
     assert [s.kind for s in of(steps.OpFailed, made)] == ["WrongResultType"]
     settle(node, 0)

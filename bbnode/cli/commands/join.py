@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,10 +89,10 @@ def _prepare(options: JoinOptions, *, level: str | None) -> Prepared:
     logs.configure(level if level in ("debug", "info", "warning", "error") else "warning", "auto")
     import trio
 
-    from bbnode.daemon.join import prepare as join
+    from bbnode.daemon.join.prepare import prepare
 
     if not sys.stderr.isatty():
-        return trio.run(join.prepare, options)
+        return trio.run(prepare, options)
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -104,10 +105,7 @@ def _prepare(options: JoinOptions, *, level: str | None) -> Prepared:
         def progress(have: int, size: int) -> None:
             bar.update(task, description="fetching the artifact", completed=have, total=size)
 
-        async def prepare() -> Prepared:
-            return await join.prepare(options, progress=progress)
-
-        return trio.run(prepare)
+        return trio.run(partial(prepare, options, progress=progress))
 
 
 def _show(prepared: Prepared, *, as_json: bool) -> None:
