@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.chaos.cluster import ROOT, Cluster, Rounds
+from tests.chaos.cluster import Cluster, Rounds
+from tests.hostile.stranger import attack
 from tests.patience import PATIENCE_S
 
 ATTACKS = ["garbage", "frames", "half", "huge", "flood"]
@@ -24,24 +23,17 @@ MORE_RSS_MB = 40.0
 
 
 @pytest.mark.parametrize(
-    "attack", [pytest.param(a, marks=[] if a in QUICK else [pytest.mark.slow]) for a in ATTACKS]
+    "name", [pytest.param(a, marks=[] if a in QUICK else [pytest.mark.slow]) for a in ATTACKS]
 )
-def test_rounds_go_on(cluster: Cluster, attack: str) -> None:
+def test_rounds_go_on(cluster: Cluster, name: str) -> None:
     cluster.start(*cluster.all)
     with cluster.events() as rounds:
         rounds.with_all()
         begun = rounds.more(1)["round"]
         before = cluster.server.owned()
         (address,) = cluster.server.get("status")["listen"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.hostile", attack, address], cwd=ROOT, env=os.environ
-        )
-        try:
+        with attack(f"floods:{name}", address) as process:
             during = _until_ended(rounds, process)
-        finally:
-            process.kill()
-            process.wait()
-        assert process.returncode == 0
         # By their numbers: some may not have been read yet when it ended.
         during.append(rounds.more(1))
         assert during[-1]["round"] >= begun + 3
