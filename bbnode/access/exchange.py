@@ -22,6 +22,7 @@ from bbnode.access.revocation import REVOCATIONS
 from bbnode.access.sealed import Kind
 from bbnode.access.statement import MAX_MEMBERSHIP_BYTES
 from bbnode.access.ticket import TICKET
+from bbnode.ir.decoding import shown
 
 ACCESS_PROTOCOL = "/bbnode/access/1.0.0"
 
@@ -100,7 +101,12 @@ def decode_message(raw: bytes) -> Message:
         raise MESSAGE.refuse(
             Refusal.TOO_LARGE, f"{len(raw)} bytes; at most {MESSAGE.max_bytes} are taken"
         )
-    match sealed.unpack_list(MESSAGE, raw):
+    with sealed.boundary(MESSAGE):
+        return _message_of(sealed.unpack_list(MESSAGE, raw))
+
+
+def _message_of(fields: sealed.Fields) -> Message:
+    match fields:
         case ["redeem", ticket]:
             return Redeem(ticket=sealed.take_bytes(MESSAGE, "ticket", ticket, TICKET.max_bytes))
         case ["member", membership, revocations]:
@@ -116,7 +122,7 @@ def decode_message(raw: bytes) -> Message:
             label = sealed.take_text(MESSAGE, "reason", reason, 64)
             known = next((item for item in Refusal if item.value == label), None)
             if known is None:
-                raise sealed.malformed(MESSAGE, f"{label!r} is not a known reason")
+                raise sealed.malformed(MESSAGE, f"{shown(label)} is not a known reason")
             text = sealed.take_text(MESSAGE, "detail", detail, MAX_DETAIL_BYTES)
             return Refused(reason=known, detail=text)
     raise sealed.malformed(MESSAGE, "it is none of the messages")

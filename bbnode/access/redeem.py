@@ -64,6 +64,11 @@ class Ledger:
     @classmethod
     def from_bytes(cls, raw: bytes) -> Ledger:
         """Read it back; raises TicketRefused (MALFORMED) when the file is damaged."""
+        with sealed.boundary(LEDGER):
+            return cls._of(raw)
+
+    @classmethod
+    def _of(cls, raw: bytes) -> Ledger:
         if len(raw) > LEDGER.max_bytes:
             raise LEDGER.refuse(Refusal.TOO_LARGE, f"{len(raw)} bytes are over its bound")
         items = sealed.unpack_list(LEDGER, raw)

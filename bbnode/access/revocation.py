@@ -86,6 +86,7 @@ def revoke(
     return open_revocations(raw, key.peer_id)
 
 
+@sealed.boundary(REVOCATIONS)
 def open_revocations(raw: bytes, network: PeerId) -> RevocationList:
     """The list of `network` in these bytes, its signature checked; raises RevocationRefused."""
     part = sealed.unseal(REVOCATIONS, raw)

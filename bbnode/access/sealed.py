@@ -19,6 +19,7 @@ import msgpack
 
 from bbnode.access.errors import AccessRefused, GrantError, Refusal
 from bbnode.access.signing import SIGNATURE_BYTES, SigningKey, verifies
+from bbnode.ir.decoding import MAX_MESSAGE_DEPTH, Boundary, clip, unpack
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 
@@ -114,17 +115,21 @@ def to_text(kind: Kind, raw: bytes) -> str:
 
 def from_text(kind: Kind, text: str) -> bytes:
     """The bytes that a line of text stands for; raises the kind's error."""
-    line = text.strip()
+    with boundary(kind):
+        return _from_text(kind, text.strip())
+
+
+def _from_text(kind: Kind, line: str) -> bytes:
     prefix, colon, data = line.partition(":")
     if not colon or prefix != kind.prefix:
         stem = kind.prefix.rstrip("0123456789")
         if colon and prefix.rstrip("0123456789") == stem:
             raise kind.refuse(
                 Refusal.UNKNOWN_VERSION,
-                f"{prefix!r} is of another version (we know {kind.prefix!r}); "
+                f"'{clip(prefix)}' is of another version (we know '{kind.prefix}'); "
                 "run the same release on both sides",
             )
-        raise malformed(kind, f"it does not begin with {kind.prefix + ':'!r}")
+        raise malformed(kind, f"it does not begin with '{kind.prefix}:'")
     # 4 characters for 3 bytes.
     if len(data) > kind.max_bytes * 4 // 3 + 4:
         raise kind.refuse(Refusal.TOO_LARGE, f"a line of {len(line)} characters is too long")
@@ -160,7 +165,11 @@ def take_bytes(kind: Kind, name: str, value: object, maximum: int, minimum: int 
 
 def take_text(kind: Kind, name: str, value: object, maximum: int) -> str:
     """Printable text of up to `maximum` bytes; raises the kind's error."""
-    if not isinstance(value, str) or len(value.encode()) > maximum or not value.isprintable():
+    if (
+        not isinstance(value, str)
+        or len(value.encode("utf-8", "replace")) > maximum
+        or not value.isprintable()
+    ):
         raise malformed(kind, f"{name} is not a printable text of at most {maximum} bytes")
     return value
 
@@ -213,10 +222,17 @@ def is_class(name: str) -> bool:
 
 def unpack_list(kind: Kind, raw: bytes) -> list[Any]:
     """The list that these bytes are the one encoding of; raises the kind's error."""
-    try:
-        value = msgpack.unpackb(raw, raw=False, max_map_len=0, max_ext_len=0)
-    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
-        raise malformed(kind, "it does not decode") from error
+    with boundary(kind):
+        return _unpacked(kind, raw)
+
+
+def boundary(kind: Kind) -> Boundary:
+    """For decoders of a kind: what goes wrong within is the kind's error."""
+    return Boundary("it does not decode", lambda what: malformed(kind, what), AccessRefused)
+
+
+def _unpacked(kind: Kind, raw: bytes) -> list[Any]:
+    value = unpack(raw, max_bytes=len(raw), max_values=len(raw), max_depth=MAX_MESSAGE_DEPTH)
     if not isinstance(value, list):
         raise malformed(kind, "it is not a list of fields")
     # One value, one encoding: anything longer than need be is refused.

@@ -188,7 +188,7 @@ def grant(
         ],
         key,
     )
-    chain = [raw] if granter is None else [raw, *msgpack.unpackb(granter.raw)]
+    chain = [raw] if granter is None else [raw, *sealed.unpack_list(_MEMBERSHIP, granter.raw)]
     return open_membership(msgpack.packb(chain), network, member)
 
 
@@ -231,6 +231,7 @@ def peek(raw: bytes) -> Statement:
     return _decode(raw)[0].own
 
 
+@sealed.boundary(STATEMENT)
 def _decode(raw: bytes) -> tuple[Membership, tuple[Sealed, ...]]:
     if not raw:
         raise _MEMBERSHIP.refuse(

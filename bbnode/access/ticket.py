@@ -175,6 +175,7 @@ def invites(raw: bytes, inviter: PeerId, network: PeerId, unix_s: float) -> bool
     return mine and ticket.invitation is not None
 
 
+@sealed.boundary(TICKET)
 def _open(raw: bytes) -> Ticket:
     part = sealed.unseal(TICKET, raw)
     by, listed, digest, target, expires, named, offer, membership, nonce = part.fields

@@ -15,7 +15,8 @@ from multiaddr import Multiaddr
 
 from bbnode.components.errors import ComponentError
 from bbnode.ir.address import address_from_bytes
-from bbnode.ir.errors import DecodeError, PeerError
+from bbnode.ir.decoding import MAX_MESSAGE_DEPTH, Boundary, shown, unpack
+from bbnode.ir.errors import PeerError
 from bbnode.ir.peer import PeerId
 
 # As in an envelope: what a peer may claim of itself.
@@ -28,6 +29,8 @@ MAX_ROWS: Final = 256
 MAX_PAGE_BYTES: Final = 48 * 1024
 _MAX_MESSAGE_BYTES: Final = MAX_PAGE_BYTES + 4096
 _MAX_U64: Final = (1 << 64) - 1
+# Of a page: its head, and in each row its four fields and the addresses.
+_MAX_VALUES: Final = 16 + MAX_ROWS * (5 + MAX_ADDRESSES)
 
 
 class UnusableMessage(ComponentError, PeerError):
@@ -152,10 +155,8 @@ def pack_row(row: Row) -> list[Any]:
 def read_row(plain: Any) -> Row:
     """Raises UnusableMessage."""
     peer, as_class, addresses, gone = _list(plain, 4)
-    try:
+    with Boundary("a row of a registry names no peer", UnusableMessage):
         found = PeerId.from_bytes(peer if isinstance(peer, bytes) else b"")
-    except DecodeError as error:
-        raise UnusableMessage(f"a row of a registry names no peer: {error}") from error
     return Row(
         peer=found,
         as_class=_class(as_class),
@@ -183,10 +184,8 @@ def read_addresses(plain: Any) -> tuple[Multiaddr, ...]:
     for raw in plain:
         if not isinstance(raw, bytes) or len(raw) > MAX_ADDRESS_BYTES:
             raise UnusableMessage(f"an address is up to {MAX_ADDRESS_BYTES} bytes")
-        try:
+        with Boundary("what a registry was told is no address", UnusableMessage):
             found.append(address_from_bytes(raw))
-        except DecodeError as error:
-            raise UnusableMessage(f"what a registry was told is no address: {error}") from error
     return tuple(found)
 
 
@@ -199,11 +198,20 @@ def _unpack(payload: bytes, count: int) -> list[Any]:
         raise UnusableMessage(
             f"a message of {len(payload)} bytes; a registry's have up to {_MAX_MESSAGE_BYTES}"
         )
-    try:
-        plain = msgpack.unpackb(payload, max_ext_len=0, max_map_len=0)
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-        raise UnusableMessage(f"a registry's message can't be read: {error}") from error
-    return _list(plain, count)
+    with _boundary():
+        return _list(
+            unpack(
+                payload,
+                max_bytes=_MAX_MESSAGE_BYTES,
+                max_values=_MAX_VALUES,
+                max_depth=MAX_MESSAGE_DEPTH,
+            ),
+            count,
+        )
+
+
+def _boundary() -> Boundary:
+    return Boundary("a registry's message can't be read", UnusableMessage)
 
 
 def _list(plain: Any, count: int) -> list[Any]:
@@ -223,17 +231,17 @@ def _plain(cookie: Cookie) -> list[int]:
 
 def _number(plain: Any) -> int:
     if type(plain) is not int or not 0 <= plain <= _MAX_U64:
-        raise UnusableMessage(f"{plain!r:.40} is no count of a registry's message")
+        raise UnusableMessage(f"{shown(plain)} is no count of a registry's message")
     return plain
 
 
 def _flag(plain: Any) -> bool:
     if not isinstance(plain, bool):
-        raise UnusableMessage(f"{plain!r:.40} is neither true nor false")
+        raise UnusableMessage(f"{shown(plain)} is neither true nor false")
     return plain
 
 
 def _class(plain: Any) -> str:
-    if not isinstance(plain, str) or len(plain) > MAX_CLASS_CHARS:
+    if not isinstance(plain, str) or len(plain) > MAX_CLASS_CHARS or not plain.isprintable():
         raise UnusableMessage(f"a class is a text of up to {MAX_CLASS_CHARS} characters")
     return plain

@@ -20,6 +20,7 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.ir.address import address_from_bytes, is_relayed
+from bbnode.ir.decoding import Boundary, clip, unpack
 from bbnode.ir.errors import BbnodeError, PeerError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import Backend, ProtocolHost, ProtocolStream
@@ -30,6 +31,8 @@ DIAL_BACK_PROTOCOL: Final = "/bbnode/dial-back/1"
 MAX_ADDRESSES: Final = 8
 MAX_REQUEST_BYTES: Final = 4 * 1024
 MAX_ANSWER_BYTES: Final = 8 * 1024
+# Of an answer: its three fields, and three of each row.
+_MAX_VALUES: Final = 4 + 4 * MAX_ADDRESSES
 MAX_DETAIL: Final = 200
 # One request of a peer in this time; a person who looks for what is wrong asks now and then.
 EVERY_S: Final = 10.0
@@ -143,7 +146,7 @@ class DialBackServer:
     async def serve(self, stream: ProtocolStream) -> None:
         """One request, and its answer. A malformed one resets the stream."""
         with trio.fail_after(REQUEST_S):
-            addresses = _request(await _read_all(stream, MAX_REQUEST_BYTES))
+            addresses = decode_request(await _read_all(stream, MAX_REQUEST_BYTES))
         seen = self._where(stream.peer)
         refusal = self._refusal(stream.peer)
         tried: list[Tried] = []
@@ -235,7 +238,7 @@ async def _ask_one(backend: DialBackHost, peer: PeerId) -> DialBack:
             await stream.write(msgpack.packb([each.to_bytes() for each in own]))
             await stream.end()
             raw = await _read_all(stream, MAX_ANSWER_BYTES)
-        return _answer(peer, raw)
+        return decode_answer(peer, raw)
     raise DialBackRefused(f"no answer within {ANSWER_S + REQUEST_S:g} s")
 
 
@@ -248,28 +251,33 @@ async def _read_all(stream: ProtocolStream, max_bytes: int) -> bytes:
     return raw
 
 
-def _unpacked(raw: bytes, what: str) -> Any:
-    try:
-        return msgpack.unpackb(raw, max_array_len=MAX_ADDRESSES, max_map_len=0, max_ext_len=0)
-    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
-        raise DialBackRefused(f"{what} is malformed: {error}") from error
+def _unpacked(raw: bytes) -> Any:
+    return unpack(raw, max_bytes=MAX_ANSWER_BYTES, max_values=_MAX_VALUES, max_depth=3)
 
 
-def _request(raw: bytes) -> list[Multiaddr]:
-    """The addresses of a request, each once; raises DialBackRefused and DecodeError."""
-    rows = _unpacked(raw, "the request")
-    if not isinstance(rows, list) or not all(isinstance(row, bytes) for row in rows):
+@Boundary("the request is malformed", DialBackRefused)
+def decode_request(raw: bytes) -> list[Multiaddr]:
+    """The addresses of a request, each once; raises DialBackRefused."""
+    rows = _unpacked(raw)
+    if (
+        not isinstance(rows, list)
+        or len(rows) > MAX_ADDRESSES
+        or not all(isinstance(row, bytes) for row in rows)
+    ):
         raise DialBackRefused("the request is malformed: expected a list of addresses")
     return list(dict.fromkeys(address_from_bytes(row) for row in rows))
 
 
-def _answer(peer: PeerId, raw: bytes) -> DialBack:
-    """An answer; raises DialBackRefused and DecodeError."""
-    match _unpacked(raw, "the answer"):
-        case [str() as refusal, str() as seen_at, list() as rows]:
+@Boundary("the answer is malformed", DialBackRefused)
+def decode_answer(peer: PeerId, raw: bytes) -> DialBack:
+    """An answer; raises DialBackRefused."""
+    match _unpacked(raw):
+        case [str() as refusal, str() as seen_at, list() as rows] if len(rows) <= MAX_ADDRESSES:
             if refusal:
-                raise DialBackRefused(refusal[:MAX_DETAIL])
-            return DialBack(peer=peer, seen_at=seen_at[:MAX_DETAIL], tried=tuple(map(_row, rows)))
+                raise DialBackRefused(clip(refusal, MAX_DETAIL))
+            return DialBack(
+                peer=peer, seen_at=clip(seen_at, MAX_DETAIL), tried=tuple(map(_row, rows))
+            )
     raise DialBackRefused("the answer is malformed")
 
 
@@ -279,6 +287,6 @@ def _row(row: Any) -> Tried:
             return Tried(
                 address=address_from_bytes(address),
                 outcome=Outcome(outcome),
-                detail=detail[:MAX_DETAIL],
+                detail=clip(detail, MAX_DETAIL),
             )
     raise DialBackRefused("the answer is malformed")

@@ -29,7 +29,7 @@ from bbnode.engine.ops.context import (
 from bbnode.engine.ops.role import bind_method
 from bbnode.engine.parking import Waiting
 from bbnode.engine.requests import Verdict
-from bbnode.ir import ids
+from bbnode.ir import ids, types
 from bbnode.ir.address import parse_component_suffix
 from bbnode.ir.envelope import CorrelationKind, SlotFill, WireEnvelope
 from bbnode.ir.peer import PeerId
@@ -181,6 +181,7 @@ class ControlPlane:
                     event.peer, index, fill, "GateDenied", f"reason={denied}: {_shown(where)}"
                 )
             else:
+                rt.decoder.charge(types.BYTES, fill.payload)
                 plan = self._routes[fill.dest_suffix][envelope.correlation.kind]
                 self._deliver(plan, (bytes(fill.payload),), event, envelope, index)
         return True
@@ -210,6 +211,7 @@ class ControlPlane:
         rt.round_trips.learn(envelope.edge_rtt_reports)
         plan = self._hooks[call.cell_at].on_answer
         if plan is not None:
+            rt.decoder.charge(types.BYTES, fill.payload)
             self._deliver(plan, (call.tag, bytes(fill.payload)), event, envelope, index)
 
     def _deliver(

@@ -90,6 +90,7 @@ class EntryPlan:
     """
 
     __slots__ = (
+        "by_sender",
         "component",
         "counts",
         "in_turn",
@@ -114,6 +115,7 @@ class EntryPlan:
         self.seed_names: tuple[str, ...] = ()
         self.component: int | None = None  # of what comes for a component: its number
         self.in_turn = False  # one execution at a time (`turns`)
+        self.by_sender = False  # … of those that one peer started at one site
         self.counts = False  # some op waits for several others
 
     def complete(self, ops: Sequence[Op], waits: Mapping[int, int]) -> None:

@@ -2,27 +2,33 @@
 
 Rule: an envelope is somebody else's claim. Its peer is the authenticated one; size, caps,
 correlation, site and type are checked before a payload is decoded; what is wrong with one fill
-is told in a step and its siblings are delivered. Nothing here raises.
+is told in a step and its siblings are delivered. Nothing here raises. What takes long to decode is
+left to `decoder.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bbnode.components.contracts import Backend
+from bbnode.engine.decoder import CLAIMED_US_PER_BYTE, ENVELOPE_US, FILL_US, Refusal
 from bbnode.engine.errors import STOPS, describe
-from bbnode.engine.ingress import InboundBytes
-from bbnode.engine.planning.sites import RecvSite, ResponseSite, accepts
-from bbnode.engine.requests import Verdict
+from bbnode.engine.frame import Frame
+from bbnode.engine.ingress import Charge, InboundBytes
+from bbnode.engine.planning.sites import RecvSite, ResponseSite, accepts, answers_with
+from bbnode.engine.requests import Cohort, Verdict
 from bbnode.ir import codec, types
+from bbnode.ir.address import site_suffix
 from bbnode.ir.envelope import (
+    Buffer,
     CorrelationKind,
     SlotFill,
     WireEnvelope,
 )
 from bbnode.ir.envelope_reader import decode_envelope
-from bbnode.ir.errors import BbnodeError, DecodeError
+from bbnode.ir.errors import AllocationFailed, DecodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeKind, TypeNode
 from bbnode.ir.values import TRIGGER, Value, WireRequestId
@@ -40,17 +46,37 @@ class Inbound:
     def __init__(self, rt: Runtime, sites: Mapping[bytes, RecvSite | ResponseSite]) -> None:
         self._rt = rt
         self._sites = sites
+        rt.decoder.landing = self
 
     def receive(self, event: InboundBytes) -> None:
-        """Take one envelope; its charge is released here unless an execution holds on to it."""
+        """Take one envelope; its charge is released here unless an execution holds on to it.
+
+        Whatever it makes the node come upon ends here: the next envelope is taken all the same.
+        """
         rt = self._rt
         rt.counts["envelopes.in"] += 1
-        envelope = self._open(event)
-        if envelope is not None:
-            self._learn(event, envelope)
-            for index in range(len(envelope.fills)):
-                self._fill(event, envelope, index)
-        event.charge.release()
+        try:
+            envelope = self._open(event)
+            if envelope is not None:
+                rt.decoder.left_us -= ENVELOPE_US + FILL_US * len(envelope.fills)
+                self._learn(event, envelope)
+                for index in range(len(envelope.fills)):
+                    self._guarded(event, envelope, index)
+        except STOPS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the boundary to what peers send
+            rt.refuse(event.peer, -1, 0, len(event.data), *describe(error))
+        finally:
+            event.charge.release()
+
+    def _guarded(self, event: InboundBytes, envelope: WireEnvelope, index: int) -> None:
+        """Take one fill; whatever it does, its siblings are taken."""
+        try:
+            self._fill(event, envelope, index)
+        except STOPS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the boundary to what peers send
+            self._refuse(event.peer, index, envelope.fills[index], *describe(error))
 
     def _open(self, event: InboundBytes) -> WireEnvelope | None:
         rt = self._rt
@@ -83,6 +109,9 @@ class Inbound:
             return
         book = self._rt.neighbours.book
         if envelope.src_peer_addresses:
+            if not book.has_claimed(event.peer, envelope.src_peer_addresses):
+                size = sum(map(len, envelope.src_peer_addresses))
+                self._rt.decoder.left_us -= CLAIMED_US_PER_BYTE * size
             refused = book.merge_claimed(event.peer, envelope.src_peer_addresses)
             if refused:
                 self._rt.counts["addresses.refused"] += refused
@@ -142,28 +171,45 @@ class Inbound:
                 f"{_hash_text(fill.type_hash)}{' without payload' if fill.trigger_only else ''}",
             )
             return
-        if fill.trigger_only:
-            value: Value = TRIGGER
-        else:
-            made = self._decode(event.peer, index, fill, node, site.slot)
-            if made is None:
-                return
-            value = made
+        correlation = envelope.correlation
+        deadline_ns = None
+        if envelope.remaining_deadline_ns:
+            deadline_ns = rt.now_ns + envelope.remaining_deadline_ns
+        if not rt.decoder.takes_now(event, site.site, node, fill.payload):
+            rt.decoder.later(event, correlation.wire_req_id, deadline_ns, site.site, fill, index)
+            return
+        value = self._decode(event.peer, index, fill, node, site.slot)
+        if value is None:
+            return
+        self._launch(
+            site, event.peer, correlation.wire_req_id, deadline_ns, event.charge.hold, value
+        )
+
+    def _launch(
+        self,
+        site: RecvSite,
+        peer: PeerId,
+        wire_req_id: int,
+        deadline_ns: int | None,
+        hold: Callable[[], Charge],
+        value: Value,
+    ) -> None:
+        """Start the execution that a site has of a value."""
+        rt = self._rt
         frame = rt.start(site.plan, rt.next_execution())
         if frame is None:
             return
-        frame.source_peer = event.peer
-        frame.wire_req_id = envelope.correlation.wire_req_id
+        frame.source_peer = peer
+        frame.wire_req_id = wire_req_id
         frame.site = site.site
-        frame.charges = [event.charge.hold()]
-        if envelope.remaining_deadline_ns:
-            frame.deadline_ns = rt.now_ns + envelope.remaining_deadline_ns
+        frame.charges = [hold()]
+        frame.deadline_ns = deadline_ns
         seeds = site.plan.seeds
         values = frame.values
         values[seeds[0]] = value
-        values[seeds[1]] = event.peer
+        values[seeds[1]] = peer
         if site.is_request:
-            values[seeds[2]] = WireRequestId(envelope.correlation.wire_req_id)
+            values[seeds[2]] = WireRequestId(wire_req_id)
         rt.launch(frame)
 
     # -- responses ---------------------------------------------------------------------------
@@ -174,14 +220,8 @@ class Inbound:
         rt = self._rt
         fill = envelope.fills[index]
         wire_req_id = envelope.correlation.wire_req_id
-        verdict = rt.cohorts.table.classify(wire_req_id, event.peer)
-        cohort = rt.cohorts.table.get(wire_req_id)
-        if verdict is Verdict.ACCEPTED and rt.neighbours.governor.check_inbound(event.peer):
-            verdict = Verdict.STRANGER  # blocked since it was asked
-        if verdict is not Verdict.ACCEPTED or cohort is None:
-            rt.counts[f"response.{verdict.value}"] += 1
-            if verdict is Verdict.LATE:
-                rt.telemetry("response.late", peer=event.peer, wire_req_id=wire_req_id)
+        cohort = self._wanted(event.peer, wire_req_id)
+        if cohort is None:
             return
         if cohort.site != site.site:
             self._refuse(
@@ -192,64 +232,120 @@ class Inbound:
                 f"the answer to {cohort.name} came to {site.name}",
             )
             return
-        node = types.type_by_hash(fill.type_hash)
-        if node is None or not node.is_leaf:
+        node = answers_with(site, fill.type_hash, trigger_only=fill.trigger_only)
+        if isinstance(node, str):
+            wanted = " or ".join(kind.name for kind in site.answers) or "a value"
             self._refuse(
                 event.peer,
                 index,
                 fill,
-                "UnknownTypeHash",
-                f"an answer to {cohort.name} of type {_hash_text(fill.type_hash)}",
+                node,
+                f"an answer to {cohort.name} of type {_hash_text(fill.type_hash)}; expected "
+                f"{wanted}",
             )
             return
-        value = TRIGGER if fill.trigger_only else self._decode(event.peer, index, fill, node, None)
-        if value is None:
+        rt.round_trips.learn(envelope.edge_rtt_reports)
+        if not rt.decoder.takes_now(event, site.site, node, fill.payload):
+            rt.decoder.later(event, wire_req_id, None, site.site, fill, index)
             return
+        value = self._decode(event.peer, index, fill, node, None)
+        if value is not None:
+            self._answer(event.peer, wire_req_id, rt.now_ns, event.charge.hold, value)
+
+    def _wanted(self, peer: PeerId, wire_req_id: int) -> Cohort | None:
+        """The cohort that waits for an answer of a peer; None, counted, when none does."""
+        rt = self._rt
+        verdict = rt.cohorts.table.classify(wire_req_id, peer)
+        cohort = rt.cohorts.table.get(wire_req_id)
+        if verdict is Verdict.ACCEPTED and rt.neighbours.governor.check_inbound(peer):
+            verdict = Verdict.STRANGER  # blocked since it was asked
+        if verdict is Verdict.ACCEPTED and cohort is not None:
+            return cohort
+        rt.counts[f"response.{verdict.value}"] += 1
+        if verdict is Verdict.LATE:
+            rt.telemetry("response.late", peer=peer, wire_req_id=wire_req_id)
+        return None
+
+    def _answer(
+        self,
+        peer: PeerId,
+        wire_req_id: int,
+        came_ns: int,
+        hold: Callable[[], Charge],
+        value: Value,
+    ) -> None:
+        """Take an answer that is wanted, and came at `came_ns`."""
+        rt = self._rt
+        cohort = rt.cohorts.table.get(wire_req_id)
         frame = rt.cohorts.frame_of(wire_req_id)
         if frame is not None:
-            if frame.charges is None:
-                frame.charges = []
-            frame.charges.append(event.charge.hold())
-        rt.show(rt.neighbours.succeeded(event.peer))
-        rt.round_trips.sample(cohort.edge, rt.now_ns - cohort.opened_ns)
-        rt.round_trips.learn(envelope.edge_rtt_reports)
-        rt.cohorts.answer(wire_req_id, event.peer, value)
+            frame.hold_charge(hold())
+        rt.show(rt.neighbours.succeeded(peer))
+        if cohort is not None:
+            rt.round_trips.sample(cohort.edge, came_ns - cohort.opened_ns)
+        rt.cohorts.answer(wire_req_id, peer, value)
+
+    # -- what was decoded apart --------------------------------------------------------------
+
+    def is_wanted(self, frame: Frame) -> bool:
+        """Whether anybody still waits for what a frame of the decoder holds."""
+        if isinstance(self._site_of(frame), RecvSite):
+            return True
+        peer = frame.source_peer
+        return peer is not None and self._wanted(peer, frame.wire_req_id) is not None
+
+    def maker(self, frame: Frame, node: TypeNode, payload: Buffer) -> Callable[[], Value | Refusal]:
+        """What decodes a payload: a value or a refusal."""
+        site = self._site_of(frame)
+        slot = site.slot if isinstance(site, RecvSite) else None
+        return partial(self._make, node, payload, slot)
+
+    def land(self, frame: Frame, value: Value) -> None:
+        """Hand on what was decoded apart from its envelope."""
+        site, peer = self._site_of(frame), frame.source_peer
+        if site is None or peer is None or frame.charges is None:
+            return
+        hold = frame.charges[0].hold
+        if isinstance(site, RecvSite):
+            self._launch(site, peer, frame.wire_req_id, frame.deadline_ns, hold, value)
+        else:
+            self._answer(peer, frame.wire_req_id, frame.started_ns, hold, value)
+
+    def _site_of(self, frame: Frame) -> RecvSite | ResponseSite | None:
+        return self._sites.get(site_suffix(frame.site))
 
     # -- payloads ----------------------------------------------------------------------------
 
     def _decode(
         self, peer: PeerId, index: int, fill: SlotFill, node: TypeNode, slot: int | None
     ) -> Value | None:
-        """The value of a payload; None, with a step, when it is none."""
-        rt = self._rt
-        component = None if slot is None else rt.cells[slot].component
-        try:
-            if component is not None and isinstance(component, Backend) and node.kind is _TENSOR:
-                return self._materialize(component, node, fill)
-            return codec.decode_value(node, fill.payload)
-        except DecodeError as error:
-            self._refuse(peer, index, fill, "DecodeFailed", str(error))
-        except MemoryError:
-            self._refuse(
-                peer,
-                index,
-                fill,
-                "AllocationFailed",
-                f"HeapExhausted: {fill.payload_size} bytes",
-            )
-        except _MaterializeFailed as error:
-            self._refuse(peer, index, fill, "BackendMaterializeFailed", str(error))
+        """The value of a fill; None, with a step, when it is none."""
+        if fill.trigger_only:
+            return TRIGGER
+        made = self._make(node, fill.payload, slot)
+        if type(made) is not tuple:
+            return made
+        self._refuse(peer, index, fill, *made)
         return None
 
-    def _materialize(self, backend: Backend, node: TypeNode, fill: SlotFill) -> Value:
+    def _make(self, node: TypeNode, payload: Buffer, slot: int | None) -> Value | Refusal:
+        """The value of a payload, or why it is none. From any thread: backends are free for all."""
+        component = None if slot is None else self._rt.cells[slot].component
+        backend = component if isinstance(component, Backend) and node.kind is _TENSOR else None
         try:
-            return backend.materialize_from_wire(node, memoryview(fill.payload))
-        except (DecodeError, MemoryError):
-            raise
+            if backend is None:
+                return codec.decode_value(node, payload)
+            return backend.materialize_from_wire(node, memoryview(payload))
         except STOPS:
             raise
-        except BaseException as error:
-            raise _MaterializeFailed(f"{backend.TYPE_NAME}: {describe(error)[1]}") from error
+        except (AllocationFailed, MemoryError):
+            return "AllocationFailed", f"HeapExhausted: {len(payload)} bytes"
+        except DecodeError as error:
+            return "DecodeFailed", str(error)
+        except BaseException as error:  # noqa: BLE001 - the boundary to codecs and backends
+            if backend is None:
+                return "DecodeFailed", describe(error)[1]
+            return "BackendMaterializeFailed", f"{backend.TYPE_NAME}: {describe(error)[1]}"
 
     def _refuse(self, peer: PeerId, index: int, fill: SlotFill, kind: str, detail: str) -> None:
         self._rt.refuse(peer, index, fill.type_hash, fill.payload_size, kind, detail)
@@ -258,10 +354,6 @@ class Inbound:
 def _check_count(items: Sized, cap: int | None, what: str) -> None:
     if cap is not None and len(items) > cap:
         raise DecodeError(f"an envelope with {len(items)} {what}; at most {cap} are taken")
-
-
-class _MaterializeFailed(BbnodeError):
-    """A backend could not adopt a payload."""
 
 
 def _hash_text(type_hash: int) -> str:

@@ -347,6 +347,11 @@ class Ingress:
             taken, self._events = self._events, deque()
         return taken
 
+    def untake(self, events: Iterable[Event]) -> None:
+        """Put back what a poll has no time for, before all that came meanwhile; in its order."""
+        with self._lock:
+            self._events = deque((*events, *self._events))
+
     def take_completions(self) -> deque[Completed]:
         """All completions that wait, oldest first."""
         with self._lock:

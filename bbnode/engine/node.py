@@ -8,6 +8,7 @@ from any thread, but for those that say otherwise.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +20,10 @@ from bbnode.engine.admission import adopt_event, adopt_inputs
 from bbnode.engine.bootstrap.bootstraps import Bootstraps
 from bbnode.engine.bootstrap.targets import BootstrapTarget
 from bbnode.engine.bus import FIRST_PROGRAM_KIND, MAX_KIND
+from bbnode.engine.decoder import POLL_US
 from bbnode.engine.dispatch import Dispatch
 from bbnode.engine.errors import (
+    STOPS,
     InvalidEventKind,
     SnapshotRefused,
     UnknownSlot,
@@ -261,23 +264,45 @@ class Node(NodeViews):
             self._clock.resumed = None
         take = self._dispatch.take
         events = rt.ingress.take_events()
-        if self._recorder is not None:
-            self._recorder.took(events)
+        rt.decoder.left_us = POLL_US
+        done = 0
         for event in events:
-            take[type(event)](event)
+            if rt.decoder.left_us <= 0:
+                break  # the others have their turn first: threads, streams, timers
+            done += 1
+            try:
+                take[type(event)](event)
+            except STOPS:
+                raise
+            except BaseException as error:  # noqa: BLE001 - whatever one event does
+                rt.failed_step(0, "", type(event).__name__, error)
+        if done < len(events):
+            rt.ingress.untake(itertools.islice(events, done, None))
+        if self._recorder is not None:
+            self._recorder.took(itertools.islice(events, done))
         self._bootstraps.advance()
         budget = rt.limits.cycle_ops
         fired = rt.run(budget)
         if rt.bus:
             self._dispatch.deliver_bus()
         for timer in rt.scheduler.matured(rt.now_ns):
-            self._dispatch.mature(timer.kind, timer.key, timer.when_ns)
+            try:
+                self._dispatch.mature(timer.kind, timer.key, timer.when_ns)
+            except STOPS:
+                raise
+            except BaseException as error:  # noqa: BLE001 - whatever one timer does
+                rt.failed_step(0, "", timer.kind.name, error)
         if rt.ingress.has_completions():
             completions = rt.ingress.take_completions()
             if self._recorder is not None:
                 self._recorder.completed(completions)
             for completed in completions:
-                rt.suspensions.complete(completed)
+                try:
+                    rt.suspensions.complete(completed)
+                except STOPS:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - whatever one result does
+                    rt.failed_step(0, "", "Completed", error)
         if rt.ready:
             fired += rt.run(None if budget is None else budget - fired)
         while self._bootstraps.advance():

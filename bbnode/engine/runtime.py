@@ -17,12 +17,8 @@ from bbnode.engine.bus import Bus, BusKind
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.cohorts import Cohorts
 from bbnode.engine.control_plane import ControlPlane
-from bbnode.engine.errors import (
-    STOPS,
-    FramesExceeded,
-    GateDenied,
-    describe,
-)
+from bbnode.engine.decoder import Decoder
+from bbnode.engine.errors import STOPS, FramesExceeded, GateDenied, describe
 from bbnode.engine.frame import PARKED, EntryPlan, Frame, Op, _Marker
 from bbnode.engine.inbound_dedup import InboundDedup
 from bbnode.engine.ingress import Ingress
@@ -88,6 +84,7 @@ class Runtime:
         self.round_trips = RoundTrips()
         self.control = ControlPlane(self)
         self.turns = Turns(self)
+        self.decoder = Decoder(self)
         self.tracer: Tracer | None = None
         self.run: Callable[[int | None], int] = self._run
         self._commands = 0
@@ -157,7 +154,7 @@ class Runtime:
         self, execution: int, plan: EntryPlan, error: BbnodeError, *, from_bus: bool = False
     ) -> None:
         """An execution that can't be started."""
-        self._failed_step(execution, plan.target, plan.name, error)
+        self.failed_step(execution, plan.target, plan.name, error)
         if not from_bus:
             self.bus.publish(BusKind.OP_FAILED)
 
@@ -335,7 +332,7 @@ class Runtime:
         if frame.ended:
             return
         frame.failures += 1
-        self._failed_step(frame.execution, frame.plan.target, op.name, error)
+        self.failed_step(frame.execution, frame.plan.target, op.name, error)
         self.publish(BusKind.OP_FAILED, frame)
         if isinstance(error, GateDenied):
             self.counts[f"gate.denied.{error.reason}"] += 1
@@ -343,7 +340,8 @@ class Runtime:
         else:
             self.retire(frame)
 
-    def _failed_step(self, execution: int, target: str, op: str, error: BaseException) -> None:
+    def failed_step(self, execution: int, target: str, op: str, error: BaseException) -> None:
+        """Tell that something failed; outside of any execution that is number 0."""
         kind, detail = describe(error)
         self.counts["ops.failed"] += 1
         self.steps.append(

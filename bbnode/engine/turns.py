@@ -3,7 +3,8 @@
 Rule: an entry that uses a component twice or more, and changes it, runs one execution at a time,
 in the order in which they came: `load_parameters` and `train` of two rounds never mix. An
 execution waits for others of its own entry alone; what it waits for on the way are entries
-further down the program, so that turns can't wait for each other in a circle. Entries that wait
+further down the program, so that turns can't wait for each other in a circle. Payloads that are
+decoded apart take turns by peer and site. Entries that wait
 for other executions by themselves (queues, held values, semaphores) do not take turns.
 """
 
@@ -11,12 +12,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from bbnode.engine.errors import DeadlineExceeded
 from bbnode.engine.frame import EntryPlan, Frame
 from bbnode.engine.parking import Waiting
 from bbnode.ir import keys, opset, protos
+from bbnode.ir.peer import PeerId
 
 if TYPE_CHECKING:
     from bbnode.engine.planning.flatten import FlatOp
@@ -28,6 +30,15 @@ _WAIT_FOR_OTHERS: Final = frozenset({"Serialize.Dequeue", "Hold.Flush", "Limit.A
 # Until when a turn is said to be waited for where the execution has no deadline: each op before it
 # has one of its own.
 MAX_TURN_NS: Final = 3_600 * 1_000_000_000
+
+
+# Whose turns they are: of an entry, or of what one peer sends to one site.
+_Key: TypeAlias = EntryPlan | tuple[EntryPlan, PeerId | None, int]
+
+
+def _key(frame: Frame) -> _Key:
+    plan = frame.plan
+    return (plan, frame.source_peer, frame.site) if plan.by_sender else plan
 
 
 def runs_in_turn(ops: Iterable[FlatOp]) -> bool:
@@ -51,38 +62,42 @@ class Turns:
 
     def __init__(self, rt: Runtime) -> None:
         self._rt = rt
-        self._running: dict[EntryPlan, Frame] = {}
-        self._lines: dict[EntryPlan, deque[Frame]] = {}
+        self._running: dict[_Key, Frame] = {}
+        self._lines: dict[_Key, deque[Frame]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
 
+    def is_taken(self, key: _Key) -> bool:
+        """Whether an execution has the turn."""
+        return key in self._running
+
     def take(self, frame: Frame) -> bool:
         """Whether it is the execution's turn; otherwise it waits for it."""
-        plan = frame.plan
-        if plan not in self._running:
-            self._running[plan] = frame
+        key = _key(frame)
+        if key not in self._running:
+            self._running[key] = frame
             return True
-        self._lines.setdefault(plan, deque()).append(frame)
+        self._lines.setdefault(key, deque()).append(frame)
         return False
 
     def give_back(self, frame: Frame) -> None:
         """The execution has ended: it is the next one's turn."""
-        plan = frame.plan
-        line = self._lines.get(plan, deque())
-        if self._running.get(plan) is not frame:
+        key = _key(frame)
+        line = self._lines.get(key, deque())
+        if self._running.get(key) is not frame:
             if frame in line:
                 line.remove(frame)
             return
-        del self._running[plan]
+        del self._running[key]
         while line:
             following = line.popleft()
             if self._is_late(following):
                 continue
-            self._running[plan] = following
+            self._running[key] = following
             self._rt.begin(following)
             return
-        self._lines.pop(plan, None)
+        self._lines.pop(key, None)
 
     def _is_late(self, frame: Frame) -> bool:
         deadline = frame.deadline_ns
@@ -100,27 +115,27 @@ class Turns:
             Waiting(
                 what=frame.plan.name,
                 why="its turn",
-                whom=f"execution {self._running[plan].execution}",
+                whom=f"execution {self._running[key].execution}",
                 execution=frame.execution,
-                target=plan.target,
+                target=frame.plan.target,
                 since_ns=frame.started_ns,
                 until_ns=frame.deadline_ns or frame.started_ns + MAX_TURN_NS,
             )
-            for plan, line in self._lines.items()
+            for key, line in self._lines.items()
             for frame in line
         ]
 
     def state(self, names: SavedNames) -> Any:
         """For a snapshot: the executions of each entry, the running one first."""
         return [
-            [names.frame(frame), *(names.frame(f) for f in self._lines.get(plan, ()))]
-            for plan, frame in self._running.items()
+            [names.frame(frame), *(names.frame(f) for f in self._lines.get(key, ()))]
+            for key, frame in self._running.items()
         ]
 
     def load(self, plain: Any, names: LoadedNames) -> None:
         """Take up what `state` gave, frames being there."""
         for running, *line in plain:
             frame = names.frame(running)
-            self._running[frame.plan] = frame
+            self._running[_key(frame)] = frame
             if line:
-                self._lines[frame.plan] = deque(names.frame(number) for number in line)
+                self._lines[_key(frame)] = deque(names.frame(number) for number in line)

@@ -13,9 +13,9 @@ from typing import Any
 from multiaddr import Multiaddr
 from multiaddr import codecs as multiaddr_codecs
 from multiaddr import protocols as multiaddr_protocols
-from multiaddr.exceptions import Error as MultiaddrError
 from multiaddr.protocols import Protocol
 
+from bbnode.ir.decoding import clip, refused
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 
@@ -25,6 +25,8 @@ P_OP = 0xE4
 
 # An address from outside is refused beyond this (FACTS: claimed addresses, bytes each).
 MAX_ADDRESS_BYTES = 256
+# Of one as text: four characters for each byte of it are more than any protocol writes.
+MAX_ADDRESS_CHARS = 4 * MAX_ADDRESS_BYTES
 
 # Stands between the address of a relay and the peer behind it (multiaddr's protocol table).
 CIRCUIT = "p2p-circuit"
@@ -93,10 +95,12 @@ _register()
 
 def parse_address(text: str) -> Multiaddr:
     """Parse multiaddr text; raise DecodeError that quotes it when it is none."""
+    if len(text) > MAX_ADDRESS_CHARS:
+        raise DecodeError(f"not a multiaddr: {len(text)} characters; at most {MAX_ADDRESS_CHARS}")
     try:
         return Multiaddr(text)
-    except (MultiaddrError, ValueError) as error:
-        raise DecodeError(f"not a multiaddr: {text!r} ({error})") from error
+    except Exception as error:
+        raise refused(f"not a multiaddr: '{clip(text)}'", error) from error
 
 
 def address_from_bytes(raw: bytes) -> Multiaddr:
@@ -108,8 +112,8 @@ def address_from_bytes(raw: bytes) -> Multiaddr:
         # The package decodes lazily, and reads a cut-off part as zeros: only bytes that it
         # would write itself are an address.
         canonical = Multiaddr(str(address)).to_bytes() == raw
-    except (MultiaddrError, ValueError, EOFError) as error:
-        raise DecodeError(f"not multiaddr bytes: {raw[:16].hex()}…") from error
+    except Exception as error:
+        raise refused(f"not multiaddr bytes: {raw[:16].hex()}…", error) from error
     if not canonical:
         raise DecodeError(f"multiaddr bytes that are cut short or not canonical: {raw[:16].hex()}…")
     return address

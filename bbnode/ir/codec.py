@@ -3,7 +3,8 @@
 Rule: one strict codec per leaf type, found by wire hash. Encoding yields a list of
 buffers so that a tensor is not copied here; decoding slices the input, and a tensor is
 a read-only numpy view of it. Everything is bounded before anything is allocated:
-children, depth, dimensions and lengths. msgpack carries scalars, without ext types.
+children, depth, dimensions and lengths, and all values of one payload together. msgpack carries
+scalars, without ext types. Whatever a decoder raises is a DecodeError to its caller.
 
 Layouts (integers little-endian):
   tensor     u8 element type (onnx), u8 ndim, 6 zero bytes, ndim x u64 dims, raw bytes
@@ -22,8 +23,9 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from bbnode.ir import types, values
+from bbnode.ir import decoding, types, values
 from bbnode.ir.address import address_from_bytes
+from bbnode.ir.decoding import Budget, refused, shown
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeKind, TypeNode
@@ -37,6 +39,9 @@ MAX_DEPTH = 16  # composites in composites
 MAX_METADATA_ITEMS = 256
 MAX_SCALAR_BYTES = 1 << 20  # one msgpack carrier; FACTS: one app event is 1 MiB at most
 MAX_LIST_ITEMS = 65_536
+MAX_INTEGER_BYTES = 9  # its kind, and 64 bit
+# As many PeerIds as a cohort has peers, each with its length: 36 bytes for an Ed25519 key.
+MAX_PEER_LIST_BYTES = MAX_LIST_ITEMS * 40
 
 # Copying so few bytes takes less time than making a view of them.
 SMALL_BYTES = 512
@@ -44,8 +49,9 @@ SMALL_BYTES = 512
 _TENSOR_HEADER = struct.Struct("<BB6x")
 _DIMENSIONS = tuple(struct.Struct(f"<{ndim}Q") for ndim in range(MAX_NDIM + 1))
 _HOST_IS_LITTLE = sys.byteorder == "little"
-_COUNT = struct.Struct("<I")
-_CHILD = struct.Struct("<QQ")
+# Of a composite: how many children, and of each its type and length.
+COUNT = struct.Struct("<I")
+CHILD = struct.Struct("<QQ")
 
 
 def encode_parts(value: Value, node: TypeNode | None = None) -> list[Buffer]:
@@ -63,12 +69,21 @@ def encode_value(value: Value) -> bytes:
     return b"".join(encode_parts(value))
 
 
-def decode_value(node: TypeNode, payload: Buffer) -> Value:
+def decode_value(node: TypeNode, payload: Buffer, budget: Budget | None = None) -> Value:
     """Decode a payload of the leaf type `node`; tensors are views of `payload`.
 
-    Raises DecodeError for anything that is not exactly one well-formed value.
+    `budget`: what it may hold; that of a payload from a peer where none is given. Raises
+    DecodeError for anything that is not exactly one well-formed value within it.
     """
-    return _decode(node, memoryview(payload), 0)
+    view = memoryview(payload)
+    try:
+        if node.kind is TypeKind.TENSOR:
+            return _decode_tensor(node, view)
+        return _decode(node, view, 0, Budget() if budget is None else budget)
+    except DecodeError:
+        raise
+    except Exception as error:
+        raise refused(f"payload of {len(view)} bytes is no {node.name}", error) from error
 
 
 def register_codec(
@@ -102,36 +117,34 @@ def _encode_into(value: Value, node: TypeNode, parts: list[Buffer], depth: int) 
 
 
 def _encode_children(children: Sequence[Value], parts: list[Buffer], depth: int) -> None:
-    table = [_COUNT.pack(len(children))]
+    table = [COUNT.pack(len(children))]
     bodies: list[Buffer] = []
     for child in children:
         node = values.type_of(child)
         start = len(bodies)
         _encode_into(child, node, bodies, depth + 1)
         size = sum(len(part) for part in bodies[start:])
-        table.append(_CHILD.pack(node.wire_hash, size))
+        table.append(CHILD.pack(node.wire_hash, size))
     parts.append(b"".join(table))
     parts.extend(bodies)
 
 
-def _decode(node: TypeNode, view: memoryview, depth: int) -> Value:
+def _decode(node: TypeNode, view: memoryview, depth: int, budget: Budget) -> Value:
     if depth > MAX_DEPTH:
         raise DecodeError(f"composites nest deeper than {MAX_DEPTH}")
     if node.kind is TypeKind.TENSOR:
         return _decode_tensor(node, view)
     if node is types.COMPOSITE:
-        return Composite(_decode_children(view, depth))
+        return Composite(_decode_children(view, depth, budget))
     if node is types.RESPONSE_BATCH:
-        return _decode_response_batch(_decode_children(view, depth))
+        return _decode_response_batch(view, depth, budget)
+    limited = _LIMITED_DECODERS.get(node.id)
+    if limited is not None:
+        return limited(view, budget)
     decoder = _DECODERS.get(node.id)
     if decoder is None:
         raise DecodeError(f"no codec for {node.id}")
-    try:
-        return decoder(view)
-    except DecodeError:
-        raise
-    except (ValueError, TypeError, OverflowError, msgpack.exceptions.UnpackException) as error:
-        raise DecodeError(f"payload of {len(view)} bytes is no {node.name}: {error}") from error
+    return decoder(view)
 
 
 def _encode_tensor(array: np.ndarray[Any, Any], node: TypeNode) -> list[Buffer]:
@@ -173,89 +186,134 @@ def _decode_tensor(node: TypeNode, view: memoryview) -> np.ndarray[Any, Any]:
     return array
 
 
-def _decode_children(view: memoryview, depth: int) -> list[Value]:
-    if len(view) < _COUNT.size:
+def _decode_children(view: memoryview, depth: int, budget: Budget) -> list[Value]:
+    count, offset = _count_of(view, MAX_CHILDREN, budget)
+    return _decode_from(view, 0, count, offset, depth, budget)
+
+
+def _count_of(view: memoryview, most: int, budget: Budget) -> tuple[int, int]:
+    """How many children a composite has, and where the first one starts."""
+    if len(view) < COUNT.size:
         raise DecodeError("a composite payload has no count")
-    (count,) = _COUNT.unpack_from(view)
-    offset = _COUNT.size + count * _CHILD.size
-    if count > MAX_CHILDREN or len(view) < offset:
+    (count,) = COUNT.unpack_from(view)
+    offset = COUNT.size + count * CHILD.size
+    if count > most or len(view) < offset:
         raise DecodeError(f"a composite announces {count} children in {len(view)} bytes")
+    budget.take(count)
+    return count, offset
+
+
+def _decode_from(
+    view: memoryview, first: int, count: int, offset: int, depth: int, budget: Budget
+) -> list[Value]:
+    """The children from number `first` on, whose body starts at `offset`."""
     children = []
-    for index in range(count):
-        type_hash, size = _CHILD.unpack_from(view, _COUNT.size + index * _CHILD.size)
-        node = types.type_by_hash(type_hash)
-        if node is None:
-            raise DecodeError(f"child {index} of a composite has unknown type {type_hash:#018x}")
-        if size > len(view) - offset:
-            raise DecodeError(f"child {index} of a composite is cut short")
-        children.append(_decode(node, view[offset : offset + size], depth + 1))
+    for index in range(first, count):
+        node, size = _child(view, index, offset)
+        children.append(_decode(node, view[offset : offset + size], depth + 1, budget))
         offset += size
     if offset != len(view):
         raise DecodeError(f"{len(view) - offset} bytes after the last child of a composite")
     return children
 
 
-def _decode_response_batch(children: list[Value]) -> ResponseBatch:
-    head = children[0] if children else None
-    if not isinstance(head, Metadata) or set(head) != {"peers", "missing"}:
+def _child(view: memoryview, index: int, offset: int) -> tuple[TypeNode, int]:
+    type_hash, size = CHILD.unpack_from(view, COUNT.size + index * CHILD.size)
+    node = types.type_by_hash(type_hash)
+    if node is None:
+        raise DecodeError(f"child {index} of a composite has unknown type {type_hash:#018x}")
+    if size > len(view) - offset:
+        raise DecodeError(f"child {index} of a composite is cut short")
+    return node, size
+
+
+def _decode_response_batch(view: memoryview, depth: int, budget: Budget) -> ResponseBatch:
+    count, offset = _count_of(view, MAX_CHILDREN + 1, budget)
+    if not count:
         raise DecodeError("a response batch has no head")
-    peers = _peer_list(_unpack(memoryview(_need_bytes(head["peers"]))))
-    missing = _peer_list(_unpack(memoryview(_need_bytes(head["missing"]))))
-    if len(peers) != len(children) - 1:
-        raise DecodeError("a response batch has not one answer per peer")
-    return ResponseBatch(
-        responses=tuple(zip(peers, children[1:], strict=True)), missing=tuple(missing)
+    # Its head is a Metadata, which may be larger than others: all PeerIds of a cohort.
+    node, size = _child(view, 0, offset)
+    if node is not types.METADATA:
+        raise DecodeError("a response batch has no head")
+    head = decoding.unpack(
+        view[offset : offset + size], max_bytes=2 * MAX_PEER_LIST_BYTES, max_values=5, max_depth=1
     )
+    if not isinstance(head, dict) or set(head) != {"peers", "missing"}:
+        raise DecodeError("a response batch has no head")
+    peers = _peer_list(_need_bytes(head["peers"]), budget)
+    missing = _peer_list(_need_bytes(head["missing"]), budget)
+    if len(peers) != count - 1:
+        raise DecodeError("a response batch has not one answer per peer")
+    answers = _decode_from(view, 1, count, offset + size, depth, budget)
+    return ResponseBatch(responses=tuple(zip(peers, answers, strict=True)), missing=tuple(missing))
 
 
-def _unpack(view: memoryview) -> Any:
-    if len(view) > MAX_SCALAR_BYTES:
-        raise DecodeError(f"a scalar payload of {len(view)} bytes; at most {MAX_SCALAR_BYTES}")
-    return msgpack.unpackb(
-        view,
-        raw=False,
-        strict_map_key=True,
-        max_ext_len=0,
-        max_array_len=MAX_LIST_ITEMS,
-        max_map_len=MAX_METADATA_ITEMS,
+def _unpack_list(view: Buffer, each: int, max_bytes: int = MAX_SCALAR_BYTES) -> list[Any]:
+    """A list, each item of which holds up to `each` values: itself, or itself and what is in it."""
+    return _need_list(
+        decoding.unpack(
+            view,
+            max_bytes=max_bytes,
+            max_values=1 + each * MAX_LIST_ITEMS,
+            max_depth=1 if each == 1 else 2,
+        )
     )
 
 
 def _need_bytes(item: Any) -> bytes:
     if not isinstance(item, bytes):
-        raise DecodeError(f"expected bytes, got {type(item).__name__}")
+        raise DecodeError(f"expected bytes, got {shown(item)}")
     return item
 
 
 def _need_u64(item: Any) -> int:
     if type(item) is not int or not 0 <= item < 1 << 64:
-        raise DecodeError(f"expected an unsigned 64-bit integer, got {item!r:.40}")
+        raise DecodeError(f"expected an unsigned 64-bit integer, got {shown(item)}")
     return item
 
 
 def _need_list(item: Any) -> list[Any]:
     if not isinstance(item, list):
-        raise DecodeError(f"expected a list, got {type(item).__name__}")
+        raise DecodeError(f"expected a list, got {shown(item)}")
     return item
 
 
-def _peer_list(item: Any) -> list[PeerId]:
-    return [PeerId.from_bytes(_need_bytes(raw)) for raw in _need_list(item)]
+def _peer_list(raw: Buffer, budget: Budget) -> list[PeerId]:
+    found = _unpack_list(raw, 1, MAX_PEER_LIST_BYTES)
+    budget.take(len(found))
+    return [PeerId.from_bytes(_need_bytes(each)) for each in found]
 
 
-def _metadata(item: Any) -> Metadata:
-    if not isinstance(item, dict) or not all(
-        isinstance(v, bool | int | float | str | bytes) for v in item.values()
-    ):
+def _address_list(raw: Buffer, budget: Budget) -> values.AddressVec:
+    found = [_need_bytes(each) for each in _unpack_list(raw, 1)]
+    budget.take_addresses(sum(map(len, found)))
+    return values.AddressVec(map(address_from_bytes, found))
+
+
+def _metadata(view: Buffer, budget: Budget) -> Metadata:
+    item = decoding.unpack(
+        view, max_bytes=MAX_SCALAR_BYTES, max_values=1 + 2 * MAX_METADATA_ITEMS, max_depth=1
+    )
+    if not isinstance(item, dict):
         raise DecodeError("metadata is not a map of scalars")
+    budget.take(len(item))
+    for name, value in item.items():
+        if not isinstance(name, str) or not isinstance(value, bool | int | float | str | bytes):
+            raise DecodeError("metadata is not a map of scalars")
     return Metadata(item)
 
 
-def _search_results(item: Any) -> values.SearchResults:
-    pairs = [_need_list(pair) for pair in _need_list(item)]
+def _search_results(view: Buffer, budget: Budget) -> values.SearchResults:
+    pairs = [_need_list(pair) for pair in _unpack_list(view, 3)]
+    budget.take(len(pairs))
     if any(len(pair) != 2 or not isinstance(pair[1], float) for pair in pairs):
         raise DecodeError("search results are not (id, distance) pairs")
     return values.SearchResults((_need_u64(pair[0]), pair[1]) for pair in pairs)
+
+
+def _address(view: memoryview, budget: Budget) -> Value:
+    budget.take_addresses(len(view))
+    return address_from_bytes(bytes(view))
 
 
 def _trigger(view: memoryview) -> values.Trigger:
@@ -278,13 +336,14 @@ _DECODERS: dict[str, Callable[[memoryview], Any]] = {
     types.TRIGGER.id: _trigger,
     types.BYTES.id: bytes,
     types.PEER_ID.id: lambda view: PeerId.from_bytes(bytes(view)),
-    types.MULTIADDRESS.id: lambda view: address_from_bytes(bytes(view)),
-    types.PEER_ID_VEC.id: lambda view: values.PeerIdVec(_peer_list(_unpack(view))),
-    types.ADDRESS_VEC.id: lambda view: values.AddressVec(
-        address_from_bytes(_need_bytes(raw)) for raw in _need_list(_unpack(view))
-    ),
-    types.METADATA.id: lambda view: _metadata(_unpack(view)),
-    types.SEARCH_RESULTS.id: lambda view: _search_results(_unpack(view)),
+}
+# Those that count what they make.
+_LIMITED_DECODERS: dict[str, Callable[[memoryview, Budget], Any]] = {
+    types.MULTIADDRESS.id: _address,
+    types.PEER_ID_VEC.id: lambda view, budget: values.PeerIdVec(_peer_list(view, budget)),
+    types.ADDRESS_VEC.id: _address_list,
+    types.METADATA.id: _metadata,
+    types.SEARCH_RESULTS.id: _search_results,
 }
 
 
@@ -295,7 +354,11 @@ def _register_integers() -> None:
     ):  # fmt: skip
         node = values.type_of(cls(0))
         _ENCODERS[node.id] = lambda v: [msgpack.packb(int(v))]
-        _DECODERS[node.id] = lambda view, cls=cls: cls(_need_u64(_unpack(view)))  # type: ignore[misc]
+        _DECODERS[node.id] = lambda view, cls=cls: cls(_need_u64(_unpack_integer(view)))  # type: ignore[misc]
+
+
+def _unpack_integer(view: memoryview) -> Any:
+    return decoding.unpack_scalar(view, max_bytes=MAX_INTEGER_BYTES)
 
 
 _register_integers()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sized
 from functools import lru_cache
 
+from bbnode.ir.decoding import refused
 from bbnode.ir.envelope import (
     MAX_CLAIMED_ADDRESS_BYTES,
     MAX_CLAIMED_ADDRESSES,
@@ -34,6 +35,10 @@ _VARINT, _LEN = 0, 2
 _FIXED64, _FIXED32 = 1, 5
 _SIZED_OR_VALUE = (_VARINT, _LEN)
 _MAX_VARINT_BYTES = 10
+# Of a message and of each within it, unknown ones included: all that may repeat, and as many again
+# for what a later version may add. Skipping a field takes time too, and one may have no byte.
+_MAX_FIELDS = 2 * (MAX_FILLS + MAX_RTT_REPORTS + 2 * MAX_CLAIMED_ADDRESSES + 4)
+_MAX_INNER_FIELDS = 32
 _U64 = (1 << 64) - 1
 # Distinct type hashes and flags of fills that a node meets again and again are those of its
 # program; strangers can only push entries out.
@@ -62,7 +67,12 @@ def decode_envelope(data: Buffer, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> Wir
     """
     if len(data) > max_bytes:
         raise DecodeError(f"an envelope of {len(data)} bytes; at most {max_bytes} are taken")
-    return _decode_usual(data) or decode_any(data)
+    try:
+        return _decode_usual(data) or decode_any(data)
+    except DecodeError:
+        raise
+    except Exception as error:
+        raise refused(f"an envelope of {len(data)} bytes", error) from error
 
 
 # --- as our own encoder writes it ----------------------------------------------------
@@ -221,7 +231,7 @@ def _read(data: Buffer) -> WireEnvelope:
     version = 0
     # A length-delimited value is the place where it starts and ends, and nothing is sliced
     # out of the input before it is known to be wanted.
-    for number, wire, value, end in _fields(data, 0, len(data)):
+    for number, wire, value, end in _fields(data, 0, len(data), _MAX_FIELDS):
         if number == 2:
             _room(fills, MAX_FILLS, "fills")
             fills.append(_decode_fill(data, _sub(value, wire), end))
@@ -267,9 +277,14 @@ def _wide_varint(window: bytes) -> tuple[int, int]:
     raise DecodeError("an envelope holds a varint that is cut short or too long")
 
 
-def _fields(data: Buffer, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def _fields(
+    data: Buffer, at: int, end: int, most: int = _MAX_INNER_FIELDS
+) -> Iterator[tuple[int, int, int, int]]:
     """(field number, wire type, value, 0), or (…, start, end) for what is no varint."""
     while at < end:
+        most -= 1
+        if most < 0:
+            raise DecodeError("an envelope with more fields than any has")
         tag = data[at]
         at += 1
         if tag >= 0x80:

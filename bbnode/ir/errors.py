@@ -29,3 +29,7 @@ class EnvironmentFault(BbnodeError):
 
 class DecodeError(PeerError):
     """Bytes from outside do not decode to the value they claim to be."""
+
+
+class AllocationFailed(DecodeError):
+    """There is no memory for what bytes from outside claim to be."""

@@ -13,8 +13,8 @@ from typing import Any
 import msgpack
 from multiaddr import Multiaddr
 
-from bbnode.ir.address import MAX_ADDRESS_BYTES, address_from_bytes, parse_address
-from bbnode.ir.errors import DecodeError
+from bbnode.ir.address import MAX_ADDRESS_BYTES, address_from_bytes
+from bbnode.ir.decoding import MAX_MESSAGE_DEPTH, Boundary, shown, unpack
 from bbnode.transport.backend import PROTOCOL_VERSION, Hello
 from bbnode.transport.errors import HelloError
 from bbnode.transport.framing import MAX_HELLO_BYTES
@@ -26,6 +26,8 @@ MAX_NAME_BYTES = 128
 MAX_ADDRESSES = 8
 # A signed statement or two; what it means is the authorizer's business.
 MAX_CREDENTIALS_BYTES = 8 * 1024
+# Ten names of fields with their values, and what the three lists among them hold.
+_MAX_VALUES = 32 + 2 * MAX_NAMES + MAX_ADDRESSES
 
 _SHA256 = re.compile(r"([0-9a-f]{64})?\Z")
 _SESSION = re.compile(r"[0-9a-f]{16}\Z")
@@ -67,14 +69,18 @@ def encode_hello(hello: Hello) -> bytes:
 
 def decode_hello(raw: bytes) -> Hello:
     """The hello in the body of a HELLO frame; raises HelloError for anything else."""
-    if len(raw) > MAX_HELLO_BYTES:
-        raise HelloError(f"a hello of {len(raw)} bytes; at most {MAX_HELLO_BYTES} are taken")
-    try:
-        fields = msgpack.unpackb(
-            raw, raw=False, strict_map_key=True, max_map_len=len(_FIELDS), max_ext_len=0
+    with Boundary("the hello is malformed", HelloError):
+        return _hello_of(
+            unpack(
+                raw,
+                max_bytes=MAX_HELLO_BYTES,
+                max_values=_MAX_VALUES,
+                max_depth=MAX_MESSAGE_DEPTH,
+            )
         )
-    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
-        raise HelloError(f"the hello is not msgpack: {error}") from error
+
+
+def _hello_of(fields: Any) -> Hello:
     if not isinstance(fields, dict) or fields.keys() != _FIELDS:
         raise HelloError("the hello is not a map with exactly the fields of a hello")
     version = _integer(fields, "protocol_version")
@@ -142,15 +148,8 @@ def _names(fields: dict[str, Any], name: str) -> tuple[str, ...]:
 
 def _address(value: object) -> Multiaddr:
     if not isinstance(value, bytes) or not value:
-        raise HelloError("an address in the hello is not bytes")
-    try:
-        address = address_from_bytes(value)
-        # The package reads a truncated IP address as if zeros stood before it.
-        whole = parse_address(str(address)).to_bytes() == value
-    except DecodeError as error:
-        raise HelloError(
-            f"an address in the hello is none, or is over {MAX_ADDRESS_BYTES} bytes: {error}"
-        ) from error
-    if not whole:
-        raise HelloError("an address in the hello is cut short or not in its one form")
-    return address
+        raise HelloError(f"an address in the hello is not bytes but {shown(value)}")
+    with Boundary(
+        f"an address in the hello is none, or is over {MAX_ADDRESS_BYTES} bytes", HelloError
+    ):
+        return address_from_bytes(value)

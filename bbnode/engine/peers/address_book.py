@@ -107,6 +107,11 @@ class AddressBook:
         unique = list(dict.fromkeys(addresses))[:MAX_ADDRESSES_PER_PEER]
         self._entries[peer] = _Entry(unique, references=1)
 
+    def has_claimed(self, peer: PeerId, claimed: tuple[bytes, ...]) -> bool:
+        """Whether these are what the peer said of itself the last time."""
+        entry = self._entries.get(peer)
+        return entry is not None and entry.claimed == claimed
+
     def merge_claimed(self, peer: PeerId, claimed: tuple[bytes, ...]) -> int:
         """Take over what a peer says of itself; returns how many claims were unusable."""
         entry = self._entries.get(peer)

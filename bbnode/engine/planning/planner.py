@@ -34,6 +34,7 @@ from bbnode.engine.turns import runs_in_turn
 from bbnode.ir import keys, protos
 from bbnode.ir.address import site_suffix
 from bbnode.ir.opset import lookup_op
+from bbnode.ir.types import TypeNode
 
 # Entries that fire by themselves, and the attribute that says when (None: nothing to say).
 SOURCE_ARGUMENTS: Mapping[str, tuple[str, int] | None] = {
@@ -48,8 +49,14 @@ class Planner:
     """Builds the entry plans of all targets of one program; fulfils the `Linker` protocol."""
 
     def __init__(
-        self, graphs: Mapping[FunctionKey, FunctionProto], slots: Sequence[str], onnx_version: int
+        self,
+        graphs: Mapping[FunctionKey, FunctionProto],
+        slots: Sequence[str],
+        onnx_version: int,
+        answers: Mapping[bytes, tuple[TypeNode, ...]],
     ) -> None:
+        """`answers`: the types of answers, by the suffix of the site where they come in."""
+        self._answers = answers
         self._functions = graphs
         self._slots = {slot: index for index, slot in enumerate(slots)}
         self._onnx_version = onnx_version
@@ -312,7 +319,9 @@ class Planner:
             if op.op_type == keys.OP_RECV_RESP_BATCHED and request in op.inputs:
                 other = self._op_build(flat, op, build.op, (), ())
                 site = other.meta_int(keys.SITE_ID_KEY)
-                self._add_site(other, ResponseSite(site=site, name=f"{flat.name}: {op.name}"))
+                answers = self._answers.get(site_suffix(site), ())
+                name = f"{flat.name}: {op.name}"
+                self._add_site(other, ResponseSite(site=site, name=name, answers=answers))
                 return site
         return None
 

@@ -23,6 +23,7 @@ from bbnode.engine.ops.graphs import GraphSpec
 from bbnode.engine.planning.bindings import SlotPlan, find_bindings
 from bbnode.engine.planning.flatten import FunctionKey, check_acyclic, check_values, flatten
 from bbnode.engine.planning.planner import Planner
+from bbnode.engine.planning.recv_plan import answer_types
 from bbnode.engine.planning.sites import RecvSite, ResponseSite
 from bbnode.engine.planning.slices import INVOKE, cut_slices
 from bbnode.engine.stores import StorePlan
@@ -124,7 +125,9 @@ def plan_program(model: ModelProto, targets: Sequence[str]) -> Program:
         # installed here, `install` tells, all of it at once.
         with contextlib.suppress(UnknownComponentType):
             component_class(slot.binding.type_name)
-    planner = Planner(graphs, [slot.name for slot in slots], _onnx_version(model))
+    planner = Planner(
+        graphs, [slot.name for slot in slots], _onnx_version(model), answer_types(model)
+    )
     plans = [_plan_target(main, library, planner) for main in mains]
     classes = [
         protos.get_meta(function, keys.HOME_KEY) or function.name.split("#")[0]

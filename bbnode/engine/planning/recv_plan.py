@@ -1,11 +1,13 @@
-"""What a Recv node says about its site.
+"""What an artifact says about its sites: of a Recv node, and of the ops that answer a request.
 
-Rule: read once, at plan time, from the node and from what reads its payload.
+Rule: read once, at plan time, from the node, and from what reads or makes its payload.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from onnx import ModelProto
 
 from bbnode.engine.frame import EntryPlan
 from bbnode.engine.ops.build import OpBuild
@@ -46,6 +48,29 @@ def recv_site(
         trigger_only=_only_triggers(build, flat, payload),
         slot=_slot_of(build, flat, slots),
     )
+
+
+def answer_types(model: ModelProto) -> dict[bytes, tuple[TypeNode, ...]]:
+    """By suffix of the site where answers come in: the types that the program answers with there.
+
+    They stand with the ops that answer, in the targets of other classes. A site to which one
+    answers with anything is left out.
+    """
+    found: dict[bytes, dict[TypeNode, None]] = {}
+    for function in model.functions:
+        known = None
+        for node in function.node:
+            if not protos.is_wire(node, keys.OP_SEND_RESP) or not node.input:
+                continue
+            if known is None:
+                known = protos.value_types(function)
+            answer = known.get(node.input[0], types.ANY)
+            if protos.get_meta(node, keys.WIRE_TRANSPORT_KEY) == keys.TRANSPORT_TRIGGER_ONLY:
+                answer = types.TRIGGER
+            for attribute in node.attribute:
+                if attribute.name.startswith(keys.DEST_SUFFIX_PREFIX):
+                    found.setdefault(attribute.s, {})[answer] = None
+    return {suffix: tuple(kinds) for suffix, kinds in found.items() if types.ANY not in kinds}
 
 
 def _declared(build: OpBuild, known: TypeNode | None) -> TypeNode | None:

@@ -33,6 +33,19 @@ class ResponseSite:
 
     site: int
     name: str
+    # What the program answers with, or what that descends from, of each op that answers. Empty
+    # where the artifact does not say: anything.
+    answers: tuple[TypeNode, ...] = ()
+
+
+def answers_with(site: ResponseSite, type_hash: int, *, trigger_only: bool) -> TypeNode | str:
+    """The type to decode, or the kind of refusal: TypeMismatch or UnknownTypeHash."""
+    node = types.TRIGGER if trigger_only else types.type_by_hash(type_hash)
+    if node is None or not node.is_leaf:
+        return "UnknownTypeHash"
+    if site.answers and not any(node.is_a(declared) for declared in site.answers):
+        return "TypeMismatch"
+    return node
 
 
 def accepts(site: RecvSite, type_hash: int) -> TypeNode | str:

@@ -16,6 +16,7 @@ from bbnode.engine.errors import SavedFailure, SnapshotFailed, describe
 from bbnode.engine.frame import MISSING, EntryPlan, Frame
 from bbnode.ir import codec, types
 from bbnode.ir.address import address_from_bytes
+from bbnode.ir.decoding import unbounded
 from bbnode.ir.errors import BbnodeError, DecodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value, type_of
@@ -31,6 +32,7 @@ _CARRIER = 0  # wire hash of its type, payload
 _PLAIN = 1  # None, or a Python number or text that an op keeps for itself
 _MISSING = 2
 _SEVERAL = 3  # a tuple: what a method with several outputs returned
+_PAYLOAD = 4  # bytes as they came, not decoded yet
 
 Line = dict[int, None]
 
@@ -108,6 +110,8 @@ class SavedNames:
             return [_MISSING]
         if value is None or type(value) in (bool, int, float, str):
             return [_PLAIN, value]
+        if type(value) is memoryview:
+            return [_PAYLOAD, bytes(value)]
         if type(value) is tuple:
             return [_SEVERAL, [self.value(child) for child in value]]
         try:
@@ -235,9 +239,11 @@ class LoadedNames:
             node = types.type_by_hash(row[1])
             if node is None:
                 raise DecodeError(f"a value has the type {row[1]:#018x}, which is not known here")
-            return codec.decode_value(node, row[2])
+            return codec.decode_value(node, row[2], unbounded())
         if row[0] == _PLAIN:
             return row[1]
+        if row[0] == _PAYLOAD:
+            return memoryview(row[1])
         if row[0] == _SEVERAL:
             return tuple(self._values[number] for number in row[1])
         return MISSING

@@ -68,6 +68,7 @@ def plans_of(program: Program, rt: Runtime, bootstraps: Bootstraps) -> list[Entr
         *(source.plan for source in program.sources),
         *bootstraps.plans(),
         *rt.control.plans,
+        rt.decoder.plan,
     ]
     for plan in plans:
         found.setdefault(id(plan), plan)

@@ -13,7 +13,8 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from bbnode.ir.errors import DecodeError, PeerError
+from bbnode.ir.decoding import Boundary
+from bbnode.ir.errors import PeerError
 from bbnode.ir.peer import MAX_DIGEST_BYTES, PeerId
 from bbnode.transport.backend import ProtocolStream
 from bbnode.transport.errors import StreamBrokenError
@@ -99,10 +100,8 @@ async def read_request(stream: ProtocolStream) -> Request:
     if length > _MAX_PEER_BYTES:
         raise RelayMessageError(f"{stream.peer} names a peer of {length} bytes, which none has")
     raw = await _read_exactly(stream, length)
-    try:
+    with Boundary(f"{stream.peer} asks for something unknown", RelayMessageError):
         request = Request(ask=Ask(ask), peer=PeerId.from_bytes(raw) if raw else None)
-    except (ValueError, DecodeError) as error:
-        raise RelayMessageError(f"{stream.peer} asks for something unknown: {error}") from error
     if (request.peer is None) != (request.ask is Ask.RESERVE):
         raise RelayMessageError(f"{stream.peer} asks to {request.ask.name} with a peer too many")
     return request
@@ -116,10 +115,8 @@ async def write_answer(stream: ProtocolStream, answer: Answer) -> None:
 async def read_answer(stream: ProtocolStream) -> Answer:
     """The answer of a peer; raises RelayMessageError and StreamBrokenError."""
     status, seconds, size = _ANSWER.unpack(await _read_exactly(stream, _ANSWER.size))
-    try:
+    with Boundary(f"{stream.peer} answers something unknown", RelayMessageError):
         return Answer(status=RelayStatus(status), seconds=seconds, bytes=size)
-    except ValueError as error:
-        raise RelayMessageError(f"{stream.peer} answers something unknown: {error}") from error
 
 
 async def _read_exactly(stream: ProtocolStream, count: int) -> bytes:

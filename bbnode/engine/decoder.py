@@ -1,0 +1,173 @@
+"""Payloads that take long to decode: in a worker thread, and delivered in the order of coming.
+
+Rule: one poll decodes for a bounded time. The time is estimated from types and sizes and never
+measured, so that a replay does the same. What would take longer becomes an execution of one op,
+which the host runs in a worker thread; it holds the envelope's charge, and is saved, recorded and
+replayed like any other. As long as something of a peer waits for its decoding, what the same peer
+sends to the same site waits behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+from bbnode.engine import steps
+from bbnode.engine.frame import MISSING, EntryPlan, Frame, Op
+from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS, Parked, Why
+from bbnode.ir import types
+from bbnode.ir.decode_cost import cost_of
+from bbnode.ir.envelope import SlotFill
+from bbnode.ir.types import TypeNode
+from bbnode.ir.values import TRIGGER, Value
+
+if TYPE_CHECKING:
+    from bbnode.engine.ingress import InboundBytes
+    from bbnode.engine.runtime import Runtime
+
+# What one poll may spend on what peers sent; the rest of the envelopes wait for the next one. With
+# what the executions that it starts need, a poll stays below 50 ms on a slow machine.
+POLL_US: Final = 15_000
+# What one payload may take in the poll itself; longer ones go to a worker thread, which costs about
+# 200 us in all.
+INLINE_US: Final = 2_000
+# Of each envelope and each fill, whatever is in them.
+ENVELOPE_US: Final = 15
+FILL_US: Final = 15
+# An address that is claimed for the first time is parsed and written again, byte by byte.
+CLAIMED_US_PER_BYTE: Final = 5
+
+# A refusal, as (kind, detail). Plain tuples are no values.
+Refusal: TypeAlias = tuple[str, str]
+
+# Where the frame of a payload has what.
+_PAYLOAD, _TYPE_HASH, _INDEX, _SIZE = range(4)
+
+
+class Landing(Protocol):
+    """What the decoder needs of those who take envelopes: `Inbound` is it."""
+
+    def is_wanted(self, frame: Frame) -> bool:
+        """Whether anybody still waits for it; what is not is counted."""
+
+    def maker(self, frame: Frame, node: TypeNode, payload: Any) -> Callable[[], Value | Refusal]:
+        """What decodes a payload, in any thread: a value or a refusal."""
+
+    def land(self, frame: Frame, value: Value) -> None:
+        """Hand on what was decoded."""
+
+
+class Decoder:
+    """The payloads of one node that are decoded apart from their envelope."""
+
+    def __init__(self, rt: Runtime) -> None:
+        self._rt = rt
+        self.landing: Landing | None = None
+        self.left_us = POLL_US
+        op = Op(0, "decode", "Decode", 0)
+        op.fire = self._fire
+        op.finish = self._finish
+        op.hand_out = self._hand_out
+        self.plan = EntryPlan("decode", "inbound")
+        self.plan.template = [MISSING] * 5  # and scratch
+        self.plan.complete((op,), {})
+        self.plan.in_turn = True
+        self.plan.by_sender = True
+
+    def takes_now(self, event: InboundBytes, site: int, node: TypeNode, payload: Any) -> bool:
+        """Whether a payload can be decoded in this poll, and nothing of its peer waits before it.
+
+        It is charged to the poll then.
+        """
+        if self._rt.turns.is_taken((self.plan, event.peer, site)):
+            return False
+        return self._affords(node, payload)
+
+    def _affords(self, node: TypeNode, payload: Any) -> bool:
+        most = min(INLINE_US, self.left_us)
+        cost = cost_of(node, payload, most)
+        if cost > most and cost > 1:
+            return False
+        self.left_us -= cost
+        return True
+
+    def charge(self, node: TypeNode, payload: Any) -> None:
+        """Charge a payload to this poll that can't wait: the next envelope does."""
+        self.left_us -= cost_of(node, payload, INLINE_US)
+
+    def later(
+        self,
+        event: InboundBytes,
+        wire_req_id: int,
+        deadline_ns: int | None,
+        site: int,
+        fill: SlotFill,
+        index: int,
+    ) -> None:
+        """Decode a fill when it is its turn."""
+        rt = self._rt
+        frame = rt.start(self.plan, rt.next_execution())
+        if frame is None:
+            return
+        rt.counts["decode.deferred"] += 1
+        frame.source_peer = event.peer
+        frame.wire_req_id = wire_req_id
+        frame.site = site
+        frame.deadline_ns = deadline_ns
+        frame.charges = [event.charge.hold()]
+        # A view, also of nothing: so that a snapshot saves it as what it is.
+        payload = TRIGGER if fill.trigger_only else memoryview(fill.payload)
+        frame.values[:4] = (payload, fill.type_hash, index, fill.payload_size)
+        if rt.turns.take(frame):
+            rt.begin(frame)
+
+    # -- its op ------------------------------------------------------------------------------
+
+    def _fire(self, frame: Frame) -> Any:
+        landing, payload = self.landing, frame.values[_PAYLOAD]
+        node = types.type_by_hash(frame.values[_TYPE_HASH])
+        if landing is None or not landing.is_wanted(frame):
+            return TRIGGER
+        if payload is TRIGGER or node is None:
+            return self._finish(frame, TRIGGER)
+        if self._affords(node, payload):
+            return self._finish(frame, landing.maker(frame, node, payload)())
+        rt = self._rt
+        token = rt.parking.new_token()
+        op = frame.plan.ops[0]
+        parked = rt.suspensions.park(
+            frame,
+            op,
+            Why.TASK,
+            "the decoder",
+            until_ns=rt.now_ns + DEFAULT_PARK_DEADLINE_NS,
+            token=token,
+            arguments=(payload,),
+        )
+        waiting = rt.parking.get(token)
+        if waiting is not None:
+            rt.steps.append(self._hand_out(waiting))
+        return parked
+
+    def _hand_out(self, parked: Parked) -> steps.RunTask:
+        frame = parked.frame
+        (payload,) = parked.arguments or (b"",)
+        node = types.type_by_hash(0 if frame.ended else frame.values[_TYPE_HASH])
+        fn: Callable[[], Value] = _nothing
+        if self.landing is not None and node is not None:
+            fn = self.landing.maker(frame, node, payload)
+        return steps.RunTask(token=parked.token, fn=fn, op=parked.op.name)
+
+    def _finish(self, frame: Frame, result: Value | Refusal) -> Value:
+        if type(result) is tuple:
+            kind, detail = result
+            _, type_hash, index, size = frame.values[:4]
+            if frame.source_peer is not None:
+                self._rt.refuse(frame.source_peer, index, type_hash, size, kind, detail)
+        elif self.landing is not None and self.landing.is_wanted(frame):
+            self.landing.land(frame, result)
+        return TRIGGER
+
+
+def _nothing() -> Value:
+    return ("DecodeFailed", "nobody waits for it any more")
