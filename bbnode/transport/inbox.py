@@ -116,7 +116,10 @@ class Inbox:
         else:
             if share.small + size > self._limits.inbox_bytes_per_peer:
                 return False
-            if self._used + size > self._marks[Room.SMALL, self.is_known(peer)]:
+            filled = self._used + size
+            if filled > self._marks[Room.SMALL, False] and (
+                filled > self._marks[Room.SMALL, True] or not self.is_known(peer)
+            ):
                 return False
             share.small += size
             self._unread += size
