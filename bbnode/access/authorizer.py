@@ -57,7 +57,7 @@ class PolicyAuthorizer:
 
     def connection(self, peer: PeerId, direction: DirectionLike) -> Decision:  # noqa: ARG002
         """A connection on which nothing was said yet."""
-        return self._policy.decide_peer(peer)
+        return self._policy.decide_peer(peer, now_ns=self._monotonic_ns())
 
     def hello(
         self,
@@ -81,3 +81,7 @@ class PolicyAuthorizer:
         return self._policy.decide_envelope(
             peer, size, now_ns=self._monotonic_ns(), unix_s=self._unix_s()
         )
+
+    def is_known(self, peer: PeerId) -> bool:
+        """Whether a peer is a member, or has been of use."""
+        return self._policy.is_known(peer, now_ns=self._monotonic_ns())

@@ -21,6 +21,7 @@ class Reason(enum.StrEnum):
     NOT_A_MEMBER = "not_a_member"  # the detail begins with the value of a `Refusal`
     CLASS_NOT_GRANTED = "class_not_granted"
     MESSAGE_RATE = "message_rate"
+    MISCONDUCT = "misconduct"
     BYTE_BUDGET = "byte_budget"
 
 
@@ -32,6 +33,8 @@ class Decision:
     reason: Reason
     rule: str
     detail: str
+    # Of an envelope that may come in, and not yet: in how many seconds. 0 for all others.
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

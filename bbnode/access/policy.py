@@ -5,6 +5,9 @@ depend on lists, credentials and the wall clock; what they say of a peer is kept
 changes or a date of its membership passes (in either direction: clocks jump). The rates are
 counted on the monotonic clock. Both clocks are arguments.
 
+What comes too fast is not refused but told to wait (`Decision.wait_s`). How a peer has behaved
+(`conduct`) counts after the lists and credentials, also before it has said anything.
+
 The transport asks `decide_peer` before anything was said, `decide_connection` once a peer has
 said hello, and `decide_envelope` for each envelope (`authorizer` is its side of it). Nobody has
 to tell that a peer is gone: what is known of it stays, so that a new connection gives no new
@@ -18,6 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from bbnode.access.buckets import Rate
+from bbnode.access.conduct import CUT_AT, THROTTLED, THROTTLED_AT, Conduct, Offence
 from bbnode.access.decision import Decision, Limits, Reason
 from bbnode.access.errors import PolicyError, StatementRefused
 from bbnode.access.revocation import RevocationList
@@ -62,8 +66,8 @@ def _allow(rule: str, detail: str) -> Decision:
     return Decision(allowed=True, reason=Reason.ALLOWED, rule=rule, detail=detail)
 
 
-def _deny(rule: str, reason: Reason, detail: str) -> Decision:
-    return Decision(allowed=False, reason=reason, rule=rule, detail=detail)
+def _deny(rule: str, reason: Reason, detail: str, wait_s: float = 0.0) -> Decision:
+    return Decision(allowed=False, reason=reason, rule=rule, detail=detail, wait_s=wait_s)
 
 
 class Policy:
@@ -93,6 +97,9 @@ class Policy:
         self._admitted: dict[PeerId, _Entry] = {}
         self._refused: OrderedDict[PeerId, _Entry] = OrderedDict()
         self._generation = 0
+        self._conduct = Conduct()
+        # Peers of an open node that have been of use.
+        self._known: OrderedDict[PeerId, None] = OrderedDict()
         self.set_limits(limits or Limits())
 
     # --- what can change while running: each change makes every verdict stale ---
@@ -143,15 +150,42 @@ class Policy:
         self._byte_ns = 0.0 if size is None else size.ns_per_unit
         self._byte_burst_ns = _FOREVER if size is None else size.burst_ns
 
+    # --- what peers do ---
+
+    def offence(self, peer: PeerId, offence: Offence, *, now_ns: int) -> bool:
+        """A peer did something wrong; True when its connections are to be closed for it."""
+        return self._conduct.note(peer, offence, now_ns)
+
+    def pardon(self, peer: PeerId) -> None:
+        """Hold nothing against a peer that it did until now."""
+        self._conduct.pardon(peer)
+
+    def make_known(self, peer: PeerId) -> None:
+        """A peer has answered what it was asked, or the configuration names it."""
+        self._known[peer] = None
+        self._known.move_to_end(peer)
+        if len(self._known) > MAX_ADMITTED:
+            self._known.popitem(last=False)
+
+    def is_known(self, peer: PeerId, *, now_ns: int) -> bool:
+        """Whether a peer is a member, or has been of use, and is in good standing."""
+        if not self._conduct.in_good_standing(peer, now_ns):
+            return False
+        if self._network is None:
+            return peer in self._known
+        entry = self._admitted.get(peer)
+        return entry is not None and entry.verdict is not None and entry.verdict.allowed
+
     # --- decisions ---
 
-    def decide_peer(self, peer: PeerId) -> Decision:
-        """Whether a peer may say hello at all: the lists alone."""
+    def decide_peer(self, peer: PeerId, *, now_ns: int) -> Decision:
+        """Whether a peer may say hello at all: the lists, and what it did before."""
         for rule in (Policy._block_list, Policy._allow_list):
             decision = rule(self, peer, _NOBODY, 0.0)
             if not decision.allowed:
                 return decision
-        return _ALLOWED
+        decision = self._behaviour(peer, now_ns)
+        return _ALLOWED if decision.allowed or decision.wait_s else decision
 
     def decide_connection(
         self,
@@ -176,7 +210,8 @@ class Policy:
         if verdict.allowed:
             self._refused.pop(peer, None)
             self._admit(peer, entry)
-            return verdict
+            behaviour = self._behaviour(peer, now_ns)
+            return verdict if behaviour.allowed or behaviour.wait_s else behaviour
         # A second connection that is refused takes nothing from the first one.
         if peer not in self._admitted:
             self._refuse(peer, entry)
@@ -194,6 +229,11 @@ class Policy:
         entry.last_ns = now_ns
         verdict = self._standing(peer, entry, unix_s)
         if verdict.allowed:
+            has_record = peer in self._conduct.records
+            if has_record:
+                behaviour = self._behaviour(peer, now_ns)
+                if not behaviour.allowed:
+                    return behaviour
             # `buckets`, written out: this runs for each envelope.
             messages = max(entry.messages_paid_ns, now_ns) + self._message_ns
             size = max(entry.bytes_paid_ns, now_ns) + size_bytes * self._byte_ns
@@ -203,6 +243,8 @@ class Policy:
                 verdict = self._byte_budget(entry, now_ns, size_bytes)
             else:
                 entry.messages_paid_ns, entry.bytes_paid_ns = messages, size
+                if has_record:
+                    self._conduct.pay(peer, now_ns)
                 return verdict
         return verdict
 
@@ -215,6 +257,7 @@ class Policy:
         entry = self._admitted.get(peer) or self._refused.get(peer) or _Entry()
         return (
             *(rule(self, peer, entry, unix_s) for rule in STANDING_RULES.values()),
+            self._behaviour(peer, now_ns),
             self._message_rate(entry, now_ns, 1),
             self._byte_budget(entry, now_ns, 1),
         )
@@ -326,6 +369,28 @@ class Policy:
             return _deny("classes", Reason.CLASS_NOT_GRANTED, detail)
         return _allow("classes", f"it may play {', '.join(granted)}")
 
+    def _behaviour(self, peer: PeerId, now_ns: int) -> Decision:
+        record = self._conduct.records.get(peer)
+        if record is None:
+            return _allow("conduct", "it has done nothing wrong")
+        did = ", ".join(f"{each.value} {count}" for each, count in record.offences.items())
+        refused_s = record.refused_s(now_ns)
+        if refused_s:
+            return _deny(
+                "conduct",
+                Reason.MISCONDUCT,
+                f"it was cut off ({did}) and is refused for another {refused_s:.0f} s; lift it "
+                f"with: bbnode peers allow {peer}",
+            )
+        points = record.points_at(now_ns)
+        detail = f"{points:.1f} points of {CUT_AT:g} ({did})"
+        if points >= THROTTLED_AT:
+            detail += f"; it is throttled to {THROTTLED.per_second:g} envelopes a second"
+        wait_s = self._conduct.wait_s(peer, now_ns)
+        if wait_s:
+            return _deny("conduct", Reason.MISCONDUCT, detail, wait_s)
+        return _allow("conduct", detail)
+
     def _message_rate(self, entry: _Entry, now_ns: int, units: int) -> Decision:
         ahead_ns = max(0.0, entry.messages_paid_ns - now_ns)
         return _rate("message_rate", Reason.MESSAGE_RATE, self._limits.messages, ahead_ns, units)
@@ -345,7 +410,7 @@ STANDING_RULES: dict[str, _StandingRule] = {
     "classes": Policy._classes,
 }
 # All of them: the rates come last, so that who may not talk at all uses up nothing.
-RULES: tuple[str, ...] = (*STANDING_RULES, "message_rate", "byte_budget")
+RULES: tuple[str, ...] = (*STANDING_RULES, "conduct", "message_rate", "byte_budget")
 
 
 def _span(membership: Membership | StatementRefused | None, unix_s: float) -> tuple[float, float]:
@@ -366,5 +431,6 @@ def _rate(rule: str, reason: Reason, rate: Rate | None, ahead_ns: float, units: 
     # What is larger than the burst waits for a full bucket, and no longer.
     over_ns = ahead_ns + min(units * rate.ns_per_unit, rate.burst_ns) - rate.burst_ns
     if over_ns > 0:
-        return _deny(rule, reason, f"over {limit}; it may come in {over_ns / 1e9:.3f} s")
+        wait_s = over_ns / 1e9
+        return _deny(rule, reason, f"over {limit}; it may come in {wait_s:.3f} s", wait_s)
     return _allow(rule, f"{rate.burst - ahead_ns / rate.ns_per_unit:.0f} left of {limit}")

@@ -18,6 +18,7 @@ import trio
 
 from bbnode.daemon import assembly, dial_back, keeper, logs, paths, ping, sd_notify, signals
 from bbnode.daemon.access.protocol import AccessProtocol
+from bbnode.daemon.conduct import ConductWatch
 from bbnode.daemon.config_sources import ResolvedConfig
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.plane import ControlPlane
@@ -29,6 +30,7 @@ from bbnode.daemon.reload import Changes, compare
 from bbnode.daemon.rounds import Rounds
 from bbnode.engine import All, Node, steps
 from bbnode.ir.errors import BbnodeError
+from bbnode.transport.backend import TransportEvent
 from bbnode.transport.driver import Driver
 from bbnode.transport.identity import load_or_create_identity
 
@@ -112,7 +114,7 @@ class Daemon:
             self._node,
             self._backend,
             observe=self._observe,
-            heard=self._discovery.heard,
+            heard=self._heard,
             reach=self._discovery.reach,
         )
         self._stop = trio.Event()
@@ -147,6 +149,7 @@ class Daemon:
             )
             for entry in config.invoke
         ]
+        self._conduct = ConductWatch(access, self._control.publish, config.network.bootstrap)
         self._control.host.rounds = self._rounds
         self._control.host.counters.append(self._discovery.counters)
         self._control.host.discovery = self._discovery.as_json
@@ -269,6 +272,7 @@ class Daemon:
         self._resolved = self._control.host.resolved = new
         if changes.touch("network.bootstrap") or changes.touch("discovery.min_peers"):
             self._discovery.configure(new.config.network, new.config.discovery)
+            self._conduct.know(new.config.network.bootstrap)
         logger.info("reloaded", extra={"changed": ",".join(changes.applied) or "nothing"})
         if changes.needs_restart:
             logger.warning("needs a restart", extra={"keys": ",".join(changes.needs_restart)})
@@ -289,6 +293,10 @@ class Daemon:
         peers = len(self._backend.peers())
         return f"{self._control.host.phase}, {', '.join(self._node.targets)}, {peers} peers{done}"
 
+    def _heard(self, event: TransportEvent) -> None:
+        self._discovery.heard(event)
+        self._conduct.heard(event)
+
     def _observe(self, step: steps.Step) -> None:
         event = step_to_event(step)
         self._control.observe(step, event)
@@ -296,6 +304,7 @@ class Daemon:
             level = logging.WARNING if "failed" in event["type"] else logging.INFO
             logger.log(level, event["type"], extra=_log_fields(event))
         self._discovery.observe(step)
+        self._conduct.observe(step)
         if isinstance(step, steps.PeerUp):
             self._access.peer_up(step.peer)
         if isinstance(step, steps.BootstrapComplete):

@@ -26,6 +26,7 @@ from bbnode.daemon.config_values import (
     PeerText,
     PositiveSeconds,
     Rate,
+    RateOrZero,
     Seconds,
     Section,
 )
@@ -193,12 +194,16 @@ class AccessSection(Section):
     block: list[PeerText] = _key(
         [], "ids of peers that may not; `bbnode peers block` adds others and keeps them by itself"
     )
-    messages_per_s: Rate = _key(None, "envelopes in the long run; unset: no limit", unit="1/s")
+    messages_per_s: RateOrZero = _key(
+        2000.0, "envelopes in the long run; what is over waits at the peer; 0: no limit", unit="1/s"
+    )
     message_burst: Rate = _key(
         None, "envelopes at once; unset: those of one second", unit="envelopes"
     )
     bytes_per_s: Rate = _key(
-        None, "bytes of envelopes in the long run; unset: no limit", unit="bytes/s"
+        None,
+        "bytes of envelopes in the long run; what is over waits at the peer; unset: no limit",
+        unit="bytes/s",
     )
     byte_burst: Rate = _key(
         None, "bytes of envelopes at once; unset: those of one second", unit="bytes"
@@ -207,7 +212,7 @@ class AccessSection(Section):
     @model_validator(mode="after")
     def _burst_of_a_rate(self) -> AccessSection:
         for burst, rate in (("message_burst", "messages_per_s"), ("byte_burst", "bytes_per_s")):
-            if getattr(self, burst) is not None and getattr(self, rate) is None:
+            if getattr(self, burst) is not None and not getattr(self, rate):
                 raise ValueError(f"'{burst}' belongs to a rate: give '{rate}' as well")
         return self
 

@@ -61,6 +61,8 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Cap = Annotated[int, Field(ge=1)] | None
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
+# A rate with a default: 0 is none.
+RateOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):

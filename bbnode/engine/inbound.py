@@ -100,6 +100,7 @@ class Inbound:
         if envelope.src_peer_bytes != event.peer.to_bytes():
             # Whoever sent it is known from the connection; it claims to be somebody else.
             rt.counts["receive.forged"] += 1
+            rt.telemetry("receive.forged", peer=event.peer)
             return None
         return envelope
 

@@ -16,10 +16,13 @@ alone.
 Back-pressure inwards. Readers of a connection never pause: libp2p resets a stream whose reader
 rests for 5 s. The inbox that events go through is bounded in bytes and in number, per peer
 and in all; what it refuses is kept beside it, up to the window that the peer was given, and is
-not acknowledged: its sender waits, and its engine hears of it through its own queue. A peer
-that sends beyond its window is dropped and counted `inbound.flooded`. Connects, disconnects
-and failed sends are never lost: their number is bounded by the number of connections and of
-queued messages, and a new connection is refused while too many of them lie unread.
+not acknowledged: its sender waits, and its engine hears of it through its own queue. So does who
+is over its rate. A peer that sends beyond its window is dropped and counted `inbound.flooded`. Of
+large messages each byte is charged as it comes; when they are short of room the slowest is given
+up and asked for again, and one that comes too slowly though there is room ends its connection
+(`links.slow`). Connects, disconnects and failed sends are never lost: their number is bounded by
+the number of connections and of queued messages, and a new connection is refused while too many of
+them lie unread.
 """
 
 from __future__ import annotations
@@ -129,12 +132,24 @@ class HelloRefused:
     reason: str
 
 
+class Violation(enum.Enum):
+    """How a peer did not keep the protocol."""
+
+    # A frame that is none, or has no place.
+    FRAME = "frame"
+    # More than the window that it was given.
+    FLOOD = "flood"
+    # Less than it has to send of what it has begun.
+    SLOW = "slow"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolViolation:
     """A peer that had said hello sent what it must not; that connection was closed."""
 
     peer: PeerId
     reason: str
+    kind: Violation = Violation.FRAME
 
 
 TransportEvent: TypeAlias = (
@@ -226,6 +241,11 @@ class Decision(Protocol):
         """Why not, one of few short ASCII words: refusals are counted by it."""
         ...
 
+    @property
+    def wait_s(self) -> float:
+        """Of an envelope that may come in, and not yet: in how many seconds. Else 0."""
+        ...
+
 
 class Authorizer(Protocol):
     """Who may talk. Asked in the trio thread: it must answer at once, and never raise."""
@@ -239,7 +259,14 @@ class Authorizer(Protocol):
         ...
 
     def envelope(self, peer: PeerId, direction: Direction, size: int) -> Decision:
-        """One envelope of `size` bytes from the peer (INBOUND) or to it."""
+        """One envelope of `size` bytes from the peer (INBOUND) or to it.
+
+        One from the peer that is told to wait is held, and its sender with it; nothing is lost.
+        """
+        ...
+
+    def is_known(self, peer: PeerId) -> bool:
+        """Whether a peer has shown to be of use: there is room that is kept for such."""
         ...
 
 

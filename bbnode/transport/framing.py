@@ -223,7 +223,7 @@ _NOTHING: Final = memoryview(b"")
 class FrameDecoder:
     """Turns the bytes of one incoming stream into frames; chunks pass through in pieces."""
 
-    __slots__ = ("_buffer", "_chunk", "_chunk_left", "_lane", "_view", "_want")
+    __slots__ = ("_buffer", "_chunk", "_chunk_left", "_lane", "_view", "_want", "frames")
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
@@ -235,11 +235,18 @@ class FrameDecoder:
         # The CHUNK that is passing through.
         self._chunk = 0
         self._chunk_left = 0
+        # Frames whose header, of a CHUNK, or whose all has come.
+        self.frames = 0
 
     @property
     def mid_frame(self) -> bool:
         """Whether an end of stream now would cut a frame short."""
         return self._want is not None or bool(self._buffer) or self._chunk_left > 0
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether the beginning of a header or of a body waits here for the rest."""
+        return self._want is not None or bool(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[Frame | ChunkData]:
         """What `data` completes; raises FrameError at the first that is no frame."""
@@ -260,12 +267,14 @@ class FrameDecoder:
                 self._want = frame_type, number, length = self._read_header(header)
                 if frame_type is FrameType.CHUNK:
                     self._want, self._chunk, self._chunk_left = None, number, length
+                    self.frames += 1
                     continue
             frame_type, number, length = self._want
             body = self._take(length)
             if body is None:
                 return
             self._want = None
+            self.frames += 1
             yield Frame(type=frame_type, number=number, body=body)
 
     def _take(self, count: int) -> bytes | None:

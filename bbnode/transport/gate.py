@@ -5,6 +5,7 @@ Rule: the one place where the transport asks who may talk. Without an authorizer
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Final
@@ -40,9 +41,26 @@ class Gate:
             return ""
         return self._reason(self._authorizer.envelope(peer, direction, size))
 
-    def admits_from(self, peer: PeerId) -> Callable[[int], bool]:
-        """Whether an envelope of a size may come in from `peer`."""
-        return lambda size: not self.envelope(peer, Direction.INBOUND, size)
+    def admits_from(self, peer: PeerId) -> Callable[[int], float]:
+        """In how many seconds an envelope of a size may come in from `peer`; inf: it may not."""
+        authorizer = self._authorizer
+        if authorizer is None:
+            return lambda _size: 0.0
+
+        def admit(size: int) -> float:
+            decision = authorizer.envelope(peer, Direction.INBOUND, size)
+            if decision.allowed:
+                return 0.0
+            if decision.wait_s > 0:
+                return decision.wait_s  # late, and not refused
+            self._reason(decision)
+            return math.inf
+
+        return admit
+
+    def is_known(self, peer: PeerId) -> bool:
+        """Whether a peer is known for good."""
+        return self._authorizer is None or self._authorizer.is_known(peer)
 
     def _reason(self, decision: Decision) -> str:
         if decision.allowed:

@@ -4,13 +4,16 @@ Rule: a record outlives its connections. It knows which message of each lane com
 that none is taken twice, and keeps what it has of a large one. One link at a time feeds it:
 `announce` says on which, with a round that the sender repeats (START) before what it sends;
 anything else that comes, of an older round or from another link, is ignored and will be
-sent again. What the inbox has no room for is held here, within the window that the peer was
-given, and not acknowledged. A sender may leave numbers out: it has given those up.
+sent again. What the inbox has no room for, or its sender's rate does not allow yet, is held
+here, within the window that the peer was given, and not acknowledged. A large message whose room
+went to a faster one is forgotten and asked for again. A sender may leave numbers out: it has given
+those up.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +29,7 @@ from bbnode.transport.errors import FrameError
 from bbnode.transport.framing import HEADER_BYTES, Lane, Open, Position, Resume
 from bbnode.transport.inbox import Inbox
 from bbnode.transport.limits import TransportLimits
+from bbnode.transport.room import Claim, Meter
 
 # From here on memory comes straight from the system, untouched until it is written, and goes
 # back when the message is dropped. A bytearray is cleared first: 0.3 s a GiB with the loop
@@ -37,7 +41,11 @@ _ALIGN_BYTES: Final = 64
 # An acknowledgement is due after this part of a window.
 _ACK_PART: Final = 4
 
-Admit = Callable[[int], bool]
+# For how many seconds a held message waits at least, so that a rate is not asked for each one.
+_RATE_WAIT_S: Final = 0.05
+
+# In how many seconds an envelope of this size may come in: 0 is now, `math.inf` is never.
+Admit = Callable[[int], float]
 
 
 class WindowIgnoredError(FrameError):
@@ -46,21 +54,34 @@ class WindowIgnoredError(FrameError):
 
 @dataclass(slots=True, eq=False)
 class _Partial:
-    """A large message that is being received; `buffer` is None when it is thrown away."""
+    """A large message that is being received; without a claim it is thrown away."""
 
     number: int
     total: int
-    buffer: memoryview | None
+    meter: Meter
+    claim: Claim | None = None
+    buffer: memoryview | None = None
     stored: int = 0
 
 
 @dataclass(slots=True)
+class _HeldSmall:
+    """A held small message; `admitted` once the authorizer let it in."""
+
+    number: int
+    data: bytes
+    admitted: bool = False
+
+
+@dataclass(slots=True)
 class _HeldOpen:
-    """A held OPEN."""
+    """A held OPEN; `admitted` once the authorizer let it in, None before it was asked."""
 
     number: int
     opening: Open
-    admitted: bool
+    admitted: bool | None = None
+    # Since when there is no room for it; inf for one that is to wait until there is.
+    waits_since: float | None = None
 
 
 @dataclass(slots=True)
@@ -90,9 +111,10 @@ class Inflow:
     limits: TransportLimits
     inbox: Inbox
     counters: Counters
-    # Whether an envelope of this size may come in.
     admit: Admit
     address: Multiaddr
+    # Called when what was received of a large message was given up for a faster one.
+    on_evicted: Callable[[], None]
     round: int = 0
     duplicates: int = 0
     # Bytes taken of large messages; only grows.
@@ -102,7 +124,11 @@ class Inflow:
     _next: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 1))
     _accepted: int = 1
     _partial: _Partial | None = None
-    _held_small: deque[tuple[int, bytes]] = field(default_factory=deque)
+    # The large message that was given up last: it takes nobody else's room for that.
+    _evicted_number: int = 0
+    # Until when the authorizer lets nothing more of a lane in.
+    _not_before: dict[Lane, float] = field(default_factory=lambda: dict.fromkeys(Lane, 0.0))
+    _held_small: deque[_HeldSmall] = field(default_factory=deque)
     _held_large: deque[_HeldOpen | _Bytes] = field(default_factory=deque)
     _held: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
     _pumping: bool = False
@@ -119,6 +145,32 @@ class Inflow:
         """Whether more of a large message should be coming now."""
         return self._partial is not None and not self._held_large
 
+    @property
+    def too_slow(self) -> bool:
+        """Whether a large message comes slower than it has to."""
+        return (
+            self.receiving
+            and self._partial is not None
+            and self._partial.meter.is_below(self.limits.slow_bytes_per_s, self.inbox.clock())
+        )
+
+    @property
+    def pump_at(self) -> float:
+        """When to `pump` though nobody made room; `math.inf` when nothing is held."""
+        if not (self._held_small or self._held_large):
+            return math.inf
+        now = self.inbox.clock()
+        at = now + self.limits.room_check_s
+        for lane, waits in ((Lane.CONTROL, self._held_small), (Lane.BULK, self._held_large)):
+            if waits and self._not_before[lane] > now:
+                at = min(at, self._not_before[lane])
+        return at
+
+    def excuse(self, seconds: float) -> None:
+        """This process stood still for so long."""
+        if self._partial is not None:
+            self._partial.meter.excuse(seconds)
+
     def position(self, lane: Lane) -> Position:
         """All that was taken of a lane: it may be acknowledged, and forgotten by its sender."""
         if lane is Lane.CONTROL:
@@ -133,6 +185,7 @@ class Inflow:
     def announce(self) -> Resume:
         """A link begins to feed this record: what its sender has to know."""
         self.rewind()
+        self._attach(attached=True)
         self.round += 1
         return Resume(
             round=self.round,
@@ -153,13 +206,40 @@ class Inflow:
         self._held = dict.fromkeys(Lane, 0)
         for acks in self.acks.values():
             acks.due, acks.since = False, 0
+        self._attach(attached=False)
+
+    def _attach(self, *, attached: bool) -> None:
+        """Whether there is a link that can bring more: its absence is not held against a sender."""
+        partial = self._partial
+        if partial is None:
+            return
+        if partial.claim is not None:
+            partial.claim.attached = attached
+        if attached:
+            partial.meter.go_on(self.inbox.clock())
+        else:
+            partial.meter.pause(self.inbox.clock())
 
     def drop_partial(self) -> None:
         """Give back the memory of what has not come whole; it begins anew some time."""
         partial, self._partial = self._partial, None
-        if partial is not None and partial.buffer is not None:
+        if partial is not None and partial.claim is not None:
             partial.buffer = None
-            self.inbox.unreserve(self.peer, partial.total)
+            self.inbox.drop(partial.claim)
+
+    def _evicted(self) -> None:
+        """The inbox took its room back: the message is to be sent again from its beginning."""
+        partial, self._partial = self._partial, None
+        if partial is None:
+            return
+        partial.buffer = None
+        self._evicted_number = partial.number
+        self.counters.add("inbound.evicted")
+        # What is held comes after it on its lane.
+        self._held_large.clear()
+        self._held[Lane.BULK] = 0
+        self._next[Lane.BULK] = partial.number
+        self.on_evicted()
 
     # -- small messages ---------------------------------------------------------------------
 
@@ -171,17 +251,40 @@ class Inflow:
             self._duplicate(lane)
             return
         self._next[lane] = number + 1
-        if not self.admit(len(data)):
-            if not self._held_small:
-                self._accepted = number + 1
-                self._took(lane, HEADER_BYTES)
-            return
-        if self._held_small or not self._offer(data):
+        held = _HeldSmall(number, data)
+        if self._held_small or not self._take_small(held):
             self._hold(lane, len(data) + HEADER_BYTES)
-            self._held_small.append((number, data))
-            return
-        self._accepted = number + 1
-        self._took(lane, len(data) + HEADER_BYTES)
+            self._held_small.append(held)
+
+    def _take_small(self, held: _HeldSmall) -> bool:
+        """Have it in the inbox, or refused; False when it has to wait."""
+        lane, size = Lane.CONTROL, len(held.data)
+        if not held.admitted:
+            wait_s = self._may_come(lane, size)
+            if 0 < wait_s < math.inf:
+                return False
+            if wait_s == math.inf:
+                self._accepted = held.number + 1
+                self._took(lane, HEADER_BYTES)
+                return True
+            held.admitted = True
+        if not self._offer(held.data):
+            return False
+        self._accepted = held.number + 1
+        self._took(lane, size + HEADER_BYTES)
+        return True
+
+    def _may_come(self, lane: Lane, size: int) -> float:
+        """What the authorizer says; while it said to wait it is not asked."""
+        now = self.inbox.clock()
+        if now < self._not_before[lane]:
+            return self._not_before[lane] - now
+        wait_s = self.admit(size)
+        if 0 < wait_s < math.inf:
+            self.counters.add("inbound.delayed")
+            wait_s = max(wait_s, _RATE_WAIT_S)
+            self._not_before[lane] = now + wait_s
+        return wait_s
 
     def _offer(self, data: bytes) -> bool:
         taken = self.inbox.offer(
@@ -201,17 +304,17 @@ class Inflow:
             self._duplicate(lane)
             return
         self._next[lane] = number + 1
-        admitted = self._goes_on(number) or self.admit(opening.total)
-        if self._held_large or not self._open(number, opening, admitted):
+        held = _HeldOpen(number, opening)
+        if self._held_large or not self._open(held):
             self._hold(lane, HEADER_BYTES)
-            self._held_large.append(_HeldOpen(number, opening, admitted))
+            self._held_large.append(held)
 
     def _goes_on(self, number: int) -> bool:
         return self._partial is not None and self._partial.number == number
 
-    def _open(self, number: int, opening: Open, admitted: bool) -> bool:
-        """Make ready for the bytes of a message; False when there is no room."""
-        total, offset = opening.total, opening.offset
+    def _open(self, held: _HeldOpen) -> bool:
+        """Make ready for the bytes of a message; False when it has to wait."""
+        number, total, offset = held.number, held.opening.total, held.opening.offset
         partial = self._partial
         if partial is not None and partial.number == number:
             if total != partial.total or offset > partial.stored:
@@ -224,53 +327,71 @@ class Inflow:
         if offset:
             raise FrameError(f"message {number} goes on at byte {offset}; none of it is here")
         self.drop_partial()
-        if not admitted:
-            self._partial = _Partial(number, total, None)
+        if held.admitted is None:
+            wait_s = self._may_come(Lane.BULK, total)
+            if 0 < wait_s < math.inf:
+                return False
+            held.admitted = wait_s == 0
+        if not held.admitted:
+            self._partial = _Partial(number, total, self._meter())
             return True
-        if not self.inbox.reserve(self.peer, total):
+        now = self.inbox.clock()
+        if held.waits_since is None:
+            held.waits_since = math.inf if number == self._evicted_number else now
+        claim = self.inbox.begin(self.peer, total, self._evicted, now - held.waits_since)
+        if claim is None:
             return False
         try:
-            buffer = _allocate(total, opening.anchor)
+            buffer = _allocate(total, held.opening.anchor)
         except (MemoryError, OSError):
-            self.inbox.unreserve(self.peer, total)
+            self.inbox.drop(claim)
             self.counters.add("inbound.unallocated")
-            self._partial = _Partial(number, total, None)
+            self._partial = _Partial(number, total, self._meter())
             return True
-        self._partial = _Partial(number, total, buffer)
+        self._partial = _Partial(number, total, claim.meter, claim, buffer)
         return True
+
+    def _meter(self) -> Meter:
+        return Meter(begun_at=self.inbox.clock(), span_s=self.limits.slow_s)
 
     def chunk(self, number: int, data: memoryview) -> None:
         """The next bytes of a large message; raises FrameError."""
-        if self._held_large:
+        if self._held_large or not self._store(number, data):
             self._hold(Lane.BULK, len(data))
             self._held_large.append(_Bytes(number, bytes(data)))
-            return
-        self._store(number, data)
+            if self._partial is not None:
+                self._partial.meter.pause(self.inbox.clock())
 
-    def _store(self, number: int, data: memoryview | bytes) -> None:
+    def _store(self, number: int, data: memoryview | bytes) -> bool:
+        """Put the bytes where they belong; False when they have to wait for room."""
         partial = self._partial
         if partial is None or partial.number != number:
             if number < self._next[Lane.BULK]:
-                return  # the rest of a duplicate
+                return True  # the rest of a duplicate
             raise FrameError(f"a part of message {number}, which was not opened")
         end = partial.stored + len(data)
         if end > partial.total:
             raise FrameError(f"message {number} is longer than the {partial.total} bytes it said")
+        claim = partial.claim
+        if claim is not None and not self.inbox.grow(claim, end):
+            return False
         if partial.buffer is not None:
             partial.buffer[partial.stored : end] = data
         partial.stored = end
+        partial.meter.add(len(data), self.inbox.clock())
         self.progress += len(data)
         self._took(Lane.BULK, len(data))
         if end < partial.total:
-            return
+            return True
         self._partial = None
         self.acks[Lane.BULK].due = True
-        if partial.buffer is not None:
+        if claim is not None and partial.buffer is not None:
             self.counters.add("inbound.envelopes")
             whole = partial.buffer.toreadonly()
-            self.inbox.deliver_reserved(
-                EnvelopeReceived(peer=self.peer, data=whole, observed_address=self.address)
+            self.inbox.deliver(
+                claim, EnvelopeReceived(peer=self.peer, data=whole, observed_address=self.address)
             )
+        return True
 
     # -- room -------------------------------------------------------------------------------
 
@@ -287,25 +408,25 @@ class Inflow:
     def _pump(self) -> bool:
         before = self.held_bytes
         lane = Lane.CONTROL
-        while self._held_small:
-            _, data = self._held_small[0]
-            if not self._offer(data):
-                break
-            self._held_small.popleft()
-            self._held[lane] -= len(data) + HEADER_BYTES
-            self._accepted = self._held_small[0][0] if self._held_small else self._next[lane]
-            self._took(lane, len(data) + HEADER_BYTES)
+        while self._held_small and self._take_small(self._held_small[0]):
+            held = self._held_small.popleft()
+            self._held[lane] -= len(held.data) + HEADER_BYTES
+            if not self._held_small:
+                self._accepted = self._next[lane]
         while self._held_large:
             each = self._held_large[0]
             if isinstance(each, _Bytes):
+                if not self._store(each.number, each.data):
+                    break
                 self._held[Lane.BULK] -= len(each.data)
-                self._held_large.popleft()
-                self._store(each.number, each.data)
-            elif self._open(each.number, each.opening, each.admitted):
+            elif self._open(each):
                 self._held[Lane.BULK] -= HEADER_BYTES
-                self._held_large.popleft()
             else:
                 break
+            self._held_large.popleft()
+        if self._partial is not None:
+            meter, now = self._partial.meter, self.inbox.clock()
+            meter.pause(now) if self._held_large else meter.go_on(now)
         return self.held_bytes < before
 
     def _hold(self, lane: Lane, size: int) -> None:

@@ -28,7 +28,7 @@ class TransportLimits:
     queue_envelopes: int = 1024
     queue_bytes: int = 1024 * _MIB
     # Received and not yet taken by the driver: per peer, and of all peers together (the
-    # engine's own ingress budget in FACTS).
+    # engine's own ingress budget in FACTS). How much of it who may fill: `room.FILL_SIXTEENTHS`.
     inbox_envelopes_per_peer: int = 1024
     inbox_bytes_per_peer: int = 64 * _MIB
     inbox_bytes: int = 256 * _MIB
@@ -52,6 +52,16 @@ class TransportLimits:
     remember_s: float = 120.0
     # No progress of a transfer, or in what we sent being acknowledged, while bytes may flow.
     stall_s: float = 60.0
+    # A large message has to come at this rate, over no less than `slow_s` and with as long before
+    # that to begin: a sixth of a home's uplink of 1 Mbit/s. Longer than `silence_s`, so that a link
+    # that is cut is found out as such, and the message goes on. Only time counts in which we
+    # would have taken more.
+    slow_bytes_per_s: float = 16 * 1024
+    slow_s: float = 20.0
+    # From the first byte of a frame that is not passed on in parts (64 KiB at most) to its last.
+    frame_s: float = 30.0
+    # How often it is looked at whether there is room for what is held.
+    room_check_s: float = 1.0
     # Buffered by a connection and not read. The other side's window is 256 KiB, and at most
     # 16 MiB once it has grown; libp2p does not enforce it, so twice that is a flood.
     unread_bytes: int = 32 * _MIB

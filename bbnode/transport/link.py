@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from bbnode.transport.backend import Direction, Hello
+from bbnode.transport.backend import Direction, Hello, Violation
 from bbnode.transport.carrier import ByteStream, Carrier
 from bbnode.transport.counters import Counters
 from bbnode.transport.errors import StreamBrokenError
@@ -94,7 +94,7 @@ class Link:
         self._doomed = trio.Event()
         self._reason = ""
         self._retire_by = math.inf
-        self._ack_at = math.inf
+        self._ack_at = self._pump_at = math.inf
         self._life = Signal()
         self._outgoing = Progress()
         self._incoming = Progress()
@@ -189,12 +189,14 @@ class Link:
         self._life.set()
         return state
 
-    def refuse(self, reason: str) -> None:
+    def refuse(self, reason: str, kind: Violation = Violation.FRAME) -> None:
         """The peer sent what it must not: say so, and close."""
         if self.is_doomed():
             return
-        report = self.owner.hello_refused if self.hello is None else self.owner.violation
-        report(self, reason)
+        if self.hello is None:
+            self.owner.hello_refused(self, reason)
+        else:
+            self.owner.violation(self, reason, kind)
         self.doom(reason)
 
     def acks_changed(self) -> None:
@@ -206,6 +208,9 @@ class Link:
             self.wake(Lane.CONTROL)
         elif flow.acks[Lane.CONTROL].since and self._ack_at == math.inf:
             self._ack_at = trio.current_time() + self.limits.ack_delay_s
+            self._life.set()
+        if flow.held_bytes and self._pump_at == math.inf:
+            self._pump_at = flow.pump_at
             self._life.set()
 
     @contextmanager
@@ -289,6 +294,7 @@ class Link:
                 due = min(due, self.opened_at + limits.hello_timeout_s)
             if self._paused:
                 due = min(due, trio.current_time() + _FLOOD_CHECK_S)
+            due = min(due, self._pump_at)
             with trio.move_on_at(due):
                 await self._life.wait()
             if self.is_doomed():
@@ -296,11 +302,14 @@ class Link:
             now = trio.current_time()
             if now > due + _STALL_S:
                 self.last_heard = now
+                self._excuse(now - due)
             if self._paused:
                 self.check_flood()
             if now >= self._ack_at:
                 self._ack_at = math.inf
                 self._acknowledge_now()
+            if now >= self._pump_at:
+                self._pump_now()
             if self.state is LinkState.OPENING and now >= self.opened_at + limits.hello_timeout_s:
                 self.refuse(f"no hello within {limits.hello_timeout_s:g} s")
             elif now >= self._retire_by:
@@ -315,14 +324,30 @@ class Link:
                 self.pulse.due = True
                 self.wake(Lane.CONTROL)
 
+    def _pump_now(self) -> None:
+        """Look whether there is room now, or the peer's rate allows more."""
+        self._pump_at = math.inf
+        flow = self.owner.inflow(self)
+        if flow is not None:
+            flow.pump()
+            self.acks_changed()
+
     def _acknowledge_now(self) -> None:
         flow = self.owner.inflow(self)
         if flow is not None and flow.acks[Lane.CONTROL].since:
             flow.acks[Lane.CONTROL].due = True
             self.wake(Lane.CONTROL)
 
+    def _excuse(self, seconds: float) -> None:
+        """This process stood still: nothing of that time is held against the peer."""
+        for reader in self.readers.values():
+            reader.excuse(seconds)
+        flow = self.owner.inflow(self)
+        if flow is not None:
+            flow.excuse(seconds)
+
     def _check_progress(self, now: float) -> None:
-        """A peer that answers pings and moves nothing else, in either direction."""
+        """A peer that answers pings and moves nothing else, in either direction, or too little."""
         limit_s, queue, flow = self.limits.stall_s, self.queue, self.owner.inflow(self)
         if self._outgoing.stalled(
             due=self.owner.sends(self) and queue.unacknowledged_bytes > 0,
@@ -338,3 +363,15 @@ class Link:
             self.counters.add("links.stalled")
             flow.drop_partial()
             self.doom(f"nothing more of a message that was begun came for {limit_s:g} s")
+        elif flow is not None and flow.too_slow:
+            flow.drop_partial()
+            least = self.limits.slow_bytes_per_s
+            self._too_slow(f"a large message came at less than {least:g} bytes a second")
+        elif any(
+            now >= reader.frame_since + self.limits.frame_s for reader in self.readers.values()
+        ):
+            self._too_slow(f"a frame took longer than {self.limits.frame_s:g} s")
+
+    def _too_slow(self, reason: str) -> None:
+        self.counters.add("links.slow")
+        self.refuse(reason, Violation.SLOW)

@@ -157,7 +157,7 @@ class LinkBackend(ABC):
             unread_bytes=sum(link.carrier.unread_bytes() for link in links),
             held_bytes=sum(flow.held_bytes for flow in flows),
             inbox_bytes=self._inbox.envelope_bytes,
-            partial_bytes=self._inbox.reserved_bytes,
+            partial_bytes=self._inbox.partial_bytes,
             queued_bytes=sum(session.queue.bytes for session in sessions),
             unacknowledged_bytes=sum(session.queue.unacknowledged_bytes for session in sessions),
             inbox_envelopes=self._inbox.envelopes,

@@ -6,10 +6,12 @@ which comes first on the other stream. Whatever is wrong with a frame ends the c
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 import trio
 
+from bbnode.transport.backend import Violation
 from bbnode.transport.carrier import ByteStream
 from bbnode.transport.errors import FrameError, HelloError, StreamBrokenError
 from bbnode.transport.framing import (
@@ -38,7 +40,7 @@ _MESSAGES: Final = (FrameType.ENVELOPE, FrameType.OPEN, FrameType.START, FrameTy
 class LaneReader:
     """The reader of one incoming stream of a link."""
 
-    __slots__ = ("_decoder", "_lane", "_link", "_round")
+    __slots__ = ("_decoder", "_lane", "_link", "_round", "frame_since")
 
     def __init__(self, link: Link, lane: Lane) -> None:
         self._link = link
@@ -46,6 +48,12 @@ class LaneReader:
         self._decoder = FrameDecoder(lane)
         # The last START.
         self._round = 0
+        # When the first byte came of a frame that has not come whole; inf when there is none.
+        self.frame_since = math.inf
+
+    def excuse(self, seconds: float) -> None:
+        """This process stood still for so long."""
+        self.frame_since += seconds
 
     async def run(self, stream: ByteStream) -> None:
         """Read to the end of the stream, or until another one takes its place."""
@@ -57,6 +65,7 @@ class LaneReader:
                 link.counters.add("inbound.bytes", len(data))
                 if link.readers[lane] is not self:
                     return
+                whole = self._decoder.frames
                 for frame in self._decoder.feed(data):
                     if isinstance(frame, ChunkData) and link.hello is not None:
                         if (flow := self._flow()) is not None:
@@ -65,11 +74,15 @@ class LaneReader:
                     await self._on_frame(frame)
                     if link.is_doomed():
                         return
+                if not self._decoder.keeps_bytes:
+                    self.frame_since = math.inf
+                elif self.frame_since == math.inf or self._decoder.frames != whole:
+                    self.frame_since = link.last_heard
                 link.acks_changed()
                 link.check_flood()
         except WindowIgnoredError as error:
             link.counters.add("inbound.flooded")
-            link.refuse(str(error))
+            link.refuse(str(error), Violation.FLOOD)
             return
         except FrameError as error:
             link.refuse(str(error))

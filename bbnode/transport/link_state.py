@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from bbnode.transport.framing import Lane, Resume
 
 if TYPE_CHECKING:
-    from bbnode.transport.backend import Hello
+    from bbnode.transport.backend import Hello, Violation
     from bbnode.transport.inflow import Inflow
     from bbnode.transport.link import Link
 
@@ -126,7 +126,7 @@ class LinkOwner(Protocol):
         """The peer said no acceptable hello; the link closes."""
         ...
 
-    def violation(self, link: Link, reason: str) -> None:
+    def violation(self, link: Link, reason: str, kind: Violation) -> None:
         """The peer broke the protocol after its hello; the link closes."""
         ...
 

@@ -25,6 +25,7 @@ from bbnode.transport.backend import (
     PeerInfo,
     ProtocolViolation,
     SendFailed,
+    Violation,
     WantedPeer,
 )
 from bbnode.transport.counters import Counters
@@ -69,6 +70,7 @@ class PeerTable:
         # Peers of which something is held for want of room in the inbox.
         self._held: dict[PeerId, None] = {}
         inbox.on_room = self._room_made
+        inbox.is_known = self.gate.is_known
         # Called when a session will have to be looked at by `expire`.
         self.on_lost: Callable[[], None] = lambda: None
 
@@ -236,11 +238,11 @@ class PeerTable:
                 HelloRefused(peer=link.peer, address=link.carrier.address, reason=reason)
             )
 
-    def violation(self, link: Link, reason: str) -> None:
+    def violation(self, link: Link, reason: str, kind: Violation) -> None:
         """Count and report a peer that broke the protocol."""
         self._counters.add("protocol.violations")
         if not self._inbox.crowded:
-            self._inbox.notify(ProtocolViolation(peer=link.peer, reason=reason))
+            self._inbox.notify(ProtocolViolation(peer=link.peer, reason=reason, kind=kind))
 
     def inflow(self, link: Link) -> Inflow | None:
         """Only the feeder's messages are taken."""
@@ -269,6 +271,7 @@ class PeerTable:
                 counters=self._counters,
                 admit=self.gate.admits_from(session.peer),
                 address=link.carrier.address,
+                on_evicted=lambda: self._evicted(session),
             )
         flow.address = link.carrier.address
         session.feeder = link
@@ -301,12 +304,17 @@ class PeerTable:
         for peer in list(self._held):
             session = self._sessions.get(peer)
             if session is None or session.flow is None or session.feeder is None:
-                del self._held[peer]
+                self._held.pop(peer, None)
                 continue
             if session.flow.pump():
                 session.feeder.acks_changed()
             if not session.flow.held_bytes:
                 self._held.pop(peer, None)
+
+    def _evicted(self, session: PeerSession) -> None:
+        """What was received of a message is given up: have its sender begin it again."""
+        if session.feeder is not None:
+            self.announce(session.feeder)
 
     # -- changes of the links --------------------------------------------------------------
 

@@ -87,12 +87,12 @@ def test_rules(blocked, allowed, private, shown, classes, reason):
 
 def test_before_the_hello_only_the_lists_count():
     policy = Policy(network=NETWORK)
-    assert policy.decide_peer(PEER).allowed
+    assert policy.decide_peer(PEER, now_ns=0).allowed
     policy.block(PEER)
-    assert policy.decide_peer(PEER).reason is Reason.BLOCKLISTED
+    assert policy.decide_peer(PEER, now_ns=0).reason is Reason.BLOCKLISTED
     policy.unblock(PEER)
     policy.allow_only([OTHER.peer_id])
-    assert policy.decide_peer(PEER).reason is Reason.NOT_ALLOWLISTED
+    assert policy.decide_peer(PEER, now_ns=0).reason is Reason.NOT_ALLOWLISTED
 
 
 def test_every_change_counts_from_the_next_envelope_on():

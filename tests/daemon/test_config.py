@@ -86,7 +86,7 @@ def test_variables_that_a_container_manager_invents_are_not_ours(toml) -> None:
         ),
         ('[network]\nlisten = ["tcp:1"]', "network.listen.0: 'tcp:1' is not a multiaddr"),
         ('[access]\nblock = ["x"]', "not a PeerId"),
-        ("[access]\nmessage_burst = 5.0", "give 'messages_per_s' as well"),
+        ("[access]\nbyte_burst = 5.0", "give 'bytes_per_s' as well"),
         ("[access]\nbytes_per_s = 0.0", "access.bytes_per_s"),
         (
             '[network]\nbootstrap = ["/ip4/127.0.0.1/tcp/1"]',

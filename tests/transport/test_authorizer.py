@@ -27,6 +27,7 @@ from tests.transport.test_libp2p_backend import CALM, LOOPBACK, next_event
 class Answer:
     allowed: bool = True
     reason: str = ""
+    wait_s: float = 0.0
 
 
 @dataclass
@@ -49,6 +50,9 @@ class Rules:
     def envelope(self, peer: PeerId, direction: Direction, size: int) -> Answer:
         largest = self.largest_in if direction is Direction.INBOUND else self.largest_out
         return Answer(size <= largest, "" if size <= largest else "budget")
+
+    def is_known(self, peer: PeerId) -> bool:
+        return True
 
 
 def make(name: str, rules: Rules | None = None, credentials: bytes = b"") -> Libp2pBackend:

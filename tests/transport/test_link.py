@@ -431,7 +431,7 @@ async def test_who_ignores_its_window_goes(nursery, lane):
         await link.closed.wait()
     assert "ignores its window" in link.reason
     assert a.count("inbound.flooded") == 1
-    assert a.inbox.reserved_bytes == 0
+    assert a.inbox.partial_bytes == 0
 
 
 async def test_who_ignores_the_muxers_window_goes(nursery):

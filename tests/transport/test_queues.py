@@ -17,6 +17,10 @@ A, B, C = (PeerId.from_seed(name) for name in "abc")
 _ADDRESS = Multiaddr("/ip4/127.0.0.1/tcp/1")
 
 
+def never() -> None:
+    raise AssertionError("evicted")
+
+
 def _envelope(peer: PeerId, size: int) -> EnvelopeReceived:
     return EnvelopeReceived(peer=peer, data=bytes(size), observed_address=_ADDRESS)
 
@@ -38,19 +42,24 @@ async def test_large_messages_have_a_budget_of_their_own():
         assert inbox.offer(_envelope(peer, 7))
     # Small ones leave no room among themselves; they do not keep a large one out.
     assert not inbox.offer(_envelope(C, 7))
-    assert inbox.reserve(A, 100)
-    assert not inbox.reserve(A, 20), "one of each peer"
-    assert not inbox.reserve(B, 20), "beyond the budget, and not alone"
-    inbox.deliver_reserved(_envelope(A, 100))
-    assert (inbox.envelope_bytes, inbox.reserved_bytes) == (114, 0)
-    assert not inbox.reserve(B, 20), "it still lies here"
+    first = inbox.begin(A, 100, never)
+    assert first is not None
+    assert inbox.begin(A, 20, never) is None, "one of each peer"
+    assert inbox.begin(B, 20, never) is None, "beyond the budget, and not alone"
+    assert inbox.grow(first, 100)
+    inbox.deliver(first, _envelope(A, 100))
+    assert (inbox.envelope_bytes, inbox.partial_bytes) == (114, 0)
+    assert inbox.begin(B, 20, never) is None, "it still lies here"
     for _ in range(3):
         inbox.receive_nowait()
-    assert inbox.reserve(B, 20)
-    assert inbox.reserve(A, 50)
-    inbox.unreserve(B, 20)
-    inbox.unreserve(A, 50)
-    assert (inbox.envelope_bytes, inbox.reserved_bytes, inbox.envelopes) == (0, 0, 0)
+    claims = [inbox.begin(B, 20, never), inbox.begin(A, 50, never)]
+    for claim in claims:
+        assert claim is not None
+        assert inbox.grow(claim, 1)
+    assert inbox.partial_bytes == 70
+    for claim in claims:
+        inbox.drop(claim)
+    assert (inbox.envelope_bytes, inbox.partial_bytes, inbox.envelopes) == (0, 0, 0)
 
 
 async def test_room_is_told_of():

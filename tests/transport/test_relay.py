@@ -373,9 +373,13 @@ class Deny:
     def envelope(self, peer, direction, size):
         return Decision(peer != self.denied)
 
+    def is_known(self, peer):
+        return True
+
 
 class Decision:
     reason = "blocked"
+    wait_s = 0.0
 
     def __init__(self, allowed: bool) -> None:
         self.allowed = allowed

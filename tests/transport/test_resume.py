@@ -16,6 +16,7 @@ from bbnode.transport.backend import (
 )
 from bbnode.transport.framing import FrameType, Lane, encode_header, encode_open
 from bbnode.transport.limits import TransportLimits
+from bbnode.transport.room import STEP_BYTES
 from tests.patience import PATIENCE_S
 from tests.transport.fakes import carrier_pair
 from tests.transport.test_link import HELLO, LARGE, SMALL, Side, connect, frame, never, quiet
@@ -170,21 +171,23 @@ def test_whatever_is_cut_all_arrives_once_and_in_order(sizes, cuts):
     trio.run(scenario)
 
 
-async def test_room_for_a_large_message_is_kept_before_it_comes_and_given_back(nursery):
-    limits = TransportLimits(inbox_bytes_per_peer=2**20, inbox_large_bytes=2**21)
+async def test_a_large_message_is_charged_as_it_comes_and_given_back(nursery):
+    limits = TransportLimits(inbox_bytes_per_peer=2**20, inbox_large_bytes=2**26)
     a = Side(SMALL, limits)
     out, inward = carrier_pair(SMALL, LARGE, nursery)
     link = a.link(out, nursery)
     await (await inward.open(Lane.CONTROL)).write(HELLO)
     bulk = await inward.open(Lane.BULK)
-    await bulk.write(frame(FrameType.START, number=1) + encode_open(1, 2**21, 0))
+    await bulk.write(frame(FrameType.START, number=1) + encode_open(1, 2**26, 0))
+    await quiet()
+    assert a.inbox.partial_bytes == 0
     await bulk.write(frame(FrameType.CHUNK, bytes(1000), 1))
     await quiet()
-    assert a.inbox.reserved_bytes == 2**21
+    assert a.inbox.partial_bytes == STEP_BYTES
     await cut(link)
-    assert a.inbox.reserved_bytes == 2**21, "it may go on"
+    assert a.inbox.partial_bytes == STEP_BYTES, "it may go on"
     a.table.expire(trio.current_time() + limits.resume_s)
-    assert a.inbox.reserved_bytes == 0
+    assert a.inbox.partial_bytes == 0
 
 
 @pytest.mark.parametrize("size", [70_000, 2**21 + 8])
@@ -217,7 +220,7 @@ async def test_a_burst_arrives_one_by_one_in_the_room_that_there_is(nursery):
     for tag in range(4):
         # Nobody reads: the next ones wait at their sender but for a window.
         await quiet()
-        assert (b.inbox.envelopes, b.inbox.reserved_bytes) == (1, 0)
+        assert (b.inbox.envelopes, b.inbox.partial_bytes) == (1, 0)
         assert b.table.session(SMALL).flow.held_bytes <= limits.bulk_window_bytes * 9 // 8
         assert a.table.session(LARGE).queue.envelopes == 3 - tag
         with trio.fail_after(PATIENCE_S):
@@ -250,7 +253,7 @@ async def test_a_message_that_contradicts_itself_ends_the_connection(nursery, ra
 
 
 async def test_stalls_are_by_progress_in_either_direction(nursery, autojump_clock):
-    limits = TransportLimits(stall_s=30.0)
+    limits = TransportLimits(stall_s=30.0, slow_s=60.0, slow_bytes_per_s=1024)
     a, b = Side(SMALL, limits), Side(LARGE, limits)
     one, _ = connect(a, b, nursery)
     await quiet()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bbnode.access.authorizer import PolicyAuthorizer
 from bbnode.access.buckets import Rate
+from bbnode.access.conduct import Offence
 from bbnode.access.decision import Decision, Limits
 from bbnode.access.errors import PolicyError, Refusal, StatementRefused
 from bbnode.access.policy import Policy
@@ -51,7 +52,7 @@ def apply_access(policy: Policy, config: AccessSection, blocked: Iterable[PeerId
 
 
 def _rate(per_second: float | None, burst: float | None) -> Rate | None:
-    if per_second is None:
+    if not per_second:
         return None
     return Rate(per_second=per_second, burst=per_second if burst is None else burst)
 
@@ -110,18 +111,26 @@ class AccessControl:
         """What each rule says of a peer."""
         return self.policy.explain(peer, now_ns=self._monotonic_ns(), unix_s=self._unix_s())
 
+    def offence(self, peer: PeerId, offence: Offence) -> bool:
+        """A peer did something wrong; True when it was cut off for that, just now."""
+        is_cut = self.policy.offence(peer, offence, now_ns=self._monotonic_ns())
+        if is_cut:
+            self.on_change()
+        return is_cut
+
     def block(self, peer: PeerId) -> None:
         """Deny a peer, also after a restart. Raises PolicyError and StorageError."""
         self._set_blocked(self._blocked | {peer})
 
     def allow(self, peer: PeerId) -> None:
-        """Deny a peer no more. Raises BlockedByConfig and StorageError."""
+        """Deny a peer no more, and forgive what it did. Raises BlockedByConfig and StorageError."""
         if str(peer) in self._config.block:
             raise BlockedByConfig(
                 f"{peer} is in access.block of the configuration; take it out there and reload "
                 "(SIGHUP)"
             )
         self._set_blocked(self._blocked - {peer})
+        self.policy.pardon(peer)
 
     def _set_blocked(self, blocked: frozenset[PeerId]) -> None:
         before = self._blocked

@@ -1,0 +1,172 @@
+"""How peers have behaved: what it costs them, and when it is forgiven.
+
+Rule: OFFENCES and the constants below are all there is to it. An offence gives points, which halve
+every `HALF_LIFE_S`. A peer with `THROTTLED_AT` points is let through at a rate of its own; at
+`CUT_AT` it is cut off and refused for a while, which doubles each time, until it has been quiet for
+long. The clock is an argument: the same offences at the same times have the same end. What an
+honest peer of another version does, or one on a bad line, never leads to a cut: such an offence has
+a ceiling below it.
+
+Offences are those of the authenticated peer, never of whom a message names.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
+
+from bbnode.access.buckets import Rate
+from bbnode.ir.peer import PeerId
+
+_NS: Final = 1_000_000_000
+
+HALF_LIFE_S: Final = 60.0
+THROTTLED_AT: Final = 50.0
+CUT_AT: Final = 100.0
+# Envelopes of a throttled peer; the rest waits at the peer. What a sound program sends in rounds.
+THROTTLED: Final = Rate(per_second=100, burst=100)
+# A peer that is cut off is refused for this long; twice as long each time, up to the second.
+BACKOFF_S: Final = 10.0
+MAX_BACKOFF_S: Final = 600.0
+# After so long without an offence a peer begins anew.
+FORGIVEN_AFTER_S: Final = 3600.0
+# Peers of which anything is remembered, 300 bytes each; whose last offence is the oldest goes.
+MAX_OFFENDERS: Final = 4096
+
+
+class Offence(enum.StrEnum):
+    """What a peer did that it should not; the value is what users see."""
+
+    # An envelope or a payload that can't be decoded.
+    UNDECODABLE = "undecodable"
+    # An envelope that claims to be somebody else's.
+    FORGED = "forged_sender"
+    # A place or a type that this node's program does not have there.
+    UNKNOWN_SITE = "unknown_site"
+    TYPE_MISMATCH = "type_mismatch"
+    # Larger than this node takes.
+    TOO_LARGE = "too_large"
+    # No hello that can be accepted; not one that a rule of access refuses.
+    HELLO = "bad_hello"
+    # Frames that are none, more than the window, and too little of what was begun.
+    PROTOCOL = "protocol_violation"
+    FLOOD = "flood"
+    SLOW = "slow"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """What an offence costs: its points, and up to how many in all it can lead."""
+
+    points: float
+    ceiling: float = math.inf
+
+
+# Points a second or a minute, at most, that a sound peer may come to is the reason of each.
+OFFENCES: Final[dict[Offence, Weight]] = {
+    # Nobody who speaks our protocol sends such things: 20 of them within a minute are a cut.
+    Offence.UNDECODABLE: Weight(points=5),
+    Offence.FORGED: Weight(points=10),
+    # After an upgrade these come in any number, from peers that have yet to follow: they are
+    # slowed down, and no more.
+    Offence.UNKNOWN_SITE: Weight(points=0.1, ceiling=THROTTLED_AT),
+    Offence.TYPE_MISMATCH: Weight(points=0.5, ceiling=THROTTLED_AT),
+    # Caps differ between nodes.
+    Offence.TOO_LARGE: Weight(points=2, ceiling=THROTTLED_AT),
+    # On a busy machine a hello may come late, or the peer may not want us; it dials again, in
+    # the end every 30 s.
+    Offence.HELLO: Weight(points=2, ceiling=THROTTLED_AT),
+    # Each ends a connection; four within a minute are no accident.
+    Offence.PROTOCOL: Weight(points=25),
+    Offence.FLOOD: Weight(points=50),
+    # A bad line; each takes its peer 40 s and more.
+    Offence.SLOW: Weight(points=15, ceiling=THROTTLED_AT),
+}
+
+
+@dataclass(slots=True)
+class Record:
+    """What is held against one peer. All times are monotonic nanoseconds."""
+
+    points: float = 0.0
+    at_ns: int = 0
+    # How often it was cut off, and until when it is refused.
+    cuts: int = 0
+    refused_until_ns: int = 0
+    # Of a throttled peer: until when what came has been paid for.
+    paid_ns: float = 0.0
+    # What it did, since it was forgiven last.
+    offences: dict[Offence, int] = field(default_factory=dict)
+
+    def points_at(self, now_ns: int) -> float:
+        """Its points now."""
+        age_s = max(0, now_ns - self.at_ns) / _NS
+        return self.points * math.exp2(-age_s / HALF_LIFE_S)
+
+    def refused_s(self, now_ns: int) -> float:
+        """For how many seconds more it is refused; 0 when it is not."""
+        return max(0, self.refused_until_ns - now_ns) / _NS
+
+
+class Conduct:
+    """The records of all peers that did anything wrong. One task uses it: it has no lock."""
+
+    def __init__(self) -> None:
+        # To be read by who asks for each envelope; the last offence of the last one is the newest.
+        self.records: OrderedDict[PeerId, Record] = OrderedDict()
+
+    def note(self, peer: PeerId, offence: Offence, now_ns: int) -> bool:
+        """A peer did something wrong; True when it is to be cut off for that."""
+        record = self.records.get(peer)
+        if record is None or self._is_forgiven(record, now_ns):
+            record = self.records[peer] = Record()
+        self.records.move_to_end(peer)
+        if len(self.records) > MAX_OFFENDERS:
+            self.records.popitem(last=False)
+        record.offences[offence] = record.offences.get(offence, 0) + 1
+        if record.refused_s(now_ns):
+            return False  # it came before the cut, and is paid for by that
+        weight = OFFENCES[offence]
+        points = record.points_at(now_ns)
+        record.points = max(points, min(points + weight.points, weight.ceiling))
+        record.at_ns = now_ns
+        if record.points < CUT_AT:
+            return False
+        backoff_s = min(BACKOFF_S * 2.0 ** min(record.cuts, 32), MAX_BACKOFF_S)
+        record.refused_until_ns = now_ns + int(backoff_s * _NS)
+        record.cuts += 1
+        record.points = 0.0
+        return True
+
+    def pardon(self, peer: PeerId) -> None:
+        """Hold nothing against a peer any more."""
+        self.records.pop(peer, None)
+
+    def in_good_standing(self, peer: PeerId, now_ns: int) -> bool:
+        """Whether a peer is neither refused nor throttled."""
+        record = self.records.get(peer)
+        return record is None or (
+            record.points_at(now_ns) < THROTTLED_AT and not record.refused_s(now_ns)
+        )
+
+    def wait_s(self, peer: PeerId, now_ns: int) -> float:
+        """In how many seconds a peer that is not refused may send its next envelope."""
+        record = self.records.get(peer)
+        if record is None or record.points_at(now_ns) < THROTTLED_AT:
+            return 0.0
+        paid_ns = max(record.paid_ns, now_ns) + THROTTLED.ns_per_unit
+        over_ns = paid_ns - now_ns - THROTTLED.burst_ns
+        return max(0.0, over_ns) / _NS
+
+    def pay(self, peer: PeerId, now_ns: int) -> None:
+        """A peer's envelope came in."""
+        record = self.records.get(peer)
+        if record is not None:
+            record.paid_ns = max(record.paid_ns, now_ns) + THROTTLED.ns_per_unit
+
+    def _is_forgiven(self, record: Record, now_ns: int) -> bool:
+        last_ns = max(record.at_ns, record.refused_until_ns)
+        return now_ns - last_ns >= FORGIVEN_AFTER_S * _NS
