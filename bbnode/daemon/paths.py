@@ -115,6 +115,23 @@ def make_state_dir(state_dir: Path) -> None:
         ) from error
 
 
+def enter_empty_dir(state_dir: Path) -> None:
+    """Make a folder in the state directory the working directory: nothing lies there.
+
+    Whatever is made to read a file by its relative name finds none. Raises `StorageError`.
+    """
+    path = state_dir / "empty"
+    make_state_dir(state_dir)
+    try:
+        # Not writable either, so that it stays so.
+        path.mkdir(mode=0o500, exist_ok=True)
+        if path.is_symlink():
+            raise StorageError(f"{path} is a link; remove it")
+        os.chdir(path)
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}; remove what has that name") from error
+
+
 def control_socket(state_dir: Path) -> Path:
     """The path of the control socket.
 
