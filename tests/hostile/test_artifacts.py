@@ -23,6 +23,7 @@ from multiaddr import Multiaddr
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, TensorProto, helper
 
 from bbnode.cli import exits
+from bbnode.cli.main import main
 from bbnode.compiler import Compiler
 from bbnode.components import (
     ArrayDataSource,
@@ -334,3 +335,20 @@ async def test_a_node_does_not_start_with_such_an_artifact(which: str, tmp_path:
     code, _, err = await bbnode(tmp_path, "run", "-c", "node.toml")
     assert code == (exits.USAGE if which == "path" else exits.REFUSED), err
     assert ("/etc/passwd" if which == "path" else "'secret'") in err
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_names_of_an_artifact_do_nothing_to_a_terminal(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rename(model: ModelProto) -> None:
+        found = client(model)
+        before, found.name = found.name, "client#\x1b[2J\x9b31m\u202e\nforged"
+        for entry in model.metadata_props:
+            entry.key = entry.key.replace(before, found.name)
+
+    (tmp_path / "a.onnx").write_bytes(artifact(rename))
+    assert main(["inspect", str(tmp_path / "a.onnx"), *words]) == exits.OK
+    shown = capsys.readouterr().out
+    assert "forged" in shown
+    assert shown.replace("\n", "").isprintable()

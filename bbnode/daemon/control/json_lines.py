@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bbnode.daemon.control.errors import ControlProtocolError
+from bbnode.ir.texts import escaped_json
 
 # An answer may list every peer and counter; beyond this it is no answer for a person.
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
@@ -27,7 +28,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
         text = json.dumps(_finite(message), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ControlProtocolError(f"a control message is not JSON: {error}") from error
-    line = text.encode("utf-8", "replace") + b"\n"
+    line = escaped_json(text).encode("utf-8", "replace") + b"\n"
     if len(line) > MAX_ANSWER_BYTES:
         raise ControlProtocolError(
             f"a control message of {len(line)} bytes is over the cap of {MAX_ANSWER_BYTES}"
