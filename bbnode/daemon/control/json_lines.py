@@ -36,10 +36,22 @@ def encode(message: Mapping[str, Any]) -> bytes:
     return line
 
 
-def parse_object(data: bytes) -> dict[str, Any]:
-    """Read one JSON object. Raises `ControlProtocolError` for anything else."""
+class Answered(dict[str, Any]):
+    """An object in a daemon's answer: what it should have and has not is an error of its own."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ControlProtocolError(
+            f"the daemon's answer has no {short(name)}; let daemon and command be of one version"
+        )
+
+
+def parse_object(data: bytes, kind: type[dict[str, Any]] = dict) -> dict[str, Any]:
+    """Read one JSON object; it and those in it are of `kind`.
+
+    Raises `ControlProtocolError` for anything else.
+    """
     try:
-        message = json.loads(data)
+        message = json.loads(data, object_pairs_hook=None if kind is dict else kind)
     except (ValueError, RecursionError) as error:
         # ValueError holds both bad JSON and bad UTF-8.
         raise ControlProtocolError(f"not JSON: {short(data)}") from error
