@@ -2,7 +2,7 @@
 
 Rule: nothing else in the package prints. A JSON object says what it is in its first key, as in
 "schema": "bbnode/status/1"; the number grows when a key changes its meaning, not when one is
-added.
+added. Peers and artifacts choose some of the texts: no control character of theirs passes here.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bbnode.ir.texts import escaped_json, printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 SCHEMA_VERSION = 1
+# What the lines of a help or of a configuration are set with; a field goes through `cell`.
+_LAYOUT = "\n\t"
 # The command that runs, for the schema of what it prints.
 _command = "bbnode"
 
@@ -32,19 +36,19 @@ def schema(name: str) -> str:
 
 
 def data(text: str) -> None:
-    """One line of data."""
-    sys.stdout.write(text + "\n")
+    """Data: one line, or several of ours."""
+    sys.stdout.write(printable(text, keep=_LAYOUT) + "\n")
 
 
 def note(text: str) -> None:
     """One line for the reader, kept out of the data."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(printable(text, keep=_LAYOUT) + "\n")
 
 
 def error(message: str) -> None:
     """One line that says what is wrong and what to do."""
     line = " ".join(message.split())
-    sys.stderr.write(f"error: {line}\n")
+    sys.stderr.write(f"error: {printable(line)}\n")
 
 
 def json_object(
@@ -55,7 +59,12 @@ def json_object(
     The schema is that of `name`, default the command's; one that is in `value` already stays.
     """
     made = {"schema": schema(name or _command), **value}
-    data(json.dumps(made, indent=indent, ensure_ascii=False))
+    data(json_text(made, indent=indent))
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """A value as JSON that is fit for a terminal and still says the same."""
+    return escaped_json(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
 def console() -> Console:
@@ -99,8 +108,7 @@ def cell(value: object) -> str:
         case Mapping():
             return ", ".join(f"{name}={cell(item)}" for name, item in value.items()) or "-"
         case _:
-            # A peer chooses some of these texts: no control characters reach the terminal.
-            return "".join(c if c.isprintable() else "�" for c in str(value))
+            return printable(str(value))
 
 
 def describe(value: Mapping[str, Any], *, out: Console) -> None:

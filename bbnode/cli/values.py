@@ -68,7 +68,7 @@ def report(told: Mapping[str, Any], *, waited_s: float, as_json: bool) -> int:
         if told["ok"] is None and not waited_s:
             output.data(f"execution {told['execution']}")
         for name, value in told["outputs"].items():
-            output.data(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+            output.data(f"{name} = {output.json_text(value)}")
         if told["ok"] and not told["outputs"]:
             output.note(
                 f"execution {told['execution']} ended and gave no output; what comes back as a "

@@ -84,10 +84,7 @@ def _of_table(domain: str, op_type: str) -> Signature | None:
 @cache
 def schema_of(domain: str, op_type: str, version: int) -> onnx.defs.OpSchema | None:
     """ONNX's schema of an op at an opset version ("" is `ai.onnx`), or None."""
-    try:
-        return onnx.defs.get_schema(op_type, version, domain)
-    except onnx.defs.SchemaError:
-        return None
+    return protos.onnx_schema(op_type, version, domain)
 
 
 @cache

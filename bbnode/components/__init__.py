@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         ConstantView,
         ConstantViewConfig,
     )
+    from bbnode.components.settings import local_setting, path_setting
     from bbnode.components.sklearn_data_source import SklearnDataSource, SklearnDataSourceConfig
 
 _MODULE_OF = {
@@ -63,8 +64,10 @@ _MODULE_OF = {
     "SklearnDataSource": "sklearn_data_source",
     "SklearnDataSourceConfig": "sklearn_data_source",
     "concrete": "registry",
+    "local_setting": "settings",
     "mlp_forward": "mlp",
     "offload": "contracts",
+    "path_setting": "settings",
     "register_component": "registry",
 }
 
@@ -95,8 +98,10 @@ __all__ = [
     "SklearnDataSource",
     "SklearnDataSourceConfig",
     "concrete",
+    "local_setting",
     "mlp_forward",
     "offload",
+    "path_setting",
     "register_component",
 ]
 

@@ -17,7 +17,8 @@ from typing import Any
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from bbnode.components.contracts import Backend, PreparedGraph
-from bbnode.components.errors import InvalidComponentConfig
+from bbnode.components.errors import BackendError, InvalidComponentConfig
+from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.keys import FRAMEWORK_IR_VERSION, ONNX_OPSET_VERSION
 
 
@@ -52,6 +53,11 @@ class CachingBackend(Backend):
                 self._prepared.move_to_end(key)
                 return found
         # Built outside of the lock: a big graph must not hold up the running of small ones.
+        try:
+            # Whoever made it: a runtime that is given a model would read the files that it names.
+            check_bounds(model)
+        except OutOfBounds as error:
+            raise BackendError(f"{self.TYPE_NAME}: graph {model.graph.name!r}: {error}") from error
         built = self._build(model)
         with self._lock:
             self._prepared[key] = built

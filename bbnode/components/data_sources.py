@@ -21,6 +21,7 @@ import numpy.typing as npt
 from bbnode.components.contracts import ComponentError, DataSource, OpContext, offload
 from bbnode.components.errors import DataUnavailable, InvalidComponentConfig
 from bbnode.components.registry import register_component
+from bbnode.components.settings import path_setting
 from bbnode.ir.values import Value
 
 Features: TypeAlias = npt.NDArray[np.float32]
@@ -172,7 +173,7 @@ class ArrayDataSourceConfig:
         seed: of the shuffling.
     """
 
-    path: str
+    path: str = path_setting()
     features: str = "x"
     labels: str = "y"
     batch_size: int = 0

@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Protocol
 
-import onnx
 from onnx import ModelProto, TensorProto
 
 from bbnode.components.errors import BackendError
 from bbnode.components.interpreter import FIRST_OPSET, InterpretedGraph
 from bbnode.components.one_op import one_op_model
+from bbnode.ir import protos
 from bbnode.ir.values import Value
 
 # Op type to method (FACTS, "Roles").
@@ -112,11 +112,8 @@ class Primitives(ABC):
         """
         if not self.runs_graphs():
             return not domain and opset_version >= FIRST_OPSET and op_type in self.own_primitives()
-        try:
-            schema = onnx.defs.get_schema(op_type, opset_version, domain)
-        except onnx.defs.SchemaError:
-            return False
-        return not schema.deprecated
+        schema = protos.onnx_schema(op_type, opset_version, domain)
+        return schema is not None and not schema.deprecated
 
     @classmethod
     def runs_graphs(cls) -> bool:

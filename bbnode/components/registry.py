@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
+from bbnode.components import settings
 from bbnode.components.contracts import CONTRACTS, Component
 from bbnode.ir.errors import AuthorError, DeploymentError
 from bbnode.ir.slots import ConcreteSpec
@@ -113,20 +114,26 @@ def encode_config(config: Any) -> bytes:
 
 
 def build_config(
-    cls: type[Component], slot: str, stored: bytes, overrides: Mapping[str, Any]
+    cls: type[Component],
+    slot: str,
+    stored: bytes,
+    overrides: Mapping[str, Any],
+    *,
+    own_artifact: bool = False,
 ) -> Any:
     """The Config of `cls`: defaults, then what the artifact stores, then this node's overrides.
 
-    Raises ConfigTypeMismatch naming slot, key and what was expected.
+    Settings that name something of this machine count from the overrides alone, unless the
+    artifact is the user's own (`own_artifact`).
+
+    Raises ConfigTypeMismatch naming slot, key and what was expected, and LocalSettingRefused.
     """
-    merged: dict[str, Any] = {}
-    if stored:
-        try:
-            merged.update(msgpack.unpackb(stored, max_ext_len=0))
-        except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-            raise ConfigTypeMismatch(
-                f"slot {slot!r}: the config stored in the artifact can't be read: {error}"
-            ) from error
+    try:
+        merged = settings.stored_settings(stored)
+    except settings.UnreadableSettings as error:
+        raise ConfigTypeMismatch(f"slot {slot!r}: {error}") from error
+    if not own_artifact:
+        merged = settings.accepted(cls.Config, cls.TYPE_NAME, slot, merged, overrides)
     merged.update(overrides)
     names = [f.name for f in dataclasses.fields(cls.Config)]
     for key in merged:

@@ -16,7 +16,17 @@ from typing import Any
 
 import trio
 
-from bbnode.daemon import assembly, dial_back, keeper, logs, paths, ping, sd_notify, signals
+from bbnode.daemon import (
+    assembly,
+    checkpoint,
+    dial_back,
+    keeper,
+    logs,
+    paths,
+    ping,
+    sd_notify,
+    signals,
+)
 from bbnode.daemon.access.protocol import AccessProtocol
 from bbnode.daemon.conduct import ConductWatch
 from bbnode.daemon.config_sources import ResolvedConfig
@@ -93,6 +103,7 @@ class Daemon:
         self._record = record
         config = resolved.config
         self._state_dir = resolved.state_dir
+        checkpoint.remove_orphans(self._state_dir)
         self._identity = load_or_create_identity(paths.identity_file(self._state_dir))
         access = assembly.make_access(resolved, self._identity)
         self._artifact = assembly.find_artifact(resolved)

@@ -7,6 +7,7 @@ what peers compare in their hello.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,6 +101,16 @@ def parse_artifact(data: bytes, where: str, *, expected_sha256: str | None = Non
         raise InvalidArtifact(
             f"{where}: it was changed after it was compiled; fetch or compile it again"
         )
+    names = Counter((f.domain, f.name, f.overload) for f in model.functions)
+    targets = Counter(
+        (f.name,) for f in model.functions if protos.get_meta(f, keys.TARGET_KEY) is not None
+    )
+    for name, count in (*names.items(), *targets.items()):
+        if count > 1:
+            raise InvalidArtifact(
+                f"{where}: {count} functions in it are called {'::'.join(name)!r:.80}; compile it "
+                "again"
+            )
     return Artifact(model=model, sha256=sha256, size=len(data))
 
 

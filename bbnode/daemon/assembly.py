@@ -88,6 +88,8 @@ def install_node(
         seed=int.from_bytes(identity.peer_id.to_bytes()[-8:], "big"),
         incarnation=incarnation,
         record=record,
+        # A file may have come from anybody; what is compiled here now is the user's own.
+        own_artifact=config.artifact.path is None,
     )
 
 

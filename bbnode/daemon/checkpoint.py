@@ -8,6 +8,7 @@ as good a file as there was.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -69,6 +70,18 @@ def write(state_dir: Path, checkpoint: Checkpoint) -> None:
         _sync_directory(state_dir)
     except OSError as error:
         raise paths.StorageError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def remove_orphans(state_dir: Path) -> None:
+    """Remove what writers left that were killed. The caller holds the directory's lock."""
+    path = checkpoint_file(state_dir)
+    fresh = path.with_suffix(".new")
+    own = (fresh.name, "incarnation", "control.token")
+    for orphan in paths.remove_orphans(state_dir, own):
+        logger.info("removed what a killed daemon left", extra={"path": str(orphan)})
+    with contextlib.suppress(OSError):
+        # It was never the node's state: the next one replaces it in any case.
+        fresh.unlink(missing_ok=True)
 
 
 def usable(state_dir: Path, artifact_sha256: str) -> Iterator[Checkpoint]:

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ValidationError
 from bbnode.daemon import paths
 from bbnode.daemon.config import NodeConfig, keys, overrides, table_of
 from bbnode.ir.errors import DeploymentError
+from bbnode.ir.texts import printable
 
 ENVIRONMENT_PREFIX = "BBNODE_"
 ENVIRONMENT_SEPARATOR = "__"
@@ -278,7 +279,7 @@ def _validate(data: dict[str, Any], where: str, sources: Mapping[str, str]) -> N
         line = _describe(faults[0], where, sources)
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         # Keys and values may hold anything; the message is one line all the same.
-        raise ConfigError("".join(c if c.isprintable() else "�" for c in line) + more) from error
+        raise ConfigError(printable(line) + more) from error
 
 
 def _describe(fault: Any, where: str, sources: Mapping[str, str]) -> str:

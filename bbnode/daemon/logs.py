@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from bbnode.daemon.log_limit import RepeatLimit
+from bbnode.ir.texts import escaped, escaped_json
 
 # What a LogRecord has by itself; all else came with `extra`.
 _OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
@@ -31,10 +32,12 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The record on one line; the traceback, where there is one, on lines of its own."""
         data = "".join(f" {name}={_plain(value)}" for name, value in _extra(record).items())
-        message = _one_line(record.getMessage())
+        # A peer's text must not be able to forge a second log line.
+        message = escaped(record.getMessage())
         line = f"{self.head(record)}: {message}{data}"
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            # The message of an exception may be a peer's.
+            line += "\n" + escaped(self.formatException(record.exc_info), keep="\n")
         return line
 
     def head(self, record: logging.LogRecord) -> str:
@@ -92,7 +95,7 @@ class JsonFormatter(logging.Formatter):
             entry.setdefault(name, plain)
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        return escaped_json(json.dumps(entry, ensure_ascii=False))
 
 
 _FORMATTERS: Mapping[str, type[logging.Formatter]] = MappingProxyType(
@@ -158,13 +161,8 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _plain(value: object) -> str:
-    text = _one_line(_cut(str(value)))
+    text = escaped(_cut(str(value)))
     return json.dumps(text, ensure_ascii=False) if " " in text or not text else text
-
-
-def _one_line(text: str) -> str:
-    # A peer's text must not be able to forge a second log line.
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _cut(text: str) -> str:

@@ -6,14 +6,18 @@ is written is either complete or not there; one process owns a state directory a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import os
+import re
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +26,12 @@ from bbnode.ir.errors import DeploymentError, EnvironmentFault
 # sockaddr_un.sun_path: 108 bytes on Linux and 104 on the BSDs and macOS, with its final NUL.
 SOCKET_PATH_MAX_BYTES = 107 if sys.platform.startswith("linux") else 103
 
+# Nothing takes so long to write one of the small files that commands write beside a daemon.
+MAX_WRITING_S = 3600.0
+# A state directory has some twenty files; what fills one is not ours to clear up.
+MAX_ENTRIES = 10_000
+# What `write_atomically` and `create_key_file` write before it has its name.
+_DRAFT = re.compile(r"\.(?P<name>[^/]+)\.(?:[a-z0-9_]{8}|[0-9]+\.new)")
 
 # Of services (file-hierarchy(7)); users have the directories of the XDG specification.
 SYSTEM_CONFIG_DIR = Path("/etc/bbnode")
@@ -115,6 +125,23 @@ def make_state_dir(state_dir: Path) -> None:
         ) from error
 
 
+def enter_empty_dir(state_dir: Path) -> None:
+    """Make a folder in the state directory the working directory: nothing lies there.
+
+    Whatever is made to read a file by its relative name finds none. Raises `StorageError`.
+    """
+    path = state_dir / "empty"
+    make_state_dir(state_dir)
+    try:
+        # Not writable either, so that it stays so.
+        path.mkdir(mode=0o500, exist_ok=True)
+        if path.is_symlink():
+            raise StorageError(f"{path} is a link; remove it")
+        os.chdir(path)
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}; remove what has that name") from error
+
+
 def control_socket(state_dir: Path) -> Path:
     """The path of the control socket.
 
@@ -130,6 +157,9 @@ def control_socket(state_dir: Path) -> Path:
         return direct
     digest = hashlib.sha256(os.fsencode(state_dir.absolute())).hexdigest()[:16]
     short = _runtime_dir() / f"{digest}.sock"
+    if short.parent.is_symlink() or short.parent.exists():
+        # It stands where others may make directories: they could wait there for our clients.
+        _check_socket_dir(short.parent)
     if len(os.fsencode(short)) <= SOCKET_PATH_MAX_BYTES:
         return short
     raise SocketPathError(
@@ -145,10 +175,14 @@ def make_socket_dir(socket: Path) -> None:
     Raises `StorageError` or `SocketPathError`.
     """
     make_state_dir(socket.parent)
-    found = socket.parent.lstat()
+    _check_socket_dir(socket.parent)
+
+
+def _check_socket_dir(directory: Path) -> None:
+    found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise SocketPathError(
-            f"control socket: {socket.parent} has to be a directory of this user that nobody "
+            f"control socket: {directory} has to be a directory of this user that nobody "
             "else can write; fix its owner and mode (0700)"
         )
 
@@ -160,6 +194,25 @@ def _runtime_dir() -> Path:
     return Path(tempfile.gettempdir()) / f"bbnode-{os.geteuid()}"
 
 
+def open_lock(path: Path) -> int:
+    """Open a file to be locked, made if there is none, for its owner alone; a descriptor.
+
+    What stands there is written to, or kept open for long: nothing but a regular file of
+    this very name will do, whoever put it there. Raises `StorageError`.
+    """
+    # Without O_NONBLOCK a FIFO would hold up the start.
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        why = "is a link; remove it" if error.errno == errno.ELOOP else error.strerror
+        raise StorageError(f"{path}: {why}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise StorageError(f"{path}: is no regular file; remove it")
+    return descriptor
+
+
 @contextmanager
 def lock_state_dir(state_dir: Path) -> Iterator[None]:
     """Own the directory while the block runs; the kernel lets go when the process dies.
@@ -168,10 +221,7 @@ def lock_state_dir(state_dir: Path) -> Iterator[None]:
     """
     make_state_dir(state_dir)
     path = lock_file(state_dir)
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror}") from error
+    descriptor = open_lock(path)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -197,6 +247,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int) -> None:
     Raises `StorageError` naming the path.
     """
     try:
+        # `remove_orphans` knows the name by its form.
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(descriptor, "wb") as stream:
@@ -216,3 +267,30 @@ def write_atomically(path: Path, data: bytes, *, mode: int) -> None:
             os.close(directory)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def remove_orphans(state_dir: Path, own: Container[str]) -> list[Path]:
+    """Remove what writers that were killed left in a state directory; return what it was.
+
+    `own` are the files that only the holder of the lock writes, which is the caller. Another
+    process may be writing one of the others right now: those have to be old. What can't be
+    removed stays, and nothing but files of this form is looked at, no links among them.
+    """
+    removed = []
+    oldest_s = time.time() - MAX_WRITING_S
+    try:
+        with os.scandir(state_dir) as listed:
+            entries = list(itertools.islice(listed, MAX_ENTRIES))
+    except OSError:
+        return []
+    for entry in entries:
+        form = _DRAFT.fullmatch(entry.name)
+        if form is None:
+            continue
+        with contextlib.suppress(OSError):
+            found = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(found.st_mode) and (form["name"] in own or found.st_mtime < oldest_s):
+                path = Path(entry.path)
+                path.unlink()
+                removed.append(path)
+    return removed

@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 import trio
 
+from bbnode.ir.texts import printable
+
 logger = logging.getLogger(__name__)
 
 READY = "READY=1"
@@ -36,7 +38,8 @@ def notify(*lines: str) -> bool:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
             out.setblocking(False)
-            out.sendto("\n".join(lines).encode(), address)
+            # A line break in a status, which has names of the artifact, would begin another line.
+            out.sendto("\n".join(map(printable, lines)).encode(), address)
     except OSError as error:
         logger.debug("supervisor not reached", extra={"reason": str(error)})
         return False

@@ -313,12 +313,11 @@ class _Replay:
             ports = [(port.name, port.variadic) for port in spec.outputs]
         elif protos.is_onnx_domain(node.domain) or node.domain == onnx_walk.ONNX_ML_DOMAIN:
             domain = "" if protos.is_onnx_domain(node.domain) else node.domain
-            try:
-                schema = onnx.defs.get_schema(node.op_type, version, domain)
-            except onnx.defs.SchemaError as error:
+            schema = protos.onnx_schema(node.op_type, version, domain)
+            if schema is None:
                 raise self._g.error(
                     BrokenArtifact, f"ONNX has no op {node.op_type!r} at opset {version}"
-                ) from error
+                )
             variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
             ports = [(port.name, port.option == variadic) for port in schema.outputs]
         labels: list[str] = []

@@ -114,10 +114,7 @@ def _only_added(older: OpSchema, newer: OpSchema) -> bool:
 
 @cache
 def _schema(op_type: str, version: int, domain: str) -> OpSchema | None:
-    try:
-        return onnx.defs.get_schema(op_type, version, domain)
-    except onnx.defs.SchemaError:
-        return None
+    return protos.onnx_schema(op_type, version, domain)
 
 
 def _converted(

@@ -54,6 +54,7 @@ def install(
     trace: bool = False,
     snapshots: bool = True,
     record: Sink | None = None,
+    own_artifact: bool = False,
 ) -> Node:
     """A node that plays `targets` of a compiled model.
 
@@ -67,17 +68,21 @@ def install(
             that `Node.snapshot` works at any time. Without it such a component is busy.
         record: gets the record of the node's life, frame by frame (see `engine.record`);
             `bbnode replay` runs it again.
+        own_artifact: the model was made by this machine's user, so that its settings count even
+            where they name files and the like (see `bbnode.components.settings`); what came from
+            others, and any file may, sets no such thing.
         trace: polls tell every execution, op and fill (`Node.set_tracing` changes it later).
 
     Raises:
         NotCompiled, UnknownTarget, InvalidArtifact: of the artifact.
         SlotBindingConflict, MissingComponents, RoleMismatch, UnknownSlot, ConfigTypeMismatch,
-        UnboundDependency, DependencyCycle, ComponentConstructionFailed: of components.
+        LocalSettingRefused, UnboundDependency, DependencyCycle, ComponentConstructionFailed: of
+        components.
         UnsupportedOps: of what it would run.
     """
     program = model if isinstance(model, Program) else plan_program(model, targets)
     classes = _classes(program)
-    cells = _make_components(program, classes, config or {})
+    cells = _make_components(program, classes, config or {}, own_artifact=own_artifact)
     by_slot = {cell.slot: cell for cell in cells}
     unsupported = [*program.unsupported, *_unsupported(program, by_slot)]
     if unsupported:
@@ -148,6 +153,8 @@ def _make_components(
     program: Program,
     classes: Mapping[str, type[Component]],
     config: Mapping[str, Mapping[str, Any]],
+    *,
+    own_artifact: bool,
 ) -> list[ComponentCell]:
     plans = {slot.name: slot for slot in program.slots}
     for name in config:
@@ -162,7 +169,9 @@ def _make_components(
     for name in _dependency_order(classes):
         cls = classes[name]
         plan = plans[name]
-        settings = build_config(cls, name, plan.config, config.get(name, {}))
+        settings = build_config(
+            cls, name, plan.config, config.get(name, {}), own_artifact=own_artifact
+        )
         made[name] = _construct(plan, cls, settings, made)
     cells = {s.name: ComponentCell(s.name, s.binding, made[s.name]) for s in program.slots}
     _connect(cells)

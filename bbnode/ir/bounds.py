@@ -3,7 +3,8 @@
 Rule: one walk, linear in the size of the model and without recursion. All else may then rely
 on it: texts are texts, a name fits into a message, no node or function is so large that a
 look through its parts costs more than its bytes, and graphs nest no deeper than they are
-followed. Weights are not looked at.
+followed. Nothing in it names a file: a runtime would read that file of the machine it runs on,
+and the program could send it away. Weights themselves are not looked at.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sized
 from typing import Any
 
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+)
 
 from bbnode.ir import keys
 from bbnode.ir.errors import AuthorError
@@ -34,23 +43,46 @@ MAX_GRAPH_DEPTH = 32
 # Types nest like graphs; a value of this program is at most a sequence of something.
 MAX_TYPE_DEPTH = 16
 
+# Of a file's name in an error.
+_SHOWN_CHARS = 80
+
 _LISTS = frozenset({keys.AFTER_KEY, keys.CONTROL_AFTER_KEY})
+
+# ONNX Runtime's op whose code may stand in a file that its attribute names.
+_FILE_OPS = frozenset({"EPContext"})
+# ONNX Runtime's settings, files to write among them, as a model may bring them.
+_RUNTIME_SETTINGS = frozenset({"ort_config"})
 
 
 class OutOfBounds(AuthorError):
     """A model holds something that no program needs."""
 
 
+class FileReference(OutOfBounds):
+    """A model names a file, to be read or written by whoever runs it."""
+
+
 def check_bounds(model: ModelProto) -> None:
-    """Raise OutOfBounds when a model is larger or deeper than anything here is made for."""
+    """Raise OutOfBounds when a model is larger or deeper than anything here is made for.
+
+    FileReference is raised when anything in it names a file.
+    """
     _parts("the model", model.metadata_props, MAX_FUNCTION_PARTS, "metadata entries")
     _metadata("the model", model.metadata_props)
+    for entry in model.metadata_props:
+        if entry.key in _RUNTIME_SETTINGS:
+            raise FileReference(
+                f"the model brings settings of its runtime ({entry.key!r}); remove that metadata"
+            )
     _parts("the model", model.opset_import, MAX_FUNCTION_PARTS, "opset imports")
     _names("the model", (entry.domain for entry in model.opset_import))
     _names("the model", (model.producer_name, model.domain, model.graph.name))
     for function in model.functions:
         _check_function(function)
     _check_graph("the graph of the model", model.graph)
+    for training in model.training_info:
+        _check_graph("the training graph of the model", training.initialization)
+        _check_graph("the training graph of the model", training.algorithm)
 
 
 def _check_function(function: FunctionProto) -> None:
@@ -70,21 +102,21 @@ def _check_function(function: FunctionProto) -> None:
     _names(where, function.output)
     _names(where, function.attribute)
     _names(where, (entry.domain for entry in function.opset_import))
-    _names(where, (attribute.name for attribute in function.attribute_proto))
     _check_values(where, function.value_info)
-    _check_nodes(where, function.node)
+    todo: list[tuple[GraphProto, int]] = []
+    for attribute in function.attribute_proto:
+        _check_attribute(where, attribute, 1, todo)
+    _check_nodes(where, function.node, todo)
 
 
 def _check_graph(where: str, graph: GraphProto) -> None:
-    _check_values(where, graph.value_info)
-    _check_values(where, graph.input)
-    _check_values(where, graph.output)
-    _check_nodes(where, graph.node)
+    _check_nodes(where, (), [(graph, 0)])
 
 
-def _check_nodes(where: str, nodes: Iterable[NodeProto]) -> None:
-    """The nodes, and those of the graphs in their attributes."""
-    todo: list[tuple[GraphProto, int]] = []
+def _check_nodes(
+    where: str, nodes: Iterable[NodeProto], todo: list[tuple[GraphProto, int]]
+) -> None:
+    """The nodes, and those of the graphs in `todo` and in their attributes."""
     for node in nodes:
         _check_node(where, node, 1, todo)
     while todo:
@@ -94,7 +126,11 @@ def _check_nodes(where: str, nodes: Iterable[NodeProto]) -> None:
         _check_values(where, graph.value_info)
         _check_values(where, graph.input)
         _check_values(where, graph.output)
-        _names(where, (tensor.name for tensor in graph.initializer))
+        for tensor in graph.initializer:
+            _names(where, (tensor.name,))
+            check_tensor(where, tensor)
+        for sparse in graph.sparse_initializer:
+            _check_sparse(where, sparse)
         for node in graph.node:
             _check_node(where, node, depth + 1, todo)
 
@@ -112,6 +148,11 @@ def _check_node(
         for text in texts:
             if type(text) is not str or len(text) > MAX_NAME_CHARS:
                 _names(where, (text,))
+    if node.op_type in _FILE_OPS:
+        raise FileReference(
+            f"{where}, op {node.name!r:.80}: {node.domain}::{node.op_type} has its code in a file "
+            "of whoever runs it; export the model with plain ONNX ops"
+        )
     metadata = node.metadata_props
     if metadata:
         if len(metadata) > MAX_NODE_PARTS:
@@ -122,14 +163,77 @@ def _check_node(
         if len(attributes) > MAX_NODE_PARTS:
             _parts(f"{where}, op {node.name!r:.80}", attributes, MAX_NODE_PARTS, "attributes")
         for attribute in attributes:
-            _names(where, (attribute.name, attribute.ref_attr_name))
-            if attribute.HasField("g"):
-                todo.append((attribute.g, depth))
-            if attribute.graphs:
-                _parts(f"{where}, op {node.name!r:.80}", attribute.graphs, MAX_NODE_PARTS, "graphs")
-                todo.extend((graph, depth) for graph in attribute.graphs)
-            if attribute.HasField("tp"):
-                check_type(where, attribute.tp)
+            _check_attribute(where, attribute, depth, todo, node)
+
+
+def _check_attribute(
+    where: str,
+    attribute: AttributeProto,
+    depth: int,
+    todo: list[tuple[GraphProto, int]],
+    node: NodeProto | None = None,
+) -> None:
+    # Whatever its `type` says: others may look at the fields alone.
+    _names(where, (attribute.name, attribute.ref_attr_name))
+    if holds_plain_values(attribute):
+        return
+    if node is not None:
+        where = f"{where}, op {node.name!r:.80}"
+    if attribute.HasField("t"):
+        check_tensor(where, attribute.t)
+    if attribute.HasField("sparse_tensor"):
+        _check_sparse(where, attribute.sparse_tensor)
+    if attribute.HasField("g"):
+        todo.append((attribute.g, depth))
+    if attribute.HasField("tp"):
+        check_type(where, attribute.tp)
+    for listed, kind in (
+        (attribute.graphs, "graphs"),
+        (attribute.type_protos, "types"),
+    ):
+        _parts(where, listed, MAX_NODE_PARTS, kind)
+    todo.extend((graph, depth) for graph in attribute.graphs)
+    for each in attribute.type_protos:
+        check_type(where, each)
+    for tensor in attribute.tensors:
+        check_tensor(where, tensor)
+    for sparse in attribute.sparse_tensors:
+        _check_sparse(where, sparse)
+
+
+def holds_plain_values(attribute: AttributeProto) -> bool:
+    """Return whether an attribute is numbers and texts alone, which name nothing."""
+    return not (attribute.HasField("t") or nests(attribute))
+
+
+def nests(attribute: AttributeProto) -> bool:
+    """Return whether an attribute holds more than numbers, texts and one tensor."""
+    return bool(
+        attribute.HasField("g")
+        or attribute.HasField("tp")
+        or attribute.HasField("sparse_tensor")
+        or attribute.tensors
+        or attribute.graphs
+        or attribute.type_protos
+        or attribute.sparse_tensors
+    )
+
+
+def _check_sparse(where: str, sparse: SparseTensorProto) -> None:
+    check_tensor(where, sparse.values)
+    check_tensor(where, sparse.indices)
+
+
+def check_tensor(where: str, tensor: TensorProto) -> None:
+    """Raise FileReference when a tensor's values stand in a file."""
+    if tensor.data_location == TensorProto.DEFAULT and not tensor.external_data:
+        return
+    found = next((e.value for e in tensor.external_data if e.key == "location"), "")
+    raise FileReference(
+        f"{where}: tensor {tensor.name!r:.80} is to be read from a file ({found[:_SHOWN_CHARS]!r}) "
+        "of whoever runs it; write it into the model: onnx.load(path) reads such files in, then "
+        "save it without external data"
+    )
 
 
 def _check_values(where: str, infos: Iterable[Any]) -> None:

@@ -22,6 +22,8 @@ from bbnode.ir.bounds import (
     MAX_NODE_PARTS,
     check_bounds,
     check_type,
+    holds_plain_values,
+    nests,
 )
 from bbnode.ir.plain import Function, Node, Opset, Program, ValueType
 
@@ -81,6 +83,8 @@ def program_of(model: ModelProto) -> Program:
 
 def _watch_model(model: ModelProto) -> None:
     graph = model.graph
+    if model.training_info:
+        raise _Unusual
     if graph.node or graph.value_info or graph.input or graph.output or graph.initializer:
         raise _Unusual
     for text in (model.producer_name, model.domain, graph.name):
@@ -99,6 +103,8 @@ def _watch_function(function: FunctionProto, texts: _Texts) -> None:
         raise _Unusual
     for attribute in function.attribute_proto:
         texts[attribute.name]
+        if not holds_plain_values(attribute):
+            raise _Unusual
 
 
 def _watch_node(node: NodeProto, texts: _Texts) -> None:
@@ -108,7 +114,10 @@ def _watch_node(node: NodeProto, texts: _Texts) -> None:
         raise _Unusual
     for attribute in attributes:
         texts[attribute.name], texts[attribute.ref_attr_name]
-        if attribute.HasField("g") or attribute.graphs or attribute.HasField("tp"):
+        is_elsewhere = attribute.HasField("t") and (
+            attribute.t.data_location or attribute.t.external_data
+        )
+        if is_elsewhere or nests(attribute):
             raise _Unusual
 
 

@@ -18,6 +18,14 @@ from bbnode.ir.types import TypeNode
 HasMetadata = NodeProto | FunctionProto | ModelProto | GraphProto | onnx.ValueInfoProto
 
 
+def onnx_schema(op_type: str, version: int, domain: str) -> onnx.defs.OpSchema | None:
+    """ONNX's schema of an op at an opset version ("" is `ai.onnx`), or None."""
+    try:
+        return onnx.defs.get_schema(op_type, version, domain)
+    except (onnx.defs.SchemaError, TypeError):
+        return None  # TypeError: a version that no C integer holds
+
+
 def get_meta(proto: HasMetadata, key: str) -> str | None:
     """The metadata value under `key`, or None."""
     for entry in proto.metadata_props:

@@ -120,6 +120,7 @@ class Network(Topology):
                 limits=limits,
                 seed=mix64((self.seed & _WORD) ^ fnv1a_64(name.encode())),
                 incarnation=incarnation,
+                own_artifact=True,  # whoever simulates a program runs it on purpose
             )
 
         made = SimNode(

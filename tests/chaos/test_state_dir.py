@@ -30,10 +30,15 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_a_second_daemon_is_refused_and_the_first_goes_on(cluster: Cluster) -> None:
+    orphan = cluster.server.state_dir / ".checkpoint.new.abcdefgh"
+    orphan.write_bytes(b"what a killed daemon left")
     cluster.start(*cluster.all)
     with cluster.events() as rounds:
         rounds.with_all()
+        assert not orphan.exists()
+        orphan.write_bytes(b"what the first one writes now")
         second = run(cluster.server)
+        assert orphan.exists()
         assert second.returncode == 1
         assert str(cluster.server.pid) in last_line(second)
         assert "Traceback" not in second.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from bbnode.components.registry import concrete
 from bbnode.daemon import config_sources
 from bbnode.daemon.artifact import Artifact
 from bbnode.daemon.join.errors import ComponentsMissing, SlotsNotConfigured, TargetNeeded
-from bbnode.daemon.join.plan import Plan, choose_target, make_plan
+from bbnode.daemon.join.plan import Plan, choose_target, make_plan, with_absolute_paths
 from bbnode.dsl import DataSourceSlot, Graph, Module, types
 from bbnode.engine.errors import UnknownTarget, UnsupportedOps
 from tests.daemon.live import compiled
@@ -59,10 +60,12 @@ def test_slots_show_what_the_artifact_sets_and_what_is_to_be_set_here() -> None:
     assert own.given == {}
     assert own.settings == ("path", "features", "labels", "batch_size", "seed")
     assert given.given["path"] == "/etc/secret.npz"
+    assert (own.files, given.files) == ((), ("path",))
     assert given.given["features"] == "f" * 80 + "…"
-    assert given.settings == ()
-    assert not given.fault
+    assert given.settings == ("path",)
+    assert "'/etc/secret.npz', which names something of this machine" in given.fault
     shown = plan.as_json()
+    assert shown["slots"][1]["files"] == {"path": "/etc/secret.npz"}
     assert shown["slots"][0]["fault"] == own.fault
     assert shown["limits"]["envelope_bytes"] == 256 * 2**20
 
@@ -71,7 +74,7 @@ def test_a_slot_without_a_setting_that_it_needs_stops_the_join() -> None:
     with pytest.raises(SlotsNotConfigured, match=r"--set slots\.own\.SETTING=VALUE") as caught:
         planned(feed()).check()
     assert "'path'" in str(caught.value)
-    plan = planned(feed(), **{"slots.own.path": "/data.npz"})
+    plan = planned(feed(), **{"slots.own.path": "/data.npz", "slots.set.path": "/b.npz"})
     plan.check()
     with pytest.raises(SlotsNotConfigured, match="no setting 'pth'; did you mean 'path'"):
         planned(feed(), **{"slots.own.pth": "/data.npz"}).check()
@@ -105,3 +108,19 @@ def test_a_target_is_named_or_the_only_one() -> None:
         choose_target(artifact(compiled()), None)
     with pytest.raises(UnknownTarget, match="there is"):
         planned(feed(), "server")
+
+
+def test_a_path_of_the_artifact_counts_only_when_this_node_gives_it() -> None:
+    with pytest.raises(SlotsNotConfigured, match=r"--set slots\.set\.path=…"):
+        planned(feed(), **{"slots.own.path": "/data.npz"}).check()
+
+
+def test_paths_are_counted_from_where_they_were_typed(tmp_path: Path) -> None:
+    flags = {"slots.own.path": "mine.npz", "slots.set.path": "/b.npz"}
+    resolved = config_sources.resolve(
+        None, environ={}, flags={"artifact.path": "a", "artifact.targets": ["client"], **flags}
+    )
+    plan = make_plan(artifact(feed()), resolved.config)
+    settled = with_absolute_paths(resolved.config, plan, tmp_path)
+    assert settled.slots["own"]["path"] == str(tmp_path / "mine.npz")
+    assert settled.slots["set"]["path"] == "/b.npz"

@@ -124,3 +124,15 @@ def test_a_level_changes_while_running() -> None:
     logging.getLogger("bbnode.test").info("after")
     assert "before" not in stream.getvalue()
     assert "after" in stream.getvalue()
+
+
+@pytest.mark.parametrize("form", ["text", "json", "journal"])
+def test_a_peers_text_in_a_traceback_does_nothing_to_a_terminal(form: str) -> None:
+    stream = io.StringIO()
+    logs.configure("info", form, stream=stream)
+    try:
+        raise ValueError("a peer said \x1b[2J\x9b31m\u202e")
+    except ValueError:
+        logging.getLogger("bbnode.x").exception("it failed")
+    assert stream.getvalue().replace("\n", "").isprintable()
+    assert "a peer said" in stream.getvalue()

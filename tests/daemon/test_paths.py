@@ -112,3 +112,65 @@ def test_a_folder_that_may_not_be_entered_hides_no_configuration(
     monkeypatch.setattr(Path, "exists", refused)
     assert paths.find_config(Path("peer.toml")) == found
     assert paths.find_config(Path("other.toml")) == Path("other.toml")
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "fifo", "directory"])
+def test_a_lock_is_a_file_of_its_own(kind: str, tmp_path: Path) -> None:
+    state, target = tmp_path / "state", tmp_path / "target"
+    state.mkdir(mode=0o700)
+    lock = paths.lock_file(state)
+    if kind != "dangling":
+        target.write_text("precious")
+    match kind:
+        case "link" | "dangling":
+            lock.symlink_to(target)
+        case "fifo":
+            os.mkfifo(lock)
+        case _:
+            lock.mkdir()
+    with pytest.raises(paths.StorageError, match="lock"), paths.lock_state_dir(state):
+        pytest.fail("locked")
+    assert target.exists() is (kind != "dangling")
+    if target.exists():
+        assert target.read_text() == "precious"
+
+
+def test_clients_do_not_ask_in_a_directory_of_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    long = tmp_path / ("n" * 120)
+    paths.control_socket(long)
+    waiting = tmp_path / "bbnode"
+    waiting.mkdir()
+    waiting.chmod(0o777)
+    with pytest.raises(paths.SocketPathError, match="nobody else can write"):
+        paths.control_socket(long)
+    waiting.rmdir()
+    waiting.symlink_to(tmp_path, target_is_directory=True)
+    with pytest.raises(paths.SocketPathError):
+        paths.control_socket(long)
+
+
+def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("")
+    old = [".tickets.abcdefgh", ".identity.key.4711.new"]
+    for name in (".checkpoint.new.ab12_x9z", ".revocations.abcdefgh", *old, ".note", ".a.short"):
+        (tmp_path / name).write_text("part")
+    (tmp_path / ".checkpoint.new.abcdefgi").symlink_to(kept)
+    (tmp_path / ".checkpoint.new.abcdefgj").mkdir()
+    for name in old:
+        os.utime(tmp_path / name, (0, 0))
+    removed = paths.remove_orphans(tmp_path, ("checkpoint.new",))
+    assert {path.name for path in removed} == {".checkpoint.new.ab12_x9z", *old}
+    # A link, a directory, what another process may be writing now, and what is not ours.
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "kept",
+        ".revocations.abcdefgh",
+        ".checkpoint.new.abcdefgi",
+        ".checkpoint.new.abcdefgj",
+        ".note",
+        ".a.short",
+    }
+    assert paths.remove_orphans(tmp_path / "none", ()) == []

@@ -134,9 +134,11 @@ def _ask() -> None:
 
 
 def _run(resolved: ResolvedConfig, inviter: str, *, as_json: bool) -> int:
-    from bbnode.daemon import logs
+    from bbnode.daemon import logs, paths
     from bbnode.daemon.app import run_daemon
 
+    # All paths are absolute by now. Somebody else's program runs where no file is.
+    paths.enter_empty_dir(resolved.state_dir)
     given = resolved.config.node
     if as_json:
         logs.configure(given.log_level, given.log_format)

@@ -15,6 +15,7 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, inliner, ve
 from bbnode.components.autodiff.errors import InvalidForwardModel
 from bbnode.components.autodiff.losses import is_trainable_type
 from bbnode.components.autodiff.table import lookup
+from bbnode.ir.bounds import FileReference, OutOfBounds, check_bounds
 from bbnode.ir.keys import ONNX_OPSET_VERSION
 
 
@@ -54,15 +55,18 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
     Raises:
         InvalidForwardModel: it is no valid model, or has nothing to train.
     """
+    try:
+        # Before ONNX's checker, which looks whether files that a model names are there.
+        check_bounds(forward)
+    except FileReference as error:
+        raise InvalidForwardModel(
+            what=str(error), remedy="load it with onnx.load(path), which reads such files in"
+        ) from error
+    except OutOfBounds as error:
+        raise InvalidForwardModel(what=str(error), remedy="give a smaller model") from error
     model = _upgrade(forward)
     graph = model.graph
     held = {tensor.name for tensor in graph.initializer}
-    for tensor in graph.initializer:
-        if tensor.data_location == TensorProto.EXTERNAL:
-            raise InvalidForwardModel(
-                what=f"initializer {tensor.name!r} is in a file beside the model",
-                remedy="load it with onnx.load(path), which reads such files in",
-            )
     names = _parameter_names(model) if wrt is None else tuple(wrt)
     _check_parameters(model, names)
     if not graph.output:

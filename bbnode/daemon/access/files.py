@@ -245,10 +245,7 @@ def _write_line(path: Path, text: str) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_MODE)
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror}") from error
+    descriptor = paths.open_lock(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

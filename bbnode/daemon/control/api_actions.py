@@ -7,6 +7,7 @@ the engine or the transport refuses goes to the client with its own name.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -201,7 +202,10 @@ def _is_up(host: Host, peer: object) -> bool:
 
 
 def _wait_s(given: Mapping[str, Any], name: str, default: float) -> float:
-    seconds = float(given.get(name, default))
+    try:
+        seconds = float(given.get(name, default))
+    except OverflowError:  # JSON's whole numbers have no end
+        seconds = math.inf
     if not 0 <= seconds <= MAX_WAIT_S:
         raise Problem(400, "InvalidField", f"{name!r} has to be from 0 to {MAX_WAIT_S:g} seconds")
     return seconds

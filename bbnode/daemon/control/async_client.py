@@ -25,7 +25,7 @@ from bbnode.daemon.control.client import (
     target,
     too_slow,
 )
-from bbnode.daemon.control.json_lines import MAX_ANSWER_BYTES, parse_object
+from bbnode.daemon.control.json_lines import MAX_ANSWER_BYTES, Answered, parse_object
 
 READ_BYTES = 64 * 1024
 
@@ -77,7 +77,10 @@ class AsyncControlClient:
                         raise errors.ControlProtocolError(f"the answer to {wanted} is too long")
         except trio.TooSlowError as error:
             raise too_slow(wanted, self._timeout_s) from error
-        self._http.start_next_cycle()
+        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
+            self._http.start_next_cycle()
+        else:
+            await self.__aexit__()  # it was the last answer on this connection
         return parse_answer(response.status_code, bytes(data))
 
     async def stream(self, path: str, query: Query | None = None) -> Lines:
@@ -160,4 +163,4 @@ class Lines:
             self._buffer += part
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
-        return parse_object(line)
+        return parse_object(line, Answered)

@@ -16,7 +16,7 @@ from typing import Any, Self
 from urllib.parse import quote, urlencode
 
 from bbnode.daemon.control import errors
-from bbnode.daemon.control.json_lines import MAX_ANSWER_BYTES, parse_object
+from bbnode.daemon.control.json_lines import MAX_ANSWER_BYTES, Answered, parse_object
 
 DEFAULT_TIMEOUT_S = 5.0
 Query = Mapping[str, str] | Mapping[str, str | int | list[str]]
@@ -52,6 +52,7 @@ class ControlClient:
         self._path = path
         self._timeout_s = timeout_s
         self._http = _UnixConnection(path, timeout_s)
+        self._response: http.client.HTTPResponse | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -61,6 +62,9 @@ class ControlClient:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._response is not None:
+            # It holds the socket as well, where the daemon said that it is the last.
+            self._response.close()
         self._http.close()
 
     def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
@@ -97,6 +101,9 @@ class ControlClient:
     ) -> tuple[int, bytes]:
         """One request: its status and the bytes of its answer, whatever they are."""
         response = self._send(method, path, query, body)
+        return response.status, self._read(path, response)
+
+    def _read(self, path: str, response: http.client.HTTPResponse) -> bytes:
         try:
             data = response.read(MAX_ANSWER_BYTES + 1)
         except TimeoutError as error:
@@ -105,13 +112,13 @@ class ControlClient:
             raise gone(self._path) from error
         if len(data) > MAX_ANSWER_BYTES:
             raise errors.ControlProtocolError(f"the answer to {path} is over {MAX_ANSWER_BYTES} B")
-        return response.status, data
+        return data
 
     def stream(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
         """Subscribe now; the iterator ends with the daemon, and uses the client up."""
         response = self._send("GET", path, query, None)
         if response.status != 200:
-            parse_answer(response.status, response.read(MAX_ANSWER_BYTES))
+            parse_answer(response.status, self._read(path, response))
         if self._http.sock is not None:
             self._http.sock.settimeout(None)
         return self._lines(response)
@@ -124,7 +131,7 @@ class ControlClient:
                 return  # the daemon went away; ValueError: the client was closed meanwhile
             if not line:
                 return
-            yield parse_object(line)
+            yield parse_object(line, Answered)
 
     def _send(
         self, method: str, path: str, query: Query | None, body: Mapping[str, Any] | None
@@ -134,7 +141,8 @@ class ControlClient:
             self._http.request(
                 method, target(path, query), body=data, headers={"Accept": "application/json"}
             )
-            return self._http.getresponse()
+            self._response = self._http.getresponse()
+            return self._response
         except TimeoutError as error:
             raise too_slow(path, self._timeout_s) from error
         except ConnectionRefusedError as error:
@@ -151,7 +159,7 @@ def target(path: str, query: Query | None) -> str:
 
 def parse_answer(status: int, data: bytes) -> dict[str, Any]:
     """The object in an answer. Raises `ControlError` for a refusal."""
-    message = parse_object(data)
+    message = parse_object(data, Answered)
     if status >= 400:
         raise errors.error_of(status, message)
     return message

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bbnode.daemon.control.errors import ControlProtocolError
+from bbnode.ir.texts import escaped_json
 
 # An answer may list every peer and counter; beyond this it is no answer for a person.
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
@@ -27,7 +28,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
         text = json.dumps(_finite(message), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ControlProtocolError(f"a control message is not JSON: {error}") from error
-    line = text.encode("utf-8", "replace") + b"\n"
+    line = escaped_json(text).encode("utf-8", "replace") + b"\n"
     if len(line) > MAX_ANSWER_BYTES:
         raise ControlProtocolError(
             f"a control message of {len(line)} bytes is over the cap of {MAX_ANSWER_BYTES}"
@@ -35,10 +36,22 @@ def encode(message: Mapping[str, Any]) -> bytes:
     return line
 
 
-def parse_object(data: bytes) -> dict[str, Any]:
-    """Read one JSON object. Raises `ControlProtocolError` for anything else."""
+class Answered(dict[str, Any]):
+    """An object in a daemon's answer: what it should have and has not is an error of its own."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ControlProtocolError(
+            f"the daemon's answer has no {short(name)}; let daemon and command be of one version"
+        )
+
+
+def parse_object(data: bytes, kind: type[dict[str, Any]] = dict) -> dict[str, Any]:
+    """Read one JSON object; it and those in it are of `kind`.
+
+    Raises `ControlProtocolError` for anything else.
+    """
     try:
-        message = json.loads(data)
+        message = json.loads(data, object_pairs_hook=None if kind is dict else kind)
     except (ValueError, RecursionError) as error:
         # ValueError holds both bad JSON and bad UTF-8.
         raise ControlProtocolError(f"not JSON: {short(data)}") from error

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bbnode.daemon.live_view import LiveView
+from bbnode.ir.texts import printable
 
 _SHOWN_ROUNDS = 12
 _SHOWN_NOTES = 6
@@ -33,6 +34,7 @@ class DemoView(LiveView):
 
     def note(self, text: str) -> None:
         """Say something that happened."""
+        text = printable(text)
         if self._live is None:
             self._console.print(Text(text), soft_wrap=True)
         elif not self._notes or self._notes[-1] != text:
@@ -57,7 +59,7 @@ class DemoView(LiveView):
     def _line(self, row: Mapping[str, Any]) -> str:
         head = f"round {row['round']:>3}/{self._total}"
         if not row["ok"]:
-            return f"{head}  FAILED  {'; '.join(row['failures'])}"
+            return f"{head}  FAILED  {printable('; '.join(row['failures']))}"
         missing = self._label(row["missing"])
         return (
             f"{head}  accuracy {row['accuracy']:7.2%}  loss {row['loss']:.4f}  "
@@ -99,7 +101,7 @@ def summary_table(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -
                 who,
             )
         else:
-            why = "; ".join(row["failures"]) or "failed"
+            why = printable("; ".join(row["failures"])) or "failed"
             table.add_row(str(row["round"]), "failed", "", f"{row['seconds']:.2f}", "", "", why)
     return table
 

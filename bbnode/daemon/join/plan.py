@@ -9,15 +9,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-
-import msgpack
 
 from bbnode.components.registry import (
     ConfigTypeMismatch,
     UnknownComponentType,
     build_config,
     component_class,
+)
+from bbnode.components.settings import (
+    LocalSettingRefused,
+    UnreadableSettings,
+    local_settings,
+    names_files,
+    path_settings,
+    stored_settings,
 )
 from bbnode.daemon.artifact import Artifact
 from bbnode.daemon.config import NodeConfig
@@ -41,10 +48,14 @@ class PlannedSlot:
     role: str
     component: str
     installed: bool
-    # What the artifact sets, shortened: it may name files of this machine.
+    # What the artifact sets, shortened.
     given: Mapping[str, str]
+    # Those of them that name files of this machine, or look like it.
+    files: tuple[str, ...]
     # Names of the other settings, which are this node's to give.
     settings: tuple[str, ...]
+    # Names of all settings that are paths.
+    paths: tuple[str, ...]
     # What is wrong with them as they are; empty when nothing is.
     fault: str
 
@@ -87,6 +98,7 @@ class Plan:
                     "component": slot.component,
                     "installed": slot.installed,
                     "given": dict(slot.given),
+                    "files": {name: slot.given[name] for name in slot.files},
                     "settings": list(slot.settings),
                     "fault": slot.fault or None,
                 }
@@ -139,16 +151,19 @@ def make_plan(artifact: Artifact, config: NodeConfig) -> Plan:
 def _slot(plan: SlotPlan, given: Mapping[str, Any]) -> PlannedSlot:
     settings: tuple[str, ...] = ()
     stored = _stored(plan.config)
+    config: type | None = None
     fault = ""
     installed = True
     try:
         cls = component_class(plan.binding.type_name)
-        names = [field.name for field in dataclasses.fields(cls.Config)]
-        settings = tuple(name for name in names if name not in stored)
+        config = cls.Config
+        names = [field.name for field in dataclasses.fields(config)]
+        local = local_settings(config)
+        settings = tuple(name for name in names if name not in stored or name in local)
         build_config(cls, plan.name, plan.config, given)
     except UnknownComponentType as error:
         installed, fault = False, str(error)
-    except ConfigTypeMismatch as error:
+    except (ConfigTypeMismatch, LocalSettingRefused) as error:
         fault = str(error)
     return PlannedSlot(
         slot=plan.name,
@@ -156,18 +171,19 @@ def _slot(plan: SlotPlan, given: Mapping[str, Any]) -> PlannedSlot:
         component=plan.binding.type_name,
         installed=installed,
         given={name: _short(value) for name, value in stored.items()},
+        files=names_files(config, stored),
         settings=settings,
+        paths=() if config is None else path_settings(config),
         fault=fault,
     )
 
 
 def _stored(raw: bytes) -> dict[str, Any]:
-    """The settings in an artifact; those that can't be read are a fault of `build_config`."""
+    """The settings in an artifact; that they can't be read is a fault of `build_config`."""
     try:
-        found = msgpack.unpackb(raw, max_ext_len=0) if raw else {}
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException):
+        return stored_settings(raw)
+    except UnreadableSettings:
         return {}
-    return {str(name): value for name, value in found.items()} if isinstance(found, dict) else {}
 
 
 def _short(value: Any) -> str:
@@ -175,3 +191,18 @@ def _short(value: Any) -> str:
         return f"{len(value)} bytes"
     text = str(value)
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
+
+
+def with_absolute_paths(config: NodeConfig, plan: Plan, base: Path) -> NodeConfig:
+    """The configuration with the paths among its components' settings counted from `base`.
+
+    The node's configuration is written to another folder than the one that they were typed in,
+    and a joined node runs in one of its own.
+    """
+    slots = {name: dict(given) for name, given in config.slots.items()}
+    for slot in plan.slots:
+        given = slots.get(slot.slot, {})
+        for name in slot.paths:
+            if isinstance(given.get(name), str) and given[name]:
+                given[name] = str(base / Path(given[name]).expanduser())
+    return config.model_copy(update={"slots": slots})

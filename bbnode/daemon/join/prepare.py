@@ -7,6 +7,7 @@ handshake proves who it is, signatures what it grants, the digest what it sends.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from bbnode.daemon.join.artifact import Obtained, obtain
 from bbnode.daemon.join.dial import Dialled, dialled
 from bbnode.daemon.join.errors import InviterRefused, NothingOffered
 from bbnode.daemon.join.folder import Folder
-from bbnode.daemon.join.plan import Plan, choose_target, make_plan
+from bbnode.daemon.join.plan import Plan, choose_target, make_plan, with_absolute_paths
 from bbnode.daemon.join.source import Source
 from bbnode.ir.peer import PeerId
 from bbnode.transport.artifact_exchange import Progress
@@ -113,13 +114,16 @@ async def prepare(
         settings=options.settings,
     )
     assembly.import_components(resolved.config.node.components)
+    plan = make_plan(obtained.artifact, resolved.config)
+    settled = with_absolute_paths(resolved.config, plan, Path.cwd())
+    resolved = dataclasses.replace(resolved, config=settled)
     return Prepared(
         options=options,
         identity=identity,
         membership=membership,
         resolved=resolved,
         obtained=obtained,
-        plan=make_plan(obtained.artifact, resolved.config),
+        plan=plan,
         address=connection.address,
     )
 

@@ -18,6 +18,7 @@ from rich.text import Text
 from bbnode.daemon.control import views
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.live_view import LiveView
+from bbnode.ir.texts import printable
 
 if TYPE_CHECKING:
     from bbnode.daemon.control.feed import Subscription
@@ -78,6 +79,7 @@ class JoinView(LiveView):
             self._note(text)
 
     def _note(self, text: str) -> None:
+        text = printable(text)
         if self._live is None:
             self._console.print(Text(text), soft_wrap=True)
             return
@@ -107,7 +109,8 @@ class JoinView(LiveView):
             peers.add_row(*(Text(printable(c)) for c in (*cells, *moved, trip)))
         waiting = [Text(f"  {w['text']}{w['until']}") for w in shown["waiting"][:_SHOWN_WAITING]]
         lost = [Text(f"not connected: {printable(w)}", style="red") for w in shown["lost"]]
-        head = Text(f"{', '.join(shown['targets'])}: {self._line(shown)}", style="bold")
+        targets = printable(", ".join(shown["targets"]))
+        head = Text(f"{targets}: {self._line(shown)}", style="bold")
         notes = [Text(note, style="dim") for note in self._notes]
         return Group(*notes, head, peers, *lost, *waiting, Text("Ctrl-C leaves", style="dim"))
 
@@ -158,11 +161,6 @@ def event_text(event: Mapping[str, Any], name: Callable[[str], str]) -> str:
         case "stopping":
             return "leaving"
     return ""
-
-
-def printable(text: str) -> str:
-    """Without control characters: a peer chose some of these texts."""
-    return "".join(c if c.isprintable() else "�" for c in text)
 
 
 def size(count: float) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from html import escape
 
+from bbnode.ir.texts import printable
+
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
@@ -44,7 +46,7 @@ def fit(text: str, size: float, room: float, *, bold: bool = False) -> str:
 
 def clean(text: str) -> str:
     """Escaped for XML text and quoted attributes, without what XML can't hold."""
-    return escape("".join(c if c.isprintable() else "�" for c in text), quote=True)
+    return escape(printable(text), quote=True)
 
 
 def duration(nanoseconds: int) -> str:

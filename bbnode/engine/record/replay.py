@@ -114,6 +114,8 @@ class Replay:
                 incarnation=head["incarnation"],
                 trace=head["trace"],
                 snapshots=head["snapshots"],
+                # It ran with these settings, and nothing leaves a replay.
+                own_artifact=True,
             )
         except _MALFORMED as error:
             raise RecordRefused(f"the record's head is malformed: {error}") from error

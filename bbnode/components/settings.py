@@ -1,0 +1,182 @@
+"""Settings of components: which of them name something of this machine, and what an artifact sets.
+
+Rule: an artifact comes from anybody. A setting that names a file, a URL, a command or a module
+counts only from the node's own configuration; `path_setting` and `local_setting` say which ones
+do. A field whose type has a `Path` in it is one without saying so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any, Final, get_args, get_type_hints
+
+import msgpack
+
+from bbnode.ir.errors import DeploymentError
+
+# Key in a field's metadata, and its values.
+_NAMES: Final = "bbnode.names"
+_PATH: Final = "path"
+_OTHER: Final = "other"
+
+# Of a setting in an error.
+_SHOWN_CHARS: Final = 80
+# Settings of an artifact that are looked through for what looks like a path; more are shown as one.
+_MAX_LOOKED_AT: Final = 10_000
+
+# A separator, a drive, a home directory, the directory above, a scheme, a suffix at the end.
+_LIKE_A_PATH: Final = re.compile(
+    r"[/\\]|^[A-Za-z]:|^~|^\.\.?$|^[A-Za-z][A-Za-z0-9+.-]*:|[^\s.]\.[A-Za-z][A-Za-z0-9]{0,7}$"
+)
+
+
+class UnreadableSettings(DeploymentError):
+    """The settings that an artifact stores for a slot can't be read."""
+
+
+class LocalSettingRefused(DeploymentError):
+    """An artifact sets what only the node's own configuration may."""
+
+
+def path_setting(default: Any = dataclasses.MISSING) -> Any:
+    """Return a field of a Config that is a path on this machine, or several.
+
+    `path: str = path_setting()` has to be given in `[slots.NAME]` of the node's configuration;
+    with a default it may be.
+    """
+    return dataclasses.field(default=default, metadata={_NAMES: _PATH})
+
+
+def local_setting(default: Any = dataclasses.MISSING) -> Any:
+    """Return a field of a Config that names something else of this machine: a URL that is asked,
+    a command that is run, a module that is imported."""
+    return dataclasses.field(default=default, metadata={_NAMES: _OTHER})
+
+
+def local_settings(config: type) -> tuple[str, ...]:
+    """Return the names of a Config's fields that count from the node's own configuration alone."""
+    return tuple(
+        field.name
+        for field in dataclasses.fields(config)
+        if _NAMES in field.metadata or field.name in _typed_as_paths(config)
+    )
+
+
+def path_settings(config: type) -> tuple[str, ...]:
+    """Return those of `local_settings` that are paths."""
+    return tuple(
+        field.name
+        for field in dataclasses.fields(config)
+        if field.metadata.get(_NAMES) == _PATH or field.name in _typed_as_paths(config)
+    )
+
+
+def _typed_as_paths(config: type) -> frozenset[str]:
+    try:
+        hints = get_type_hints(config)
+    except (NameError, TypeError, AttributeError):
+        return frozenset()  # pydantic says what is wrong with them
+    found = set()
+    for name, hint in hints.items():
+        todo = [hint]
+        while todo:
+            each = todo.pop()
+            todo.extend(get_args(each))
+            if isinstance(each, type) and issubclass(each, PurePath):
+                found.add(name)
+    return frozenset(found)
+
+
+def stored_settings(raw: bytes) -> dict[str, Any]:
+    """Return what an artifact stores for a slot. Raises UnreadableSettings."""
+    if not raw:
+        return {}
+    try:
+        found = msgpack.unpackb(raw, max_ext_len=0)
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+        raise UnreadableSettings(f"the config stored in the artifact can't be read: {error}") from (
+            error
+        )
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise UnreadableSettings("the config stored in the artifact is no table of settings")
+    return found
+
+
+def accepted(
+    config: type, type_name: str, slot: str, stored: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings of an artifact that count, beside those that the node itself has given.
+
+    Raises LocalSettingRefused for one that names something of this machine. One that is at its
+    default says nothing, and what the node gives counts anyway.
+    """
+    taken = dict(stored)
+    for name in local_settings(config):
+        if name not in taken:
+            continue
+        value = taken.pop(name)
+        if name in given or _is_default(config, name, value):
+            continue
+        raise LocalSettingRefused(
+            f"slot {slot!r}: the artifact sets {name!r} of {type_name} to "
+            f"{shown(value)}, which names something of this machine; if it is to be used, write "
+            f"{name} = … under [slots.{slot}] in the node's configuration "
+            f"(--set slots.{slot}.{name}=…)"
+        )
+    return taken
+
+
+def _is_default(config: type, name: str, value: Any) -> bool:
+    field = next(f for f in dataclasses.fields(config) if f.name == name)
+    if field.default is not dataclasses.MISSING:
+        default = field.default
+    elif field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    else:
+        return False
+    # What is stored went through msgpack, which knows no tuples.
+    if isinstance(default, tuple):
+        default = list(default)
+    return type(value) is type(default) and bool(value == default)
+
+
+def names_files(config: type | None, stored: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the stored settings that name a file, or look like it.
+
+    `config` is None for a component that is not installed here.
+    """
+    said = () if config is None else local_settings(config)
+    return tuple(name for name, value in stored.items() if name in said or _looks_like_path(value))
+
+
+def _looks_like_path(value: Any) -> bool:
+    todo = [value]
+    looked_at = 0
+    while todo:
+        each = todo.pop()
+        looked_at += 1
+        if looked_at > _MAX_LOOKED_AT:
+            return True
+        if isinstance(each, str):
+            if _LIKE_A_PATH.search(each[:4096]):
+                return True
+        elif isinstance(each, list):
+            todo.extend(each)
+        elif isinstance(each, dict):
+            todo.extend(each)
+            todo.extend(each.values())
+    return False
+
+
+def shown(value: Any) -> str:
+    """Return a setting as an error or a table shows it, on one line."""
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    if isinstance(value, str):
+        text = repr(value[: _SHOWN_CHARS + 1])
+    else:
+        text = f"a {type(value).__name__}" if isinstance(value, dict | list) else repr(value)
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"

@@ -1,0 +1,42 @@
+"""Texts that somebody else chose, made fit to be shown.
+
+Rule: what reaches a terminal or a log holds no control characters: none that move the cursor or
+set a title (C0, C1), none that turn the direction of writing, no line break that would look like
+another line of ours.
+"""
+
+from __future__ import annotations
+
+REPLACEMENT = "�"
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    """Return the text on one line, each control character replaced; those of `keep` stay."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else REPLACEMENT for c in text)
+
+
+def escaped(text: str, *, keep: str = "") -> str:
+    """Return the text with escapes in the place of control characters, as Python writes them."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def escaped_json(text: str) -> str:
+    """Return JSON, whose strings may hold any character beyond ASCII, with escapes for those that
+    are not printable. The line breaks between its parts stay."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else _json_escape(c) for c in text)
+
+
+def _json_escape(character: str) -> str:
+    code = ord(character)
+    if code > 0xFFFF:
+        code -= 0x10000
+        return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
+    return f"\\u{code:04x}"

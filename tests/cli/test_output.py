@@ -1,0 +1,36 @@
+"""What commands print of a peer's or an artifact's texts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bbnode.cli import output
+
+ATTACK = "a\x1b[2Jb\x9b31mc\u202ed"
+
+
+@pytest.mark.parametrize("say", [output.data, output.note, output.error])
+def test_no_line_controls_the_terminal(say: object, capsys: pytest.CaptureFixture[str]) -> None:
+    say(ATTACK)  # type: ignore[operator]
+    shown = "".join(capsys.readouterr())
+    assert shown.removesuffix("\n").isprintable()
+    assert "a�[2Jb�31mc�d" in shown
+
+
+def test_json_escapes_what_would(capsys: pytest.CaptureFixture[str]) -> None:
+    output.json_object({"name": ATTACK}, name="x")
+    shown = capsys.readouterr().out
+    assert shown.replace("\n", "").isprintable()
+    assert json.loads(shown)["name"] == ATTACK
+
+
+def test_tables_have_neither_controls_nor_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    out = output.console()
+    output.table("", ("name",), [[f"[bold red]{ATTACK}\nforged"]], out=out)
+    output.describe({"name": ATTACK, "rows": [{"x": ATTACK}], "one": {"y": ATTACK}}, out=out)
+    shown = capsys.readouterr().out
+    assert shown.replace("\n", "").isprintable()
+    assert "[bold red]a�[2Jb" in shown
+    assert "d�forged" in shown
