@@ -146,6 +146,7 @@ class Daemon:
             dial_back=dial_back.register(self._backend),
             save=self._keeper.save_now,
             stop=self._ask_to_stop,
+            reload=self._reload,
             access=access,
         )
         self._rounds += [
@@ -189,7 +190,7 @@ class Daemon:
     async def run(self) -> None:
         """Serve until a signal or the control plane's `stop`."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(signals.watch, self._ask_to_stop, self._reload)
+            nursery.start_soon(signals.watch, self._ask_to_stop, self._reload_on_signal)
             await nursery.start(self._control.run)
             if self._companion is not None:
                 nursery.start_soon(self._companion, self._control.host)
@@ -261,19 +262,30 @@ class Daemon:
             logger.warning("stop took too long, leaving")
         work.cancel_scope.cancel()
 
-    def _reload(self) -> None:
-        """Read the configuration again and let what can change take effect."""
+    def _reload_on_signal(self) -> None:
+        try:
+            self._reload()
+        except BbnodeError:
+            pass  # nobody waits for an answer; the log has it
+
+    def _reload(self) -> Changes:
+        """Read the configuration again and let what can change take effect.
+
+        Raises the errors of configuration and access; then nothing has changed.
+        """
         sd_notify.reloading()
         try:
             new = self._resolved.again()
             changes = compare(self._resolved, new)
             # Its files may have changed too.
             self._control.host.access.reload(new.config.access)
+            self._apply(new, changes)
         except BbnodeError as error:
             logger.warning("reload refused, nothing changed", extra={"reason": str(error)})
-        else:
-            self._apply(new, changes)
-        sd_notify.notify(sd_notify.READY, f"STATUS={self._status_line()}")
+            raise
+        finally:
+            sd_notify.notify(sd_notify.READY, f"STATUS={self._status_line()}")
+        return changes
 
     def _apply(self, new: ResolvedConfig, changes: Changes) -> None:
         node = new.config.node

@@ -53,6 +53,15 @@ def namespaces(*names: str) -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
+def tun_device(name: str, namespace: str) -> int:
+    """A TUN device in a namespace, not yet up: a descriptor for its packets, which is ours."""
+    descriptor = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH", name.encode(), _IFF_TUN | _IFF_NO_PI))
+    # The device goes into the namespace; what is written and read here stays here.
+    ip("link", "set", name, "netns", namespace)
+    return descriptor
+
+
 class Wire:
     """A wire between two namespaces, `number` among those of one test."""
 
@@ -93,12 +102,7 @@ class Wire:
             self.is_cut = False
 
     def _device(self, name: str, namespace: str, address: str) -> int:
-        descriptor = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
-        fcntl.ioctl(
-            descriptor, _TUNSETIFF, struct.pack("16sH", name.encode(), _IFF_TUN | _IFF_NO_PI)
-        )
-        # The device goes into the namespace; what is written and read here stays ours.
-        ip("link", "set", name, "netns", namespace)
+        descriptor = tun_device(name, namespace)
         ip("-n", namespace, "addr", "add", f"{address}/24", "dev", name)
         ip("-n", namespace, "link", "set", name, "mtu", str(_MTU), "up")
         return descriptor

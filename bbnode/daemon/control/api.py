@@ -72,6 +72,7 @@ def routes(calls: api_actions.Calls) -> tuple[Route, ...]:
         ("POST", "/v1/invoke", "invoke", calls.invoke),
         ("POST", "/v1/emit", "emit", calls.emit),
         ("POST", "/v1/snapshot", "snapshot", act.snapshot),
+        ("POST", "/v1/reload", "reload", act.reload),
         ("POST", "/v1/stop", "stop", act.stop),
         ("GET", "/v1/executions", "executions", state.executions),
         ("GET", "/v1/rounds", "rounds", state.rounds),

@@ -134,6 +134,14 @@ async def set_tracing(host: Host, request: Request, _params: Params) -> Mapping[
     return {"tracing": on}
 
 
+async def reload(host: Host, _request: Request, _params: Params) -> Mapping[str, Any]:
+    """Read the configuration again; a refused one changes nothing, and is the answer."""
+    if host.phase != "ready":
+        raise Problem(409, "NotReady", f"the node is {host.phase}; reload it once it is ready")
+    changes = host.reload()
+    return {"changed": list(changes.applied), "needs_restart": list(changes.needs_restart)}
+
+
 async def stop(host: Host, _request: Request, _params: Params) -> Mapping[str, Any]:
     """Stop the daemon in order; the answer comes before it is done."""
     logger.info("stop asked for", extra={"by": "control"})

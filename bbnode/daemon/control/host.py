@@ -15,6 +15,7 @@ from bbnode.daemon.config_sources import ResolvedConfig
 from bbnode.daemon.control.feed import Feed
 from bbnode.daemon.control.trace import TraceLog
 from bbnode.daemon.dial_back import Ask
+from bbnode.daemon.reload import Changes
 from bbnode.engine import Node
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import Backend
@@ -50,6 +51,8 @@ class Host:
     # Write a checkpoint now; returns its size in bytes. Raises StorageError or ComponentError.
     save: Callable[[], Awaitable[int]]
     stop: Callable[[], None]
+    # Read the configuration again; raises the errors of a configuration that can't be used.
+    reload: Callable[[], Changes]
     # Seconds of one round trip to a connected peer; raises what the transport raises.
     ping: Callable[[PeerId], Awaitable[float]]
     # Has a peer, or anybody that is connected, dial our addresses; raises DialBackRefused.

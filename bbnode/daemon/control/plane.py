@@ -27,6 +27,7 @@ from bbnode.daemon.control.server import ControlLimits, ControlServer
 from bbnode.daemon.control.trace import TRACE_STEPS, TraceLog
 from bbnode.daemon.dial_back import Ask
 from bbnode.daemon.ping import Ping
+from bbnode.daemon.reload import Changes
 from bbnode.engine import Node, steps
 from bbnode.transport.backend import Backend
 from bbnode.transport.driver import Driver
@@ -53,10 +54,12 @@ class ControlPlane:
         dial_back: Ask,
         save: Callable[[], Awaitable[int]],
         stop: Callable[[], None],
+        reload: Callable[[], Changes],
         access: AccessControl,
         limits: ControlLimits | None = None,
     ) -> None:
-        """Nothing listens before `run`. `save`, `stop` and `access` are as in `Host`.
+        """Nothing listens before `run`. `save`, `stop`, `reload` and `access` are as in
+        `Host`.
 
         Raises `TcpRefused`, `TokenFileUnsafe` or `StorageError` where the configuration asks for
         TCP or metrics.
@@ -74,6 +77,7 @@ class ControlPlane:
             trace=TraceLog(node.set_tracing),
             save=save,
             stop=stop,
+            reload=reload,
             ping=ping,
             dial_back=dial_back,
             access=access,
