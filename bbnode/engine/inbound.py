@@ -1,9 +1,9 @@
 """From envelopes to executions.
 
 Rule: an envelope is somebody else's claim. Its peer is the authenticated one; size, caps,
-correlation, site and type are checked before a payload is decoded; what is wrong with one fill
-is told in a step and its siblings are delivered. Nothing here raises. What takes long to decode is
-left to `decoder.py`.
+correlation, site, the class of the sender and type are checked before a payload is decoded; what
+is wrong with one fill is told in a step and its siblings are delivered. Nothing here raises. What
+takes long to decode is left to `decoder.py`.
 """
 
 from __future__ import annotations
@@ -148,8 +148,30 @@ class Inbound:
             )
         elif isinstance(site, ResponseSite):
             self._response(event, envelope, index, site)
-        else:
+        elif self._may_send(event.peer, index, fill, site):
             self._deliver(event, envelope, index, site)
+
+    def _may_send(
+        self, peer: PeerId, index: int, fill: SlotFill, site: RecvSite | ResponseSite
+    ) -> bool:
+        """Whether a peer plays a class that sends to a site; refuses the fill where not.
+
+        What it plays says the hello that was accepted, which in a private network is no more than
+        its membership grants. A peer that never said hello, or is gone, plays nothing.
+        """
+        rt = self._rt
+        classes = rt.neighbours.peers.classes_of(peer)
+        if not site.senders.isdisjoint(classes) or peer == rt.self_peer:
+            return True
+        self._refuse(
+            peer,
+            index,
+            fill,
+            "SenderNotOfClass",
+            f"{site.name} takes from {', '.join(sorted(site.senders))}, the peer plays "
+            f"{', '.join(classes) or 'no class'}",
+        )
+        return False
 
     # -- one-way and requests ----------------------------------------------------------------
 
@@ -232,6 +254,8 @@ class Inbound:
                 "UnknownSite",
                 f"the answer to {cohort.name} came to {site.name}",
             )
+            return
+        if not self._may_send(event.peer, index, fill, site):
             return
         node = answers_with(site, fill.type_hash, trigger_only=fill.trigger_only)
         if isinstance(node, str):

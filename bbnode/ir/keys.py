@@ -102,6 +102,7 @@ SEND_SENTINEL_PREFIX = "__send_sentinel_"
 DEST_SITE_NAME_PREFIX = PREFIX + "dest_site_name."  # + input
 DEST_SUFFIX_PREFIX = PREFIX + "dest_suffix."  # + input; an attribute, multiaddr bytes
 SITE_ID_KEY = PREFIX + "site_id"  # decimal NodeSiteId, on Recv-flavoured nodes
+SENDER_CLASS_KEY = PREFIX + "sender_class"  # comma-joined classes that may send to a site
 TYPE_HASH_KEY = PREFIX + "type_hash"  # decimal wire hash of a Recv's payload
 RECV_SLOT_ID_KEY = PREFIX + "recv_slot_id"
 RX_CHAIN_HEAD_KEY = PREFIX + "rx_chain_head"

@@ -201,7 +201,7 @@ class PeerTable:
         if restarted(old, link):
             # The old process is gone, and with it all that this link was for.
             session.primary = None
-            old.doom("the peer has restarted")
+            old.doom("the peer has restarted, or plays other classes now")
             self._promote(session, link)
             return
         self._counters.add("links.duplicate")
@@ -322,13 +322,18 @@ class PeerTable:
         hello = link.hello
         if hello is None:
             return
-        if not session.down.is_set() and session.session_id != hello.session_id:
-            self._lose(session, "the peer has restarted", for_good=False)
+        if not session.down.is_set():
+            if session.session_id != hello.session_id:
+                self._lose(session, "the peer has restarted", for_good=False)
+            elif session.classes != hello.classes:
+                # What it may send depends on them: they are those of the link that is in use.
+                self._lose(session, "the peer plays other classes now", for_good=False)
         if session.session_id not in ("", hello.session_id):
             # Before the peer is up again: what its old process did not take is no fault of the
             # new one, and the engine would hold it back for it.
             self._fail(session, session.queue.give_up_begun(), _FORGOTTEN)
         session.session_id = hello.session_id
+        session.classes = hello.classes
         session.primary = link
         session.await_nothing()
         if session.down.is_set():

@@ -43,6 +43,8 @@ class PeerSession:
     feeder: Link | None = None
     # The process of the peer that we last talked to.
     session_id: str = ""
+    # What it said it plays, on the link that is in use; it was announced as that.
+    classes: tuple[str, ...] = ()
     since_s: float = 0.0
     # Bytes of links that are closed; those of open ones are theirs.
     bytes_in: int = 0
@@ -140,7 +142,12 @@ def replaces(own: PeerId, old: Link, new: Link) -> bool:
 
 
 def restarted(old: Link, new: Link) -> bool:
-    """Whether another process of the peer speaks on `new`."""
+    """Whether another process of the peer speaks on `new`, or it plays other classes there.
+
+    No process of ours changes its classes. With one that does, the newest word counts: it is
+    what the authorizer decided on last.
+    """
     if old.hello is None or new.hello is None:
         return False
-    return old.hello.session_id != new.hello.session_id
+    was, now = old.hello, new.hello
+    return (was.session_id, was.classes) != (now.session_id, now.classes)

@@ -176,7 +176,7 @@ def test_tickets_to_a_private_network(run, ask, node):
         *("network", "import", run("network", "grant", peer, "--may-invite").strip()),
         *("--state-dir", state),
     )
-    told = ask(*invitation("--uses", 3, "--class", "client", "--days", 2, state=state))
+    told = ask(*invitation("--uses", 3, "--days", 2, state=state))
     offer = parse_ticket(told["ticket"]).invitation
     assert (offer.uses, offer.classes, offer.member_s) == (3, ("client",), 2 * 86_400)
     assert (told["uses"], told["network"]) == (3, str(network))
@@ -184,11 +184,51 @@ def test_tickets_to_a_private_network(run, ask, node):
     guest = PeerId.from_seed(1)
     made = parse_ticket(run(*invitation("--peer", guest, state=state)))
     assert made.invitation is None
-    assert open_membership(made.membership, network, guest).own.issuer == peer
+    own = open_membership(made.membership, network, guest).own
+    assert (own.issuer, own.classes) == (peer, ("client",))
 
     listed = run("network", "revoke", peer).strip()
     run("network", "import", listed, "--state-dir", state)
     assert "revoked" in run(*invitation(state=state), code=exits.FAILURE)
+
+
+@pytest.mark.parametrize(
+    ("options", "classes"),
+    [
+        ((), ["client"]),
+        (("--target", "client#aa23c01ed0f2a6cc"), ["client"]),
+        (("--target", "server"), ["server"]),
+        (("--class", "client"), ["client"]),
+        (("--class", "relay", "--class", "aide"), ["aide", "client", "relay"]),
+        (("--all-classes",), "all"),
+    ],
+)
+def test_a_ticket_is_for_the_class_of_its_target(run, ask, node, options, classes):
+    network = PeerId.parse(run("network", "new").strip())
+    state, peer = node("a")
+    mine = run("network", "grant", peer, "--may-invite").strip()
+    run("network", "import", mine, "--state-dir", state)
+    granted = None if classes == "all" else tuple(classes)
+    told = ask(*invitation(*options, state=state))
+    assert told["classes"] == classes
+    assert parse_ticket(told["ticket"]).invitation.classes == granted
+    guest = PeerId.from_seed(1)
+    made = parse_ticket(run(*invitation("--peer", guest, *options, state=state)))
+    assert open_membership(made.membership, network, guest).own.classes == granted
+
+
+def test_nobody_invites_to_more_than_it_may_play(run, ask, node):
+    run("network", "new")
+    state, peer = node("a")
+    mine = run("network", "grant", peer, "--may-invite", "--class", "server").strip()
+    run("network", "import", mine, "--state-dir", state)
+    refused = run(*invitation(state=state), code=exits.USAGE)
+    assert "more than the granter's own ('server',)" in refused
+    assert ask(*invitation("--target", "server", state=state))["classes"] == ["server"]
+    # All of them are all of its own.
+    assert ask(*invitation("--all-classes", state=state))["classes"] == ["server"]
+    both = ("--class", "x", "--all-classes")
+    assert "--all-classes" in run(*invitation(*both, state=state), code=exits.USAGE)
 
 
 def test_bad_invitations(run, node):

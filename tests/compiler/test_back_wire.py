@@ -57,6 +57,16 @@ def test_both_ends_agree_on_the_site() -> None:
     assert address.parse_site_suffix(suffix) == site
 
 
+def test_a_receiver_says_which_class_sends_to_it() -> None:
+    unit = unit_until(EDGES, federated_program())
+    client, server = unit.partitions.values()
+    assert meta(sole(client, "RecvReq"), keys.SENDER_CLASS_KEY) == "server"
+    assert meta(sole(server, "RecvRespBatched"), keys.SENDER_CLASS_KEY) == "client"
+    (peer,) = unit_until(EDGES, gossip_program()).partitions.values()
+    own = {meta(node, keys.SENDER_CLASS_KEY) for node in of_type(peer, "Recv")}
+    assert own == {meta(peer, keys.HOME_KEY)}
+
+
 def test_receivers_keep_the_deadline_of_their_send() -> None:
     unit = unit_until(EDGES, federated_program())
     for main in unit.partitions.values():
@@ -237,6 +247,7 @@ def test_a_tx_pass_left_out_is_noticed(dropped: str) -> None:
         ("Send", keys.WIRE_TRANSPORT_KEY, "transports"),
         ("Recv", keys.BATCH_GROUP_KEY, "batch group"),
         ("Recv", keys.SITE_ID_KEY, "site"),
+        ("Recv", keys.SENDER_CLASS_KEY, "which class sends"),
         ("Params", keys.SLOT_ID_KEY, "id of its slot"),
     ],
 )

@@ -84,6 +84,9 @@ def test_sends_to_one_port_of_one_class_feed_one_receiver() -> None:
                for p in parts.values() for s in wire(p, keys.OP_SEND))  # fmt: skip
     deadlines = [int(either.get_meta(s, keys.DEADLINE_NS_KEY) or 0) for s in (direct, relayed)]
     assert int(either.get_meta(recv, keys.DEADLINE_NS_KEY) or 0) == max(deadlines)
+    assert either.get_meta(recv, keys.SENDER_CLASS_KEY) == "a,b"
+    (over,) = wire(parts["b"], keys.OP_RECV)
+    assert either.get_meta(over, keys.SENDER_CLASS_KEY) == "a"
 
 
 def start(

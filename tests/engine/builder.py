@@ -20,6 +20,8 @@ from bbnode.ir.values import Value, type_of
 SYS = keys.SYSCALL_DOMAIN
 WIRE = keys.WIRE_DOMAIN
 DEADLINE_NS = 30_000_000_000
+# Classes that send to what is built here, where a test does not say others.
+SENDERS = ("client", "left", "right", "node", "server", "far", "a", "b", "x")
 
 
 class Partition:
@@ -105,11 +107,16 @@ class Partition:
         request: str = "",
         gates: bool = False,
         sender: str = "",
+        senders: Sequence[str] = SENDERS,
         **more: Any,
     ) -> str:
         """Add a Recv (RecvReq with `request`), perhaps with its gates; returns its payload."""
         op = keys.OP_RECV_REQ if request else keys.OP_RECV
-        meta = {keys.SITE_ID_KEY: str(self.site(payload)), **more.pop("meta", {})}
+        meta = {
+            keys.SITE_ID_KEY: str(self.site(payload)),
+            keys.SENDER_CLASS_KEY: ",".join(senders),
+            **more.pop("meta", {}),
+        }
         if node is not None and node.is_leaf:
             meta[keys.TYPE_HASH_KEY] = str(node.wire_hash)
             self.type(payload, node)
@@ -125,6 +132,13 @@ class Partition:
                 self.sys(gate, [head], f"{payload}#{gate}")
                 head = f"{payload}#{gate}"
         return head
+
+    def answers_at(self, responses: str) -> dict[str, str]:
+        """What a RecvRespBatched says of itself."""
+        return {
+            keys.SITE_ID_KEY: str(self.site(responses)),
+            keys.SENDER_CLASS_KEY: ",".join(SENDERS),
+        }
 
     def site(self, value: str) -> int:
         """The site id of a Recv in this partition."""
@@ -153,7 +167,7 @@ class Partition:
         )  # fmt: skip
         self.op(
             WIRE, keys.OP_RECV_RESP_BATCHED, [f"{responses}.req"], [responses],
-            meta={keys.SITE_ID_KEY: str(self.site(responses))}, stamp_ns=deadline_ns,
+            meta=self.answers_at(responses), stamp_ns=deadline_ns,
         )  # fmt: skip
 
     def respond(self, data: str, dest: str, request: str, site: int, **more: Any) -> None:

@@ -232,7 +232,7 @@ def test_a_request_that_closed_before_anybody_asked_for_its_answers() -> None:
     p.op(WIRE, keys.OP_SEND_REQ_BATCHED, ["ask", "peers"], ["req"], quorum=1, deadline_ns=9 * S,
          meta={keys.PORT_KEY: "round"}, **destination)  # fmt: skip
     p.op(WIRE, keys.OP_RECV_RESP_BATCHED, ["req"], ["answers"], control=["nap"],
-         meta={keys.SITE_ID_KEY: str(p.site("answers"))}, stamp_ns=9 * S)  # fmt: skip
+         meta=p.answers_at("answers"), stamp_ns=9 * S)  # fmt: skip
     p.output("out", "answers")
     node = bring_up(model(p), "server")
     for i in (1, 2):

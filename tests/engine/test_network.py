@@ -271,6 +271,7 @@ def test_sends_of_one_execution_to_one_peer_share_an_envelope() -> None:
     node = bring_up(made, "node", limits=Limits(envelope_fills=2))
     other = bring_up(made, "node", me=1)
     node.peer_connected(peer(1), ["node"])
+    other.peer_connected(peer(0), ["node"])
     node.invoke("node", {"x": np.array(1), "to": peer(1)})
     sent = of(steps.SendEnvelope, node.poll(0))
     assert [len(decode_envelope(b"".join(s.parts)).fills) for s in sent] == [2, 1]
@@ -375,7 +376,7 @@ def test_an_execution_that_ends_abandons_its_request() -> None:
     p.sys(keys.OP_BACKOFF_GATE_RX, ["t"], "gated")
     p.output("a", "answers")
     node = bring_up(model(p), "server")
-    node.peer_connected(peer(3), [])
+    node.peer_connected(peer(3), ["client"])
     node.deliver_inbound(peer(3), envelope(peer(3), p.site("x"), TRIGGER))
     node.poll(0)
     node.send_failed(peer(3), "gone")

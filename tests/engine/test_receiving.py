@@ -30,7 +30,10 @@ def listener(**more):
     p.recv("go", node=types.TRIGGER)
     p.sys("OnTrigger", ["go"], "went")
     p.output("go_out", "went")
-    return bring_up(model(p), "server", **more), p
+    node = bring_up(model(p), "server", **more)
+    node.peer_connected(peer(3), ["client"])
+    node.poll(0)
+    return node, p
 
 
 def test_a_bad_fill_is_told_and_its_siblings_are_delivered() -> None:
@@ -172,6 +175,7 @@ def test_an_inbound_deadline_bounds_the_execution() -> None:
     p.output("early", "checked")
     p.output("late", "t")
     node = bring_up(model(p), "server")
+    node.peer_connected(peer(3), ["client"])
     node.deliver_inbound(peer(3), envelope(peer(3), p.site("x"), TRIGGER, remaining_ns=2 * S))
     assert [e.topic for e in of(steps.AppEvent, node.poll(1 * S))] == ["early"]
     assert node.executions()[0].deadline_ns == 3 * S
@@ -189,6 +193,7 @@ def test_a_deadline_check_fails_when_it_is_over() -> None:
     p.sys("DeadlineCheck", (), "dc", after=["s"], deadline_ns=30 * S)
     p.sys("AppNotify", ["x"], after=["dc"], name="done")
     node = bring_up(model(p), "server")
+    node.peer_connected(peer(3), ["client"])
     node.deliver_inbound(peer(3), envelope(peer(3), p.site("x"), TRIGGER, remaining_ns=2 * S))
     (task,) = of(steps.RunTask, node.poll(0))
     node.complete(task.token, task.fn())

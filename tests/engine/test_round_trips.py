@@ -186,7 +186,7 @@ def test_what_came_with_less_time_goes_on_with_what_is_left_of_it() -> None:
     p.send("in", "who", q.site("v"), after=["later"], stamp_ns=90 * S)
     q.recv("v")
     node = bring_up(model(p, q), "relay")
-    node.peer_connected(peer(1))
+    node.peer_connected(peer(1), ["client"])
     node.deliver_inbound(
         peer(1), envelope(peer(1), p.site("in"), np.ones(1, np.float32), remaining_ns=5 * S)
     )

@@ -404,6 +404,7 @@ def test_a_deadline_beyond_64_bits_can_be_saved() -> None:
     made = model(p)
     node = bring_up(made, "server")
     far = (1 << 64) - 1
+    node.peer_connected(peer(1), ["client"])
     node.deliver_inbound(peer(1), envelope(peer(1), p.site("news"), TRIGGER, remaining_ns=far))
     node.poll(10 * S)
     again = bring_up(made, "server")

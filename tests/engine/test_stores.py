@@ -210,6 +210,7 @@ def test_what_is_kept_does_not_keep_the_envelope() -> None:
     p.sys("Hold.Flush", ["get"], "value", named={"slot": "h"})
     p.sys("AppEmit", ["value"], name="got")
     node = bring_up(model(p), "server")
+    node.peer_connected(peer(1), ["client"])
     node.deliver_inbound(peer(1), envelope(peer(1), p.site("x"), np.ones(4, np.float32)))
     node.poll(0)
     assert node.counters()["ingress.bytes"] == 16

@@ -53,7 +53,7 @@ def answers(made) -> list[float]:
 def test_two_rounds_at_once_do_not_mix():
     p = trainer()
     node = bring_up(model(p), "server")
-    node.peer_connected(peer(3), [])
+    node.peer_connected(peer(3), ["client"])
     deliver(node, p, 10.0)
     deliver(node, p, 20.0)
     made = node.poll(0)
@@ -77,7 +77,7 @@ def test_two_rounds_at_once_do_not_mix():
 def test_the_next_one_has_its_turn_when_the_one_before_fails():
     p = trainer()
     node = bring_up(model(p), "server")
-    node.peer_connected(peer(3), [])
+    node.peer_connected(peer(3), ["client"])
     deliver(node, p, 10.0)
     deliver(node, p, 20.0)
     (first,) = tasks(node.poll(0))
@@ -90,7 +90,7 @@ def test_the_next_one_has_its_turn_when_the_one_before_fails():
 def test_whose_turn_comes_too_late_is_told_so():
     p = trainer()
     node = bring_up(model(p), "server")
-    node.peer_connected(peer(3), [])
+    node.peer_connected(peer(3), ["client"])
     deliver(node, p, 10.0)
     for value in (20.0, 30.0):
         deliver(node, p, value, remaining_ns=S)
@@ -109,7 +109,7 @@ def test_whose_turn_comes_too_late_is_told_so():
 def test_turns_outlive_a_restart():
     p = trainer()
     node = bring_up(model(p), "server")
-    node.peer_connected(peer(3), [])
+    node.peer_connected(peer(3), ["client"])
     for value in (10.0, 20.0, 30.0):
         deliver(node, p, value)
     node.poll(0)
@@ -135,7 +135,7 @@ def test_reading_alone_needs_no_turn():
     p.sys("Sleep", ["b"], "slept", duration_ns=S)
     p.output("made", "slept")
     node = bring_up(model(p), "server")
-    node.peer_connected(peer(3), [])
+    node.peer_connected(peer(3), ["client"])
     deliver(node, p, 1.0)
     deliver(node, p, 2.0)
     node.poll(0)
@@ -162,7 +162,7 @@ def test_who_waits_for_other_executions_takes_no_turns():
 def test_an_execution_that_ends_in_the_line_leaves_it(gone: bool):
     p = trainer()
     node = bring_up(model(p), "server")
-    node.peer_connected(peer(3), [])
+    node.peer_connected(peer(3), ["client"])
     for value in (10.0, 20.0, 30.0):
         deliver(node, p, value)
     (first,) = tasks(node.poll(0))

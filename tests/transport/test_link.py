@@ -49,6 +49,7 @@ class Side:
     limits: TransportLimits = field(default_factory=TransportLimits)
     session: str = "0" * 16
     made: int = 0
+    classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.counters = Counters()
@@ -65,7 +66,12 @@ class Side:
             self.table,
             queue=session.queue,
             hello=encode_hello(
-                Hello(link=self.made, session_id=self.session, exchange=session.exchange)
+                Hello(
+                    link=self.made,
+                    session_id=self.session,
+                    exchange=session.exchange,
+                    classes=self.classes,
+                )
             ),
             number=self.made,
             limits=self.limits,
@@ -353,6 +359,20 @@ async def test_second_dial_of_one_side_replaces_the_first(nursery):
         for link in second:
             link.doom("end of this half of the test")
         await quiet()
+
+
+@pytest.mark.parametrize("it_dials_last", [True, False])
+async def test_the_newest_word_on_the_classes_counts(nursery, it_dials_last):
+    a, b = Side(SMALL), Side(LARGE, classes=("server",))
+    connect(*((a, b) if it_dials_last else (b, a)), nursery)
+    await quiet()
+    b.classes = ("client",)
+    connect(*((b, a) if it_dials_last else (a, b)), nursery)
+    await quiet()
+    played = [e.hello.classes if isinstance(e, PeerConnected) else None for e in a.drain()]
+    assert played[:3] == [("server",), None, ("client",)]
+    # A peer that keeps the other connection of the two is gone; it never is what it was.
+    assert played[3:] == ([None] if it_dials_last else [])
 
 
 async def test_restarted_peer_replaces_its_old_self_whoever_dialled(nursery):

@@ -1,7 +1,9 @@
 """`bbnode invite`: a ticket, one line that `bbnode join` takes.
 
 Rule: it signs with the node's own key, and asks the running daemon for what a stranger has to
-know (addresses, artifact), unless the options say it. It writes nothing: the daemon counts the
+know (addresses, artifact), unless the options say it. Membership in a private network is for the
+class of the target alone, unless the options say more: what a member may play decides which of
+the others' sites take something from it. It writes nothing: the daemon counts the
 uses of a ticket when somebody redeems it.
 """
 
@@ -16,7 +18,6 @@ from typing import Annotated, Any
 import typer
 
 from bbnode.cli import access_options, output
-from bbnode.cli.access_options import ClassesOption
 from bbnode.cli.common import (
     DEFAULT_CONFIG,
     DEFAULT_TIMEOUT_S,
@@ -41,6 +42,15 @@ def _check_target(target: str, known: Sequence[str]) -> None:
     )
 
 
+def _classes(target: str, more: Sequence[str], *, every: bool) -> tuple[str, ...] | None:
+    """Classes that a guest may play: the target's, and what was named; None for all."""
+    if every:
+        if more:
+            raise typer.BadParameter("say --class or --all-classes", param_hint="--all-classes")
+        return None
+    return tuple(sorted({target.partition("#")[0], *more}))
+
+
 def command(
     target: Annotated[
         str, typer.Option(help="Target that the guest is to play.", metavar="CLASS[#HASH]")
@@ -53,7 +63,17 @@ def command(
         str | None,
         typer.Option("--peer", help="For this peer alone, whose id is known.", metavar="PEER_ID"),
     ] = None,
-    classes: ClassesOption = None,
+    classes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--class",
+            help="Class that it may play beside that of its target (repeatable).",
+            metavar="CLASS",
+        ),
+    ] = None,
+    all_classes: Annotated[
+        bool, typer.Option("--all-classes", help="It may play every class, the server's as well.")
+    ] = False,
     days: Annotated[
         int, typer.Option(help="Days of membership in a private network.", min=1, max=366)
     ] = DEFAULT_DAYS,
@@ -81,6 +101,7 @@ def command(
     from bbnode.transport.identity import load_identity
 
     lifetime_s = access_options.duration_s(expires, "--expires")
+    granted = _classes(target, classes or (), every=all_classes)
     guest = None if peer is None else access_options.peer_id(peer, "--peer")
     if sha256 is not None and not _SHA256.match(sha256):
         raise typer.BadParameter(f"{sha256!r} is not 64 hex digits", param_hint="--sha256")
@@ -106,7 +127,7 @@ def command(
             not_before_s=now_s,
             expires_s=now_s + days * access_options.DAY_S,
             serial=access_options.new_serial(),
-            classes=classes or None,
+            classes=granted,
             granter=access.membership,
         )
     open_to_all = membership is not None and guest is None
@@ -120,13 +141,14 @@ def command(
         network=access.network,
         invitation=Invitation(
             uses=uses,
-            classes=tuple(classes) if classes else None,
+            classes=membership.own.classes,
             member_s=days * access_options.DAY_S,
         )
-        if open_to_all
+        if open_to_all and membership is not None
         else None,
         membership=membership.raw if membership is not None and guest is not None else b"",
     )
+    played = "all" if membership is None else membership.own.classes or "all"
     told: dict[str, Any] = {
         "ticket": ticket.text,
         "inviter": str(ticket.inviter),
@@ -135,6 +157,7 @@ def command(
         "target": ticket.target,
         "expires": access_options.date(ticket.expires_s),
         "network": None if ticket.network is None else str(ticket.network),
+        "classes": None if membership is None else played,
         "uses": uses if open_to_all else None,
         "peer": None if guest is None else str(guest),
     }
@@ -143,5 +166,8 @@ def command(
         return
     output.data(ticket.text)
     output.note(f"good until {told['expires']}; on the other machine: bbnode join TICKET")
+    if membership is not None:
+        named = played if isinstance(played, str) else ", ".join(played)
+        output.note(f"classes that whoever uses it may play: {named}")
     if all("/127." in each or "/ip6/::1/" in each for each in told["addresses"]):
         output.note("only this machine reaches these addresses; say others with --address")

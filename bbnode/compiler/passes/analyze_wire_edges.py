@@ -28,7 +28,9 @@ class AnalyzeWireEdges:
     3. `site_id` of the receiver is the hash of `<target>/<payload value>`; the Send says where
        its data input lands: `dest_site_name.<input>` (the value) and the attribute
        `dest_suffix.<input>` (bytes of `/site/<id>`).
-    4. A receiver without a deadline takes that of its Send.
+    4. `sender_class` of the receiver is the class that sends there, and with a fan-in all of
+       them: the engine takes nothing from a peer that plays none of these.
+    5. A receiver without a deadline takes that of its Send.
     """
 
     name: ClassVar[str] = "analyze_wire_edges"
@@ -40,6 +42,7 @@ class AnalyzeWireEdges:
         }
         transports = {home: _transports(main) for home, main in unit.partitions.items()}
         groups: dict[tuple[str, str], str] = {}
+        senders: dict[tuple[str, str], tuple[Node, set[str]]] = {}
         found = {keys.TRANSPORT_DATA: 0, keys.TRANSPORT_TRIGGER_ONLY: 0}
         for edge in unit.wire_edges:
             send = wire_nodes[edge.producer_class][edge.send_node]
@@ -52,10 +55,14 @@ class AnalyzeWireEdges:
                 node.metadata[keys.BATCH_GROUP_KEY] = group
             site = ids.site_id(unit.partitions[edge.consumer_class].name, edge.value_name)
             recv.metadata[keys.SITE_ID_KEY] = str(site)
+            at = (edge.consumer_class, recv.name)
+            senders.setdefault(at, (recv, set()))[1].add(edge.producer_class)
             stamp_destination(send, edge.value_name, site)
             deadline = send.metadata.get(keys.DEADLINE_NS_KEY)
             if deadline is not None and recv.metadata.get(keys.DEADLINE_NS_KEY) is None:
                 recv.metadata[keys.DEADLINE_NS_KEY] = deadline
+        for recv, classes in senders.values():
+            recv.metadata[keys.SENDER_CLASS_KEY] = ",".join(sorted(classes))
         for main in unit.partitions.values():
             _declare_triggers(main)
         return {

@@ -28,7 +28,7 @@ class ValidateRuntimeComplete:
        their RX gates, and what carries a deadline its `DeadlineCheck`.
     2. Every wire op says its transport and its batch group.
     3. Every Send says where its data lands, and that is the site of a receiver of the program;
-       every receiver has a site id.
+       every receiver has a site id, and says which class sends to it.
     4. Every op is of upstream ONNX, in the op table, or a function of the model; an op of a
        slot says the slot's id.
     """
@@ -80,8 +80,11 @@ def _wire_faults(node: Node, sites: set[bytes]) -> Iterator[str]:
             yield "does not say where its data lands"
         elif suffix not in sites:
             yield "sends to a site that no receiver of the program has"
-    elif keys.SITE_ID_KEY not in meta:
-        yield "has no site id"
+    else:
+        if keys.SITE_ID_KEY not in meta:
+            yield "has no site id"
+        if not meta.get(keys.SENDER_CLASS_KEY):
+            yield "does not say which class sends to it (analyze_wire_edges)"
 
 
 def _op_faults(node: Node, functions: dict[FunctionKey, Function]) -> Iterator[str]:

@@ -70,6 +70,7 @@ class Prepared:
             "address": self.address,
             "peer_id": str(self.identity.peer_id),
             "network": None if member is None else str(member.own.network),
+            "may_play": None if member is None else member.own.classes or "all",
             "member_until_unix_s": None if member is None else member.own.expires_s,
             "artifact_sha256": artifact.sha256,
             "artifact_bytes": artifact.size,

@@ -26,7 +26,7 @@ from bbnode.engine.planning.flatten import (
     FlatOp,
     FunctionKey,
 )
-from bbnode.engine.planning.recv_plan import recv_site
+from bbnode.engine.planning.recv_plan import recv_site, sender_classes
 from bbnode.engine.planning.sites import RecvSite, ResponseSite
 from bbnode.engine.planning.slices import Slice, is_entry
 from bbnode.engine.stores import SemaphoreSpec, StorePlan
@@ -319,9 +319,13 @@ class Planner:
             if op.op_type == keys.OP_RECV_RESP_BATCHED and request in op.inputs:
                 other = self._op_build(flat, op, build.op, (), ())
                 site = other.meta_int(keys.SITE_ID_KEY)
-                answers = self._answers.get(site_suffix(site), ())
-                name = f"{flat.name}: {op.name}"
-                self._add_site(other, ResponseSite(site=site, name=name, answers=answers))
+                found = ResponseSite(
+                    site=site,
+                    name=f"{flat.name}: {op.name}",
+                    senders=sender_classes(other),
+                    answers=self._answers.get(site_suffix(site), ()),
+                )
+                self._add_site(other, found)
                 return site
         return None
 

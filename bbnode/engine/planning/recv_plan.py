@@ -41,6 +41,7 @@ def recv_site(
     return RecvSite(
         site=build.meta_int(keys.SITE_ID_KEY),
         name=f"{flat.name}: {build.flat.name}",
+        senders=sender_classes(build),
         plan=plan,
         is_request=is_request,
         declared=declared,
@@ -71,6 +72,19 @@ def answer_types(model: ModelProto) -> dict[bytes, tuple[TypeNode, ...]]:
                 if attribute.name.startswith(keys.DEST_SUFFIX_PREFIX):
                     found.setdefault(attribute.s, {})[answer] = None
     return {suffix: tuple(kinds) for suffix, kinds in found.items() if types.ANY not in kinds}
+
+
+def sender_classes(build: OpBuild) -> frozenset[str]:
+    """The classes that send to a receiver; raises InvalidArtifact where it names none."""
+    text = protos.get_meta(build.node, keys.SENDER_CLASS_KEY) or ""
+    classes = frozenset(name for name in text.split(",") if name)
+    if not classes:
+        # Taking from anybody instead would let a stranger run what only the server may.
+        raise build.wrong(
+            f"has no {keys.SENDER_CLASS_KEY}, so that nobody may send to it; compile the program "
+            "with this version of bbnode"
+        )
+    return classes
 
 
 def _declared(build: OpBuild, known: TypeNode | None) -> TypeNode | None:

@@ -1,6 +1,7 @@
 """Where fills land: the sites of installed Recvs.
 
-Rule: a site says, before a payload is decoded, what may come. A fill without a payload is
+Rule: a site says, before a payload is decoded, what may come and from whom: from a peer of a
+class that sends there in the program, and from this node itself. A fill without a payload is
 taken only where nothing behind the site reads the payload as more than a trigger.
 """
 
@@ -19,6 +20,7 @@ class RecvSite:
 
     site: int
     name: str
+    senders: frozenset[str]  # classes, of which a peer that sends here plays one
     plan: EntryPlan
     is_request: bool
     declared: TypeNode | None  # what the payload is, or descends from; None: anything
@@ -33,6 +35,7 @@ class ResponseSite:
 
     site: int
     name: str
+    senders: frozenset[str]  # classes that are asked
     # What the program answers with, or what that descends from, of each op that answers. Empty
     # where the artifact does not say: anything.
     answers: tuple[TypeNode, ...] = ()

@@ -247,6 +247,7 @@ def wire_ops_are_stamped(model: ModelProto) -> None:
         assert 0 <= site < 1 << 64
         sites[site] = node
     landed: dict[int, set[str | None]] = {}  # groups of what lands at each site
+    senders: dict[int, set[str | None]] = {}  # classes that send to each site
     for node in wire_nodes(model):
         assert meta(node, "wire_transport") in ("data", "trigger_only"), node.name
         assert meta(node, "batch_group_id"), node.name
@@ -257,10 +258,15 @@ def wire_ops_are_stamped(model: ModelProto) -> None:
         site = int.from_bytes(suffix.s[-8:], "big")
         assert suffix.s[:-8] == b"\xe2\x01", suffix.s  # the varint of 0xE2
         landed.setdefault(site, set()).add(meta(node, "batch_group_id"))
+        senders.setdefault(site, set()).add(meta(node, "home_class"))
         name = suffix.name.removeprefix(P + "dest_suffix.")
         assert meta(node, f"dest_site_name.{name}") == sites[site].output[0], node.name
         assert meta(node, "wire_transport") == meta(sites[site], "wire_transport"), node.name
     assert set(landed) == set(sites)
+    for site, classes in senders.items():
+        named = (meta(sites[site], "sender_class") or "").split(",")
+        assert set(named) == classes, sites[site].name
+        assert named == sorted(named), sites[site].name
     for site, groups in landed.items():  # a receiver of several sends names one of their groups
         assert meta(sites[site], "batch_group_id") in groups, site
 
