@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from bbnode.daemon.events import step_to_event
 from bbnode.daemon.record_file import RecordFile
 from bbnode.daemon.reload import Changes, compare
 from bbnode.daemon.rounds import Rounds
+from bbnode.daemon.watch import Stalled, Watch, Watched
 from bbnode.engine import All, Node, steps
 from bbnode.ir.errors import BbnodeError
 from bbnode.transport.backend import TransportEvent
@@ -166,6 +167,20 @@ class Daemon:
         self._control.host.counters.append(self._discovery.counters)
         self._control.host.discovery = self._discovery.as_json
         self._keeper.on_saved = self._control.host.note_saved
+        self._watch = Watch(
+            watched=Watched(
+                node=self._node,
+                rounds=self._rounds,
+                tasks_running=lambda: self._driver.tasks_running,
+                saved_s=lambda: self._keeper.saved_s,
+                save_every_s=lambda: self._keeper.every_s,
+                alone_since_s=lambda: self._discovery.alone_since_s,
+                membership=access.own_standing,
+            ),
+            publish=self._control.publish,
+        )
+        self._control.host.stalled = self._stalled
+        self._control.host.counters.append(self._watch.counters)
 
     @property
     def tasks_running(self) -> int:
@@ -210,7 +225,8 @@ class Daemon:
                 self._keeper.set_period(self._resolved.config.node.snapshot_every_s)
                 work.start_soon(self._keeper.run)
                 self._say_ready()
-                nursery.start_soon(sd_notify.report, self._status_line)
+                work.start_soon(self._watch.run)
+                nursery.start_soon(sd_notify.report, self._status_line, self._polls)
                 await self._stop.wait()
                 await self._shut_down(work)
             await self._control.finish()
@@ -242,6 +258,13 @@ class Daemon:
         )
         self._control.publish({"type": "ready", "peer_id": str(self._identity.peer_id)})
         sd_notify.notify(sd_notify.READY, f"STATUS={self._status_line()}")
+
+    def _stalled(self) -> Sequence[Stalled]:
+        """What stands still; nothing is expected of a node that starts or stops."""
+        return self._watch.look() if self._control.host.phase == "ready" else ()
+
+    def _polls(self) -> bool:
+        return self._control.host.phase != "ready" or self._watch.polls()
 
     def _ask_to_stop(self) -> None:
         self._stop.set()

@@ -82,6 +82,8 @@ class Discovery:
         self._origins: OrderedDict[PeerId, Origin] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self._nearby: set[PeerId] = set()
+        # Since when nobody is connected, while there are bootstrap peers.
+        self._alone_since_s: float | None = None
         self._scope = trio.CancelScope()
         self._running = False
         self._bootstrap: dict[PeerId, tuple[Multiaddr, ...]] = {}
@@ -198,6 +200,10 @@ class Discovery:
 
     def _turn(self, now_s: float) -> float:
         """Tell the transport what changed; when to look again at the latest."""
+        if self._up or not self._bootstrap:
+            self._alone_since_s = None
+        elif self._alone_since_s is None:
+            self._alone_since_s = now_s
         wanted = {peer: self._bootstrap[peer] for peer in self._plan.advance(self._up, now_s)}
         for peer, addresses in self._learned.advance(self._up, now_s).items():
             wanted.setdefault(peer, addresses)
@@ -262,6 +268,11 @@ class Discovery:
             "discovery.dialling": len(self._learned),
             "discovery.nearby": len(self._nearby),
         }
+
+    @property
+    def alone_since_s(self) -> float | None:
+        """Since when nobody is connected (trio's time); None without bootstrap peers."""
+        return self._alone_since_s
 
     def origin(self, peer: PeerId) -> Origin | None:
         """How a peer was found; None for one that nobody told of."""

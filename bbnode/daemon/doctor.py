@@ -243,6 +243,40 @@ def _reach(patient: Patient) -> Finding:
     return _passed("bootstrap", f"{len(entries)} of {len(entries)} ports answer")
 
 
+def _going_on(patient: Patient) -> Finding:
+    """That nothing of the running node stands still."""
+    if not patient.running:
+        return _skipped("going on", "no daemon runs")
+    from bbnode.daemon.control.client import ControlClient
+    from bbnode.daemon.control.errors import ControlError, ControlTimeout, NotRunning
+    from bbnode.daemon.control.json_lines import parse_object
+
+    try:
+        with ControlClient(paths.control_socket(patient.state_dir)) as client:
+            told = parse_object(client.fetch("GET", "/readyz")[1])
+    except NotRunning as error:
+        return _skipped("going on", str(error))
+    except (ControlError, ControlTimeout) as error:
+        return _failed("going on", str(error), "the daemon does not answer: read its log")
+    return judge_going_on(told)
+
+
+def judge_going_on(told: Mapping[str, Any]) -> Finding:
+    """What follows of what a daemon says of itself, the JSON of `GET /readyz`."""
+    if not told["ready"]:
+        reasons = "; ".join(f"{each['what']}: {each['detail']}" for each in told["reasons"])
+        return _failed("going on", reasons, "bbnode status shows for whom it waits; read its log")
+    waiting = "; ".join(f"{each['target']} waits for {each['for']}" for each in told["waiting"])
+    if waiting:
+        return Finding(
+            check="going on",
+            verdict=Verdict.WARNING,
+            detail=waiting,
+            remedy="start those peers, or see why they do not connect: bbnode peers",
+        )
+    return _passed("going on", "nothing stands still")
+
+
 def _dial_back(patient: Patient) -> Finding:
     """That a peer which is connected reaches this node at an address that it announces."""
     if not patient.running:
@@ -322,6 +356,7 @@ CHECKS: dict[str, Check] = {
     "identity": _identity,
     "ports": _ports,
     "bootstrap": _reach,
+    "going on": _going_on,
     "dial-back": _dial_back,
     "artifact": _artifact,
     "components": _components,

@@ -7,6 +7,7 @@ node goes on, and what was written before stays.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -57,12 +58,20 @@ class Keeper:
         self._one_at_a_time = trio.Lock()
         self._period_changed = trio.Event()
         self._every_s = 0.0
+        # trio's time of the last one that was written, or of when the period was set first.
+        self.saved_s = math.inf
         # Called with trio's time after each one that was written.
         self.on_saved: Callable[[float], None] = lambda _: None
+
+    @property
+    def every_s(self) -> float:
+        """The period; 0: only when somebody asks."""
+        return self._every_s
 
     def set_period(self, every_s: float) -> None:
         """Write a checkpoint every so many seconds; 0: only when somebody asks."""
         self._every_s = every_s
+        self.saved_s = min(self.saved_s, trio.current_time())
         self._period_changed.set()
 
     async def run(self) -> None:
@@ -96,5 +105,6 @@ class Keeper:
                 },
             )
             await trio.to_thread.run_sync(checkpoint.write, self._state_dir, saved)
-        self.on_saved(trio.current_time())
+        self.saved_s = trio.current_time()
+        self.on_saved(self.saved_s)
         return len(saved.node)

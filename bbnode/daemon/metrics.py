@@ -18,7 +18,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from bbnode import __version__
+from bbnode.daemon.control import views
 from bbnode.daemon.control.host import Host
+from bbnode.daemon.watch import THINGS
 from bbnode.transport.backend import TransportMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -68,8 +70,11 @@ class NodeCollector(Collector):
         host = self._host
         yield _info(host)
         yield GaugeMetricFamily(
-            "bbnode_ready", "1 when the node does its work", value=float(host.phase == "ready")
+            "bbnode_ready",
+            "1 when the node does its work",
+            value=float(views.readiness(host)["ready"]),
         )
+        yield _stalled(host)
         yield GaugeMetricFamily(
             "bbnode_uptime_seconds",
             "time since the start",
@@ -206,6 +211,16 @@ def _round_metrics(host: Host) -> Iterable[Metric]:
             if isinstance(value, int | float):
                 outputs.add_metric([target, name], float(value))
     return (done, *last.values(), outputs)
+
+
+def _stalled(host: Host) -> Metric:
+    family = GaugeMetricFamily(
+        "bbnode_stalled", "1 for what has not gone on for longer than it may", labels=["what"]
+    )
+    found = {each.what for each in host.stalled()}
+    for thing in THINGS:
+        family.add_metric([thing.what], float(thing.what in found))
+    return family
 
 
 def _info(host: Host) -> Metric:

@@ -29,6 +29,16 @@ logger = logging.getLogger(__name__)
 KEPT_ROUNDS = 1440
 # After a round that failed: give a peer that restarts time to come back.
 RETRY_PAUSE_S = 1.0
+# Between two looks at who is there, whether somebody came or not: a peer that had failed can be
+# chosen again when its cooldown is over, and nobody says so.
+RECHECK_S = 1.0
+# What a round may take beyond the deadlines of its requests, and its start beyond its time:
+# checkpoints, aggregation, a busy machine.
+ROUND_SLACK_S = 60.0
+# Rounds that fail in a row, and periods without one that ended well, before that is more than a
+# bad moment.
+FAILED_ROUNDS = 3
+FAILED_PERIODS = 3
 
 
 class TooFewPeers(DeploymentError):
@@ -98,6 +108,12 @@ class Rounds:
         if running is not None:
             self._watch(running)
         self.waiting_for: str = ""
+        # trio's times: since when peers are waited for, when the next round may start, and since
+        # when no round has ended well although none had to wait.
+        self.waiting_since_s: float | None = None
+        self._due_s: float | None = None
+        self._good_s: float | None = None
+        self._failed_in_a_row = 0
         self.complete = False
 
     @property
@@ -113,6 +129,9 @@ class Rounds:
             "of": self._entry.times or None,
             "complete": self.complete,
             "waiting_for": self.waiting_for,
+            "waiting_s": None
+            if self.waiting_since_s is None
+            else round(trio.current_time() - self.waiting_since_s, 3),
             "running": None if self._current is None else self._current.number,
         }
 
@@ -121,20 +140,52 @@ class Rounds:
         """The execution of the round that is under way."""
         return None if self._current is None else self._current.execution
 
+    def stalled(self, now_s: float, *, working: bool) -> str:
+        """Why no round ends although one should have, or "".
+
+        `working`: something of the round that is under way is within its own deadline.
+        """
+        if self.complete or self._good_s is None or self.waiting_since_s is not None:
+            return ""
+        late_s = now_s - self._good_s - FAILED_PERIODS * self._entry.every_s
+        if self._failed_in_a_row >= FAILED_ROUNDS and late_s > ROUND_SLACK_S:
+            last = next((r for r in reversed(self.history) if r.ok is False), None)
+            why = "" if last is None else "; ".join(last.failures)
+            return (
+                f"the last {self._failed_in_a_row} rounds failed, none ended well for "
+                f"{now_s - self._good_s:.0f} s: {why or 'no reason was told'}"
+            )
+        current = self._current
+        if current is not None:
+            ran_s = now_s - current.started_s
+            if working or ran_s <= ROUND_SLACK_S:
+                return ""
+            return f"round {current.number} runs for {ran_s:.0f} s, and waits for nothing"
+        if self._due_s is not None and now_s - self._due_s > ROUND_SLACK_S:
+            return f"the next round should have started {now_s - self._due_s:.0f} s ago"
+        return ""
+
     def finished(self) -> list[dict[str, Any]]:
         """The rounds that have ended and are kept, oldest first."""
         return [made.as_json() for made in self.history if made.ok is not None]
 
     async def run(self, after_round: Callable[[], Any]) -> None:
         """Make the rounds; `after_round` is awaited after each (the node's checkpoint)."""
+        self._good_s = self._due_s = trio.current_time()
         while self._entry.times == 0 or self.done < self._entry.times:
             finished = self._taken_up()
             if finished is None:
                 await self._until_start_condition()
                 finished = self._start()
             started = finished.started_s
+            self._due_s = None
             await finished.finished.wait()
             self.done += 1
+            self._due_s = max(trio.current_time(), started + self._entry.every_s)
+            if finished.ok:
+                self._good_s, self._failed_in_a_row = trio.current_time(), 0
+            else:
+                self._failed_in_a_row += 1
             await after_round()
             self._publish({"type": "round_finished", **finished.as_json()})
             logger.info(
@@ -235,18 +286,26 @@ class Rounds:
             )
         await self._until_connected(wait.enough_peers, wait.peer_class)
         self.waiting_for = ""
+        if self.waiting_since_s is not None and self._good_s is not None:
+            # What was waited for is no delay of the rounds.
+            self._due_s = trio.current_time()
+            self._good_s += self._due_s - self.waiting_since_s
+        self.waiting_since_s = None
 
     async def _until_connected(self, want: int, peer_class: str) -> None:
         while (have := len(self._node.connected_peers(peer_class))) < want:
             text = f"{want} peers of class {peer_class!r}, {have} connected"
             if text != self.waiting_for:
                 self.waiting_for = text
+                if self.waiting_since_s is None:
+                    self.waiting_since_s = trio.current_time()
                 logger.info("waiting for peers", extra={"want": want, "have": have})
                 self._publish(
                     {"type": "waiting_for_peers", "class": peer_class, "want": want, "have": have}
                 )
             self._peers_changed = trio.Event()
-            await self._peers_changed.wait()
+            with trio.move_on_after(RECHECK_S):
+                await self._peers_changed.wait()
 
 
 def to_value(name: str, given: InputValue, declared: TypeNode | None) -> Value:

@@ -65,15 +65,15 @@ def watchdog_period_s() -> float | None:
     return allowed_us / 1e6 / _REPORTS_PER_WATCHDOG
 
 
-async def report(status: Callable[[], str]) -> None:
-    """Keep the supervisor informed: WATCHDOG in time, and STATUS when it changes.
+async def report(status: Callable[[], str], alive: Callable[[], bool] = lambda: True) -> None:
+    """Keep the supervisor informed: WATCHDOG in time while `alive`, and STATUS when it changes.
 
     Runs on the daemon's own loop: a loop that stands still sends nothing, and is restarted.
     """
     period_s = watchdog_period_s()
     told = ""
     while True:
-        lines = [WATCHDOG] if period_s is not None else []
+        lines = [WATCHDOG] if period_s is not None and alive() else []
         line = status()
         if line != told:
             lines.append(f"STATUS={line}")

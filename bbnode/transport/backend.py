@@ -38,6 +38,7 @@ from multiaddr import Multiaddr
 
 from bbnode.ir.peer import PeerId
 from bbnode.transport.limits import TransportLimits as TransportLimits
+from bbnode.transport.unsent import Unsent as Unsent
 
 # Version of what we speak on our streams; both sides must say the same.
 PROTOCOL_VERSION = 1
@@ -371,6 +372,14 @@ class Backend(Protocol):
         """
         ...
 
+    def expect(self, peer: PeerId) -> None:
+        """Take messages for `peer`, which may come back, for as long as for one that was lost."""
+        ...
+
+    def unsent(self) -> list[Unsent]:
+        """What peers have not acknowledged: of now, and once stopped, of the end."""
+        ...
+
     def forget(self, peer: PeerId) -> None:
         """Dial `peer` no more; an existing connection stays."""
         ...
@@ -405,6 +414,6 @@ class Backend(Protocol):
 
     async def stop(self, grace_s: float) -> None:
         """Send what is queued, wait for its acknowledgement, take leave of all peers;
-        all within `grace_s` seconds.
+        all within `grace_s` seconds. What is left then is `unsent`, and no SendFailed.
         """
         ...

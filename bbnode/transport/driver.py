@@ -19,7 +19,12 @@ from bbnode.engine import Node, steps
 from bbnode.ir.errors import BbnodeError
 from bbnode.transport import backend as seam
 from bbnode.transport.backend import Backend
-from bbnode.transport.errors import EnvelopeTooLargeError, NotConnectedError, QueueFullError
+from bbnode.transport.errors import (
+    EnvelopeTooLargeError,
+    NotAllowedError,
+    NotConnectedError,
+    QueueFullError,
+)
 
 # Two: a model that trains and one more op that waits for a disk. ONNX Runtime frees the GIL
 # in its own threads, so more workers than cores would only take turns.
@@ -27,6 +32,10 @@ DEFAULT_WORKER_THREADS = 2
 
 # Transport events taken between two polls: enough to batch, few enough to stay responsive.
 MAX_EVENTS_PER_TURN = 256
+
+# Refused for what we are, have or allow: it says nothing of the peer, and is asked anew with the
+# next envelope. A wrong clock denies everybody, and nobody may be blamed for that.
+_OUR_OWN_REASONS = (QueueFullError, EnvelopeTooLargeError, NotAllowedError)
 
 StepObserver = Callable[[steps.Step], None]
 
@@ -165,10 +174,10 @@ class Driver:
                     raise
                 self._backend.send(step.peer, step.parts, tag=step.tag)
         except BbnodeError as error:
-            # Not connected, queue full, too large: the engine hears of it as of any failed
-            # send; its requests, its governor and its backoff draw the conclusions.
+            # The engine hears of it as of any failed send; its requests, its governor and its
+            # backoff draw the conclusions.
             self._counts[f"driver.{type(error).__name__}"] += 1
-            ours = isinstance(error, QueueFullError | EnvelopeTooLargeError)
+            ours = isinstance(error, _OUR_OWN_REASONS)
             self._node.send_failed(step.peer, str(error), tag=step.tag, blames_peer=not ours)
 
     async def _run_task(self, step: steps.RunTask) -> None:

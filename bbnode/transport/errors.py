@@ -33,6 +33,10 @@ class NotAllowedError(DeploymentError):
     """The authorizer does not let us send this to the peer."""
 
 
+class DeniedPeerError(NotConnectedError, NotAllowedError):
+    """There is no connection with the peer because our own authorizer did not allow it."""
+
+
 class TooManyStreamsError(EnvironmentFault):
     """As many streams of other protocols as may be are open with the peer already."""
 

@@ -80,5 +80,8 @@ class TransportLimits:
     farewell_s: float = 5.0
     redial_min_s: float = 0.2
     redial_max_s: float = 30.0
+    # The most between two looks at a peer that our own authorizer denies: dates and lists
+    # change here, without a word from the peer.
+    redial_denied_s: float = 5.0
     # How often a peer that is connected through a relay is dialled directly.
     direct_retry_s: float = 30.0

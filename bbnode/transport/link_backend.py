@@ -29,6 +29,7 @@ from bbnode.transport.backend import (
     Hello,
     PeerInfo,
     TransportMetrics,
+    Unsent,
     WantedPeer,
 )
 from bbnode.transport.carrier import Carrier
@@ -39,6 +40,7 @@ from bbnode.transport.inbox import Inbox
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.link import Link
 from bbnode.transport.link_state import LinkState
+from bbnode.transport.measure import measure
 from bbnode.transport.peers import PeerTable
 from bbnode.transport.redial import Redial
 from bbnode.transport.session import PeerSession
@@ -144,30 +146,14 @@ class LinkBackend(ABC):
 
     def metrics(self) -> TransportMetrics:
         """See Backend."""
-        links, sessions = self._table.links(), self._table.sessions()
-        flows = [session.flow for session in sessions if session.flow is not None]
-        up = sum(link.hello is not None for link in links)
         own_tasks = 0 if self._nursery is None else len(self._nursery.child_tasks)
-        return TransportMetrics(
-            connections=up,
-            connections_opening=len(links) - up,
-            connection_slots=self._limits.max_connections,
-            streams=sum(link.carrier.stream_count() for link in links),
-            tasks=own_tasks + sum(link.tasks for link in links),
-            unread_bytes=sum(link.carrier.unread_bytes() for link in links),
-            held_bytes=sum(flow.held_bytes for flow in flows),
-            inbox_bytes=self._inbox.envelope_bytes,
-            partial_bytes=self._inbox.partial_bytes,
-            queued_bytes=sum(session.queue.bytes for session in sessions),
-            unacknowledged_bytes=sum(session.queue.unacknowledged_bytes for session in sessions),
-            inbox_envelopes=self._inbox.envelopes,
-            inbox_notices=self._inbox.notices,
-            queued_envelopes=sum(session.queue.envelopes for session in sessions),
-            circuits=self._circuits(),
-            sessions=len(sessions),
-            denied=dict(self._table.gate.denied),
+        return measure(
+            self._table,
+            self._inbox,
+            self._limits,
             counters=self._counters.snapshot(),
-            peers=tuple(self._table.infos()),
+            own_tasks=own_tasks,
+            circuits=self._circuits(),
         )
 
     def set_credentials(self, credentials: bytes) -> None:
@@ -190,6 +176,14 @@ class LinkBackend(ABC):
         session.wanted = tuple(dict.fromkeys(addresses))[:_MAX_DIALLED_ADDRESSES]
         if self._nursery is not None and peer not in self._dialers:
             self._start_dialer(session)
+
+    def expect(self, peer: PeerId) -> None:
+        """See Backend."""
+        self._table.expect(self._table.session(peer))
+
+    def unsent(self) -> list[Unsent]:
+        """See Backend."""
+        return self._table.unsent()
 
     def forget(self, peer: PeerId) -> None:
         """See Backend."""
@@ -231,6 +225,7 @@ class LinkBackend(ABC):
     async def stop(self, grace_s: float) -> None:
         """See Backend; a second call does not lengthen the first."""
         if not self._stopping.is_set():
+            self._table.given_up.keeping = True
             self._grace_s = grace_s
             self._stopping.set()
         await self._stopped.wait()
@@ -322,7 +317,7 @@ class LinkBackend(ABC):
                     if trio.current_time() - up_since >= _STEADY_S:
                         redial.reset()
                     up_since = math.inf
-                    with trio.move_on_after(redial.next_delay_s()):
+                    with trio.move_on_after(redial.next_delay_s(denied=session.denied)):
                         await session.up.wait()
                         continue
                 # The direct ones first: a detour has a little less than its chance.
@@ -331,7 +326,7 @@ class LinkBackend(ABC):
                 if session.up.is_set():
                     continue
                 self._table.not_reached(session, session.last_error)
-                with trio.move_on_after(redial.next_delay_s()):
+                with trio.move_on_after(redial.next_delay_s(denied=session.denied)):
                     # An inbound connection is as good.
                     await session.up.wait()
 

@@ -30,6 +30,7 @@ from bbnode.transport.backend import (
     SendFailed,
     TransportLimits,
     TransportMetrics,
+    Unsent,
     WantedPeer,
 )
 from bbnode.transport.counters import Counters
@@ -131,6 +132,8 @@ class MemoryBackend:
         self._inbox.on_room = self._room_made
         self._connections: dict[PeerId, _Connection] = {}
         self._wanted: dict[PeerId, tuple[Multiaddr, ...]] = {}
+        # What was not delivered when it stopped.
+        self._kept: list[Unsent] = []
         self._running = False
         self._stopping = trio.Event()
         self._stopped = trio.Event()
@@ -162,6 +165,7 @@ class MemoryBackend:
         finally:
             self._running = False
             self._network.leave(self)
+            self._kept = self.unsent()
             for peer in sorted(self._connections):
                 self.drop(peer, "the node stops", goodbye=True)
             self._inbox.close()
@@ -188,6 +192,19 @@ class MemoryBackend:
         self._wanted[peer] = tuple(addresses)
         if self._running:
             self.connect_wanted()
+
+    def expect(self, peer: PeerId) -> None:
+        """See Backend. Here a peer is there or not."""
+
+    def unsent(self) -> list[Unsent]:
+        """See Backend."""
+        queues = ((peer, each.queue) for peer, each in sorted(self._connections.items()))
+        queued = [
+            Unsent(peer=peer, tag=item.tag, parts=item.parts)
+            for peer, queue in queues
+            for item in queue.pending()
+        ]
+        return [*self._kept, *queued]
 
     def forget(self, peer: PeerId) -> None:
         """See Backend."""
@@ -270,7 +287,7 @@ class MemoryBackend:
         """See Backend. Nobody is kept out of this network."""
 
     async def stop(self, grace_s: float) -> None:
-        """See Backend. What a slow driver has not made room for by then fails."""
+        """See Backend. What a slow driver has not made room for by then is `unsent`."""
         if self._running:
             with trio.move_on_after(grace_s):
                 for _, connection in sorted(self._connections.items()):

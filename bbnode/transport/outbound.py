@@ -323,9 +323,13 @@ class OutboundQueue:
 
     # -- giving up -------------------------------------------------------------------------
 
+    def pending(self) -> list[Outbound]:
+        """All that waits or is not acknowledged, in the order of lanes and places."""
+        return [item for lane in self._lanes.values() for item in lane.items]
+
     def drain(self) -> list[Outbound]:
-        """Take out and release all, in the order of lanes and places."""
-        items = [item for lane in self._lanes.values() for item in lane.items]
+        """Take out and release all, in that order."""
+        items = self.pending()
         for lane in self._lanes.values():
             lane.items.clear()
             lane.cursor = lane.unacked = 0

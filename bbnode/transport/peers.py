@@ -9,7 +9,7 @@ admit is counted by its reason and goes no further.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -24,7 +24,7 @@ from bbnode.transport.backend import (
     PeerDisconnected,
     PeerInfo,
     ProtocolViolation,
-    SendFailed,
+    Unsent,
     Violation,
     WantedPeer,
 )
@@ -37,13 +37,14 @@ from bbnode.transport.errors import (
 )
 from bbnode.transport.framing import Lane, Resume
 from bbnode.transport.gate import Gate
+from bbnode.transport.given_up import GivenUp, unsent_of
 from bbnode.transport.inbox import Inbox
 from bbnode.transport.inflow import Inflow
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.link import Link
 from bbnode.transport.link_state import LinkState
-from bbnode.transport.outbound import Outbound, OutboundQueue, size_of
-from bbnode.transport.session import PeerSession, fresh_number, replaces, restarted
+from bbnode.transport.outbound import OutboundQueue, size_of
+from bbnode.transport.session import PeerSession, fresh_number, not_connected, replaces, restarted
 
 _FORGOTTEN = "the peer has restarted or forgotten us: it may have come or not"
 
@@ -65,6 +66,7 @@ class PeerTable:
         self._inbox = inbox
         self._counters = counters
         self.gate = Gate(authorizer, counters)
+        self.given_up = GivenUp(inbox, counters)
         self._sessions: dict[PeerId, PeerSession] = {}
         self._links = 0
         # Peers of which something is held for want of room in the inbox.
@@ -108,7 +110,10 @@ class PeerTable:
         ):
             self._counters.add("links.refused")
             return False
-        return not self.gate.connection(peer, direction, None)
+        denied = bool(self.gate.connection(peer, direction, None))
+        if session is not None:
+            session.denied = denied
+        return not denied
 
     def add(self, link: Link) -> None:
         """A new connection: it counts from now on, whether it says hello or not."""
@@ -126,7 +131,7 @@ class PeerTable:
         session = self._sessions.get(peer)
         try:
             if session is None or not session.takes_messages:
-                raise NotConnectedError(f"{peer} is not connected; wait for its PeerConnected")
+                raise not_connected(peer, session)
             if reason := self.gate.envelope(peer, Direction.OUTBOUND, size_of(data)):
                 raise NotAllowedError(
                     f"nothing may be sent to {peer}: {reason}; see the access lists"
@@ -138,8 +143,13 @@ class PeerTable:
         if session.primary is not None:
             session.primary.wake(lane)
 
+    def unsent(self) -> list[Unsent]:
+        """What peers have not acknowledged, that of the stop included."""
+        queued = [unsent_of(session, session.queue.pending()) for session in self.sessions()]
+        return [*self.given_up.kept, *(each for found in queued for each in found)]
+
     def expect(self, session: PeerSession) -> None:
-        """A peer is going to be dialled: take messages for it."""
+        """A peer is going to be dialled, or may come back: take messages for it."""
         if session.expect(trio.current_time() + self._limits.resume_s):
             self.on_lost()
 
@@ -147,7 +157,7 @@ class PeerTable:
         """It was dialled everywhere, or is not any more: what waits for nothing else fails."""
         if session.expected:
             session.expected, session.fails_at = False, math.inf
-            self._fail(session, session.queue.drain(), f"it can't be reached: {reason}")
+            self.given_up.fail(session, session.queue.drain(), f"it can't be reached: {reason}")
 
     def infos(self) -> list[PeerInfo]:
         """The connected peers, in PeerId order."""
@@ -163,7 +173,7 @@ class PeerTable:
         for session in list(self._sessions.values()):
             if now >= session.fails_at:
                 session.expected, session.fails_at = False, math.inf
-                self._fail(session, session.queue.drain(), "the peer did not come back")
+                self.given_up.fail(session, session.queue.drain(), "the peer did not come back")
                 if session.flow is not None:
                     session.flow.drop_partial()
                 self.drop_if_unused(session)
@@ -181,6 +191,7 @@ class PeerTable:
             reason = self.gate.connection(link.peer, direction, None)
             if not reason and link.hello is not None:
                 reason = self.gate.connection(link.peer, direction, link.hello)
+            self.session(link.peer).denied = bool(reason)
             if reason:
                 link.retire(f"not allowed any more: {reason}")
 
@@ -189,6 +200,7 @@ class PeerTable:
     def admit_hello(self, link: Link, hello: Hello) -> str:
         """Ask the authorizer."""
         reason = self.gate.connection(link.peer, link.carrier.direction, hello)
+        self.session(link.peer).denied = bool(reason)
         return f"not allowed: {reason}" if reason else ""
 
     def link_up(self, link: Link) -> None:
@@ -294,7 +306,7 @@ class PeerTable:
     def stalled(self, link: Link, reason: str) -> None:
         """Fail what a peer does not take: another connection would not change that."""
         session = self.session(link.peer)
-        self._fail(session, session.queue.drain(), reason)
+        self.given_up.fail(session, session.queue.drain(), reason)
         link.doom(reason)
 
     # -- room in the inbox -----------------------------------------------------------------
@@ -331,7 +343,7 @@ class PeerTable:
         if session.session_id not in ("", hello.session_id):
             # Before the peer is up again: what its old process did not take is no fault of the
             # new one, and the engine would hold it back for it.
-            self._fail(session, session.queue.give_up_begun(), _FORGOTTEN)
+            self.given_up.fail(session, session.queue.give_up_begun(), _FORGOTTEN)
         session.session_id = hello.session_id
         session.classes = hello.classes
         session.primary = link
@@ -359,7 +371,7 @@ class PeerTable:
         if resume is None:
             return
         lost = session.queue.resume(resume)
-        self._fail(session, lost, _FORGOTTEN, blames_peer=False)
+        self.given_up.fail(session, lost, _FORGOTTEN, blames_peer=False)
         link.granted = resume.round
         link.wake_all()
 
@@ -372,7 +384,7 @@ class PeerTable:
         now = trio.current_time()
         session.forgotten_at = now + self._limits.remember_s
         if for_good:
-            self._fail(session, session.queue.drain(), reason, blames_peer=False)
+            self.given_up.fail(session, session.queue.drain(), reason, blames_peer=False)
             if session.flow is not None:
                 session.flow.drop_partial()
         else:
@@ -387,7 +399,9 @@ class PeerTable:
             return
         oldest = min(lost, key=lambda each: each.forgotten_at)
         oldest.await_nothing()
-        self._fail(oldest, oldest.queue.drain(), "too many peers are waited for", blames_peer=False)
+        self.given_up.fail(
+            oldest, oldest.queue.drain(), "too many peers are waited for", blames_peer=False
+        )
         self._drop_flow(oldest)
         self.drop_if_unused(oldest)
 
@@ -397,17 +411,3 @@ class PeerTable:
         if flow is not None:
             flow.rewind()
             flow.drop_partial()
-
-    def _fail(
-        self,
-        session: PeerSession,
-        items: Iterable[Outbound],
-        reason: str,
-        *,
-        blames_peer: bool = True,
-    ) -> None:
-        for item in items:
-            self._counters.add("outbound.failed")
-            self._inbox.notify(
-                SendFailed(peer=session.peer, tag=item.tag, reason=reason, blames_peer=blames_peer)
-            )

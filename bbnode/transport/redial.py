@@ -27,11 +27,15 @@ class Redial:
         """A connection came about: the next failure waits the minimum again."""
         self.failures = 0
 
-    def next_delay_s(self) -> float:
-        """Count a failure and say how many seconds to wait after it."""
+    def next_delay_s(self, *, denied: bool = False) -> float:
+        """Count a failure and say how many seconds to wait after it.
+
+        `denied`: our own authorizer was in the way, which may think otherwise soon.
+        """
         limits = self._limits
         # 2 ** 32 times any minimum is over every maximum; a bound keeps the float finite.
         base = limits.redial_min_s * 2.0 ** min(self.failures, 32)
         self.failures += 1
         spread = min(base, limits.redial_max_s) * self._random.uniform(1 - _JITTER, 1 + _JITTER)
-        return min(max(spread, limits.redial_min_s), limits.redial_max_s)
+        most_s = min(limits.redial_max_s, limits.redial_denied_s) if denied else limits.redial_max_s
+        return min(max(spread, limits.redial_min_s), most_s)

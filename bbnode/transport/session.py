@@ -17,6 +17,7 @@ from multiaddr import Multiaddr
 from bbnode.ir.address import is_relayed
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import Direction, PeerInfo, WantedPeer
+from bbnode.transport.errors import DeniedPeerError, NotConnectedError
 from bbnode.transport.inflow import Inflow
 from bbnode.transport.link import Link
 from bbnode.transport.outbound import OutboundQueue
@@ -52,6 +53,9 @@ class PeerSession:
     wanted: tuple[Multiaddr, ...] | None = None
     failed_dials: int = 0
     last_error: str = ""
+    # The last word of our own authorizer on a connection with it was no: what fails until it
+    # says yes is no fault of the peer.
+    denied: bool = False
     # Without a link: until when the queue is kept, and until when the record is.
     fails_at: float = math.inf
     forgotten_at: float = math.inf
@@ -122,6 +126,13 @@ class PeerSession:
             rtt_s=link.rtt_s,
             since_s=self.since_s,
         )
+
+
+def not_connected(peer: PeerId, session: PeerSession | None) -> NotConnectedError:
+    """Why nothing can be queued for a peer that takes no messages."""
+    if session is not None and session.denied:
+        return DeniedPeerError(f"{peer} is not connected: it was not allowed here")
+    return NotConnectedError(f"{peer} is not connected; wait for its PeerConnected")
 
 
 def replaces(own: PeerId, old: Link, new: Link) -> bool:

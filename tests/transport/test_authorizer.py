@@ -15,8 +15,9 @@ from bbnode.transport.backend import (
     HelloRefused,
     PeerConnected,
     PeerDisconnected,
+    SendFailed,
 )
-from bbnode.transport.errors import NotAllowedError
+from bbnode.transport.errors import DeniedPeerError, NotAllowedError, NotConnectedError
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.backend import Libp2pBackend
 from tests.patience import PATIENCE_S
@@ -152,3 +153,50 @@ async def test_who_is_refused_waits_longer_each_time(nursery):
         times.append(trio.current_time())
     # Waits of 0.2, 0.4 and 0.8 s, each 20 % shorter at most.
     assert times[-1] - times[0] >= 0.8 * (0.2 + 0.4 + 0.8)
+
+
+async def failed(backend: Libp2pBackend) -> SendFailed:
+    return await next_event(backend, SendFailed)
+
+
+async def test_a_peer_that_we_deny_is_not_blamed(nursery):
+    """What our own rules keep from a peer that is dialled fails, and says nothing of the peer."""
+    rules = Rules(credentials=b"statement")
+    a, b = make("a", rules), make("b")
+    await start(nursery, a, b)
+    a.keep_connected(b.peer_id, b.listen_addresses())
+    a.send(b.peer_id, b"hello", tag=1)
+    told = await failed(a)
+    assert (told.tag, told.blames_peer) == (1, False)
+    with pytest.raises(DeniedPeerError) as refused:
+        a.send(b.peer_id, b"hello", tag=2)
+    # Whoever asks may have it dialled, and need not blame it either.
+    assert isinstance(refused.value, NotConnectedError)
+    assert isinstance(refused.value, NotAllowedError)
+
+
+async def test_a_peer_that_cannot_be_reached_is_blamed(nursery):
+    rules = Rules()
+    a, b = make("a", rules), make("b")
+    await start(nursery, a, b)
+    addresses = b.listen_addresses()
+    await b.stop(0)
+    a.keep_connected(b.peer_id, addresses)
+    a.send(b.peer_id, b"hello", tag=1)
+    assert (await failed(a)).blames_peer
+
+
+async def test_a_peer_that_is_allowed_again_comes_back_by_itself(nursery):
+    rules = Rules()
+    a, b = make("a", rules), make("b")
+    await start(nursery, a, b)
+    a.keep_connected(b.peer_id, b.listen_addresses())
+    assert (await next_event(a, PeerConnected)).peer == b.peer_id
+    rules.credentials = b"statement"
+    a.reauthorize()
+    await next_event(a, PeerDisconnected)
+    with trio.fail_after(PATIENCE_S):
+        while not a.metrics().denied.get("no_member", 0) >= 2:
+            await trio.lowlevel.checkpoint()
+    rules.credentials = None
+    assert (await next_event(a, PeerConnected)).peer == b.peer_id

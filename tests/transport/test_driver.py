@@ -19,10 +19,12 @@ from bbnode.components.registry import register_component
 from bbnode.components.selectors import ConnectedView
 from bbnode.dsl import DataSourceSlot, Graph, Module, PeerSelectorSlot, types
 from bbnode.engine import Node, install, steps
+from bbnode.engine.peers.governor import Health
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import TRIGGER, Value
 from bbnode.transport.backend import Hello
 from bbnode.transport.driver import Driver
+from bbnode.transport.errors import DeniedPeerError, NotAllowedError
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.memory import MemoryBackend, MemoryNetwork
 from tests.patience import PATIENCE_S
@@ -233,6 +235,29 @@ async def test_a_full_queue_is_told_to_the_node(compiled: Any) -> None:
         assert server.node.counters()["send.failed"] == 1
         assert server.driver.counters()["driver.QueueFullError"] == 1
         nursery.cancel_scope.cancel()
+
+
+async def test_nobody_is_blamed_for_what_we_do_not_allow(
+    compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while our clock is wrong: more refusals than failures that a peer may have."""
+
+    def refuse(peer: PeerId, *_: Any, **__: Any) -> None:
+        raise refusals.pop()
+
+    async with parties(compiled) as (server, _):
+        refusals = [DeniedPeerError("not now"), *(NotAllowedError("not now") for _ in range(6))]
+        with monkeypatch.context() as patch:
+            patch.setattr(server.backend, "send", refuse)
+            while refusals:
+                execution = server.node.invoke("server", {"tick": TRIGGER})
+                done = await server.until(steps.ExecutionFinished, execution=execution)
+                assert not done.ok
+        standing = server.node.peer_standing(CLIENT)
+        assert (standing.health, standing.failures) == (Health.HEALTHY, 0)
+        assert list(server.node.connected_peers("client")) == [CLIENT]
+        again = server.node.invoke("server", {"tick": TRIGGER})
+        assert (await server.until(steps.ExecutionFinished, execution=again)).ok
 
 
 async def test_a_send_that_fails_later_ends_its_request_alone(compiled: Any) -> None:

@@ -69,10 +69,13 @@ def _look(
     """What there is now, and what is missing: empty when nothing is."""
     found: dict[str, Any] = {}
     if ready:
+        from bbnode.daemon.control.json_lines import parse_object
+
         status, text = client.fetch("GET", "/readyz")
         found["ready"] = status == 200
         if status != 200:
-            return found, text.decode("utf-8", "replace").strip()
+            reasons = parse_object(text).get("reasons") or [{"detail": f"status {status}"}]
+            return found, "; ".join(str(reason["detail"]) for reason in reasons)
     if peers is not None:
         there = [
             peer["peer"]

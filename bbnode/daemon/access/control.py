@@ -107,6 +107,16 @@ class AccessControl:
         """The policy as the transport asks it."""
         return PolicyAuthorizer(self.policy, monotonic_ns=self._monotonic_ns, unix_s=self._unix_s)
 
+    def own_standing(self) -> str:
+        """Why this node's own membership does not hold now, or ""."""
+        if self._access.membership is None:
+            return ""
+        try:
+            self._access.membership.check(self._unix_s(), self._revocations)
+        except StatementRefused as error:
+            return str(error)
+        return ""
+
     def explain(self, peer: PeerId) -> tuple[Decision, ...]:
         """What each rule says of a peer."""
         return self.policy.explain(peer, now_ns=self._monotonic_ns(), unix_s=self._unix_s())

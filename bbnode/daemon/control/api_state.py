@@ -15,6 +15,7 @@ from bbnode.daemon.control import arguments, views
 from bbnode.daemon.control.errors import Problem
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.http import Request, Response
+from bbnode.daemon.control.json_lines import encode
 
 Params = Mapping[str, str]
 
@@ -118,14 +119,19 @@ async def config(host: Host, _request: Request, _params: Params) -> Mapping[str,
 
 
 async def healthz(host: Host, _request: Request, _params: Params) -> Response:
-    """200 while the daemon's loop turns, whatever it does; the checks are in /v1/status."""
-    return _plain(200, f"alive, {host.phase}")
+    """200 while the daemon's loop turns and polls its node, whatever else stands still."""
+    dead = [each for each in host.stalled() if each.what == "poll"]
+    return _plain(503 if dead else 200, dead[0].detail if dead else f"alive, {host.phase}")
 
 
 async def readyz(host: Host, _request: Request, _params: Params) -> Response:
-    """200 when the node does its work, else 503 with what is missing."""
-    ready, reason = views.readiness(host)
-    return _plain(200 if ready else 503, reason)
+    """200 when the node does its work, else 503; in both cases with the reasons, as JSON."""
+    told = views.readiness(host)
+    return Response(
+        status=200 if told["ready"] else 503,
+        body=encode({"schema": "bbnode/ready/1", **told}),
+        content_type="application/json",
+    )
 
 
 async def metrics(host: Host, _request: Request, _params: Params) -> Response:

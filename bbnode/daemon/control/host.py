@@ -16,6 +16,7 @@ from bbnode.daemon.control.feed import Feed
 from bbnode.daemon.control.trace import TraceLog
 from bbnode.daemon.dial_back import Ask
 from bbnode.daemon.reload import Changes
+from bbnode.daemon.watch import Stalled
 from bbnode.engine import Node
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import Backend
@@ -62,6 +63,8 @@ class Host:
     rounds: Sequence[RoundsView] = ()
     # How peers are found, as JSON.
     discovery: Callable[[], Mapping[str, Any]] = dict
+    # Whatever has not gone on for longer than it may.
+    stalled: Callable[[], Sequence[Stalled]] = tuple
     # trio's time; the phase is "starting", "ready" or "stopping".
     started_s: float = 0.0
     phase: str = "starting"

@@ -14,6 +14,7 @@ import trio
 
 from bbnode import __version__
 from bbnode.daemon.control.host import Host
+from bbnode.daemon.watch import THINGS
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import PeerInfo, WantedPeer
 from bbnode.transport.driver import trio_clock_ns
@@ -110,6 +111,7 @@ def health(host: Host) -> list[dict[str, Any]]:
     """Checks of the node itself; `ok` false means that somebody should look."""
     bootstrap = [p for p in host.discovery().get("peers", ()) if p["bootstrap"] is not None]
     connected = sum(p["connected"] for p in bootstrap)
+    stalled = {each.what: each.detail for each in host.stalled()}
     checks = [
         ("phase", host.phase == "ready", host.phase),
         ("listening", *_listening(host)),
@@ -125,6 +127,11 @@ def health(host: Host) -> list[dict[str, Any]]:
             f"{host.node.counters().get('ingress.dropped', 0)} events dropped at the ingress",
         ),
     ]
+    # Of a node that starts or stops, none of it is expected.
+    checks += [
+        (f"going on: {thing.what}", thing.what not in stalled, stalled.get(thing.what, "it does"))
+        for thing in THINGS
+    ]
     return [{"check": name, "ok": ok, "detail": detail} for name, ok, detail in checks]
 
 
@@ -135,14 +142,27 @@ def _listening(host: Host) -> tuple[bool, str]:
     return bool(found), f"{len(found)} addresses"
 
 
-def readiness(host: Host) -> tuple[bool, str]:
-    """Whether the node does its work, and why not."""
+def readiness(host: Host) -> dict[str, Any]:
+    """Whether the node does its work, why not, and for whom its rounds wait, which is no fault."""
+    reasons: list[dict[str, Any]] = []
     if host.phase != "ready":
-        return False, f"the node is {host.phase}"
-    listening, detail = _listening(host)
-    if not listening:
-        return False, f"the node listens on no address: {detail}"
-    return True, "ready"
+        reasons.append({"what": "phase", "detail": f"the node is {host.phase}", "for_s": None})
+    else:
+        listening, detail = _listening(host)
+        if not listening:
+            text = f"the node listens on no address: {detail}"
+            reasons.append({"what": "listening", "detail": text, "for_s": None})
+        reasons += [each.as_json() for each in host.stalled() if each.blocks]
+    return {
+        "ready": not reasons,
+        "phase": host.phase,
+        "reasons": reasons,
+        "waiting": [
+            {"target": r["target"], "for": r["waiting_for"], "for_s": r["waiting_s"]}
+            for r in (rounds.as_json() for rounds in host.rounds)
+            if r.get("waiting_for")
+        ],
+    }
 
 
 def why(host: Host, peer: PeerId) -> list[dict[str, str]]:
