@@ -24,6 +24,17 @@ class Reason(enum.StrEnum):
     BYTE_BUDGET = "byte_budget"
 
 
+class Standing(enum.StrEnum):
+    """What a peer that may connect is to this node: who gets room when there is little."""
+
+    # A member of the private network, or on the allow list.
+    MEMBER = "member"
+    # There to redeem a ticket, and for nothing else.
+    GUEST = "guest"
+    # Anybody: an open node knows no other.
+    STRANGER = "stranger"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """Whether a peer may, why, and which rule said so."""
@@ -32,6 +43,7 @@ class Decision:
     reason: Reason
     rule: str
     detail: str
+    standing: Standing = Standing.STRANGER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ from typing import Any, Protocol, TypeAlias
 import trio
 from multiaddr import Multiaddr
 
+from bbnode.access.decision import Standing
 from bbnode.ir.peer import PeerId
 from bbnode.transport.limits import TransportLimits as TransportLimits
 
@@ -224,6 +225,11 @@ class Decision(Protocol):
     @property
     def reason(self) -> str:
         """Why not, one of few short ASCII words: refusals are counted by it."""
+        ...
+
+    @property
+    def standing(self) -> Standing:
+        """What the peer is to this node, of a hello that is allowed."""
         ...
 
 
