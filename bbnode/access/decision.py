@@ -25,6 +25,17 @@ class Reason(enum.StrEnum):
     BYTE_BUDGET = "byte_budget"
 
 
+class Standing(enum.StrEnum):
+    """What a peer that may connect is to this node: who gets room when there is little."""
+
+    # A member of the private network, or on the allow list.
+    MEMBER = "member"
+    # There to redeem a ticket, and for nothing else.
+    GUEST = "guest"
+    # Anybody: an open node knows no other.
+    STRANGER = "stranger"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """Whether a peer may, why, and which rule said so."""
@@ -35,6 +46,7 @@ class Decision:
     detail: str
     # Of an envelope that may come in, and not yet: in how many seconds. 0 for all others.
     wait_s: float = 0.0
+    standing: Standing = Standing.STRANGER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,15 +18,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bbnode.access.buckets import Rate
 from bbnode.access.conduct import CUT_AT, THROTTLED, THROTTLED_AT, Conduct, Offence
-from bbnode.access.decision import Decision, Limits, Reason
+from bbnode.access.decision import Decision, Limits, Reason, Standing
 from bbnode.access.errors import PolicyError, StatementRefused
+from bbnode.access.redeem import Ledger
 from bbnode.access.revocation import RevocationList
 from bbnode.access.statement import MAX_MEMBERSHIP_BYTES, Membership, open_membership
-from bbnode.access.ticket import invites
+from bbnode.access.ticket import invitation_of
 from bbnode.ir.peer import PeerId
 
 # A PeerId takes about 200 bytes; lists beyond this belong into a private network.
@@ -90,6 +91,7 @@ class Policy:
         credentials may connect, to redeem it, and may send no envelope.
         """
         self._inviter = inviter
+        self._ledger = Ledger()
         self._network = network
         self._revocations = revocations
         self._blocked: frozenset[PeerId] = frozenset()
@@ -140,6 +142,10 @@ class Policy:
                 entry.membership = None
         self._network, self._revocations = network, revocations
         self._generation += 1
+
+    def set_ledger(self, ledger: Ledger) -> None:
+        """Which of this node's tickets were used, by whom: one that is used up admits no guest."""
+        self._ledger = ledger
 
     def set_limits(self, limits: Limits) -> None:
         """Other rates, from the next envelope on."""
@@ -211,14 +217,18 @@ class Policy:
             self._refused.pop(peer, None)
             self._admit(peer, entry)
             behaviour = self._behaviour(peer, now_ns)
-            return verdict if behaviour.allowed or behaviour.wait_s else behaviour
+            if not behaviour.allowed and not behaviour.wait_s:
+                return behaviour
+            closed = self._network is not None or self._allowed is not None
+            return replace(verdict, standing=Standing.MEMBER) if closed else verdict
         # A second connection that is refused takes nothing from the first one.
         if peer not in self._admitted:
             self._refuse(peer, entry)
         # A guest is there to redeem its ticket: programs must not find it by a class.
         is_for_guests = verdict.rule == "membership" and not entry.classes
-        if is_for_guests and self._is_guest(credentials, unix_s):
-            return _allow("membership", "a guest with a ticket: it may redeem it and no more")
+        if is_for_guests and self._is_guest(peer, credentials, unix_s):
+            detail = "a guest with a ticket: it may redeem it and no more"
+            return replace(_allow("membership", detail), standing=Standing.GUEST)
         return verdict
 
     def decide_envelope(
@@ -298,10 +308,11 @@ class Policy:
                 entry.membership = error.with_traceback(None)
         return entry.membership
 
-    def _is_guest(self, credentials: bytes, unix_s: float) -> bool:
+    def _is_guest(self, peer: PeerId, credentials: bytes, unix_s: float) -> bool:
         if self._inviter is None or self._network is None:
             return False
-        return invites(credentials, self._inviter, self._network, unix_s)
+        ticket = invitation_of(credentials, self._inviter, self._network, unix_s)
+        return ticket is not None and self._ledger.has_use(ticket, peer)
 
     def _stranger(self, peer: PeerId) -> _Entry:
         """The entry of a peer that was not admitted."""

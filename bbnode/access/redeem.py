@@ -52,6 +52,13 @@ class Ledger:
 
     tickets: Mapping[bytes, Redeemed] = field(default_factory=dict)
 
+    def has_use(self, ticket: Ticket, peer: PeerId) -> bool:
+        """Whether `peer` could redeem a ticket: a use is left, or it is one that it had."""
+        entry = self.tickets.get(ticket.nonce)
+        if entry is None or peer in entry.peers:
+            return True
+        return ticket.invitation is not None and len(entry.peers) < ticket.invitation.uses
+
     def to_bytes(self) -> bytes:
         """The ledger as its file holds it."""
         rows = [

@@ -164,15 +164,15 @@ def ticket_from_bytes(raw: bytes) -> Ticket:
     return _open(raw)
 
 
-def invites(raw: bytes, inviter: PeerId, network: PeerId, unix_s: float) -> bool:
-    """Whether these bytes are a ticket with which `inviter` invites to `network` now."""
+def invitation_of(raw: bytes, inviter: PeerId, network: PeerId, unix_s: float) -> Ticket | None:
+    """The ticket in these bytes, if `inviter` invites to `network` with it now."""
     try:
         ticket = _open(raw)
         ticket.check(unix_s)
     except TicketRefused:
-        return False
+        return None
     mine = ticket.inviter == inviter and ticket.network == network
-    return mine and ticket.invitation is not None
+    return ticket if mine and ticket.invitation is not None else None
 
 
 @sealed.boundary(TICKET)

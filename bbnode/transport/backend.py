@@ -36,6 +36,7 @@ from typing import Any, Protocol, TypeAlias
 import trio
 from multiaddr import Multiaddr
 
+from bbnode.access.decision import Standing
 from bbnode.ir.peer import PeerId
 from bbnode.transport.limits import TransportLimits as TransportLimits
 from bbnode.transport.unsent import Unsent as Unsent
@@ -245,6 +246,11 @@ class Decision(Protocol):
     @property
     def wait_s(self) -> float:
         """Of an envelope that may come in, and not yet: in how many seconds. Else 0."""
+        ...
+
+    @property
+    def standing(self) -> Standing:
+        """What the peer is to this node, of a hello that is allowed."""
         ...
 
 

@@ -66,6 +66,10 @@ class Carrier(Protocol):
         """What the connection has buffered on all its streams and nobody has read."""
         ...
 
+    def allow_unread(self, most_bytes: int) -> None:
+        """How much may lie unread from now on, on all streams together."""
+        ...
+
     async def hard_close(self) -> None:
         """End the connection at once, whatever the peer does; never raises, never hangs."""
         ...

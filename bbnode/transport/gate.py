@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from bbnode.access.decision import Standing
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import Authorizer, Decision, Direction, Hello
 from bbnode.transport.counters import Counters
@@ -32,8 +33,15 @@ class Gate:
         if self._authorizer is None:
             return ""
         if hello is not None:
-            return self._reason(self._authorizer.hello(peer, direction, hello))
+            return self.hello(peer, direction, hello)[0]
         return self._reason(self._authorizer.connection(peer, direction))
+
+    def hello(self, peer: PeerId, direction: Direction, hello: Hello) -> tuple[str, Standing]:
+        """A first message: the reason against it, and what the peer is to this node."""
+        if self._authorizer is None:
+            return "", Standing.STRANGER
+        decision = self._authorizer.hello(peer, direction, hello)
+        return self._reason(decision), decision.standing
 
     def envelope(self, peer: PeerId, direction: Direction, size: int) -> str:
         """One envelope from a peer or to it."""

@@ -62,17 +62,50 @@ class TransportLimits:
     frame_s: float = 30.0
     # How often it is looked at whether there is room for what is held.
     room_check_s: float = 1.0
-    # Buffered by a connection and not read. The other side's window is 256 KiB, and at most
-    # 16 MiB once it has grown; libp2p does not enforce it, so twice that is a flood.
+    # Buffered by a connection and not read, on all its streams. The other side's window is
+    # 256 KiB a stream, and at most 16 MiB once it has grown: twice that is a flood.
     unread_bytes: int = 32 * _MIB
+    # The same before the hello, which is one frame of at most 32 KiB.
+    opening_unread_bytes: int = 256 * 1024
+    # The same of all connections together; of the one that has most the peer is cut off.
+    all_unread_bytes: int = 256 * _MIB
     # Writes on one lane that may fail in a row before the connection is given up.
     write_failures: int = 3
     max_connections: int = 1024
+    # Of these, what strangers never get (a quarter of all at most): members, wanted peers, and
+    # peers that took what we sent always find room, and then at a stranger's expense.
+    reserved_connections: int = 256
+    # Strangers that are connected from one IPv4 address or IPv6 /64, and from one /24 or /48: an
+    # office or a school behind one address fits. Not for addresses that are not global.
+    strangers_per_address: int = 128
+    strangers_per_network: int = 256
+    # A stranger that was of no use for so long may be closed for another one.
+    idle_stranger_s: float = 10.0
+    # Connections that were accepted and have not said hello: in all, and by prefix as above.
+    max_waiting: int = 256
+    waiting_per_address: int = 64
+    waiting_per_network: int = 128
+    # From the accepted socket to the end of the Noise handshake: three round trips, which are
+    # 1.8 s over a satellite.
+    authenticate_s: float = 3.0
+    # Guests of a private network, who show a ticket to redeem it: all of them at once, and how
+    # long one stays. Redeeming takes a second.
+    max_guests: int = 16
+    guest_s: float = 30.0
     # One in use, one that replaces it, and as many again for simultaneous dials.
     max_connections_per_peer: int = 4
     # Streams of other protocols, of one peer and in each direction.
     protocol_streams_per_peer: int = 8
-    hello_timeout_s: float = 10.0
+    # A stream of another protocol on which nothing has moved for so long is reset. Circuits
+    # carry pings every 5 s.
+    stream_idle_s: float = 60.0
+    # A stream that belongs to nobody: its negotiation does not end, its lane has a newer one, or
+    # our side of it has ended and the other's has not.
+    stray_stream_s: float = 20.0
+    # From the handshake to the hello of who dialled us: 4.5 round trips, 2.7 s over a satellite.
+    hello_timeout_s: float = 5.0
+    # The same of whom we dialled, and through a relay.
+    dialled_hello_s: float = 10.0
     ping_interval_s: float = 5.0
     # Three pings without any byte in return.
     silence_s: float = 15.0

@@ -14,6 +14,8 @@ from typing import Final
 
 import trio
 
+from bbnode.ir.address import is_relayed
+from bbnode.transport.admission import Place
 from bbnode.transport.backend import Direction, Hello, Violation
 from bbnode.transport.carrier import ByteStream, Carrier
 from bbnode.transport.counters import Counters
@@ -34,8 +36,6 @@ from bbnode.transport.link_writer import LaneWriter
 from bbnode.transport.outbound import OutboundQueue
 from bbnode.transport.wakeup import Signal
 
-# How often unread bytes are looked at while a reader waits for the other stream's hello.
-_FLOOD_CHECK_S: Final = 0.2
 # A wake-up later than this means that this process itself stood still: bytes of the peer
 # may be waiting, so its silence so far does not count.
 _STALL_S: Final = 2.0
@@ -65,6 +65,8 @@ class Link:
         self.counters = counters
         # Counts the connections that its dialler made; the other side learns it by hello.
         self.number = number
+        # Its place among the connections of this node, once it has one.
+        self.place: Place | None = None
         self.hello_body = hello
         self.hello: Hello | None = None
         self.peer_hello_body = b""
@@ -90,9 +92,12 @@ class Link:
         self.readers: dict[Lane, LaneReader] = {}
         self.tasks = 0
         self._nursery: trio.Nursery | None = None
-        self._paused = 0
         self._doomed = trio.Event()
         self._reason = ""
+        # Until the hello has come; then until when a guest may stay.
+        from_afar = carrier.direction is Direction.OUTBOUND or is_relayed(carrier.address)
+        self._hello_s = limits.dialled_hello_s if from_afar else limits.hello_timeout_s
+        self._stays_until = math.inf
         self._retire_by = math.inf
         self._ack_at = self._pump_at = math.inf
         self._life = Signal()
@@ -213,22 +218,26 @@ class Link:
             self._pump_at = flow.pump_at
             self._life.set()
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """A reader waits for something else than its stream: watch what piles up meanwhile."""
-        self._paused += 1
+    def stay(self, seconds: float) -> None:
+        """Leave after so long: for a guest."""
+        self._stays_until = trio.current_time() + seconds
         self._life.set()
-        try:
-            yield
-        finally:
-            self._paused -= 1
 
-    def check_flood(self) -> None:
-        """Close when the peer's unread bytes are more than its streams' windows allow."""
+    def check_flood(self) -> int:
+        """Close when the peer's unread bytes are more than its streams' windows allow.
+
+        How many they are.
+        """
         unread = self.carrier.unread_bytes()
-        if unread > self.limits.unread_bytes and not self.is_doomed():
+        if unread > self.limits.unread_bytes:
+            self.flooded(f"the peer ignores our receive window: {unread} bytes lie unread")
+        return unread
+
+    def flooded(self, reason: str) -> None:
+        """The peer sends what the muxer did not allow, or more than there is room for."""
+        if not self.is_doomed():
             self.counters.add("inbound.flooded")
-            self.doom(f"the peer ignores our receive window: {unread} bytes lie unread")
+            self.refuse(reason)
 
     # -- tasks -------------------------------------------------------------------------------
 
@@ -291,10 +300,8 @@ class Link:
         while not self.is_doomed():
             due = min(next_ping, self.last_heard + limits.silence_s, self._retire_by, self._ack_at)
             if self.state is LinkState.OPENING:
-                due = min(due, self.opened_at + limits.hello_timeout_s)
-            if self._paused:
-                due = min(due, trio.current_time() + _FLOOD_CHECK_S)
-            due = min(due, self._pump_at)
+                due = min(due, self.opened_at + self._hello_s)
+            due = min(due, self._stays_until, self._pump_at)
             with trio.move_on_at(due):
                 await self._life.wait()
             if self.is_doomed():
@@ -303,15 +310,16 @@ class Link:
             if now > due + _STALL_S:
                 self.last_heard = now
                 self._excuse(now - due)
-            if self._paused:
-                self.check_flood()
             if now >= self._ack_at:
                 self._ack_at = math.inf
                 self._acknowledge_now()
             if now >= self._pump_at:
                 self._pump_now()
-            if self.state is LinkState.OPENING and now >= self.opened_at + limits.hello_timeout_s:
-                self.refuse(f"no hello within {limits.hello_timeout_s:g} s")
+            if self.state is LinkState.OPENING and now >= self.opened_at + self._hello_s:
+                self.refuse(f"no hello within {self._hello_s:g} s")
+            elif now >= self._stays_until:
+                self._stays_until = math.inf
+                self.retire("a guest's time is over")
             elif now >= self._retire_by:
                 self.doom("the farewell took too long")
             elif now >= self.last_heard + limits.silence_s:

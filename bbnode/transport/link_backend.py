@@ -23,6 +23,7 @@ from multiaddr import Multiaddr
 from bbnode.ir.address import is_relayed
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
+from bbnode.transport.admission import Place
 from bbnode.transport.backend import (
     Authorizer,
     Buffer,
@@ -107,6 +108,10 @@ class LinkBackend(ABC):
     @abstractmethod
     def listen_addresses(self) -> list[Multiaddr]:
         """See Backend."""
+
+    @abstractmethod
+    async def _tend(self) -> None:
+        """Look at what goes wrong in silence, until cancelled."""
 
     def _detours(self, peer: PeerId) -> Sequence[Multiaddr]:  # noqa: ARG002
         """More addresses of a peer, to be tried after those that were given."""
@@ -209,6 +214,8 @@ class LinkBackend(ABC):
             async with self._serve(), trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self._expire, name="forget lost peers")
+                nursery.start_soon(self._table.watch_unread, name="watch what lies unread")
+                nursery.start_soon(self._tend, name="tend connections")
                 for session in self._table.sessions():
                     if session.wanted is not None:
                         self._start_dialer(session)
@@ -232,8 +239,11 @@ class LinkBackend(ABC):
 
     # -- links -----------------------------------------------------------------------------
 
-    def _attach(self, carrier: Carrier) -> Link | None:
-        """Run a link on a new connection; None when a bound is reached, or we are stopping."""
+    def _attach(self, carrier: Carrier, place: Place | None = None) -> Link | None:
+        """Run a link on a new connection; None when a bound is reached, or we are stopping.
+
+        `place` is what its socket got when it was accepted.
+        """
         if self._nursery is None or self._stopping.is_set() or carrier.peer == self._own:
             self._counters.add("links.refused")
             return None
@@ -256,7 +266,9 @@ class LinkBackend(ABC):
             limits=self._limits,
             counters=self._counters,
         )
-        self._table.add(link)
+        if not self._table.add(link, place):
+            self._counters.add("links.refused")
+            return None
         self._nursery.start_soon(link.run, name=f"link with {carrier.peer.short}")
         return link
 

@@ -147,8 +147,7 @@ class LaneReader:
             return False
         # The hello went out before this frame, on the other stream of the same connection:
         # its reader only has to get its turn. The hello's deadline bounds it.
-        with link.pause():
-            await link.settled.wait()
+        await link.settled.wait()
         return link.hello is not None
 
     def _flow(self) -> Inflow | None:

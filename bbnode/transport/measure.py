@@ -28,7 +28,7 @@ def measure(
     up = sum(link.hello is not None for link in links)
     return TransportMetrics(
         connections=up,
-        connections_opening=len(links) - up,
+        connections_opening=len(links) - up + table.admission.sockets,
         connection_slots=limits.max_connections,
         streams=sum(link.carrier.stream_count() for link in links),
         tasks=own_tasks + sum(link.tasks for link in links),

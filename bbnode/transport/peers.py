@@ -9,11 +9,14 @@ admit is counted by its reason and goes no further.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import trio
 
+from bbnode.access.decision import Standing
 from bbnode.ir.peer import PeerId
+from bbnode.transport.admission import Admission, Place, Stage
 from bbnode.transport.backend import (
     Authorizer,
     Buffer,
@@ -46,6 +49,12 @@ from bbnode.transport.link_state import LinkState
 from bbnode.transport.outbound import OutboundQueue, size_of
 from bbnode.transport.session import PeerSession, fresh_number, not_connected, replaces, restarted
 
+# Peers that took what we sent are known for so many others; a PeerId takes about 200 bytes.
+MAX_KNOWN = 4096
+# Between two looks at what lies unread: what the muxer takes is bounded frame by frame, so this is
+# for the sum of many connections.
+UNREAD_CHECK_S = 1.0
+
 _FORGOTTEN = "the peer has restarted or forgotten us: it may have come or not"
 
 
@@ -68,7 +77,9 @@ class PeerTable:
         self.gate = Gate(authorizer, counters)
         self.given_up = GivenUp(inbox, counters)
         self._sessions: dict[PeerId, PeerSession] = {}
-        self._links = 0
+        # Connections and who gets one.
+        self.admission = Admission(limits, counters, self.knows)
+        self._known: OrderedDict[PeerId, None] = OrderedDict()
         # Peers of which something is held for want of room in the inbox.
         self._held: dict[PeerId, None] = {}
         inbox.on_room = self._room_made
@@ -103,11 +114,7 @@ class PeerTable:
         """Whether one more connection with `peer` is allowed and within the bounds."""
         session = self._sessions.get(peer)
         of_peer = len(session.links) if session else 0
-        if (
-            self._links >= self._limits.max_connections
-            or of_peer >= self._limits.max_connections_per_peer
-            or self._inbox.crowded
-        ):
+        if of_peer >= self._limits.max_connections_per_peer or self._inbox.crowded:
             self._counters.add("links.refused")
             return False
         denied = bool(self.gate.connection(peer, direction, None))
@@ -115,10 +122,46 @@ class PeerTable:
             session.denied = denied
         return not denied
 
-    def add(self, link: Link) -> None:
-        """A new connection: it counts from now on, whether it says hello or not."""
+    def add(self, link: Link, place: Place | None = None) -> bool:
+        """A new connection: it counts from now on, whether it says hello or not.
+
+        `place` is that of its socket; without, one of its own is asked for. False if there is none.
+        """
+        now = trio.current_time()
+        if place is None and link.carrier.direction is Direction.OUTBOUND:
+            place = self.admission.dial(link.peer, now, link.doom)
+        elif place is None:
+            place = self.admission.accept("", now, link.doom)
+        if place is None or place.stage is Stage.GONE:
+            self.drop_if_unused(self.session(link.peer))
+            return False
+        self.admission.secured(place, link.peer)
+        place.drop = link.doom
+        link.place = place
         self.session(link.peer).links.append(link)
-        self._links += 1
+        return True
+
+    def knows(self, peer: PeerId) -> bool:
+        """Whether we want a peer, or it took what we sent to it: a stranger did neither."""
+        session = self._sessions.get(peer)
+        if session is not None and (session.wanted is not None or session.queue.acknowledged):
+            return True
+        return peer in self._known
+
+    async def watch_unread(self) -> None:
+        """Close connections on which too much lies unread, until cancelled."""
+        while True:
+            await trio.sleep(UNREAD_CHECK_S)
+            self.check_unread()
+
+    def check_unread(self) -> None:
+        """Look at all connections: each has its bound, and all have one together."""
+        unread = {link: link.check_flood() for link in self.links() if not link.is_doomed()}
+        total = sum(unread.values())
+        while total > self._limits.all_unread_bytes:
+            most = max(unread, key=unread.__getitem__)
+            total -= unread.pop(most)
+            most.flooded("of all connections most lies unread on this one")
 
     def drop_if_unused(self, session: PeerSession) -> None:
         """Forget a peer of which there is nothing to keep."""
@@ -198,10 +241,20 @@ class PeerTable:
     # -- LinkOwner -------------------------------------------------------------------------
 
     def admit_hello(self, link: Link, hello: Hello) -> str:
-        """Ask the authorizer."""
-        reason = self.gate.connection(link.peer, link.carrier.direction, hello)
+        """Ask the authorizer, and for a place that is not only to wait in."""
+        reason, standing = self.gate.hello(link.peer, link.carrier.direction, hello)
         self.session(link.peer).denied = bool(reason)
-        return f"not allowed: {reason}" if reason else ""
+        if reason:
+            return f"not allowed: {reason}"
+        if link.place is not None:
+            reason = self.admission.hello(link.place, link.peer, standing, trio.current_time())
+            if reason:
+                self._counters.add("links.refused")
+                return f"no room: {reason}"
+        if standing is Standing.GUEST:
+            link.stay(self._limits.guest_s)
+        link.carrier.allow_unread(self._limits.unread_bytes)
+        return ""
 
     def link_up(self, link: Link) -> None:
         """Make the link primary, or close the one of two that is not kept."""
@@ -227,7 +280,10 @@ class PeerTable:
         """Fall back to another link of the peer, or report that it is gone."""
         session = self.session(link.peer)
         session.remove(link)
-        self._links -= 1
+        if link.place is not None:
+            self.admission.left(link.place)
+        if session.queue.acknowledged:
+            self._remember(session.peer)
         if session.feeder is link:
             session.feeder = None
             if session.flow is not None:
@@ -391,6 +447,12 @@ class PeerTable:
             session.fails_at = now + self._limits.resume_s
         self._forget_oldest()
         self.on_lost()
+
+    def _remember(self, peer: PeerId) -> None:
+        self._known[peer] = None
+        self._known.move_to_end(peer)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
 
     def _forget_oldest(self) -> None:
         """As many peers may be remembered as may be connected."""

@@ -7,6 +7,7 @@ import pytest
 from bbnode.access.errors import Refusal
 from bbnode.access.exchange import Member, Redeem, Refused, Revocations, decode_message
 from bbnode.access.exchange import encode_message as encode
+from bbnode.access.redeem import Ledger
 from bbnode.access.revocation import revoke
 from bbnode.access.statement import open_membership
 from bbnode.access.ticket import Invitation, make_ticket
@@ -43,12 +44,14 @@ class Node:
     def __init__(self, state_dir) -> None:
         self.state_dir = state_dir
         self.told: list[int] = []
+        self.redeemed: list[Ledger] = []
         self.service = AccessService(
             state_dir,
             GRANTER,
             unix_s=lambda: NOW_S,
             serial=lambda: 11,
             on_revocations=lambda listed: self.told.append(listed.sequence),
+            on_redeemed=self.redeemed.append,
         )
 
     def ask(self, message, peer=MEMBER.peer_id):

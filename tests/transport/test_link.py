@@ -462,6 +462,7 @@ async def test_who_ignores_the_muxers_window_goes(nursery):
     # Its reader waits for the hello, which does not come.
     await bulk.write(frame(FrameType.START, number=1))
     await quiet()
+    nursery.start_soon(a.table.watch_unread)
     out._pipes[0].buffer += bytes(40 * 2**20)
     with trio.fail_after(PATIENCE_S):
         await link.closed.wait()

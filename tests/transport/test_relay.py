@@ -12,6 +12,7 @@ import trio
 from libp2p.stream_muxer.yamux.yamux import YamuxStream
 from multiaddr import Multiaddr
 
+from bbnode.access.decision import Standing
 from bbnode.ir.address import is_relayed, parse_address, peer_of_address, split_circuit
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
@@ -380,6 +381,7 @@ class Deny:
 class Decision:
     reason = "blocked"
     wait_s = 0.0
+    standing = Standing.STRANGER
 
     def __init__(self, allowed: bool) -> None:
         self.allowed = allowed

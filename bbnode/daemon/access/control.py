@@ -18,6 +18,7 @@ from bbnode.access.conduct import Offence
 from bbnode.access.decision import Decision, Limits
 from bbnode.access.errors import PolicyError, Refusal, StatementRefused
 from bbnode.access.policy import Policy
+from bbnode.access.redeem import Ledger
 from bbnode.access.revocation import RevocationList
 from bbnode.daemon.access import files as access_files
 from bbnode.daemon.access.files import NodeAccess
@@ -84,6 +85,7 @@ class AccessControl:
         self._revocations = access.revocations
         self._blocked = access_files.load_blocked(state_dir)
         self.policy = Policy(network=access.network, revocations=access.revocations, inviter=peer)
+        self.policy.set_ledger(access_files.load_ledger(state_dir))
         apply_access(self.policy, config, self._blocked)
         # Told after every change: whoever has connections looks at them again.
         self.on_change: Callable[[], None] = lambda: None
@@ -186,6 +188,10 @@ class AccessControl:
     def took(self, revocations: RevocationList) -> None:
         """A newer list came from another member, and is kept already."""
         self._take_up(NodeAccess(membership=self._access.membership, revocations=revocations))
+
+    def redeemed(self, ledger: Ledger) -> None:
+        """A ticket of this node was used, which is on disk."""
+        self.policy.set_ledger(ledger)
 
     def _take_up(self, found: NodeAccess) -> None:
         before = self._revocations

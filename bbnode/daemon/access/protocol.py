@@ -79,6 +79,7 @@ class AccessProtocol:
             unix_s=unix_s,
             serial=lambda: secrets.randbits(64),
             on_revocations=lambda listed: trio.from_thread.run_sync(self._took, listed),
+            on_redeemed=lambda ledger: trio.from_thread.run_sync(control.redeemed, ledger),
         )
         self._ask, self._asked = trio.open_memory_channel[PeerId](MAX_WAITING)
         control.on_list = self._offer_to_all

@@ -21,7 +21,7 @@ from bbnode.access.exchange import (
     decode_message,
     encode_message,
 )
-from bbnode.access.redeem import redeem
+from bbnode.access.redeem import Ledger, redeem
 from bbnode.access.revocation import RevocationList, open_revocations
 from bbnode.access.signing import SigningKey
 from bbnode.access.ticket import ticket_from_bytes
@@ -42,16 +42,19 @@ class AccessService:
         unix_s: Callable[[], float],
         serial: Callable[[], int],
         on_revocations: Callable[[RevocationList], None],
+        on_redeemed: Callable[[Ledger], None],
     ) -> None:
         """`key` is the node's own; `serial` draws 64 random bits.
 
-        `on_revocations` is told of each newer list, once it is kept (`Policy.set_network`).
+        `on_revocations` is told of each newer list, once it is kept (`Policy.set_network`), and
+        `on_redeemed` of each use of a ticket (`Policy.set_ledger`).
         """
         self._state_dir = state_dir
         self._key = key
         self._unix_s = unix_s
         self._serial = serial
         self._on_revocations = on_revocations
+        self._on_redeemed = on_redeemed
 
     def answer(self, peer: PeerId, request: bytes) -> bytes:
         """The answer to a request of `peer`, as its connection proved it.
@@ -110,6 +113,7 @@ class AccessService:
         )
         if ledger is not before:
             access_files.save_ledger(self._state_dir, ledger)
+            self._on_redeemed(ledger)
             logger.info(
                 "ticket redeemed",
                 extra={"peer": str(peer), "serial": membership.own.serial_text},

@@ -9,8 +9,8 @@ peerstore forgets after 120 s.
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import trio
@@ -22,20 +22,33 @@ from multiaddr.utils import get_thin_waist_addresses
 
 from bbnode.ir.address import is_relayed, split_circuit
 from bbnode.ir.peer import PeerId
+from bbnode.transport.admission import Place
 from bbnode.transport.backend import Authorizer, Hello, ProtocolHandler, ProtocolStream
 from bbnode.transport.errors import DialError, ListenError
 from bbnode.transport.framing import Lane
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.carrier import LANE_PROTOCOLS, Libp2pCarrier, Libp2pStream
+from bbnode.transport.libp2p.bounds import Strays, reset_muxed
+from bbnode.transport.libp2p.carrier import (
+    LANE_PROTOCOLS,
+    Libp2pCarrier,
+    Libp2pStream,
+    raw_of,
+)
 from bbnode.transport.libp2p.protocols import ProtocolRules, Protocols
 from bbnode.transport.libp2p.relay_client import RelayClient
 from bbnode.transport.libp2p.relay_messages import RELAY_PROTOCOL, RELAYED_PROTOCOL
 from bbnode.transport.libp2p.relay_server import RelayServer
 from bbnode.transport.libp2p.relay_settings import RelaySettings
-from bbnode.transport.libp2p.tcp import BoundedTcp, listen_endpoint
+from bbnode.transport.libp2p.tcp import (
+    BoundedTcp,
+    ReadAheadStream,
+    listen_endpoint,
+    remote_endpoint,
+)
 from bbnode.transport.libp2p.windows import grant_window
 from bbnode.transport.libp2p.workarounds import (
     MAX_STREAMS,
+    Bounds,
     build_host,
     close_quietly,
     hard_close,
@@ -49,6 +62,8 @@ from bbnode.transport.link_state import LinkState
 # What may be under way on each of a circuit's streams: over a round trip of 50 ms to the relay
 # that is 10 MB/s, and twice it is what a circuit costs a relay whose readers rest.
 _CIRCUIT_WINDOW_BYTES: Final = 512 * 1024
+# Between two looks for streams that are idle or belong to nobody.
+_TEND_S: Final = 2.0
 # How long a circuit waits for the connection with its relay: a dial and a hello.
 _RELAY_S: Final = 10.0
 
@@ -91,16 +106,30 @@ class Libp2pBackend(LinkBackend):
         self._host = build_host(
             identity,
             self._tcp,
-            max_connections=self._limits.max_connections,
+            # Ours are those of `admission`; one that is being closed takes a moment.
+            max_connections=self._limits.max_connections + 2 * self._limits.max_waiting,
             max_per_peer=self._limits.max_connections_per_peer,
             # Those it asked for, and those that others asked for to it.
             max_streams=MAX_STREAMS + 2 * relay_streams,
+            bounds=Bounds(
+                authenticate_s=self._limits.authenticate_s,
+                hello_s=self._limits.hello_timeout_s,
+                unread_bytes=self._limits.opening_unread_bytes,
+                on_late=lambda: self._counters.add("sockets.late"),
+                on_refused=self._frame_refused,
+            ),
             on_fault=lambda: self._counters.add("streams.handler_errors"),
         )
+        self._tcp.admit = self._admitted
+        self._strays = Strays(self._limits.stray_stream_s)
         self._links: dict[Any, Link] = {}
         self._protocols = Protocols(
-            self._counters, streams_per_peer=self._limits.protocol_streams_per_peer
+            self._counters,
+            streams_per_peer=self._limits.protocol_streams_per_peer,
+            idle_s=self._limits.stream_idle_s,
         )
+        # The newest stream of each lane, by its connection.
+        self._lanes: dict[Any, dict[Lane, Any]] = {}
         for protocol_id in (RELAY_PROTOCOL, RELAYED_PROTOCOL):
             self._protocols.set_rules(
                 protocol_id,
@@ -267,7 +296,10 @@ class Libp2pBackend(LinkBackend):
         """The link of a connection, made on first sight; None when it is refused."""
         link = self._links.get(connection)
         if link is None:
-            link = self._attach(Libp2pCarrier(self._host, connection, self._forget_connection))
+            link = self._attach(
+                Libp2pCarrier(self._host, connection, self._forget_connection),
+                _place_of(connection),
+            )
             if link is not None:
                 self._links[connection] = link
                 if self._relay_client is not None and self._nursery is not None:
@@ -284,12 +316,66 @@ class Libp2pBackend(LinkBackend):
         if link is not None:
             link.doom("the connection was closed")
 
+    def _frame_refused(self, muxer: Any, reason: str) -> None:
+        """A frame must not be: the muxer ends the connection, and its peer is told of here."""
+        for connection, link in list(self._links.items()):
+            if connection.muxed_conn is muxer:
+                link.flooded(reason)
+                return
+        self._counters.add("inbound.flooded")
+
+    @contextmanager
+    def _admitted(self, stream: ReadAheadStream) -> Iterator[bool]:
+        """A place for a socket that was accepted, if it gets one, until its end."""
+        admission = self._table.admission
+        remote = remote_endpoint(stream.stream)
+        place = None
+        if remote is not None:
+            place = admission.accept(
+                remote[0], trio.current_time(), lambda _reason: stream.stream.socket.close()
+            )
+        if place is None:
+            yield False
+            return
+        stream.place, stream.on_heard = place, lambda: admission.heard(place)
+        try:
+            yield True
+        finally:
+            admission.left(place)
+
     async def refuse(self, connection: Any) -> None:
         """Close a connection that got no link."""
         await hard_close(self._host, connection)
 
     def _forget_connection(self, connection: Any) -> None:
         self._links.pop(connection, None)
+        self._lanes.pop(connection, None)
+
+    async def _tend(self) -> None:
+        while True:
+            await trio.sleep(_TEND_S)
+            now = trio.current_time()
+            self._protocols.reap(now)
+            for muxed in self._strays.overdue(self._stray_streams(), now):
+                if self._nursery is not None:
+                    self._counters.add("streams.reaped")
+                    self._nursery.start_soon(reset_muxed, muxed)
+
+    def _stray_streams(self) -> set[Any]:
+        """Streams that nobody here will read or end: those of which only one side is open, those
+        that peers opened and do not negotiate, and those of a lane that has a newer one.
+        """
+        used = self._protocols.raw_streams()
+        found: set[Any] = set()
+        for connection in self._links:
+            current = self._lanes.get(connection, {}).values()
+            owned = {
+                stream.muxed_stream
+                for stream in connection.streams
+                if stream.muxed_stream.is_initiator or stream in used or stream in current
+            }
+            found.update(set(connection.muxed_conn.streams.values()) - owned)
+        return found
 
     def _stream_handler(self, lane: Lane) -> Any:
         async def handle(stream: Any) -> None:
@@ -301,6 +387,7 @@ class Libp2pBackend(LinkBackend):
             limits = self._limits
             bulk = lane is Lane.BULK
             window = limits.bulk_window_bytes if bulk else limits.control_window_bytes
+            self._lanes.setdefault(stream.swarm_conn, {})[lane] = stream
             await grant_window(stream, 2 * window)
             await link.serve_inbound(lane, Libp2pStream(stream))
 
@@ -354,6 +441,12 @@ class _Notices(INotifee):
 
     async def listen_close(self, network: Any, multiaddr: Any) -> None:
         pass
+
+
+def _place_of(connection: Any) -> Place | None:
+    """What the socket of a connection got when it was accepted; None for any other."""
+    stream = raw_of(connection).stream
+    return stream.place if isinstance(stream, ReadAheadStream) else None
 
 
 def _without_peer(address: Multiaddr) -> Multiaddr:

@@ -59,6 +59,11 @@ class Libp2pStream:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
+    @property
+    def raw(self) -> Any:
+        """libp2p's own."""
+        return self._stream
+
     async def read(self, max_bytes: int) -> bytes:
         """See ByteStream."""
         try:
@@ -202,7 +207,11 @@ class Libp2pCarrier:
 
     def unread_bytes(self) -> int:
         """See Carrier."""
-        return sum(map(len, self._connection.muxed_conn.stream_buffers.values()))
+        return int(self._connection.muxed_conn.guard.held())
+
+    def allow_unread(self, most_bytes: int) -> None:
+        """See Carrier."""
+        self._connection.muxed_conn.guard.unread_bytes = most_bytes
 
     async def hard_close(self) -> None:
         """See Carrier."""

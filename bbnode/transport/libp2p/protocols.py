@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import trio
 
@@ -70,6 +70,13 @@ class PumpedStream:
         self._written = trio.Event()
         self._done = trio.Event()
         self._lock = trio.Lock()
+        # When something last came or went.
+        self.moved_at = trio.current_time()
+
+    @property
+    def raw(self) -> Any:
+        """libp2p's stream."""
+        return self._stream.raw
 
     @property
     def peer(self) -> PeerId:
@@ -139,8 +146,11 @@ class PumpedStream:
             self._done.set()
             self._break(StreamBrokenError("the connection is gone"))
 
-    async def finish(self, *, clean: bool) -> None:
-        """End our side (`clean`) or reset the stream. Cannot be cancelled; bounded in time."""
+    async def finish(self, *, clean: bool) -> bool:
+        """End our side (`clean`) or reset the stream. Cannot be cancelled; bounded in time.
+
+        True when it was ended here and the other side left it half open.
+        """
         with trio.CancelScope(shield=True):
             self._closing = True
             self._out.close()
@@ -155,13 +165,13 @@ class PumpedStream:
                 await self._stream.close()
             else:
                 await self._stream.reset()
+        return clean and not self._ended and self._broken is None
 
     async def _read_ahead(self) -> None:
         try:
             while True:
                 while self._ahead_bytes >= _READ_AHEAD_BYTES and not self._closing:
-                    with self.link.pause():
-                        await self._changed.wait()
+                    await self._changed.wait()
                 data = await self._stream.read(_READ_BYTES)
                 if not data:
                     if self._stream.gone:
@@ -170,6 +180,7 @@ class PumpedStream:
                     self._ended = True
                     self._change()
                     return
+                self.moved_at = trio.current_time()
                 if self._closing:
                     continue  # nobody wants it any more
                 self._ahead.append(data)
@@ -189,6 +200,7 @@ class PumpedStream:
                         await self._stream.write_patiently(part)
                     else:
                         await self._stream.write(part)
+                    self.moved_at = trio.current_time()
                 except StreamBrokenError as error:
                     self._break(error)
                     return
@@ -210,8 +222,11 @@ PumpedHandler: TypeAlias = Callable[[PumpedStream], Awaitable[None]]
 class Protocols:
     """The other protocols of one backend: who serves them, and the streams that are open."""
 
-    def __init__(self, counters: Counters, *, streams_per_peer: int) -> None:
+    def __init__(self, counters: Counters, *, streams_per_peer: int, idle_s: float) -> None:
+        """`idle_s`: a stream on which nothing moved for so long is reset."""
         self._counters = counters
+        self._idle_s = idle_s
+        self._pumped_streams: set[PumpedStream] = set()
         self._streams_per_peer = streams_per_peer
         self._handlers: dict[str, PumpedHandler] = {}
         self._rules: dict[str, ProtocolRules] = {}
@@ -221,6 +236,18 @@ class Protocols:
     def set_rules(self, protocol_id: str, rules: ProtocolRules) -> None:
         """Treat a protocol's streams by rules of its own, in both directions; before `run`."""
         self._rules[protocol_id] = rules
+
+    def raw_streams(self) -> set[Any]:
+        """libp2p's streams that are in use here."""
+        return {stream.raw for stream in self._pumped_streams}
+
+    def reap(self, now_s: float) -> None:
+        """Break the streams on which nothing has moved for too long."""
+        for stream in self._pumped_streams:
+            if now_s - stream.moved_at >= self._idle_s:
+                stream.moved_at = now_s
+                self._counters.add("streams.reaped")
+                stream.abort(f"nothing moved for {self._idle_s:g} s")
 
     def register(self, protocol_id: str, handler: PumpedHandler) -> None:
         """See ProtocolHost."""
@@ -247,7 +274,7 @@ class Protocols:
             self._counters.add("protocols.failed")
             log.warning("handling %s failed: %r", protocol_id, error)
         finally:
-            await stream.finish(clean=clean)
+            await self._finish(stream, clean=clean)
             self._leave(place)
 
     @asynccontextmanager
@@ -272,7 +299,7 @@ class Protocols:
                 yield stream
                 clean = True
             finally:
-                await stream.finish(clean=clean)
+                await self._finish(stream, clean=clean)
         finally:
             self._leave(place)
 
@@ -298,15 +325,24 @@ class Protocols:
         if not self._open[place]:
             del self._open[place]
 
+    async def _finish(self, stream: PumpedStream, *, clean: bool) -> None:
+        try:
+            if await stream.finish(clean=clean):
+                self._counters.add("streams.reaped")
+        finally:
+            self._pumped_streams.discard(stream)
+
     async def _pumped(self, link: Link, protocol_id: str, raw: Libp2pStream) -> PumpedStream:
         rules = self._rules.get(protocol_id)
+        stream = PumpedStream(link, raw, patient=rules is not None and rules.patient)
+        self._pumped_streams.add(stream)
         if rules is None:
             raw.growing_window()
-            return PumpedStream(link, raw)
+            return stream
         await raw.grant_window(rules.window_bytes)
         if rules.patient:
             raw.make_patient()
-        return PumpedStream(link, raw, patient=rules.patient)
+        return stream
 
 
 async def _opened(link: Link, carrier: Libp2pCarrier, protocol_id: str) -> Libp2pStream:

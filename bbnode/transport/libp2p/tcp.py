@@ -9,20 +9,27 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 import os
 import socket
-from typing import Any, Final, cast
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, TypeAlias, cast
 
 import trio
 from libp2p.abc import IRawConnection
 from libp2p.custom_types import THandler
+from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 from libp2p.transport.exceptions import OpenConnectionError
 from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
+from bbnode.transport.admission import Place
 from bbnode.transport.errors import ListenError
+
+log = logging.getLogger(__name__)
 
 # A SYN is repeated after 1 s and 3 s; a host that has not answered by now is not there.
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -40,6 +47,11 @@ _NOTSENT_LOWAT_BYTES: Final = 128 * 1024
 _BACKLOG: Final = 128
 # Read of a connection at once, at most.
 _READ_AHEAD_BYTES: Final = 128 * 1024
+# The same until the handshake is done: its messages have some hundred bytes.
+_UNSECURED_READ_BYTES: Final = 4 * 1024
+# All that is read of a connection until then: two negotiations and two messages of Noise, with room
+# for the certificates and protocols that other implementations send.
+MAX_UNSECURED_BYTES: Final = 16 * 1024
 _NOTHING: Final = memoryview(b"")
 
 _OPTIONS: Final[tuple[tuple[int, str, int], ...]] = (
@@ -96,31 +108,55 @@ class ReadAheadStream(TrioTCPStream):
     """A connection that asks the system for much at a time, and gives it out as it is wanted.
 
     libp2p reads each Noise packet in two, the two bytes of its length first: read as they come,
-    they take a fifth of the receiver's time.
+    they take a fifth of the receiver's time. It never asks for more than that, whatever a peer
+    announced (S19); until the connection is secured it asks for little, and gives out little.
     """
 
     def __init__(self, stream: trio.SocketStream) -> None:
         super().__init__(stream)
         self._ahead = _NOTHING
+        self._most = _UNSECURED_READ_BYTES
+        # What may still be given out unsecured.
+        self._left: int | None = MAX_UNSECURED_BYTES
+        # What it got when it was accepted, and whom to tell when it speaks.
+        self.place: Place | None = None
+        self.on_heard: Callable[[], None] | None = None
+
+    def secured(self) -> None:
+        """The other side has proved who it is."""
+        self._most, self._left = _READ_AHEAD_BYTES, None
 
     async def read(self, n: int | None = None) -> bytes:
         """Up to `n` bytes, in order; nothing at the end. Raises what libp2p's own does."""
+        if n == 0:
+            return b""
         if not self._ahead:
-            if not n or n >= _READ_AHEAD_BYTES:
-                return await super().read(n)
-            self._ahead = memoryview(await super().read(_READ_AHEAD_BYTES))
+            self._ahead = memoryview(await super().read(self._most))
+            if self.on_heard is not None:
+                self.on_heard()
+                self.on_heard = None
+        if self._left is not None:
+            n = self._left if n is None else min(n, self._left)
+            if n == 0:
+                raise ConnectionClosedError("too much was sent before the handshake was done")
+            self._left -= min(n, len(self._ahead))
         given = self._ahead[:n]
         # Nothing left: what it was cut out of is given back.
         self._ahead = self._ahead[len(given) :] if len(given) < len(self._ahead) else _NOTHING
         return bytes(given)
 
 
+# Whether a connection that was accepted may go on; its place is held while the context is open.
+Admit: TypeAlias = Callable[[ReadAheadStream], AbstractContextManager[bool]]
+
+
 class ExclusiveListener(TCPListener):
     """A listener that has its port to itself; its failures stay to be asked for."""
 
-    def __init__(self, handler: THandler, failures: dict[str, OSError]) -> None:
+    def __init__(self, handler: THandler, failures: dict[str, OSError], admit: Admit) -> None:
         super().__init__(handler)
         self._failures = failures
+        self._admit = admit
         self._accepting: list[trio.CancelScope] = []
 
     async def listen(self, maddr: Multiaddr) -> None:
@@ -160,10 +196,15 @@ class ExclusiveListener(TCPListener):
 
     async def _accepted(self, stream: trio.SocketStream) -> None:
         try:
-            set_link_options(stream)
-            await self.handler(ReadAheadStream(stream))
-        except Exception:  # noqa: BLE001 - one bad connection must not end the listener
-            await trio.aclose_forcefully(stream)
+            ahead = ReadAheadStream(stream)
+            with self._admit(ahead) as admitted:
+                if admitted:
+                    set_link_options(stream)
+                    await self.handler(ahead)
+        except Exception as error:  # noqa: BLE001 - one bad connection must not end the listener
+            log.debug("an accepted connection failed: %r", error)
+        finally:
+            stream.socket.close()
 
 
 class BoundedTcp(TCP):
@@ -171,6 +212,8 @@ class BoundedTcp(TCP):
 
     def __init__(self, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         super().__init__()
+        # Asked for each connection that is accepted; it is held until its end.
+        self.admit: Admit = lambda _stream: nullcontext(True)
         self._connect_timeout_s = connect_timeout_s
         # By listen address: why it could not be had.
         self.listen_failures: dict[str, OSError] = {}
@@ -189,7 +232,9 @@ class BoundedTcp(TCP):
 
     def create_listener(self, handler_function: THandler) -> TCPListener:
         """An exclusive listener."""
-        return ExclusiveListener(handler_function, self.listen_failures)
+        return ExclusiveListener(
+            handler_function, self.listen_failures, lambda stream: self.admit(stream)
+        )
 
     def failure_text(self, address: Multiaddr) -> str:
         """Why `address` could not be had, for a message."""

@@ -2,7 +2,7 @@
 
 Rule: one function or class per fault, named after what it gives; `harden` applies those that
 change a host, before it runs; each has a test against real hosts. The numbers S1 to S10 are
-those of the show-stoppers measured on 0.8.1; S11 to S15 were found in its source.
+those of the show-stoppers measured on 0.8.1; S11 to S19 were found in its source.
 
 S1  the default host accepts plaintext      `build_host`, `require_noise_alone`
 S2  an exception in a handler ends the host `guard_streams`
@@ -12,7 +12,7 @@ S5  disconnect hangs on a stuck peer        `hard_close`
 S6  dead links are not noticed              socket options in `libp2p.tcp`, pings in `link`
 S7  cancelled dials leak slots              `drop_resource_manager`, time-outs inside the dial
 S8  a failed dial blacklists the peer       `dial_addr` per address, never `connect`
-S9  the receive window is not enforced      `unread_bytes` in `libp2p.carrier`
+S9  the receive window is not enforced      S17, and `PeerTable.check_unread` for the sum
 S10 every known peer is dialled             `dial_nobody_unasked`
 S11 ping replies are written by the task that reads: with both sides sending, and both send
     buffers full, neither reads any more    `silence_muxer_pings`
@@ -23,6 +23,14 @@ S13 each read sends an update of the window: half of all packets, and of all sys
 S14 a reset that comes while somebody reads looks like a clean end `was_reset`
 S15 a write gives up after 5 s without room in the reader's window, and a relay that does not
     rest has to keep everything `make_patient`, `write_patiently` in `libp2p.windows`
+S16 a message of a negotiation, before Noise and on each stream, is read whatever length it
+    announces; it need not be text, and there is no end of them `bound_negotiations` in
+    `libp2p.bounds`
+S17 frames are read and kept whatever the window says, and streams are made without a bound, before
+    anybody looks `guard_frames` in `libp2p.bounds`
+S18 a stream that was reset keeps what lies unread on it for 60 s, and one that only we have ended
+    stays for ever `drop_stream`, `Strays` in `libp2p.bounds`
+S19 a read asks the system for as much as the peer announced `ReadAheadStream` in `libp2p.tcp`
 """
 
 from __future__ import annotations
@@ -30,6 +38,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import trio
@@ -49,7 +58,8 @@ from multiaddr import Multiaddr
 
 from bbnode.transport.errors import InsecureTransportError
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.tcp import BoundedTcp
+from bbnode.transport.libp2p.bounds import bound_negotiations, drop_stream, guard_frames
+from bbnode.transport.libp2p.tcp import BoundedTcp, ReadAheadStream
 from bbnode.transport.libp2p.windows import steady_window
 
 log = logging.getLogger(__name__)
@@ -90,6 +100,7 @@ def build_host(
     max_connections: int,
     max_per_peer: int,
     max_streams: int = MAX_STREAMS,
+    bounds: Bounds | None = None,
     on_fault: Callable[[], None] = lambda: None,
 ) -> Any:
     """A libp2p host with TCP, Noise and Yamux and nothing else (S1), hardened, not running.
@@ -97,6 +108,7 @@ def build_host(
     `on_fault` is called for each exception that a stream handler let out. Raises
     InsecureTransportError when anything else would be on offer.
     """
+    bounds = bounds or Bounds()
     quiet_logging()
     pair = create_new_key_pair(identity.seed)
     host = new_host(
@@ -112,18 +124,37 @@ def build_host(
             # Ours decides which of several connections with one peer goes; libp2p's cuts
             # whichever it likes, with data under way.
             max_connections_per_peer=max_per_peer + 1,
-            inbound_upgrade_timeout=HANDSHAKE_TIMEOUT_S,
+            inbound_upgrade_timeout=bounds.authenticate_s + bounds.hello_s,
             outbound_upgrade_timeout=HANDSHAKE_TIMEOUT_S,
             inbound_stream_protocol_negotiation_timeout=_NEGOTIATION_S,
         ),
     )
-    harden(host, on_fault, max_streams=max_streams)
+    harden(host, on_fault, max_streams=max_streams, bounds=bounds)
     require_noise_alone(host)
     return host
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a host allows a connection, and whom it tells of one that took more."""
+
+    # For Noise, of who dialled us; and for the muxer after it.
+    authenticate_s: float = HANDSHAKE_TIMEOUT_S
+    hello_s: float = HANDSHAKE_TIMEOUT_S
+    # On all streams of a connection together, until it is allowed more.
+    unread_bytes: int = 32 * 1024 * 1024
+    # A connection whose handshake took too long.
+    on_late: Callable[[], None] = lambda: None
+    # The muxer whose frames were refused, and the reason.
+    on_refused: Callable[[Any, str], None] = lambda _muxer, _reason: None
+
+
 def harden(
-    host: Any, on_fault: Callable[[], None] = lambda: None, *, max_streams: int = MAX_STREAMS
+    host: Any,
+    on_fault: Callable[[], None] = lambda: None,
+    *,
+    max_streams: int = MAX_STREAMS,
+    bounds: Bounds | None = None,
 ) -> None:
     """Apply all work-arounds that change a host; call it before the host runs.
 
@@ -132,7 +163,16 @@ def harden(
     guard_streams(host, on_fault, max_streams)
     free_inbound_slots(host)
     drop_resource_manager(host)
-    bound_handshakes(host)
+    bounds = bounds or Bounds()
+    bound_negotiations(host)
+    bound_handshakes(host, inbound_s=bounds.authenticate_s, on_late=bounds.on_late)
+    guard_frames(
+        host,
+        unread_bytes=bounds.unread_bytes,
+        # Those that end are still there for a while.
+        max_streams=2 * max_streams,
+        on_refused=bounds.on_refused,
+    )
     silence_muxer_pings(host)
     dial_nobody_unasked(host)
     ask_for_no_identity(host)
@@ -185,6 +225,7 @@ async def reset_quietly(stream: Any) -> None:
         await stream.reset()
     except Exception as error:  # noqa: BLE001 - declared boundary: libp2p lets anything out
         log.debug("a reset failed: %r", error)
+    drop_stream(muxed)
     if arrived is not None:
         arrived.set()
 
@@ -243,17 +284,34 @@ def drop_resource_manager(host: Any) -> None:
     host.get_network().set_resource_manager(None)
 
 
-def bound_handshakes(host: Any, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> None:
-    """Put a time-out into the security handshake, and do not repeat failed dials on our back."""
+def bound_handshakes(
+    host: Any,
+    timeout_s: float = HANDSHAKE_TIMEOUT_S,
+    *,
+    inbound_s: float | None = None,
+    on_late: Callable[[], None] = lambda: None,
+) -> None:
+    """Put a time-out into the security handshake, and do not repeat failed dials on our back.
+
+    `inbound_s` is that of who dialled us; `on_late` is told when it was too short for one.
+    """
     network = host.get_network()
     network.retry_config = RetryConfig(max_retries=0)
     upgrader = network.upgrader
     inner = upgrader.upgrade_security
 
     async def upgrade_security(raw: Any, is_initiator: bool, peer_id: Any = None) -> Any:
-        with trio.move_on_after(timeout_s):
-            return await inner(raw, is_initiator, peer_id)
-        raise SecurityUpgradeFailure(f"no handshake within {timeout_s:g} s")
+        most_s = timeout_s if is_initiator or inbound_s is None else inbound_s
+        with trio.move_on_after(most_s):
+            secured = await inner(raw, is_initiator, peer_id)
+            # A circuit has another.
+            stream = getattr(raw, "stream", None)
+            if isinstance(stream, ReadAheadStream):
+                stream.secured()
+            return secured
+        if not is_initiator:
+            on_late()
+        raise SecurityUpgradeFailure(f"no handshake within {most_s:g} s")
 
     upgrader.upgrade_security = upgrade_security
 

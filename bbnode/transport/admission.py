@@ -1,0 +1,301 @@
+"""The places that a node has for connections, and who gets one.
+
+Rule: this is the one place that decides whether a connection may come and which one goes for it.
+It does no I/O and reads no clock. A connection waits from the accepted socket to its hello, and
+then stays with a standing. Those that wait have a bound of their own, so that silent sockets take
+no connection from anybody; strangers never get the last places, which are for members and for
+peers that we know; whoever is dropped for a newcomer is of the most crowded prefix, and had its
+time. A prefix is counted twice: IPv4 as /32 and /24, IPv6 as /64 and /48. Addresses that are not
+global (this machine, private networks, where test beds and containers live) have no bound per
+prefix: there one address stands for many peers.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from bbnode.access.decision import Standing
+from bbnode.ir.peer import PeerId
+from bbnode.transport.counters import Counters
+from bbnode.transport.limits import TransportLimits
+
+# IP version -> lengths of the two prefixes that are counted: one host, and one site.
+PREFIX_BITS: Final[dict[int, tuple[int, int]]] = {4: (32, 24), 6: (64, 48)}
+
+
+class Stage(enum.Enum):
+    """How far a connection has come."""
+
+    SILENT = "silent"
+    SPEAKING = "speaking"
+    SECURED = "secured"
+    SETTLED = "settled"
+    GONE = "gone"
+
+
+# How long a connection has its place for itself, in seconds, before a newcomer may take it. A
+# handshake that goes on takes some tens of milliseconds of ours and three round trips.
+GRACE_S: Final[dict[Stage, float]] = {
+    Stage.SILENT: 0.5,
+    Stage.SPEAKING: 1.5,
+    Stage.SECURED: 1.5,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """One connection, from its socket to its end."""
+
+    prefixes: tuple[str, ...]
+    # Whether the bounds per prefix are for it.
+    bounded: bool
+    since_s: float
+    # Ends it at once, for this reason. Does not block.
+    drop: Callable[[str], None]
+    stage: Stage = Stage.SILENT
+    peer: PeerId | None = None
+    standing: Standing = Standing.STRANGER
+    # Dialled by us: whom we want to have.
+    dialled: bool = False
+
+
+@dataclass(slots=True)
+class _Group:
+    """Places that share a bound."""
+
+    places: dict[Place, None] = field(default_factory=dict)
+    by_prefix: Counter[str] = field(default_factory=Counter)
+
+    def add(self, place: Place) -> None:
+        self.places[place] = None
+        self.by_prefix.update(place.prefixes)
+
+    def remove(self, place: Place) -> None:
+        if place not in self.places:
+            return
+        del self.places[place]
+        for prefix in place.prefixes:
+            self.by_prefix[prefix] -= 1
+            if not self.by_prefix[prefix]:
+                del self.by_prefix[prefix]
+
+    def full_prefix(self, place: Place, bounds: tuple[int, int]) -> str:
+        """The prefix of a newcomer that has as many as it may; empty when none has."""
+        if place.bounded:
+            for prefix, bound in zip(place.prefixes, bounds, strict=True):
+                if self.by_prefix[prefix] >= bound:
+                    return prefix
+        return ""
+
+    def crowd(self, place: Place) -> int:
+        """How many there are beside a place, of its wider prefix."""
+        return self.by_prefix[place.prefixes[-1]]
+
+
+class Admission:
+    """All connections of a node; `known` says of a peer that we want it or have dealt with it."""
+
+    def __init__(
+        self, limits: TransportLimits, counters: Counters, known: Callable[[PeerId], bool]
+    ) -> None:
+        self._limits = limits
+        self._counters = counters
+        self._known = known
+        self._waiting = _Group()
+        self._strangers = _Group()
+        # Members, peers that we know, and those that we dialled.
+        self._others: dict[Place, None] = {}
+        self._guests: dict[Place, None] = {}
+        self._settled_of: Counter[PeerId] = Counter()
+
+    @property
+    def waiting(self) -> int:
+        """Connections that have not said hello."""
+        return len(self._waiting.places)
+
+    @property
+    def sockets(self) -> int:
+        """Those of them that have not proved either who they are."""
+        return sum(each.stage is not Stage.SECURED for each in self._waiting.places)
+
+    @property
+    def settled(self) -> int:
+        """Connections that have."""
+        return len(self._strangers.places) + len(self._others) + len(self._guests)
+
+    @property
+    def strangers(self) -> int:
+        """Those of peers that are neither members nor known."""
+        return len(self._strangers.places)
+
+    # -- a connection's life -----------------------------------------------------------------
+
+    def accept(self, address: str, now_s: float, drop: Callable[[str], None]) -> Place | None:
+        """A place for a connection from an IP address ("": through a relay), if it gets one."""
+        prefixes, bounded = prefixes_of(address)
+        place = Place(prefixes, bounded, now_s, drop)
+        limits, waiting = self._limits, self._waiting
+        bounds = (limits.waiting_per_address, limits.waiting_per_network)
+        while full := waiting.full_prefix(place, bounds):
+            if not self._drop_waiting((p for p in waiting.places if full in p.prefixes), now_s):
+                self._counters.add("sockets.refused")
+                return None
+        if len(waiting.places) >= limits.max_waiting and not self._drop_waiting(
+            waiting.places, now_s
+        ):
+            self._counters.add("sockets.refused")
+            return None
+        waiting.add(place)
+        return place
+
+    def dial(self, peer: PeerId, now_s: float, drop: Callable[[str], None]) -> Place:
+        """The place of a connection that we made: it does not wait."""
+        return Place(("dialled",), False, now_s, drop, Stage.SECURED, peer, dialled=True)
+
+    def heard(self, place: Place) -> None:
+        """The first bytes have come."""
+        if place.stage is Stage.SILENT:
+            place.stage = Stage.SPEAKING
+
+    def secured(self, place: Place, peer: PeerId) -> None:
+        """The handshake has proved who it is."""
+        if place.stage in (Stage.SILENT, Stage.SPEAKING):
+            place.stage, place.peer = Stage.SECURED, peer
+
+    def hello(self, place: Place, peer: PeerId, standing: Standing, now_s: float) -> str:
+        """Settle a connection whose hello is acceptable; the reason against it, or ""."""
+        if place.stage is Stage.GONE:
+            return "its place was given away"
+        self._waiting.remove(place)
+        place.peer, place.standing = peer, standing
+        if place.dialled or (standing is Standing.STRANGER and self._known(peer)):
+            place.standing = Standing.MEMBER
+        reason = self._room_for(place, now_s)
+        if reason:
+            place.stage = Stage.GONE
+            return reason
+        place.stage = Stage.SETTLED
+        self._settled_of[peer] += 1
+        if place.standing is Standing.GUEST:
+            self._guests[place] = None
+        elif place.standing is Standing.STRANGER:
+            self._strangers.add(place)
+        else:
+            self._others[place] = None
+        return ""
+
+    def left(self, place: Place) -> None:
+        """It is gone, however far it had come; a second call does nothing."""
+        if place.stage is Stage.SETTLED and place.peer is not None:
+            self._settled_of[place.peer] -= 1
+            if not self._settled_of[place.peer]:
+                del self._settled_of[place.peer]
+        place.stage = Stage.GONE
+        self._waiting.remove(place)
+        self._strangers.remove(place)
+        self._others.pop(place, None)
+        self._guests.pop(place, None)
+
+    # -- who goes ----------------------------------------------------------------------------
+
+    def _drop_waiting(self, places: Iterable[Place], now_s: float) -> bool:
+        """Make room among those that wait: of the most crowded prefix, silent before speaking,
+        the one that waits for longest. False when all are within their grace, or known.
+        """
+        worst = max(
+            (
+                place
+                for place in places
+                if now_s - place.since_s >= GRACE_S[place.stage]
+                and not (place.peer is not None and self._known(place.peer))
+            ),
+            key=lambda place: (
+                self._waiting.crowd(place),
+                place.stage is Stage.SILENT,
+                -place.since_s,
+            ),
+            default=None,
+        )
+        if worst is None:
+            return False
+        self._counters.add("sockets.dropped")
+        self._evict(worst, "it said nothing for too long, and others wait")
+        return True
+
+    def _room_for(self, place: Place, now_s: float) -> str:
+        limits = self._limits
+        if place.peer is not None and self._settled_of[place.peer]:
+            # It replaces a connection that it has: the bound per peer is the transport's.
+            return ""
+        if place.standing is Standing.GUEST:
+            full = len(self._guests) >= limits.max_guests
+            return "there are as many guests as may be; try again in a minute" if full else ""
+        if place.standing is Standing.STRANGER:
+            return self._room_for_stranger(place, now_s)
+        while self.settled >= limits.max_connections:
+            # However short it has been there: we know nothing of it.
+            if not self._drop_stranger(self._strangers.places, now_s, 0.0):
+                return "all connections are taken by members and peers we know"
+        return ""
+
+    def _room_for_stranger(self, place: Place, now_s: float) -> str:
+        limits, strangers = self._limits, self._strangers
+        most = limits.max_connections - reserved(limits)
+        bounds = (limits.strangers_per_address, limits.strangers_per_network)
+        after_s = limits.idle_stranger_s
+        if len(strangers.places) >= most or strangers.full_prefix(place, bounds):
+            self._recognise()
+        while full := strangers.full_prefix(place, bounds):
+            there = (each for each in strangers.places if full in each.prefixes)
+            if not self._drop_stranger(there, now_s, after_s):
+                return f"there are as many strangers of {full} as may be"
+        while len(strangers.places) >= most or self.settled >= limits.max_connections:
+            if not self._drop_stranger(strangers.places, now_s, after_s):
+                return "the places for strangers are taken"
+        return ""
+
+    def _drop_stranger(self, places: Iterable[Place], now_s: float, after_s: float) -> bool:
+        """Close the connection of the stranger that is of least use to us."""
+        worst = max(
+            (each for each in places if now_s - each.since_s >= after_s),
+            key=lambda each: (self._strangers.crowd(each), -each.since_s),
+            default=None,
+        )
+        if worst is None:
+            return False
+        self._counters.add("links.evicted")
+        self._evict(worst, "its place is needed for another peer")
+        return True
+
+    def _recognise(self) -> None:
+        """Strangers that we have dealt with meanwhile are strangers no more."""
+        for place in list(self._strangers.places):
+            if place.peer is not None and self._known(place.peer):
+                self._strangers.remove(place)
+                place.standing = Standing.MEMBER
+                self._others[place] = None
+
+    def _evict(self, place: Place, reason: str) -> None:
+        self.left(place)
+        place.drop(reason)
+
+
+def reserved(limits: TransportLimits) -> int:
+    """Connections that strangers never get; a quarter of all where there are few."""
+    return min(limits.reserved_connections, limits.max_connections // 4)
+
+
+def prefixes_of(address: str) -> tuple[tuple[str, ...], bool]:
+    """The prefixes of an IP address, narrow and wide, and whether they are bounded."""
+    if not address:
+        return ("relayed",), False
+    ip = ipaddress.ip_address(address.split("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    networks = (ipaddress.ip_network((ip, bits), strict=False) for bits in PREFIX_BITS[ip.version])
+    return tuple(map(str, networks)), ip.is_global
