@@ -99,6 +99,8 @@ class Rounds:
             self._watch(running)
         self.waiting_for: str = ""
         self.complete = False
+        # trio's time when the last round ended or, before the first, when the rounds began.
+        self._quiet_since_s: float | None = None
 
     @property
     def entry(self) -> InvokeSection:
@@ -125,8 +127,23 @@ class Rounds:
         """The rounds that have ended and are kept, oldest first."""
         return [made.as_json() for made in self.history if made.ok is not None]
 
+    @property
+    def period_s(self) -> float:
+        """Seconds from start to start; 0: one begins when the one before has ended."""
+        return self._entry.every_s
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since a round ended or, before the first, since the start; None when all are
+        made, or none is to be made yet.
+        """
+        if self.complete or self._quiet_since_s is None:
+            return None
+        return trio.current_time() - self._quiet_since_s
+
     async def run(self, after_round: Callable[[], Any]) -> None:
         """Make the rounds; `after_round` is awaited after each (the node's checkpoint)."""
+        self._quiet_since_s = trio.current_time()
         while self._entry.times == 0 or self.done < self._entry.times:
             finished = self._taken_up()
             if finished is None:
@@ -134,6 +151,7 @@ class Rounds:
                 finished = self._start()
             started = finished.started_s
             await finished.finished.wait()
+            self._quiet_since_s = trio.current_time()
             self.done += 1
             await after_round()
             self._publish({"type": "round_finished", **finished.as_json()})
