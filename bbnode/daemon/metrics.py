@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
+import time
 from collections.abc import Iterable, Iterator
 
 import trio
@@ -18,10 +20,15 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from bbnode import __version__
+from bbnode.access.decision import Reason
 from bbnode.daemon.control import views
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.watch import THINGS
-from bbnode.transport.backend import TransportMetrics
+from bbnode.engine.ops.gates import REASON_DUPLICATE
+from bbnode.engine.peers.governor import BlockReason
+from bbnode.engine.requests import Verdict
+from bbnode.engine.steps import RECEIVE_FAILURES
+from bbnode.transport.backend import Direction, TransportMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -29,12 +36,42 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 # peer="other". A series costs a Prometheus server some kilobytes, and peers come and go.
 MAX_PEER_SERIES = 128
 
-# Counters whose dotted name ends in a value: prefix -> (metric, label, help).
-LABELLED: dict[str, tuple[str, str, str]] = {
-    "gate.denied.": ("gate_denials", "reason", "executions stopped by a gate"),
-    "receive.failed.": ("receive_failures", "kind", "fills and envelopes that were refused"),
-    "response.": ("responses", "verdict", "answers to requests, by what became of them"),
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Labelled:
+    """A counter with one label. Its known values are there from the start, at 0: a series that
+    begins with its first event has no rate then, and an alert would miss it.
+    """
+
+    metric: str
+    label: str
+    text: str
+    values: tuple[str, ...]
+
+
+# Counters whose dotted name ends in a value, by the prefix before it.
+LABELLED: dict[str, Labelled] = {
+    "gate.denied.": Labelled(
+        metric="gate_denials",
+        label="reason",
+        text="executions stopped by a gate",
+        values=(REASON_DUPLICATE, *(reason.value for reason in BlockReason)),
+    ),
+    "receive.failed.": Labelled(
+        metric="receive_failures",
+        label="kind",
+        text="fills and envelopes that were refused",
+        values=tuple(RECEIVE_FAILURES),
+    ),
+    "response.": Labelled(
+        metric="responses",
+        label="verdict",
+        text="answers to requests, by what became of them",
+        # What was waited for is not counted.
+        values=tuple(v.value for v in Verdict if v not in (Verdict.ACCEPTED, Verdict.COMPLETE)),
+    ),
 }
+DENIAL_REASONS = tuple(reason.value for reason in Reason if reason is not Reason.ALLOWED)
 
 # What can go down again; everything else that is counted only grows.
 GAUGES: dict[str, str] = {
@@ -89,6 +126,12 @@ class NodeCollector(Collector):
                 "time since the last snapshot of this run",
                 value=trio.current_time() - host.saved_s,
             )
+        yield GaugeMetricFamily(
+            "bbnode_clock_seconds",
+            "what the clock of this machine says, since 1970",
+            value=time.time(),
+        )
+        yield from _disk_metrics(host)
         yield from _transport_metrics(host.backend.metrics())
         yield from _peer_metrics(host)
         yield from _round_metrics(host)
@@ -108,24 +151,38 @@ def render(host: Host) -> bytes:
 
 def counter_metrics(counters: dict[str, int]) -> Iterator[Metric]:
     """Counters and gauges by dotted name, as metrics in the order of their names."""
-    # All of them, also without a sample: who draws or alerts on one has to find its name.
-    labelled = {
-        metric: CounterMetricFamily(f"bbnode_{metric}", text, labels=[label])
-        for metric, label, text in LABELLED.values()
-    }
+    labelled = {prefix: dict.fromkeys(each.values, 0) for prefix, each in LABELLED.items()}
     plain: dict[str, Metric] = {}
     for name, value in sorted(counters.items()):
         prefix = next((p for p in LABELLED if name.startswith(p)), None)
         if prefix is not None:
-            labelled[LABELLED[prefix][0]].add_metric([name.removeprefix(prefix)], float(value))
+            labelled[prefix][name.removeprefix(prefix)] = value
             continue
         exposed = f"bbnode_{_identifier(name)}"
         if name in GAUGES:
             plain[exposed] = GaugeMetricFamily(exposed, GAUGES[name], value=float(value))
         else:
             plain[exposed] = CounterMetricFamily(exposed, f"{name} so far", value=float(value))
-    yield from labelled.values()
+    for prefix, counts in labelled.items():
+        each = LABELLED[prefix]
+        family = CounterMetricFamily(f"bbnode_{each.metric}", each.text, labels=[each.label])
+        for label, count in counts.items():
+            family.add_metric([label], float(count))
+        yield family
     yield from plain.values()
+
+
+def _disk_metrics(host: Host) -> Iterator[Metric]:
+    """Room where the node keeps its state; nothing where the file system does not answer."""
+    try:
+        usage = shutil.disk_usage(host.resolved.state_dir)
+    except OSError:
+        return
+    for name, text, value in (
+        ("free", "bytes that the node may still write where its state is", usage.free),
+        ("size", "bytes of the file system where the node's state is", usage.total),
+    ):
+        yield GaugeMetricFamily(f"bbnode_state_dir_{name}_bytes", text, value=float(value))
 
 
 def _transport_metrics(measured: TransportMetrics) -> Iterator[Metric]:
@@ -138,7 +195,7 @@ def _transport_metrics(measured: TransportMetrics) -> Iterator[Metric]:
     denied = CounterMetricFamily(
         "bbnode_access_denials", "what peers were not allowed", labels=["reason"]
     )
-    for reason, count in sorted(measured.denied.items()):
+    for reason, count in (dict.fromkeys(DENIAL_REASONS, 0) | dict(measured.denied)).items():
         denied.add_metric([reason], float(count))
     yield denied
 
@@ -172,9 +229,9 @@ def _peer_metrics(host: Host) -> Iterable[Metric]:
     by_direction = GaugeMetricFamily(
         "bbnode_peer_connections", "peers connected now", labels=["direction"]
     )
-    for direction in ("inbound", "outbound"):
-        count = sum(p.direction.value == direction for p in peers)
-        by_direction.add_metric([direction], float(count))
+    for direction in Direction:
+        count = sum(p.direction is direction for p in peers)
+        by_direction.add_metric([direction.value], float(count))
     return (received, sent, queued, rtt, by_direction)
 
 
@@ -198,8 +255,21 @@ def _round_metrics(host: Host) -> Iterable[Metric]:
         "outputs of the last round that are single numbers",
         labels=["target", "name"],
     )
+    period = GaugeMetricFamily(
+        "bbnode_round_period_seconds",
+        "time from round to round that is asked for",
+        labels=["target"],
+    )
+    age = GaugeMetricFamily(
+        "bbnode_round_age_seconds",
+        "time since a round ended or, before the first, since the start, while more are to come",
+        labels=["target"],
+    )
     for rounds in host.rounds:
         target = rounds.as_json()["target"]
+        if rounds.age_s is not None:
+            period.add_metric([target], rounds.period_s)
+            age.add_metric([target], rounds.age_s)
         done.add_metric([target], float(rounds.as_json()["done"]))
         ended = rounds.finished()
         if not ended:
@@ -210,7 +280,7 @@ def _round_metrics(host: Host) -> Iterable[Metric]:
         for name, value in ended[-1]["outputs"].items():
             if isinstance(value, int | float):
                 outputs.add_metric([target, name], float(value))
-    return (done, *last.values(), outputs)
+    return (done, period, age, *last.values(), outputs)
 
 
 def _stalled(host: Host) -> Metric:

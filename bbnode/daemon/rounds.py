@@ -115,6 +115,8 @@ class Rounds:
         self._good_s: float | None = None
         self._failed_in_a_row = 0
         self.complete = False
+        # trio's time when the last round ended or, before the first, when the rounds began.
+        self._quiet_since_s: float | None = None
 
     @property
     def entry(self) -> InvokeSection:
@@ -169,9 +171,23 @@ class Rounds:
         """The rounds that have ended and are kept, oldest first."""
         return [made.as_json() for made in self.history if made.ok is not None]
 
+    @property
+    def period_s(self) -> float:
+        """Seconds from start to start; 0: one begins when the one before has ended."""
+        return self._entry.every_s
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since a round ended or, before the first, since the start; None when all are
+        made, or none is to be made yet.
+        """
+        if self.complete or self._quiet_since_s is None:
+            return None
+        return trio.current_time() - self._quiet_since_s
+
     async def run(self, after_round: Callable[[], Any]) -> None:
         """Make the rounds; `after_round` is awaited after each (the node's checkpoint)."""
-        self._good_s = self._due_s = trio.current_time()
+        self._good_s = self._due_s = self._quiet_since_s = trio.current_time()
         while self._entry.times == 0 or self.done < self._entry.times:
             finished = self._taken_up()
             if finished is None:
@@ -180,6 +196,7 @@ class Rounds:
             started = finished.started_s
             self._due_s = None
             await finished.finished.wait()
+            self._quiet_since_s = trio.current_time()
             self.done += 1
             self._due_s = max(trio.current_time(), started + self._entry.every_s)
             if finished.ok:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from multiaddr import Multiaddr
 
@@ -103,9 +103,31 @@ class PeerDown:
     reason: str
 
 
+# Every `kind` of WireReceiveFailed: a label of metrics, whose values have to be known beforehand.
+RECEIVE_FAILURES: Final[dict[str, str]] = {
+    "DecodeFailed": "the bytes are no envelope, or the payload no value of its type",
+    "EnvelopeTooLarge": "over `envelope_bytes`",
+    "BudgetExceeded": "no room left in `ingress_bytes`",
+    "AllocationFailed": "no memory for the payload",
+    "IngressFull": "too many events wait",
+    "UnknownSite": "nothing here receives there",
+    "UnknownComponent": "no component here has that ref",
+    "UnknownComponentOp": "the component has no such op",
+    "TypeMismatch": "another type than the site takes",
+    "UnknownTypeHash": "a type that is not known here",
+    "CorrelationMismatch": "a request where a message is expected, or the like",
+    "BackendMaterializeFailed": "the component that the tensor is for refused it",
+    "GateDenied": "control plane: a gate before the component",
+    "ComponentBusy": "control plane: its line is full",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireReceiveFailed:
-    """One fill of an envelope, or with `fill` -1 the whole of it, was refused."""
+    """One fill of an envelope, or with `fill` -1 the whole of it, was refused.
+
+    `kind` is one of RECEIVE_FAILURES.
+    """
 
     peer: PeerId
     fill: int

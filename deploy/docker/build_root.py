@@ -73,18 +73,26 @@ class Stage:
 
 
 def parse(text: str) -> list[Stage]:
-    """The stages of a Dockerfile. Raises BuildError for one that begins without FROM."""
+    """The stages of a Dockerfile, `${NAME}` in a FROM filled in from the ARGs before the first one.
+
+    Raises BuildError for a stage that begins without FROM, or from something not understood.
+    """
     stages: list[Stage] = []
+    defaults: dict[str, str] = {}
     for each in _instructions(text):
         if each.word == "FROM":
-            found = re.fullmatch(r"(\S+)(?:\s+AS\s+(\S+))?", each.rest, re.IGNORECASE)
+            rest = re.sub(r"\$\{(\w+)\}", lambda m: defaults.get(m[1], ""), each.rest)
+            found = re.fullmatch(r"(\S+)(?:\s+AS\s+(\S+))?", rest, re.IGNORECASE)
             if found is None:
                 raise BuildError(f"FROM {each.rest}: not understood")
             stages.append(Stage(base=found[1], name=found[2] or str(len(stages))))
-        elif not stages:
-            raise BuildError(f"{each.word} before the first FROM")
-        else:
+        elif stages:
             stages[-1].steps.append(each)
+        elif each.word == "ARG":
+            name, _, default = each.rest.partition("=")
+            defaults[name] = default
+        else:
+            raise BuildError(f"{each.word} before the first FROM")
     return stages
 
 
@@ -290,7 +298,7 @@ def smoke(root: Root, stage: Stage, volume: Path, script: str) -> None:
     drop = ["setpriv", f"--reuid={root.user}", f"--regid={root.user}", "--clear-groups"]
     drop += ["--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
     inner = f"cd {shlex.quote(root.work)} && {script}"
-    home = Root(path=root.path, binds={}, env=root.env | {"HOME": root.work})
+    home = Root(path=root.path, binds={}, env=root.env | {"HOME": stage.last("VOLUME") or "/"})
     _in_chroot(
         home,
         writable,

@@ -50,3 +50,17 @@ def test_the_systems_service_gets_its_key_at_its_first_start(
 def test_what_is_missing_is_said(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", *wrong, *WHAT]) == 2
     assert "--name" in capsys.readouterr().err
+
+
+def test_without_a_directory_it_is_made_where_every_command_looks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "volume" / "one.toml"
+    monkeypatch.setenv("BBNODE_CONFIG", str(file))
+    assert main(["init", "--announce", "/ip4/192.0.2.10/tcp/4001", *WHAT]) == 0
+    assert '"/ip4/192.0.2.10/tcp/4001"' in file.read_text("utf-8")
+    assert main(["id"]) == 0
+    monkeypatch.delenv("BBNODE_CONFIG")
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", *WHAT]) == 0
+    assert (tmp_path / "node.toml").exists()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import time
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+import bbnode
 from bbnode.daemon.control.async_client import AsyncControlClient
 from bbnode.daemon.metrics import MAX_PEER_SERIES, counter_metrics, render
 from bbnode.engine import steps
@@ -69,20 +72,72 @@ async def test_peers_beyond_the_bound_are_summed_up(tmp_path: Path) -> None:
 
 def test_a_reason_is_a_label_and_a_gauge_has_no_total() -> None:
     made = {
-        sample.name: (sample.labels, sample.value)
+        (sample.name, *sample.labels.items()): sample.value
         for metric in counter_metrics(
             {
                 "gate.denied.blocklisted": 2,
-                "receive.failed.DecodeError": 1,
+                "receive.failed.DecodeFailed": 1,
+                # Of a newer layer, not in any table.
+                "receive.failed.Unheard": 1,
                 "bus.waiting": 3,
                 "driver.QueueFullError": 4,
             }
         )
         for sample in metric.samples
     }
-    assert made == {
-        "bbnode_gate_denials_total": ({"reason": "blocklisted"}, 2.0),
-        "bbnode_receive_failures_total": ({"kind": "DecodeError"}, 1.0),
-        "bbnode_bus_waiting": ({}, 3.0),
-        "bbnode_driver_queue_full_error_total": ({}, 4.0),
+    # What is known and has not happened is there, too.
+    happened = {name: value for name, value in made.items() if value}
+    assert happened == {
+        ("bbnode_gate_denials_total", ("reason", "blocklisted")): 2.0,
+        ("bbnode_receive_failures_total", ("kind", "DecodeFailed")): 1.0,
+        ("bbnode_receive_failures_total", ("kind", "Unheard")): 1.0,
+        ("bbnode_bus_waiting",): 3.0,
+        ("bbnode_driver_queue_full_error_total",): 4.0,
     }
+    zero = {name[1][1] for name in made if made[name] == 0}
+    assert zero == {
+        *("duplicate", "not_allowlisted", "cooldown"),
+        *(kind for kind in steps.RECEIVE_FAILURES if kind != "DecodeFailed"),
+        *("stranger", "late", "unknown"),
+    }
+
+
+async def test_labelled_counters_begin_at_zero(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        found = samples(render(live.plane.host).decode())
+    for name, value in (
+        ("bbnode_gate_denials_total", "cooldown"),
+        ("bbnode_receive_failures_total", "UnknownSite"),
+        ("bbnode_responses_total", "late"),
+        ("bbnode_access_denials_total", "not_a_member"),
+        ("bbnode_peer_connections", "outbound"),
+    ):
+        assert found[name, (value,)] == 0, name
+
+
+def test_every_kind_that_the_engine_refuses_with_is_in_the_table() -> None:
+    # The position of the kind among the arguments of each method that takes one.
+    places = {"_refuse": 3, "refuse": 4, "_note_refused": 2}
+    used: set[str] = set()
+    for file in (Path(bbnode.__file__).parent / "engine").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                place = places.get(node.func.attr)
+                if place is not None and len(node.args) > place:
+                    kind = node.args[place]
+                    if isinstance(kind, ast.Constant) and isinstance(kind.value, str):
+                        used.add(kind.value)
+            if isinstance(node, ast.FunctionDef) and node.name == "accepts":
+                returned = [r.value for r in ast.walk(node) if isinstance(r, ast.Return)]
+                used |= {str(r.value) for r in returned if isinstance(r, ast.Constant)}
+    assert used == set(steps.RECEIVE_FAILURES)
+
+
+async def test_the_clock_and_the_room_for_the_state_are_told(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        before = time.time()
+        found = samples(render(live.plane.host).decode())
+        # Written with the precision of a float.
+        assert before - 1e-3 <= found["bbnode_clock_seconds", ()] <= time.time() + 1e-3
+        free = found["bbnode_state_dir_free_bytes", ()]
+        assert 0 < free <= found["bbnode_state_dir_size_bytes", ()]

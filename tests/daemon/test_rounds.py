@@ -145,6 +145,33 @@ async def test_every_s_is_from_start_to_start(
     assert np.diff(bench.node.at).tolist() == pytest.approx([10, 10])
 
 
+async def test_it_is_told_for_how_long_no_round_has_ended(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    bench = Bench({"times": 2, "every_s": 10.0})
+    assert bench.rounds.age_s is None
+    began = trio.current_time()
+    nursery.start_soon(bench.rounds.run, bench.save)
+    await bench.node.until_invoked(1)
+    autojump_clock.jump(7.0)
+    # Before the first one the start counts.
+    assert bench.rounds.age_s == pytest.approx(trio.current_time() - began)
+    assert bench.rounds.age_s >= 7.0
+    bench.finish()
+    await settle()
+    autojump_clock.jump(1.5)
+    assert bench.rounds.age_s == pytest.approx(1.5)
+    assert bench.rounds.period_s == 10.0
+    await bench.node.until_invoked(2)
+    bench.finish()
+    await settle()
+    autojump_clock.jump(10.0)
+    await settle()
+    # All are made: nothing is late.
+    assert bench.rounds.complete
+    assert bench.rounds.age_s is None
+
+
 async def test_a_failed_round_counts_and_is_followed_by_a_pause(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:

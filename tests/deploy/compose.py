@@ -2,12 +2,15 @@
 
 `Testbed` starts services' own commands as processes: a directory stands for each volume, loopback
 for the network, and every path and address in commands, variables and files is rewritten to it.
+They run as the image's user, for root may do what that user may not.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -17,14 +20,38 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.patience import PATIENCE_S
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 FILE = DEPLOY / "compose.yaml"
+DOCKER = DEPLOY / "docker"
+
+
+def _load_build_root() -> Any:
+    spec = importlib.util.spec_from_file_location("build_root", DOCKER / "build_root.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+build_root = _load_build_root()
+DOCKERFILE = (DOCKER / "Dockerfile").read_text("utf-8")
+STAGES = build_root.parse(DOCKERFILE)
 # What the Dockerfile says for every service that is made from it.
 ENTRYPOINT, COMMAND = ["bbnode"], ["run"]
+IMAGE_ENV = dict(
+    pair.split("=", 1)
+    for step in STAGES[-1].steps
+    if step.word == "ENV"
+    for pair in shlex.split(step.rest)
+)
+(IMAGE_UID,) = (int(uid) for uid in re.findall(r"useradd --uid (\d+)", DOCKERFILE))
 
 _VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)(?::-([^}]*))?\})")
 
@@ -75,21 +102,62 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def setpriv(uid: int, capabilities: str = "") -> list[str]:
+    """The words before a command that make it a user's, with a few capabilities at most."""
+    kept = f"-all{capabilities}"
+    words = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs"]
+    words += [f"--inh-caps={kept}", f"--bounding-set={kept}"]
+    return words if uid == 0 else [*words, f"--ambient-caps={kept}"]
+
+
+def image_user() -> list[str]:
+    """The words before a command that make it the image's user's.
+
+    None without root: whoever runs the tests has no privilege either. Where root alone can read
+    this checkout or its Python, as in root's home, that user may read everything, and write
+    nothing more. Skips the test where even so it cannot run bbnode.
+    """
+    if os.geteuid() != 0:
+        return []
+    told = ""
+    for words in (setpriv(IMAGE_UID), setpriv(IMAGE_UID, ",+dac_read_search")):
+        tried = subprocess.run(
+            # By a shell: the first program after setpriv is still opened with root's rights.
+            [*words, "sh", "-c", f"{shlex.quote(sys.executable)} -c 'import bbnode.cli.main'"],
+            env={"PYTHONPATH": str(DEPLOY.parent), "PATH": os.environ["PATH"]},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        if tried.returncode == 0:
+            return words
+        told = tried.stderr.strip()
+    pytest.skip(f"user {IMAGE_UID} cannot run bbnode from this checkout: {told}")
+
+
 class Testbed:
     """Containers as processes; a context manager that ends all that it started."""
 
     __test__ = False
 
     def __init__(self, **environ: str) -> None:
+        self.drop = image_user()
         # Short: a unix socket's path has a bound.
         self.root = Path(tempfile.mkdtemp(prefix="bb-", dir="/tmp"))
+        self.root.chmod(0o755)
         self.file = load(environ)
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._metrics: dict[str, int] = {}
         (self.root / "bin").mkdir()
+        (self.root / "empty").mkdir(mode=0o555)
         script = self.root / "bin" / "bbnode"
-        script.write_text(f'#!/bin/sh\nexec {sys.executable} -m bbnode "$@"\n')
+        script.write_text(
+            f"#!/bin/sh\nPYTHONPATH={shlex.quote(str(DEPLOY.parent))} "
+            f'exec {shlex.quote(sys.executable)} -m bbnode "$@"\n'
+        )
         script.chmod(0o755)
 
     def __enter__(self) -> Testbed:
@@ -113,25 +181,44 @@ class Testbed:
         if source is not None and source.startswith("."):
             return self._rewritten(container, DEPLOY / source, target)
         made = self.root / (f"anonymous-{container}" if source is None else source)
-        made.mkdir(exist_ok=True)
+        if not made.exists():
+            made.mkdir()
+            if source is None and self.drop:
+                # A volume without a name is made from the image's /data.
+                os.chown(made, IMAGE_UID, IMAGE_UID)
         return made
 
-    def start(self, container: str) -> subprocess.Popen[bytes]:
-        """Start `SERVICE` or `SERVICE-N`; its output goes to a file of that name."""
-        service = self.file["services"][container.partition("-")[0]]
-        work = self.directory(container, "/data")
-        environ = {
+    def _environ(self, container: str) -> dict[str, str]:
+        """The image's variables, with this machine's paths."""
+        local = {name: self._local(container, text) for name, text in IMAGE_ENV.items()}
+        return local | {
             "PATH": f"{self.root / 'bin'}:{os.environ['PATH']}",
-            "HOME": str(work),
+            "HOME": str(self.directory(container, "/data")),
+        }
+
+    def start(self, container: str, *, script: str | None = None) -> subprocess.Popen[bytes]:
+        """Start `SERVICE` or `SERVICE-N`; its output goes to a file of that name.
+
+        `script` is run in place of the service's own, which is one of `/bin/sh`.
+        """
+        service = self.file["services"][container.partition("-")[0]]
+        words = argv(service)
+        if script is not None:
+            words = [*words[:-1], script]
+        environ = {
             # As an engine names a container: twelve hex digits.
             "HOSTNAME": f"{0xC0FFEE000000 + len(self.processes):x}",
             **service.get("environment", {}),
         }
         with (self.root / f"{container}.log").open("wb") as log:
             process = subprocess.Popen(
-                [self._local(container, word) for word in argv(service)],
-                cwd=work,
-                env={n: self._local(container, str(v)) for n, v in environ.items()},
+                [
+                    *(setpriv(0, ",+chown") if service.get("user") == "root" else self.drop),
+                    *(self._local(container, word) for word in words),
+                ],
+                cwd=self.root / "empty",
+                env=self._environ(container)
+                | {n: self._local(container, str(v)) for n, v in environ.items()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -140,15 +227,27 @@ class Testbed:
         self.processes[container] = process
         return process
 
-    def run(self, container: str) -> None:
+    def run(self, container: str, *, script: str | None = None) -> None:
         """Run a service that ends; it has to end well."""
-        assert self.start(container).wait(PATIENCE_S) == 0, self.log(container)
+        assert self.start(container, script=script).wait(PATIENCE_S) == 0, self.log(container)
+
+    def volumes(self) -> None:
+        """Run the service that gives the volumes to the image's user; only root can do it."""
+        for _, target in mounts(self.file["services"]["volumes"]):
+            self.directory("volumes", target)
+        if self.drop:
+            self.run("volumes")
 
     def stop(self, container: str) -> int:
         """SIGTERM, as `docker compose stop`; returns the exit code."""
         process = self.processes[container]
         process.send_signal(signal.SIGTERM)
         return process.wait(PATIENCE_S)
+
+    def kill(self, container: str) -> None:
+        """SIGKILL, as `docker kill`."""
+        self.processes[container].kill()
+        self.processes[container].wait(PATIENCE_S)
 
     def check_health(self, container: str, *, timeout_s: float | None = None) -> None:
         """Run the service's own health check until it says yes."""
@@ -161,11 +260,10 @@ class Testbed:
 
     def exec(self, container: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command in a container, as `docker compose exec`."""
-        work = self.directory(container, "/data")
         return subprocess.run(
-            words,
-            cwd=work,
-            env={"PATH": f"{self.root / 'bin'}:{os.environ['PATH']}", "HOME": str(work)},
+            [*self.drop, *words],
+            cwd=self.root / "empty",
+            env=self._environ(container),
             timeout=PATIENCE_S,
             capture_output=True,
             text=True,

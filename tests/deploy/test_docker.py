@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from bbnode.cli.main import main
+from bbnode.daemon import config_sources
 from tests.deploy import cli
-from tests.deploy.compose import COMMAND, DEPLOY, ENTRYPOINT
+from tests.deploy.compose import (
+    COMMAND,
+    DEPLOY,
+    DOCKER,
+    ENTRYPOINT,
+    IMAGE_ENV,
+    STAGES,
+    build_root,
+)
 from tests.patience import PATIENCE_S
 
-DOCKER = DEPLOY / "docker"
 ROOT = DEPLOY.parent
 
 
-def _load() -> Any:
-    spec = importlib.util.spec_from_file_location("build_root", DOCKER / "build_root.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-build_root = _load()
-STAGES = build_root.parse((DOCKER / "Dockerfile").read_text("utf-8"))
 RUN = STAGES[-1]
 
 
@@ -41,8 +35,11 @@ def test_the_last_stage_is_what_runs() -> None:
     assert RUN.last("USER") == "bbnode"
     assert json.loads(RUN.last("ENTRYPOINT")) == ENTRYPOINT
     assert json.loads(RUN.last("CMD")) == COMMAND
-    assert RUN.last("VOLUME") == RUN.last("WORKDIR") == "/data"
+    assert RUN.last("VOLUME") == "/data"
     assert RUN.last("STOPSIGNAL") == "SIGTERM"
+    # A path that is counted from where it runs finds nothing.
+    assert RUN.last("WORKDIR") == "/var/empty"
+    assert any("install -d -m 0555 /var/empty" in step.rest for step in RUN.steps)
     # Compilers stay behind.
     assert not any("gcc" in step.rest for step in RUN.steps)
 
@@ -59,6 +56,31 @@ def test_the_commands_are_those_of_the_cli() -> None:
     assert len(calls) >= 5
     for line in calls:
         cli.check(shlex.split(line.partition("&")[0])[1:])
+
+
+def test_a_node_of_the_image_is_in_the_volume_and_can_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in IMAGE_ENV.items():
+        if name != "PATH":
+            monkeypatch.setenv(name, value.replace("/data", str(tmp_path / "data")))
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    module = "bbnode.examples.gossip_averaging:GossipAveraging"
+    assert main(["init", "--name", "peer", "--module", module, "--target", "peer"]) == 0
+    file = tmp_path / "data" / "node.toml"
+    (address,) = config_sources.resolve(file, environ={}).config.network.listen
+    # What the port that README.md publishes leads to.
+    (exposed,) = [s.rest for s in RUN.steps if s.word == "EXPOSE"]
+    assert address == f"/ip4/0.0.0.0/tcp/{exposed.removesuffix('/tcp')}"
+    assert IMAGE_ENV["ORT_DISABLE_TELEMETRY"] == "1"
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_every_stage_is_made_from_the_base_that_is_asked_for() -> None:
+    text = (DOCKER / "Dockerfile").read_text("utf-8")
+    assert re.findall(r"^FROM (\S+)", text, re.MULTILINE) == ["${BASE}"] * 3
+    assert {stage.base for stage in STAGES} == {"debian:bookworm-slim"}
 
 
 def test_what_is_copied_is_there_and_not_ignored() -> None:
@@ -95,9 +117,11 @@ def test_the_parser_joins_lines_and_names_stages() -> None:
     assert re.sub(r"\s+", " ", first.steps[0].rest) == "a && b"
     assert second.last("ARG") == 'Z="1"'
     assert second.last("USER") is None
+    (only,) = build_root.parse("ARG BASE=debian:y\nFROM ${BASE} AS x\nRUN a ${BASE}\n")
+    assert (only.base, only.steps[0].rest) == ("debian:y", "a ${BASE}")
 
 
-@pytest.mark.parametrize("text", ["RUN x\n", "FROM\n", "FROM a AS b c\n"])
+@pytest.mark.parametrize("text", ["RUN x\n", "FROM\n", "FROM a AS b c\n", "FROM ${NONE}\n"])
 def test_what_it_does_not_know_is_an_error(text: str) -> None:
     with pytest.raises(build_root.BuildError):
         build_root.parse(text)

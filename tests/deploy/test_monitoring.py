@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -21,12 +24,22 @@ DASHBOARD: dict[str, Any] = json.loads(
     (COMPOSE / "grafana" / "dashboards" / "bbnode.json").read_text("utf-8")
 )
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+RULES: list[dict[str, Any]] = [
+    rule
+    for group in yaml.safe_load((COMPOSE / "alerts.yml").read_text("utf-8"))["groups"]
+    for rule in group["rules"]
+]
+ALERT_TESTS = Path(__file__).parent / "alerts_test.yml"
+PROMTOOL = shutil.which("promtool")
 # A metric in an expression: our own names, and those of the process collectors.
 METRIC = re.compile(r"\b(?:bbnode|process|python)_[a-z0-9_]+")
 
 
 class Made:
     """Rounds that a node could have made."""
+
+    period_s = 5.0
+    age_s = 2.5
 
     def as_json(self) -> dict[str, Any]:
         return {"target": "server", "done": 7}
@@ -62,7 +75,8 @@ async def test_every_metric_of_the_dashboard_exists_with_its_labels(tmp_path: Pa
     for panel in PANELS:
         for target in panel["targets"]:
             names = METRIC.findall(target["expr"])
-            assert names, target["expr"]
+            # Prometheus makes that one, of the rules.
+            assert names or target["expr"].startswith("ALERTS{"), target["expr"]
             for name in names:
                 family = families.get(name.removesuffix("_total"))
                 assert family is not None, f"{panel['title']}: {name}"
@@ -90,6 +104,8 @@ async def test_rounds_are_metrics(tmp_path: Path) -> None:
         return sample.labels, sample.value
 
     assert one("bbnode_rounds") == ({"target": "server"}, 7.0)
+    assert one("bbnode_round_period_seconds") == ({"target": "server"}, 5.0)
+    assert one("bbnode_round_age_seconds") == ({"target": "server"}, 2.5)
     assert one("bbnode_last_round_seconds") == ({"target": "server"}, 1.5)
     assert one("bbnode_last_round_ok") == ({"target": "server"}, 1.0)
     assert one("bbnode_last_round_responded") == ({"target": "server"}, 3.0)
@@ -151,3 +167,50 @@ def test_prometheus_scrapes_every_node_with_the_token() -> None:
         assert "testbed" in compose[job["job_name"]]["networks"]
         assert str(Path(job["authorization"]["credentials_file"]).parent) in targets
     assert "testbed" in compose["prometheus"]["networks"]
+
+
+async def test_every_metric_of_the_alerts_exists_with_its_labels(tmp_path: Path) -> None:
+    families = await page(tmp_path)
+    added = {"job", "instance"}
+    for rule in RULES:
+        names = METRIC.findall(rule["expr"])
+        assert names, rule["alert"]
+        has = set(added)
+        for name in names:
+            family = families.get(name.removesuffix("_total"))
+            assert family is not None, f"{rule['alert']}: {name}"
+            assert (family.type == "counter") == name.endswith("_total"), name
+            # None is there only when something has happened: a rule over it would be blind.
+            assert family.samples, f"{rule['alert']}: {name}"
+            for sample in family.samples:
+                has |= set(sample.labels)
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert set(rule["annotations"]) == {"summary", "action"}
+        assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= has
+        assert set(re.findall(r"without \((\w+)\)", rule["expr"])) <= has
+
+
+def test_prometheus_loads_the_alerts_and_each_has_a_test() -> None:
+    config = yaml.safe_load((COMPOSE / "prometheus.yml").read_text("utf-8"))
+    (loaded,) = config["rule_files"]
+    seen = {target: source for source, target in mounts(load()["services"]["prometheus"])}
+    assert DEPLOY / str(seen[loaded]) == COMPOSE / "alerts.yml"
+    cases = ALERT_TESTS.read_text("utf-8")
+    for rule in RULES:
+        assert f'alertname="{rule["alert"]}"' in cases, rule["alert"]
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian's package prometheus)")
+def test_alerts_fire_when_they_should() -> None:
+    for words in (
+        ("check", "rules", str(COMPOSE / "alerts.yml")),
+        ("test", "rules", str(ALERT_TESTS)),
+    ):
+        done = subprocess.run(
+            [str(PROMTOOL), *words],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr

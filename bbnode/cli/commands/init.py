@@ -24,7 +24,13 @@ COMMENT = (
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(help="Directory of the node.")] = Path(),
+    directory: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Directory of the node; default: that of the file $BBNODE_CONFIG, else this one.",
+            show_default=False,
+        ),
+    ] = None,
     artifact: Annotated[
         Path | None, typer.Option(help="Compiled artifact that the node runs.", metavar="FILE")
     ] = None,
@@ -41,7 +47,19 @@ def command(
     ] = None,
     listen: Annotated[
         list[str] | None,
-        typer.Option(help="Address to listen on (repeatable).", metavar="MULTIADDR"),
+        typer.Option(
+            # Of an image, whose port is published: loopback would reach nobody.
+            envvar="BBNODE_INIT_LISTEN",
+            help="Address to listen on (repeatable).",
+            metavar="MULTIADDR",
+        ),
+    ] = None,
+    announce: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Address to tell peers instead, behind a NAT or in a container (repeatable).",
+            metavar="MULTIADDR",
+        ),
     ] = None,
     bootstrap: Annotated[
         list[str] | None,
@@ -78,7 +96,7 @@ def command(
     if user or system:
         file = _service_file(name, user=user, system=system, directory=directory)
     else:
-        file = directory.expanduser().absolute() / CONFIG_NAME
+        file = _node_file(directory)
     if file.exists() and not force:
         raise config_sources.ConfigError(f"{file} exists already; --force overwrites it")
     flags: dict[str, Any] = {
@@ -89,6 +107,7 @@ def command(
         "artifact.module": module,
         "artifact.targets": target,
         "network.listen": listen or None,
+        "network.announce": announce or None,
         "network.bootstrap": bootstrap or None,
     }
     # The environment is for runs; it must not leak into the file.
@@ -116,11 +135,18 @@ def command(
     output.note(f"wrote {file}; start the node with: {start or f'bbnode run --config {file}'}")
 
 
-def _service_file(name: str | None, *, user: bool, system: bool, directory: Path) -> Path:
+def _node_file(directory: Path | None) -> Path:
+    """The configuration in a directory; without one, where every other command looks for it."""
+    if directory is not None:
+        return directory.expanduser().absolute() / CONFIG_NAME
+    return Path(os.environ.get("BBNODE_CONFIG") or CONFIG_NAME).expanduser().absolute()
+
+
+def _service_file(name: str | None, *, user: bool, system: bool, directory: Path | None) -> Path:
     """Where a service's configuration goes: its name is the file's."""
     from bbnode.daemon import paths
 
-    if name is None or user is system or directory != Path():
+    if name is None or user is system or directory is not None:
         raise typer.BadParameter(
             "give one of the two, with --name and without a directory",
             param_hint="--user, --system",

@@ -26,6 +26,16 @@ from bbnode.transport.driver import Driver
 class RoundsView(Protocol):
     """What is shown of the rounds of one `[[invoke]]` entry."""
 
+    @property
+    def period_s(self) -> float:
+        """Seconds from start to start; 0: one begins when the one before has ended."""
+        ...
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since a round ended or, before the first, since the start; None: none is due."""
+        ...
+
     def as_json(self) -> dict[str, Any]:
         """How far they are."""
         ...
