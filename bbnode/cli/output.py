@@ -106,7 +106,7 @@ def cell(value: object) -> str:
         case list() | tuple():
             return ", ".join(cell(item) for item in value) or "-"
         case Mapping():
-            return ", ".join(f"{name}={cell(item)}" for name, item in value.items()) or "-"
+            return ", ".join(f"{cell(name)}={cell(item)}" for name, item in value.items()) or "-"
         case _:
             return printable(str(value))
 
@@ -134,4 +134,5 @@ def _is_table(value: object) -> bool:
 
 
 def _words(name: str) -> str:
-    return name.replace("_", " ")
+    # Keys may be names of slots and classes.
+    return printable(name.replace("_", " "))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from bbnode.compiler.errors import MissingBinding
 from bbnode.compiler.function_table import called_from, is_bootstrap
+from bbnode.compiler.seams import is_natural
 from bbnode.compiler.slots import TRAIT_SUFFIX, slot_roles
 from bbnode.compiler.unit import CompilationUnit, SlotBinding
 from bbnode.components.contracts import CONTRACTS, Component
@@ -67,7 +68,7 @@ def slots_of(functions: Iterable[Function]) -> dict[str, Slot]:
             found[name] = Slot(
                 name=name,
                 role=roles.get(name) or trait.removesuffix(TRAIT_SUFFIX),
-                slot_id=int(slot_id) if slot_id.isdigit() else NO_SLOT_ID,
+                slot_id=int(slot_id) if is_natural(slot_id) else NO_SLOT_ID,
                 concrete=meta.get(keys.CONCRETE_TYPE_KEY),
             )
     return found

@@ -107,8 +107,9 @@ class Component(ABC):
     """Base of all components.
 
     `TYPE_NAME` is stable and unique; `Config` is a frozen dataclass whose fields all have
-    defaults unless the component can't do without them; `depends` maps a role (snake case)
-    to the slot that supplies it, e.g. `{"backend": "compute"}`.
+    defaults unless the component can't do without them; those that name files and the like are
+    a `path_setting` or `local_setting` of `bbnode.components.settings`. `depends` maps a role
+    (snake case) to the slot that supplies it, e.g. `{"backend": "compute"}`.
     """
 
     TYPE_NAME: ClassVar[str]

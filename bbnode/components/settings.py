@@ -97,9 +97,8 @@ def stored_settings(raw: bytes) -> dict[str, Any]:
     try:
         found = msgpack.unpackb(raw, max_ext_len=0)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-        raise UnreadableSettings(f"the config stored in the artifact can't be read: {error}") from (
-            error
-        )
+        why = f"the config stored in the artifact can't be read: {error}"
+        raise UnreadableSettings(why) from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise UnreadableSettings("the config stored in the artifact is no table of settings")
     return found

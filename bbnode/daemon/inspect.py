@@ -153,10 +153,17 @@ def _gates(main: FunctionProto) -> dict[str, list[str]]:
 
 
 def _deadline(send: NodeProto | None) -> int:
-    if send is None:
-        return 0
-    return int(
-        protos.get_attr(send, keys.ATTR_DEADLINE_NS)
-        or protos.get_meta(send, keys.DEADLINE_NS_KEY)
-        or 0
-    )
+    return 0 if send is None else deadline_of(send)
+
+
+def deadline_of(node: NodeProto) -> int:
+    """The deadline that an op has, in ns, or 0. Raises InvalidArtifact for what is no number."""
+    found = protos.get_attr(node, keys.ATTR_DEADLINE_NS)
+    if type(found) is int:
+        return found
+    text = protos.get_meta(node, keys.DEADLINE_NS_KEY) or "0"
+    if found is not None or not is_natural(text):
+        raise InvalidArtifact(
+            f"op {node.name!r:.80} has a deadline that is no number; compile the program again"
+        )
+    return int(text)

@@ -133,7 +133,7 @@ def _restored(
         if subgraph is not None:
             nodes.extend(_expanded(node, subgraph, kinds))
         elif _is_inserted(node):
-            if node.input:
+            if node.input and node.output:
                 alias[node.output[0]] = node.input[0]
             gone.update(node.output)
         else:
@@ -295,7 +295,7 @@ def _restore_send(
         sentinel = send.output[0] if send.output else ""
         kinds.pop(sentinel, None)
         joined = receivers.get((keys.OP_RECV, pair)) if pair is not None else None
-        if joined is not None:
+        if joined is not None and joined.output:
             _restore_joined(send, joined, kinds)
             return 0
         recv = receivers.get((keys.OP_RECV, sentinel.removeprefix(keys.SEND_SENTINEL_PREFIX)))
@@ -307,7 +307,7 @@ def _restore_send(
             recv = None
         outputs, used = [*send.output[:1], *(answer.output if answer else ())], 2
         outputs += list(recv.output) if recv else []
-    if recv is None:
+    if recv is None or not recv.output or not send.input:
         raise fault(
             BrokenArtifact,
             f"no target in hand receives what {send.name!r} sends; replay the whole program: "

@@ -171,7 +171,13 @@ def _too_large(what: str, module: str) -> ModelTooLarge:
 
 def _load_external(model: ModelProto, folder: Path | None, module: str) -> None:
     """Weights in other files are read from beneath the model's folder, and from nowhere else."""
-    outside = [t for t in tensors(model) if t.data_location == TensorProto.EXTERNAL]
+    outside = []
+    for tensor in tensors(model):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            outside.append(tensor)
+        else:
+            # Left by a tool that read the values in; an artifact names no file.
+            tensor.ClearField("external_data")
     if not outside:
         return
     if folder is None:

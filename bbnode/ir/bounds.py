@@ -130,6 +130,7 @@ def _check_nodes(
             _names(where, (tensor.name,))
             check_tensor(where, tensor)
         for sparse in graph.sparse_initializer:
+            _names(where, (sparse.values.name,))
             _check_sparse(where, sparse)
         for node in graph.node:
             _check_node(where, node, depth + 1, todo)

@@ -13,6 +13,7 @@ import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
 from bbnode.ir import keys, types
+from bbnode.ir.errors import AuthorError
 from bbnode.ir.types import TypeNode
 
 HasMetadata = NodeProto | FunctionProto | ModelProto | GraphProto | onnx.ValueInfoProto
@@ -58,10 +59,18 @@ def del_meta(proto: HasMetadata, key: str) -> None:
 
 
 def get_attr(node: NodeProto, name: str, default: Any = None) -> Any:
-    """The Python value of an attribute (strings decoded as bytes stay bytes), or `default`."""
+    """The Python value of an attribute (strings decoded as bytes stay bytes), or `default`.
+
+    Raises AuthorError for one without a value: of no type, or that stands for another.
+    """
     for attribute in node.attribute:
         if attribute.name == name:
-            return onnx.helper.get_attribute_value(attribute)
+            try:
+                return onnx.helper.get_attribute_value(attribute)
+            except ValueError as error:
+                raise AuthorError(
+                    f"op {node.name!r:.80}: attribute {name!r} has no value; compile it again"
+                ) from error
     return default
 
 

@@ -6,9 +6,13 @@ a concrete one carries the construction config of its component in the artifact.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from bbnode.ir.errors import DeploymentError
+
+# 64 bits at most; -1 where there is none.
+_SLOT_ID = re.compile("-1|[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +38,7 @@ class Binding:
     def decode(cls, target: str, slot: str, value: str) -> Binding:
         """Parse `<role>|<TYPE_NAME>|<slot_id>`; DeploymentError when it is malformed."""
         fields = value.split("|")
-        if len(fields) != 3 or not fields[2].lstrip("-").isdigit():
+        if len(fields) != 3 or not _SLOT_ID.fullmatch(fields[2]):
             raise DeploymentError(
                 f"binding of slot {slot!r} in target {target!r} is malformed: {value!r}; "
                 "compile the program again"

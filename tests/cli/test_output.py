@@ -30,6 +30,7 @@ def test_tables_have_neither_controls_nor_markup(capsys: pytest.CaptureFixture[s
     out = output.console()
     output.table("", ("name",), [[f"[bold red]{ATTACK}\nforged"]], out=out)
     output.describe({"name": ATTACK, "rows": [{"x": ATTACK}], "one": {"y": ATTACK}}, out=out)
+    output.describe({ATTACK: {ATTACK: [{ATTACK: 1}], "x": {ATTACK: 2}}}, out=out)
     shown = capsys.readouterr().out
     assert shown.replace("\n", "").isprintable()
     assert "[bold red]a�[2Jb" in shown

@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bbnode.dsl import BackendSlot, Graph, Module, OnnxModule, types
 from bbnode.ir import keys, protos
+from bbnode.ir.bounds import check_bounds
 from tests.dsl.onnx_models import (
     FLOAT,
     Weights,
@@ -232,6 +233,13 @@ def test_weights_in_other_files_are_read_from_beside_the_model(tmp_path) -> None
     assert module.weight_bytes == OnnxModule(mlp()).weight_bytes
     x = x_of(2, 8)
     assert_same(run(module, input_1=x), ort(mlp(), input_1=x))
+
+
+def test_what_is_recorded_of_a_model_names_no_file(tmp_path) -> None:
+    model = mlp()
+    # As tools leave it that read the weights in.
+    model.graph.initializer[0].external_data.add(key="location", value="weights.bin")
+    check_bounds(OnnxModule(model).build())
 
 
 def test_an_op_that_draws_draws_in_every_call() -> None:

@@ -14,6 +14,7 @@ from bbnode.compiler.errors import (
     MalformedSlotMetadata,
     Where,
 )
+from bbnode.compiler.seams import is_natural
 from bbnode.compiler.slots import TRAIT_SUFFIX, by_slot, component_of, slot_roles
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, SlotBinding
 from bbnode.components.registry import roles_of
@@ -84,7 +85,7 @@ def _ambiguous(slot: str, role: str, concrete: Node, generic: Node) -> Ambiguous
     return AmbiguousRole(
         role=role,
         concrete_type=concrete.metadata.get(keys.CONCRETE_TYPE_KEY) or "",
-        generic_slot_id=int(slot_id) if slot_id.isdigit() else -1,
+        generic_slot_id=int(slot_id) if is_natural(slot_id) else -1,
         slot=slot,
         where=Where.of(generic),
     )

@@ -14,7 +14,7 @@ import onnx
 from onnx import FunctionProto, NodeProto
 
 from bbnode.compiler import flow
-from bbnode.daemon.inspect import WirePair, bindings_of, mains_of, wire_pairs
+from bbnode.daemon.inspect import WirePair, bindings_of, deadline_of, mains_of, wire_pairs
 from bbnode.daemon.picture import details, text
 from bbnode.ir import keys, protos
 from bbnode.ir.errors import DeploymentError
@@ -211,8 +211,7 @@ class _Reader:
         self._box_of_node[index] = host
         box = self.boxes[host]
         if node.op_type == keys.OP_DEADLINE_CHECK:
-            deadline = protos.get_attr(node, keys.ATTR_DEADLINE_NS, 0)
-            box.deadline = text.duration(int(deadline))
+            box.deadline = text.duration(deadline_of(node))
             return
         gate = Pill(key=f"{self._prefix}n{index}", label=node.op_type)
         (box.before if node.op_type in _TX_GATES else box.behind).append(gate)

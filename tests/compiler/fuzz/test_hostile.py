@@ -162,7 +162,8 @@ def test_a_hostile_model_is_refused_as_an_artifact(case: str) -> None:
         return  # no file can hold it
     parsed: list[ModelProto] = []
     error = timed(len(data), lambda: parsed.append(parse_artifact(data, "x").model))
-    assert isinstance(error, InvalidArtifact) == (case in REFUSED), error
+    # Of a recording the compiler says itself that functions share a name.
+    assert isinstance(error, InvalidArtifact) == (case in REFUSED or case == "functions"), error
     if parsed:
         timed(len(data), lambda: plan_program(parsed[0], [parsed[0].functions[0].name]))
 

@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.message import DecodeError, EncodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from onnx import ModelProto
+from onnx import AttributeProto, ModelProto
 
 from bbnode.compiler.errors import Internal, PassInvariantBroken
 from bbnode.daemon import config_sources
@@ -22,10 +22,11 @@ from bbnode.daemon.inspect import describe
 from bbnode.daemon.join.plan import choose_target, make_plan, with_absolute_paths
 from bbnode.daemon.picture import to_html, to_svg
 from bbnode.dsl import CompiledModule
+from bbnode.ir import keys, protos
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.seal import seal
 from tests.compiler.fuzz.tape import Tape
-from tests.compiler.fuzz.test_corruptions import PROGRAMS, compiled, damage
+from tests.compiler.fuzz.test_corruptions import PROGRAMS, compiled, damage, install_it
 
 ODD_TEXTS = ("", ",", "|", "a|b", "a|b|c", "-1", "9" * 30, "é", "true", "x" * 300, "\x1b[2J", "#")
 ODD_NUMBERS = (0, 1, -1, 7, (1 << 31) - 1, (1 << 62))
@@ -119,11 +120,26 @@ def spoilt(number: int, tape: Tape) -> bytes:
         return b""
 
 
-@settings(max_examples=250)
+@settings(max_examples=60)
 @given(number=st.integers(0, PROGRAMS - 1), numbers=TAPES)
 def test_every_reader_answers_or_refuses(number: int, numbers: list[int]) -> None:
+    read_it(number, numbers)
+
+
+@pytest.mark.slow
+@settings(max_examples=5000)
+@given(number=st.integers(0, PROGRAMS - 1), numbers=TAPES)
+def test_every_reader_long(number: int, numbers: list[int]) -> None:
+    read_it(number, numbers)
+
+
+def read_it(number: int, numbers: list[int]) -> None:
+    _read_all(spoilt(number, Tape(numbers)))
+
+
+def _read_all(data: bytes) -> None:
     try:
-        found = parse_artifact(spoilt(number, Tape(numbers)), "it")
+        found = parse_artifact(data, "it")
     except BbnodeError:
         return
     for name, read in READERS.items():
@@ -146,3 +162,60 @@ def test_bytes_that_are_cut_or_changed_are_refused(number: int, at: float, cut: 
             assert parse_artifact(changed, "it").model == compiled(number)
         except BbnodeError:
             continue
+
+
+# What damage found before: a program, and a change of it.
+def _no_outputs(model: ModelProto) -> None:
+    for function in model.functions:
+        for node in function.node:
+            if node.op_type in (*keys.GATE_OPS, keys.OP_DEADLINE_CHECK, *keys.RECV_OPS):
+                del node.output[:]
+
+
+def _odd_deadline(model: ModelProto) -> None:
+    for function in model.functions:
+        for node in function.node:
+            if protos.is_wire(node):
+                protos.set_meta(node, keys.DEADLINE_NS_KEY, "soon")
+                kept = [a for a in node.attribute if a.name != keys.ATTR_DEADLINE_NS]
+                del node.attribute[:]
+                node.attribute.extend(kept)
+
+
+def _untyped(model: ModelProto) -> None:
+    for function in model.functions:
+        for node in function.node:
+            for attribute in node.attribute:
+                attribute.type = AttributeProto.UNDEFINED
+
+
+def _odd_slot_id(model: ModelProto) -> None:
+    for entry in model.metadata_props:
+        if entry.key.startswith(keys.BINDING_PREFIX):
+            entry.value = entry.value.rpartition("|")[0] + "|--\N{SUPERSCRIPT TWO}"
+
+
+def _far_opset(model: ModelProto) -> None:
+    for holder in (model, *model.functions):
+        for entry in holder.opset_import:
+            entry.version = 1 << 40
+
+
+def _twice(model: ModelProto) -> None:
+    for function in list(model.functions):
+        model.functions.add().CopyFrom(function)
+        model.functions[-1].node[0].name = "another"
+
+
+FOUND = (_no_outputs, _odd_deadline, _untyped, _odd_slot_id, _far_opset, _twice)
+
+
+@pytest.mark.parametrize("change", FOUND)
+def test_damage_that_was_none_of_ours(change: Callable[[ModelProto], None]) -> None:
+    for number in range(4):
+        model = ModelProto()
+        model.CopyFrom(compiled(number))
+        change(model)
+        install_it(model)
+        seal(model)
+        _read_all(serialize(model))
