@@ -19,12 +19,16 @@ import msgpack
 from pydantic import TypeAdapter, ValidationError
 
 from bbnode.components.contracts import CONTRACTS, Component
-from bbnode.ir.errors import AuthorError, DeploymentError
+from bbnode.ir.decoding import MAX_MESSAGE_DEPTH, shown, unpack
+from bbnode.ir.errors import AuthorError, DecodeError, DeploymentError
 from bbnode.ir.slots import ConcreteSpec
 
 ENTRY_POINT_GROUP = "bbnode.components"
 
 _REGISTERED: dict[str, type[Component]] = {}
+
+# Settings of one component, with all that nests in them: lists of layers, of peers, of paths.
+MAX_SETTINGS_VALUES = 65_536
 
 C = TypeVar("C", bound=type[Component])
 
@@ -112,6 +116,19 @@ def encode_config(config: Any) -> bytes:
     return bytes(msgpack.packb(fields))
 
 
+def unpack_settings(stored: bytes) -> dict[str, Any]:
+    """The settings that an artifact stores for a component; raises DecodeError."""
+    found = unpack(
+        stored,
+        max_bytes=len(stored),  # bounded with the artifact; a model may be among them
+        max_values=MAX_SETTINGS_VALUES,
+        max_depth=MAX_MESSAGE_DEPTH,
+    )
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise DecodeError(f"settings are a map by name, and not {shown(found)}")
+    return found
+
+
 def build_config(
     cls: type[Component], slot: str, stored: bytes, overrides: Mapping[str, Any]
 ) -> Any:
@@ -122,8 +139,8 @@ def build_config(
     merged: dict[str, Any] = {}
     if stored:
         try:
-            merged.update(msgpack.unpackb(stored, max_ext_len=0))
-        except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+            merged.update(unpack_settings(stored))
+        except DecodeError as error:
             raise ConfigTypeMismatch(
                 f"slot {slot!r}: the config stored in the artifact can't be read: {error}"
             ) from error

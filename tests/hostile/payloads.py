@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import cache
 
 import msgpack
 import numpy as np
@@ -56,9 +57,10 @@ def _deep(depth: int) -> bytes:
     return data
 
 
-def killers() -> list[Payload]:
+@cache
+def killers() -> tuple[Payload, ...]:
     """Small ones: what ended a poll, or could."""
-    return [
+    return (
         Payload("U64 of nested lists", types.U64, nested_lists(1000)),
         Payload("batch with a bad list of peers", types.RESPONSE_BATCH, batch(b"\x90\x90")),
         Payload("batch of nested lists", types.RESPONSE_BATCH, batch(nested_lists(1000))),
@@ -75,18 +77,19 @@ def killers() -> list[Payload]:
         Payload("list that announces 2^32 items", types.PEER_ID_VEC, b"\xdd\xff\xff\xff\xff"),
         Payload("tensor of 2^80 elements", types.TENSOR_FLOAT, _tensor(1, 2**40, 2**40)),
         Payload("tensor without elements", types.TENSOR_FLOAT, _tensor(1, 2**63, 0)),
-    ]
+    )
 
 
 def _tensor(elem: int, *dims: int) -> bytes:
     return struct.pack(f"<BB6x{len(dims)}Q", elem, len(dims), *dims)
 
 
-def large() -> list[Payload]:
+@cache
+def large() -> tuple[Payload, ...]:
     """Large ones: what held a poll, or could."""
     many = codec.MAX_CHILDREN
     peers = values.PeerIdVec(PeerId.from_seed(n) for n in range(2000)) * 10
-    return [
+    return (
         Payload("10 MB of addresses", types.ADDRESS_VEC, msgpack.packb([_ADDRESS] * 220_000)),
         Payload("1 MiB of addresses", types.ADDRESS_VEC, msgpack.packb([_ADDRESS] * 22_000)),
         Payload("addresses", types.ADDRESS_VEC, msgpack.packb([_ADDRESS] * 1000), refused=False),
@@ -118,7 +121,7 @@ def large() -> list[Payload]:
         Payload(
             "bools",
             types.TENSOR_BOOL,
-            codec.encode_value(np.zeros(32 << 20, np.bool_)),
+            codec.encode_value(np.zeros(16 << 20, np.bool_)),
             False,
         ),
-    ]
+    )

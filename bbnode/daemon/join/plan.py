@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
-
 from bbnode.components.registry import (
     ConfigTypeMismatch,
     UnknownComponentType,
     build_config,
     component_class,
+    unpack_settings,
 )
 from bbnode.daemon.artifact import Artifact
 from bbnode.daemon.config import NodeConfig
@@ -25,6 +24,7 @@ from bbnode.daemon.join.errors import ComponentsMissing, SlotsNotConfigured, Tar
 from bbnode.engine.errors import UnknownSlot, UnsupportedOps, did_you_mean
 from bbnode.engine.planning.bindings import SlotPlan
 from bbnode.engine.planning.program import plan_program
+from bbnode.ir.errors import DecodeError
 
 # Of the caps those that say what a peer can make this machine keep.
 _SHOWN_LIMITS = ("envelope_bytes", "ingress_bytes", "ingress_events", "frames", "pending_async")
@@ -164,10 +164,9 @@ def _slot(plan: SlotPlan, given: Mapping[str, Any]) -> PlannedSlot:
 def _stored(raw: bytes) -> dict[str, Any]:
     """The settings in an artifact; those that can't be read are a fault of `build_config`."""
     try:
-        found = msgpack.unpackb(raw, max_ext_len=0) if raw else {}
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException):
+        return unpack_settings(raw) if raw else {}
+    except DecodeError:
         return {}
-    return {str(name): value for name, value in found.items()} if isinstance(found, dict) else {}
 
 
 def _short(value: Any) -> str:
