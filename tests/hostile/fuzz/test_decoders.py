@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -44,3 +48,17 @@ def test_inputs_of_past_faults(name: str) -> None:
 
 def test_the_corpus_is_of_decoders_that_are_there() -> None:
     assert {folder.name for folder in CORPUS.iterdir()} <= DECODERS.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("atheris") is None,
+    reason="atheris is not installed: pip install 'bbnode[fuzz]'",
+)
+def test_guided_by_coverage() -> None:
+    """A bounded number of inputs in a process of its own; a longer run is for an operator's day."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hostile.fuzz.fuzz_atheris"],
+        cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
