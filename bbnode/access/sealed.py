@@ -209,7 +209,7 @@ def classes_to_sign(classes: Iterable[str] | None) -> tuple[str, ...] | None:
     names = tuple(sorted(set(classes)))
     bad = [name for name in names if not is_class(name)]
     if bad:
-        raise GrantError(f"{bad[0]!r} is not the name of a class of peers, like 'client'")
+        raise GrantError(f"'{clip(bad[0])}' is not the name of a class of peers, like 'client'")
     if not 0 < len(names) <= MAX_CLASSES:
         raise GrantError(f"{len(names)} classes: name 1 to {MAX_CLASSES}, or none for all of them")
     return names

@@ -27,6 +27,7 @@ ENTRY_POINT_GROUP = "bbnode.components"
 
 _REGISTERED: dict[str, type[Component]] = {}
 
+
 C = TypeVar("C", bound=type[Component])
 
 

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, Final, get_args, get_type_hints
 
-import msgpack
-
-from bbnode.ir.errors import DeploymentError
+from bbnode.ir.decoding import MAX_MESSAGE_DEPTH, unpack
+from bbnode.ir.errors import DecodeError, DeploymentError
 
 # Key in a field's metadata, and its values.
 _NAMES: Final = "bbnode.names"
@@ -26,6 +25,9 @@ _OTHER: Final = "other"
 _SHOWN_CHARS: Final = 80
 # Settings of an artifact that are looked through for what looks like a path; more are shown as one.
 _MAX_LOOKED_AT: Final = 10_000
+
+# Settings of one component, with all that nests in them: lists of layers, of peers, of paths.
+MAX_SETTINGS_VALUES = 65_536
 
 # A separator, a drive, a home directory, the directory above, a scheme, a suffix at the end.
 _LIKE_A_PATH: Final = re.compile(
@@ -95,8 +97,13 @@ def stored_settings(raw: bytes) -> dict[str, Any]:
     if not raw:
         return {}
     try:
-        found = msgpack.unpackb(raw, max_ext_len=0)
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+        found = unpack(
+            raw,
+            max_bytes=len(raw),  # bounded with the artifact; a model may be among them
+            max_values=MAX_SETTINGS_VALUES,
+            max_depth=MAX_MESSAGE_DEPTH,
+        )
+    except DecodeError as error:
         why = f"the config stored in the artifact can't be read: {error}"
         raise UnreadableSettings(why) from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):

@@ -18,7 +18,7 @@ from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS, Parked, Why
 from bbnode.ir import types
 from bbnode.ir.decode_cost import cost_of
 from bbnode.ir.envelope import SlotFill
-from bbnode.ir.types import TypeNode
+from bbnode.ir.types import TypeKind, TypeNode
 from bbnode.ir.values import TRIGGER, Value
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ CLAIMED_US_PER_BYTE: Final = 5
 
 # A refusal, as (kind, detail). Plain tuples are no values.
 Refusal: TypeAlias = tuple[str, str]
+
+_TENSOR = TypeKind.TENSOR
 
 # Where the frame of a payload has what.
 _PAYLOAD, _TYPE_HASH, _INDEX, _SIZE = range(4)
@@ -81,6 +83,8 @@ class Decoder:
         """
         if self._rt.turns.is_taken((self.plan, event.peer, site)):
             return False
+        if node.kind is _TENSOR and node is not types.TENSOR_BOOL:
+            return True  # a view
         return self._affords(node, payload)
 
     def _affords(self, node: TypeNode, payload: Any) -> bool:

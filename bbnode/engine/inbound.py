@@ -109,11 +109,10 @@ class Inbound:
         if event.peer == self._rt.self_peer:
             return
         book = self._rt.neighbours.book
-        if envelope.src_peer_addresses:
-            if not book.has_claimed(event.peer, envelope.src_peer_addresses):
-                size = sum(map(len, envelope.src_peer_addresses))
-                self._rt.decoder.left_us -= CLAIMED_US_PER_BYTE * size
-            refused = book.merge_claimed(event.peer, envelope.src_peer_addresses)
+        claimed = envelope.src_peer_addresses
+        if claimed and not book.has_claimed(event.peer, claimed):
+            self._rt.decoder.left_us -= CLAIMED_US_PER_BYTE * sum(map(len, claimed))
+            refused = book.merge_claimed(event.peer, claimed)
             if refused:
                 self._rt.counts["addresses.refused"] += refused
         if event.observed is not None and not book.observe(event.peer, event.observed):

@@ -45,7 +45,7 @@ class _UintCodec(multiaddr_codecs.CodecBase):  # type: ignore[misc]  # untyped p
 
     def to_bytes(self, _proto: Any, string: str) -> bytes:
         if not string.isascii() or not string.isdigit():
-            raise ValueError(f"{string!r} is not a decimal integer")
+            raise ValueError(f"'{clip(string)}' is not a decimal integer")
         number = int(string)
         if number >> self.SIZE:
             raise ValueError(f"{number} does not fit {self.SIZE} bits")
@@ -65,13 +65,13 @@ class _OpNameCodec(multiaddr_codecs.CodecBase):  # type: ignore[misc]  # untyped
 
     def to_bytes(self, _proto: Any, string: str) -> bytes:
         if not _OP_NAME.match(string):
-            raise ValueError(f"{string!r} is not an op name")
+            raise ValueError(f"'{clip(string)}' is not an op name")
         return string.encode()
 
     def to_string(self, _proto: Any, buf: bytes) -> str:
         text = bytes(buf).decode()
         if not _OP_NAME.match(text):
-            raise ValueError(f"{text!r} is not an op name")
+            raise ValueError(f"'{clip(text)}' is not an op name")
         return text
 
 

@@ -9,6 +9,7 @@ answer pings and to read streams while a model trains.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,8 @@ from bbnode.transport.errors import (
     NotConnectedError,
     QueueFullError,
 )
+
+logger = logging.getLogger(__name__)
 
 # Two: a model that trains and one more op that waits for a disk. ONNX Runtime frees the GIL
 # in its own threads, so more workers than cores would only take turns.
@@ -60,8 +63,9 @@ class Driver:
         worker_threads: int = DEFAULT_WORKER_THREADS,
     ) -> None:
         """`observe` sees every step, after it was carried out, and `heard` every event of the
-        transport, before the node polls on it; neither may block. `reach` is asked to have a peer
-        dialled that something is to be sent to; True when it is, and takes messages.
+        transport, before the node polls on it; neither may block. What they raise is counted and
+        logged, and stops nothing: what they are shown was made by peers. `reach` is asked to have
+        a peer dialled that something is to be sent to; True when it is, and takes messages.
         """
         self._node = node
         self._backend = backend
@@ -140,7 +144,7 @@ class Driver:
     def _take(self, event: seam.TransportEvent) -> None:
         node = self._node
         if self._heard is not None:
-            self._heard(event)
+            self._tell(self._heard, event)
         match event:
             case seam.EnvelopeReceived(peer=peer, data=data, observed_address=address):
                 node.deliver_inbound(peer, data, address)
@@ -163,7 +167,15 @@ class Driver:
             case steps.RunTask():
                 nursery.start_soon(self._run_task, step)
         if self._observe is not None:
-            self._observe(step)
+            self._tell(self._observe, step)
+
+    def _tell(self, listener: Callable[[Any], None], what: Any) -> None:
+        try:
+            listener(what)
+        except Exception:
+            # The boundary to those who watch the node.
+            self._counts["driver.listener_failed"] += 1
+            logger.exception("a listener failed", extra={"about": type(what).__name__})
 
     def _send(self, step: steps.SendEnvelope) -> None:
         try:
@@ -179,6 +191,10 @@ class Driver:
             self._counts[f"driver.{type(error).__name__}"] += 1
             ours = isinstance(error, _OUR_OWN_REASONS)
             self._node.send_failed(step.peer, str(error), tag=step.tag, blames_peer=not ours)
+        except Exception as error:  # noqa: BLE001 - whatever the way to one peer does
+            self._counts["driver.send_broken"] += 1
+            reason = f"the transport failed: {type(error).__name__}"
+            self._node.send_failed(step.peer, reason, tag=step.tag, blames_peer=False)
 
     async def _run_task(self, step: steps.RunTask) -> None:
         self._counts["driver.tasks"] += 1

@@ -12,7 +12,7 @@ import importlib
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from multiaddr import Multiaddr
 from bbnode.ir.address import peer_of_address, site_suffix
 from bbnode.ir.envelope import SlotFill, WireCorrelation, WireEnvelope
 from bbnode.ir.envelope import encode_envelope as encode
-from bbnode.transport.backend import Hello, PeerConnected
+from bbnode.transport.backend import Hello, PeerConnected, TransportEvent
 from bbnode.transport.framing import FrameType, Lane, encode_header
 from bbnode.transport.hello import encode_hello
 from bbnode.transport.identity import Identity
@@ -33,6 +33,8 @@ from bbnode.transport.libp2p.carrier import LANE_PROTOCOLS
 from bbnode.transport.libp2p.tcp import BoundedTcp
 from bbnode.transport.libp2p.workarounds import build_host, running
 from tests.chaos.cluster import ROOT
+
+Heard = Callable[[TransportEvent], None]
 
 # Of the connection to a node that is attacked: `/p2p/…`.
 _P2P = 0x01A5
@@ -118,11 +120,11 @@ async def stranger(address: Multiaddr, seed: int = 1) -> AsyncIterator[Stranger]
 
 @asynccontextmanager
 async def liar(
-    address: Multiaddr, seed: int = 1, **settings: Any
+    address: Multiaddr, seed: int = 1, *, heard: Heard | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Libp2pBackend, Identity]]:
     """A peer that keeps our protocol to the letter, connected; what it sends is up to the test.
 
-    `settings` are of `Libp2pBackend`; what comes from the node is thrown away.
+    `settings` are of `Libp2pBackend`; what comes from the node is given to `heard`, or thrown away.
     """
     identity = identity_of(seed)
     backend = Libp2pBackend(identity, listen=[], **{"hello": Hello(), **settings})
@@ -131,14 +133,16 @@ async def liar(
         backend.keep_connected(peer_of_address(address), [address])
         while not isinstance(await backend.events.receive(), PeerConnected):
             pass
-        nursery.start_soon(_drain, backend)
+        nursery.start_soon(_drain, backend, heard)
         yield backend, identity
         nursery.cancel_scope.cancel()
 
 
-async def _drain(backend: Libp2pBackend) -> None:
+async def _drain(backend: Libp2pBackend, heard: Heard | None) -> None:
     while True:
-        await backend.events.receive()
+        event = await backend.events.receive()
+        if heard is not None:
+            heard(event)
 
 
 @contextmanager

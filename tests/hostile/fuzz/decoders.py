@@ -1,0 +1,283 @@
+"""Every decoder of what a peer sent: how to call it, what it takes, and what it may raise.
+
+Rule: who adds a decoder adds it here; `tests/test_untrusted.py` looks for those that are missing.
+Inputs that once did harm are files in `corpus/<decoder>/`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import trio
+
+from bbnode.access import exchange, redeem, revocation, sealed, statement, ticket
+from bbnode.access.errors import AccessRefused, Refusal
+from bbnode.access.signing import SigningKey
+from bbnode.components import global_registry_messages as registry
+from bbnode.daemon import dial_back
+from bbnode.ir import codec, types, values
+from bbnode.ir.address import (
+    address_from_bytes,
+    parse_address,
+    parse_component_suffix,
+    parse_site_suffix,
+    site_suffix,
+)
+from bbnode.ir.envelope import SlotFill, WireCorrelation, WireEnvelope, encode_envelope
+from bbnode.ir.envelope_reader import decode_any, decode_envelope
+from bbnode.ir.errors import DecodeError
+from bbnode.ir.peer import PeerId
+from bbnode.ir.types import TypeNode
+from bbnode.transport import mdns
+from bbnode.transport.backend import Hello
+from bbnode.transport.errors import FrameError, HelloError, StreamBrokenError
+from bbnode.transport.framing import FrameDecoder, FrameType, Lane, encode_header
+from bbnode.transport.hello import decode_hello, encode_hello
+from bbnode.transport.libp2p import relay_messages as relay
+
+CORPUS = Path(__file__).with_name("corpus")
+
+_KEY = SigningKey.from_seed(b"\x01" * 32)
+_PEER = PeerId.from_seed(1)
+_ADDRESS = parse_address(f"/ip4/10.0.0.1/tcp/4001/p2p/{_PEER}")
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A decoder, encodings that it takes, and all that it may raise."""
+
+    call: Callable[[bytes], object]
+    seeds: tuple[bytes, ...]
+    raises: tuple[type[Exception], ...] = (DecodeError,)
+
+
+def _text(call: Callable[[str], object]) -> Callable[[bytes], object]:
+    return lambda data: call(data.decode("utf-8", "replace"))
+
+
+def _value(node: TypeNode) -> Callable[[bytes], object]:
+    return lambda data: codec.decode_value(node, data)
+
+
+class _Stream:
+    """A stream on which these bytes come."""
+
+    def __init__(self, data: bytes) -> None:
+        self.peer = _PEER
+        self._data = data
+
+    async def read(self, most: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        part, self._data = self._data[:most], self._data[most:]
+        return part
+
+
+def _read(function: Callable[[Any], Any]) -> Callable[[bytes], object]:
+    return lambda data: trio.run(function, _Stream(data))
+
+
+def _frames(data: bytes) -> object:
+    lane = Lane.BULK if data[:1] == b"\x07" else Lane.CONTROL
+    return list(FrameDecoder(lane).feed(data))
+
+
+def _component(data: bytes) -> object:
+    return parse_component_suffix(data), parse_site_suffix(data)
+
+
+_VALUES: tuple[values.Value, ...] = (
+    values.TRIGGER,
+    _PEER,
+    _ADDRESS,
+    b"bytes",
+    values.U64(7),
+    values.RequestId(1 << 40),
+    values.WireRequestId((1 << 64) - 1),
+    values.CommandId(3),
+    values.Timestamp(4),
+    values.EventKind(5),
+    values.CorrelationToken(6),
+    values.Metadata(num_samples=1, loss=0.5, name="x", raw=b"y", flag=True),
+    values.PeerIdVec((_PEER, PeerId.from_seed(2))),
+    values.AddressVec((_ADDRESS, parse_address("/ip4/10.0.0.1/tcp/1"))),
+    values.SearchResults(((1, 0.5), (2, 1.5))),
+    values.Composite((np.ones(3, np.float32), values.Metadata(n=1), values.Composite((b"a",)))),
+    values.ResponseBatch(
+        responses=((_PEER, np.ones(2, np.float32)),), missing=(PeerId.from_seed(3),)
+    ),
+    np.zeros((2, 3), np.float32),
+    np.array([True, False]),
+    np.arange(4, dtype=np.int64),
+)
+_ENVELOPE = b"".join(
+    encode_envelope(
+        WireEnvelope(
+            fills=(SlotFill(dest_suffix=site_suffix(5), payload=b"abc", type_hash=7),) * 2,
+            correlation=WireCorrelation(wire_req_id=1 << 60),
+            src_peer_bytes=_PEER.to_bytes(),
+            src_peer_addresses=(_ADDRESS.to_bytes(),),
+        )
+    )
+)
+_TICKET = ticket.make_ticket(
+    _KEY,
+    addresses=[parse_address("/ip4/10.0.0.1/tcp/4001")],
+    artifact_sha256=b"\x02" * 32,
+    target="client",
+    expires_s=2_000_000_000,
+    nonce=b"\x03" * 16,
+)
+_MEMBER = statement.grant(
+    _KEY, member=_PEER, not_before_s=0, expires_s=2_000_000_000, serial=1, classes=["client"]
+)
+_REVOKED = revocation.revoke(_KEY, None, serials=[1, 2], peers=[_PEER])
+_LEDGER = redeem.Ledger(
+    tickets={b"\x03" * 16: redeem.Redeemed(expires_s=2_000_000_000, peers=(_PEER,))}
+)
+_ROW = registry.Row(peer=_PEER, as_class="client", addresses=(_ADDRESS,), gone=False)
+_COOKIE = registry.Cookie(life=1, version=2, since=3)
+_ACCESS = (AccessRefused,)
+_RELAY = (relay.RelayMessageError, StreamBrokenError)
+
+DECODERS: dict[str, Decoder] = {
+    **{
+        f"value_{node.name}": Decoder(
+            _value(node),
+            tuple(codec.encode_value(v) for v in _VALUES if values.type_of(v) is node),
+        )
+        for node in types.registered_types()
+        if node.is_leaf and node.name[0] != "_"
+    },
+    "envelope": Decoder(decode_envelope, (_ENVELOPE,)),
+    "envelope_any": Decoder(decode_any, (_ENVELOPE,)),
+    "address": Decoder(address_from_bytes, (_ADDRESS.to_bytes(),)),
+    "address_text": Decoder(_text(parse_address), (str(_ADDRESS).encode(),)),
+    "suffix": Decoder(_component, (site_suffix(5),), ()),
+    "peer": Decoder(PeerId.from_bytes, (_PEER.to_bytes(),)),
+    "peer_text": Decoder(_text(PeerId.parse), (str(_PEER).encode(),)),
+    "hello": Decoder(
+        decode_hello,
+        (
+            encode_hello(Hello(session_id="f" * 16)),
+            encode_hello(
+                Hello(
+                    session_id="0" * 16, classes=("client",), listen_addresses=(_ADDRESS,),
+                    credentials=b"abc",
+                )
+            ),
+        ),
+        (HelloError,),
+    ),
+    "frames": Decoder(
+        _frames, (encode_header(FrameType.START, 0, 1), encode_header(FrameType.HELLO, 3) + b"abc"),
+        (FrameError,),
+    ),
+    "relay_request": Decoder(
+        _read(relay.read_request), (b"\x01\x00", b"\x02\x22" + _PEER.to_bytes()), _RELAY
+    ),
+    "relay_answer": Decoder(_read(relay.read_answer), (bytes(13), b"\x06" + b"\x01" * 12), _RELAY),
+    "ticket": Decoder(_text(ticket.parse_ticket), (_TICKET.text.encode(),), _ACCESS),
+    "ticket_bytes": Decoder(ticket.ticket_from_bytes, (_TICKET.raw,), _ACCESS),
+    "membership": Decoder(
+        lambda data: statement.open_membership(data, _KEY.peer_id, _PEER), (_MEMBER.raw,), _ACCESS
+    ),
+    "membership_peek": Decoder(statement.peek, (_MEMBER.raw,), _ACCESS),
+    "revocations": Decoder(
+        lambda data: revocation.open_revocations(data, _KEY.peer_id), (_REVOKED.raw,), _ACCESS
+    ),
+    "ledger": Decoder(redeem.Ledger.from_bytes, (_LEDGER.to_bytes(),), _ACCESS),
+    "sealed": Decoder(
+        lambda data: sealed.unpack_list(ticket.TICKET, data), (_TICKET.raw,), _ACCESS
+    ),
+    "access_message": Decoder(
+        exchange.decode_message,
+        (
+            exchange.encode_message(exchange.Redeem(ticket=_TICKET.raw)),
+            exchange.encode_message(
+                exchange.Member(membership=_MEMBER.raw, revocations=_REVOKED.raw)
+            ),
+            exchange.encode_message(exchange.Revocations(revocations=_REVOKED.raw)),
+            exchange.encode_message(exchange.Refused(reason=Refusal.EXPIRED, detail="too late")),
+        ),
+        _ACCESS,
+    ),
+    "registry_announcement": Decoder(
+        registry.decode_announcement,
+        (registry.encode_announcement(
+            registry.Announcement(as_class="client", addresses=(_ADDRESS,))
+        ),),
+        (registry.UnusableMessage,),
+    ),
+    "registry_handshake": Decoder(
+        registry.decode_handshake,
+        (registry.encode_handshake(
+            registry.Handshake(ttl_ns=1, heartbeat_ns=2, addresses=(_ADDRESS,))
+        ),),
+        (registry.UnusableMessage,),
+    ),
+    "registry_read": Decoder(
+        registry.decode_read, (registry.encode_read(_COOKIE, 3),), (registry.UnusableMessage,)
+    ),
+    "registry_page": Decoder(
+        registry.decode_page,
+        (registry.encode_page(
+            registry.Page(cookie=_COOKIE, ttl_ns=5, reset=True, more=False, rows=(_ROW, _ROW))
+        ),),
+        (registry.UnusableMessage,),
+    ),
+    "dial_back_request": Decoder(
+        dial_back.decode_request,
+        (msgpack.packb([_ADDRESS.to_bytes()]),),
+        (dial_back.DialBackRefused,),
+    ),
+    "dial_back_answer": Decoder(
+        lambda data: dial_back.decode_answer(_PEER, data),
+        (msgpack.packb(["", str(_ADDRESS), [[_ADDRESS.to_bytes(), "reached", ""]]]),),
+        (dial_back.DialBackRefused,),
+    ),
+    "mdns": Decoder(mdns.decode_txt, (f"\x48dnsaddr={_ADDRESS}".encode(),), ()),
+}  # fmt: skip
+
+
+def corpus(name: str) -> list[bytes]:
+    """The inputs of past faults of a decoder."""
+    folder = CORPUS / name
+    return [file.read_bytes() for file in sorted(folder.iterdir())] if folder.is_dir() else []
+
+
+def mutate(data: bytes, other: bytes, draw: random.Random) -> bytes:
+    """One small change: bytes flipped, cut, inserted or repeated, spliced, or wrapped in lists."""
+    at = draw.randint(0, len(data))
+    kind = draw.randrange(7)
+    if kind == 0 and data:
+        at = draw.randrange(len(data))
+        return data[:at] + bytes((data[at] ^ (1 << draw.randrange(8)),)) + data[at + 1 :]
+    if kind == 1:
+        return data[:at]
+    if kind == 2:
+        return data[:at] + draw.randbytes(draw.randint(1, 4)) + data[at:]
+    if kind == 3:
+        return data[:at] + other[draw.randint(0, len(other)) :]
+    if kind == 4:
+        return data[:at] + b"\x91" * draw.choice((1, 20, 1000)) + data[at:]
+    if kind == 5:
+        return data[:at] + data[at : at + 8] * draw.choice((2, 100)) + data[at + 8 :]
+    # A length or a number at its end.
+    return data[:at] + draw.choice((b"\xff", b"\x00", b"\x7f", b"\x80")) * 4 + data[at + 4 :]
+
+
+def check(decoder: Decoder, data: bytes) -> None:
+    """Decode, and let pass what the decoder may raise; anything else is a fault of it."""
+    try:
+        decoder.call(data)
+    except decoder.raises as error:
+        said = str(error)
+    else:
+        return
+    assert len(said) < 2000, "an error shows too much of what a peer sent"

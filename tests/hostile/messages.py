@@ -1,0 +1,88 @@
+"""A client that answers what it is asked with payloads that are made to hurt, and then rightly."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import onnx
+import trio
+from multiaddr import Multiaddr
+
+from bbnode.daemon.artifact import parse_artifact
+from bbnode.ir import codec, keys, protos, types
+from bbnode.ir.address import parse_site_suffix, peer_of_address
+from bbnode.ir.envelope import CorrelationKind, WireEnvelope
+from bbnode.ir.envelope_reader import decode_envelope
+from bbnode.ir.values import Composite, Metadata
+from bbnode.transport.backend import EnvelopeReceived, Hello, TransportEvent
+from tests.hostile.payloads import Payload, killers, large
+from tests.hostile.stranger import envelope, identity_of, liar
+
+# The artifact of the network, which any stranger to an open one can fetch.
+ARTIFACT_VARIABLE = "BBNODE_TEST_HOSTILE_ARTIFACT"
+ROUNDS = 2
+_SEED = 41
+
+
+def liar_id() -> str:
+    """The PeerId of the client that lies."""
+    return str(identity_of(_SEED).peer_id)
+
+
+async def bad_answers(address: Multiaddr) -> None:
+    """In each of two rounds, all payloads as answers, and the right answer behind them."""
+    data = await trio.Path(os.environ[ARTIFACT_VARIABLE]).read_bytes()
+    site = _answers_at(data)
+    sends, takes = trio.open_memory_channel[WireEnvelope](64)
+
+    def heard(event: TransportEvent) -> None:
+        if isinstance(event, EnvelopeReceived):
+            came = decode_envelope(event.data)
+            if came.correlation.kind is CorrelationKind.REQUEST:
+                sends.send_nowait(came)
+
+    sha256 = parse_artifact(data, "artifact").sha256
+    hello = Hello(artifact_sha256=sha256, classes=("client",))
+    # What is a value of the type that the program answers with would be taken as the answer.
+    bad = [p for p in [*killers(), *large()] if p.refused]
+    bad = [*map(_in_a_composite, bad), *bad]
+    peer = peer_of_address(address)
+    async with liar(address, _SEED, heard=heard, hello=hello) as (backend, identity):
+        for _ in range(ROUNDS):
+            request = await takes.receive()
+            number = request.correlation.wire_req_id
+
+            def answer(payload: bytes, type_hash: int, number: int = number) -> None:
+                made = envelope(
+                    identity, site, payload, type_hash,
+                    kind=CorrelationKind.RESPONSE, wire_req_id=number,
+                )  # fmt: skip
+                backend.send(peer, [made], tag=0)
+
+            for each in bad:
+                answer(each.data, each.node.wire_hash)
+                await trio.lowlevel.checkpoint()
+            weights = codec.decode_value(types.TENSOR_FLOAT, request.fills[0].payload)
+            right = Composite((weights + 1, Metadata(num_samples=1, loss=0.0, steps=1)))
+            answer(codec.encode_value(right), types.COMPOSITE.wire_hash)
+        await takes.receive()  # the next request: the node is alive, and has all of it
+
+
+def _in_a_composite(bad: Payload) -> Payload:
+    """As part of what the program answers with."""
+    head = struct.pack("<IQQ", 1, bad.node.wire_hash, len(bad.data))
+    return Payload(bad.name, types.COMPOSITE, head + bad.data)
+
+
+def _answers_at(data: bytes) -> int:
+    """The site where a client's answers come in."""
+    model = onnx.load_model_from_string(data)
+    for function in model.functions:
+        for node in function.node:
+            if protos.is_wire(node, keys.OP_SEND_RESP):
+                for attribute in node.attribute:
+                    site = parse_site_suffix(attribute.s)
+                    if attribute.name.startswith(keys.DEST_SUFFIX_PREFIX) and site is not None:
+                        return site
+    raise AssertionError("the program answers nothing")
