@@ -127,6 +127,11 @@ class Discovery:
         self._turn(trio.current_time())
         return step.peer in self._kept
 
+    def miss(self, peer: PeerId) -> None:
+        """Have a peer dialled that something waits for, if it is known where."""
+        if peer not in self._up:
+            self._missed(peer, self._node.peer_standing(peer).addresses)
+
     def observe(self, step: steps.Step) -> None:
         """Take up a step of the node. Called for every one: the frequent ones first."""
         match step:

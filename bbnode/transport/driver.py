@@ -72,6 +72,7 @@ class Driver:
         self._threads = trio.CapacityLimiter(worker_threads)
         self._wake = trio.Event()
         self._stopping = False
+        self._stopped = trio.Event()
         self._counts: Counter[str] = Counter()
 
     def counters(self) -> dict[str, int]:
@@ -106,6 +107,24 @@ class Driver:
                     self._carry_out(step, nursery)
                 await self._sleep()
             nursery.cancel_scope.cancel()
+        self._stopped.set()
+
+    async def stopped(self) -> None:
+        """Return when `run` has: the node is not polled any more."""
+        await self._stopped.wait()
+
+    def take_rest(self) -> int:
+        """Give the node what the transport still brings, after `run`; how many envelopes.
+
+        Their senders were told that they came: they belong into the node's last snapshot.
+        """
+        envelopes = 0
+        with contextlib.suppress(trio.WouldBlock, trio.EndOfChannel):
+            while True:
+                event = self._backend.events.receive_nowait()
+                envelopes += isinstance(event, seam.EnvelopeReceived)
+                self._take(event)
+        return envelopes
 
     def _wake_now(self) -> None:
         self._wake.set()
@@ -159,13 +178,14 @@ class Driver:
     def _carry_out(self, step: steps.Step, nursery: trio.Nursery) -> None:
         match step:
             case steps.SendEnvelope():
-                self._send(step)
+                self.send(step)
             case steps.RunTask():
                 nursery.start_soon(self._run_task, step)
         if self._observe is not None:
             self._observe(step)
 
-    def _send(self, step: steps.SendEnvelope) -> None:
+    def send(self, step: steps.SendEnvelope) -> None:
+        """Hand an envelope to the transport; the node hears when that fails."""
         try:
             try:
                 self._backend.send(step.peer, step.parts, tag=step.tag)

@@ -177,10 +177,6 @@ class LinkBackend(ABC):
         if self._nursery is not None and peer not in self._dialers:
             self._start_dialer(session)
 
-    def expect(self, peer: PeerId) -> None:
-        """See Backend."""
-        self._table.expect(self._table.session(peer))
-
     def unsent(self) -> list[Unsent]:
         """See Backend."""
         return self._table.unsent()
