@@ -51,6 +51,7 @@ def test_what_peers_do_not_take_is_kept_and_sent_again(
     assert len(made["responded"]) == len(cluster.clients)
 
 
+@pytest.mark.slow
 def test_a_component_that_stands_still(make_cluster: Callable[..., Cluster]) -> None:
     """Its state cannot be had; the process ends all the same."""
     cluster = make_cluster(clients=1)
