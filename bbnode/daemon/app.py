@@ -6,6 +6,7 @@ control socket, transport, rounds, and stops in the reverse order within `node.s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -35,15 +36,19 @@ from bbnode.daemon.control.plane import ControlPlane
 from bbnode.daemon.control.trace import TRACE_STEPS
 from bbnode.daemon.discovery import Discovery
 from bbnode.daemon.events import step_to_event
+from bbnode.daemon.last_resort import LastResort
 from bbnode.daemon.record_file import RecordFile
 from bbnode.daemon.reload import Changes, compare
+from bbnode.daemon.resend import Resend
 from bbnode.daemon.rounds import Rounds
 from bbnode.daemon.watch import Stalled, Watch, Watched
 from bbnode.engine import All, Node, steps
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import TransportEvent
 from bbnode.transport.driver import Driver
 from bbnode.transport.identity import load_or_create_identity
+from bbnode.transport.unsent import Unsent
 
 logger = logging.getLogger(__name__)
 
@@ -76,12 +81,14 @@ def run_daemon(
     ):
         daemon = Daemon(resolved, companion=companion, record=sink)
         trio.run(daemon.run)
-        if daemon.tasks_running:
-            # A component still computes in a worker thread and can't be interrupted. All
-            # state is on disk: leave without waiting for it.
-            logging.shutdown()
-            sys.stdout.flush()
-            os._exit(0)
+        leaves_at_once = daemon.tasks_running or companion is None
+    if leaves_at_once:
+        # A component may still compute in a worker thread, which can't be interrupted, and Python
+        # takes a heap of models apart piece by piece. All state is on disk: wait for neither.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
+    daemon.last_resort.disarm()
     return 0
 
 
@@ -129,6 +136,10 @@ class Daemon:
             heard=self._heard,
             reach=self._discovery.reach,
         )
+        self._resend = Resend(
+            saved.unsent if saved else (), send=self._driver.send, failed=self._not_sent
+        )
+        self.last_resort = LastResort()
         self._stop = trio.Event()
         self._preparing: set[str] = set()
         self._progress = trio.Event()  # something changed that `_prepare_components` waits for
@@ -205,7 +216,9 @@ class Daemon:
     async def run(self) -> None:
         """Serve until a signal or the control plane's `stop`."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(signals.watch, self._ask_to_stop, self._reload_on_signal)
+            nursery.start_soon(
+                signals.watch, self._ask_to_stop, self._reload_on_signal, self._stop_begins
+            )
             await nursery.start(self._control.run)
             if self._companion is not None:
                 nursery.start_soon(self._companion, self._control.host)
@@ -220,6 +233,9 @@ class Daemon:
                 self._node.run_bootstrap(All(components=False))
                 self._driver.wake()
                 await work.start(self._discovery.run)
+                work.start_soon(self._resend.run)
+                for peer in self._resend.peers:
+                    self._discovery.miss(peer)
                 for rounds in self._rounds:
                     work.start_soon(rounds.run, self._keeper.save)
                 self._keeper.set_period(self._resolved.config.node.snapshot_every_s)
@@ -266,7 +282,19 @@ class Daemon:
     def _polls(self) -> bool:
         return self._control.host.phase != "ready" or self._watch.polls()
 
+    def _heard(self, event: TransportEvent) -> None:
+        self._discovery.heard(event)
+        self._resend.heard(event)
+
+    def _not_sent(self, peer: PeerId, tag: int, reason: str) -> None:
+        self._node.send_failed(peer, reason, tag=tag, blames_peer=False)
+
+    def _stop_begins(self) -> None:
+        """Whatever happens from now on, the process ends in time."""
+        self.last_resort.arm(self._resolved.config.node.stop_grace_s)
+
     def _ask_to_stop(self) -> None:
+        self._stop_begins()
         self._stop.set()
         self._progress.set()
 
@@ -276,20 +304,29 @@ class Daemon:
         self._control.publish({"type": "stopping"})
         sd_notify.notify(sd_notify.STOPPING)
         grace_s = self._resolved.config.node.stop_grace_s
+        unsent: Sequence[Unsent] = ()
         with trio.move_on_after(grace_s * (1 - LEAVE_SHARE)) as scope:
             self._driver.stop()
             self._discovery.stop()
+            await self._driver.stopped()
+            self._driver.take_rest()
+            # First of all: what follows depends on others.
+            unsent = self._backend.unsent()
+            self.last_resort.saved = await self._keeper.save_last(unsent)
             await self._backend.stop(grace_s * TRANSPORT_GRACE_SHARE)
-            await self._keeper.save()
+            left = self._backend.unsent()
+            if self._driver.take_rest() or len(left) != len(unsent):
+                self.last_resort.saved |= await self._keeper.save_last(left)
+            unsent = left
         if scope.cancelled_caught:
             logger.warning("stop took too long, leaving")
+        _say_what_is_kept(unsent)
         work.cancel_scope.cancel()
 
     def _reload_on_signal(self) -> None:
-        try:
+        # Nobody waits for an answer; the log has it.
+        with contextlib.suppress(BbnodeError):
             self._reload()
-        except BbnodeError:
-            pass  # nobody waits for an answer; the log has it
 
     def _reload(self) -> Changes:
         """Read the configuration again and let what can change take effect.
@@ -362,6 +399,18 @@ class Daemon:
     def _bytes_moved(self) -> int:
         counters = self._backend.counters()
         return counters["inbound.bytes"] + counters["outbound.bytes"]
+
+
+def _say_what_is_kept(unsent: Sequence[Unsent]) -> None:
+    if unsent:
+        logger.warning(
+            "not acknowledged, kept for the next start",
+            extra={
+                "envelopes": len(unsent),
+                "peers": len({each.peer for each in unsent}),
+                "bytes": sum(each.size for each in unsent),
+            },
+        )
 
 
 def _log_fields(event: Mapping[str, Any]) -> dict[str, Any]:

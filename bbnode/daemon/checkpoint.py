@@ -15,11 +15,13 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgpack
 
 from bbnode.daemon import paths
-from bbnode.ir.errors import DeploymentError
+from bbnode.ir.errors import DecodeError, DeploymentError
+from bbnode.ir.peer import PeerId
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +35,24 @@ class CheckpointRefused(DeploymentError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """An envelope that its peer had not acknowledged; `data` None: there was no room for it."""
+
+    peer: PeerId
+    tag: int
+    data: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """What survives a restart: the engine's snapshot, and by target the rounds made and the
-    execution of the one that is under way."""
+    execution of the one that is under way; of a stop also what no peer had acknowledged."""
 
     artifact_sha256: str
     node: bytes
     rounds_done: dict[str, int]
     rounds_running: dict[str, int] = field(default_factory=dict)
+    unsent: tuple[Kept, ...] = ()
 
 
 def checkpoint_file(state_dir: Path) -> Path:
@@ -57,6 +69,7 @@ def write(state_dir: Path, checkpoint: Checkpoint) -> None:
             "node": checkpoint.node,
             "rounds_done": checkpoint.rounds_done,
             "rounds_running": checkpoint.rounds_running,
+            "unsent": [[each.peer.to_bytes(), each.tag, each.data] for each in checkpoint.unsent],
         }
     )
     path = checkpoint_file(state_dir)
@@ -149,4 +162,19 @@ def _parse(data: bytes) -> Checkpoint:
     for name in ("rounds_done", "rounds_running"):
         if not all(type(key) is str and type(n) is int for key, n in fields[name].items()):
             raise CheckpointRefused(f"its {name!r} is malformed")
-    return Checkpoint(**{name: fields[name] for name in _FIELDS})
+    # Of an earlier release there is none.
+    unsent = fields.get("unsent", [])
+    if type(unsent) is not list:
+        raise CheckpointRefused("its 'unsent' is of the wrong type")
+    known = {name: fields[name] for name in _FIELDS}
+    return Checkpoint(**known, unsent=tuple(map(_kept, unsent)))
+
+
+def _kept(row: Any) -> Kept:
+    match row:
+        case [bytes() as peer, int() as tag, (bytes() | None) as data]:
+            try:
+                return Kept(peer=PeerId.from_bytes(peer), tag=tag, data=data)
+            except DecodeError as error:
+                raise CheckpointRefused(f"its 'unsent' is malformed: {error}") from error
+    raise CheckpointRefused("its 'unsent' is malformed")

@@ -2,7 +2,8 @@
 
 Rule: pure; times are arguments, in seconds of one monotonic clock. `BootstrapPlan` is the table
 below: it wants k peers, tries that many at a time and one more whenever its patience ends, and
-leaves the others alone once k are there. A learned peer is wanted for a while, and no longer.
+leaves the others alone once k are there. A learned peer is wanted for a while, and no longer, and
+how many are at all has a rate: DIAL_RATES, by whose word it is.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ PATIENCE_S: Final = 5.0
 GIVE_UP_S: Final = 60.0
 # Learned peers that are dialled at the same time.
 MAX_LEARNED: Final = 64
+_ROUNDING_S: Final = 1e-6
 
 
 class Stand(enum.Enum):
@@ -125,6 +127,66 @@ class Learned:
     until_s: float
 
 
+class Word(enum.Enum):
+    """Whose word it is that a peer is at an address."""
+
+    TOLD = "told"  # of the program, as a registry, on a peer that was never connected
+    # Of the peer itself, which was connected; `transport.hints` says which addresses count.
+    OWN = "own"
+    STRANGER = "stranger"  # the same, of one with whom nothing was exchanged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """Peers that are dialled on somebody's word: at once, and in the long run; and for how long
+    each is after it was last wanted.
+    """
+
+    burst: int
+    per_second: float
+    give_up_s: float
+
+
+# A program that asks all of a registry's peers at once may dial as many as there is room for. Of
+# peers that are lost most dial us, and nothing is worse than dialling for strangers.
+DIAL_RATES: Final[Mapping[Word, Rate]] = {
+    Word.TOLD: Rate(burst=MAX_LEARNED, per_second=8.0, give_up_s=GIVE_UP_S),
+    Word.OWN: Rate(burst=8, per_second=1.0, give_up_s=GIVE_UP_S),
+    # Five attempts.
+    Word.STRANGER: Rate(burst=4, per_second=0.2, give_up_s=5.0),
+}
+# One peer's own word is taken again after this, however often it comes and goes.
+OWN_WORD_EVERY_S: Final = 10.0
+# Peers of which that is remembered; beyond it the rate of all is the bound.
+MAX_WORDS: Final = 1024
+
+
+class DialBudget:
+    """How many peers may be dialled on somebody's word."""
+
+    def __init__(self) -> None:
+        # By word: up to when what was taken is paid for.
+        self._paid_s = dict.fromkeys(Word, -math.inf)
+        # Of peers whose own word was taken: when; the oldest first.
+        self._taken_s: OrderedDict[PeerId, float] = OrderedDict()
+
+    def take(self, word: Word, peer: PeerId, now_s: float) -> bool:
+        """Dial one more; False when that would be too many."""
+        rate = DIAL_RATES[word]
+        if word is not Word.TOLD and now_s < self._taken_s.get(peer, -math.inf) + OWN_WORD_EVERY_S:
+            return False
+        paid_s = max(self._paid_s[word], now_s) + 1 / rate.per_second
+        if paid_s - now_s > rate.burst / rate.per_second + _ROUNDING_S:
+            return False
+        self._paid_s[word] = paid_s
+        if word is not Word.TOLD:
+            self._taken_s.pop(peer, None)
+            self._taken_s[peer] = now_s
+            if len(self._taken_s) > MAX_WORDS:
+                self._taken_s.popitem(last=False)
+        return True
+
+
 class LearnedPlan:
     """Which learned peers to dial: those that were wanted lately, or that are still told of."""
 
@@ -146,6 +208,7 @@ class LearnedPlan:
         now_s: float,
         *,
         wait_s: float = 0.0,
+        give_up_s: float = GIVE_UP_S,
         until_dropped: bool = False,
     ) -> bool:
         """Dial a peer, after `wait_s`; False when it is dialled there already.
@@ -158,7 +221,7 @@ class LearnedPlan:
             from_s=now_s + wait_s if known is None else known.from_s,
             until_s=math.inf
             if until_dropped or (known is not None and known.until_s == math.inf)
-            else now_s + wait_s + GIVE_UP_S,
+            else now_s + wait_s + give_up_s,
         )
         self._peers[peer] = fresh
         self._peers.move_to_end(peer)

@@ -12,13 +12,13 @@ import enum
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import trio
 from multiaddr import Multiaddr
 
 from bbnode.daemon.config import DiscoverySection, NetworkSection
-from bbnode.daemon.dial_plan import BootstrapPlan, LearnedPlan
+from bbnode.daemon.dial_plan import DIAL_RATES, BootstrapPlan, DialBudget, LearnedPlan, Word
 from bbnode.engine import Node, steps
 from bbnode.ir.address import parse_address, peer_of_address
 from bbnode.ir.errors import BbnodeError
@@ -31,11 +31,23 @@ from bbnode.transport.backend import (
     PeerDisconnected,
     TransportEvent,
 )
+from bbnode.transport.hints import MAX_HINTS, dialable
 
 logger = logging.getLogger(__name__)
 
 # Peers of which it is remembered how they were found; the address book holds as many.
 MAX_REMEMBERED: Final = 16_384
+
+
+T = TypeVar("T")
+
+
+def _remember(known: OrderedDict[PeerId, T], peer: PeerId, value: T) -> None:
+    """The newest MAX_REMEMBERED are kept."""
+    known.pop(peer, None)
+    known[peer] = value
+    if len(known) > MAX_REMEMBERED:
+        known.popitem(last=False)
 
 
 class Origin(enum.Enum):
@@ -79,6 +91,11 @@ class Discovery:
         self._left: set[PeerId] = set()
         self._kept: dict[PeerId, tuple[Multiaddr, ...]] = {}
         self._learned = LearnedPlan()
+        self._budget = DialBudget()
+        # Where peers that were connected came from; and those among them with whom the program
+        # exchanged something.
+        self._seen: OrderedDict[PeerId, Multiaddr] = OrderedDict()
+        self._exchanged: OrderedDict[PeerId, None] = OrderedDict()
         self._origins: OrderedDict[PeerId, Origin] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self._nearby: set[PeerId] = set()
@@ -114,8 +131,9 @@ class Discovery:
     def heard(self, event: TransportEvent) -> None:
         """Take up an event of the transport, before the node does."""
         match event:
-            case PeerConnected(peer=peer):
+            case PeerConnected(peer=peer, address=address):
                 self._left.discard(peer)
+                _remember(self._seen, peer, address)
             case PeerDisconnected(peer=peer, goodbye=True):
                 self._left.add(peer)
 
@@ -127,12 +145,19 @@ class Discovery:
         self._turn(trio.current_time())
         return step.peer in self._kept
 
+    def miss(self, peer: PeerId) -> None:
+        """Have a peer dialled that something waits for, if it is known where."""
+        if peer not in self._up:
+            self._missed(peer, self._node.peer_standing(peer).addresses)
+
     def observe(self, step: steps.Step) -> None:
         """Take up a step of the node. Called for every one: the frequent ones first."""
         match step:
             case steps.SendEnvelope(peer=peer):
                 if peer not in self._up:
                     self._missed(peer, step.addresses)
+                elif peer not in self._exchanged:
+                    _remember(self._exchanged, peer, None)
             case steps.PeerUp(peer=peer):
                 self._up.add(peer)
                 if peer not in self._origins:
@@ -155,12 +180,31 @@ class Discovery:
             return
         if not self._admits(peer):
             return
+        now_s, word = trio.current_time(), self._whose_word(peer)
+        if word is Word.TOLD:
+            addresses = addresses[:MAX_HINTS]
+        else:
+            addresses = dialable(addresses, seen=self._seen[peer], good=word is Word.OWN)
+        if not addresses:
+            self._counts["discovery.refused_hints"] += 1
+            return
+        if peer not in self._learned and not self._budget.take(word, peer, now_s):
+            self._counts["discovery.over_budget"] += 1
+            return
         known = peer in self._origins
         self.note(peer, Origin.REGISTRY)
         wait_s = self._node.peer_standing(peer).retry_in_ns / 1e9
-        if self._learned.want(peer, addresses, trio.current_time(), wait_s=wait_s):
+        give_up_s = DIAL_RATES[word].give_up_s
+        if self._learned.want(peer, addresses, now_s, wait_s=wait_s, give_up_s=give_up_s):
             self._counts["discovery.redialled" if known else "discovery.learned"] += 1
             self._wake.set()
+
+    def _whose_word(self, peer: PeerId) -> Word:
+        """Who says where a peer is: it had to be connected to say anything itself."""
+        if peer not in self._seen:
+            return Word.TOLD
+        # A member of our private network, or one that the program had to do with.
+        return Word.OWN if self._network_id or peer in self._exchanged else Word.STRANGER
 
     def _who_dialled(self, peer: PeerId) -> Origin:
         """Of a peer that is seen for the first time, and that nobody told of."""
@@ -262,7 +306,7 @@ class Discovery:
 
     def counters(self) -> dict[str, int]:
         """What was counted, by dotted name; all names are always there."""
-        names = ("learned", "redialled", "unresolved", "refused")
+        names = ("learned", "redialled", "unresolved", "refused", "refused_hints", "over_budget")
         return {
             **{f"discovery.{name}": self._counts[f"discovery.{name}"] for name in names},
             "discovery.dialling": len(self._learned),

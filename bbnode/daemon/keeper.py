@@ -15,13 +15,18 @@ import trio
 
 from bbnode.components.contracts import ComponentError
 from bbnode.daemon import checkpoint, paths
-from bbnode.daemon.checkpoint import Checkpoint
+from bbnode.daemon.checkpoint import Checkpoint, Kept
 from bbnode.daemon.rounds import Rounds
 from bbnode.engine import Node
 from bbnode.ir.errors import BbnodeError
 from bbnode.transport.driver import trio_clock_ns
+from bbnode.transport.unsent import Unsent
 
 logger = logging.getLogger(__name__)
+
+# What is kept in a checkpoint of envelopes that no peer has acknowledged: a disk writes it within
+# the time of a stop. What is beyond fails when the node starts again.
+MAX_KEPT_BYTES = 64 * 1024 * 1024
 
 
 def take_up(
@@ -85,12 +90,21 @@ class Keeper:
 
     async def save(self) -> None:
         """Write a checkpoint, or log why there is none."""
+        await self.save_last(())
+
+    async def save_last(self, unsent: Sequence[Unsent]) -> bool:
+        """Write a checkpoint with what no peer has acknowledged; False when there is none.
+
+        Why there is none is logged, and also what is kept.
+        """
         try:
-            await self.save_now()
+            await self.save_now(unsent)
         except (paths.StorageError, ComponentError) as error:
             logger.warning("no checkpoint", extra={"reason": str(error)})
+            return False
+        return True
 
-    async def save_now(self) -> int:
+    async def save_now(self, unsent: Sequence[Unsent] = ()) -> int:
         """Write a checkpoint; returns the bytes of the node's state in it.
 
         Raises StorageError, or ComponentError when a component can't be saved now.
@@ -103,8 +117,20 @@ class Keeper:
                 rounds_running={
                     r.entry.target: r.running for r in self._rounds if r.running is not None
                 },
+                unsent=_keep(unsent),
             )
             await trio.to_thread.run_sync(checkpoint.write, self._state_dir, saved)
         self.saved_s = trio.current_time()
         self.on_saved(self.saved_s)
         return len(saved.node)
+
+
+def _keep(unsent: Sequence[Unsent]) -> tuple[Kept, ...]:
+    """Envelopes as they are kept: their bytes as long as there is room, the first ones first."""
+    kept, left = [], MAX_KEPT_BYTES
+    for each in unsent:
+        fits = each.size <= left
+        left -= each.size if fits else 0
+        data = b"".join(each.parts) if fits else None
+        kept.append(Kept(peer=each.peer, tag=each.tag, data=data))
+    return tuple(kept)

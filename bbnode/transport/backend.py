@@ -378,10 +378,6 @@ class Backend(Protocol):
         """
         ...
 
-    def expect(self, peer: PeerId) -> None:
-        """Take messages for `peer`, which may come back, for as long as for one that was lost."""
-        ...
-
     def unsent(self) -> list[Unsent]:
         """What peers have not acknowledged: of now, and once stopped, of the end."""
         ...

@@ -76,6 +76,7 @@ class Driver:
         self._threads = trio.CapacityLimiter(worker_threads)
         self._wake = trio.Event()
         self._stopping = False
+        self._stopped = trio.Event()
         self._counts: Counter[str] = Counter()
 
     def counters(self) -> dict[str, int]:
@@ -110,6 +111,24 @@ class Driver:
                     self._carry_out(step, nursery)
                 await self._sleep()
             nursery.cancel_scope.cancel()
+        self._stopped.set()
+
+    async def stopped(self) -> None:
+        """Return when `run` has: the node is not polled any more."""
+        await self._stopped.wait()
+
+    def take_rest(self) -> int:
+        """Give the node what the transport still brings, after `run`; how many envelopes.
+
+        Their senders were told that they came: they belong into the node's last snapshot.
+        """
+        envelopes = 0
+        with contextlib.suppress(trio.WouldBlock, trio.EndOfChannel):
+            while True:
+                event = self._backend.events.receive_nowait()
+                envelopes += isinstance(event, seam.EnvelopeReceived)
+                self._take(event)
+        return envelopes
 
     def _wake_now(self) -> None:
         self._wake.set()
@@ -163,7 +182,7 @@ class Driver:
     def _carry_out(self, step: steps.Step, nursery: trio.Nursery) -> None:
         match step:
             case steps.SendEnvelope():
-                self._send(step)
+                self.send(step)
             case steps.RunTask():
                 nursery.start_soon(self._run_task, step)
         if self._observe is not None:
@@ -177,7 +196,8 @@ class Driver:
             self._counts["driver.listener_failed"] += 1
             logger.exception("a listener failed", extra={"about": type(what).__name__})
 
-    def _send(self, step: steps.SendEnvelope) -> None:
+    def send(self, step: steps.SendEnvelope) -> None:
+        """Hand an envelope to the transport; the node hears when that fails."""
         try:
             try:
                 self._backend.send(step.peer, step.parts, tag=step.tag)

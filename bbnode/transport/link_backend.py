@@ -37,6 +37,7 @@ from bbnode.transport.carrier import Carrier
 from bbnode.transport.counters import Counters
 from bbnode.transport.errors import DialError
 from bbnode.transport.hello import MAX_ADDRESSES, encode_hello
+from bbnode.transport.hints import dialable
 from bbnode.transport.inbox import Inbox
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.link import Link
@@ -181,10 +182,6 @@ class LinkBackend(ABC):
         session.wanted = tuple(dict.fromkeys(addresses))[:_MAX_DIALLED_ADDRESSES]
         if self._nursery is not None and peer not in self._dialers:
             self._start_dialer(session)
-
-    def expect(self, peer: PeerId) -> None:
-        """See Backend."""
-        self._table.expect(self._table.session(peer))
 
     def unsent(self) -> list[Unsent]:
         """See Backend."""
@@ -350,7 +347,8 @@ class LinkBackend(ABC):
         link = session.primary
         if link is None or link.hello is None or not is_relayed(link.carrier.address):
             return
-        ways = dict.fromkeys([*(session.wanted or ()), *link.hello.listen_addresses])
+        claimed = dialable(link.hello.listen_addresses, seen=link.carrier.address, good=True)
+        ways = dict.fromkeys([*(session.wanted or ()), *claimed])
         direct = [way for way in ways if not is_relayed(way)]
         if direct:
             await self._dial_round(session, direct[:_MAX_DIALLED_ADDRESSES])

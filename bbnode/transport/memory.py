@@ -193,9 +193,6 @@ class MemoryBackend:
         if self._running:
             self.connect_wanted()
 
-    def expect(self, peer: PeerId) -> None:
-        """See Backend. Here a peer is there or not."""
-
     def unsent(self) -> list[Unsent]:
         """See Backend."""
         queues = ((peer, each.queue) for peer, each in sorted(self._connections.items()))

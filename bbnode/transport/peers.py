@@ -192,7 +192,7 @@ class PeerTable:
         return [*self.given_up.kept, *(each for found in queued for each in found)]
 
     def expect(self, session: PeerSession) -> None:
-        """A peer is going to be dialled, or may come back: take messages for it."""
+        """A peer is going to be dialled: take messages for it."""
         if session.expect(trio.current_time() + self._limits.resume_s):
             self.on_lost()
 

@@ -7,14 +7,16 @@ import functools
 import hashlib
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
 import pytest
 
 from bbnode.daemon import checkpoint
-from bbnode.daemon.checkpoint import Checkpoint
+from bbnode.daemon.checkpoint import Checkpoint, Kept
 from bbnode.daemon.paths import StorageError
+from bbnode.ir.peer import PeerId
 
 SHA = "a" * 64
 
@@ -163,3 +165,37 @@ def test_a_failing_disk_leaves_a_good_one(
     checkpoint.write(tmp_path, saved(4))
     assert _read(tmp_path, SHA) == saved(4)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint", "checkpoint.previous"]
+
+
+def test_what_nobody_acknowledged_is_kept(tmp_path: Path) -> None:
+    peer = PeerId.from_seed("a")
+    unsent = (Kept(peer=peer, tag=7, data=b"x" * 9), Kept(peer=peer, tag=8, data=None))
+    made = replace(saved(1), unsent=unsent)
+    checkpoint.write(tmp_path, made)
+    assert _read(tmp_path, SHA) == made
+
+
+OF_A_RELEASE = {
+    "version": checkpoint.FORMAT_VERSION,
+    "artifact_sha256": SHA,
+    "node": b"n",
+    "rounds_done": {},
+    "rounds_running": {},
+}
+
+
+def test_one_of_an_earlier_release_has_none(tmp_path: Path) -> None:
+    checkpoint.checkpoint_file(tmp_path).write_bytes(sealed(msgpack.packb(OF_A_RELEASE)))
+    found = _read(tmp_path, SHA)
+    assert found is not None
+    assert found.unsent == ()
+
+
+@pytest.mark.parametrize("unsent", [7, [7], [[b"\x00", 1, b""]], [[b"", "1", b""]], [[b"", 1]]])
+def test_malformed_envelopes_are_refused(
+    tmp_path: Path, unsent: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = msgpack.packb({**OF_A_RELEASE, "unsent": unsent})
+    checkpoint.checkpoint_file(tmp_path).write_bytes(sealed(body))
+    assert _read(tmp_path, SHA) is None
+    assert "'unsent'" in caplog.records[-1].reason  # type: ignore[attr-defined]

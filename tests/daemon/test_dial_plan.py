@@ -5,18 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from multiaddr import Multiaddr
 
 from bbnode.daemon.dial_plan import (
     BOOTSTRAP_MOVES,
+    DIAL_RATES,
     GIVE_UP_S,
+    OWN_WORD_EVERY_S,
     PATIENCE_S,
     BootstrapPlan,
+    DialBudget,
     Happening,
     LearnedPlan,
     Stand,
+    Word,
 )
 from bbnode.ir.peer import PeerId
 
@@ -132,3 +137,28 @@ def test_learned_peers_are_bounded_and_the_oldest_wish_gives_way() -> None:
     for i in range(1000):
         plan.want(PeerId.from_seed(f"flood {i}"), HERE, 2.0)
     assert len(plan) == 3
+
+
+@given(
+    word=st.sampled_from(Word),
+    waits=st.lists(st.floats(0, 5, allow_nan=False), min_size=1, max_size=200),
+)
+def test_no_more_are_dialled_than_the_rate_allows(word: Word, waits: list[float]) -> None:
+    budget, now_s, taken = DialBudget(), 1000.0, 0
+    for number, wait_s in enumerate(waits):
+        now_s += wait_s
+        taken += budget.take(word, PeerId.from_seed(number), now_s)
+    rate = DIAL_RATES[word]
+    assert taken <= rate.burst + rate.per_second * sum(waits) + 1
+    assert taken >= min(len(waits), rate.burst)
+
+
+@pytest.mark.parametrize("word", [Word.OWN, Word.STRANGER])
+def test_a_peer_that_comes_and_goes_is_taken_at_its_word_once_in_a_while(word: Word) -> None:
+    budget, peer = DialBudget(), PeerId.from_seed("a")
+    assert budget.take(word, peer, 0.0)
+    assert not budget.take(word, peer, OWN_WORD_EVERY_S - 0.1)
+    assert budget.take(word, peer, OWN_WORD_EVERY_S)
+    # What a program asks for is only counted.
+    assert budget.take(Word.TOLD, peer, OWN_WORD_EVERY_S)
+    assert budget.take(Word.TOLD, peer, OWN_WORD_EVERY_S)

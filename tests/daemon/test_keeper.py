@@ -9,9 +9,12 @@ import trio
 import trio.testing
 
 from bbnode.daemon import checkpoint, paths
+from bbnode.daemon import keeper as keeper_file
 from bbnode.daemon.checkpoint import Checkpoint
 from bbnode.daemon.keeper import Keeper, take_up
 from bbnode.engine.errors import SnapshotRefused
+from bbnode.ir.peer import PeerId
+from bbnode.transport.unsent import Unsent
 
 SHA = "a" * 64
 
@@ -106,3 +109,28 @@ async def test_a_disk_that_refuses_costs_only_the_checkpoint(
         await keeper.save_now()
     monkeypatch.undo()
     assert await keeper.save_now() == 1
+
+
+async def test_what_nobody_acknowledged_is_kept_while_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_file, "MAX_KEPT_BYTES", 10)
+    made = Keeper(tmp_path, SHA, _Node(), [])  # type: ignore[arg-type]
+    peer = PeerId.from_seed("a")
+    sizes = {1: 6, 2: 5, 3: 4}
+    unsent = [
+        Unsent(peer=peer, tag=tag, parts=(memoryview(b"x" * (size - 1)), memoryview(b"y")))
+        for tag, size in sizes.items()
+    ]
+    assert await made.save_last(unsent)
+    (found, *_) = checkpoint.usable(tmp_path, SHA)
+    # A small one after a large one that did not fit is kept as well.
+    assert [(each.tag, each.data) for each in found.unsent] == [
+        (1, b"xxxxxy"),
+        (2, None),
+        (3, b"xxxy"),
+    ]
+    # Of a stop alone: while the node runs, the transport has them.
+    assert await made.save_now() == 1
+    (found, *_) = checkpoint.usable(tmp_path, SHA)
+    assert found.unsent == ()

@@ -258,7 +258,8 @@ async def test_a_wall_clock_that_is_set(
         unix_s=lambda: trio.current_time() + offset_s,
     )
     nursery.start_soon(made.run)
-    await trio.sleep(3600)
+    # Between two looks.
+    await trio.sleep(3600 + LOOK_EVERY_S / 2)
     offset_s -= 8
     await trio.sleep(LOOK_EVERY_S)
     offset_s += 8

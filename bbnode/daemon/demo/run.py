@@ -42,7 +42,10 @@ START_TIMEOUT_S = 30.0
 SERVER_GONE_TIMEOUT_S = 60.0
 # Beyond the rounds' own deadlines: evaluation, checkpoints, a busy machine.
 SLACK_PER_ROUND_S = 5.0
-STOP_TIMEOUT_S = 6.0
+# A daemon leaves within node.stop_grace_s (5 s) by itself, or is ended by its own last resort; the
+# rest is for a machine that has more daemons than cores.
+STOP_TIMEOUT_S = 30.0
+ASK_TO_STOP_S = 1.0
 ASK_EVERY_S = 0.1
 CATCH_UP_EVERY_S = 1.0
 
@@ -284,15 +287,9 @@ class Demo:
 
     async def _stop_all(self) -> None:
         """Ask every daemon to stop, started by us or by hand; kill ours that do not."""
-        for node in self._all:
-            try:
-                async with AsyncControlClient(
-                    paths.control_socket(node.state_dir), timeout_s=1.0
-                ) as client:
-                    await client.post("/v1/stop")
-            except (NotRunning, ControlTimeout, ControlError):
-                if node.process is not None and node.process.poll() is None:
-                    node.process.terminate()
+        async with trio.open_nursery() as nursery:
+            for node in self._all:
+                nursery.start_soon(_ask_to_stop, node)
         with trio.move_on_after(STOP_TIMEOUT_S):
             for node in self._all:
                 if node.process is not None:
@@ -332,6 +329,18 @@ class Demo:
             self._console.print(f"picture  {picture}", soft_wrap=True)
         self._console.print(f"report   {report}", soft_wrap=True)
         self._console.print(f"{seconds:.1f} s in all")
+
+
+async def _ask_to_stop(node: DemoNode) -> None:
+    """Have a daemon stop: over its socket, or by a signal when it does not answer there."""
+    try:
+        async with AsyncControlClient(
+            paths.control_socket(node.state_dir), timeout_s=ASK_TO_STOP_S
+        ) as client:
+            await client.post("/v1/stop")
+    except (NotRunning, ControlTimeout, ControlError):
+        if node.process is not None and node.process.poll() is None:
+            node.process.terminate()
 
 
 def _exit_code(node: DemoNode) -> int | None:

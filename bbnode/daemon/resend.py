@@ -1,0 +1,74 @@
+"""What an earlier life of this node could not get acknowledged, sent again.
+
+Rule: an envelope goes out when its peer is connected, under the ids that it had: a peer that has it
+already takes it for the repetition that it is. Whose peer does not come back in time fails, as
+anything that could not be sent; the peer is not blamed, for it was us who left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import trio
+
+from bbnode.daemon.checkpoint import Kept
+from bbnode.engine import steps
+from bbnode.ir.peer import PeerId
+from bbnode.transport.backend import PeerConnected, TransportEvent
+
+logger = logging.getLogger(__name__)
+
+# A peer that has dialled in vain for long dials every 30 s (TransportLimits.redial_max_s), and one
+# that was restarted as well has to start first. What waits is at most keeper.MAX_KEPT_BYTES.
+WAIT_S: Final = 120.0
+
+Failed = Callable[[PeerId, int, str], None]
+
+
+class Resend:
+    """Envelopes that wait for their peers after a start."""
+
+    def __init__(
+        self,
+        kept: Sequence[Kept],
+        *,
+        send: Callable[[steps.SendEnvelope], None],
+        failed: Failed,
+    ) -> None:
+        """`failed` is told the peer, the tag, and why."""
+        self._send = send
+        self._failed = failed
+        # None: there was no room to keep its bytes.
+        self._lost = [each for each in kept if each.data is None]
+        self._waiting: dict[PeerId, list[Kept]] = {}
+        for each in kept:
+            if each.data is not None:
+                self._waiting.setdefault(each.peer, []).append(each)
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        """For whom something waits."""
+        return tuple(self._waiting)
+
+    def heard(self, event: TransportEvent) -> None:
+        """Take up an event of the transport: a peer that is back gets what waits for it."""
+        if not self._waiting or not isinstance(event, PeerConnected):
+            return
+        found = self._waiting.pop(event.peer, ())
+        for each in found:
+            self._send(steps.make_send(each.peer, (), (each.data or b"",), each.tag))
+        if found:
+            logger.info("sent again", extra={"peer": str(event.peer), "envelopes": len(found)})
+
+    async def run(self) -> None:
+        """Give up, when its time has come, what nobody came for."""
+        for each in self._lost:
+            self._failed(each.peer, each.tag, "there was no room to keep it over a stop")
+        self._lost = []
+        await trio.sleep(WAIT_S)
+        for peer, waiting in self._waiting.items():
+            for each in waiting:
+                self._failed(peer, each.tag, "the peer did not come back after this node's stop")
+        self._waiting = {}

@@ -1,0 +1,93 @@
+"""Which of the addresses that a peer gives as its own may be dialled.
+
+Rule: a peer must not make us dial, or look at, somebody else. What it says is taken where its
+connection comes from, the same IP address; further away only of a peer that is known to be a good
+one, and then never nearer to us than it is itself: MAY_CLAIM stands below as data. Names, which
+may lead anywhere, are dialled for nobody's word.
+"""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from multiaddr import Multiaddr
+
+from bbnode.ir.address import is_relayed
+
+# Of one peer: a machine has an IPv4 and an IPv6 address, and often one more behind its router.
+MAX_HINTS: Final = 4
+
+_Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class Scope(enum.Enum):
+    """How far an IP address reaches."""
+
+    LOOPBACK = "loopback"  # this machine
+    LINK = "link"  # this cable; also where clouds keep their metadata
+    PRIVATE = "private"
+    PUBLIC = "public"
+    NOWHERE = "nowhere"  # unspecified, multicast, reserved
+
+
+_ANYWHERE: Final = frozenset({Scope.PUBLIC})
+
+# Where a good peer was seen (of a relayed one: its relay) -> where it may say to be as well.
+MAY_CLAIM: Final[Mapping[Scope, frozenset[Scope]]] = {
+    Scope.LOOPBACK: frozenset({Scope.LOOPBACK, Scope.PRIVATE}) | _ANYWHERE,
+    Scope.LINK: frozenset({Scope.LINK, Scope.PRIVATE}) | _ANYWHERE,
+    Scope.PRIVATE: frozenset({Scope.PRIVATE}) | _ANYWHERE,
+    Scope.PUBLIC: _ANYWHERE,
+    Scope.NOWHERE: frozenset(),
+}
+
+
+def ip_of(address: Multiaddr) -> _Ip | None:
+    """The IP address that it begins with; None where it begins with something else."""
+    parts = str(address).split("/")
+    if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
+        return None
+    found = ipaddress.ip_address(parts[2])
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return mapped or found
+
+
+def scope_of(ip: _Ip) -> Scope:
+    """How far it reaches."""
+    if ip.is_unspecified or ip.is_multicast:
+        return Scope.NOWHERE
+    if ip.is_loopback:
+        return Scope.LOOPBACK
+    if ip.is_link_local:
+        return Scope.LINK
+    if ip.is_private:
+        return Scope.PRIVATE
+    return Scope.NOWHERE if ip.is_reserved else Scope.PUBLIC
+
+
+def dialable(
+    claimed: Iterable[Multiaddr], *, seen: Multiaddr | None, good: bool
+) -> tuple[Multiaddr, ...]:
+    """Those of a peer's own addresses that are dialled, the first ones first, MAX_HINTS at most.
+
+    `seen` is where its connection came from.
+    """
+    if seen is None:
+        return ()
+    found = (each for each in dict.fromkeys(claimed) if _may_dial(each, seen, good=good))
+    return tuple(each for each, _ in zip(found, range(MAX_HINTS), strict=False))
+
+
+def _may_dial(address: Multiaddr, seen: Multiaddr, *, good: bool) -> bool:
+    if address == seen:
+        return True
+    ip, own = ip_of(address), ip_of(seen)
+    if ip is None or own is None:
+        return False
+    if not good:
+        # The IP address of a relay is not the peer's.
+        return ip == own and not is_relayed(address) and not is_relayed(seen)
+    return scope_of(ip) in MAY_CLAIM[scope_of(own)]
