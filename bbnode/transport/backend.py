@@ -37,6 +37,7 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.ir.peer import PeerId
+from bbnode.transport.errors import Violation as Violation
 from bbnode.transport.limits import TransportLimits as TransportLimits
 
 # Version of what we speak on our streams; both sides must say the same.
@@ -130,17 +131,6 @@ class HelloRefused:
     peer: PeerId
     address: Multiaddr
     reason: str
-
-
-class Violation(enum.Enum):
-    """How a peer did not keep the protocol."""
-
-    # A frame that is none, or has no place.
-    FRAME = "frame"
-    # More than the window that it was given.
-    FLOOD = "flood"
-    # Less than it has to send of what it has begun.
-    SLOW = "slow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

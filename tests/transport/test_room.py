@@ -454,7 +454,7 @@ async def test_who_is_cut_off_is_sent_away_and_gets_nothing_in(nursery, autojump
     one, _ = connect(a, b, nursery)
     await quiet()
     b.drain()
-    while not policy.offence(SMALL, Offence.UNDECODABLE, now_ns=int(trio.current_time() * 1e9)):
+    while not policy.conduct.note(SMALL, Offence.UNDECODABLE, int(trio.current_time() * 1e9)):
         pass
     a.table.send(LARGE, b"more of it", 1)
     b.table.reauthorize()
