@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from bbnode.access.buckets import Rate
+from bbnode.access.decision import Decision, Reason
 from bbnode.ir.peer import PeerId
 
 _NS: Final = 1_000_000_000
@@ -35,6 +36,8 @@ MAX_BACKOFF_S: Final = 600.0
 FORGIVEN_AFTER_S: Final = 3600.0
 # Peers of which anything is remembered, 300 bytes each; whose last offence is the oldest goes.
 MAX_OFFENDERS: Final = 4096
+# Peers that are remembered for having been of use.
+MAX_KNOWN: Final = 8192
 
 
 class Offence(enum.StrEnum):
@@ -117,6 +120,15 @@ class Conduct:
     def __init__(self) -> None:
         # To be read by who asks for each envelope; the last offence of the last one is the newest.
         self.records: OrderedDict[PeerId, Record] = OrderedDict()
+        # Peers that were of use, the latest last.
+        self.known: OrderedDict[PeerId, None] = OrderedDict()
+
+    def make_known(self, peer: PeerId) -> None:
+        """A peer has answered what it was asked, or the configuration names it."""
+        self.known[peer] = None
+        self.known.move_to_end(peer)
+        if len(self.known) > MAX_KNOWN:
+            self.known.popitem(last=False)
 
     def note(self, peer: PeerId, offence: Offence, now_ns: int) -> bool:
         """A peer did something wrong; True when it is to be cut off for that."""
@@ -167,6 +179,33 @@ class Conduct:
         if record is not None:
             record.paid_ns = max(record.paid_ns, now_ns) + THROTTLED.ns_per_unit
 
+    def decide(self, peer: PeerId, now_ns: int) -> Decision:
+        """Whether a peer may talk, as far as its conduct goes, and why."""
+        record = self.records.get(peer)
+        if record is None:
+            return _decision("it has done nothing wrong")
+        did = ", ".join(f"{each.value} {count}" for each, count in record.offences.items())
+        refused_s = record.refused_s(now_ns)
+        if refused_s:
+            return _decision(
+                f"it was cut off ({did}) and is refused for another {refused_s:.0f} s; lift it "
+                f"with: bbnode peers allow {peer}",
+                refused=True,
+            )
+        points = record.points_at(now_ns)
+        detail = f"{points:.1f} points of {CUT_AT:g} ({did})"
+        if points >= THROTTLED_AT:
+            detail += f"; it is throttled to {THROTTLED.per_second:g} envelopes a second"
+        wait_s = self.wait_s(peer, now_ns)
+        return _decision(detail, refused=wait_s > 0, wait_s=wait_s)
+
     def _is_forgiven(self, record: Record, now_ns: int) -> bool:
         last_ns = max(record.at_ns, record.refused_until_ns)
         return now_ns - last_ns >= FORGIVEN_AFTER_S * _NS
+
+
+def _decision(detail: str, *, refused: bool = False, wait_s: float = 0.0) -> Decision:
+    reason = Reason.MISCONDUCT if refused else Reason.ALLOWED
+    return Decision(
+        allowed=not refused, reason=reason, rule="conduct", detail=detail, wait_s=wait_s
+    )

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from bbnode.access.buckets import Rate
-from bbnode.access.conduct import CUT_AT, THROTTLED, THROTTLED_AT, Conduct, Offence
+from bbnode.access.conduct import Conduct
 from bbnode.access.decision import Decision, Limits, Reason, Standing
 from bbnode.access.errors import PolicyError, StatementRefused
 from bbnode.access.redeem import Ledger
@@ -99,9 +99,7 @@ class Policy:
         self._admitted: dict[PeerId, _Entry] = {}
         self._refused: OrderedDict[PeerId, _Entry] = OrderedDict()
         self._generation = 0
-        self._conduct = Conduct()
-        # Peers of an open node that have been of use.
-        self._known: OrderedDict[PeerId, None] = OrderedDict()
+        self.conduct = Conduct()
         self.set_limits(limits or Limits())
 
     # --- what can change while running: each change makes every verdict stale ---
@@ -156,29 +154,12 @@ class Policy:
         self._byte_ns = 0.0 if size is None else size.ns_per_unit
         self._byte_burst_ns = _FOREVER if size is None else size.burst_ns
 
-    # --- what peers do ---
-
-    def offence(self, peer: PeerId, offence: Offence, *, now_ns: int) -> bool:
-        """A peer did something wrong; True when its connections are to be closed for it."""
-        return self._conduct.note(peer, offence, now_ns)
-
-    def pardon(self, peer: PeerId) -> None:
-        """Hold nothing against a peer that it did until now."""
-        self._conduct.pardon(peer)
-
-    def make_known(self, peer: PeerId) -> None:
-        """A peer has answered what it was asked, or the configuration names it."""
-        self._known[peer] = None
-        self._known.move_to_end(peer)
-        if len(self._known) > MAX_ADMITTED:
-            self._known.popitem(last=False)
-
     def is_known(self, peer: PeerId, *, now_ns: int) -> bool:
         """Whether a peer is a member, or has been of use, and is in good standing."""
-        if not self._conduct.in_good_standing(peer, now_ns):
+        if not self.conduct.in_good_standing(peer, now_ns):
             return False
         if self._network is None:
-            return peer in self._known
+            return peer in self.conduct.known
         entry = self._admitted.get(peer)
         return entry is not None and entry.verdict is not None and entry.verdict.allowed
 
@@ -190,7 +171,7 @@ class Policy:
             decision = rule(self, peer, _NOBODY, 0.0)
             if not decision.allowed:
                 return decision
-        decision = self._behaviour(peer, now_ns)
+        decision = self.conduct.decide(peer, now_ns)
         return _ALLOWED if decision.allowed or decision.wait_s else decision
 
     def decide_connection(
@@ -216,7 +197,7 @@ class Policy:
         if verdict.allowed:
             self._refused.pop(peer, None)
             self._admit(peer, entry)
-            behaviour = self._behaviour(peer, now_ns)
+            behaviour = self.conduct.decide(peer, now_ns)
             if not behaviour.allowed and not behaviour.wait_s:
                 return behaviour
             closed = self._network is not None or self._allowed is not None
@@ -239,9 +220,9 @@ class Policy:
         entry.last_ns = now_ns
         verdict = self._standing(peer, entry, unix_s)
         if verdict.allowed:
-            has_record = peer in self._conduct.records
+            has_record = peer in self.conduct.records
             if has_record:
-                behaviour = self._behaviour(peer, now_ns)
+                behaviour = self.conduct.decide(peer, now_ns)
                 if not behaviour.allowed:
                     return behaviour
             # `buckets`, written out: this runs for each envelope.
@@ -254,7 +235,7 @@ class Policy:
             else:
                 entry.messages_paid_ns, entry.bytes_paid_ns = messages, size
                 if has_record:
-                    self._conduct.pay(peer, now_ns)
+                    self.conduct.pay(peer, now_ns)
                 return verdict
         return verdict
 
@@ -267,7 +248,7 @@ class Policy:
         entry = self._admitted.get(peer) or self._refused.get(peer) or _Entry()
         return (
             *(rule(self, peer, entry, unix_s) for rule in STANDING_RULES.values()),
-            self._behaviour(peer, now_ns),
+            self.conduct.decide(peer, now_ns),
             self._message_rate(entry, now_ns, 1),
             self._byte_budget(entry, now_ns, 1),
         )
@@ -379,28 +360,6 @@ class Policy:
             detail = f"it plays {excess[0]!r}, and its statement allows {', '.join(granted)}"
             return _deny("classes", Reason.CLASS_NOT_GRANTED, detail)
         return _allow("classes", f"it may play {', '.join(granted)}")
-
-    def _behaviour(self, peer: PeerId, now_ns: int) -> Decision:
-        record = self._conduct.records.get(peer)
-        if record is None:
-            return _allow("conduct", "it has done nothing wrong")
-        did = ", ".join(f"{each.value} {count}" for each, count in record.offences.items())
-        refused_s = record.refused_s(now_ns)
-        if refused_s:
-            return _deny(
-                "conduct",
-                Reason.MISCONDUCT,
-                f"it was cut off ({did}) and is refused for another {refused_s:.0f} s; lift it "
-                f"with: bbnode peers allow {peer}",
-            )
-        points = record.points_at(now_ns)
-        detail = f"{points:.1f} points of {CUT_AT:g} ({did})"
-        if points >= THROTTLED_AT:
-            detail += f"; it is throttled to {THROTTLED.per_second:g} envelopes a second"
-        wait_s = self._conduct.wait_s(peer, now_ns)
-        if wait_s:
-            return _deny("conduct", Reason.MISCONDUCT, detail, wait_s)
-        return _allow("conduct", detail)
 
     def _message_rate(self, entry: _Entry, now_ns: int, units: int) -> Decision:
         ahead_ns = max(0.0, entry.messages_paid_ns - now_ns)

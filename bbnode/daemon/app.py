@@ -284,6 +284,7 @@ class Daemon:
 
     def _heard(self, event: TransportEvent) -> None:
         self._discovery.heard(event)
+        self._conduct.heard(event)
         self._resend.heard(event)
 
     def _not_sent(self, peer: PeerId, tag: int, reason: str) -> None:
@@ -375,10 +376,6 @@ class Daemon:
         )
         peers = len(self._backend.peers())
         return f"{self._control.host.phase}, {', '.join(self._node.targets)}, {peers} peers{done}"
-
-    def _heard(self, event: TransportEvent) -> None:
-        self._discovery.heard(event)
-        self._conduct.heard(event)
 
     def _observe(self, step: steps.Step) -> None:
         event = step_to_event(step)

@@ -56,7 +56,7 @@ class ConductWatch:
     def know(self, bootstrap: Iterable[str]) -> None:
         """The configuration names these addresses."""
         for address in bootstrap:
-            self._access.policy.make_known(peer_of_address(Multiaddr(address)))
+            self._access.policy.conduct.make_known(peer_of_address(Multiaddr(address)))
 
     def heard(self, event: seam.TransportEvent) -> None:
         """An event of the transport."""
@@ -77,7 +77,7 @@ class ConductWatch:
             case steps.Telemetry(name="receive.forged", attributes=attributes):
                 self._note(attributes["peer"], Offence.FORGED)
             case steps.Telemetry(name="request.response", attributes=attributes):
-                self._access.policy.make_known(attributes["peer"])
+                self._access.policy.conduct.make_known(attributes["peer"])
 
     def _note(self, peer: PeerId, offence: Offence) -> None:
         if self._access.offence(peer, offence):

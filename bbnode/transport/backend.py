@@ -38,6 +38,7 @@ from multiaddr import Multiaddr
 
 from bbnode.access.decision import Standing
 from bbnode.ir.peer import PeerId
+from bbnode.transport.errors import Violation as Violation
 from bbnode.transport.limits import TransportLimits as TransportLimits
 from bbnode.transport.unsent import Unsent as Unsent
 
@@ -132,17 +133,6 @@ class HelloRefused:
     peer: PeerId
     address: Multiaddr
     reason: str
-
-
-class Violation(enum.Enum):
-    """How a peer did not keep the protocol."""
-
-    # A frame that is none, or has no place.
-    FRAME = "frame"
-    # More than the window that it was given.
-    FLOOD = "flood"
-    # Less than it has to send of what it has begun.
-    SLOW = "slow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ COUNTERS: Final[dict[str, str]] = {
     "inbound.flooded": "connections dropped because the peer ignored its window, or sent what a "
     "muxer must not",
     "inbound.evicted": "large envelopes whose room went to a faster one: they begin again later",
-    "inbound.delayed": "envelopes held because their sender was over its rate",
+    "inbound.delayed": "times that an envelope was held because its sender was over its rate",
     "access.denied": "connections, hellos and envelopes that the authorizer refused",
     "outbound.envelopes": "envelopes written to our streams, those written again included",
     "outbound.bytes": "bytes written to our streams",

@@ -6,6 +6,8 @@ own tasks meet (a stream that broke) is translated before it leaves the package.
 
 from __future__ import annotations
 
+import enum
+
 from bbnode.ir.errors import AuthorError, DeploymentError, EnvironmentFault, PeerError
 
 
@@ -63,3 +65,14 @@ class RelayRefusedError(DialError):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+class Violation(enum.Enum):
+    """How a peer did not keep the protocol."""
+
+    # A frame that is none, or has no place.
+    FRAME = "frame"
+    # More than the window that it was given.
+    FLOOD = "flood"
+    # Less than it has to send of what it has begun.
+    SLOW = "slow"

@@ -12,9 +12,7 @@ those up.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,77 +26,25 @@ from bbnode.transport.counters import Counters
 from bbnode.transport.errors import FrameError
 from bbnode.transport.framing import HEADER_BYTES, Lane, Open, Position, Resume
 from bbnode.transport.inbox import Inbox
+from bbnode.transport.inflow_parts import (
+    Acks,
+    Admit,
+    HeldBytes,
+    HeldOpen,
+    HeldSmall,
+    Partial,
+    RateWaits,
+    allocate,
+)
 from bbnode.transport.limits import TransportLimits
-from bbnode.transport.room import Claim, Meter
+from bbnode.transport.room import Meter
 
-# From here on memory comes straight from the system, untouched until it is written, and goes
-# back when the message is dropped. A bytearray is cleared first: 0.3 s a GiB with the loop
-# standing still.
-_MAPPED_BYTES: Final = 1024 * 1024
-# A line of the processor's cache, and more than any number type asks for. Memory that is not
-# mapped begins at a multiple of 16 only, which is enough for all of those too.
-_ALIGN_BYTES: Final = 64
 # An acknowledgement is due after this part of a window.
 _ACK_PART: Final = 4
-
-# For how many seconds a held message waits at least, so that a rate is not asked for each one.
-_RATE_WAIT_S: Final = 0.05
-
-# In how many seconds an envelope of this size may come in: 0 is now, `math.inf` is never.
-Admit = Callable[[int], float]
 
 
 class WindowIgnoredError(FrameError):
     """The peer sends more than the window it was given."""
-
-
-@dataclass(slots=True, eq=False)
-class _Partial:
-    """A large message that is being received; without a claim it is thrown away."""
-
-    number: int
-    total: int
-    meter: Meter
-    claim: Claim | None = None
-    buffer: memoryview | None = None
-    stored: int = 0
-
-
-@dataclass(slots=True)
-class _HeldSmall:
-    """A held small message; `admitted` once the authorizer let it in."""
-
-    number: int
-    data: bytes
-    admitted: bool = False
-
-
-@dataclass(slots=True)
-class _HeldOpen:
-    """A held OPEN; `admitted` once the authorizer let it in, None before it was asked."""
-
-    number: int
-    opening: Open
-    admitted: bool | None = None
-    # Since when there is no room for it; inf for one that is to wait until there is.
-    waits_since: float | None = None
-
-
-@dataclass(slots=True)
-class _Bytes:
-    """Held bytes of a CHUNK."""
-
-    number: int
-    data: bytes
-
-
-@dataclass(slots=True)
-class _Acks:
-    """What is owed to the sender of one lane."""
-
-    due: bool = False
-    # Bytes taken since the last acknowledgement.
-    since: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -119,17 +65,16 @@ class Inflow:
     duplicates: int = 0
     # Bytes taken of large messages; only grows.
     progress: int = 0
-    acks: dict[Lane, _Acks] = field(default_factory=lambda: {lane: _Acks() for lane in Lane})
+    acks: dict[Lane, Acks] = field(default_factory=lambda: {lane: Acks() for lane in Lane})
     # The next numbers to come in, and of small messages the next that the inbox has not got.
     _next: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 1))
     _accepted: int = 1
-    _partial: _Partial | None = None
+    _partial: Partial | None = None
     # The large message that was given up last: it takes nobody else's room for that.
     _evicted_number: int = 0
-    # Until when the authorizer lets nothing more of a lane in.
-    _not_before: dict[Lane, float] = field(default_factory=lambda: dict.fromkeys(Lane, 0.0))
-    _held_small: deque[_HeldSmall] = field(default_factory=deque)
-    _held_large: deque[_HeldOpen | _Bytes] = field(default_factory=deque)
+    _rates: RateWaits = field(default_factory=RateWaits)
+    _held_small: deque[HeldSmall] = field(default_factory=deque)
+    _held_large: deque[HeldOpen | HeldBytes] = field(default_factory=deque)
     _held: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
     _pumping: bool = False
 
@@ -148,11 +93,10 @@ class Inflow:
     @property
     def too_slow(self) -> bool:
         """Whether a large message comes slower than it has to."""
-        return (
-            self.receiving
-            and self._partial is not None
-            and self._partial.meter.is_below(self.limits.slow_bytes_per_s, self.inbox.clock())
-        )
+        partial = self._partial
+        if partial is None or not self.receiving:
+            return False
+        return partial.meter.is_below(self.limits.slow_bytes_per_s, self.inbox.clock())
 
     @property
     def pump_at(self) -> float:
@@ -161,9 +105,9 @@ class Inflow:
             return math.inf
         now = self.inbox.clock()
         at = now + self.limits.room_check_s
-        for lane, waits in ((Lane.CONTROL, self._held_small), (Lane.BULK, self._held_large)):
-            if waits and self._not_before[lane] > now:
-                at = min(at, self._not_before[lane])
+        for lane, held in ((Lane.CONTROL, self._held_small), (Lane.BULK, self._held_large)):
+            if held and self._rates.not_before[lane] > now:
+                at = min(at, self._rates.not_before[lane])
         return at
 
     def excuse(self, seconds: float) -> None:
@@ -177,7 +121,7 @@ class Inflow:
             return Position(number=self._accepted)
         if self._partial is not None:
             return Position(number=self._partial.number, offset=self._partial.stored)
-        first = next((each for each in self._held_large if isinstance(each, _HeldOpen)), None)
+        first = next((each for each in self._held_large if isinstance(each, HeldOpen)), None)
         return Position(number=self._next[Lane.BULK] if first is None else first.number)
 
     # -- links ------------------------------------------------------------------------------
@@ -251,17 +195,18 @@ class Inflow:
             self._duplicate(lane)
             return
         self._next[lane] = number + 1
-        held = _HeldSmall(number, data)
+        held = HeldSmall(number, data)
         if self._held_small or not self._take_small(held):
             self._hold(lane, len(data) + HEADER_BYTES)
             self._held_small.append(held)
 
-    def _take_small(self, held: _HeldSmall) -> bool:
+    def _take_small(self, held: HeldSmall) -> bool:
         """Have it in the inbox, or refused; False when it has to wait."""
         lane, size = Lane.CONTROL, len(held.data)
         if not held.admitted:
-            wait_s = self._may_come(lane, size)
+            wait_s = self._rates.ask(lane, size, self.admit, self.inbox.clock())
             if 0 < wait_s < math.inf:
+                self.counters.add("inbound.delayed")
                 return False
             if wait_s == math.inf:
                 self._accepted = held.number + 1
@@ -273,18 +218,6 @@ class Inflow:
         self._accepted = held.number + 1
         self._took(lane, size + HEADER_BYTES)
         return True
-
-    def _may_come(self, lane: Lane, size: int) -> float:
-        """What the authorizer says; while it said to wait it is not asked."""
-        now = self.inbox.clock()
-        if now < self._not_before[lane]:
-            return self._not_before[lane] - now
-        wait_s = self.admit(size)
-        if 0 < wait_s < math.inf:
-            self.counters.add("inbound.delayed")
-            wait_s = max(wait_s, _RATE_WAIT_S)
-            self._not_before[lane] = now + wait_s
-        return wait_s
 
     def _offer(self, data: bytes) -> bool:
         taken = self.inbox.offer(
@@ -304,7 +237,7 @@ class Inflow:
             self._duplicate(lane)
             return
         self._next[lane] = number + 1
-        held = _HeldOpen(number, opening)
+        held = HeldOpen(number, opening)
         if self._held_large or not self._open(held):
             self._hold(lane, HEADER_BYTES)
             self._held_large.append(held)
@@ -312,7 +245,7 @@ class Inflow:
     def _goes_on(self, number: int) -> bool:
         return self._partial is not None and self._partial.number == number
 
-    def _open(self, held: _HeldOpen) -> bool:
+    def _open(self, held: HeldOpen) -> bool:
         """Make ready for the bytes of a message; False when it has to wait."""
         number, total, offset = held.number, held.opening.total, held.opening.offset
         partial = self._partial
@@ -328,12 +261,13 @@ class Inflow:
             raise FrameError(f"message {number} goes on at byte {offset}; none of it is here")
         self.drop_partial()
         if held.admitted is None:
-            wait_s = self._may_come(Lane.BULK, total)
+            wait_s = self._rates.ask(Lane.BULK, total, self.admit, self.inbox.clock())
             if 0 < wait_s < math.inf:
+                self.counters.add("inbound.delayed")
                 return False
             held.admitted = wait_s == 0
         if not held.admitted:
-            self._partial = _Partial(number, total, self._meter())
+            self._partial = Partial(number, total, self._meter())
             return True
         now = self.inbox.clock()
         if held.waits_since is None:
@@ -342,13 +276,13 @@ class Inflow:
         if claim is None:
             return False
         try:
-            buffer = _allocate(total, held.opening.anchor)
+            buffer = allocate(total, held.opening.anchor)
         except (MemoryError, OSError):
             self.inbox.drop(claim)
             self.counters.add("inbound.unallocated")
-            self._partial = _Partial(number, total, self._meter())
+            self._partial = Partial(number, total, self._meter())
             return True
-        self._partial = _Partial(number, total, claim.meter, claim, buffer)
+        self._partial = Partial(number, total, claim.meter, claim, buffer)
         return True
 
     def _meter(self) -> Meter:
@@ -358,7 +292,7 @@ class Inflow:
         """The next bytes of a large message; raises FrameError."""
         if self._held_large or not self._store(number, data):
             self._hold(Lane.BULK, len(data))
-            self._held_large.append(_Bytes(number, bytes(data)))
+            self._held_large.append(HeldBytes(number, bytes(data)))
             if self._partial is not None:
                 self._partial.meter.pause(self.inbox.clock())
 
@@ -415,7 +349,7 @@ class Inflow:
                 self._accepted = self._next[lane]
         while self._held_large:
             each = self._held_large[0]
-            if isinstance(each, _Bytes):
+            if isinstance(each, HeldBytes):
                 if not self._store(each.number, each.data):
                     break
                 self._held[Lane.BULK] -= len(each.data)
@@ -446,11 +380,8 @@ class Inflow:
     def _took(self, lane: Lane, size: int) -> None:
         acks = self.acks[lane]
         acks.since += size
-        window = (
-            self.limits.control_window_bytes
-            if lane is Lane.CONTROL
-            else self.limits.bulk_window_bytes
-        )
+        limits, control = self.limits, lane is Lane.CONTROL
+        window = limits.control_window_bytes if control else limits.bulk_window_bytes
         if acks.since * _ACK_PART >= window:
             acks.due = True
 
@@ -465,17 +396,3 @@ class Inflow:
             raise FrameError(
                 f"a message of {size} bytes; at most {self.limits.max_message_bytes} are taken"
             )
-
-
-def _allocate(size: int, anchor: int) -> memoryview:
-    """Memory for one message, with its byte `anchor` aligned; raises MemoryError or OSError."""
-    skipped = -anchor % _ALIGN_BYTES
-    if size < _MAPPED_BYTES:
-        return memoryview(bytearray(skipped + size))[skipped:]
-    # Private, which is not Python's default: of shared memory Linux gives small pages only, whose
-    # 16,000 faults take a 64 MiB message 50 ms; large ones take 4.
-    mapped = mmap.mmap(-1, skipped + size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(mapped)[skipped:]

@@ -82,8 +82,7 @@ class PeerTable:
         self._known: OrderedDict[PeerId, None] = OrderedDict()
         # Peers of which something is held for want of room in the inbox.
         self._held: dict[PeerId, None] = {}
-        inbox.on_room = self._room_made
-        inbox.is_known = self.gate.is_known
+        inbox.on_room, inbox.is_known = self._room_made, self.gate.is_known
         # Called when a session will have to be looked at by `expire`.
         self.on_lost: Callable[[], None] = lambda: None
 
@@ -321,12 +320,11 @@ class PeerTable:
             self._held[session.peer] = None
         return session.flow
 
-    def announce(self, link: Link) -> None:
+    def announce(self, link: Link | None) -> None:
         """Make the link the feeder, from where the record stands."""
-        session = self.session(link.peer)
-        hello = link.hello
-        if hello is None:
+        if link is None or (hello := link.hello) is None:
             return
+        session = self.session(link.peer)
         flow = session.flow
         if flow is None or flow.exchange != hello.exchange:
             self._drop_flow(session)
@@ -339,7 +337,7 @@ class PeerTable:
                 counters=self._counters,
                 admit=self.gate.admits_from(session.peer),
                 address=link.carrier.address,
-                on_evicted=lambda: self._evicted(session),
+                on_evicted=lambda: self.announce(session.feeder),
             )
         flow.address = link.carrier.address
         session.feeder = link
@@ -371,18 +369,12 @@ class PeerTable:
         """Take what was held: of all peers, since some room is everybody's."""
         for peer in list(self._held):
             session = self._sessions.get(peer)
-            if session is None or session.flow is None or session.feeder is None:
-                self._held.pop(peer, None)
-                continue
-            if session.flow.pump():
-                session.feeder.acks_changed()
-            if not session.flow.held_bytes:
-                self._held.pop(peer, None)
-
-    def _evicted(self, session: PeerSession) -> None:
-        """What was received of a message is given up: have its sender begin it again."""
-        if session.feeder is not None:
-            self.announce(session.feeder)
+            if session is not None and session.flow is not None and session.feeder is not None:
+                if session.flow.pump():
+                    session.feeder.acks_changed()
+                if session.flow.held_bytes:
+                    continue
+            self._held.pop(peer, None)
 
     # -- changes of the links --------------------------------------------------------------
 

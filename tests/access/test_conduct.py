@@ -122,7 +122,7 @@ def test_the_policy_throttles_cuts_and_takes_back():
     while policy.explain(PEER, now_ns=0, unix_s=0.0)[4].detail.startswith("it has") or (
         "throttled" not in policy.explain(PEER, now_ns=0, unix_s=0.0)[4].detail
     ):
-        assert not policy.offence(PEER, Offence.UNDECODABLE, now_ns=0)
+        assert not policy.conduct.note(PEER, Offence.UNDECODABLE, 0)
     # Throttled: so many at once, and the rest has to wait, but is not refused.
     passed = [decide(policy, 0) for _ in range(150)]
     assert sum(each.allowed for each in passed) == THROTTLED.burst
@@ -132,7 +132,7 @@ def test_the_policy_throttles_cuts_and_takes_back():
     assert decide(policy, late.wait_s).allowed
     assert policy.decide_peer(PEER, now_ns=0).allowed
     # Cut: refused before it has said anything, and with what it had under way.
-    while not policy.offence(PEER, Offence.UNDECODABLE, now_ns=0):
+    while not policy.conduct.note(PEER, Offence.UNDECODABLE, 0):
         pass
     for decision in (
         policy.decide_peer(PEER, now_ns=0),
@@ -148,8 +148,8 @@ def test_the_policy_throttles_cuts_and_takes_back():
         assert "undecodable 20" in decision.detail
     assert decide(policy, 0, OTHER).allowed
     assert policy.decide_peer(PEER, now_ns=int(BACKOFF_S * S_NS)).allowed
-    policy.offence(PEER, Offence.FLOOD, now_ns=0)
-    policy.pardon(PEER)
+    policy.conduct.note(PEER, Offence.FLOOD, 0)
+    policy.conduct.pardon(PEER)
     assert policy.decide_peer(PEER, now_ns=0).allowed
     assert policy.explain(PEER, now_ns=0, unix_s=0.0)[4].detail == "it has done nothing wrong"
 
@@ -157,10 +157,10 @@ def test_the_policy_throttles_cuts_and_takes_back():
 def test_who_is_known():
     policy = Policy()
     assert not policy.is_known(PEER, now_ns=0)
-    policy.make_known(PEER)
+    policy.conduct.make_known(PEER)
     assert policy.is_known(PEER, now_ns=0)
-    policy.offence(PEER, Offence.UNKNOWN_SITE, now_ns=0)
+    policy.conduct.note(PEER, Offence.UNKNOWN_SITE, 0)
     assert policy.is_known(PEER, now_ns=0), "one thing is no matter"
-    policy.offence(PEER, Offence.FLOOD, now_ns=0)
+    policy.conduct.note(PEER, Offence.FLOOD, 0)
     assert not policy.is_known(PEER, now_ns=0)
     assert policy.is_known(PEER, now_ns=int(HALF_LIFE_S * S_NS))

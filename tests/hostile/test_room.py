@@ -10,8 +10,8 @@ from tests.chaos.cluster import Rounds
 from tests.hostile.room import HOLDERS
 from tests.hostile.stranger import attack, identity_of
 
-# Envelopes of a round in one frame each, or in chunks of 1 MiB.
-SIZES = [4, 2**18]
+# Weights of a round: an envelope in one frame, or 1 MiB in chunks.
+SIZES = [pytest.param(4, marks=pytest.mark.slow), 2**18]
 MOST_LOG_CHARS = 200_000
 # Queues and arenas; not the 256 MiB that are announced.
 MORE_RSS_MB = 60.0

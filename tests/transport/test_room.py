@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import dataclass, field
 
@@ -10,10 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multiaddr import Multiaddr
 
+from bbnode.access.authorizer import PolicyAuthorizer
+from bbnode.access.buckets import Rate
+from bbnode.access.conduct import BACKOFF_S, Offence
+from bbnode.access.decision import Limits
+from bbnode.access.policy import Policy
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import EnvelopeReceived, ProtocolViolation, Violation
+from bbnode.transport.backend import (
+    Direction,
+    EnvelopeReceived,
+    ProtocolViolation,
+    SendFailed,
+    Violation,
+)
 from bbnode.transport.counters import Counters
+from bbnode.transport.errors import QueueFullError
 from bbnode.transport.framing import FrameType, Lane, Open, encode_header, encode_open
+from bbnode.transport.gate import Gate
 from bbnode.transport.inbox import Inbox
 from bbnode.transport.inflow import Inflow
 from bbnode.transport.limits import TransportLimits
@@ -379,3 +393,75 @@ async def test_a_frame_has_to_come_whole_in_time(nursery, autojump_clock):
     assert trio.current_time() - start >= a.limits.frame_s
     assert a.count("links.slow") == 1
     assert a.inbox.envelopes == 3
+
+
+def ruled(side: Side, policy: Policy) -> None:
+    """Have a policy decide what comes to a side, on trio's clock."""
+    authorizer = PolicyAuthorizer(
+        policy, monotonic_ns=lambda: int(trio.current_time() * 1e9), unix_s=lambda: 0.0
+    )
+    side.table.gate = Gate(authorizer, side.counters)
+
+
+async def test_what_is_over_a_rate_waits_and_comes_in_order(nursery, autojump_clock):
+    a, b = Side(SMALL), Side(LARGE)
+    policy = Policy(limits=Limits(messages=Rate(per_second=10, burst=5)))
+    ruled(b, policy)
+    connect(a, b, nursery)
+    await quiet()
+    b.drain()
+    small = [f"small {n}".encode() for n in range(95)]
+    large = [bytes([n]) * 100_000 for n in range(5)]
+    for tag, message in enumerate(small + large):
+        a.table.send(LARGE, message, tag)
+    start, got = trio.current_time(), []
+    while len(got) < 100:
+        event = await b.inbox.receive()
+        assert isinstance(event, EnvelopeReceived)
+        got.append(bytes(event.data))
+    # 5 at once, and 95 at 10 a second.
+    assert 9.0 <= trio.current_time() - start <= 15.0
+    assert [each for each in got if len(each) < 100] == small
+    assert [each for each in got if len(each) > 100] == large
+    await a.table.session(LARGE).queue.wait_idle()
+    assert not any(isinstance(event, SendFailed) for event in a.drain())
+    assert b.count("inbound.delayed") > 0
+    assert b.count("access.denied") == b.count("links.slow") == b.count("links.stalled") == 0
+
+
+async def test_a_fast_sender_over_its_rate_fills_its_own_queue_and_no_more(nursery, autojump_clock):
+    a, b = Side(SMALL), Side(LARGE)
+    ruled(b, Policy(limits=Limits(messages=Rate(per_second=10, burst=1))))
+    connect(a, b, nursery)
+    await quiet()
+    for tag in range(a.limits.queue_envelopes):
+        a.table.send(LARGE, bytes(10_000), tag)
+    await quiet()
+    # As many wait as may, but for the few that came in.
+    sent = 0
+    with contextlib.suppress(QueueFullError):
+        while sent < 100:
+            a.table.send(LARGE, bytes(10_000), sent)
+            sent += 1
+    assert sent < 10
+    assert b.table.session(SMALL).flow.held_bytes <= b.limits.control_window_bytes
+
+
+async def test_who_is_cut_off_is_sent_away_and_gets_nothing_in(nursery, autojump_clock):
+    a, b = Side(SMALL), Side(LARGE)
+    policy = Policy()
+    ruled(b, policy)
+    one, _ = connect(a, b, nursery)
+    await quiet()
+    b.drain()
+    while not policy.conduct.note(SMALL, Offence.UNDECODABLE, int(trio.current_time() * 1e9)):
+        pass
+    a.table.send(LARGE, b"more of it", 1)
+    b.table.reauthorize()
+    with trio.fail_after(b.limits.farewell_s + 1):
+        await one.closed.wait()
+    assert not any(isinstance(event, EnvelopeReceived) for event in b.drain())
+    assert b.table.gate.denied["misconduct"] >= 1
+    assert not b.table.admits(SMALL, Direction.INBOUND)
+    await trio.sleep(BACKOFF_S)
+    assert b.table.admits(SMALL, Direction.INBOUND)

@@ -125,7 +125,7 @@ class AccessControl:
 
     def offence(self, peer: PeerId, offence: Offence) -> bool:
         """A peer did something wrong; True when it was cut off for that, just now."""
-        is_cut = self.policy.offence(peer, offence, now_ns=self._monotonic_ns())
+        is_cut = self.policy.conduct.note(peer, offence, self._monotonic_ns())
         if is_cut:
             self.on_change()
         return is_cut
@@ -142,7 +142,7 @@ class AccessControl:
                 "(SIGHUP)"
             )
         self._set_blocked(self._blocked - {peer})
-        self.policy.pardon(peer)
+        self.policy.conduct.pardon(peer)
 
     def _set_blocked(self, blocked: frozenset[PeerId]) -> None:
         before = self._blocked
