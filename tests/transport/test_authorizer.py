@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import trio
 
+from bbnode.access.decision import Standing
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import (
     Direction,
@@ -27,6 +28,7 @@ from tests.transport.test_libp2p_backend import CALM, LOOPBACK, next_event
 class Answer:
     allowed: bool = True
     reason: str = ""
+    standing: Standing = Standing.STRANGER
 
 
 @dataclass
