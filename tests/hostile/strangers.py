@@ -9,7 +9,6 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.utils import encode_uvarint
 from multiaddr import Multiaddr
 
-from bbnode.transport.framing import Lane
 from tests.hostile.stranger import liar, stranger
 from tests.patience import PATIENCE_S
 
@@ -18,6 +17,10 @@ MIB = 1024 * 1024
 # More than the node may keep of all of them together.
 EACH_BYTES = 100 * MIB
 SILENT = 1024
+# The length of a message of 8 GiB.
+ANNOUNCED = encode_uvarint(2**33)
+# Its handler writes, and reads nothing.
+IDENTIFY = "/ipfs/id/1.0.0"
 NEWCOMERS = 3
 
 
@@ -34,7 +37,7 @@ async def lengths(address: Multiaddr) -> None:
         stream = await tcp(address)
         async with stream:
             with contextlib.suppress(trio.BrokenResourceError):
-                await stream.send_all(encode_uvarint(2**33))
+                await stream.send_all(ANNOUNCED)
                 for _ in range(EACH_BYTES // MIB):
                     await stream.send_all(bytes(MIB))
 
@@ -44,22 +47,23 @@ async def lengths(address: Multiaddr) -> None:
 
 
 async def unread(address: Multiaddr) -> None:
-    """Much more than their windows is poured into streams that nobody reads: some of them a lane
-    that waits for its hello, the others of no protocol. Each connection has to be cut.
+    """Much more than their windows is poured into streams that nobody reads: those of a handler
+    that has done what it does, and those that are not negotiated. Each connection has to be cut.
     """
 
-    async def pour(stream: object) -> None:
+    async def pour(stream: object, begin: bytes) -> None:
         stream.muxed_stream.send_window = 2**40  # type: ignore[attr-defined]
         with contextlib.suppress(BaseLibp2pError):
+            await stream.write(begin)  # type: ignore[attr-defined]
             for _ in range(EACH_BYTES // MIB):
                 await stream.write(bytes(MIB))  # type: ignore[attr-defined]
 
     async def one(number: int) -> None:
         async with stranger(address, number) as peer, trio.open_nursery() as nursery:
             with contextlib.suppress(BaseLibp2pError):
-                nursery.start_soon(pour, await peer.stream(Lane.BULK))
-                for _ in range(8):
-                    nursery.start_soon(pour, await peer.connection.new_stream())
+                for _ in range(3):
+                    nursery.start_soon(pour, await peer.stream(IDENTIFY), b"")
+                    nursery.start_soon(pour, await peer.connection.new_stream(), ANNOUNCED)
             with trio.fail_after(PATIENCE_S):
                 await peer.connection.event_closed.wait()
 

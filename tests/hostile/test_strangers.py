@@ -18,6 +18,8 @@ MORE_RSS_MB = 40.0
 MORE_RSS_SILENT_MB = 80.0
 MORE_FILES = 3
 ROUND_S = 20.0
+# Of 0.2 s at least.
+ROUNDS_TO_CLOSE = 100
 
 
 @pytest.mark.parametrize(
@@ -41,8 +43,12 @@ def test_strangers_take_nothing(cluster: Cluster, name: str, more_rss_mb: float)
         assert max(each["seconds"] for each in during) < ROUND_S
         assert all(len(each["responded"]) == len(cluster.clients) for each in during)
         assert _most_rss_mb(cluster.server.pid) <= before_mb + more_rss_mb
-        rounds.more(3)
-        assert cluster.server.owned().files <= before.files + MORE_FILES
+        # What the kernel had accepted for the node is looked at, and lives 3 s at most.
+        left = ROUNDS_TO_CLOSE
+        while left and cluster.server.owned().files > before.files + MORE_FILES:
+            rounds.more(1)
+            left -= 1
+        assert left
 
 
 def _until_ended(rounds: Rounds, process: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
