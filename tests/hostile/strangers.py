@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import trio
 from libp2p.exceptions import BaseLibp2pError
@@ -51,12 +52,14 @@ async def unread(address: Multiaddr) -> None:
     that has done what it does, and those that are not negotiated. Each connection has to be cut.
     """
 
-    async def pour(stream: object, begin: bytes) -> None:
-        stream.muxed_stream.send_window = 2**40  # type: ignore[attr-defined]
+    async def pour(stream: Any, begin: bytes) -> None:
+        # The muxer's own: it writes whatever the node has said of the stream.
+        muxed = stream.muxed_stream
+        muxed.send_window = 2**40
         with contextlib.suppress(BaseLibp2pError):
-            await stream.write(begin)  # type: ignore[attr-defined]
+            await muxed.write(begin)
             for _ in range(EACH_BYTES // MIB):
-                await stream.write(bytes(MIB))  # type: ignore[attr-defined]
+                await muxed.write(bytes(MIB))
 
     async def one(number: int) -> None:
         async with stranger(address, number) as peer, trio.open_nursery() as nursery:
