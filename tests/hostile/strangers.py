@@ -18,6 +18,8 @@ MIB = 1024 * 1024
 # More than the node may keep of all of them together.
 EACH_BYTES = 100 * MIB
 SILENT = 1024
+# Before a silent socket that the node has closed is opened again.
+AGAIN_S = 5.0
 # The length of a message of 8 GiB.
 ANNOUNCED = encode_uvarint(2**33)
 # Its handler writes, and reads nothing.
@@ -86,8 +88,8 @@ async def silent(address: Multiaddr) -> None:
                 async with await tcp(address) as stream:
                     while await stream.receive_some(4096):
                         pass
-            # Closed at once: the next one a little later, as the kernel's own limits have it.
-            await trio.sleep(1.0)
+            # Sockets that are held, no flood of new ones.
+            await trio.sleep(AGAIN_S)
 
     async with trio.open_nursery() as nursery:
         for _ in range(SILENT):

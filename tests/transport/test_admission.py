@@ -111,6 +111,16 @@ def test_who_speaks_is_dropped_after_who_is_silent():
     assert door.dropped == [6, 1]
 
 
+def test_who_was_not_read_yet_is_not_silent():
+    door = Door()
+    places = [door.accept(now=n / 10) for n in range(6)]
+    assert places[0] is not None
+    places[0].has_spoken = lambda: True
+    assert door.accept(now=1.0) is not None
+    assert door.dropped == [2]
+    assert places[0].stage is Stage.SPEAKING
+
+
 def test_a_crowded_prefix_pays_for_its_crowd():
     door = Door(replace(LIMITS, waiting_per_address=6, waiting_per_network=6))
     door.accept("9.9.9.9", now=0.0)
