@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -63,6 +64,10 @@ PREPARE_PATIENCE_S = 45.0
 _QUIET_STEPS = (steps.AppEvent, steps.Telemetry, steps.ExecutionFinished, *TRACE_STEPS)
 
 
+# Connections (1,024), those that wait for a hello (256), as many again that are being closed, and
+# files, with room to spare.
+OPEN_FILES: Final = 4096
+
 # Watches a node from within, from when its control plane is up until it has stopped.
 Companion = Callable[[Host], Awaitable[None]]
 
@@ -75,6 +80,7 @@ def run_daemon(
     `record` is a new file for all that comes in.
     """
     assembly.import_components(resolved.config.node.components)
+    raise_file_limit()
     with (
         paths.lock_state_dir(resolved.state_dir),
         nullcontext() if record is None else RecordFile(record) as sink,
@@ -90,6 +96,17 @@ def run_daemon(
         os._exit(0)
     daemon.last_resort.disarm()
     return 0
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as its connections and state need, if it may.
+
+    Many systems begin with 1,024, which is as many as the connections alone.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 class Daemon:

@@ -62,6 +62,9 @@ class Place:
     standing: Standing = Standing.STRANGER
     # Dialled by us: whom we want to have.
     dialled: bool = False
+    # Whether bytes have come that nobody has read: on a busy machine nobody is dropped for our
+    # own slowness.
+    has_spoken: Callable[[], bool] = lambda: False
 
 
 @dataclass(slots=True)
@@ -207,22 +210,27 @@ class Admission:
         """Make room among those that wait: of the most crowded prefix, silent before speaking,
         the one that waits for longest. False when all are within their grace, or known.
         """
-        worst = max(
-            (
-                place
-                for place in places
-                if now_s - place.since_s >= GRACE_S[place.stage]
-                and not (place.peer is not None and self._known(place.peer))
-            ),
-            key=lambda place: (
-                self._waiting.crowd(place),
-                place.stage is Stage.SILENT,
-                -place.since_s,
-            ),
-            default=None,
-        )
-        if worst is None:
-            return False
+        there = list(places)
+        while True:
+            worst = max(
+                (
+                    place
+                    for place in there
+                    if now_s - place.since_s >= GRACE_S[place.stage]
+                    and not (place.peer is not None and self._known(place.peer))
+                ),
+                key=lambda place: (
+                    self._waiting.crowd(place),
+                    place.stage is Stage.SILENT,
+                    -place.since_s,
+                ),
+                default=None,
+            )
+            if worst is None:
+                return False
+            if worst.stage is not Stage.SILENT or not worst.has_spoken():
+                break
+            worst.stage = Stage.SPEAKING
         self._counters.add("sockets.dropped")
         self._evict(worst, "it said nothing for too long, and others wait")
         return True

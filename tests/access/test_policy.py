@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from bbnode.access import policy as policy_module
 from bbnode.access.authorizer import PolicyAuthorizer
 from bbnode.access.buckets import Rate
-from bbnode.access.decision import Limits, Reason
+from bbnode.access.decision import Limits, Reason, Standing
 from bbnode.access.errors import PolicyError
 from bbnode.access.policy import MAX_ADMITTED, MAX_LISTED_PEERS, MAX_REFUSED, RULES, Policy
+from bbnode.access.redeem import Ledger, Redeemed
 from bbnode.access.revocation import revoke
 from bbnode.access.statement import CLOCK_SKEW_S
 from bbnode.access.ticket import Invitation, make_ticket
@@ -168,7 +169,15 @@ def test_a_guest_connects_with_a_ticket_to_redeem_it_and_no_more():
         decision = connect(policy, credentials=shown, classes=(), unix_s=at)
         assert decision.reason is Reason.NOT_A_MEMBER
     assert not connect(Policy(network=NETWORK), credentials=ticket(), classes=()).allowed
-    assert connect(policy, credentials=member_of().raw).allowed
+    assert connect(policy, credentials=ticket(), classes=()).standing is Standing.GUEST
+    # Used up: nobody comes with it, but who used it and lost the answer.
+    used = Redeemed(expires_s=NOW_S + 60, peers=(OTHER.peer_id,))
+    policy.set_ledger(Ledger(tickets={b"n" * 16: used}))
+    assert not connect(policy, credentials=ticket(), classes=()).allowed
+    assert connect(policy, OTHER.peer_id, credentials=ticket(), classes=()).allowed
+    member = connect(policy, credentials=member_of().raw)
+    assert (member.allowed, member.standing) == (True, Standing.MEMBER)
+    assert connect(Policy()).standing is Standing.STRANGER
     assert envelope(policy).allowed
     policy.block(PEER)
     assert connect(policy, credentials=ticket(), classes=()).reason is Reason.BLOCKLISTED

@@ -17,7 +17,7 @@ from tests.hostile.stranger import envelope, hello_frame, liar, stranger
 
 CONNECTIONS = 20
 LASTS_S = 4.0
-# All that a half-open attack may wait: the node closes who says no hello after ten seconds.
+# All that a half-open attack may wait: the node closes who says no hello after five seconds.
 HELD_S = 12.0
 RANDOM = random.Random(7)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import trio
 
+from bbnode.access.decision import Standing
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import (
     Direction,
@@ -29,6 +30,7 @@ class Answer:
     allowed: bool = True
     reason: str = ""
     wait_s: float = 0.0
+    standing: Standing = Standing.STRANGER
 
 
 @dataclass

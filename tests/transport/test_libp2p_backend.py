@@ -38,7 +38,12 @@ BULK = "/bbnode/bulk/1"
 
 
 # Nobody is cut off because this machine stood still: a farewell that is not answered hangs.
-CALM = TransportLimits(hello_timeout_s=PATIENCE_S, farewell_s=PATIENCE_S)
+CALM = TransportLimits(
+    authenticate_s=PATIENCE_S,
+    hello_timeout_s=PATIENCE_S,
+    dialled_hello_s=PATIENCE_S,
+    farewell_s=PATIENCE_S,
+)
 
 
 def make(name: str, listen: Multiaddr = LOOPBACK, **options) -> Libp2pBackend:

@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from bbnode.access.decision import Standing
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import (
     EnvelopeReceived,
@@ -30,6 +31,7 @@ from bbnode.transport.framing import (
     encode_header,
     encode_open,
 )
+from bbnode.transport.gate import Gate
 from bbnode.transport.hello import encode_hello
 from bbnode.transport.inbox import Inbox
 from bbnode.transport.link import Link
@@ -521,3 +523,43 @@ async def test_cancelled_from_outside_still_closes_and_reports():
     assert one.carrier.closed
     assert a.table.links() == []
     assert [type(e) for e in a.drain()] == [PeerConnected, PeerDisconnected]
+
+
+async def test_of_all_connections_the_one_with_most_unread_goes(nursery):
+    a = Side(SMALL, TransportLimits(all_unread_bytes=1000))
+    others = [Side(PeerId.from_seed(name)) for name in ("three", "four", "five")]
+    links = [connect(other, a, nursery)[1] for other in others]
+    await quiet()
+    for link, size in zip(links, (400, 900, 300), strict=True):
+        link.carrier._pipes[0].buffer += bytes(size)
+    a.table.check_unread()
+    assert [link.is_doomed() for link in links] == [False, True, False]
+    assert a.count("inbound.flooded") == 1
+
+
+class Guests:
+    """An authorizer to whom everybody is a guest."""
+
+    allowed, reason, standing = True, "", Standing.GUEST
+
+    def connection(self, *_: object) -> Guests:
+        return self
+
+    hello = envelope = connection
+
+
+async def test_a_guest_stays_for_30_s_and_few_are_there(nursery, autojump_clock):
+    a = Side(SMALL, TransportLimits(max_guests=1))
+    a.table.gate = Gate(Guests(), a.counters)
+    first, second = Side(LARGE), Side(PeerId.from_seed("three"))
+    begun = trio.current_time()
+    _, guest = connect(first, a, nursery)
+    await guest.settled.wait()
+    assert guest.state is LinkState.UP
+    _, refused = connect(second, a, nursery)
+    await refused.closed.wait()
+    assert "as many guests as may be" in refused.reason
+    await guest.closed.wait()
+    assert "guest's time" in guest.reason
+    assert 30 <= trio.current_time() - begun <= 30 + 2 * guest.limits.farewell_s
+    assert a.table.admission.settled == a.table.admission.waiting == 0

@@ -338,6 +338,7 @@ class Libp2pBackend(LinkBackend):
             yield False
             return
         stream.place, stream.on_heard = place, lambda: admission.heard(place)
+        place.has_spoken = stream.has_come
         try:
             yield True
         finally:

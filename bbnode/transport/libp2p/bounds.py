@@ -219,11 +219,15 @@ class Strays:
 
 
 async def reset_muxed(muxed: Any) -> None:
-    """Reset a stream that has no owner; waits for its turn to write, at most until the end of the
-    connection.
+    """Reset a stream that has no owner, and wake the task that reads on it (S12).
+
+    It waits for its turn to write, at most until the end of the connection.
     """
+    arrived = muxed.conn.stream_events.get(muxed.stream_id)
     try:
         await muxed.reset()
     except Exception as error:  # noqa: BLE001 - declared boundary: libp2p lets anything out
         log.debug("a reset failed: %r", error)
     drop_stream(muxed)
+    if arrived is not None:
+        arrived.set()

@@ -122,6 +122,15 @@ class ReadAheadStream(TrioTCPStream):
         self.place: Place | None = None
         self.on_heard: Callable[[], None] | None = None
 
+    def has_come(self) -> bool:
+        """Whether the system has bytes of it that were not read yet."""
+        try:
+            # Of the system's own socket: trio's would wait, and does not tell.
+            with socket.socket(fileno=os.dup(self.stream.socket.fileno())) as peeked:
+                return bool(peeked.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
     def secured(self) -> None:
         """The other side has proved who it is."""
         self._most, self._left = _READ_AHEAD_BYTES, None

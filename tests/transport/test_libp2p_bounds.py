@@ -1,0 +1,329 @@
+"""S16 to S19: what a stranger announces is not read, kept or waited for. Real hosts on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+
+import pytest
+import trio
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.stream_muxer.yamux import yamux
+from libp2p.utils import encode_delim, encode_uvarint
+from multiaddr import Multiaddr
+
+from bbnode.transport.backend import EnvelopeReceived, HelloRefused, PeerConnected
+from bbnode.transport.identity import Identity
+from bbnode.transport.libp2p.bounds import MAX_NEGOTIATION_MESSAGES
+from bbnode.transport.libp2p.tcp import MAX_UNSECURED_BYTES, BoundedTcp
+from bbnode.transport.libp2p.workarounds import Bounds, build_host, running
+from bbnode.transport.limits import TransportLimits
+from tests.patience import PATIENCE_S
+from tests.transport.test_libp2p_backend import CALM, make, next_event
+from tests.transport.test_libp2p_workarounds import LOOPBACK, dial, never
+
+TAKE = "/test/take/1"
+HEADER = encode_delim(b"/multistream/1.0.0")
+KIB = 1024
+
+
+class Watched:
+    """A host that reads nothing of the streams that are opened to it, and tells what it refused."""
+
+    def __init__(self, **bounds) -> None:
+        self.refused: list[str] = []
+        self.late = 0
+        self.host = build_host(
+            Identity.from_seed(b"w" * 32),
+            BoundedTcp(),
+            max_connections=9,
+            max_per_peer=4,
+            bounds=Bounds(
+                **{
+                    "authenticate_s": 10 * PATIENCE_S,
+                    "on_late": self._on_late,
+                    "on_refused": lambda _muxer, reason: self.refused.append(reason),
+                    **bounds,
+                }
+            ),
+        )
+        self.host.set_stream_handler(TAKE, never)
+
+    def _on_late(self) -> None:
+        self.late += 1
+
+
+def attacker():
+    return build_host(
+        Identity.from_seed(b"x" * 32), BoundedTcp(), max_connections=9, max_per_peer=4
+    )
+
+
+async def tcp(address: Multiaddr) -> trio.SocketStream:
+    host, port = address.value_for_protocol("ip4"), address.value_for_protocol("tcp")
+    return await trio.open_tcp_stream(str(host), int(port))
+
+
+async def closed(stream: trio.SocketStream) -> None:
+    """The other side has closed it."""
+    with trio.fail_after(PATIENCE_S), contextlib.suppress(trio.BrokenResourceError):
+        while await stream.receive_some(65_536):
+            pass
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encode_uvarint(2**33) + bytes(100),
+        encode_uvarint(64 * KIB) + bytes(100),
+        encode_uvarint(2 * KIB) + bytes(100),
+        b"\x80" * 20,
+        b"\x00" + bytes(20),
+        encode_uvarint(4) + b"abcd",
+        encode_delim(b"\xff\xfe"),
+        HEADER + encode_delim(b"ls") * (MAX_NEGOTIATION_MESSAGES + 1),
+        HEADER + encode_delim(b"/noise") + b"\xff\xff" + bytes(MAX_UNSECURED_BYTES),
+    ],
+)
+async def test_nothing_long_is_read_before_the_handshake(data):
+    """S16, S19: the connection ends at what it announced, long before its time is over."""
+    server = Watched()
+    async with running(server.host, [LOOPBACK]):
+        stream = await tcp(server.host.get_transport_addrs()[0])
+        async with stream:
+            with contextlib.suppress(trio.BrokenResourceError):
+                await stream.send_all(data)
+            await closed(stream)
+    assert server.late == 0
+
+
+async def test_who_does_not_authenticate_in_time_goes():
+    server = Watched(authenticate_s=0.2)
+    async with running(server.host, [LOOPBACK]):
+        for data in (b"", HEADER, HEADER + encode_delim(b"/noise")):
+            stream = await tcp(server.host.get_transport_addrs()[0])
+            async with stream:
+                if data:
+                    await stream.send_all(data)
+                await closed(stream)
+    assert server.late == 3
+
+
+@pytest.mark.parametrize("data", [encode_uvarint(2**33) + bytes(KIB), encode_delim(b"\xff\xfe")])
+async def test_nothing_long_is_read_before_a_stream_has_its_protocol(data):
+    """S16: the stream is reset, the connection and its other streams go on."""
+    server, client = Watched(), attacker()
+    async with running(server.host, [LOOPBACK]), running(client, []):
+        connection = await dial(client, server.host)
+        stream = await connection.new_stream()
+        await stream.write(data)
+        with trio.fail_after(PATIENCE_S), contextlib.suppress(BaseLibp2pError):
+            while await stream.read(4096):
+                pass
+        assert not connection.event_closed.is_set()
+        await client.new_stream(server.host.get_id(), [TAKE])
+    assert server.refused == []
+
+
+async def test_a_window_is_enforced():
+    """S17: a sender that takes the window for endless."""
+    server, client = Watched(), attacker()
+    async with running(server.host, [LOOPBACK]), running(client, []):
+        connection = await dial(client, server.host)
+        stream = await client.new_stream(server.host.get_id(), [TAKE])
+        stream.muxed_stream.send_window = 2**40
+        with trio.fail_after(PATIENCE_S):
+            with contextlib.suppress(BaseLibp2pError):
+                await stream.write(bytes(400 * KIB))
+            await connection.event_closed.wait()
+    (reason,) = server.refused
+    assert "receive window" in reason
+
+
+async def test_all_streams_together_have_a_bound():
+    """S17: each within its window; negotiated, and not."""
+    server, client = Watched(unread_bytes=500 * KIB), attacker()
+    async with running(server.host, [LOOPBACK]), running(client, []):
+        connection = await dial(client, server.host)
+        with trio.fail_after(PATIENCE_S):
+            with contextlib.suppress(BaseLibp2pError):
+                for _ in range(3):
+                    stream = await client.new_stream(server.host.get_id(), [TAKE])
+                    await stream.write(bytes(200 * KIB))
+            await connection.event_closed.wait()
+    assert "over 512000 bytes" in server.refused[0]
+
+
+def frame(kind: int, flags: int, number: int, length: int, *, version: int = 0) -> bytes:
+    return struct.pack(yamux.YAMUX_HEADER_FORMAT, version, kind, flags, number, length)
+
+
+DATA, WINDOW, SYN = yamux.TYPE_DATA, yamux.TYPE_WINDOW_UPDATE, yamux.FLAG_SYN
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        # Lengths are refused before what follows is read: nothing follows here.
+        ([frame(DATA, SYN, 101, 2**24)], "receive window"),
+        ([frame(DATA, 0, 101, 2**24)], "receive window"),
+        ([frame(DATA, yamux.FLAG_ACK, 101, 2**32 - 1)], "receive window"),
+        ([frame(WINDOW, SYN, 2, 0)], "not the peer's"),
+        ([frame(WINDOW, SYN, 0, 0)], "not the peer's"),
+        ([frame(7, 0, 1, 0)], "no frame"),
+        ([frame(DATA, 0, 1, 0, version=3)], "no frame"),
+    ],
+)
+async def test_frames_that_must_not_be(frames, reason):
+    server, client = Watched(), attacker()
+    async with running(server.host, [LOOPBACK]), running(client, []):
+        connection = await dial(client, server.host)
+        with trio.fail_after(PATIENCE_S):
+            for each in frames:
+                await connection.muxed_conn._write_frame(each)
+            await connection.event_closed.wait()
+    assert reason in server.refused[0]
+
+
+async def test_streams_that_nobody_looked_at_are_counted():
+    """S17: libp2p makes them as they come, and hands them on one after the other."""
+    server, client = Watched(), attacker()
+    async with running(server.host, [LOOPBACK]), running(client, []):
+        connection = await dial(client, server.host)
+        burst = b"".join(frame(WINDOW, SYN, 101 + 2 * n, 0) for n in range(1000))
+        with trio.fail_after(PATIENCE_S):
+            with contextlib.suppress(BaseLibp2pError):
+                await connection.muxed_conn.secured_conn.write(burst)
+            await connection.event_closed.wait()
+        await until(lambda: not server.host.get_network().get_connections())
+
+
+async def test_a_reset_stream_keeps_nothing():
+    """S18: its handler gives up with much unread."""
+    server, client = Watched(), attacker()
+    unread = trio.Event()
+
+    async def gives_up(stream) -> None:
+        await unread.wait()
+        raise ValueError("on purpose")
+
+    server.host.set_stream_handler(TAKE, gives_up)
+    async with running(server.host, [LOOPBACK]), running(client, []):
+        await dial(client, server.host)
+        stream = await client.new_stream(server.host.get_id(), [TAKE])
+        await stream.write(bytes(200 * KIB))
+        (connection,) = server.host.get_network().get_connections()
+        muxer = connection.muxed_conn
+        with trio.fail_after(PATIENCE_S):
+            while muxer.guard.held() < 200 * KIB:
+                await trio.lowlevel.checkpoint()
+            unread.set()
+            while muxer.streams:
+                await trio.lowlevel.checkpoint()
+        assert not muxer.stream_buffers
+
+
+# -- a whole node ----------------------------------------------------------------------------
+
+
+def limits(**changes) -> TransportLimits:
+    fields = {name: getattr(CALM, name) for name in TransportLimits.__slots__}
+    return TransportLimits(**{**fields, **changes})
+
+
+async def until(reached) -> None:
+    with trio.fail_after(PATIENCE_S):
+        while not reached():
+            await trio.lowlevel.checkpoint()
+
+
+async def test_silent_sockets_shut_no_newcomer_out(nursery):
+    a = make("a", limits=limits(authenticate_s=10 * PATIENCE_S, max_waiting=4))
+    b = make("b")
+    await nursery.start(a.run)
+    await nursery.start(b.run)
+    for _ in range(12):
+        nursery.start_soon(closed_late, await tcp(a.listen_addresses()[0]))
+    b.keep_connected(a.peer_id, a.listen_addresses())
+    assert (await next_event(a, PeerConnected)).peer == b.peer_id
+    assert a.counters()["sockets.dropped"] >= 1
+    assert a.metrics().connections_opening <= 4
+
+
+async def closed_late(stream: trio.SocketStream) -> None:
+    async with stream:
+        with contextlib.suppress(trio.BrokenResourceError):
+            while await stream.receive_some(4096):
+                pass
+
+
+async def test_strangers_with_hellos_leave_room_for_whom_we_know(nursery):
+    a = make("a", limits=limits(max_connections=4, idle_stranger_s=10 * PATIENCE_S))
+    friend, *strangers = (make(name) for name in "fbcde")
+    for node in (a, friend, *strangers):
+        await nursery.start(node.run)
+    friend.keep_connected(a.peer_id, a.listen_addresses())
+    await next_event(a, PeerConnected)
+    a.send(friend.peer_id, b"we deal with each other", tag=1)
+    await until(lambda: a.peers()[0].acknowledged)
+    friend.forget(a.peer_id)
+    friend.disconnect(a.peer_id)
+    await until(lambda: not a.peers())
+    for stranger in strangers[:3]:
+        stranger.keep_connected(a.peer_id, a.listen_addresses())
+        await next_event(a, PeerConnected)
+    strangers[3].keep_connected(a.peer_id, a.listen_addresses())
+    assert "places for strangers" in (await next_event(a, HelloRefused)).reason
+    strangers[3].forget(a.peer_id)
+    friend.keep_connected(a.peer_id, a.listen_addresses())
+    assert (await next_event(a, PeerConnected)).peer == friend.peer_id
+
+
+@pytest.mark.parametrize("newer", [False, True])
+async def test_streams_that_belong_to_nobody_are_reset(nursery, newer):
+    """One that is not negotiated, and one of a lane that has a newer one."""
+    a, b = make("a", limits=limits(stray_stream_s=0.1)), make("b")
+    await nursery.start(a.run)
+    await nursery.start(b.run)
+    b.keep_connected(a.peer_id, a.listen_addresses())
+    await next_event(b, PeerConnected)
+    # Two lanes of each side.
+    await until(lambda: a.metrics().streams == 4)
+    (connection,) = b._links
+    if newer:
+        # Its lanes are taken over, and nothing is written there.
+        await b._host.new_stream(connection.muxed_conn.peer_id, ["/bbnode/bulk/1"])
+    else:
+        stream = await connection.new_stream()
+    await until(lambda: a.counters()["streams.reaped"])
+    if not newer:
+        with trio.fail_after(PATIENCE_S), contextlib.suppress(BaseLibp2pError):
+            while await stream.read(100):
+                pass
+    await until(lambda: a.metrics().streams == 4)
+    assert a.counters()["streams.reaped"] == 1
+    # A lane that was taken from its writer is opened again.
+    b.send(a.peer_id, bytes(100_000), tag=1)
+    assert len((await next_event(a, EnvelopeReceived)).data) == 100_000
+
+
+async def test_a_stream_on_which_nothing_moves_is_reset(nursery):
+    a, b = make("a", limits=limits(stream_idle_s=0.1)), make("b")
+    ended = trio.Event()
+
+    async def waits(stream) -> None:
+        try:
+            await stream.read(1)
+        finally:
+            ended.set()
+
+    a.register_protocol(TAKE, waits)
+    await nursery.start(a.run)
+    await nursery.start(b.run)
+    b.keep_connected(a.peer_id, a.listen_addresses())
+    await next_event(b, PeerConnected)
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(b.open_stream(a.peer_id, TAKE))
+        with trio.fail_after(PATIENCE_S):
+            await ended.wait()
+    assert a.counters()["streams.reaped"] == 1
