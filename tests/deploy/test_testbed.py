@@ -29,6 +29,8 @@ KEPT = (
     ("init", "/data", "node.toml"),
 )
 
+KEYS = ("/data/state/identity.key", "/owner/testbed/owner.key", "/shared/metrics.token")
+
 
 def scrape(testbed: Testbed, container: str, token: str) -> str:
     url = f"http://127.0.0.1:{testbed.metrics_port(container)}/metrics"
@@ -38,7 +40,9 @@ def scrape(testbed: Testbed, container: str, token: str) -> str:
 
 
 def kept(testbed: Testbed) -> dict[str, bytes]:
-    return {f"{t}/{n}": (testbed.directory(c, t) / n).read_bytes() for c, t, n in KEPT}
+    """The bytes of what is there."""
+    files = {f"{t}/{n}": testbed.directory(c, t) / n for c, t, n in KEPT}
+    return {name: file.read_bytes() for name, file in files.items() if file.exists()}
 
 
 def beginnings(script: str) -> list[str]:
@@ -72,6 +76,7 @@ def test_a_second_up_makes_nothing_new_and_does_not_fail() -> None:
         testbed.volumes()
         testbed.run("init")
         before = kept(testbed)
+        assert len(before) == len(KEPT)
         token = testbed.directory("init", "/scrape") / "token"
         # Prometheus is another user, and nobody writes it.
         assert stat.S_IMODE(token.stat().st_mode) == 0o444
@@ -90,13 +95,16 @@ def test_an_up_that_was_killed_anywhere_is_made_good_by_the_next() -> None:
         script = argv(testbed.file["services"]["init"])[-1]
         cuts = beginnings(script)
         assert len(cuts) >= 10
+        keys: dict[str, bytes] = {}
         for cut in cuts:
             testbed.run("init", script=cut)
+            made = kept(testbed)
+            # A key that was made once stays, whatever else is missing.
+            assert {name: made.get(name) for name in keys} == keys
+            keys |= {name: made[name] for name in KEYS if name in made}
         testbed.run("init")
-        before = kept(testbed)
-        for cut in cuts:
-            testbed.run("init", script=cut)
-            assert kept(testbed) == before
+        assert {name: kept(testbed)[name] for name in KEYS} == keys
+        assert len(kept(testbed)) == len(KEPT)
 
 
 @pytest.mark.slow
@@ -133,6 +141,7 @@ def test_clients_join_and_train_and_come_back() -> None:
         check_round(testbed)
         # One more, as `--scale`, with the new ticket.
         testbed.start("client-5")
+        wait_for_clients(testbed, 5)
         testbed.check_health("client-5", timeout_s=60)
         assert testbed.stop("client-5") == 0, testbed.log("client-5")
 
@@ -166,8 +175,8 @@ def test_clients_join_and_train_and_come_back() -> None:
         testbed.check_health("client-2", timeout_s=60)
 
 
-def wait_for_clients(testbed: Testbed) -> None:
-    words = ("wait", "--peers", "4", "--class", "client", "--timeout", "90")
+def wait_for_clients(testbed: Testbed, count: int = 4) -> None:
+    words = ("wait", "--peers", str(count), "--class", "client", "--timeout", "90")
     waited = testbed.exec("server", "bbnode", *words)
     assert waited.returncode == 0, waited.stderr + testbed.log("client-1")
 
