@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -249,10 +249,9 @@ class Daemon:
         work.cancel_scope.cancel()
 
     def _reload_on_signal(self) -> None:
-        try:
+        # Nobody waits for an answer; the log has it.
+        with suppress(BbnodeError):
             self._reload()
-        except BbnodeError:
-            pass  # nobody waits for an answer; the log has it
 
     def _reload(self) -> Changes:
         """Read the configuration again and let what can change take effect.
