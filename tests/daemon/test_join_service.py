@@ -52,6 +52,7 @@ async def test_a_users_service_is_where_its_unit_looks(
     state_dir = tmp_path / "state" / "bbnode" / "lab"
     assert f"wrote {file}; start the node with: systemctl --user enable --now" in err
     assert err.rstrip().endswith("bbnode-user@lab")
+    assert err.count(str(file)) == 2  # shown, and written
     resolved = config_sources.resolve(file, environ={})
     assert resolved.config.node.name == "lab"
     assert resolved.config.node.log_level == "warning"

@@ -85,7 +85,8 @@ def command(
     finally:
         if service is not None:
             service.give()
-    _show(prepared, as_json=as_json)
+    made = prepared.options.folder if service is None else service.folder
+    _show(prepared, made.config_file, as_json=as_json)
     prepared.plan.check()
     if not yes:
         _ask()
@@ -136,8 +137,8 @@ def _prepare(options: JoinOptions, *, level: str | None) -> Prepared:
         return trio.run(partial(prepare, options, progress=progress))
 
 
-def _show(prepared: Prepared, *, as_json: bool) -> None:
-    told: dict[str, Any] = prepared.as_json()
+def _show(prepared: Prepared, config_file: Path, *, as_json: bool) -> None:
+    told: dict[str, Any] = prepared.as_json() | {"config_file": str(config_file)}
     until = told.pop("member_until_unix_s")
     told["member_until"] = None if until is None else access_options.date(until)
     if as_json:

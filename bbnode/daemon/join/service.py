@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _STATE_MODE, _FILE_MODE, _SHARED_MODE = 0o700, 0o600, 0o755
 _ARTIFACT_MODE = 0o644
 # What a node makes anew when it starts, and what says that somebody runs on the directory.
-_LEFT = ("lock", "control.sock")
+_LEFT = ("lock", "access.lock", "control.sock")
 # Last: while it is in the old place, the move is not over and can be done again.
 _LAST = "identity.key"
 
