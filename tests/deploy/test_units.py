@@ -97,6 +97,12 @@ def test_a_reload_is_answered_by_the_daemon(name: str) -> None:
     assert shlex.split(settings(name)["ExecReload"][0])[1] == "reload"
 
 
+def test_a_reload_of_a_users_unit_can_be_started() -> None:
+    # ExecReload's process gets a user namespace of its own, which does not own the daemon's IPC
+    # namespace: systemd 252 to 257 fail it with 226/NAMESPACE.
+    assert "PrivateIPC" not in settings("bbnode-user@.service")
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_it_works_in_an_empty_directory_of_its_own(name: str) -> None:
     found = settings(name)
