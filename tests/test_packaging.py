@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import re
+import subprocess
 import tomllib
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import bbnode
 from bbnode.components import registry
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
+HATCH = PYPROJECT["tool"]["hatch"]["build"]["targets"]
+CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
 
 
 def test_every_component_entry_point_registers_the_type_that_it_names() -> None:
@@ -39,7 +48,80 @@ def test_the_version_stands_in_two_places_and_is_one() -> None:
 
 
 def test_scripts_can_be_run() -> None:
-    for name in ("scripts/demo", "scripts/test", "scripts/check", "scripts/bench", ".ci/run"):
+    for name in (
+        "scripts/demo",
+        "scripts/test",
+        "scripts/check",
+        "scripts/bench",
+        "scripts/constraints",
+        ".ci/run",
+    ):
         file = ROOT / name
         assert file.stat().st_mode & 0o111, name
         assert file.read_text(encoding="utf-8").startswith("#!/usr/bin/env bash\n"), name
+
+
+def test_every_direct_dependency_says_what_it_needs_at_least() -> None:
+    for requirement in (Requirement(text) for text in asked("demo")):
+        operators = {clause.operator for clause in requirement.specifier}
+        assert operators & {">=", "=="}, requirement
+
+
+def test_extras_have_the_names_that_pip_finds() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert set(extras) == {canonicalize_name(name) for name in extras}
+    told = 0
+    for file in [*(ROOT / "bbnode").rglob("*.py"), *ROOT.glob("*.md"), *ROOT.glob("d*/**/*.md")]:
+        for name in re.findall(r"(?:bbnode|['\" ]\.)\[([^\]]+)\]['\"]", file.read_text("utf-8")):
+            told += 1
+            assert name in extras, f"{file}: {name}"
+    assert told >= 3
+
+
+def test_the_constraints_fit_and_pin_all_that_is_needed() -> None:
+    lines = CONSTRAINTS.read_text("utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert list(pins) == sorted(canonicalize_name(name) for name in pins)
+    for requirement in (Requirement(text) for text in asked("demo")):
+        version = pins[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{requirement}: {version}"
+    # What a package needs is known here of those that are installed in the very version.
+    for name, version in pins.items():
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if found.version != version:
+            continue
+        for needed in (Requirement(text) for text in found.requires or ()):
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                pinned = pins.get(canonicalize_name(needed.name))
+                assert pinned is not None, f"{name} needs {needed}: run scripts/constraints"
+                assert needed.specifier.contains(pinned), f"{name} needs {needed}: {pinned}"
+
+
+def test_constraints_are_used_where_services_are_installed() -> None:
+    for line in (ROOT / "deploy" / "README.md").read_text("utf-8").splitlines():
+        if "/opt/bbnode/bin/pip install" in line:
+            assert "-c deploy/constraints.txt" in line, line
+
+
+def test_the_source_archive_holds_the_whole_project() -> None:
+    include = {name.strip("/") for name in HATCH["sdist"]["include"]}
+    folders = {
+        file.partition("/")[0]
+        for file in subprocess.run(
+            ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        if "/" in file and not file.startswith(".")
+    }
+    assert folders <= include
+
+
+def test_the_project_says_whose_it_is_and_where() -> None:
+    assert PROJECT["authors"] == [{"name": "The bbnode developers"}]
+    assert set(PROJECT["urls"]) == {"Homepage", "Source", "Issues", "Changelog"}
+
+
+def asked(extra: str) -> list[str]:
+    return [*PROJECT["dependencies"], *PROJECT["optional-dependencies"][extra]]

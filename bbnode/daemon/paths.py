@@ -38,6 +38,8 @@ SYSTEM_CONFIG_DIR = Path("/etc/bbnode")
 SYSTEM_STATE_DIR = Path("/var/lib/bbnode")
 SYSTEM_RUNTIME_DIR = Path("/run/bbnode")
 SYSTEM_CACHE_DIR = Path("/var/cache/bbnode")
+# Whom the system's nodes run as (deploy/systemd/bbnode.sysusers.conf).
+SYSTEM_USER = "bbnode"
 
 
 class StorageError(EnvironmentFault):

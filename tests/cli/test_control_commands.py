@@ -14,6 +14,8 @@ import trio
 
 from bbnode.cli import exits, output, values
 from bbnode.cli.main import main
+from bbnode.daemon.config_sources import ConfigError
+from bbnode.daemon.reload import Changes
 from bbnode.engine import steps
 from tests.daemon.live import CLIENT, SERVER, STRANGER, Live, in_thread, running
 from tests.patience import PATIENCE_S, patiently
@@ -271,6 +273,22 @@ async def test_snapshot(tmp_path: Path, shell: Any) -> None:
         assert (await bb.json("snapshot"))["bytes"] == 1234
         assert "1234 bytes" in (await bb("snapshot"))[1]
         assert live.saves == 2
+
+
+async def test_reload_fails_where_the_daemon_refuses(tmp_path: Path, shell: Any) -> None:
+    async with running(tmp_path) as live:
+        bb = shell(live)
+        assert await bb("reload") == (0, "changed: nothing\n", "")
+        live.reloads = Changes(applied=("node.log_level",), needs_restart=("node.name",))
+        told = await bb.json("reload")
+        assert (told["schema"], told["changed"]) == ("bbnode/reload/1", ["node.log_level"])
+        code, out, err = await bb("reload")
+        assert (code, out) == (0, "changed: node.log_level\n")
+        assert err == "needs a restart: node.name\n"
+        live.reloads = ConfigError("node.toml: no key 'nod'; did you mean 'node'?")
+        code, out, err = await bb("reload")
+        assert (code, out) == (exits.USAGE, "")
+        assert "did you mean 'node'?" in one_line(err)
 
 
 async def test_trace(tmp_path: Path, shell: Any) -> None:

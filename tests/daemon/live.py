@@ -24,6 +24,7 @@ from bbnode.daemon.control.plane import ControlPlane
 from bbnode.daemon.control.server import ControlLimits
 from bbnode.daemon.dial_back import DialBack, DialBackRefused
 from bbnode.daemon.events import step_to_event
+from bbnode.daemon.reload import Changes
 from bbnode.dsl import Graph, Module, PeerSelectorSlot, types
 from bbnode.engine import Node, install, steps
 from bbnode.ir.peer import PeerId
@@ -73,6 +74,10 @@ class Live:
     news: trio.Event = field(default_factory=trio.Event)
     # Raised by the next save, if set.
     save_fails: Exception | None = None
+    # What a reload finds, or raises.
+    reloads: Changes | Exception = field(
+        default_factory=lambda: Changes(applied=(), needs_restart=())
+    )
 
     @property
     def socket(self) -> Path:
@@ -98,6 +103,11 @@ class Live:
         if peer not in {p.peer for p in self.backend.peers()}:
             raise NotConnectedError(f"{peer} is not connected")
         return RTT_S
+
+    def reload(self) -> Changes:
+        if isinstance(self.reloads, Exception):
+            raise self.reloads
+        return self.reloads
 
     async def save(self) -> int:
         await trio.lowlevel.checkpoint()
@@ -161,6 +171,7 @@ def make(
         dial_back=dial_back,
         save=save,
         stop=lambda: live.stop(),
+        reload=lambda: live.reload(),
         access=access,
         limits=limits,
     )

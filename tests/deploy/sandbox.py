@@ -4,8 +4,8 @@
 
 Rule: what is enforced is read from the unit: no new privileges, MemoryDenyWriteExecute (prctl's
 MDWE and the W^X rules of the filter), the system calls of SystemCallFilter by `systemd-analyze
-syscall-filter`, the address families, namespaces, and a read-only root but for WRITABLE. Needs
-root for the last, and libseccomp for the filters.
+syscall-filter`, the address families, namespaces, what /proc shows, the environment, and a
+read-only root but for WRITABLE. Needs root for mounts, and libseccomp for the filters.
 """
 
 from __future__ import annotations
@@ -91,6 +91,11 @@ def confine(unit: Path, writable: Sequence[Path]) -> None:
     calls = system_calls(asked["SystemCallFilter"])
     if asked["ProtectSystem"] == ["strict"]:
         _read_only(libc, writable)
+    if asked.get("ProcSubset") == ["pid"]:
+        _check(libc.mount(b"proc", b"/proc", b"proc", 0, b"subset=pid"))
+    for setting in asked["Environment"]:
+        name, _, value = setting.partition("=")
+        os.environ[name] = value
     limit = int(asked["LimitNOFILE"][0])
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     assert asked["CapabilityBoundingSet"] == [""]

@@ -25,7 +25,7 @@ def calls() -> list[list[str]]:
             inner = re.findall(r"\$\((bbnode [^)]*)\)", text)
             found.extend(shlex.split(words)[1:] for words in inner)
             outer = re.sub(r'"\$\([^)]*\)"', "x", text)
-            match = re.match(r"(?:runuser -u bbnode -- |\()?bbnode (\w.*)", outer)
+            match = re.match(r"(?:runuser -u bbnode -- |\((?:umask 077; )?)?bbnode (\w.*)", outer)
             if match is not None:
                 words = shlex.split(match[1].partition(" > ")[0], comments=True)
                 found.append([word for word in words if word != "…"])

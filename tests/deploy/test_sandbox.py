@@ -69,6 +69,20 @@ def test_the_rules_hold(folder: Path, code: str, told: str) -> None:
     assert told in python(folder, code)
 
 
+# Of /proc these need more than the processes: when the machine was started.
+PROCESS_METRICS = """
+from prometheus_client import CollectorRegistry, ProcessCollector
+found = ProcessCollector(registry=CollectorRegistry()).collect()
+print(sorted(metric.name for metric in found))
+"""
+
+
+def test_the_metrics_of_the_process_can_be_read(folder: Path) -> None:
+    told = python(folder, PROCESS_METRICS)
+    for name in ("process_resident_memory_bytes", "process_cpu_seconds", "process_open_fds"):
+        assert f"'{name}'" in told
+
+
 def test_a_node_becomes_ready_and_stops(folder: Path) -> None:
     bbnode = [sys.executable, "-m", "bbnode"]
     made = subprocess.run(

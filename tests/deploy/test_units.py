@@ -41,7 +41,7 @@ def installed(name: str, folder: Path) -> Path:
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     unit = folder / name.replace("@", "@peer")
-    unit.write_text(re.sub(r"ExecStart=\S+", f"ExecStart={program}", text))
+    unit.write_text(re.sub(r"(Exec(?:Start|Reload))=\S+", rf"\1={program}", text))
     return unit
 
 
@@ -83,11 +83,39 @@ def test_exposure_is_low(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_it_starts_is_a_command_of_the_cli(name: str) -> None:
-    (start,) = settings(name)["ExecStart"]
+@pytest.mark.parametrize("key", ["ExecStart", "ExecReload"])
+def test_what_it_starts_is_a_command_of_the_cli(name: str, key: str) -> None:
+    (start,) = settings(name)[key]
     program, *words = shlex.split(start)
     assert program.endswith("/bin/bbnode")
     cli.check(words)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_reload_is_answered_by_the_daemon(name: str) -> None:
+    # A signal has no answer: systemctl would say that all is well.
+    assert shlex.split(settings(name)["ExecReload"][0])[1] == "reload"
+
+
+def test_a_reload_of_a_users_unit_can_be_started() -> None:
+    # ExecReload's process gets a user namespace of its own, which does not own the daemon's IPC
+    # namespace: systemd 252 to 257 fail it with 226/NAMESPACE.
+    assert "PrivateIPC" not in settings("bbnode-user@.service")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_it_works_in_an_empty_directory_of_its_own(name: str) -> None:
+    found = settings(name)
+    (where,) = found["WorkingDirectory"]
+    made = found["RuntimeDirectory"][0].split()
+    runtime = "%t" if "user" in name else "/run"
+    assert where in {f"{runtime}/{directory}" for directory in made}
+    assert where.endswith("/empty")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_onnx_runtime_reports_nothing(name: str) -> None:
+    assert "ORT_DISABLE_TELEMETRY=1" in settings(name)["Environment"]
 
 
 def test_what_is_no_command_is_found() -> None:
@@ -100,12 +128,16 @@ def test_what_is_no_command_is_found() -> None:
 def test_directories_are_those_that_the_daemon_uses() -> None:
     found = settings("bbnode@.service")
     assert f"/var/lib/{found['StateDirectory'][0]}" == f"{paths.SYSTEM_STATE_DIR}/%i"
-    assert f"/run/{found['RuntimeDirectory'][0]}" == f"{paths.SYSTEM_RUNTIME_DIR}/%i"
+    assert f"/run/{found['RuntimeDirectory'][0].split()[0]}" == f"{paths.SYSTEM_RUNTIME_DIR}/%i"
     assert f"/var/cache/{found['CacheDirectory'][0]}" == str(paths.SYSTEM_CACHE_DIR)
     assert f"/etc/{found['ConfigurationDirectory'][0]}" == str(paths.SYSTEM_CONFIG_DIR)
     users = (UNITS / "bbnode.sysusers.conf").read_text("utf-8").splitlines()
     user = next(line for line in users if line.startswith("u "))
-    assert user.split()[1] == found["User"][0] == found["Group"][0]
+    assert user.split()[1] == found["User"][0] == found["Group"][0] == paths.SYSTEM_USER
+    # What `bbnode reload` asks is the daemon that the unit runs.
+    assert found["ExecReload"][0].endswith(f" --state-dir {paths.SYSTEM_STATE_DIR}/%i")
+    user_unit = settings("bbnode-user@.service")
+    assert user_unit["ExecReload"][0].endswith(" --state-dir %h/.local/state/bbnode/%i")
 
 
 @pytest.mark.parametrize("name", FILES)

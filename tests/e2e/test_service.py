@@ -99,9 +99,18 @@ def test_ready_watchdog_reload_stop_and_the_record(
     _until(supervisor, daemon, "READY=1")
     assert "reload refused, nothing changed" in (tmp_path / "log").read_text()
 
+    # Who asks is told, too: by the daemon, which knows the configuration that it began with.
+    state_dir = str(tmp_path / "state")
+    assert main(["reload", "--state-dir", state_dir, "--timeout", str(PATIENCE_S)]) == 2
+    assert "nod" in capsys.readouterr().err
+    _until(supervisor, daemon, "RELOADING=1")
+    _until(supervisor, daemon, "READY=1")
+
     assert main(["bugreport", "-c", str(file), "--json"]) == 2  # as everything with such a file
     capsys.readouterr()
     file.write_text(CONFIG)
+    assert main(["reload", "--state-dir", state_dir, "--timeout", str(PATIENCE_S)]) == 0
+    assert capsys.readouterr().out == "changed: node.log_level\n"
     assert main(["bugreport", "-c", str(file), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["daemon"]["status"]["phase"] == "ready"

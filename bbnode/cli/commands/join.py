@@ -20,6 +20,7 @@ from bbnode.cli.common import JsonOption, SetOption, pairs
 if TYPE_CHECKING:
     from bbnode.daemon.config_sources import ResolvedConfig
     from bbnode.daemon.join.prepare import JoinOptions, Prepared
+    from bbnode.daemon.join.service import Service
 
 
 def command(
@@ -45,6 +46,14 @@ def command(
             metavar="DIR",
         ),
     ] = None,
+    user: Annotated[
+        bool,
+        typer.Option("--user", help="Make it a service of this user, bbnode-user@NAME; not run."),
+    ] = False,
+    system: Annotated[
+        bool,
+        typer.Option("--system", help="Make it a service of the system, bbnode@NAME; not run."),
+    ] = False,
     settings: SetOption = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     run: Annotated[
@@ -55,24 +64,36 @@ def command(
     """Join: dial, fetch the program, show it, ask, and run it until Ctrl-C."""
     from bbnode.daemon.join.source import read_source
 
+    if user and system:
+        raise typer.BadParameter("give one of the two", param_hint="--user, --system")
     found = read_source(source, unix_s=time.time())
     # Not before: what is wrong with a ticket shows at once.
     from bbnode.daemon.join.folder import folder
     from bbnode.daemon.join.prepare import JoinOptions
 
-    prepared = _prepare(
-        JoinOptions(
-            source=found,
-            folder=folder(found, name=name, directory=directory),
-            target=target,
-            settings=pairs(settings, "--set"),
-        ),
-        level=pairs(settings, "--set").get("node.log_level"),
+    place = folder(found, name=name, directory=directory)
+    service = _service(place.name, system=system) if user or system else None
+    options = JoinOptions(
+        source=found,
+        # A second join looks at what the service is by now.
+        folder=service.folder if service is not None and service.exists else place,
+        target=target,
+        settings=pairs(settings, "--set"),
     )
-    _show(prepared, as_json=as_json)
+    try:
+        prepared = _prepare(options, level=pairs(settings, "--set").get("node.log_level"))
+    finally:
+        if service is not None:
+            service.give()
+    made = prepared.options.folder if service is None else service.folder
+    _show(prepared, made.config_file, as_json=as_json)
     prepared.plan.check()
     if not yes:
         _ask()
+    if service is not None:
+        service.establish(prepared)
+        output.note(f"wrote {service.folder.config_file}; start the node with: {service.start}")
+        return 0
     resolved = prepared.write()
     again = f"bbnode run -c {prepared.options.folder.config_file}"
     if not run:
@@ -80,6 +101,14 @@ def command(
         return 0
     output.note(f"Ctrl-C leaves; go on later with: {again}")
     return _run(resolved, str(found.inviter), as_json=as_json)
+
+
+def _service(name: str, *, system: bool) -> Service:
+    from bbnode.daemon.join.service import service
+
+    made = service(name, system=system)
+    made.check()
+    return made
 
 
 def _prepare(options: JoinOptions, *, level: str | None) -> Prepared:
@@ -108,8 +137,8 @@ def _prepare(options: JoinOptions, *, level: str | None) -> Prepared:
         return trio.run(partial(prepare, options, progress=progress))
 
 
-def _show(prepared: Prepared, *, as_json: bool) -> None:
-    told: dict[str, Any] = prepared.as_json()
+def _show(prepared: Prepared, config_file: Path, *, as_json: bool) -> None:
+    told: dict[str, Any] = prepared.as_json() | {"config_file": str(config_file)}
     until = told.pop("member_until_unix_s")
     told["member_until"] = None if until is None else access_options.date(until)
     if as_json:

@@ -32,30 +32,35 @@ class Folder:
     """Where a joined node has its files."""
 
     name: str
-    directory: Path
+    # What `bbnode run -c` takes; the artifact is in the same directory.
+    config_file: Path
+    artifact_file: Path
+    state_dir: Path
 
     @property
-    def config_file(self) -> Path:
-        """What `bbnode run -c` takes."""
-        return self.directory / CONFIG_NAME
-
-    @property
-    def state_dir(self) -> Path:
-        """Its state directory."""
-        return self.directory / STATE_NAME
+    def directory(self) -> Path:
+        """Where the configuration and the artifact are."""
+        return self.config_file.parent
 
     def configure(
-        self, source: Source, *, sha256: str, target: str, settings: Mapping[str, str]
+        self,
+        source: Source,
+        *,
+        sha256: str,
+        target: str,
+        settings: Mapping[str, str],
+        earlier: Path | None = None,
     ) -> ResolvedConfig:
         """The configuration of the node; nothing is written. `settings` (`--set`) win.
 
-        Raises ConfigError.
+        What is set in the file that is there stays, or where there is none in `earlier`. Raises
+        ConfigError.
         """
         network = source.network
         flags: dict[str, Any] = {
             "node.name": self.name,
-            "node.state_dir": STATE_NAME,
-            "artifact.path": ARTIFACT_NAME,
+            "node.state_dir": self._from_here(self.state_dir),
+            "artifact.path": self._from_here(self.artifact_file),
             "artifact.sha256": sha256,
             "artifact.targets": [target],
             # Who joins dials, and may well be behind a NAT.
@@ -64,7 +69,7 @@ class Folder:
             "access.network": None if network is None else str(network),
             **settings,
         }
-        file = self.config_file if self.config_file.exists() else None
+        file = self.config_file if self.config_file.exists() else earlier
         made = config_sources.resolve(file, environ={}, flags=flags)
         return ResolvedConfig(
             config=made.config, file=self.config_file.absolute(), origins=made.origins
@@ -77,12 +82,21 @@ class Folder:
         """
         paths.make_state_dir(self.directory)
         self._place(artifact)
+        self.write_config(resolved)
+
+    def write_config(self, resolved: ResolvedConfig) -> None:
+        """Write the configuration alone. Raises StorageError."""
         config_sources.write(self.config_file, resolved.config, comment=_COMMENT)
+
+    def _from_here(self, path: Path) -> str:
+        """A path as the configuration has it: counted from its directory where it is below."""
+        below = path.is_relative_to(self.directory)
+        return str(path.relative_to(self.directory) if below else path)
 
     def _place(self, artifact: Path) -> None:
         """The artifact under its name here: the cache may be emptied at any time."""
-        file = self.directory / ARTIFACT_NAME
-        draft = self.directory / f".{ARTIFACT_NAME}.new"
+        file = self.artifact_file
+        draft = file.with_name(f".{file.name}.new")
         try:
             draft.unlink(missing_ok=True)
             try:
@@ -104,4 +118,10 @@ def folder(source: Source, *, name: str | None, directory: Path | None) -> Folde
     called = name or source.name
     if directory is None:
         directory = paths.default_state_dir(called)
-    return Folder(name=called, directory=directory.expanduser().absolute())
+    where = directory.expanduser().absolute()
+    return Folder(
+        name=called,
+        config_file=where / CONFIG_NAME,
+        artifact_file=where / ARTIFACT_NAME,
+        state_dir=where / STATE_NAME,
+    )

@@ -1,0 +1,188 @@
+"""A joined node as a service of systemd: its files go where its unit looks for them.
+
+Rule: the node is the same one afterwards. Identity, membership and state move, the settings of
+its node.toml stay, and nothing is asked of the network; what is moved is moved once it is sure
+that the node can be made. Only regular files move, and what root moves belongs to the service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from bbnode.daemon import paths
+from bbnode.daemon.config_sources import ConfigError, ResolvedConfig
+from bbnode.daemon.join.folder import Folder
+from bbnode.daemon.join.prepare import Prepared
+
+# As node.name; it is the instance of the unit as well.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# As the unit has them (StateDirectoryMode), and file-hierarchy(7) those above.
+_STATE_MODE, _FILE_MODE, _SHARED_MODE = 0o700, 0o600, 0o755
+_ARTIFACT_MODE = 0o644
+# What a node makes anew when it starts, and what says that somebody runs on the directory.
+_LEFT = ("lock", "access.lock", "control.sock")
+# Last: while it is in the old place, the move is not over and can be done again.
+_LAST = "identity.key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A service that a node becomes."""
+
+    folder: Folder
+    # Of the whole machine, else of this user.
+    system: bool
+
+    @property
+    def start(self) -> str:
+        """The command that starts it now and with the machine."""
+        who = "systemctl" if self.system else "systemctl --user"
+        unit = "bbnode" if self.system else "bbnode-user"
+        return f"{who} enable --now {unit}@{self.folder.name}"
+
+    @property
+    def exists(self) -> bool:
+        """Whether the node is this service already."""
+        return paths.identity_file(self.folder.state_dir).exists()
+
+    def check(self) -> None:
+        """Raise ConfigError or StorageError where this service cannot be made here."""
+        if not _NAME.fullmatch(self.folder.name):
+            raise ConfigError(
+                f"--name {self.folder.name!r}: a service's name is 1 to 64 letters, digits, "
+                "dots, dashes and underscores, and begins with a letter or digit"
+            )
+        if not self.system:
+            return
+        if os.geteuid() != 0:
+            raise paths.StorageError("a service of the system is made by root; try sudo, or --user")
+        self._owner()
+
+    def establish(self, prepared: Prepared) -> ResolvedConfig:
+        """Write the service's files, and move there what the node has kept so far.
+
+        Raises ConfigError, StateDirInUse and StorageError.
+        """
+        before, folder = prepared.options.folder, self.folder
+        resolved = folder.configure(
+            prepared.options.source,
+            sha256=prepared.obtained.artifact.sha256,
+            target=prepared.plan.targets[0],
+            settings=prepared.options.settings,
+            earlier=before.config_file if before.config_file.exists() else None,
+        )
+        self._make_directories()
+        with paths.lock_state_dir(before.state_dir):
+            paths.write_atomically(
+                folder.artifact_file, _read(prepared.obtained.file), mode=_ARTIFACT_MODE
+            )
+            if before.state_dir != folder.state_dir:
+                with paths.lock_state_dir(folder.state_dir):
+                    _move(before.state_dir, folder.state_dir)
+            self.give()
+            folder.write_config(resolved)
+        if before.state_dir != folder.state_dir:
+            _clear(before)
+        return resolved
+
+    def _owner(self) -> tuple[int, int]:
+        """User and group that the state belongs to."""
+        if not self.system:
+            return os.geteuid(), os.getegid()
+        try:
+            found = pwd.getpwnam(paths.SYSTEM_USER)
+        except KeyError as error:
+            raise paths.StorageError(
+                f"this machine has no user {paths.SYSTEM_USER!r}, which services run as; install "
+                "deploy/systemd/bbnode.sysusers.conf and run systemd-sysusers"
+            ) from error
+        return found.pw_uid, found.pw_gid
+
+    def _make_directories(self) -> None:
+        if not self.system:
+            paths.make_state_dir(self.folder.directory)
+            paths.make_state_dir(self.folder.state_dir)
+            return
+        try:
+            for directory, mode in (
+                (self.folder.directory, _SHARED_MODE),
+                (self.folder.state_dir.parent, _SHARED_MODE),
+                (self.folder.state_dir, _STATE_MODE),
+            ):
+                if not directory.is_dir():
+                    directory.mkdir(parents=True)
+                    directory.chmod(mode)  # whatever the umask is
+        except OSError as error:
+            raise paths.StorageError(f"{error.filename}: {error.strerror}") from error
+
+    def give(self) -> None:
+        """Make the state that is there the service's own. Raises StorageError."""
+        if not self.system or not self.exists:
+            return
+        uid, gid = self._owner()
+        try:
+            descriptor = os.open(self.folder.state_dir, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                for entry in os.scandir(descriptor):
+                    os.chown(entry.name, uid, gid, dir_fd=descriptor, follow_symlinks=False)
+                os.fchown(descriptor, uid, gid)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise paths.StorageError(f"{self.folder.state_dir}: {error.strerror}") from error
+
+
+def service(name: str, *, system: bool) -> Service:
+    """The service of a name."""
+    users, systems = paths.config_dirs()
+    where = systems if system else users
+    return Service(
+        folder=Folder(
+            name=name,
+            config_file=where / f"{name}.toml",
+            artifact_file=where / f"{name}.onnx",
+            state_dir=paths.default_state_dir(name, system=system),
+        ),
+        system=system,
+    )
+
+
+def _move(before: Path, after: Path) -> None:
+    """Move a state's files; what is broken off is done by the next call. Raises StorageError."""
+    for file in sorted(before.iterdir(), key=lambda file: (file.name == _LAST, file.name)):
+        if file.name in _LEFT or not stat.S_ISREG(file.lstat().st_mode):
+            continue
+        # Copied: the service's may be another file system, and another user's.
+        paths.write_atomically(after / file.name, _read(file), mode=_FILE_MODE)
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def _read(file: Path) -> bytes:
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as stream:
+            return stream.read()
+    except OSError as error:
+        raise paths.StorageError(f"{file}: {error.strerror}") from error
+
+
+def _clear(before: Folder) -> None:
+    """Remove what is left of the node where it was, so that nobody runs it there again."""
+    for file in (
+        before.config_file,
+        before.artifact_file,
+        *(before.state_dir / name for name in _LEFT),
+    ):
+        with contextlib.suppress(OSError):
+            file.unlink()
+    for directory in (before.state_dir, before.directory):
+        # Stays where something else is in it: of a user, the service's own state.
+        with contextlib.suppress(OSError):
+            directory.rmdir()
