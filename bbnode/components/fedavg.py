@@ -23,7 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from bbnode.components.backend_base import quotient_model, scaled_sum_model
-from bbnode.components.contracts import Aggregator, ComponentError, OpContext, PreparedGraph
+from bbnode.components.contracts import (
+    Aggregator,
+    ComponentError,
+    OpContext,
+    PreparedGraph,
+    is_offloaded,
+)
 from bbnode.components.errors import (
     ContributionRefused,
     InvalidComponentConfig,
@@ -165,8 +171,9 @@ class FedAvg(Aggregator):
         """The weighted mean, and `num_samples` (sum), `contributors`, `refused`, `loss` (mean).
 
         The sum is of what was weighed. Where some were refused, `refused_why` names them; where
-        some weigh less than they said, `clipped` is how many. What was contributed in this execution, and what came one-way,
-        is used up, whether this succeeds or fails. Of a peer that did both, the former counts.
+        some weigh less than they said, `clipped` is how many. What was contributed in this
+        execution, and what came one-way, is used up, whether this succeeds or fails. Of a peer that
+        did both, the former counts.
 
         Raises:
             NothingToAggregate: nobody contributed.
@@ -185,6 +192,9 @@ class FedAvg(Aggregator):
             )
         kept, outvoted = self._of_majority_shape(taken)
         refused.update(outvoted)
+        if not is_offloaded(self.aggregate):  # where a subclass lets it, there is nobody to tell
+            for peer in sorted(outvoted):
+                ctx.refuse(peer, outvoted[peer])
         order = sorted(kept)
         parts = [kept[peer] for peer in order]
         counts = capped([part.num_samples for part in parts], self.config.max_share)

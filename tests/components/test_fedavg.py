@@ -186,7 +186,10 @@ def test_a_cohort_is_taken_without_its_bad_answers() -> None:
         missing=(PEERS[5],),
     )
     aggregator.contribute_all(ctx, batch)
-    tensor, metadata = aggregator.aggregate(CTX)
+    assert set(ctx.refused) == {PEERS[1], PEERS[2]}
+    # A shape is wrong only in comparison with the others.
+    tensor, metadata = aggregator.aggregate(ctx)
+    assert set(ctx.refused) == {PEERS[1], PEERS[2], PEERS[4]}
     np.testing.assert_allclose(tensor, [3.5, 7.0])
     assert (metadata["contributors"], metadata["refused"], metadata["num_samples"]) == (2, 3, 4)
     assert metadata["refused_why"] == (
@@ -194,8 +197,6 @@ def test_a_cohort_is_taken_without_its_bad_answers() -> None:
         f"{PEERS[2]}: the answer is no composite of (tensor, metadata); "
         f"{PEERS[4]}: its tensor has the shape [3], not [2]"
     )
-    # The host is told at once; a shape is wrong only in comparison with the others.
-    assert set(ctx.refused) == {PEERS[1], PEERS[2]}
 
 
 def test_a_cohort_of_only_bad_answers_fails() -> None:
