@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,24 +14,34 @@ from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
-def known(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """The cluster; its attackers have the program."""
-    monkeypatch.setenv(ARTIFACT_VARIABLE, str(cluster.artifact))
-    return cluster
+def known(
+    make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[int], Cluster]:
+    """Make a cluster of so many clients, whose program its attackers have."""
+
+    def make(clients: int) -> Cluster:
+        cluster = make_cluster(clients=clients)
+        monkeypatch.setenv(ARTIFACT_VARIABLE, str(cluster.artifact))
+        return cluster
+
+    return make
 
 
-def test_a_client_that_lies_is_named_and_the_model_is_that_of_the_others(known: Cluster) -> None:
+def test_a_client_that_lies_is_named_and_the_model_is_that_of_the_others(
+    known: Callable[[int], Cluster],
+) -> None:
+    cluster = known(3)
     who = str(identity_of(LYING_CLIENT).peer_id)
-    known.start(known.server, *known.clients[:2])
-    (address,) = known.server.get("status")["listen"]
+    cluster.start(cluster.server, *cluster.clients[:2])
+    (address,) = cluster.server.get("status")["listen"]
     # Each round that ends is checked by its exact weights: see `Rounds`.
-    with known.events() as rounds, attack("members:lying_client", address) as process:
+    with cluster.events() as rounds, attack("members:lying_client", address) as process:
         lied: list[dict[str, Any]] = []
         while len(lied) < len(LIES):
             made = rounds.next()
             lied += [made] if who in made["responded"] else []
         assert process.wait(PATIENCE_S) == 0
-    with known.events() as rounds:
+    with cluster.events() as rounds:
         last = rounds.more(2)
     assert last["ok"]
     assert who not in last["responded"]
@@ -44,10 +55,11 @@ def test_a_client_that_lies_is_named_and_the_model_is_that_of_the_others(known: 
         assert list(made["refused"]) == ([] if name == "shape" else [who]), name
 
 
-def test_only_the_server_has_a_client_train(known: Cluster) -> None:
-    client = known.clients[0]
-    known.start(*known.all)
-    with known.events() as rounds:
+def test_only_the_server_has_a_client_train(known: Callable[[int], Cluster]) -> None:
+    cluster = known(1)
+    (client,) = cluster.clients
+    cluster.start(*cluster.all)
+    with cluster.events() as rounds:
         rounds.with_all()
     (address,) = client.get("status")["listen"]
     with client.control() as control:
@@ -55,8 +67,8 @@ def test_only_the_server_has_a_client_train(known: Cluster) -> None:
         with attack("members:false_server", address) as process:
             refused = [next(heard)["event"] for _ in range(TIMES)]
             assert process.wait(PATIENCE_S) == 0
-    with known.events() as rounds:
-        assert len(rounds.more(3)["responded"]) == len(known.clients)
+    with cluster.events() as rounds:
+        assert len(rounds.more(3)["responded"]) == len(cluster.clients)
     assert {each["peer"] for each in refused} == {str(identity_of(FALSE_SERVER).peer_id)}
     assert {each["kind"] for each in refused} == {"SenderNotOfClass"}
     assert all("takes from server, the peer plays client" in each["detail"] for each in refused)
