@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from bbnode.components.backend_base import quotient_model, scaled_sum_model
+from bbnode.components.claims import capped, is_loss, shown, told
 from bbnode.components.contracts import (
     Aggregator,
     ComponentError,
@@ -69,12 +69,6 @@ class FedAvgConfig:
     max_abs: float = float(1 << 24)  # up to here a float32 still tells whole numbers apart
     shape: tuple[int, ...] | None = None
     max_rounds: int = 4
-
-
-# A loss beyond what a float32 holds was computed by nobody.
-_MAX_ABS_LOSS = float(np.finfo(np.float32).max)
-# Refusals that the metadata of an aggregate spells out: it is shown to people.
-_MOST_TOLD = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +205,7 @@ class FedAvg(Aggregator):
             "refused": len(refused),
         }
         if refused:
-            summary["refused_why"] = _told(refused)
+            summary["refused_why"] = told(refused)
         clipped = sum(c < part.num_samples for c, part in zip(counts, parts, strict=True))
         if clipped:
             summary["clipped"] = clipped
@@ -276,12 +270,12 @@ class FedAvg(Aggregator):
             return f"its metadata is {type(metadata).__name__}"
         count = metadata.get("num_samples")
         if isinstance(count, bool) or not isinstance(count, int):
-            return f"num_samples is {_shown(count)}, not an integer"
+            return f"num_samples is {shown(count)}, not an integer"
         if not 1 <= count <= self.config.max_samples:
             return f"num_samples is {count}, outside 1 .. {self.config.max_samples} (max_samples)"
         loss = metadata.get("loss")
-        if loss is not None and not _is_loss(loss):
-            return f"loss is {_shown(loss)}, not a number that a float32 holds"
+        if loss is not None and not is_loss(loss):
+            return f"loss is {shown(loss)}, not a number that a float32 holds"
         if tensor.size:
             # Without a copy. NaN comes out of both, and is within no bounds.
             low, high = float(tensor.min()), float(tensor.max())
@@ -348,51 +342,6 @@ class FedAvg(Aggregator):
 
     def _refusal(self, peer: PeerId, reason: str) -> ContributionRefused:
         return ContributionRefused(component=self.TYPE_NAME, peer=str(peer), reason=reason)
-
-
-def capped(counts: Sequence[int], max_share: float) -> list[int]:
-    """Sample counts of which none is more than `max_share` of their sum, or 1/N of N.
-
-    No count is raised, and those within the bound weigh among each other as before. One or two
-    counts stay as they are.
-    """
-    if len(counts) < 3:
-        return list(counts)
-    share = max(Fraction(max_share), Fraction(1, len(counts)))
-    order = sorted(counts, reverse=True)
-    rest = sum(order)
-    limit = share * rest
-    for above, count in enumerate(order, 1):
-        if count <= limit:
-            break
-        # So many are cut to one limit, which is its share of them and of the rest together.
-        rest -= count
-        limit = share * rest / (1 - above * share)
-    return [min(count, math.floor(limit)) for count in counts]
-
-
-def _is_loss(value: object) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and abs(value) <= _MAX_ABS_LOSS
-    )
-
-
-def _shown(value: object) -> str:
-    """A scalar of a peer in a message: numbers as they are, of all else the type alone."""
-    if value is None or isinstance(value, bool | float):
-        return repr(value)
-    if isinstance(value, int):
-        return repr(value) if value.bit_length() <= 64 else "an integer beyond 64 bits"
-    return type(value).__name__
-
-
-def _told(refused: Mapping[PeerId, str]) -> str:
-    """Who was refused and why, the first few in PeerId order."""
-    said = [f"{peer}: {refused[peer]}" for peer in sorted(refused)[:_MOST_TOLD]]
-    more = len(refused) - len(said)
-    return "; ".join([*said, f"{more} more"] if more else said)
 
 
 def _saved(kept: _Round) -> tuple[Composite, Composite]:
