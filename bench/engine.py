@@ -181,6 +181,8 @@ def envelope_cost() -> Callable[[], float]:
         payload=codec.encode_value(value),
         type_hash=types.TENSOR_FLOAT.wire_hash,
     )
+    node.peer_connected(sender, ["left"])
+    node.poll(0)
     sent = 0
 
     def once() -> float:

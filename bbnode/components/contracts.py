@@ -73,6 +73,12 @@ class OpContext(Protocol):
     def open_completion(self) -> Completion:
         """Park this op until the completion is used; return PENDING afterwards."""
 
+    def refuse(self, peer: PeerId, reason: str) -> None:
+        """Tell the host that what a peer gave is not taken, also where the method then raises.
+
+        It is counted and shows with the peer's name. In an offloaded method: ComponentError.
+        """
+
     # What follows is carried out when the method has returned, and not at all when it raises.
     # None of it works in an offloaded method, or after the method has returned: ComponentError.
 

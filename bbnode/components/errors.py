@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from bbnode.ir.errors import AuthorError, BbnodeError, DeploymentError, PeerError
 
+# Peers that one message names; there may be a thousand.
+_MOST_TOLD = 8
+
 
 class ComponentError(BbnodeError):
     """A component could not do what an op asked; the op fails, the node goes on."""
@@ -50,12 +53,18 @@ class NothingToAggregate(ComponentError):
     """An aggregator is asked for a result and has taken no contribution."""
 
 
+class NonFiniteAggregate(ComponentError, PeerError):
+    """The result of an aggregate holds NaN or infinity, and is not handed out."""
+
+
 class MismatchedShapes(ComponentError, PeerError):
     """Contributions differ in shape, and no shape has the majority."""
 
     def __init__(self, *, component: str, shapes: dict[str, tuple[int, ...]]) -> None:
         self.shapes = shapes
-        listed = ", ".join(f"{peer}: {list(shape)}" for peer, shape in shapes.items())
+        told = [f"{peer}: {list(shape)}" for peer, shape in list(shapes.items())[:_MOST_TOLD]]
+        more = len(shapes) - len(told)
+        listed = ", ".join([*told, f"{more} more"] if more else told)
         super().__init__(
             f"{component}: contributions differ in shape and none has the majority ({listed}); "
             "let all peers run the same artifact"

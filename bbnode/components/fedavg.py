@@ -2,9 +2,12 @@
 
 Rule: the result depends on who contributed what, never on the order of arrival; so shapes are
 compared and sums are made only in `aggregate`, in PeerId order. (McMahan et al., 2017,
-arXiv:1602.05629, algorithm 1.) What an execution asked for itself (its cohort's answers, a
-contribution of this node) belongs to that execution alone, so that rounds that run at the same
-time never mix; what peers send one-way belongs to whichever execution aggregates next.
+arXiv:1602.05629, algorithm 1.) A contribution is somebody else's claim: it is checked, and refused
+by name, before it touches the sum, and what a peer says that it weighs counts within bounds that
+are set here. A mean that is not finite is none: the last one stays. What an execution asked for
+itself (its cohort's answers, a contribution of this node) belongs to that execution alone, so that
+rounds that run at the same time never mix; what peers send one-way belongs to whichever execution
+aggregates next.
 """
 
 from __future__ import annotations
@@ -19,11 +22,19 @@ import numpy as np
 import numpy.typing as npt
 
 from bbnode.components.backend_base import quotient_model, scaled_sum_model
-from bbnode.components.contracts import Aggregator, ComponentError, OpContext, PreparedGraph
+from bbnode.components.claims import capped, is_loss, shown, told
+from bbnode.components.contracts import (
+    Aggregator,
+    ComponentError,
+    OpContext,
+    PreparedGraph,
+    is_offloaded,
+)
 from bbnode.components.errors import (
     ContributionRefused,
     InvalidComponentConfig,
     MismatchedShapes,
+    NonFiniteAggregate,
     NothingToAggregate,
 )
 from bbnode.components.registry import register_component
@@ -39,14 +50,24 @@ class FedAvgConfig:
 
     Attributes:
         max_contributors: peers that may contribute to one aggregate; each one's tensor is held.
-        max_samples: the highest `num_samples` that is believed of one peer. It weighs the peer,
-            so that a peer could drown out all others with a number out of the air.
+        max_samples: the highest `num_samples` that is believed of one peer; a contribution that
+            says more is refused. It weighs the peer, so that a peer could drown out all others with
+            a number out of the air.
+        max_share: the largest part of a mean of three or more peers that one of them may have,
+            whatever it says; its samples count only up to that. Of N peers each may have 1/N. 1.0:
+            no such bound. Of two each would have half, and their counts no meaning.
+        max_abs: the largest absolute value of a tensor that is taken; a contribution with another
+            is refused.
+        shape: of every tensor; others are refused. None: that of more than half of the peers.
         max_rounds: executions whose contributions are held at once; the one that contributed first
             gives way, and has nothing to aggregate then.
     """
 
     max_contributors: int = 1024
-    max_samples: int = 1_000_000_000
+    max_samples: int = 1_000_000
+    max_share: float = 0.5
+    max_abs: float = float(1 << 24)  # up to here a float32 still tells whole numbers apart
+    shape: tuple[int, ...] | None = None
     max_rounds: int = 4
 
 
@@ -83,6 +104,16 @@ class FedAvg(Aggregator):
                 f"{self.TYPE_NAME}: max_contributors, max_samples and max_rounds have to be 1 or "
                 "more"
             )
+        if not 0 < config.max_share <= 1:
+            raise InvalidComponentConfig(
+                f"{self.TYPE_NAME}: max_share {config.max_share} is not above 0 and at most 1"
+            )
+        if not 0 < config.max_abs < math.inf:
+            raise InvalidComponentConfig(
+                f"{self.TYPE_NAME}: max_abs {config.max_abs} is no positive number"
+            )
+        if config.shape is not None and any(size < 0 for size in config.shape):
+            raise InvalidComponentConfig(f"{self.TYPE_NAME}: {config.shape} is no shape")
         self._sent_in = _Round()  # what peers sent one-way
         self._rounds: dict[int, _Round] = {}  # execution -> its own, oldest first
         self._current: npt.NDArray[np.float32] | None = None
@@ -106,13 +137,14 @@ class FedAvg(Aggregator):
     def contribute_all(self, ctx: OpContext, responses: ResponseBatch) -> None:
         """Take a cohort's answers, each a composite (tensor, metadata).
 
-        Answers that cannot be counted are left out, and show in the metadata of the aggregate.
+        Answers that cannot be counted are left out; the host is told of each, and they show in the
+        metadata of the aggregate.
 
         Raises:
             ContributionRefused: there were answers, and none of them can be counted.
         """
         taken = 0
-        first: ContributionRefused | None = None
+        first: tuple[PeerId, str] | None = None
         to = self._round_of(ctx.execution)
         for peer, answer in responses.responses:
             if isinstance(answer, Composite) and len(answer) == 2:
@@ -123,20 +155,24 @@ class FedAvg(Aggregator):
                 taken += 1
             else:
                 to.refused[peer] = reason
-                first = first or self._refusal(peer, reason)
+                ctx.refuse(peer, reason)
+                first = first or (peer, reason)
         if first is not None and not taken:
             to.refused.clear()
-            raise first
+            raise self._refusal(*first)
 
     def aggregate(self, ctx: OpContext) -> tuple[Value, Metadata]:
         """The weighted mean, and `num_samples` (sum), `contributors`, `refused`, `loss` (mean).
 
-        What was contributed in this execution, and what came one-way, is used up, whether this
-        succeeds or fails. Of a peer that did both, the former counts.
+        The sum is of what was weighed. Where some were refused, `refused_why` names them; where
+        some weigh less than they said, `clipped` is how many. What was contributed in this
+        execution, and what came one-way, is used up, whether this succeeds or fails. Of a peer that
+        did both, the former counts.
 
         Raises:
             NothingToAggregate: nobody contributed.
             MismatchedShapes: shapes differ and none is that of more than half of the peers.
+            NonFiniteAggregate: the mean is not finite; the last one stays.
         """
         own, sent_in = self._rounds.pop(ctx.execution, _Round()), self._sent_in
         self._sent_in = _Round()
@@ -149,18 +185,34 @@ class FedAvg(Aggregator):
                 "this node's own (at most max_rounds executions may contribute at once)"
             )
         kept, outvoted = self._of_majority_shape(taken)
-        parts = [kept[peer] for peer in sorted(kept)]
-        total = sum(part.num_samples for part in parts)
-        self._current = self._weighted_mean(parts, total)
-        summary: dict[str, int | float] = {
-            "num_samples": total,
+        refused.update(outvoted)
+        if not is_offloaded(self.aggregate):  # where a subclass lets it, there is nobody to tell
+            for peer in sorted(outvoted):
+                ctx.refuse(peer, outvoted[peer])
+        order = sorted(kept)
+        parts = [kept[peer] for peer in order]
+        counts = capped([part.num_samples for part in parts], self.config.max_share)
+        mean = self._weighted_mean([part.tensor for part in parts], counts)
+        if not bool(np.isfinite(mean).all()):
+            raise NonFiniteAggregate(
+                f"{self.TYPE_NAME}: the mean of {len(parts)} contributions holds NaN or infinity; "
+                f"lower max_abs ({self.config.max_abs:g})"
+            )
+        self._current = mean
+        summary: dict[str, int | float | str] = {
+            "num_samples": sum(counts),
             "contributors": len(parts),
-            "refused": len({*refused, *outvoted}),
+            "refused": len(refused),
         }
-        reported = [(p.loss, p.num_samples) for p in parts if p.loss is not None]
+        if refused:
+            summary["refused_why"] = told(refused)
+        clipped = sum(c < part.num_samples for c, part in zip(counts, parts, strict=True))
+        if clipped:
+            summary["clipped"] = clipped
+        reported = [(p.loss, c) for p, c in zip(parts, counts, strict=True) if p.loss is not None]
         if reported:
             weight = sum(count for _, count in reported)
-            summary["loss"] = math.fsum(loss * count for loss, count in reported) / weight
+            summary["loss"] = math.fsum(loss * (count / weight) for loss, count in reported)
         return self._current, Metadata(summary)
 
     def current_tensor(self, ctx: OpContext) -> Value:
@@ -212,20 +264,25 @@ class FedAvg(Aggregator):
         if not isinstance(tensor, np.ndarray) or tensor.dtype != np.float32:
             kind = tensor.dtype if isinstance(tensor, np.ndarray) else type(tensor).__name__
             return f"its tensor is {kind}, not float32"
+        if self.config.shape is not None and tensor.shape != self.config.shape:
+            return f"its tensor has the shape {list(tensor.shape)}, not {list(self.config.shape)}"
         if not isinstance(metadata, Metadata):
             return f"its metadata is {type(metadata).__name__}"
         count = metadata.get("num_samples")
         if isinstance(count, bool) or not isinstance(count, int):
-            return f"num_samples is {count!r}, not an integer"
+            return f"num_samples is {shown(count)}, not an integer"
         if not 1 <= count <= self.config.max_samples:
             return f"num_samples is {count}, outside 1 .. {self.config.max_samples} (max_samples)"
         loss = metadata.get("loss")
-        if loss is not None and (
-            isinstance(loss, bool) or not isinstance(loss, int | float) or not math.isfinite(loss)
-        ):
-            return f"loss is {loss!r}, not a finite number"
-        if not bool(np.isfinite(tensor).all()):
-            return "its tensor holds NaN or infinity"
+        if loss is not None and not is_loss(loss):
+            return f"loss is {shown(loss)}, not a number that a float32 holds"
+        if tensor.size:
+            # Without a copy. NaN comes out of both, and is within no bounds.
+            low, high = float(tensor.min()), float(tensor.max())
+            if not (math.isfinite(low) and math.isfinite(high)):
+                return "its tensor holds NaN or infinity"
+            if max(-low, high) > self.config.max_abs:
+                return f"its tensor holds a value beyond {self.config.max_abs:g} (max_abs)"
         full = len(to.contributions) >= self.config.max_contributors
         if full and peer not in to.contributions:
             return f"{self.config.max_contributors} peers contributed already (max_contributors)"
@@ -236,18 +293,32 @@ class FedAvg(Aggregator):
 
     def _of_majority_shape(
         self, taken: dict[PeerId, _Contribution]
-    ) -> tuple[dict[PeerId, _Contribution], list[PeerId]]:
+    ) -> tuple[dict[PeerId, _Contribution], dict[PeerId, str]]:
+        """Those of the shape of more than half, and why the others are refused.
+
+        With no such shape it is that of the last aggregate, if it is there: one of two peers could
+        end all rounds otherwise.
+        """
         counts = Counter(part.tensor.shape for part in taken.values())
         shape, votes = counts.most_common(1)[0]
         if votes * 2 <= len(taken):
-            raise MismatchedShapes(
-                component=self.TYPE_NAME,
-                shapes={str(peer): taken[peer].tensor.shape for peer in sorted(taken)},
-            )
+            if self._current is None or self._current.shape not in counts:
+                raise MismatchedShapes(
+                    component=self.TYPE_NAME,
+                    shapes={str(peer): taken[peer].tensor.shape for peer in sorted(taken)},
+                )
+            shape = self._current.shape
         kept = {peer: part for peer, part in taken.items() if part.tensor.shape == shape}
-        return kept, [peer for peer in taken if peer not in kept]
+        outvoted = {
+            peer: f"its tensor has the shape {list(part.tensor.shape)}, not {list(shape)}"
+            for peer, part in taken.items()
+            if peer not in kept
+        }
+        return kept, outvoted
 
-    def _weighted_mean(self, parts: list[_Contribution], total: int) -> npt.NDArray[np.float32]:
+    def _weighted_mean(
+        self, tensors: list[npt.NDArray[np.float32]], counts: list[int]
+    ) -> npt.NDArray[np.float32]:
         # One accumulating graph for cohorts of all sizes: one session, and two vectors of memory.
         # Weights are n/2^k, which a float32 holds as it is, and the sum is divided once: thirds
         # that were rounded before would pull the mean the same way in every round. What one peer
@@ -256,16 +327,16 @@ class FedAvg(Aggregator):
             backend = self.dependency("backend")
             self._scaled_sum = backend.prepare(scaled_sum_model())
             self._quotient = backend.prepare(quotient_model())
-        common = math.gcd(*(part.num_samples for part in parts))
-        total //= common
+        common = math.gcd(*counts)
+        total = sum(counts) // common
         unit = 1 << (total - 1).bit_length()
-        mean: Value = np.zeros(parts[0].tensor.size, np.float32)
-        for part in parts:
-            weight = np.asarray(part.num_samples // common / unit, dtype=np.float32)
-            (mean,) = self._scaled_sum.run([mean, part.tensor.reshape(-1), weight])
+        mean: Value = np.zeros(tensors[0].size, np.float32)
+        for tensor, count in zip(tensors, counts, strict=True):
+            weight = np.asarray(count // common / unit, dtype=np.float32)
+            (mean,) = self._scaled_sum.run([mean, tensor.reshape(-1), weight])
         if unit != total:
             (mean,) = self._quotient.run([mean, np.asarray(total / unit, dtype=np.float32)])
-        shaped: npt.NDArray[np.float32] = np.asarray(mean).reshape(parts[0].tensor.shape)
+        shaped: npt.NDArray[np.float32] = np.asarray(mean).reshape(tensors[0].shape)
         shaped.flags.writeable = False  # values are immutable, and this one is kept here too
         return shaped
 

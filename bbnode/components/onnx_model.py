@@ -147,21 +147,25 @@ class OnnxModel(Model):
 
         Raises:
             ComponentError: neither is there.
-            ParameterMismatch: `grads` does not fit.
+            ParameterMismatch: `grads` does not fit, or the result is not finite.
         """
         chosen = self._kept_grads if grads is None else self._checked(grads, "gradients")
         if chosen is None:
             raise ComponentError(f"{self.TYPE_NAME}: step without gradients; call backward first")
         feeds = [*self._split(self._params), *self._split(chosen), self._rate]
-        self._params = self._join(self._run(self._graphs.sgd_step, feeds))
+        self._params = self._finite(self._join(self._run(self._graphs.sgd_step, feeds)), "step")
         self._kept_grads = None
 
     def apply_delta(self, ctx: OpContext, delta: Value) -> None:
-        """Add `delta` [P] to the parameters."""
+        """Add `delta` [P] to the parameters.
+
+        Raises:
+            ParameterMismatch: it does not fit, or the sum is not finite.
+        """
         one = np.asarray(1.0, np.float32)
         feeds = [self._params, self._checked(delta, "delta"), one]
         (total,) = self._run(scaled_sum_model(), feeds)
-        self._params = _frozen(total)
+        self._params = self._finite(_frozen(total), "delta")
 
     @offload
     def train(self, ctx: OpContext, *, epochs: int, batch: int) -> Metadata:
@@ -270,6 +274,15 @@ class OnnxModel(Model):
         if vector.flags.writeable:
             return _frozen(vector.copy())
         return np.require(vector, requirements=("C", "A"))
+
+    def _finite(self, params: Vector, what: str) -> Vector:
+        """New parameters, unless they can't be computed with: the old ones stay then."""
+        if not np.isfinite(params).all():
+            raise ParameterMismatch(
+                f"{self.TYPE_NAME}: the parameters after this {what} would hold NaN or infinity; "
+                "they stay as they are"
+            )
+        return params
 
     def _labels(self, target: Value) -> Value:
         array = np.asarray(target)

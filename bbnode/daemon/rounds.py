@@ -57,6 +57,8 @@ class Round:
     outputs: dict[str, Any] = field(default_factory=dict)
     responded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    # Whose answers were not counted, and why.
+    refused: dict[str, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     finished: trio.Event = field(default_factory=trio.Event)
     ok: bool | None = None
@@ -74,6 +76,7 @@ class Round:
             "bytes": self.bytes,
             "responded": self.responded,
             "missing": self.missing,
+            "refused": self.refused,
             "failures": self.failures,
             "outputs": self.outputs,
         }
@@ -275,6 +278,10 @@ class Rounds:
             ):
                 current.responded += [str(p) for p in step.attributes["responded"]]
                 current.missing += [str(p) for p in step.attributes["missing"]]
+            case steps.Telemetry(name="contribution.refused") if (
+                step.attributes.get("execution") == current.execution
+            ):
+                current.refused[str(step.attributes["peer"])] = step.attributes["reason"]
             case steps.ExecutionFinished() if step.execution == current.execution:
                 current.ok = step.ok
                 current.seconds = trio.current_time() - current.started_s

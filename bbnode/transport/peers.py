@@ -382,18 +382,13 @@ class PeerTable:
         hello = link.hello
         if hello is None:
             return
-        if not session.down.is_set():
-            if session.session_id != hello.session_id:
-                self._lose(session, "the peer has restarted", for_good=False)
-            elif session.classes != hello.classes:
-                # What it may send depends on them: they are those of the link that is in use.
-                self._lose(session, "the peer plays other classes now", for_good=False)
+        if not session.down.is_set() and session.speaks_as != (hello.session_id, hello.classes):
+            self._lose(session, session.why_new(hello), for_good=False)
         if session.session_id not in ("", hello.session_id):
             # Before the peer is up again: what its old process did not take is no fault of the
             # new one, and the engine would hold it back for it.
             self.given_up.fail(session, session.queue.give_up_begun(), _FORGOTTEN)
-        session.session_id = hello.session_id
-        session.classes = hello.classes
+        session.session_id, session.classes = hello.session_id, hello.classes
         session.primary = link
         session.await_nothing()
         if session.down.is_set():

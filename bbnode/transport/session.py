@@ -16,7 +16,7 @@ from multiaddr import Multiaddr
 
 from bbnode.ir.address import is_relayed
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Direction, PeerInfo, WantedPeer
+from bbnode.transport.backend import Direction, Hello, PeerInfo, WantedPeer
 from bbnode.transport.errors import DeniedPeerError, NotConnectedError
 from bbnode.transport.inflow import Inflow
 from bbnode.transport.link import Link
@@ -64,6 +64,16 @@ class PeerSession:
     # Exactly one of the two is set: whether there is a primary link.
     up: trio.Event = field(default_factory=trio.Event)
     down: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def speaks_as(self) -> tuple[str, tuple[str, ...]]:
+        """Its process, and the classes that it was announced with."""
+        return self.session_id, self.classes
+
+    def why_new(self, hello: Hello) -> str:
+        """Why this hello ends the connection as it was: it says another process, or classes."""
+        same = self.session_id == hello.session_id
+        return "the peer plays other classes now" if same else "the peer has restarted"
 
     @property
     def takes_messages(self) -> bool:

@@ -333,4 +333,5 @@ class Rounds:
         made = event["round"] - sum(number < event["round"] for number in cluster.failed)
         assert round(event["outputs"]["first"], 3) == made, event
         stats = event["outputs"]["stats"]
-        assert stats["contributors"] == stats["num_samples"] == len(event["responded"]), event
+        taken = len(event["responded"]) - stats["refused"]
+        assert stats["contributors"] == stats["num_samples"] == taken, event

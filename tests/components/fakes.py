@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from bbnode.components.contracts import Completion
 from bbnode.components.data_sources import MemoryDataSource
@@ -33,6 +34,10 @@ class Context:
     peer_class: str | None = None
     execution: int = 1
     peers: Peers = field(default_factory=Peers)
+    refused: dict[PeerId, str] = field(default_factory=dict)
+
+    def refuse(self, peer: PeerId, reason: str) -> None:
+        self.refused[peer] = reason
 
     def open_completion(self) -> Completion:
         raise AssertionError("no shipped component parks an op by itself")
@@ -45,7 +50,7 @@ def ort() -> OrtBackend:
     return OrtBackend(OrtBackendConfig())
 
 
-def fedavg(**config: int) -> FedAvg:
+def fedavg(**config: Any) -> FedAvg:
     component = FedAvg(FedAvgConfig(**config))
     component.bind({"backend": ort()})
     return component

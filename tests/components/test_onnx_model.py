@@ -170,6 +170,16 @@ def test_vectors_that_do_not_fit_are_refused(kind: str) -> None:
     assert model.params(CTX) is before
 
 
+@pytest.mark.parametrize(("method", "sign"), [("apply_delta", 1), ("step", -1)])
+def test_what_would_not_be_finite_is_not_taken(method: str, sign: int) -> None:
+    model = onnx_model(CONFIG)  # its learning rate is 0.5
+    huge = np.full(SIZE, 3e38, np.float32)
+    model.load_parameters(CTX, huge)
+    with pytest.raises(errors.ParameterMismatch, match="NaN or infinity"):
+        getattr(model, method)(CTX, sign * huge)
+    np.testing.assert_array_equal(model.params(CTX), huge)
+
+
 def test_calls_out_of_order_and_bad_batches_are_refused(source) -> None:
     model = onnx_model(CONFIG, source)
     with pytest.raises(ComponentError, match="call forward first"):

@@ -90,6 +90,13 @@ class Bench:
                 name="request.closed",
                 attributes={"execution": execution, "responded": (A,), "missing": (B,)},
             ),
+            *(
+                steps.Telemetry(
+                    name="contribution.refused",
+                    attributes={"execution": number, "peer": A, "reason": "too large"},
+                )
+                for number in (execution, execution + 99)[: 1 + ok]
+            ),
             steps.ExecutionFinished(execution=execution, target="s", ok=ok, failures=0),
         ):
             self.rounds.observe(step)
@@ -120,6 +127,7 @@ async def test_rounds_follow_each_other_and_are_told(nursery: trio.Nursery) -> N
     first = bench.told("round_finished")[0]
     assert first["outputs"] == {"accuracy": 0.5}
     assert (first["responded"], first["missing"]) == ([str(A)], [str(B)])
+    assert first["refused"] == {str(A): "too large"}
     assert (first["ok"], first["bytes"], first["round"]) == (True, 1000, 1)
     assert bench.told("rounds_complete")
 

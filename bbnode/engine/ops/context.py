@@ -19,6 +19,7 @@ from bbnode.components.contracts import ComponentError, PeersView
 from bbnode.engine.component_timers import MAX_KEY_CHARS, MAX_TIMERS
 from bbnode.engine.errors import PayloadTooLarge
 from bbnode.engine.ingress import Completed, Ingress
+from bbnode.engine.limits import cut_text
 from bbnode.engine.open_calls import MAX_CALLS
 from bbnode.engine.parking import ParkingTable
 from bbnode.ir import ids
@@ -167,6 +168,18 @@ class CallContext:
             raise ComponentError("open_completion was called before in this call")
         self.completion = OpenCompletion(self._ingress, self._parking.new_token())
         return self.completion
+
+    def refuse(self, peer: PeerId, reason: str) -> None:
+        """As the contract says."""
+        rt = self._running("refuse")
+        rt.counts["contributions.refused"] += 1
+        rt.telemetry(
+            "contribution.refused",
+            slot=rt.cells[self._cell_at].slot,
+            execution=self.execution,
+            peer=peer,
+            reason=cut_text(reason, rt.limits.failure_detail_bytes),
+        )
 
     # -- what a method asks for --------------------------------------------------------------
 
