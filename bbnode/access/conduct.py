@@ -20,24 +20,22 @@ from typing import Final
 
 from bbnode.access.buckets import Rate
 from bbnode.access.decision import Decision, Reason
+from bbnode.ir.caps import (
+    BACKOFF_S,
+    CUT_AT,
+    FORGIVEN_AFTER_S,
+    HALF_LIFE_S,
+    MAX_BACKOFF_S,
+    MAX_OF_USE,
+    MAX_OFFENDERS,
+    THROTTLED_AT,
+)
 from bbnode.ir.peer import PeerId
 
 _NS: Final = 1_000_000_000
 
-HALF_LIFE_S: Final = 60.0
-THROTTLED_AT: Final = 50.0
-CUT_AT: Final = 100.0
 # Envelopes of a throttled peer; the rest waits at the peer. What a sound program sends in rounds.
 THROTTLED: Final = Rate(per_second=100, burst=100)
-# A peer that is cut off is refused for this long; twice as long each time, up to the second.
-BACKOFF_S: Final = 10.0
-MAX_BACKOFF_S: Final = 600.0
-# After so long without an offence a peer begins anew.
-FORGIVEN_AFTER_S: Final = 3600.0
-# Peers of which anything is remembered, 300 bytes each; whose last offence is the oldest goes.
-MAX_OFFENDERS: Final = 4096
-# Peers that are remembered for having been of use.
-MAX_KNOWN: Final = 8192
 
 
 class Offence(enum.StrEnum):
@@ -50,7 +48,9 @@ class Offence(enum.StrEnum):
     # A place or a type that this node's program does not have there.
     UNKNOWN_SITE = "unknown_site"
     TYPE_MISMATCH = "type_mismatch"
-    # Larger than this node takes.
+    # To a place that only other classes send to.
+    NOT_ITS_CLASS = "not_its_class"
+    # Larger, or more at once, than this node takes.
     TOO_LARGE = "too_large"
     # No hello that can be accepted; not one that a rule of access refuses.
     HELLO = "bad_hello"
@@ -77,6 +77,8 @@ OFFENCES: Final[dict[Offence, Weight]] = {
     # slowed down, and no more.
     Offence.UNKNOWN_SITE: Weight(points=0.1, ceiling=THROTTLED_AT),
     Offence.TYPE_MISMATCH: Weight(points=0.5, ceiling=THROTTLED_AT),
+    # A peer that has changed its classes may have sent before it said so.
+    Offence.NOT_ITS_CLASS: Weight(points=2, ceiling=THROTTLED_AT),
     # Caps differ between nodes.
     Offence.TOO_LARGE: Weight(points=2, ceiling=THROTTLED_AT),
     # On a busy machine a hello may come late, or the peer may not want us; it dials again, in
@@ -127,7 +129,7 @@ class Conduct:
         """A peer has answered what it was asked, or the configuration names it."""
         self.known[peer] = None
         self.known.move_to_end(peer)
-        if len(self.known) > MAX_KNOWN:
+        if len(self.known) > MAX_OF_USE:
             self.known.popitem(last=False)
 
     def note(self, peer: PeerId, offence: Offence, now_ns: int) -> bool:

@@ -22,12 +22,11 @@ from bbnode.access.revocation import REVOCATIONS
 from bbnode.access.sealed import Kind
 from bbnode.access.statement import MAX_MEMBERSHIP_BYTES
 from bbnode.access.ticket import TICKET
+from bbnode.ir.caps import MAX_DETAIL_BYTES
 from bbnode.ir.decoding import shown
 
 ACCESS_PROTOCOL = "/bbnode/access/1.0.0"
 
-# Room for what a refusal says; the reader cuts nothing, the writer does.
-MAX_DETAIL_BYTES = 1024
 
 MESSAGE = Kind(
     name="access message",

@@ -28,16 +28,11 @@ from bbnode.access.redeem import Ledger
 from bbnode.access.revocation import RevocationList
 from bbnode.access.statement import MAX_MEMBERSHIP_BYTES, Membership, open_membership
 from bbnode.access.ticket import invitation_of
+from bbnode.ir.caps import MAX_ADMITTED, MAX_LISTED_PEERS, MAX_REFUSED
 from bbnode.ir.peer import PeerId
 
-# A PeerId takes about 200 bytes; lists beyond this belong into a private network.
-MAX_LISTED_PEERS = 64 * 1024
-# Well above any cap of connections, so that whoever is forgotten was long gone.
-MAX_ADMITTED = 8192
 # That many are forgotten at once: looking for the quietest costs a pass over the table.
 _FORGOTTEN_AT_ONCE = MAX_ADMITTED // 8
-# Peers that were refused, or sent without a hello; what they showed is up to 5 KiB each.
-MAX_REFUSED = 1024
 
 _FOREVER = float("inf")
 

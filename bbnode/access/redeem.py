@@ -18,13 +18,10 @@ from bbnode.access.errors import Refusal, TicketRefused
 from bbnode.access.revocation import RevocationList
 from bbnode.access.sealed import Kind
 from bbnode.access.signing import SigningKey
-from bbnode.access.statement import CLOCK_SKEW_S, Membership, grant
-from bbnode.access.ticket import MAX_USES, NONCE_BYTES, TICKET, Ticket
+from bbnode.access.statement import Membership, grant
+from bbnode.access.ticket import NONCE_BYTES, TICKET, Ticket
+from bbnode.ir.caps import CLOCK_SKEW_S, MAX_REDEEMERS, MAX_TICKETS, MAX_USES
 from bbnode.ir.peer import PeerId
-
-# Tickets with a use that have not expired; each holds as many peers as it has uses.
-MAX_TICKETS = 1024
-MAX_PEERS = 16 * 1024
 
 LEDGER = Kind(
     name="ledger of tickets",
@@ -33,7 +30,7 @@ LEDGER = Kind(
     version=1,
     fields=1,
     # A PeerId is up to 66 bytes with its header.
-    max_bytes=MAX_PEERS * 70 + MAX_TICKETS * 64,
+    max_bytes=MAX_REDEEMERS * 70 + MAX_TICKETS * 64,
     error=TicketRefused,
 )
 
@@ -114,7 +111,7 @@ class Ledger:
             if unix_s < row.expires_s + CLOCK_SKEW_S
         }
         held = sum(len(row.peers) for row in kept.values())
-        if held >= MAX_PEERS or (entry is None and len(kept) >= MAX_TICKETS):
+        if held >= MAX_REDEEMERS or (entry is None and len(kept) >= MAX_TICKETS):
             raise TICKET.refuse(
                 Refusal.LEDGER_FULL,
                 "the inviter keeps as many tickets as it can; try again when some have expired, or "

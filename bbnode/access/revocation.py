@@ -16,11 +16,8 @@ from bbnode.access.errors import GrantError, Refusal, RevocationRefused
 from bbnode.access.sealed import Kind
 from bbnode.access.signing import SigningKey
 from bbnode.access.statement import MAX_SERIAL
+from bbnode.ir.caps import MAX_REVOKED
 from bbnode.ir.peer import PeerId
-
-# Statements end by themselves, so that what has to stand here stays short; 4096 of each are
-# under 250 kB, which still fits one message.
-MAX_REVOKED = 4096
 
 REVOCATIONS = Kind(
     name="revocation list",

@@ -19,7 +19,8 @@ import msgpack
 
 from bbnode.access.errors import AccessRefused, GrantError, Refusal
 from bbnode.access.signing import SIGNATURE_BYTES, SigningKey, verifies
-from bbnode.ir.decoding import MAX_MESSAGE_DEPTH, Boundary, clip, unpack
+from bbnode.ir.caps import MAX_CLASSES, MAX_MESSAGE_DEPTH, MAX_NAME_BYTES
+from bbnode.ir.decoding import Boundary, clip, unpack
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 
@@ -27,9 +28,6 @@ Fields: TypeAlias = list[Any]
 
 # The last second of the year 9999: beyond it no date can be shown.
 MAX_UNIX_S = 253_402_300_799
-MAX_CLASSES = 16
-# As the names in a hello.
-MAX_CLASS_BYTES = 128
 _CLASS = re.compile(r"[A-Za-z_@][A-Za-z0-9_.@-]*\Z")
 
 
@@ -217,7 +215,7 @@ def classes_to_sign(classes: Iterable[str] | None) -> tuple[str, ...] | None:
 
 def is_class(name: str) -> bool:
     """Whether a text can be the name of a class of peers."""
-    return len(name) <= MAX_CLASS_BYTES and _CLASS.match(name) is not None
+    return len(name) <= MAX_NAME_BYTES and _CLASS.match(name) is not None
 
 
 def unpack_list(kind: Kind, raw: bytes) -> list[Any]:

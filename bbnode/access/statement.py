@@ -20,11 +20,8 @@ from bbnode.access import sealed
 from bbnode.access.errors import GrantError, Refusal, StatementRefused
 from bbnode.access.sealed import Kind, Sealed
 from bbnode.access.signing import SigningKey
+from bbnode.ir.caps import CLOCK_SKEW_S
 from bbnode.ir.peer import PeerId
-
-# Clocks of laptops and small devices are off by minutes until they find a time server; five
-# is what Kerberos tolerates. A statement lives for days: nothing depends on it to the minute.
-CLOCK_SKEW_S = 300
 
 MAX_SERIAL = 2**64 - 1
 

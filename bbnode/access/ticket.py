@@ -19,20 +19,21 @@ from bbnode.access import sealed
 from bbnode.access.errors import GrantError, Refusal, TicketRefused
 from bbnode.access.sealed import Kind
 from bbnode.access.signing import SigningKey
-from bbnode.access.statement import CLOCK_SKEW_S, MAX_MEMBERSHIP_BYTES
-from bbnode.ir.address import MAX_ADDRESS_BYTES, address_from_bytes
+from bbnode.access.statement import MAX_MEMBERSHIP_BYTES
+from bbnode.ir.address import address_from_bytes
+from bbnode.ir.caps import (
+    CLOCK_SKEW_S,
+    MAX_ADDRESS_BYTES,
+    MAX_CLAIMED_ADDRESSES,
+    MAX_MEMBER_DAYS,
+    MAX_TARGET_BYTES,
+    MAX_USES,
+)
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 
-# As many as a sender may claim in an envelope (FACTS: caps and budgets).
-MAX_ADDRESSES = 8
-MAX_TARGET_BYTES = 256
 DIGEST_BYTES = 32
 NONCE_BYTES = 16
-# A ticket for more strangers than this is better replaced by `network grant` for each.
-MAX_USES = 1024
-# A statement that a ticket gives lives at most this long.
-MAX_MEMBER_DAYS = 366
 _DAY_S = 24 * 60 * 60
 
 TICKET = Kind(
@@ -41,7 +42,7 @@ TICKET = Kind(
     prefix="bbnode1",
     version=1,
     fields=9,
-    max_bytes=MAX_ADDRESSES * (MAX_ADDRESS_BYTES + 3) + MAX_MEMBERSHIP_BYTES + 3072,
+    max_bytes=MAX_CLAIMED_ADDRESSES * (MAX_ADDRESS_BYTES + 3) + MAX_MEMBERSHIP_BYTES + 3072,
     error=TicketRefused,
 )
 
@@ -114,10 +115,10 @@ def make_ticket(
     A trailing `/p2p/ID` of the addresses has to be the inviter's. Raises GrantError.
     """
     listed = list(dict.fromkeys(_without_peer(a, key.peer_id) for a in addresses))
-    if not 0 < len(listed) <= MAX_ADDRESSES:
+    if not 0 < len(listed) <= MAX_CLAIMED_ADDRESSES:
         raise GrantError(
-            f"a ticket needs 1 to {MAX_ADDRESSES} addresses, got {len(listed)}: say with --address "
-            "how this node is reached"
+            f"a ticket needs 1 to {MAX_CLAIMED_ADDRESSES} addresses, got {len(listed)}: say with "
+            "--address how this node is reached"
         )
     if (network is not None) != ((invitation is not None) ^ bool(membership)):
         raise GrantError(
@@ -186,7 +187,7 @@ def _open(raw: bytes) -> Ticket:
     carried = sealed.take_bytes(TICKET, "the membership", membership, MAX_MEMBERSHIP_BYTES)
     if (network is not None) != ((invitation is not None) ^ bool(carried)):
         raise sealed.malformed(TICKET, "network, invitation and membership do not fit together")
-    items = sealed.take_list(TICKET, "the addresses", listed, MAX_ADDRESSES)
+    items = sealed.take_list(TICKET, "the addresses", listed, MAX_CLAIMED_ADDRESSES)
     name = sealed.take_text(TICKET, "the target", target, MAX_TARGET_BYTES)
     if not items or not name:
         raise sealed.malformed(TICKET, "it names no address or no target")

@@ -21,6 +21,7 @@ from bbnode.components.errors import InvalidComponentConfig
 from bbnode.components.global_registry_messages import Cookie, Page, Row
 from bbnode.components.registry import register_component
 from bbnode.components.selectors import DrawingSelector, draw
+from bbnode.ir.caps import MAX_BOOK_PEERS, MAX_PAGE_BYTES, MAX_PAGE_ROWS
 from bbnode.ir.ids import fnv1a_64
 from bbnode.ir.peer import PeerId
 
@@ -30,8 +31,6 @@ MIN_TTL_S: Final = 30.0
 MAX_TTL_S: Final = 300.0
 # A heartbeat may be lost twice before its peer is.
 HEARTBEATS_PER_TTL: Final = 3
-# As many as the engine's address book holds; one takes about 1 KB.
-MAX_PEERS: Final = 16_384
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +66,13 @@ class GlobalRegistryServer(DrawingSelector):
 
     def __init__(self, config: GlobalRegistryServerConfig) -> None:
         super().__init__(config)
-        if not MIN_TTL_S <= config.ttl_s <= MAX_TTL_S or not 1 <= config.max_peers <= MAX_PEERS:
+        if (
+            not MIN_TTL_S <= config.ttl_s <= MAX_TTL_S
+            or not 1 <= config.max_peers <= MAX_BOOK_PEERS
+        ):
             raise InvalidComponentConfig(
                 f"{self.TYPE_NAME}: ttl_s has to be in {MIN_TTL_S:g} .. {MAX_TTL_S:g} and "
-                f"max_peers in 1 .. {MAX_PEERS}"
+                f"max_peers in 1 .. {MAX_BOOK_PEERS}"
             )
         self._ttl_ns = int(config.ttl_s * S)
         # In the order in which they expire: an announcement moves its peer to the end.
@@ -125,7 +127,7 @@ class GlobalRegistryServer(DrawingSelector):
         _, n = messages.decode_read(payload)
         self._drop_expired(ctx.now_ns)
         others = [peer for peer in self._entries if peer != ctx.source_peer]
-        drawn = draw(sorted(others), min(n, messages.MAX_ROWS), self._seed, self._draws)
+        drawn = draw(sorted(others), min(n, MAX_PAGE_ROWS), self._seed, self._draws)
         self._draws += 1
         rows, _ = _fitting([self._entries[peer].row for peer in drawn])
         page = Page(
@@ -249,7 +251,7 @@ def _fitting(rows: Sequence[Row]) -> tuple[list[Row], bool]:
     size = 0
     for row in rows:
         size += messages.row_bytes(row)
-        if len(kept) == messages.MAX_ROWS or (kept and size > messages.MAX_PAGE_BYTES):
+        if len(kept) == MAX_PAGE_ROWS or (kept and size > MAX_PAGE_BYTES):
             return kept, True
         kept.append(row)
     return kept, False

@@ -21,13 +21,11 @@ from bbnode.components.global_registry_messages import Cookie, Row
 from bbnode.components.registry import register_component
 from bbnode.components.selectors import DrawingSelector
 from bbnode.ir import keys, opset
+from bbnode.ir.caps import MAX_BOOK_PEERS, MAX_REGISTRIES
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 
 DOMAIN: Final = f"{keys.PROTOCOL_DOMAIN_PREFIX}global_registry"
-# Registries that one client uses: one of each kind of peers and a spare, with room to spare.
-MAX_SERVERS: Final = 16
-MAX_VIEW: Final = 16_384
 
 opset.op(
     DOMAIN, "Announce", "server:peer", "cmd:cmd", role="Protocol", as_class="",
@@ -80,9 +78,10 @@ class GlobalRegistryClient(ProtocolComponent):
 
     def __init__(self, config: GlobalRegistryClientConfig) -> None:
         super().__init__(config)
-        if config.deadline_s <= 0 or not 1 <= config.max_view <= MAX_VIEW:
+        if config.deadline_s <= 0 or not 1 <= config.max_view <= MAX_BOOK_PEERS:
             raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: deadline_s has to be positive and max_view in 1 .. {MAX_VIEW}"
+                f"{self.TYPE_NAME}: deadline_s has to be positive and max_view in 1 .. "
+                f"{MAX_BOOK_PEERS}"
             )
         self._deadline_ns = int(config.deadline_s * 1_000_000_000)
         self._servers: dict[PeerId, _Server] = {}
@@ -180,9 +179,9 @@ class GlobalRegistryClient(ProtocolComponent):
     def _server(self, peer: PeerId) -> _Server:
         known = self._servers.get(peer)
         if known is None:
-            if len(self._servers) >= MAX_SERVERS:
+            if len(self._servers) >= MAX_REGISTRIES:
                 raise TooManyRegistries(
-                    f"{self.TYPE_NAME}: {peer.short} would be registry {MAX_SERVERS + 1}; let a "
+                    f"{self.TYPE_NAME}: {peer.short} would be registry {MAX_REGISTRIES + 1}; let a "
                     "program announce to the same few"
                 )
             known = self._servers[peer] = _Server()
@@ -208,7 +207,7 @@ class GlobalRegistryClient(ProtocolComponent):
                     known_until_ns=int(until_ns),
                     rows={row.peer: row for row in map(messages.read_row, rows)},
                 )
-                for peer, until_ns, rows in msgpack.unpackb(data)[:MAX_SERVERS]
+                for peer, until_ns, rows in msgpack.unpackb(data)[:MAX_REGISTRIES]
             }
         except (
             ValueError,

@@ -15,22 +15,22 @@ from multiaddr import Multiaddr
 
 from bbnode.components.errors import ComponentError
 from bbnode.ir.address import address_from_bytes
-from bbnode.ir.decoding import MAX_MESSAGE_DEPTH, Boundary, shown, unpack
+from bbnode.ir.caps import (
+    MAX_ADDRESS_BYTES,
+    MAX_CLAIMED_ADDRESSES,
+    MAX_MESSAGE_DEPTH,
+    MAX_PAGE_BYTES,
+    MAX_PAGE_ROWS,
+    MAX_REGISTRY_CLASS_CHARS,
+)
+from bbnode.ir.decoding import Boundary, shown, unpack
 from bbnode.ir.errors import PeerError
 from bbnode.ir.peer import PeerId
 
-# As in an envelope: what a peer may claim of itself.
-MAX_ADDRESSES: Final = 8
-MAX_ADDRESS_BYTES: Final = 256
-MAX_CLASS_CHARS: Final = 64
-# Of one page, so that it fits the smallest envelope (256 KiB on edge devices) beside others:
-# a row is at most 8 x 256 bytes of addresses and some.
-MAX_ROWS: Final = 256
-MAX_PAGE_BYTES: Final = 48 * 1024
 _MAX_MESSAGE_BYTES: Final = MAX_PAGE_BYTES + 4096
 _MAX_U64: Final = (1 << 64) - 1
 # Of a page: its head, and in each row its four fields and the addresses.
-_MAX_VALUES: Final = 16 + MAX_ROWS * (5 + MAX_ADDRESSES)
+_MAX_VALUES: Final = 16 + MAX_PAGE_ROWS * (5 + MAX_CLAIMED_ADDRESSES)
 
 
 class UnusableMessage(ComponentError, PeerError):
@@ -91,7 +91,7 @@ class Page:
 
 
 def encode_announcement(message: Announcement) -> bytes:
-    """[class, addresses]; of more than MAX_ADDRESSES the first."""
+    """[class, addresses]; of more than MAX_CLAIMED_ADDRESSES the first."""
     return _pack([message.as_class, pack_addresses(message.addresses)])
 
 
@@ -136,8 +136,8 @@ def encode_page(page: Page) -> bytes:
 def decode_page(payload: bytes) -> Page:
     """Raises UnusableMessage."""
     cookie, ttl_ns, reset, more, rows = _unpack(payload, 5)
-    if not isinstance(rows, list) or len(rows) > MAX_ROWS:
-        raise UnusableMessage(f"a page of a registry holds a list of up to {MAX_ROWS} rows")
+    if not isinstance(rows, list) or len(rows) > MAX_PAGE_ROWS:
+        raise UnusableMessage(f"a page of a registry holds a list of up to {MAX_PAGE_ROWS} rows")
     return Page(
         cookie=_cookie(cookie),
         ttl_ns=_number(ttl_ns),
@@ -171,15 +171,15 @@ def row_bytes(row: Row) -> int:
 
 
 def pack_addresses(addresses: Sequence[Multiaddr]) -> list[bytes]:
-    """The first MAX_ADDRESSES that are not too long, as bytes."""
+    """The first MAX_CLAIMED_ADDRESSES that are not too long, as bytes."""
     raws = [bytes(address.to_bytes()) for address in addresses]
-    return [raw for raw in raws if len(raw) <= MAX_ADDRESS_BYTES][:MAX_ADDRESSES]
+    return [raw for raw in raws if len(raw) <= MAX_ADDRESS_BYTES][:MAX_CLAIMED_ADDRESSES]
 
 
 def read_addresses(plain: Any) -> tuple[Multiaddr, ...]:
     """Raises UnusableMessage."""
-    if not isinstance(plain, list) or len(plain) > MAX_ADDRESSES:
-        raise UnusableMessage(f"addresses are a list of up to {MAX_ADDRESSES}")
+    if not isinstance(plain, list) or len(plain) > MAX_CLAIMED_ADDRESSES:
+        raise UnusableMessage(f"addresses are a list of up to {MAX_CLAIMED_ADDRESSES}")
     found = []
     for raw in plain:
         if not isinstance(raw, bytes) or len(raw) > MAX_ADDRESS_BYTES:
@@ -242,6 +242,10 @@ def _flag(plain: Any) -> bool:
 
 
 def _class(plain: Any) -> str:
-    if not isinstance(plain, str) or len(plain) > MAX_CLASS_CHARS or not plain.isprintable():
-        raise UnusableMessage(f"a class is a text of up to {MAX_CLASS_CHARS} characters")
+    if (
+        not isinstance(plain, str)
+        or len(plain) > MAX_REGISTRY_CLASS_CHARS
+        or not plain.isprintable()
+    ):
+        raise UnusableMessage(f"a class is a text of up to {MAX_REGISTRY_CLASS_CHARS} characters")
     return plain

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, Final, get_args, get_type_hints
 
-from bbnode.ir.decoding import MAX_MESSAGE_DEPTH, unpack
+from bbnode.ir.caps import MAX_MESSAGE_DEPTH, MAX_SETTINGS_VALUES
+from bbnode.ir.decoding import unpack
 from bbnode.ir.errors import DecodeError, DeploymentError
 
 # Key in a field's metadata, and its values.
@@ -26,8 +27,6 @@ _SHOWN_CHARS: Final = 80
 # Settings of an artifact that are looked through for what looks like a path; more are shown as one.
 _MAX_LOOKED_AT: Final = 10_000
 
-# Settings of one component, with all that nests in them: lists of layers, of peers, of paths.
-MAX_SETTINGS_VALUES = 65_536
 
 # A separator, a drive, a home directory, the directory above, a scheme, a suffix at the end.
 _LIKE_A_PATH: Final = re.compile(

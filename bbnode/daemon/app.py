@@ -14,7 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import trio
 
@@ -44,6 +44,7 @@ from bbnode.daemon.resend import Resend
 from bbnode.daemon.rounds import Rounds
 from bbnode.daemon.watch import Stalled, Watch, Watched
 from bbnode.engine import All, Node, steps
+from bbnode.ir.caps import OPEN_FILES
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import TransportEvent
@@ -63,10 +64,6 @@ PREPARE_PATIENCE_S = 45.0
 # Shown to subscribers, not logged: several of them a round.
 _QUIET_STEPS = (steps.AppEvent, steps.Telemetry, steps.ExecutionFinished, *TRACE_STEPS)
 
-
-# Connections (1,024), those that wait for a hello (256), as many again that are being closed, and
-# files, with room to spare.
-OPEN_FILES: Final = 4096
 
 # Watches a node from within, from when its control plane is up until it has stopped.
 Companion = Callable[[Host], Awaitable[None]]

@@ -16,11 +16,9 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 
 from bbnode.ir import keys, protos
 from bbnode.ir.bounds import OutOfBounds, check_bounds
+from bbnode.ir.caps import MAX_ARTIFACT_BYTES
 from bbnode.ir.errors import AuthorError, EnvironmentFault
 from bbnode.ir.seal import is_intact
-
-# Protobuf's own limit on one message.
-MAX_ARTIFACT_BYTES = (1 << 31) - 1
 
 
 class ArtifactUnreadable(EnvironmentFault):

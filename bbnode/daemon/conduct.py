@@ -28,6 +28,8 @@ OFFENCE_OF_KIND: Final[Mapping[str, Offence]] = {
     "CorrelationMismatch": Offence.UNKNOWN_SITE,
     "TypeMismatch": Offence.TYPE_MISMATCH,
     "UnknownTypeHash": Offence.TYPE_MISMATCH,
+    "SenderNotOfClass": Offence.NOT_ITS_CLASS,
+    "TooManyExecutions": Offence.TOO_LARGE,
     "EnvelopeTooLarge": Offence.TOO_LARGE,
 }
 OFFENCE_OF_VIOLATION: Final[Mapping[seam.Violation, Offence]] = {

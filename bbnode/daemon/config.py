@@ -53,6 +53,7 @@ LIMIT_PRESETS: dict[str, dict[str, int | None]] = {
         "cycle_ops": None,
         "pending_async": None,
         "frames": None,
+        "frames_per_peer": 4 * 1024,
         "outbound": None,
     },
     "edge": {
@@ -62,6 +63,7 @@ LIMIT_PRESETS: dict[str, dict[str, int | None]] = {
         "invoke_bytes": 256 * KIB,
         "completion_bytes": 64 * KIB,
         "envelope_bytes": 256 * KIB,
+        "frames_per_peer": 256,
     },
 }
 
@@ -317,6 +319,11 @@ class LimitsSection(Section):
     cycle_ops: Cap = _key(None, "ops of one poll cycle", unit="ops")
     pending_async: Cap = _key(None, "ops that wait for a completion", unit="ops")
     frames: Cap = _key(None, "executions under way", unit="executions")
+    frames_per_peer: Cap = _key(
+        None,
+        "the same, of those that one peer's messages started; more messages are refused",
+        unit="executions",
+    )
     outbound: Cap = _key(None, "envelopes that wait to be sent", unit="envelopes")
 
     def effective(self) -> dict[str, int | None]:

@@ -25,14 +25,13 @@ from pydantic import BaseModel, ValidationError
 
 from bbnode.daemon import paths
 from bbnode.daemon.config import NodeConfig, keys, overrides, table_of
+from bbnode.ir.caps import MAX_CONFIG_BYTES
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.texts import printable
 
 ENVIRONMENT_PREFIX = "BBNODE_"
 ENVIRONMENT_SEPARATOR = "__"
 
-# A configuration is some kilobytes; a file beyond this is not one.
-MAX_FILE_BYTES = 1024 * 1024
 
 # How much of a wrong value an error shows.
 MAX_SHOWN_CHARS = 80
@@ -184,7 +183,7 @@ def toml_value(value: Any) -> str:
 def _read_file(file: Path) -> dict[str, Any]:
     try:
         with file.open("rb") as stream:
-            data = stream.read(MAX_FILE_BYTES + 1)
+            data = stream.read(MAX_CONFIG_BYTES + 1)
     except FileNotFoundError as error:
         # A mere name was looked for in these as well.
         dirs = paths.config_dirs() if len(file.parts) == 1 else ()
@@ -192,8 +191,8 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: no such file{where}; make one with `bbnode init`") from error
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{file}: larger than {MAX_FILE_BYTES} bytes: not a configuration")
+    if len(data) > MAX_CONFIG_BYTES:
+        raise ConfigError(f"{file}: larger than {MAX_CONFIG_BYTES} bytes: not a configuration")
     try:
         return tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:

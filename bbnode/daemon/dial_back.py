@@ -20,6 +20,14 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.ir.address import address_from_bytes, is_relayed
+from bbnode.ir.caps import (
+    DIAL_BACK_EVERY_S,
+    MAX_CLAIMED_ADDRESSES,
+    MAX_DIAL_BACK_ANSWER_BYTES,
+    MAX_DIAL_BACK_ASKERS,
+    MAX_DIAL_BACK_REQUEST_BYTES,
+    MAX_DIAL_BACKS,
+)
 from bbnode.ir.decoding import Boundary, clip, unpack
 from bbnode.ir.errors import BbnodeError, PeerError
 from bbnode.ir.peer import PeerId
@@ -27,18 +35,9 @@ from bbnode.transport.backend import Backend, ProtocolHost, ProtocolStream
 from bbnode.transport.errors import DialError
 
 DIAL_BACK_PROTOCOL: Final = "/bbnode/dial-back/1"
-# FACTS: claimed sender addresses, 8 of 256 bytes.
-MAX_ADDRESSES: Final = 8
-MAX_REQUEST_BYTES: Final = 4 * 1024
-MAX_ANSWER_BYTES: Final = 8 * 1024
 # Of an answer: its three fields, and three of each row.
-_MAX_VALUES: Final = 4 + 4 * MAX_ADDRESSES
+_MAX_VALUES: Final = 4 + 4 * MAX_CLAIMED_ADDRESSES
 MAX_DETAIL: Final = 200
-# One request of a peer in this time; a person who looks for what is wrong asks now and then.
-EVERY_S: Final = 10.0
-# Requests that are worked on at once, and askers that are remembered for EVERY_S.
-MAX_AT_ONCE: Final = 4
-MAX_ASKERS: Final = 1024
 # Beyond what connecting (5 s) and the handshake (8 s) may take; all addresses are tried at once.
 ANSWER_S: Final = 15.0
 REQUEST_S: Final = 5.0
@@ -146,7 +145,7 @@ class DialBackServer:
     async def serve(self, stream: ProtocolStream) -> None:
         """One request, and its answer. A malformed one resets the stream."""
         with trio.fail_after(REQUEST_S):
-            addresses = decode_request(await _read_all(stream, MAX_REQUEST_BYTES))
+            addresses = decode_request(await _read_all(stream, MAX_DIAL_BACK_REQUEST_BYTES))
         seen = self._where(stream.peer)
         refusal = self._refusal(stream.peer)
         tried: list[Tried] = []
@@ -169,11 +168,11 @@ class DialBackServer:
 
     def _refusal(self, peer: PeerId) -> str:
         now = trio.current_time()
-        while self._asked and next(iter(self._asked.values())) + EVERY_S <= now:
+        while self._asked and next(iter(self._asked.values())) + DIAL_BACK_EVERY_S <= now:
             self._asked.popitem(last=False)
         if peer in self._asked:
-            return f"asked again too soon: once in {EVERY_S:g} s"
-        if self._working >= MAX_AT_ONCE or len(self._asked) >= MAX_ASKERS:
+            return f"asked again too soon: once in {DIAL_BACK_EVERY_S:g} s"
+        if self._working >= MAX_DIAL_BACKS or len(self._asked) >= MAX_DIAL_BACK_ASKERS:
             return "too many ask at once; try again later"
         self._asked[peer] = now
         return ""
@@ -232,12 +231,14 @@ def _direct(backend: Backend) -> list[PeerId]:
 
 async def _ask_one(backend: DialBackHost, peer: PeerId) -> DialBack:
     """One peer's answer; raises DialBackRefused, and as `open_stream`."""
-    own = [each for each in backend.listen_addresses() if not is_relayed(each)][:MAX_ADDRESSES]
+    own = [each for each in backend.listen_addresses() if not is_relayed(each)][
+        :MAX_CLAIMED_ADDRESSES
+    ]
     with trio.move_on_after(ANSWER_S + REQUEST_S):
         async with backend.open_stream(peer, DIAL_BACK_PROTOCOL) as stream:
             await stream.write(msgpack.packb([each.to_bytes() for each in own]))
             await stream.end()
-            raw = await _read_all(stream, MAX_ANSWER_BYTES)
+            raw = await _read_all(stream, MAX_DIAL_BACK_ANSWER_BYTES)
         return decode_answer(peer, raw)
     raise DialBackRefused(f"no answer within {ANSWER_S + REQUEST_S:g} s")
 
@@ -252,7 +253,7 @@ async def _read_all(stream: ProtocolStream, max_bytes: int) -> bytes:
 
 
 def _unpacked(raw: bytes) -> Any:
-    return unpack(raw, max_bytes=MAX_ANSWER_BYTES, max_values=_MAX_VALUES, max_depth=3)
+    return unpack(raw, max_bytes=MAX_DIAL_BACK_ANSWER_BYTES, max_values=_MAX_VALUES, max_depth=3)
 
 
 @Boundary("the request is malformed", DialBackRefused)
@@ -261,7 +262,7 @@ def decode_request(raw: bytes) -> list[Multiaddr]:
     rows = _unpacked(raw)
     if (
         not isinstance(rows, list)
-        or len(rows) > MAX_ADDRESSES
+        or len(rows) > MAX_CLAIMED_ADDRESSES
         or not all(isinstance(row, bytes) for row in rows)
     ):
         raise DialBackRefused("the request is malformed: expected a list of addresses")
@@ -272,7 +273,9 @@ def decode_request(raw: bytes) -> list[Multiaddr]:
 def decode_answer(peer: PeerId, raw: bytes) -> DialBack:
     """An answer; raises DialBackRefused."""
     match _unpacked(raw):
-        case [str() as refusal, str() as seen_at, list() as rows] if len(rows) <= MAX_ADDRESSES:
+        case [str() as refusal, str() as seen_at, list() as rows] if (
+            len(rows) <= MAX_CLAIMED_ADDRESSES
+        ):
             if refusal:
                 raise DialBackRefused(clip(refusal, MAX_DETAIL))
             return DialBack(

@@ -17,6 +17,7 @@ from typing import Final
 
 from multiaddr import Multiaddr
 
+from bbnode.ir.caps import MAX_LEARNED, MAX_WORDS, OWN_WORD_EVERY_S
 from bbnode.ir.peer import PeerId
 
 # How long those who are tried are given before one more is. A dial with its handshakes takes
@@ -24,8 +25,6 @@ from bbnode.ir.peer import PeerId
 PATIENCE_S: Final = 5.0
 # How long a learned peer is dialled after it was last wanted: some eight attempts.
 GIVE_UP_S: Final = 60.0
-# Learned peers that are dialled at the same time.
-MAX_LEARNED: Final = 64
 _ROUNDING_S: Final = 1e-6
 
 
@@ -155,10 +154,6 @@ DIAL_RATES: Final[Mapping[Word, Rate]] = {
     # Five attempts.
     Word.STRANGER: Rate(burst=4, per_second=0.2, give_up_s=5.0),
 }
-# One peer's own word is taken again after this, however often it comes and goes.
-OWN_WORD_EVERY_S: Final = 10.0
-# Peers of which that is remembered; beyond it the rate of all is the bound.
-MAX_WORDS: Final = 1024
 
 
 class DialBudget:

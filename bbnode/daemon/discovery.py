@@ -12,7 +12,7 @@ import enum
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import trio
 from multiaddr import Multiaddr
@@ -21,6 +21,7 @@ from bbnode.daemon.config import DiscoverySection, NetworkSection
 from bbnode.daemon.dial_plan import DIAL_RATES, BootstrapPlan, DialBudget, LearnedPlan, Word
 from bbnode.engine import Node, steps
 from bbnode.ir.address import parse_address, peer_of_address
+from bbnode.ir.caps import MAX_BOOK_PEERS, MAX_HINTS
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import (
@@ -31,22 +32,19 @@ from bbnode.transport.backend import (
     PeerDisconnected,
     TransportEvent,
 )
-from bbnode.transport.hints import MAX_HINTS, dialable
+from bbnode.transport.hints import dialable
 
 logger = logging.getLogger(__name__)
-
-# Peers of which it is remembered how they were found; the address book holds as many.
-MAX_REMEMBERED: Final = 16_384
 
 
 T = TypeVar("T")
 
 
 def _remember(known: OrderedDict[PeerId, T], peer: PeerId, value: T) -> None:
-    """The newest MAX_REMEMBERED are kept."""
+    """The newest MAX_BOOK_PEERS are kept."""
     known.pop(peer, None)
     known[peer] = value
-    if len(known) > MAX_REMEMBERED:
+    if len(known) > MAX_BOOK_PEERS:
         known.popitem(last=False)
 
 
@@ -125,7 +123,7 @@ class Discovery:
     def note(self, peer: PeerId, origin: Origin) -> None:
         """Remember how a peer was found; the first word on it stands."""
         self._origins.setdefault(peer, origin)
-        if len(self._origins) > MAX_REMEMBERED:
+        if len(self._origins) > MAX_BOOK_PEERS:
             self._origins.popitem(last=False)
 
     def heard(self, event: TransportEvent) -> None:

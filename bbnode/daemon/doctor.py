@@ -25,11 +25,10 @@ from multiaddr import Multiaddr
 from bbnode.daemon import assembly, paths
 from bbnode.daemon.artifact import Artifact
 from bbnode.daemon.config_sources import ResolvedConfig
+from bbnode.ir.caps import MIN_FREE_BYTES
 from bbnode.ir.errors import BbnodeError
 from bbnode.transport.identity import Identity, create_identity, load_identity
 
-# Room for a checkpoint beside its predecessor and its temporary file, several times over.
-MIN_FREE_BYTES = 256 * 1024 * 1024
 # Tickets and memberships are checked with five minutes of allowance.
 MAX_CLOCK_ERROR_US = 60_000_000
 # adjtimex(2): the clock is not synchronised.

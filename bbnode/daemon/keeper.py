@@ -18,15 +18,12 @@ from bbnode.daemon import checkpoint, paths
 from bbnode.daemon.checkpoint import Checkpoint, Kept
 from bbnode.daemon.rounds import Rounds
 from bbnode.engine import Node
+from bbnode.ir.caps import MAX_KEPT_UNSENT_BYTES
 from bbnode.ir.errors import BbnodeError
 from bbnode.transport.driver import trio_clock_ns
 from bbnode.transport.unsent import Unsent
 
 logger = logging.getLogger(__name__)
-
-# What is kept in a checkpoint of envelopes that no peer has acknowledged: a disk writes it within
-# the time of a stop. What is beyond fails when the node starts again.
-MAX_KEPT_BYTES = 64 * 1024 * 1024
 
 
 def take_up(
@@ -127,7 +124,7 @@ class Keeper:
 
 def _keep(unsent: Sequence[Unsent]) -> tuple[Kept, ...]:
     """Envelopes as they are kept: their bytes as long as there is room, the first ones first."""
-    kept, left = [], MAX_KEPT_BYTES
+    kept, left = [], MAX_KEPT_UNSENT_BYTES
     for each in unsent:
         fits = each.size <= left
         left -= each.size if fits else 0

@@ -1,7 +1,7 @@
 """A bound on lines of one kind: what a peer can cause, it can cause a million times.
 
-Rule: of one logger's message at most BURST lines in WINDOW_S are let through; the first one after
-that says in `left_out` how many were not. Metrics and events count all of them.
+Rule: of one logger's message at most LOG_BURST lines in LOG_WINDOW_S are let through; the first
+one after that says in `left_out` how many were not. Metrics and events count all of them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-WINDOW_S = 10.0
-# Far more than a sound node says of one thing; 100 lines of 250 bytes are 200 MB a day.
-BURST = 100
-# Kinds that are remembered, for messages that are made from data.
-MAX_KINDS = 256
+from bbnode.ir.caps import LOG_BURST, LOG_WINDOW_S, MAX_LOG_KINDS
 
 
 @dataclass(slots=True)
@@ -49,11 +45,11 @@ class RepeatLimit(logging.Filter):
         if kind is None or now_s >= kind.ends_s:
             if kind is not None and kind.left_out:
                 record.left_out = kind.left_out
-            kind = self._kinds[key] = _Kind(ends_s=now_s + WINDOW_S)
+            kind = self._kinds[key] = _Kind(ends_s=now_s + LOG_WINDOW_S)
             self._kinds.move_to_end(key)
-            if len(self._kinds) > MAX_KINDS:
+            if len(self._kinds) > MAX_LOG_KINDS:
                 self._kinds.popitem(last=False)
-        if kind.passed >= BURST:
+        if kind.passed >= LOG_BURST:
             kind.left_out += 1
             return False
         kind.passed += 1

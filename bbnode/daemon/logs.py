@@ -17,13 +17,11 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from bbnode.daemon.log_limit import RepeatLimit
+from bbnode.ir.caps import MAX_LOG_VALUE_CHARS
 from bbnode.ir.texts import escaped, escaped_json
 
 # What a LogRecord has by itself; all else came with `extra`.
 _OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
-
-# A log line is for reading; a value beyond this is cut.
-MAX_VALUE_CHARS = 1024
 
 
 class TextFormatter(logging.Formatter):
@@ -166,4 +164,4 @@ def _plain(value: object) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "…"
+    return text if len(text) <= MAX_LOG_VALUE_CHARS else text[:MAX_LOG_VALUE_CHARS] + "…"

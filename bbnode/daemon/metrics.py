@@ -28,13 +28,10 @@ from bbnode.engine.ops.gates import REASON_DUPLICATE
 from bbnode.engine.peers.governor import BlockReason
 from bbnode.engine.requests import Verdict
 from bbnode.engine.steps import RECEIVE_FAILURES
+from bbnode.ir.caps import MAX_PEER_SERIES
 from bbnode.transport.backend import Direction, TransportMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-
-# Peers with series of their own, those with the most bytes first; the others are summed up as
-# peer="other". A series costs a Prometheus server some kilobytes, and peers come and go.
-MAX_PEER_SERIES = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

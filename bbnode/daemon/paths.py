@@ -21,6 +21,7 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bbnode.ir.caps import MAX_STATE_ENTRIES
 from bbnode.ir.errors import DeploymentError, EnvironmentFault
 
 # sockaddr_un.sun_path: 108 bytes on Linux and 104 on the BSDs and macOS, with its final NUL.
@@ -28,8 +29,6 @@ SOCKET_PATH_MAX_BYTES = 107 if sys.platform.startswith("linux") else 103
 
 # Nothing takes so long to write one of the small files that commands write beside a daemon.
 MAX_WRITING_S = 3600.0
-# A state directory has some twenty files; what fills one is not ours to clear up.
-MAX_ENTRIES = 10_000
 # What `write_atomically` and `create_key_file` write before it has its name.
 _DRAFT = re.compile(r"\.(?P<name>[^/]+)\.(?:[a-z0-9_]{8}|[0-9]+\.new)")
 
@@ -282,7 +281,7 @@ def remove_orphans(state_dir: Path, own: Container[str]) -> list[Path]:
     oldest_s = time.time() - MAX_WRITING_S
     try:
         with os.scandir(state_dir) as listed:
-            entries = list(itertools.islice(listed, MAX_ENTRIES))
+            entries = list(itertools.islice(listed, MAX_STATE_ENTRIES))
     except OSError:
         return []
     for entry in entries:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
+from bbnode.ir.caps import MAX_ECHOES
 from bbnode.ir.errors import PeerError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import ProtocolHost, ProtocolStream
@@ -18,8 +19,6 @@ from bbnode.transport.backend import ProtocolHost, ProtocolStream
 PING_PROTOCOL = "/bbnode/ping/1"
 # As libp2p's own ping: enough that no answer can be guessed.
 PING_BYTES = 32
-# One `bbnode ping` opens one stream for each; this only ends a peer that would go on for ever.
-MAX_ECHOES = 1024
 
 Ping = Callable[[PeerId], Awaitable[float]]
 

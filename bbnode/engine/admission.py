@@ -21,7 +21,7 @@ from bbnode.engine.errors import (
     did_you_mean,
 )
 from bbnode.engine.limits import Limits
-from bbnode.ir import codec
+from bbnode.ir.caps import MAX_COMPOSITE_DEPTH
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Composite, Value, size_of, type_of
@@ -115,8 +115,8 @@ def check_parts(value: Value, depth: int = 0) -> None:
     """Raise AuthorError when a composite holds what is no value, or nests too deep to travel."""
     if not isinstance(value, Composite):
         return
-    if depth > codec.MAX_DEPTH:
-        raise AuthorError(f"composites nest deeper than {codec.MAX_DEPTH}; flatten the value")
+    if depth > MAX_COMPOSITE_DEPTH:
+        raise AuthorError(f"composites nest deeper than {MAX_COMPOSITE_DEPTH}; flatten the value")
     for child in value:
         type_of(child)
         check_parts(child, depth + 1)

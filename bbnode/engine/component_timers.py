@@ -15,9 +15,6 @@ from bbnode.engine.scheduler import Scheduler, Timer, TimerKind
 if TYPE_CHECKING:
     from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
-# Of one component: a timer per peer that it keeps an eye on, and some.
-MAX_TIMERS = 16_384
-MAX_KEY_CHARS = 256
 # How soon a timer comes back that found its component at work: well below what any protocol
 # calls late, and rare enough to cost nothing.
 RETRY_NS = 100_000_000

@@ -31,6 +31,7 @@ from bbnode.engine.parking import Waiting
 from bbnode.engine.requests import Verdict
 from bbnode.ir import ids, types
 from bbnode.ir.address import parse_component_suffix
+from bbnode.ir.caps import MAX_UNDER_WAY
 from bbnode.ir.envelope import CorrelationKind, SlotFill, WireEnvelope
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import TRIGGER, Value
@@ -40,9 +41,6 @@ if TYPE_CHECKING:
     from bbnode.engine.runtime import Runtime
     from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
-# Executions of one component that its peers and timers may have under way: what it works on, and
-# what waits for it. Beyond it a fill is refused (ComponentBusy).
-MAX_UNDER_WAY = 1024
 
 _KIND_SUFFIX = {
     CorrelationKind.NONE: "",

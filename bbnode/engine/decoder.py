@@ -16,6 +16,7 @@ from bbnode.engine import steps
 from bbnode.engine.frame import MISSING, EntryPlan, Frame, Op
 from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS, Parked, Why
 from bbnode.ir import types
+from bbnode.ir.caps import MAX_INLINE_DECODE_US, MAX_POLL_DECODE_US
 from bbnode.ir.decode_cost import cost_of
 from bbnode.ir.envelope import SlotFill
 from bbnode.ir.types import TypeKind, TypeNode
@@ -25,12 +26,6 @@ if TYPE_CHECKING:
     from bbnode.engine.ingress import InboundBytes
     from bbnode.engine.runtime import Runtime
 
-# What one poll may spend on what peers sent; the rest of the envelopes wait for the next one. With
-# what the executions that it starts need, a poll stays below 50 ms on a slow machine.
-POLL_US: Final = 15_000
-# What one payload may take in the poll itself; longer ones go to a worker thread, which costs about
-# 200 us in all.
-INLINE_US: Final = 2_000
 # Of each envelope and each fill, whatever is in them.
 ENVELOPE_US: Final = 15
 FILL_US: Final = 15
@@ -65,7 +60,7 @@ class Decoder:
     def __init__(self, rt: Runtime) -> None:
         self._rt = rt
         self.landing: Landing | None = None
-        self.left_us = POLL_US
+        self.left_us = MAX_POLL_DECODE_US
         op = Op(0, "decode", "Decode", 0)
         op.fire = self._fire
         op.finish = self._finish
@@ -88,7 +83,7 @@ class Decoder:
         return self._affords(node, payload)
 
     def _affords(self, node: TypeNode, payload: Any) -> bool:
-        most = min(INLINE_US, self.left_us)
+        most = min(MAX_INLINE_DECODE_US, self.left_us)
         cost = cost_of(node, payload, most)
         if cost > most and cost > 1:
             return False
@@ -97,7 +92,7 @@ class Decoder:
 
     def charge(self, node: TypeNode, payload: Any) -> None:
         """Charge a payload to this poll that can't wait: the next envelope does."""
-        self.left_us -= cost_of(node, payload, INLINE_US)
+        self.left_us -= cost_of(node, payload, MAX_INLINE_DECODE_US)
 
     def later(
         self,
@@ -114,9 +109,7 @@ class Decoder:
         if frame is None:
             return
         rt.counts["decode.deferred"] += 1
-        frame.source_peer = event.peer
-        frame.wire_req_id = wire_req_id
-        frame.site = site
+        rt.came_from(frame, event.peer, wire_req_id, site)
         frame.deadline_ns = deadline_ns
         frame.charges = [event.charge.hold()]
         # A view, also of nothing: so that a snapshot saves it as what it is.

@@ -193,6 +193,16 @@ class Inbound:
                 f"{_hash_text(fill.type_hash)}{' without payload' if fill.trigger_only else ''}",
             )
             return
+        limit = rt.limits.frames_per_peer
+        if limit is not None and rt.frames_of[event.peer] >= limit:
+            self._refuse(
+                event.peer,
+                index,
+                fill,
+                "TooManyExecutions",
+                f"{limit} executions that this peer started are under way (limit frames_per_peer)",
+            )
+            return
         correlation = envelope.correlation
         deadline_ns = None
         if envelope.remaining_deadline_ns:
@@ -221,9 +231,7 @@ class Inbound:
         frame = rt.start(site.plan, rt.next_execution())
         if frame is None:
             return
-        frame.source_peer = peer
-        frame.wire_req_id = wire_req_id
-        frame.site = site.site
+        rt.came_from(frame, peer, wire_req_id, site.site)
         frame.charges = [hold()]
         frame.deadline_ns = deadline_ns
         seeds = site.plan.seeds

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from bbnode.ir.caps import DEDUP_WINDOW
 from bbnode.ir.peer import PeerId
 
 if TYPE_CHECKING:
     from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
-DEFAULT_WINDOW = 8192
 
 DedupKey = tuple[PeerId, int, int]
 
@@ -23,7 +23,7 @@ DedupKey = tuple[PeerId, int, int]
 class InboundDedup:
     """A sliding window of names."""
 
-    def __init__(self, window: int = DEFAULT_WINDOW) -> None:
+    def __init__(self, window: int = DEDUP_WINDOW) -> None:
         self._window = window
         # A dict would keep the order as well, but walks over all holes to find its first key.
         self._order: deque[DedupKey] = deque()

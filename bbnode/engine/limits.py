@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bbnode.engine.errors import did_you_mean
-from bbnode.ir.envelope import MAX_ENVELOPE_BYTES
+from bbnode.ir.caps import MAX_ENVELOPE_BYTES
 from bbnode.ir.errors import DeploymentError
 
 _KIB = 1024
@@ -41,6 +41,7 @@ class Limits:
         cycle_ops: ops of one poll.
         pending_async: ops that are parked.
         frames: executions under way.
+        frames_per_peer: the same, of those that one peer's messages started.
         outbound: envelopes of one poll.
     """
 
@@ -59,6 +60,7 @@ class Limits:
     cycle_ops: int | None = None
     pending_async: int | None = None
     frames: int | None = None
+    frames_per_peer: int | None = 4 * 1024
     outbound: int | None = None
 
     def __post_init__(self) -> None:
@@ -79,6 +81,7 @@ class Limits:
             invoke_bytes=256 * _KIB,
             completion_bytes=64 * _KIB,
             envelope_bytes=256 * _KIB,
+            frames_per_peer=256,
         )
 
     @classmethod

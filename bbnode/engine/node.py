@@ -20,7 +20,6 @@ from bbnode.engine.admission import adopt_event, adopt_inputs
 from bbnode.engine.bootstrap.bootstraps import Bootstraps
 from bbnode.engine.bootstrap.targets import BootstrapTarget
 from bbnode.engine.bus import FIRST_PROGRAM_KIND, MAX_KIND
-from bbnode.engine.decoder import POLL_US
 from bbnode.engine.dispatch import Dispatch
 from bbnode.engine.errors import (
     STOPS,
@@ -35,6 +34,7 @@ from bbnode.engine.planning.program import Program
 from bbnode.engine.record.recording import Recorder, Sink
 from bbnode.engine.runtime import Runtime
 from bbnode.engine.snapshot.whole import NodeParts, restore_snapshot, take_snapshot
+from bbnode.ir.caps import MAX_POLL_DECODE_US
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Value
@@ -264,7 +264,7 @@ class Node(NodeViews):
             self._clock.resumed = None
         take = self._dispatch.take
         events = rt.ingress.take_events()
-        rt.decoder.left_us = POLL_US
+        rt.decoder.left_us = MAX_POLL_DECODE_US
         done = 0
         for event in events:
             if rt.decoder.left_us <= 0:

@@ -13,15 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from bbnode.engine.requests import Verdict
 from bbnode.engine.scheduler import Scheduler, Timer, TimerKind
+from bbnode.ir.caps import MAX_ENDED_REMEMBERED
 from bbnode.ir.peer import PeerId
 
 if TYPE_CHECKING:
     from bbnode.engine.snapshot.names import LoadedNames, SavedNames
-
-# Of one component. Whoever asks more peers at once should ask them in a program, as a cohort.
-MAX_CALLS = 1024
-# Ids of ended calls that are remembered, to tell a late answer from a made-up one.
-MAX_ENDED_REMEMBERED = 4096
 
 
 @dataclass(slots=True, kw_only=True)

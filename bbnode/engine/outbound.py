@@ -22,10 +22,8 @@ from bbnode.engine.bus import BusKind
 from bbnode.engine.errors import OutboundFull, PayloadTooLarge
 from bbnode.engine.frame import Frame, Op
 from bbnode.engine.ingress import InboundBytes, SendFailed
+from bbnode.ir.caps import MAX_ADDRESS_BYTES, MAX_CLAIMED_ADDRESSES, MAX_FILLS
 from bbnode.ir.envelope import (
-    MAX_CLAIMED_ADDRESS_BYTES,
-    MAX_CLAIMED_ADDRESSES,
-    MAX_FILLS,
     Buffer,
     CorrelationKind,
     SlotFill,
@@ -237,6 +235,4 @@ def _destination_part(addresses: Sequence[Multiaddr]) -> bytes:
 def _address_bytes(addresses: Sequence[Multiaddr]) -> tuple[bytes, ...]:
     """What fits of the addresses into an envelope."""
     raws = [bytes(address.to_bytes()) for address in addresses]
-    return tuple(raw for raw in raws if len(raw) <= MAX_CLAIMED_ADDRESS_BYTES)[
-        :MAX_CLAIMED_ADDRESSES
-    ]
+    return tuple(raw for raw in raws if len(raw) <= MAX_ADDRESS_BYTES)[:MAX_CLAIMED_ADDRESSES]

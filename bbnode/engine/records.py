@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from bbnode.engine.ingress import ByteBudget
 from bbnode.engine.stores import Kept, detached
+from bbnode.ir.caps import MAX_RECORD_BYTES, MAX_RECORDS
 from bbnode.ir.values import Value, size_of
 
 if TYPE_CHECKING:
     from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
-MAX_RECORDS = 1024
-# Records are for looking at, so that they may take a sixteenth of the default budget.
-MAX_RECORD_BYTES = 16 << 20
 
 Row = tuple[int, int, str, Value]  # time, execution, name, value
 

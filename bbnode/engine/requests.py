@@ -15,14 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from bbnode.ir.caps import MAX_CLOSED_REMEMBERED
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import ResponseBatch, Value
 
 if TYPE_CHECKING:
     from bbnode.engine.snapshot.names import LoadedNames, SavedNames
-
-# Ids of closed cohorts that are remembered, to tell a late answer from a made-up one.
-MAX_CLOSED_REMEMBERED = 4096
 
 
 class CohortState(enum.Enum):

@@ -119,6 +119,8 @@ RECEIVE_FAILURES: Final[dict[str, str]] = {
     "BackendMaterializeFailed": "the component that the tensor is for refused it",
     "GateDenied": "control plane: a gate before the component",
     "ComponentBusy": "control plane: its line is full",
+    "SenderNotOfClass": "the peer plays no class that sends there",
+    "TooManyExecutions": "as many as `frames_per_peer` of its messages are being worked on",
 }
 
 

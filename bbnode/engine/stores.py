@@ -21,9 +21,6 @@ from bbnode.ir.values import Composite, ResponseBatch, Value, size_of
 if TYPE_CHECKING:
     from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
-# Values of one queue; as many as events on the bus. Whoever needs more has no consumer.
-MAX_QUEUED = 1024
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SemaphoreSpec:

@@ -15,6 +15,7 @@ from multiaddr import codecs as multiaddr_codecs
 from multiaddr import protocols as multiaddr_protocols
 from multiaddr.protocols import Protocol
 
+from bbnode.ir.caps import MAX_ADDRESS_BYTES, MAX_ADDRESS_CHARS
 from bbnode.ir.decoding import clip, refused
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
@@ -23,10 +24,6 @@ P_SITE = 0xE2
 P_COMPONENT = 0xE3
 P_OP = 0xE4
 
-# An address from outside is refused beyond this (FACTS: claimed addresses, bytes each).
-MAX_ADDRESS_BYTES = 256
-# Of one as text: four characters for each byte of it are more than any protocol writes.
-MAX_ADDRESS_CHARS = 4 * MAX_ADDRESS_BYTES
 
 # Stands between the address of a relay and the peer behind it (multiaddr's protocol table).
 CIRCUIT = "p2p-circuit"

@@ -23,25 +23,16 @@ from onnx import (
 )
 
 from bbnode.ir import keys
+from bbnode.ir.caps import (
+    MAX_FUNCTION_PARTS,
+    MAX_GRAPH_DEPTH,
+    MAX_NAME_CHARS,
+    MAX_NODE_PARTS,
+    MAX_PORTS,
+    MAX_TEXT_CHARS,
+    MAX_TYPE_DEPTH,
+)
 from bbnode.ir.errors import AuthorError
-
-# Names grow by one step per inlined call; the deepest program of 64 Modules needs less. What
-# is longer would only end up in an error message.
-MAX_NAME_CHARS = 16_384
-# `after` and `control_after` list names; texts under keys that are not ours are a model's own
-# notes (exporters put their settings there).
-MAX_TEXT_CHARS = 1 << 20
-# Ports of one node: what a composite may hold, and some for the other inputs.
-MAX_PORTS = 66_000
-# Attributes, and metadata entries, of one node: every look at one goes through all of them.
-MAX_NODE_PARTS = 1_024
-# Ports, metadata entries, slots and opsets of one function or model, which are looked through
-# once per node. A thousand slots have some four thousand entries.
-MAX_FUNCTION_PARTS = 16_384
-# Parsed protobufs nest at most 100 messages deep, which is about 30 graphs.
-MAX_GRAPH_DEPTH = 32
-# Types nest like graphs; a value of this program is at most a sequence of something.
-MAX_TYPE_DEPTH = 16
 
 # Of a file's name in an error.
 _SHOWN_CHARS = 80

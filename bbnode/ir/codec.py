@@ -25,6 +25,16 @@ import numpy as np
 
 from bbnode.ir import decoding, types, values
 from bbnode.ir.address import address_from_bytes
+from bbnode.ir.caps import (
+    MAX_CHILDREN,
+    MAX_COMPOSITE_DEPTH,
+    MAX_DIMENSIONS,
+    MAX_INTEGER_BYTES,
+    MAX_LIST_ITEMS,
+    MAX_METADATA_ITEMS,
+    MAX_PEER_LIST_BYTES,
+    MAX_SCALAR_BYTES,
+)
 from bbnode.ir.decoding import Budget, refused, shown
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
@@ -33,21 +43,12 @@ from bbnode.ir.values import Composite, Metadata, ResponseBatch, Value
 
 Buffer = bytes | memoryview
 
-MAX_NDIM = 32  # numpy's own bound was 32 for decades; ONNX sets none
-MAX_CHILDREN = 65_536  # of a composite: a cohort's answers travel in one
-MAX_DEPTH = 16  # composites in composites
-MAX_METADATA_ITEMS = 256
-MAX_SCALAR_BYTES = 1 << 20  # one msgpack carrier; FACTS: one app event is 1 MiB at most
-MAX_LIST_ITEMS = 65_536
-MAX_INTEGER_BYTES = 9  # its kind, and 64 bit
-# As many PeerIds as a cohort has peers, each with its length: 36 bytes for an Ed25519 key.
-MAX_PEER_LIST_BYTES = MAX_LIST_ITEMS * 40
 
 # Copying so few bytes takes less time than making a view of them.
 SMALL_BYTES = 512
 
 _TENSOR_HEADER = struct.Struct("<BB6x")
-_DIMENSIONS = tuple(struct.Struct(f"<{ndim}Q") for ndim in range(MAX_NDIM + 1))
+_DIMENSIONS = tuple(struct.Struct(f"<{ndim}Q") for ndim in range(MAX_DIMENSIONS + 1))
 _HOST_IS_LITTLE = sys.byteorder == "little"
 # Of a composite: how many children, and of each its type and length.
 COUNT = struct.Struct("<I")
@@ -97,8 +98,8 @@ def register_codec(
 
 
 def _encode_into(value: Value, node: TypeNode, parts: list[Buffer], depth: int) -> None:
-    if depth > MAX_DEPTH:
-        raise DecodeError(f"composites nest deeper than {MAX_DEPTH}; flatten the value")
+    if depth > MAX_COMPOSITE_DEPTH:
+        raise DecodeError(f"composites nest deeper than {MAX_COMPOSITE_DEPTH}; flatten the value")
     if node.kind is TypeKind.TENSOR:
         parts.extend(_encode_tensor(np.asarray(value), node))
     elif node is types.COMPOSITE:
@@ -130,8 +131,8 @@ def _encode_children(children: Sequence[Value], parts: list[Buffer], depth: int)
 
 
 def _decode(node: TypeNode, view: memoryview, depth: int, budget: Budget) -> Value:
-    if depth > MAX_DEPTH:
-        raise DecodeError(f"composites nest deeper than {MAX_DEPTH}")
+    if depth > MAX_COMPOSITE_DEPTH:
+        raise DecodeError(f"composites nest deeper than {MAX_COMPOSITE_DEPTH}")
     if node.kind is TypeKind.TENSOR:
         return _decode_tensor(node, view)
     if node is types.COMPOSITE:
@@ -166,7 +167,7 @@ def _decode_tensor(node: TypeNode, view: memoryview) -> np.ndarray[Any, Any]:
     if elem != node.elem_type:
         raise DecodeError(f"tensor of element type {elem} where {node.name} was announced")
     start = _TENSOR_HEADER.size + 8 * ndim
-    if ndim > MAX_NDIM or size < start:
+    if ndim > MAX_DIMENSIONS or size < start:
         raise DecodeError(f"tensor header announces {ndim} dimensions")
     shape = _DIMENSIONS[ndim].unpack_from(view, _TENSOR_HEADER.size)
     dtype = values.dtype_of(node)

@@ -7,7 +7,8 @@ composite, no more is looked at than what tells that it is too long.
 from __future__ import annotations
 
 from bbnode.ir import types
-from bbnode.ir.codec import CHILD, COUNT, MAX_CHILDREN, MAX_DEPTH, Buffer
+from bbnode.ir.caps import MAX_CHILDREN, MAX_COMPOSITE_DEPTH
+from bbnode.ir.codec import CHILD, COUNT, Buffer
 from bbnode.ir.types import TypeKind, TypeNode
 
 # Microseconds for each byte of a payload, about: 36 bytes are a PeerId, and an address is parsed
@@ -37,7 +38,7 @@ def cost_of(node: TypeNode, payload: Buffer, most: int, depth: int = 0) -> int:
 
 
 def _cost_of_children(view: memoryview, most: int, depth: int) -> int:
-    if len(view) < COUNT.size or depth > MAX_DEPTH:
+    if len(view) < COUNT.size or depth > MAX_COMPOSITE_DEPTH:
         return 1
     (count,) = COUNT.unpack_from(view)
     offset = COUNT.size + count * CHILD.size

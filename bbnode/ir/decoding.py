@@ -17,18 +17,11 @@ from typing import Any, Literal
 
 import msgpack
 
+from bbnode.ir.caps import MAX_PAYLOAD_ADDRESS_BYTES, MAX_VALUES
 from bbnode.ir.errors import AllocationFailed, DecodeError
 
 Buffer = bytes | memoryview
 
-# Of one payload, in all that nests in it: four for each answer of the largest cohort (65,536), as
-# when it answers with a bundle of a tensor and one named number. A value takes about 1 us.
-MAX_VALUES = 1 << 18
-# Of one payload, in all that nests in it. An address takes 5 us a byte to check, one of 45 bytes
-# (an IP address with a PeerId) a fifth of a millisecond: 1,400 of those, in a third of a second.
-MAX_PAYLOAD_ADDRESS_BYTES = 64 * 1024
-# Lists in lists of a message whose form is fixed; the deepest has three.
-MAX_MESSAGE_DEPTH = 8
 
 _MAX_SHOWN_CHARS = 80  # of a text in a message: a line of a log
 _MAX_SHOWN_BYTES = 16

@@ -15,15 +15,6 @@ from bbnode.ir.making import maker
 
 SCHEMA_VERSION = 1
 
-# What a node takes by default. FACTS says 16 MiB, and that large tensors travel in chunks: the
-# transport cuts and joins them, so that to a node a tensor is one envelope again, and its bound is
-# that of all that comes in.
-MAX_ENVELOPE_BYTES = 256 << 20
-MAX_FILLS = 64
-MAX_CLAIMED_ADDRESSES = 8
-MAX_CLAIMED_ADDRESS_BYTES = 256
-MAX_RTT_REPORTS = 64
-MAX_SUFFIX_BYTES = 256
 
 Buffer = bytes | memoryview
 

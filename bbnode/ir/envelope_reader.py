@@ -11,14 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sized
 from functools import lru_cache
 
-from bbnode.ir.decoding import refused
-from bbnode.ir.envelope import (
-    MAX_CLAIMED_ADDRESS_BYTES,
+from bbnode.ir.caps import (
+    MAX_ADDRESS_BYTES,
     MAX_CLAIMED_ADDRESSES,
     MAX_ENVELOPE_BYTES,
+    MAX_ENVELOPE_FIELDS,
     MAX_FILLS,
+    MAX_INNER_FIELDS,
     MAX_RTT_REPORTS,
     MAX_SUFFIX_BYTES,
+)
+from bbnode.ir.decoding import refused
+from bbnode.ir.envelope import (
     SCHEMA_VERSION,
     Buffer,
     CorrelationKind,
@@ -35,10 +39,6 @@ _VARINT, _LEN = 0, 2
 _FIXED64, _FIXED32 = 1, 5
 _SIZED_OR_VALUE = (_VARINT, _LEN)
 _MAX_VARINT_BYTES = 10
-# Of a message and of each within it, unknown ones included: all that may repeat, and as many again
-# for what a later version may add. Skipping a field takes time too, and one may have no byte.
-_MAX_FIELDS = 2 * (MAX_FILLS + MAX_RTT_REPORTS + 2 * MAX_CLAIMED_ADDRESSES + 4)
-_MAX_INNER_FIELDS = 32
 _U64 = (1 << 64) - 1
 # Distinct type hashes and flags of fills that a node meets again and again are those of its
 # program; strangers can only push entries out.
@@ -231,7 +231,7 @@ def _read(data: Buffer) -> WireEnvelope:
     version = 0
     # A length-delimited value is the place where it starts and ends, and nothing is sliced
     # out of the input before it is known to be wanted.
-    for number, wire, value, end in _fields(data, 0, len(data), _MAX_FIELDS):
+    for number, wire, value, end in _fields(data, 0, len(data), MAX_ENVELOPE_FIELDS):
         if number == 2:
             _room(fills, MAX_FILLS, "fills")
             fills.append(_decode_fill(data, _sub(value, wire), end))
@@ -248,10 +248,10 @@ def _read(data: Buffer) -> WireEnvelope:
             version = _uint(value, wire)
         elif number == 8:
             _room(claimed, MAX_CLAIMED_ADDRESSES, "claimed addresses")
-            claimed.append(_short(data, value, end, wire, MAX_CLAIMED_ADDRESS_BYTES))
+            claimed.append(_short(data, value, end, wire, MAX_ADDRESS_BYTES))
         elif number == 1:
             _room(dest, MAX_CLAIMED_ADDRESSES, "destination addresses")
-            dest.append(_short(data, value, end, wire, MAX_CLAIMED_ADDRESS_BYTES))
+            dest.append(_short(data, value, end, wire, MAX_ADDRESS_BYTES))
     made: WireEnvelope = _make_envelope(
         tuple(dest),
         tuple(fills),
@@ -278,7 +278,7 @@ def _wide_varint(window: bytes) -> tuple[int, int]:
 
 
 def _fields(
-    data: Buffer, at: int, end: int, most: int = _MAX_INNER_FIELDS
+    data: Buffer, at: int, end: int, most: int = MAX_INNER_FIELDS
 ) -> Iterator[tuple[int, int, int, int]]:
     """(field number, wire type, value, 0), or (…, start, end) for what is no varint."""
     while at < end:

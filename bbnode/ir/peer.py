@@ -12,16 +12,13 @@ from functools import total_ordering
 
 import base58
 
+from bbnode.ir.caps import MAX_DIGEST_BYTES, MAX_PEER_ID_CHARS
 from bbnode.ir.decoding import clip, refused
 from bbnode.ir.errors import DecodeError
 
 IDENTITY_MULTIHASH = 0x00
 SHA2_256_MULTIHASH = 0x12
 
-# libp2p inlines a key of up to 42 bytes in the id; sha2-256 digests are 32 bytes.
-MAX_DIGEST_BYTES = 64
-# Of its text: 66 bytes are 91 characters of base58.
-_MAX_TEXT_CHARS = 128
 
 # PublicKey{Type=Ed25519(1), Data=32 bytes} in protobuf, from libp2p's peer-ids spec.
 _ED25519_PUBLIC_KEY_PREFIX = b"\x08\x01\x12\x20"
@@ -76,7 +73,7 @@ class PeerId:
     @classmethod
     def parse(cls, text: str) -> PeerId:
         """Parse base58btc text; raise DecodeError that quotes it when it is none."""
-        if len(text) > _MAX_TEXT_CHARS:  # base58 takes time by the square of the length
+        if len(text) > MAX_PEER_ID_CHARS:  # base58 takes time by the square of the length
             raise DecodeError(f"not a PeerId: {len(text)} characters")
         try:
             raw = base58.b58decode(text)

@@ -16,15 +16,8 @@ from typing import Any
 
 from onnx import FunctionProto, ModelProto, NodeProto, ValueInfoProto
 
-from bbnode.ir.bounds import (
-    MAX_FUNCTION_PARTS,
-    MAX_NAME_CHARS,
-    MAX_NODE_PARTS,
-    check_bounds,
-    check_type,
-    holds_plain_values,
-    nests,
-)
+from bbnode.ir.bounds import check_bounds, check_type, holds_plain_values, nests
+from bbnode.ir.caps import MAX_FUNCTION_PARTS, MAX_NAME_CHARS, MAX_NODE_PARTS
 from bbnode.ir.plain import Function, Node, Opset, Program, ValueType
 
 # Newer versions of ONNX have these; no pass looks at them.

@@ -21,19 +21,16 @@ from typing import BinaryIO, Final
 
 import trio
 
+from bbnode.ir.caps import ARTIFACT_STALL_S, MAX_ARTIFACT_BYTES
 from bbnode.ir.errors import EnvironmentFault, PeerError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import ProtocolHost, ProtocolStream
 from bbnode.transport.errors import StreamBrokenError
 
 ARTIFACT_PROTOCOL: Final = "/bbnode/artifact/1.0.0"
-# A protobuf message, which an artifact is, is smaller than this.
-MAX_ARTIFACT_BYTES: Final = (1 << 31) - 1
 # Of the chunks of rule 9: large enough for libp2p's full speed, and a disk write well under
 # what the loop may be blocked for.
 CHUNK_BYTES: Final = 256 * 1024
-# No byte for this long is a peer that is gone.
-STALL_S: Final = 30.0
 
 _REQUEST: Final = struct.Struct(">32sQ")
 _ANSWER: Final = struct.Struct(">BQ")
@@ -67,7 +64,7 @@ def serve(backend: ProtocolHost, provide: Provider) -> None:
 
 def _server(provide: Provider) -> Callable[[ProtocolStream], Awaitable[None]]:
     async def handle(stream: ProtocolStream) -> None:
-        with trio.fail_after(STALL_S):
+        with trio.fail_after(ARTIFACT_STALL_S):
             digest, offset = _REQUEST.unpack(await _read_exactly(stream, _REQUEST.size))
         data = await trio.to_thread.run_sync(provide, digest.hex())
         if data is None:
@@ -81,7 +78,7 @@ def _server(provide: Provider) -> Callable[[ProtocolStream], Awaitable[None]]:
             data.seek(offset)
             await stream.write(_ANSWER.pack(_Status.OK, size))
             while chunk := await trio.to_thread.run_sync(data.read, CHUNK_BYTES):
-                with trio.fail_after(STALL_S):
+                with trio.fail_after(ARTIFACT_STALL_S):
                     await stream.write(chunk)
         # Who has read it all may be gone by now.
         with contextlib.suppress(StreamBrokenError):
@@ -151,10 +148,10 @@ async def fetch(
 
 async def _read_answer(stream: ProtocolStream, peer: PeerId, sha256: str, partial: Path) -> int:
     """The size of the whole."""
-    with trio.move_on_after(STALL_S) as scope:
+    with trio.move_on_after(ARTIFACT_STALL_S) as scope:
         status, size = _ANSWER.unpack(await _read_exactly(stream, _ANSWER.size))
     if scope.cancelled_caught:
-        raise ArtifactFetchError(f"{peer} did not answer within {STALL_S:g} s; try again")
+        raise ArtifactFetchError(f"{peer} did not answer within {ARTIFACT_STALL_S:g} s; try again")
     if status == _Status.PAST_END:
         _discard(partial)
         raise ArtifactFetchError(
@@ -171,10 +168,10 @@ async def _read_answer(stream: ProtocolStream, peer: PeerId, sha256: str, partia
 
 
 async def _read(stream: ProtocolStream, peer: PeerId) -> bytes:
-    with trio.move_on_after(STALL_S):
+    with trio.move_on_after(ARTIFACT_STALL_S):
         return await stream.read(CHUNK_BYTES)
     raise ArtifactFetchError(
-        f"{peer} sent nothing for {STALL_S:g} s; fetch it again, it goes on from there"
+        f"{peer} sent nothing for {ARTIFACT_STALL_S:g} s; fetch it again, it goes on from there"
     )
 
 

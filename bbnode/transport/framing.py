@@ -18,18 +18,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from bbnode.ir.caps import (
+    MAX_BYE_BYTES,
+    MAX_CHUNK_BYTES,
+    MAX_CONTROL_ENVELOPE_BYTES,
+    MAX_HELLO_BYTES,
+)
 from bbnode.transport.errors import FrameError
-from bbnode.transport.limits import MAX_CONTROL_ENVELOPE_BYTES
 
 _HEADER = struct.Struct(">BBHIQ")
 HEADER_BYTES = _HEADER.size
 
-# A hello with every field at its bound (see hello.py).
-MAX_HELLO_BYTES = 48 * 1024
-# The reason of a goodbye, ASCII.
-MAX_BYE_BYTES = 64
-# Part of a large message; ours are a quarter of it (see outbound.py).
-MAX_CHUNK_BYTES = 1024 * 1024
 
 # ACK: lane, bytes received of the message that is expected next.
 _ACK = struct.Struct(">BQ")

@@ -8,15 +8,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
 
 from bbnode.access.decision import Standing
+from bbnode.ir.caps import MAX_REASONS
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import Authorizer, Decision, Direction, Hello
 from bbnode.transport.counters import Counters
-
-# Reasons that are counted apart; an authorizer has a handful.
-_MAX_REASONS: Final = 64
 
 
 class Gate:
@@ -74,7 +71,7 @@ class Gate:
         if decision.allowed:
             return ""
         reason = decision.reason or "not allowed"
-        known = reason in self.denied or len(self.denied) < _MAX_REASONS
+        known = reason in self.denied or len(self.denied) < MAX_REASONS
         self.denied[reason if known else "other"] += 1
         self._counters.add("access.denied")
         return reason

@@ -13,21 +13,23 @@ from typing import Any
 import msgpack
 from multiaddr import Multiaddr
 
-from bbnode.ir.address import MAX_ADDRESS_BYTES, address_from_bytes
-from bbnode.ir.decoding import MAX_MESSAGE_DEPTH, Boundary, shown, unpack
+from bbnode.ir.address import address_from_bytes
+from bbnode.ir.caps import (
+    MAX_ADDRESS_BYTES,
+    MAX_AGENT_BYTES,
+    MAX_CLAIMED_ADDRESSES,
+    MAX_CREDENTIALS_BYTES,
+    MAX_HELLO_BYTES,
+    MAX_MESSAGE_DEPTH,
+    MAX_NAME_BYTES,
+    MAX_NAMES,
+)
+from bbnode.ir.decoding import Boundary, shown, unpack
 from bbnode.transport.backend import PROTOCOL_VERSION, Hello
 from bbnode.transport.errors import HelloError
-from bbnode.transport.framing import MAX_HELLO_BYTES
 
-MAX_AGENT_BYTES = 128
-MAX_NAMES = 64
-MAX_NAME_BYTES = 128
-# Claimed sender addresses: FACTS (caps and budgets).
-MAX_ADDRESSES = 8
-# A signed statement or two; what it means is the authorizer's business.
-MAX_CREDENTIALS_BYTES = 8 * 1024
 # Ten names of fields with their values, and what the three lists among them hold.
-_MAX_VALUES = 32 + 2 * MAX_NAMES + MAX_ADDRESSES
+_MAX_VALUES = 32 + 2 * MAX_NAMES + MAX_CLAIMED_ADDRESSES
 
 _SHA256 = re.compile(r"([0-9a-f]{64})?\Z")
 _SESSION = re.compile(r"[0-9a-f]{16}\Z")
@@ -96,7 +98,7 @@ def _hello_of(fields: Any) -> Hello:
         classes=_names(fields, "classes"),
         targets=_names(fields, "targets"),
         listen_addresses=tuple(
-            _address(item) for item in _items(fields, "listen_addresses", MAX_ADDRESSES)
+            _address(item) for item in _items(fields, "listen_addresses", MAX_CLAIMED_ADDRESSES)
         ),
         session_id=_matching(fields, "session_id", _SESSION),
         link=_integer(fields, "link"),

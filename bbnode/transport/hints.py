@@ -16,9 +16,7 @@ from typing import Final
 from multiaddr import Multiaddr
 
 from bbnode.ir.address import is_relayed
-
-# Of one peer: a machine has an IPv4 and an IPv6 address, and often one more behind its router.
-MAX_HINTS: Final = 4
+from bbnode.ir.caps import MAX_HINTS
 
 _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 

@@ -21,6 +21,7 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.ir.address import is_relayed
+from bbnode.ir.caps import MAX_CLAIMED_ADDRESSES
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.admission import Place
@@ -36,7 +37,7 @@ from bbnode.transport.backend import (
 from bbnode.transport.carrier import Carrier
 from bbnode.transport.counters import Counters
 from bbnode.transport.errors import DialError
-from bbnode.transport.hello import MAX_ADDRESSES, encode_hello
+from bbnode.transport.hello import encode_hello
 from bbnode.transport.hints import dialable
 from bbnode.transport.inbox import Inbox
 from bbnode.transport.limits import TransportLimits
@@ -53,8 +54,6 @@ from bbnode.transport.wakeup import Signal
 _STAGGER_S: Final = 0.25
 # A connection that lasted as long was a success; one that ends sooner makes the next wait longer.
 _STEADY_S: Final = 10.0
-# Addresses of one peer that are tried in a round; FACTS: claimed sender addresses.
-_MAX_DIALLED_ADDRESSES: Final = 8
 
 
 class LinkBackend(ABC):
@@ -179,7 +178,7 @@ class LinkBackend(ABC):
         if not addresses:
             raise DeploymentError(f"no address given for {peer}; name at least one")
         session = self._table.session(peer)
-        session.wanted = tuple(dict.fromkeys(addresses))[:_MAX_DIALLED_ADDRESSES]
+        session.wanted = tuple(dict.fromkeys(addresses))[:MAX_CLAIMED_ADDRESSES]
         if self._nursery is not None and peer not in self._dialers:
             self._start_dialer(session)
 
@@ -252,7 +251,7 @@ class LinkBackend(ABC):
             self._hello,
             link=self._links_made,
             exchange=session.exchange,
-            listen_addresses=tuple(self.listen_addresses()[:MAX_ADDRESSES]),
+            listen_addresses=tuple(self.listen_addresses()[:MAX_CLAIMED_ADDRESSES]),
         )
         link = Link(
             carrier,
@@ -351,7 +350,7 @@ class LinkBackend(ABC):
         ways = dict.fromkeys([*(session.wanted or ()), *claimed])
         direct = [way for way in ways if not is_relayed(way)]
         if direct:
-            await self._dial_round(session, direct[:_MAX_DIALLED_ADDRESSES])
+            await self._dial_round(session, direct[:MAX_CLAIMED_ADDRESSES])
 
     async def _dial_round(self, session: PeerSession, addresses: Sequence[Multiaddr]) -> None:
         """Try the addresses, each a little after the one before, until one leads to a hello.

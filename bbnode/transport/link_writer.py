@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from bbnode.ir.caps import MAX_BYE_BYTES
 from bbnode.transport.carrier import ByteStream
 from bbnode.transport.errors import StreamBrokenError
 from bbnode.transport.framing import (
-    MAX_BYE_BYTES,
     FrameType,
     Lane,
     encode_ack,

@@ -24,15 +24,13 @@ import zeroconf
 from multiaddr import Multiaddr
 
 from bbnode.ir.address import parse_address, peer_of_address
+from bbnode.ir.caps import MAX_CLAIMED_ADDRESSES, MAX_LOCAL_NAMES
 from bbnode.ir.errors import DecodeError, EnvironmentFault
 from bbnode.ir.peer import PeerId
 
 logger = logging.getLogger(__name__)
 
 SERVICE_TYPE: Final = "_p2p._udp.local."
-# Names that are kept account of, and addresses of each: a LAN party, not an attack.
-MAX_NAMES: Final = 256
-MAX_ADDRESSES: Final = 8
 # A string of a TXT record says its length in one byte.
 _MAX_STRING_BYTES: Final = 255
 # How long a name that did not come with its TXT record is asked for it, in zeroconf's thread.
@@ -65,7 +63,9 @@ def network_digest(network: str, artifact_sha256: str) -> str:
 def encode_txt(record: MdnsRecord) -> bytes:
     """The strings of a TXT record; addresses that do not fit one are left out."""
     strings = [f"bbnode={record.digest}".encode()]
-    strings += [f"dnsaddr={address}".encode() for address in record.addresses[:MAX_ADDRESSES]]
+    strings += [
+        f"dnsaddr={address}".encode() for address in record.addresses[:MAX_CLAIMED_ADDRESSES]
+    ]
     return b"".join(bytes([len(each)]) + each for each in strings if len(each) <= _MAX_STRING_BYTES)
 
 
@@ -78,7 +78,7 @@ def decode_txt(text: bytes) -> MdnsRecord | None:
         key, _, value = string.partition("=")
         if key == "bbnode":
             digest = value
-        elif key == "dnsaddr" and len(addresses) < MAX_ADDRESSES:
+        elif key == "dnsaddr" and len(addresses) < MAX_CLAIMED_ADDRESSES:
             try:
                 address = parse_address(value)
                 peers.add(peer_of_address(address))
@@ -224,7 +224,7 @@ class Mdns:
             if record is None or record.digest != self._digest or record.peer == self._own:
                 record = None
         with self._lock:
-            if name not in self._news and len(self._news) >= MAX_NAMES:
+            if name not in self._news and len(self._news) >= MAX_LOCAL_NAMES:
                 self._dropped += 1
                 return
             self._news[name] = record
@@ -245,7 +245,7 @@ class Mdns:
                 continue
             if record is None:
                 self._forget(name)
-            elif known is None and len(self._peers) >= MAX_NAMES:
+            elif known is None and len(self._peers) >= MAX_LOCAL_NAMES:
                 self._dropped += 1
             else:
                 if known is not None and known.peer != record.peer:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from bbnode.access.decision import Standing
+from bbnode.ir.caps import MAX_RECOGNISED
 from bbnode.ir.peer import PeerId
 from bbnode.transport.admission import Admission, Place, Stage
 from bbnode.transport.backend import (
@@ -49,8 +50,6 @@ from bbnode.transport.link_state import LinkState
 from bbnode.transport.outbound import OutboundQueue, size_of
 from bbnode.transport.session import PeerSession, fresh_number, not_connected, replaces, restarted
 
-# Peers that took what we sent are known for so many others; a PeerId takes about 200 bytes.
-MAX_KNOWN = 4096
 # Between two looks at what lies unread: what the muxer takes is bounded frame by frame, so this is
 # for the sum of many connections.
 UNREAD_CHECK_S = 1.0
@@ -438,7 +437,7 @@ class PeerTable:
     def _remember(self, peer: PeerId) -> None:
         self._known[peer] = None
         self._known.move_to_end(peer)
-        if len(self._known) > MAX_KNOWN:
+        if len(self._known) > MAX_RECOGNISED:
             self._known.popitem(last=False)
 
     def _forget_oldest(self) -> None:

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from bbnode.ir.caps import ROOM_STEP_BYTES
 from bbnode.ir.peer import PeerId
 
-# Memory comes in large pages where the system has them, so that one byte costs as much.
-STEP_BYTES: Final = 2 * 1024 * 1024
 # A rate is taken over no less than this: a first chunk says nothing yet.
 _LEAST_SPAN_S: Final = 1.0
 # Until then a message counts as if all of it came soon; so long does a slow start of TCP take.
@@ -130,7 +129,7 @@ class Claim:
 
     def wants(self, end: int) -> int:
         """Bytes that it has to have when it is written up to there."""
-        return min(self.total, -(-end // STEP_BYTES) * STEP_BYTES)
+        return min(self.total, -(-end // ROOM_STEP_BYTES) * ROOM_STEP_BYTES)
 
     def expected(self, now: float) -> int:
         """Bytes that it will have soon."""

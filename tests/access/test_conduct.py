@@ -9,20 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbnode.access import conduct as conduct_module
-from bbnode.access.conduct import (
+from bbnode.access.conduct import OFFENCES, THROTTLED, Conduct, Offence
+from bbnode.access.decision import Limits, Reason
+from bbnode.access.policy import Policy
+from bbnode.ir.caps import (
     BACKOFF_S,
     CUT_AT,
     FORGIVEN_AFTER_S,
     HALF_LIFE_S,
     MAX_BACKOFF_S,
-    OFFENCES,
-    THROTTLED,
     THROTTLED_AT,
-    Conduct,
-    Offence,
 )
-from bbnode.access.decision import Limits, Reason
-from bbnode.access.policy import Policy
 from bbnode.ir.peer import PeerId
 
 S_NS = 1_000_000_000

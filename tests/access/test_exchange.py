@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from bbnode.access.errors import AccessRefused, Refusal
 from bbnode.access.exchange import (
-    MAX_DETAIL_BYTES,
     MESSAGE,
     Member,
     Redeem,
@@ -19,6 +18,7 @@ from bbnode.access.exchange import (
     encode_message,
 )
 from bbnode.access.statement import MAX_MEMBERSHIP_BYTES
+from bbnode.ir.caps import MAX_DETAIL_BYTES
 
 DATA = st.binary(max_size=200)
 MESSAGES = (

@@ -13,12 +13,12 @@ from bbnode.access.authorizer import PolicyAuthorizer
 from bbnode.access.buckets import Rate
 from bbnode.access.decision import Limits, Reason, Standing
 from bbnode.access.errors import PolicyError
-from bbnode.access.policy import MAX_ADMITTED, MAX_LISTED_PEERS, MAX_REFUSED, RULES, Policy
+from bbnode.access.policy import RULES, Policy
 from bbnode.access.redeem import Ledger, Redeemed
 from bbnode.access.revocation import revoke
-from bbnode.access.statement import CLOCK_SKEW_S
 from bbnode.access.ticket import Invitation, make_ticket
 from bbnode.ir.address import parse_address
+from bbnode.ir.caps import CLOCK_SKEW_S, MAX_ADMITTED, MAX_LISTED_PEERS, MAX_REFUSED
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import Authorizer, Direction, Hello
 from tests.access.strategies import DAY_S, GRANTER, MEMBER, NETWORK, NOW_S, OTHER, OWNER, member_of

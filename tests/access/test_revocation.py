@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from bbnode.access.errors import GrantError, Refusal, RevocationRefused
 from bbnode.access.revocation import (
-    MAX_REVOKED,
     REVOCATIONS,
     newer,
     open_revocations,
     revocations_from_text,
     revoke,
 )
+from bbnode.ir.caps import MAX_REVOKED
 from bbnode.ir.peer import PeerId
 from tests.access.strategies import MEMBER, NETWORK, OTHER, OWNER
 

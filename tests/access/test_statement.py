@@ -7,17 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbnode.access import sealed, statement
+from bbnode.access import sealed
 from bbnode.access.errors import GrantError, Refusal, StatementRefused
 from bbnode.access.revocation import revoke
-from bbnode.access.statement import (
-    CLOCK_SKEW_S,
-    STATEMENT,
-    grant,
-    membership_from_text,
-    open_membership,
-    peek,
-)
+from bbnode.access.statement import STATEMENT, grant, membership_from_text, open_membership, peek
+from bbnode.ir.caps import CLOCK_SKEW_S
 from bbnode.ir.peer import PeerId
 from tests.access.strategies import (
     CLASSES,
@@ -214,7 +208,7 @@ def test_the_largest_statement_fits():
     made = grant(
         OWNER,
         member=MEMBER.peer_id,
-        not_before_s=statement.CLOCK_SKEW_S,
+        not_before_s=CLOCK_SKEW_S,
         expires_s=sealed.MAX_UNIX_S,
         serial=2**64 - 1,
         classes=classes,

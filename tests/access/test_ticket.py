@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbnode.access.errors import GrantError, Refusal, StatementRefused, TicketRefused
-from bbnode.access.redeem import MAX_TICKETS, Ledger, Redeemed, redeem
+from bbnode.access.redeem import Ledger, Redeemed, redeem
 from bbnode.access.revocation import revoke
-from bbnode.access.statement import CLOCK_SKEW_S, open_membership
+from bbnode.access.statement import open_membership
 from bbnode.access.ticket import Invitation, make_ticket, parse_ticket, ticket_from_bytes
 from bbnode.ir.address import parse_address
+from bbnode.ir.caps import CLOCK_SKEW_S, MAX_TICKETS
 from bbnode.ir.peer import PeerId
 from tests.access.strategies import (
     CLASSES,

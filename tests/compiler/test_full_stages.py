@@ -12,7 +12,8 @@ from bbnode.compiler.errors import AmbiguousRole, PassInvariantBroken, RuntimeIn
 from bbnode.components import OrtBackend
 from bbnode.dsl import BackendSlot, Graph, ModelSlot, types
 from bbnode.ir import keys
-from bbnode.ir.bounds import MAX_NAME_CHARS, OutOfBounds
+from bbnode.ir.bounds import OutOfBounds
+from bbnode.ir.caps import MAX_NAME_CHARS
 from tests.compiler import either
 from tests.compiler.programs import FakeModel, FakeSelector
 from tests.compiler.test_full_chains import Written, peers

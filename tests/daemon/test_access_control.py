@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from bbnode.access.errors import PolicyError
-from bbnode.access.policy import MAX_LISTED_PEERS
 from bbnode.access.revocation import revoke
 from bbnode.access.statement import grant
 from bbnode.daemon.access import files as access_files
 from bbnode.daemon.access.control import AccessControl, BlockedByConfig, NotAMember
 from bbnode.daemon.config import AccessSection
 from bbnode.daemon.paths import StorageError
+from bbnode.ir.caps import MAX_LISTED_PEERS
 from bbnode.ir.peer import PeerId
 from tests.access.strategies import MEMBER, NETWORK, NOW_S, OTHER, OWNER, member_of
 

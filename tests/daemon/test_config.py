@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bbnode.daemon import config_sources, paths
 from bbnode.daemon.config import LIMIT_PRESETS, LimitsSection, NodeConfig, keys, overrides
 from bbnode.daemon.config_sources import ConfigError, resolve, shown
+from bbnode.ir.caps import MAX_CONFIG_BYTES
 
 PEER = "12D3KooWLkHMEPJ3cTgdLCx8X6wT38PaozEnDAmXZnTNyuSyCdJr"
 MINIMAL = '[artifact]\npath = "a.onnx"\ntargets = ["client"]\n'
@@ -146,7 +147,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8"):
         resolve(file, environ={})
-    file.write_bytes(b" " * (config_sources.MAX_FILE_BYTES + 1))
+    file.write_bytes(b" " * (MAX_CONFIG_BYTES + 1))
     with pytest.raises(ConfigError, match="larger than"):
         resolve(file, environ={})
 

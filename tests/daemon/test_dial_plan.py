@@ -14,7 +14,6 @@ from bbnode.daemon.dial_plan import (
     BOOTSTRAP_MOVES,
     DIAL_RATES,
     GIVE_UP_S,
-    OWN_WORD_EVERY_S,
     PATIENCE_S,
     BootstrapPlan,
     DialBudget,
@@ -23,6 +22,7 @@ from bbnode.daemon.dial_plan import (
     Stand,
     Word,
 )
+from bbnode.ir.caps import OWN_WORD_EVERY_S
 from bbnode.ir.peer import PeerId
 
 A, B, C, D = PEERS = [PeerId.from_seed(i) for i in range(4)]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bbnode.daemon import logs
+from bbnode.ir.caps import MAX_LOG_VALUE_CHARS
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +60,7 @@ def test_a_peer_cannot_forge_a_second_line() -> None:
 
 def test_a_value_has_an_end() -> None:
     line = _logged("text", "info", "x", extra={"value": "y" * 10_000})
-    assert len(line) < 2 * logs.MAX_VALUE_CHARS
+    assert len(line) < 2 * MAX_LOG_VALUE_CHARS
 
 
 def test_lower_levels_are_left_out_and_a_second_call_replaces_the_first() -> None:

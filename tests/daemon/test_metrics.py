@@ -11,8 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import bbnode
 from bbnode.daemon.control.async_client import AsyncControlClient
-from bbnode.daemon.metrics import MAX_PEER_SERIES, counter_metrics, render
+from bbnode.daemon.metrics import counter_metrics, render
 from bbnode.engine import steps
+from bbnode.ir.caps import MAX_PEER_SERIES
 from bbnode.ir.peer import PeerId
 from tests.daemon.live import CLIENT, running
 from tests.daemon.test_control_api import QUESTION, raw

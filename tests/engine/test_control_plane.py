@@ -10,10 +10,11 @@ from bbnode.components.contracts import (
     inbound,
     inbound_ops,
 )
-from bbnode.engine import Limits, control_plane, open_calls, steps
+from bbnode.engine import Limits, control_plane, steps
 from bbnode.engine.ops.context import suffix_of
 from bbnode.ir import ids
 from bbnode.ir.address import component_suffix, parse_component_suffix, site_suffix
+from bbnode.ir.caps import MAX_CALLS
 from bbnode.ir.envelope import (
     CorrelationKind,
     SlotFill,
@@ -313,7 +314,7 @@ def test_open_requests_are_bounded(monkeypatch) -> None:
     (failed,) = of(steps.OpFailed, node.poll(0))
     assert "3 requests" in failed.detail
     assert node.counters()["calls.open"] == 0
-    assert open_calls.MAX_CALLS == 1024
+    assert MAX_CALLS == 1024
 
 
 def test_a_message_larger_than_an_envelope_fails_its_op() -> None:

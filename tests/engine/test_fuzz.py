@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from bbnode.engine import Node, steps
 from bbnode.engine.errors import EntryError, UnexpectedException
-from bbnode.engine.records import MAX_RECORDS
 from bbnode.ir import types
-from bbnode.ir.envelope import MAX_FILLS
+from bbnode.ir.caps import MAX_FILLS, MAX_RECORDS
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.values import TRIGGER, Composite, Metadata
 from tests.engine import fuzzing

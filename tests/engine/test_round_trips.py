@@ -7,13 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbnode.engine.peers import round_trips
-from bbnode.engine.peers.round_trips import (
-    MAX_EDGES,
-    MAX_ESTIMATE_NS,
-    MAX_REPORTED,
-    MIN_ESTIMATE_NS,
-    RoundTrips,
-)
+from bbnode.engine.peers.round_trips import MAX_ESTIMATE_NS, MIN_ESTIMATE_NS, RoundTrips
+from bbnode.ir.caps import MAX_EDGES, MAX_REPORTED
 from bbnode.ir.envelope import EdgeRttReport
 from bbnode.ir.envelope_reader import decode_envelope
 from bbnode.ir.values import PeerIdVec

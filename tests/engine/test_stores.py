@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbnode.engine import Limits, errors, steps
-from bbnode.engine.stores import MAX_QUEUED, detached
+from bbnode.engine.stores import detached
 from bbnode.ir import keys, types
+from bbnode.ir.caps import MAX_QUEUED
 from bbnode.ir.values import TRIGGER, U64, Composite, ResponseBatch
 from tests.engine.builder import Partition, model
 from tests.engine.envelopes import envelope

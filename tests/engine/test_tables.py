@@ -11,13 +11,14 @@ from bbnode.engine import errors, requests
 from bbnode.engine.inbound_dedup import InboundDedup
 from bbnode.engine.peers import backoff_table
 from bbnode.engine.peers import governor as peer_governor
-from bbnode.engine.peers.address_book import MAX_ADDRESSES_PER_PEER, AddressBook
+from bbnode.engine.peers.address_book import AddressBook
 from bbnode.engine.peers.backoff_table import BackoffTable, delay_for
 from bbnode.engine.peers.governor import BlockReason, Change, Health, PeerGovernor
 from bbnode.engine.requests import Cohort, CohortState, Happening, RequestsTable, Verdict
 from bbnode.engine.rng import SplitMix64, mix64, program_rng, wire_ids
 from bbnode.engine.scheduler import Scheduler, TimerKind
 from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+from bbnode.ir.caps import MAX_ADDRESSES_PER_PEER
 from tests.engine.builder import Partition, model
 from tests.engine.support import MS, S, bring_up, peer
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bbnode.engine import steps
+from bbnode.engine import Limits, steps
 from bbnode.engine.turns import Turns
 from bbnode.ir import keys
 from bbnode.ir.types import TENSOR_FLOAT
-from tests.engine.builder import Partition, model
+from tests.engine.builder import SENDERS, Partition, model
 from tests.engine.envelopes import envelope
 from tests.engine.support import S, bring_up, component, of, peer
 
@@ -175,3 +175,30 @@ def test_an_execution_that_ends_in_the_line_leaves_it(gone: bool):
     (second,) = tasks(node.poll(1))
     run(node, second)
     assert answers(node.poll(2)) == [31.0 if gone else 21.0]
+
+
+def test_one_peer_does_not_fill_the_node_and_others_go_on():
+    p = trainer()
+    node = bring_up(model(p), "server", limits=Limits(frames_per_peer=3))
+    for each in (peer(3), peer(4)):
+        node.peer_connected(each, SENDERS)
+
+    def send(sender, value: float) -> list[steps.Step]:
+        envelope_of = envelope(sender, p.site("weights"), round_of(value))
+        node.deliver_inbound(sender, envelope_of)
+        return node.poll(0)
+
+    made = [step for value in range(5) for step in send(peer(3), float(value))]
+    assert [(f.peer, f.kind) for f in of(steps.WireReceiveFailed, made)] == [
+        (peer(3), "TooManyExecutions")
+    ] * 2
+    assert not of(steps.WireReceiveFailed, send(peer(4), 7.0))
+    # One that ends makes room for one, also after a restart from a snapshot.
+    saved = node.snapshot()
+    node = bring_up(model(p), "server", limits=Limits(frames_per_peer=3))
+    node.restore(saved)
+    node.peer_connected(peer(3), SENDERS)
+    run(node, tasks(node.poll(0))[0])
+    node.poll(0)
+    assert not of(steps.WireReceiveFailed, send(peer(3), 8.0))
+    assert of(steps.WireReceiveFailed, send(peer(3), 9.0))

@@ -13,6 +13,7 @@ from bbnode.engine import Node, decoder, steps
 from bbnode.engine.record.replay import RecordReader, Replay
 from bbnode.ir import codec, keys, types, values
 from bbnode.ir.address import site_suffix
+from bbnode.ir.caps import MAX_INLINE_DECODE_US, MAX_POLL_DECODE_US
 from bbnode.ir.envelope import CorrelationKind, SlotFill, WireEnvelope, encode_envelope
 from bbnode.ir.envelope_reader import decode_envelope
 from bbnode.ir.errors import DecodeError
@@ -40,7 +41,7 @@ def test_a_payload_is_a_value_or_a_decode_error(payload: Payload) -> None:
 # may do much else, which makes a thread slower as well.
 MOST_CPU_S = 0.25
 # What one envelope may cost beyond what is left of a poll: its fills, none of them decoded in it.
-MOST_BEYOND_US = 64 * (decoder.FILL_US + decoder.INLINE_US)
+MOST_BEYOND_US = 64 * (decoder.FILL_US + MAX_INLINE_DECODE_US)
 
 
 class Watch:
@@ -57,7 +58,7 @@ class Watch:
         begun = time.thread_time()
         made = self.node.poll(now_ns)
         self.longest_s = max(self.longest_s, time.thread_time() - begun)
-        self.most_us = max(self.most_us, decoder.POLL_US - self.node._rt.decoder.left_us)
+        self.most_us = max(self.most_us, MAX_POLL_DECODE_US - self.node._rt.decoder.left_us)
         self.steps += made
         self.tasks += of(steps.RunTask, made)
         return made
@@ -150,7 +151,7 @@ def test_no_poll_is_held_by_what_peers_send() -> None:
     watch.settle()
     assert watch.node.counters()["decode.deferred"] > 0
     assert watch.node.counters()["ingress.bytes"] == 0
-    assert watch.most_us <= decoder.POLL_US + MOST_BEYOND_US
+    assert watch.most_us <= MAX_POLL_DECODE_US + MOST_BEYOND_US
     assert watch.longest_s < MOST_CPU_S
 
 

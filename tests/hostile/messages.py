@@ -21,18 +21,32 @@ from tests.hostile.stranger import envelope, identity_of, liar
 
 # The artifact of the network, which any stranger to an open one can fetch.
 ARTIFACT_VARIABLE = "BBNODE_TEST_HOSTILE_ARTIFACT"
-ROUNDS = 2
 _SEED = 41
+# Of one liar: a few more would be a cut, and nothing behind it would be looked at.
+_AT_ONCE = 8
 
 
-def liar_id() -> str:
-    """The PeerId of the client that lies."""
-    return str(identity_of(_SEED).peer_id)
+def liar_ids() -> set[str]:
+    """The PeerIds of the clients that lie."""
+    return {str(identity_of(_SEED + n).peer_id) for n in range(len(_lies()))}
+
+
+def _lies() -> list[list[Payload]]:
+    """All payloads that are no answer, by who sends them."""
+    # What is a value of the type that the program answers with would be taken as the answer.
+    bad = [p for p in [*killers(), *large()] if p.refused]
+    bad = [*map(_in_a_composite, bad), *bad]
+    return [bad[at : at + _AT_ONCE] for at in range(0, len(bad), _AT_ONCE)]
 
 
 async def bad_answers(address: Multiaddr) -> None:
-    """In each of two rounds, all payloads as answers, and the right answer behind them."""
+    """One client after the other: some of the payloads as answers, and the right one behind."""
     data = await trio.Path(os.environ[ARTIFACT_VARIABLE]).read_bytes()
+    for number, bad in enumerate(_lies()):
+        await _answer_badly(address, _SEED + number, data, bad)
+
+
+async def _answer_badly(address: Multiaddr, seed: int, data: bytes, bad: list[Payload]) -> None:
     site = _answers_at(data)
     sends, takes = trio.open_memory_channel[WireEnvelope](64)
 
@@ -44,28 +58,24 @@ async def bad_answers(address: Multiaddr) -> None:
 
     sha256 = parse_artifact(data, "artifact").sha256
     hello = Hello(artifact_sha256=sha256, classes=("client",))
-    # What is a value of the type that the program answers with would be taken as the answer.
-    bad = [p for p in [*killers(), *large()] if p.refused]
-    bad = [*map(_in_a_composite, bad), *bad]
     peer = peer_of_address(address)
-    async with liar(address, _SEED, heard=heard, hello=hello) as (backend, identity):
-        for _ in range(ROUNDS):
-            request = await takes.receive()
-            number = request.correlation.wire_req_id
+    async with liar(address, seed, heard=heard, hello=hello) as (backend, identity):
+        request = await takes.receive()
+        number = request.correlation.wire_req_id
 
-            def answer(payload: bytes, type_hash: int, number: int = number) -> None:
-                made = envelope(
-                    identity, site, payload, type_hash,
-                    kind=CorrelationKind.RESPONSE, wire_req_id=number,
-                )  # fmt: skip
-                backend.send(peer, [made], tag=0)
+        def answer(payload: bytes, type_hash: int) -> None:
+            made = envelope(
+                identity, site, payload, type_hash,
+                kind=CorrelationKind.RESPONSE, wire_req_id=number,
+            )  # fmt: skip
+            backend.send(peer, [made], tag=0)
 
-            for each in bad:
-                answer(each.data, each.node.wire_hash)
-                await trio.lowlevel.checkpoint()
-            weights = codec.decode_value(types.TENSOR_FLOAT, request.fills[0].payload)
-            right = Composite((weights + 1, Metadata(num_samples=1, loss=0.0, steps=1)))
-            answer(codec.encode_value(right), types.COMPOSITE.wire_hash)
+        for each in bad:
+            answer(each.data, each.node.wire_hash)
+            await trio.lowlevel.checkpoint()
+        weights = codec.decode_value(types.TENSOR_FLOAT, request.fills[0].payload)
+        right = Composite((weights + 1, Metadata(num_samples=1, loss=0.0, steps=1)))
+        answer(codec.encode_value(right), types.COMPOSITE.wire_hash)
         await takes.receive()  # the next request: the node is alive, and has all of it
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from bbnode.ir import codec, types, values
 from bbnode.ir.address import parse_address
+from bbnode.ir.caps import MAX_CHILDREN
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
 
@@ -87,7 +88,7 @@ def _tensor(elem: int, *dims: int) -> bytes:
 @cache
 def large() -> tuple[Payload, ...]:
     """Large ones: what held a poll, or could."""
-    many = codec.MAX_CHILDREN
+    many = MAX_CHILDREN
     peers = values.PeerIdVec(PeerId.from_seed(n) for n in range(2000)) * 10
     return (
         Payload("10 MB of addresses", types.ADDRESS_VEC, msgpack.packb([_ADDRESS] * 220_000)),

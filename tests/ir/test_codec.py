@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbnode.ir import codec, types, values
+from bbnode.ir.caps import MAX_COMPOSITE_DEPTH
 from bbnode.ir.errors import AuthorError, DecodeError
 from bbnode.ir.peer import PeerId
 
@@ -110,7 +111,7 @@ def test_huge_announcements_are_refused_before_allocation() -> None:
 
 def test_nesting_is_bounded() -> None:
     value = values.Composite((b"x",))
-    for _ in range(codec.MAX_DEPTH + 1):
+    for _ in range(MAX_COMPOSITE_DEPTH + 1):
         value = values.Composite((value,))
     with pytest.raises(DecodeError, match="deeper"):
         codec.encode_value(value)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbnode.ir import envelope as env
+from bbnode.ir.caps import MAX_FILLS
 from bbnode.ir.envelope_reader import decode_any, decode_envelope
 from bbnode.ir.errors import DecodeError
 
@@ -173,7 +174,7 @@ def test_payloads_are_not_copied_on_either_side() -> None:
 @pytest.mark.parametrize(
     ("envelope", "what"),
     [
-        (env.WireEnvelope(fills=(env.SlotFill(dest_suffix=b"s"),) * (env.MAX_FILLS + 1)), "fills"),
+        (env.WireEnvelope(fills=(env.SlotFill(dest_suffix=b"s"),) * (MAX_FILLS + 1)), "fills"),
         (env.WireEnvelope(src_peer_addresses=(b"a",) * 9), "claimed addresses"),
         (env.WireEnvelope(src_peer_addresses=(b"a" * 257,)), "257 bytes"),
         (env.WireEnvelope(schema_version=2), "schema version 2"),

@@ -12,10 +12,10 @@ import pytest
 import trio
 import trio.testing
 
+from bbnode.ir.caps import ARTIFACT_STALL_S
 from bbnode.ir.peer import PeerId
 from bbnode.transport.artifact_exchange import (
     CHUNK_BYTES,
-    STALL_S,
     ArtifactFetchError,
     ArtifactNotStored,
     fetch,
@@ -151,7 +151,7 @@ async def test_a_peer_that_falls_silent(
         host = _Host(nursery)
         host.register_protocol("/bbnode/artifact/1.0.0", silent)
         began = trio.current_time()
-        with pytest.raises(ArtifactFetchError, match=f"{STALL_S:g} s"):
+        with pytest.raises(ArtifactFetchError, match=f"{ARTIFACT_STALL_S:g} s"):
             await fetch(host, PEER, SHA256, tmp_path / "a")
-        assert trio.current_time() - began == pytest.approx(STALL_S)
+        assert trio.current_time() - began == pytest.approx(ARTIFACT_STALL_S)
         nursery.cancel_scope.cancel()

@@ -8,18 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multiaddr import Multiaddr
 
-from bbnode.transport.backend import Hello
-from bbnode.transport.errors import HelloError
-from bbnode.transport.framing import MAX_HELLO_BYTES
-from bbnode.transport.hello import (
-    MAX_ADDRESSES,
+from bbnode.ir.caps import (
     MAX_AGENT_BYTES,
+    MAX_CLAIMED_ADDRESSES,
     MAX_CREDENTIALS_BYTES,
+    MAX_HELLO_BYTES,
     MAX_NAME_BYTES,
     MAX_NAMES,
-    decode_hello,
-    encode_hello,
 )
+from bbnode.transport.backend import Hello
+from bbnode.transport.errors import HelloError
+from bbnode.transport.hello import decode_hello, encode_hello
 
 _HELLO = Hello(
     agent_version="bbnode/0.1.0",
@@ -58,12 +57,12 @@ def test_largest_hello_fits_its_frame():
         artifact_sha256="a" * 64,
         classes=("c" * MAX_NAME_BYTES,) * MAX_NAMES,
         targets=("t" * MAX_NAME_BYTES,) * MAX_NAMES,
-        listen_addresses=(address,) * MAX_ADDRESSES,
+        listen_addresses=(address,) * MAX_CLAIMED_ADDRESSES,
         link=2**64 - 1,
         exchange=2**64 - 1,
         credentials=b"c" * MAX_CREDENTIALS_BYTES,
     )
-    assert len(encode_hello(hello)) <= MAX_HELLO_BYTES - MAX_ADDRESSES * 256
+    assert len(encode_hello(hello)) <= MAX_HELLO_BYTES - MAX_CLAIMED_ADDRESSES * 256
 
 
 @given(st.binary(max_size=200))
@@ -90,7 +89,7 @@ def test_garbage_is_refused(raw):
         ("listen_addresses", [b"\x04"]),
         ("listen_addresses", [b""]),
         ("listen_addresses", ["/ip4/127.0.0.1/tcp/1"]),
-        ("listen_addresses", [b"\x04\x7f\x00\x00\x01"] * (MAX_ADDRESSES + 1)),
+        ("listen_addresses", [b"\x04\x7f\x00\x00\x01"] * (MAX_CLAIMED_ADDRESSES + 1)),
         ("session_id", "xyz"),
         ("link", -1),
         ("exchange", -1),

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multiaddr import Multiaddr
 
+from bbnode.ir.caps import MAX_HINTS
 from bbnode.ir.peer import PeerId
-from bbnode.transport.hints import MAX_HINTS, MAY_CLAIM, Scope, dialable, ip_of, scope_of
+from bbnode.transport.hints import MAY_CLAIM, Scope, dialable, ip_of, scope_of
 
 PEER, RELAY = PeerId.from_seed("peer"), PeerId.from_seed("relay")
 

@@ -10,6 +10,7 @@ import trio
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
+from bbnode.ir.caps import MAX_CREDENTIALS_BYTES
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import (
@@ -25,7 +26,7 @@ from bbnode.transport.backend import (
 )
 from bbnode.transport.errors import EnvelopeTooLargeError, ListenError, NotConnectedError
 from bbnode.transport.framing import FrameType, encode_header
-from bbnode.transport.hello import MAX_CREDENTIALS_BYTES, HelloError, encode_hello
+from bbnode.transport.hello import HelloError, encode_hello
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.backend import Libp2pBackend
 from bbnode.transport.libp2p.tcp import BoundedTcp

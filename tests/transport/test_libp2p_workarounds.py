@@ -20,6 +20,7 @@ from libp2p.peer.id import ID
 from libp2p.security.insecure import transport as insecure
 from multiaddr import Multiaddr
 
+from bbnode.ir.caps import MAX_STREAMS
 from bbnode.transport.errors import InsecureTransportError, ListenError, StreamBrokenError
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p import workarounds as libp2p_workarounds
@@ -27,7 +28,6 @@ from bbnode.transport.libp2p.carrier import Libp2pCarrier, Libp2pStream, socket_
 from bbnode.transport.libp2p.tcp import BoundedTcp, listen_endpoint
 from bbnode.transport.libp2p.windows import grant_window
 from bbnode.transport.libp2p.workarounds import (
-    MAX_STREAMS,
     bound_handshakes,
     build_host,
     hard_close,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multiaddr import Multiaddr
 
+from bbnode.ir.caps import MAX_CLAIMED_ADDRESSES, MAX_LOCAL_NAMES
 from bbnode.ir.peer import PeerId
-from bbnode.transport import mdns
 from bbnode.transport.mdns import (
     Mdns,
     MdnsRecord,
@@ -76,10 +76,10 @@ def test_addresses_of_a_record_are_bounded() -> None:
     many = tuple(at(ONE, port) for port in range(1, 50))
     found = decode_txt(encode_txt(MdnsRecord(peer=ONE, addresses=many, digest="")))
     assert found is not None
-    assert found.addresses == many[: mdns.MAX_ADDRESSES]
+    assert found.addresses == many[:MAX_CLAIMED_ADDRESSES]
     found = decode_txt(strings(*(f"dnsaddr={a}" for a in many)))
     assert found is not None
-    assert len(found.addresses) == mdns.MAX_ADDRESSES
+    assert len(found.addresses) == MAX_CLAIMED_ADDRESSES
 
 
 def test_network_and_artifact_make_the_digest() -> None:
@@ -129,8 +129,8 @@ def test_a_flood_of_names_is_bounded() -> None:
         peer = PeerId.from_seed(f"flood {i}")
         table._news = {f"n{i}": MdnsRecord(peer=peer, addresses=(at(peer),), digest="d")}
         table._take_news()
-    assert len(table) == mdns.MAX_NAMES
-    assert table.dropped == 1000 - mdns.MAX_NAMES
+    assert len(table) == MAX_LOCAL_NAMES
+    assert table.dropped == 1000 - MAX_LOCAL_NAMES
 
 
 def test_a_peer_under_two_names_is_lost_with_the_last_of_them() -> None:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbnode.ir.envelope import MAX_ENVELOPE_BYTES
+from bbnode.ir.caps import MAX_CONTROL_ENVELOPE_BYTES, MAX_ENVELOPE_BYTES
 from bbnode.ir.peer import PeerId
 from bbnode.transport.errors import EnvelopeTooLargeError, FrameError, QueueFullError
 from bbnode.transport.framing import HEADER_BYTES, Lane, Position, Resume
-from bbnode.transport.limits import MAX_CONTROL_ENVELOPE_BYTES, TransportLimits
+from bbnode.transport.limits import TransportLimits
 from bbnode.transport.outbound import CHUNK_BYTES, Outbound, OutboundQueue
 
 A = PeerId.from_seed("a")

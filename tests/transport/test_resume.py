@@ -8,6 +8,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bbnode.ir.caps import ROOM_STEP_BYTES
 from bbnode.transport.backend import (
     EnvelopeReceived,
     PeerConnected,
@@ -16,7 +17,6 @@ from bbnode.transport.backend import (
 )
 from bbnode.transport.framing import FrameType, Lane, encode_header, encode_open
 from bbnode.transport.limits import TransportLimits
-from bbnode.transport.room import STEP_BYTES
 from tests.patience import PATIENCE_S
 from tests.transport.fakes import carrier_pair
 from tests.transport.test_link import HELLO, LARGE, SMALL, Side, connect, frame, never, quiet
@@ -183,9 +183,9 @@ async def test_a_large_message_is_charged_as_it_comes_and_given_back(nursery):
     assert a.inbox.partial_bytes == 0
     await bulk.write(frame(FrameType.CHUNK, bytes(1000), 1))
     await quiet()
-    assert a.inbox.partial_bytes == STEP_BYTES
+    assert a.inbox.partial_bytes == ROOM_STEP_BYTES
     await cut(link)
-    assert a.inbox.partial_bytes == STEP_BYTES, "it may go on"
+    assert a.inbox.partial_bytes == ROOM_STEP_BYTES, "it may go on"
     a.table.expire(trio.current_time() + limits.resume_s)
     assert a.inbox.partial_bytes == 0
 

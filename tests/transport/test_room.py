@@ -13,9 +13,10 @@ from multiaddr import Multiaddr
 
 from bbnode.access.authorizer import PolicyAuthorizer
 from bbnode.access.buckets import Rate
-from bbnode.access.conduct import BACKOFF_S, Offence
+from bbnode.access.conduct import Offence
 from bbnode.access.decision import Limits
 from bbnode.access.policy import Policy
+from bbnode.ir.caps import BACKOFF_S, ROOM_STEP_BYTES
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import (
     Direction,
@@ -31,7 +32,7 @@ from bbnode.transport.gate import Gate
 from bbnode.transport.inbox import Inbox
 from bbnode.transport.inflow import Inflow
 from bbnode.transport.limits import TransportLimits
-from bbnode.transport.room import STEP_BYTES, Meter
+from bbnode.transport.room import Meter
 from tests.patience import PATIENCE_S
 from tests.transport.fakes import carrier_pair
 from tests.transport.test_link import HELLO, LARGE, SMALL, Side, connect, frame, quiet, small_frame
@@ -177,7 +178,7 @@ def test_idle_ones_take_no_room_from_others():
     idlers = [Sender(inbox, peer, [8 * MIB], 1) for peer in PEERS[:4]]
     for each in idlers:
         each.turn()
-    assert inbox.partial_bytes == 2 * STEP_BYTES, "the half of it that strangers may have"
+    assert inbox.partial_bytes == 2 * ROOM_STEP_BYTES, "the half of it that strangers may have"
     small = EnvelopeReceived(peer=PEERS[5], data=bytes(60_000), observed_address=ADDRESS)
     assert inbox.offer(small)
     clock.now = 5.0
@@ -223,7 +224,7 @@ def test_the_slowest_goes_first_and_begins_again():
         for each in slow:
             each.turn()
     held = inbox.partial_bytes
-    assert held == 2 * 2 * STEP_BYTES
+    assert held == 2 * 2 * ROOM_STEP_BYTES
     fast = [Sender(inbox, PEERS[n], [8 * MIB], 262_144) for n in range(4, 6)]
     for _ in range(40):
         clock.now += 0.02
@@ -303,7 +304,7 @@ async def test_what_was_taken_back_is_sent_again_on_the_same_link(nursery):
     a.table.send(LARGE, b"small", 2)
     await quiet()
     (claim,) = b.inbox._claims
-    assert claim.charged == STEP_BYTES
+    assert claim.charged == ROOM_STEP_BYTES
     b.inbox._evict(claim)
     assert (b.inbox.partial_bytes, b.count("inbound.evicted")) == (0, 1)
     go_on.set()

@@ -5,6 +5,7 @@ Rule: it reads what `bbnode run` would read, by the same function, and changes n
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -53,11 +54,24 @@ def show(
 
 
 @app.command("reference")
-def reference() -> None:
+def reference(
+    limits: Annotated[
+        bool,
+        typer.Option("--limits", help="The bounds on what others can make a node do, instead."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Print every key with its default, its unit and what it does."""
-    from bbnode.daemon import config_sources
+    from bbnode.daemon import config_sources, limits_reference
 
-    output.data(config_sources.reference().rstrip("\n"))
+    if not limits:
+        if as_json:
+            raise typer.BadParameter("there is --json for --limits alone")
+        output.data(config_sources.reference().rstrip("\n"))
+    elif as_json:
+        output.json_object({"limits": [asdict(cap) for cap in limits_reference.every_limit()]})
+    else:
+        output.data(limits_reference.as_text().rstrip("\n"))
 
 
 def _place(source: str, file: object) -> str:

@@ -19,18 +19,16 @@ from pathlib import Path
 from bbnode.access import revocation, statement
 from bbnode.access.errors import GrantError
 from bbnode.access.key_file import create_key_file, read_key_file
-from bbnode.access.policy import MAX_LISTED_PEERS
 from bbnode.access.redeem import LEDGER, Ledger
 from bbnode.access.revocation import REVOCATIONS, RevocationList
 from bbnode.access.signing import SigningKey
 from bbnode.access.statement import MAX_MEMBERSHIP_BYTES, Membership
 from bbnode.daemon import paths
 from bbnode.daemon.paths import StorageError
+from bbnode.ir.caps import MAX_GRANTED, MAX_LISTED_PEERS
 from bbnode.ir.errors import DecodeError, DeploymentError
 from bbnode.ir.peer import PeerId
 
-# Lines of `members`; the file is then some tens of MB, and read by commands alone.
-MAX_GRANTED = 64 * 1024
 # 4 characters for 3 bytes, the prefix, and the end of the line.
 _MEMBERSHIP_LINE_BYTES = MAX_MEMBERSHIP_BYTES * 4 // 3 + 64
 _REVOCATIONS_LINE_BYTES = REVOCATIONS.max_bytes * 4 // 3 + 64

@@ -33,6 +33,7 @@ from bbnode.access.revocation import RevocationList
 from bbnode.access.signing import SigningKey
 from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.access.service import AccessService
+from bbnode.ir.caps import ACCESS_STALL_S, MAX_LISTS_WAITING
 from bbnode.ir.errors import BbnodeError, PeerError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import Backend, Direction, ProtocolHost, ProtocolStream
@@ -40,10 +41,6 @@ from bbnode.transport.errors import StreamBrokenError
 
 logger = logging.getLogger(__name__)
 
-# No byte for this long ends a request: both sides are done within milliseconds.
-STALL_S = 10.0
-# Peers whose lists are still to be exchanged; who does not fit has it at its next connection.
-MAX_WAITING = 4096
 # Between two looks at who is connected and no member any more: until then a member whose
 # statement has ended is connected, and nothing of it is taken.
 DATES_EVERY_S = 60.0
@@ -81,7 +78,7 @@ class AccessProtocol:
             on_revocations=lambda listed: trio.from_thread.run_sync(self._took, listed),
             on_redeemed=lambda ledger: trio.from_thread.run_sync(control.redeemed, ledger),
         )
-        self._ask, self._asked = trio.open_memory_channel[PeerId](MAX_WAITING)
+        self._ask, self._asked = trio.open_memory_channel[PeerId](MAX_LISTS_WAITING)
         control.on_list = self._offer_to_all
         backend.register_protocol(ACCESS_PROTOCOL, self._answer)
 
@@ -155,12 +152,12 @@ async def ask(backend: ProtocolHost, peer: PeerId, request: bytes) -> Message:
 
     Raises AccessSilent, AccessRefused for what is no answer, and as `open_stream`.
     """
-    with trio.move_on_after(STALL_S):
+    with trio.move_on_after(ACCESS_STALL_S):
         async with backend.open_stream(peer, ACCESS_PROTOCOL) as stream:
             await stream.write(request)
             await stream.end()
             return decode_message(await _read_all(stream))
-    raise AccessSilent(f"{peer} did not answer within {STALL_S:g} s; try again")
+    raise AccessSilent(f"{peer} did not answer within {ACCESS_STALL_S:g} s; try again")
 
 
 async def redeem(backend: ProtocolHost, peer: PeerId, ticket: bytes) -> Member:
@@ -182,10 +179,10 @@ async def _read_all(stream: ProtocolStream) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
-        with trio.move_on_after(STALL_S) as scope:
+        with trio.move_on_after(ACCESS_STALL_S) as scope:
             part = await stream.read(64 * 1024)
         if scope.cancelled_caught:
-            raise AccessSilent(f"{stream.peer} sent nothing for {STALL_S:g} s")
+            raise AccessSilent(f"{stream.peer} sent nothing for {ACCESS_STALL_S:g} s")
         if not part:
             return b"".join(parts)
         parts.append(part)

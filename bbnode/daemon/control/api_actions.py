@@ -20,14 +20,13 @@ from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.http import Request
 from bbnode.daemon.control.inputs import to_value, to_values
 from bbnode.daemon.control.invocations import Invocations
+from bbnode.ir.caps import MAX_WAIT_S
 
 logger = logging.getLogger(__name__)
 
 Params = Mapping[str, str]
 LEVELS = ("debug", "info", "warning", "error")
 
-# How long an answer may be waited for; the control plane's own bound is above it.
-MAX_WAIT_S = 590.0
 PING_TIMEOUT_S = 10.0
 
 

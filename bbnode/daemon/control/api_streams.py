@@ -12,9 +12,10 @@ from typing import Any
 
 from bbnode.daemon.control import arguments
 from bbnode.daemon.control.errors import Problem
-from bbnode.daemon.control.feed import KEPT_ITEMS, Subscription
+from bbnode.daemon.control.feed import Subscription
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.http import Request, Streamed
+from bbnode.ir.caps import KEPT_ITEMS
 
 Params = Mapping[str, str]
 Wanted = Callable[[Mapping[str, Any]], bool]

@@ -25,7 +25,8 @@ from bbnode.daemon.control.client import (
     target,
     too_slow,
 )
-from bbnode.daemon.control.json_lines import MAX_ANSWER_BYTES, Answered, parse_object
+from bbnode.daemon.control.json_lines import Answered, parse_object
+from bbnode.ir.caps import MAX_CONTROL_ANSWER_BYTES
 
 READ_BYTES = 64 * 1024
 
@@ -73,7 +74,7 @@ class AsyncControlClient:
                 data = bytearray()
                 while (part := await self._part()) is not None:
                     data += part
-                    if len(data) > MAX_ANSWER_BYTES:
+                    if len(data) > MAX_CONTROL_ANSWER_BYTES:
                         raise errors.ControlProtocolError(f"the answer to {wanted} is too long")
         except trio.TooSlowError as error:
             raise too_slow(wanted, self._timeout_s) from error
@@ -155,7 +156,7 @@ class Lines:
 
     async def __anext__(self) -> dict[str, Any]:
         while (end := self._buffer.find(b"\n")) < 0:
-            if len(self._buffer) > MAX_ANSWER_BYTES:
+            if len(self._buffer) > MAX_CONTROL_ANSWER_BYTES:
                 raise errors.ControlProtocolError("a line of the stream is too long")
             part = await self._client.next_part()
             if part is None:

@@ -16,7 +16,8 @@ from typing import Any, Self
 from urllib.parse import quote, urlencode
 
 from bbnode.daemon.control import errors
-from bbnode.daemon.control.json_lines import MAX_ANSWER_BYTES, Answered, parse_object
+from bbnode.daemon.control.json_lines import Answered, parse_object
+from bbnode.ir.caps import MAX_CONTROL_ANSWER_BYTES
 
 DEFAULT_TIMEOUT_S = 5.0
 Query = Mapping[str, str] | Mapping[str, str | int | list[str]]
@@ -105,13 +106,15 @@ class ControlClient:
 
     def _read(self, path: str, response: http.client.HTTPResponse) -> bytes:
         try:
-            data = response.read(MAX_ANSWER_BYTES + 1)
+            data = response.read(MAX_CONTROL_ANSWER_BYTES + 1)
         except TimeoutError as error:
             raise too_slow(path, self._timeout_s) from error
         except (OSError, http.client.HTTPException) as error:
             raise gone(self._path) from error
-        if len(data) > MAX_ANSWER_BYTES:
-            raise errors.ControlProtocolError(f"the answer to {path} is over {MAX_ANSWER_BYTES} B")
+        if len(data) > MAX_CONTROL_ANSWER_BYTES:
+            raise errors.ControlProtocolError(
+                f"the answer to {path} is over {MAX_CONTROL_ANSWER_BYTES} B"
+            )
         return data
 
     def stream(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
@@ -126,7 +129,7 @@ class ControlClient:
     def _lines(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
         while True:
             try:
-                line = response.readline(MAX_ANSWER_BYTES)
+                line = response.readline(MAX_CONTROL_ANSWER_BYTES)
             except (OSError, http.client.HTTPException, ValueError):
                 return  # the daemon went away; ValueError: the client was closed meanwhile
             if not line:

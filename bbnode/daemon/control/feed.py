@@ -17,11 +17,7 @@ import trio
 
 from bbnode.daemon.control.errors import ControlProtocolError
 from bbnode.daemon.control.json_lines import encode
-
-# Items that wait for one subscriber.
-QUEUED_ITEMS = 1024
-# Kept for those that ask later: some minutes of a busy node, a few megabytes at most.
-KEPT_ITEMS = 2048
+from bbnode.ir.caps import KEPT_ITEMS, QUEUED_ITEMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

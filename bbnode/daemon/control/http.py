@@ -18,10 +18,9 @@ import trio
 
 from bbnode.daemon.control.errors import PROBLEM_TYPE, Problem
 from bbnode.daemon.control.json_lines import encode
+from bbnode.ir.caps import MAX_QUERY_FIELDS
 
 READ_BYTES = 64 * 1024
-# Query fields of one request; ours have at most five.
-MAX_QUERY_FIELDS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

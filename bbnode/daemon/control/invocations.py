@@ -1,7 +1,7 @@
 """Executions that a client of the control plane waits for.
 
 Rule: what is collected lives as long as the request that waits; the number of those is bounded
-by the control plane's connections, and what is kept of each by `MAX_KEPT`.
+by the control plane's connections, and what is kept of each by `MAX_KEPT_OUTPUTS`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import trio
 
 from bbnode.daemon.events import summarize
 from bbnode.engine import steps
-
-# Outputs and failures kept of one execution; what comes after is counted.
-MAX_KEPT = 256
+from bbnode.ir.caps import MAX_KEPT_OUTPUTS
 
 
 @dataclass(slots=True)
@@ -63,7 +61,7 @@ class Invocations:
                 found = self._running.get(step.execution)
                 if found is None:
                     return
-                if step.topic in found.outputs or len(found.outputs) < MAX_KEPT:
+                if step.topic in found.outputs or len(found.outputs) < MAX_KEPT_OUTPUTS:
                     found.outputs[step.topic] = summarize(step.value)
                 else:
                     found.left_out += 1
@@ -71,7 +69,7 @@ class Invocations:
                 found = self._running.get(step.execution)
                 if found is None:
                     return
-                if len(found.failures) < MAX_KEPT:
+                if len(found.failures) < MAX_KEPT_OUTPUTS:
                     found.failures.append({"op": step.op, "kind": step.kind, "detail": step.detail})
                 else:
                     found.left_out += 1

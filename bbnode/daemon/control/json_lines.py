@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bbnode.daemon.control.errors import ControlProtocolError
+from bbnode.ir.caps import MAX_CONTROL_ANSWER_BYTES
 from bbnode.ir.texts import escaped_json
 
-# An answer may list every peer and counter; beyond this it is no answer for a person.
-MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_SHOWN_CHARS = 80
 
 
@@ -22,16 +21,16 @@ def encode(message: Mapping[str, Any]) -> bytes:
     """One line with its end.
 
     Raises `ControlProtocolError` for a value that JSON has no form for, and for a line longer
-    than `MAX_ANSWER_BYTES`.
+    than `MAX_CONTROL_ANSWER_BYTES`.
     """
     try:
         text = json.dumps(_finite(message), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ControlProtocolError(f"a control message is not JSON: {error}") from error
     line = escaped_json(text).encode("utf-8", "replace") + b"\n"
-    if len(line) > MAX_ANSWER_BYTES:
+    if len(line) > MAX_CONTROL_ANSWER_BYTES:
         raise ControlProtocolError(
-            f"a control message of {len(line)} bytes is over the cap of {MAX_ANSWER_BYTES}"
+            f"a control message of {len(line)} bytes is over the cap of {MAX_CONTROL_ANSWER_BYTES}"
         )
     return line
 

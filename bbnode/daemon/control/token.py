@@ -11,11 +11,10 @@ import secrets
 from pathlib import Path
 
 from bbnode.daemon import paths
+from bbnode.ir.caps import MAX_TOKEN_CHARS
 from bbnode.ir.errors import EnvironmentFault
 
 TOKEN_BYTES = 32
-# Longer is not a token of ours; it bounds what is read.
-MAX_TOKEN_CHARS = 256
 
 
 class TokenFileUnsafe(EnvironmentFault):

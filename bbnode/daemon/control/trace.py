@@ -14,9 +14,7 @@ from typing import Any
 
 from bbnode.daemon.events import step_to_event
 from bbnode.engine import steps
-
-# A training round has some hundred ops on each side: the last few dozen rounds.
-KEPT_STEPS = 8192
+from bbnode.ir.caps import KEPT_STEPS
 
 # What is kept here and nowhere else: an op is no event for whoever watches a node.
 TRACE_STEPS = (

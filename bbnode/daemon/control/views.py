@@ -15,12 +15,11 @@ import trio
 from bbnode import __version__
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.watch import THINGS
+from bbnode.ir.caps import MIN_FREE_BYTES
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import PeerInfo, WantedPeer
 from bbnode.transport.driver import trio_clock_ns
 
-# Below this a checkpoint may not fit, and the journal starts to rotate.
-MIN_FREE_BYTES = 256 * 1024 * 1024
 # Of an address: how it is known that a connection goes through a relay (multiaddr's protocol).
 RELAYED = "/p2p-circuit"
 

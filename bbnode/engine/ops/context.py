@@ -16,23 +16,19 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from bbnode.components.contracts import ComponentError, PeersView
-from bbnode.engine.component_timers import MAX_KEY_CHARS, MAX_TIMERS
 from bbnode.engine.errors import PayloadTooLarge
 from bbnode.engine.ingress import Completed, Ingress
 from bbnode.engine.limits import cut_text
-from bbnode.engine.open_calls import MAX_CALLS
 from bbnode.engine.parking import ParkingTable
 from bbnode.ir import ids
 from bbnode.ir.address import component_suffix
+from bbnode.ir.caps import MAX_ASKED, MAX_CALLS, MAX_KEY_CHARS, MAX_TIMERS
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
 
 if TYPE_CHECKING:
     from bbnode.engine.runtime import Runtime
-
-# What one call of a method may ask for: a message to every peer of a large view.
-MAX_ASKED = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,9 @@ from bbnode.engine.errors import LimitNotTaken, NothingHeld, QueueFull
 from bbnode.engine.frame import Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS, Why
-from bbnode.engine.stores import MAX_QUEUED, Kept
+from bbnode.engine.stores import Kept
 from bbnode.ir import keys
+from bbnode.ir.caps import MAX_QUEUED
 from bbnode.ir.values import TRIGGER
 
 SYSCALL = keys.SYSCALL_DOMAIN

@@ -16,14 +16,12 @@ from multiaddr import Multiaddr
 
 from bbnode.engine.errors import AddressBookFull, InvalidOperand
 from bbnode.ir.address import address_from_bytes
+from bbnode.ir.caps import MAX_ADDRESSES_PER_PEER, MAX_BOOK_PEERS
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 
 if TYPE_CHECKING:
     from bbnode.engine.snapshot.names import LoadedNames, SavedNames
-
-MAX_PEERS = 16_384  # a peer with three addresses takes about 1 KB
-MAX_ADDRESSES_PER_PEER = 16  # twice what an envelope may claim, for what was observed
 
 
 @dataclass(slots=True)
@@ -38,7 +36,7 @@ class _Entry:
 class AddressBook:
     """The addresses of all peers that this node knows."""
 
-    def __init__(self, max_peers: int = MAX_PEERS) -> None:
+    def __init__(self, max_peers: int = MAX_BOOK_PEERS) -> None:
         self._entries: dict[PeerId, _Entry] = {}
         self._max_peers = max_peers
 

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bbnode.ir.caps import MAX_TRACKED_PEERS
 from bbnode.ir.peer import PeerId
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
 BASE_DELAY_NS = 10_000_000  # 10 ms
 MAX_DELAY_NS = 60_000_000_000  # 60 s
-# Peers remembered; the one that failed longest ago is forgotten first, which only means
-# that it may be tried again at once.
-MAX_TRACKED_PEERS = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bbnode.engine.peers.backoff_table import BackoffTable
+from bbnode.ir.caps import MAX_TRACKED_PEERS
 from bbnode.ir.peer import PeerId
 
 if TYPE_CHECKING:
     from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 DEFAULT_FAILURE_THRESHOLD = 5
-# As in the backoff table: forgetting the oldest only gives it the benefit of the doubt.
-MAX_TRACKED_PEERS = 8192
 
 
 class Health(enum.Enum):

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bbnode.ir.caps import MAX_EDGES, MAX_REPORTED
 from bbnode.ir.envelope import EdgeRttReport
 
 if TYPE_CHECKING:
@@ -26,10 +27,6 @@ K = 4
 # of at least 60 s). Ours is ten minutes: what waits here is training, not a segment.
 MIN_ESTIMATE_NS = 1_000_000_000
 MAX_ESTIMATE_NS = 600_000_000_000
-# A program has tens of edges; the rest is room for what peers report.
-MAX_EDGES = 1024
-# Reports on one response: the newest. A report takes up to 32 bytes, so half a kilobyte.
-MAX_REPORTED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

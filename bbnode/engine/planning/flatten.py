@@ -16,6 +16,7 @@ from onnx import FunctionProto, NodeProto
 
 from bbnode.engine.errors import InvalidArtifact
 from bbnode.ir import keys, protos
+from bbnode.ir.caps import MAX_CALL_DEPTH, MAX_FLAT_OPS
 from bbnode.ir.types import TypeNode
 
 ENGINE_DOMAIN = keys.PREFIX + "engine"  # ops that only this file makes
@@ -23,9 +24,6 @@ OP_ENTER = "Enter"
 OP_RELAY = "Relay"
 OP_START = "Start"
 
-# Inlining could grow without bound when bodies call each other twice, level by level.
-MAX_FLAT_OPS = 1_000_000
-MAX_CALL_DEPTH = 64
 
 _FIRST_OF = {
     (keys.SYSCALL_DOMAIN, "Any"),

@@ -21,6 +21,7 @@ from multiaddr import Multiaddr
 from multiaddr.utils import get_thin_waist_addresses
 
 from bbnode.ir.address import is_relayed, split_circuit
+from bbnode.ir.caps import MAX_STREAMS
 from bbnode.ir.peer import PeerId
 from bbnode.transport.admission import Place
 from bbnode.transport.backend import Authorizer, Hello, ProtocolHandler, ProtocolStream
@@ -47,7 +48,6 @@ from bbnode.transport.libp2p.tcp import (
 )
 from bbnode.transport.libp2p.windows import grant_window
 from bbnode.transport.libp2p.workarounds import (
-    MAX_STREAMS,
     Bounds,
     build_host,
     close_quietly,

@@ -18,13 +18,10 @@ from libp2p.protocol_muxer.multiselect import DEFAULT_NEGOTIATE_TIMEOUT
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.stream_muxer.yamux import yamux
 
+from bbnode.ir.caps import MAX_NEGOTIATION_BYTES, MAX_NEGOTIATION_MESSAGES
+
 log = logging.getLogger(__name__)
 
-# A message of a negotiation is the id of a protocol. Ours have less than 40 bytes.
-MAX_NEGOTIATION_BYTES: Final = 1024
-# Messages of one negotiation: its header, and protocols that we may not know. Each asks us for an
-# answer.
-MAX_NEGOTIATION_MESSAGES: Final = 16
 # Bytes of a length up to that: more are refused before they are read.
 _LENGTH_BYTES: Final = 2
 

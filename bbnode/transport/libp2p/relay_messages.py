@@ -13,9 +13,10 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+from bbnode.ir.caps import MAX_DIGEST_BYTES
 from bbnode.ir.decoding import Boundary
 from bbnode.ir.errors import PeerError
-from bbnode.ir.peer import MAX_DIGEST_BYTES, PeerId
+from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import ProtocolStream
 from bbnode.transport.errors import StreamBrokenError
 

@@ -26,6 +26,7 @@ from libp2p.transport.tcp.tcp import TCP, TCPListener
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
+from bbnode.ir.caps import MAX_UNSECURED_BYTES
 from bbnode.transport.admission import Place
 from bbnode.transport.errors import ListenError
 
@@ -49,9 +50,6 @@ _BACKLOG: Final = 128
 _READ_AHEAD_BYTES: Final = 128 * 1024
 # The same until the handshake is done: its messages have some hundred bytes.
 _UNSECURED_READ_BYTES: Final = 4 * 1024
-# All that is read of a connection until then: two negotiations and two messages of Noise, with room
-# for the certificates and protocols that other implementations send.
-MAX_UNSECURED_BYTES: Final = 16 * 1024
 _NOTHING: Final = memoryview(b"")
 
 _OPTIONS: Final[tuple[tuple[int, str, int], ...]] = (

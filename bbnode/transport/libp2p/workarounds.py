@@ -56,6 +56,7 @@ from libp2p.stream_muxer.yamux.yamux import Yamux
 from libp2p.transport.exceptions import SecurityUpgradeFailure
 from multiaddr import Multiaddr
 
+from bbnode.ir.caps import DIALLED_HANDSHAKE_S, MAX_STREAMS
 from bbnode.transport.errors import InsecureTransportError
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.bounds import bound_negotiations, drop_stream, guard_frames
@@ -64,12 +65,6 @@ from bbnode.transport.libp2p.windows import steady_window
 
 log = logging.getLogger(__name__)
 
-# Noise takes 1.5 round trips and two key agreements: this is a host that will not answer.
-HANDSHAKE_TIMEOUT_S: Final = 8.0
-# Streams that one connection may have open: of ours two in each direction, and as many again
-# while they are replaced; of other protocols what TransportLimits says, and those refused
-# just now. libp2p sets no bound.
-MAX_STREAMS: Final = 32
 # Over the 15 s after which our own pings end a silent connection: negotiations end with
 # their connection and are never cancelled in the middle of a write (S4).
 _NEGOTIATION_S: Final = 60.0
@@ -125,7 +120,7 @@ def build_host(
             # whichever it likes, with data under way.
             max_connections_per_peer=max_per_peer + 1,
             inbound_upgrade_timeout=bounds.authenticate_s + bounds.hello_s,
-            outbound_upgrade_timeout=HANDSHAKE_TIMEOUT_S,
+            outbound_upgrade_timeout=DIALLED_HANDSHAKE_S,
             inbound_stream_protocol_negotiation_timeout=_NEGOTIATION_S,
         ),
     )
@@ -139,8 +134,8 @@ class Bounds:
     """What a host allows a connection, and whom it tells of one that took more."""
 
     # For Noise, of who dialled us; and for the muxer after it.
-    authenticate_s: float = HANDSHAKE_TIMEOUT_S
-    hello_s: float = HANDSHAKE_TIMEOUT_S
+    authenticate_s: float = DIALLED_HANDSHAKE_S
+    hello_s: float = DIALLED_HANDSHAKE_S
     # On all streams of a connection together, until it is allowed more.
     unread_bytes: int = 32 * 1024 * 1024
     # A connection whose handshake took too long.
@@ -286,7 +281,7 @@ def drop_resource_manager(host: Any) -> None:
 
 def bound_handshakes(
     host: Any,
-    timeout_s: float = HANDSHAKE_TIMEOUT_S,
+    timeout_s: float = DIALLED_HANDSHAKE_S,
     *,
     inbound_s: float | None = None,
     on_late: Callable[[], None] = lambda: None,

@@ -19,7 +19,8 @@ from bbnode.compiler import Compiler, flow
 from bbnode.compiler.errors import CompileError, Internal, ModelOutOfBounds, UnboundSlot
 from bbnode.daemon.artifact import InvalidArtifact, parse_artifact
 from bbnode.engine import plan_program
-from bbnode.ir import bounds, keys, protos, types
+from bbnode.ir import keys, protos, types
+from bbnode.ir.caps import MAX_GRAPH_DEPTH
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.seal import seal
 from tests.compiler import programs
@@ -204,4 +205,4 @@ def test_a_slot_that_thousands_of_sends_leave_unbound_is_refused() -> None:
 
 
 def test_the_depth_of_graphs_is_bounded_alike_everywhere() -> None:
-    assert bounds.MAX_GRAPH_DEPTH == flow.MAX_GRAPH_DEPTH
+    assert MAX_GRAPH_DEPTH == flow.MAX_GRAPH_DEPTH
