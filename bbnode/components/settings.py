@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import Any, Final, get_args, get_type_hints
 
 from bbnode.ir.caps import MAX_MESSAGE_DEPTH, MAX_SETTINGS_VALUES
-from bbnode.ir.decoding import unpack
+from bbnode.ir.decoding import shown, unpack
 from bbnode.ir.errors import DecodeError, DeploymentError
 
 # Key in a field's metadata, and its values.
@@ -22,8 +22,6 @@ _NAMES: Final = "bbnode.names"
 _PATH: Final = "path"
 _OTHER: Final = "other"
 
-# Of a setting in an error.
-_SHOWN_CHARS: Final = 80
 # Settings of an artifact that are looked through for what looks like a path; more are shown as one.
 _MAX_LOOKED_AT: Final = 10_000
 
@@ -126,8 +124,8 @@ def accepted(
         if name in given or _is_default(config, name, value):
             continue
         raise LocalSettingRefused(
-            f"slot {slot!r}: the artifact sets {name!r} of {type_name} to "
-            f"{shown(value)}, which names something of this machine; if it is to be used, write "
+            f"slot {shown(slot)}: the artifact sets '{name}' of {type_name} to {shown(value)}, "
+            "which names something of this machine; if it is to be used, write "
             f"{name} = … under [slots.{slot}] in the node's configuration "
             f"(--set slots.{slot}.{name}=…)"
         )
@@ -174,14 +172,3 @@ def _looks_like_path(value: Any) -> bool:
             todo.extend(each)
             todo.extend(each.values())
     return False
-
-
-def shown(value: Any) -> str:
-    """Return a setting as an error or a table shows it, on one line."""
-    if isinstance(value, bytes):
-        return f"{len(value)} bytes"
-    if isinstance(value, str):
-        text = repr(value[: _SHOWN_CHARS + 1])
-    else:
-        text = f"a {type(value).__name__}" if isinstance(value, dict | list) else repr(value)
-    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"

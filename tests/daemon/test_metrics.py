@@ -131,6 +131,10 @@ def test_every_kind_that_the_engine_refuses_with_is_in_the_table() -> None:
             if isinstance(node, ast.FunctionDef) and node.name == "accepts":
                 returned = [r.value for r in ast.walk(node) if isinstance(r, ast.Return)]
                 used |= {str(r.value) for r in returned if isinstance(r, ast.Constant)}
+            if isinstance(node, ast.FunctionDef) and node.name == "_make":
+                pairs = [r.value for r in ast.walk(node) if isinstance(r, ast.Return)]
+                kinds = [pair.elts[0] for pair in pairs if isinstance(pair, ast.Tuple)]
+                used |= {str(kind.value) for kind in kinds if isinstance(kind, ast.Constant)}
     assert used == set(steps.RECEIVE_FAILURES)
 
 

@@ -17,7 +17,7 @@ from bbnode.ir.caps import MAX_INLINE_DECODE_US, MAX_POLL_DECODE_US
 from bbnode.ir.envelope import CorrelationKind, SlotFill, WireEnvelope, encode_envelope
 from bbnode.ir.envelope_reader import decode_envelope
 from bbnode.ir.errors import DecodeError
-from tests.engine.builder import Partition, model
+from tests.engine.builder import SENDERS, Partition, model
 from tests.engine.envelopes import envelope
 from tests.engine.support import S, bring_up, of, peer
 from tests.hostile.payloads import Payload, killers, large
@@ -90,7 +90,10 @@ def listening(**more) -> tuple[Watch, Partition]:
     p.recv("x", node=types.TENSOR_FLOAT)
     p.op(MODEL, "Forward", ["x"], ["y"], slot="m", called="forward")
     p.output("y_out", "y")
-    return Watch(bring_up(model(p), "server", **more)), p
+    node = bring_up(model(p), "server", **more)
+    for number in range(10):
+        node.peer_connected(peer(number), SENDERS)
+    return Watch(node), p
 
 
 def sent(watch: Watch, source: int, site: int, payload: Payload, number: int = 1, **more) -> None:

@@ -175,7 +175,9 @@ def build_federated(
         observe=lambda at, node, step: ledger[0].see(at, node, step),
     )
     compiled = federated_program()
-    server = network.add("server", compiled, ["server"], clock=clocks.get("server"))
+    # Whose examples are more than half of all is to count with all of them.
+    exact = {"fedavg": {"max_share": 1.0}}
+    server = network.add("server", compiled, ["server"], clock=clocks.get("server"), config=exact)
     ledger.append(Ledger(network, server))
     for i in range(CLIENTS):
         name = f"client-{i}"

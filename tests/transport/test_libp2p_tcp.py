@@ -31,6 +31,7 @@ async def test_all_comes_in_order_whatever_is_asked_for(wanted):
     await theirs.send_all(DATA)
     await theirs.send_eof()
     reader, got = ReadAheadStream(ours), bytearray()
+    reader.secured()
     with trio.fail_after(PATIENCE_S):
         while data := await reader.read(wanted):
             assert wanted is None or len(data) <= wanted
