@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multiaddr import Multiaddr
 
+from bbnode.components import global_registry
 from bbnode.components import global_registry_messages as messages
 from bbnode.components.contracts import ComponentError
 from bbnode.components.errors import InvalidComponentConfig, NotEnoughPeers
@@ -245,7 +246,8 @@ def test_a_reader_that_reads_on_ends_with_what_is_there(events, page: int, room:
         return said.more
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(messages, "MAX_ROWS", page)
+        for module in (messages, global_registry):
+            patch.setattr(module, "MAX_PAGE_ROWS", page)
         for who, number in events:
             if who >= 0:
                 announce(registry, who, now_s, port=number)
@@ -376,7 +378,8 @@ def test_a_view_is_believed_for_its_ttl_and_survives_a_restart() -> None:
 
 
 def test_a_view_of_many_pages_is_read_to_its_end(monkeypatch) -> None:
-    monkeypatch.setattr(messages, "MAX_ROWS", 3)
+    for module in (messages, global_registry):
+        monkeypatch.setattr(module, "MAX_PAGE_ROWS", 3)
     one, registry = client(), server()
     for i in range(10):
         announce(registry, i)

@@ -290,7 +290,7 @@ async def test_what_is_nearby_is_dialled_for_as_long_as_it_is(autojump_clock) ->
 
 
 def test_how_peers_were_found_is_remembered_of_so_many(monkeypatch) -> None:
-    monkeypatch.setattr(discovery_file, "MAX_REMEMBERED", 10)
+    monkeypatch.setattr(discovery_file, "MAX_BOOK_PEERS", 10)
     found = in_memory(MemoryNetwork(), "registry", 0).discovery
     for i in range(50):
         found.note(PeerId.from_seed(i), Origin.MDNS)

@@ -114,7 +114,7 @@ async def test_a_disk_that_refuses_costs_only_the_checkpoint(
 async def test_what_nobody_acknowledged_is_kept_while_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper_file, "MAX_KEPT_BYTES", 10)
+    monkeypatch.setattr(keeper_file, "MAX_KEPT_UNSENT_BYTES", 10)
     made = Keeper(tmp_path, SHA, _Node(), [])  # type: ignore[arg-type]
     peer = PeerId.from_seed("a")
     sizes = {1: 6, 2: 5, 3: 4}
