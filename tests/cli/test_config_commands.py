@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from bbnode.cli.main import main
+from bbnode.ir import caps
+from bbnode.transport.limits import TransportLimits
 
 
 @pytest.fixture
@@ -57,6 +60,28 @@ def test_reference_is_what_init_prints(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["init", "--reference"]) == 0
     assert capsys.readouterr().out == reference
     assert "stop_grace_s = 5.0  (s)" in reference
+
+
+def test_limits_are_all_printed_with_unit_and_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "reference", "--limits"]) == 0
+    text = capsys.readouterr().out
+    assert main(["config", "reference", "--limits", "--json"]) == 0
+    limits = json.loads(capsys.readouterr().out)["limits"]
+    assert all(each["unit"] and each["reason"] for each in limits)
+    names = [(each["section"], each["name"]) for each in limits]
+    assert len(set(names)) == len(names)
+    for each in limits:
+        assert f"  {each['name']} = " in text
+    # From each of the places where bounds stand.
+    assert {"max_depth", "authenticate_s", "frames_per_peer", "circuits"} <= {
+        name.replace("max_composite_depth", "max_depth") for _, name in names
+    }
+    assert {cap.name for cap in caps.TABLE} == {
+        name.lower()
+        for name, value in vars(caps).items()
+        if name.isupper() and isinstance(value, int | float)
+    }
+    assert {field.name for field in dataclasses.fields(TransportLimits)} <= {n for _, n in names}
 
 
 def test_paths(node: Path, capsys: pytest.CaptureFixture[str]) -> None:

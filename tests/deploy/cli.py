@@ -1,13 +1,31 @@
-"""Are these words a command line of bbnode? Every option is looked up; nothing runs."""
+"""The command lines in a text, each looked up in the CLI with its options; nothing runs."""
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
 import typer
 
 from bbnode.cli.main import app
+
+
+def calls_in(text: str) -> list[list[str]]:
+    """Every call of bbnode in the sh blocks of a text, those within $(…) as well."""
+    found = []
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            text = re.sub(r"docker (?:run|compose)\b.*?\s(?=bbnode )", "", line)
+            inner = re.findall(r"\$\((bbnode [^)]*)\)", text)
+            found.extend(shlex.split(words)[1:] for words in inner)
+            outer = re.sub(r'"\$\([^)]*\)"', "x", text)
+            match = re.match(r"(?:runuser -u bbnode -- |\((?:umask 077; )?)?bbnode (\w.*)", outer)
+            if match is not None:
+                words = shlex.split(match[1].partition(" > ")[0], comments=True)
+                found.append([word for word in words if word != "…"])
+    return found
 
 
 def check(words: Sequence[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 
 import pytest
 
@@ -13,33 +12,17 @@ from tests.deploy import cli
 from tests.deploy.compose import DEPLOY, FILE
 
 TEXT = (DEPLOY / "README.md").read_text("utf-8")
-BLOCKS = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
-
-
-def calls() -> list[list[str]]:
-    """Every call of bbnode, those within $(…) as well."""
-    found = []
-    for block in BLOCKS:
-        for line in block.replace("\\\n", " ").splitlines():
-            text = re.sub(r"docker (?:run|compose)\b.*?\s(?=bbnode )", "", line)
-            inner = re.findall(r"\$\((bbnode [^)]*)\)", text)
-            found.extend(shlex.split(words)[1:] for words in inner)
-            outer = re.sub(r'"\$\([^)]*\)"', "x", text)
-            match = re.match(r"(?:runuser -u bbnode -- |\((?:umask 077; )?)?bbnode (\w.*)", outer)
-            if match is not None:
-                words = shlex.split(match[1].partition(" > ")[0], comments=True)
-                found.append([word for word in words if word != "…"])
-    return found
+CALLS = cli.calls_in(TEXT)
 
 
 def test_there_are_commands() -> None:
-    assert {words[0] for words in calls()} >= {
+    assert {words[0] for words in CALLS} >= {
         *("compile", "init", "wait", "status", "network", "invite", "join", "snapshot"),
         *("doctor", "peers", "bugreport", "logs", "id"),
     }
 
 
-@pytest.mark.parametrize("words", calls(), ids=" ".join)
+@pytest.mark.parametrize("words", CALLS, ids=" ".join)
 def test_every_command_is_one_of_the_cli(words: list[str]) -> None:
     cli.check(words)
 
