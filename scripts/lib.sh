@@ -155,7 +155,7 @@ is_installed() {
     [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(install_key)" ]
 }
 
-# setup EXTRA: after it, .venv holds the package with that extra (demo or test).
+# setup EXTRA: after it, .venv holds the package with that extra (demo, test or fuzz).
 setup() {
     local extra="$1" python=""
     if [ -n "${BBNODE_PYTHON:-}" ] && ! python_is_supported "$BBNODE_PYTHON"; then
@@ -188,8 +188,9 @@ setup() {
         die "pip could not install bbnode[$extra]; the reason stands above"
     link_trio
     install_key >"$BBNODE_VENV/.bbnode-installed-$extra"
-    # The test extra holds the demo extra.
-    if [ "$extra" = test ]; then
+    # The fuzz extra holds the test extra, and that the demo extra.
+    if [ "$extra" != demo ]; then
+        install_key >"$BBNODE_VENV/.bbnode-installed-test"
         install_key >"$BBNODE_VENV/.bbnode-installed-demo"
     fi
     close_lock
