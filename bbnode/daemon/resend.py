@@ -21,7 +21,7 @@ from bbnode.transport.backend import PeerConnected, TransportEvent
 logger = logging.getLogger(__name__)
 
 # A peer that has dialled in vain for long dials every 30 s (TransportLimits.redial_max_s), and one
-# that was restarted as well has to start first. What waits is at most keeper.MAX_KEPT_BYTES.
+# that was restarted as well has to start first. What waits is at most MAX_KEPT_UNSENT_BYTES.
 WAIT_S: Final = 120.0
 
 Failed = Callable[[PeerId, int, str], None]
