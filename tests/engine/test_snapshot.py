@@ -440,6 +440,7 @@ RUNTIME_STATE = {
     *("dedup", "suspensions", "outbound", "cohorts", "round_trips", "control", "tracer", "run"),
     *("_commands", "executions", "next_execution", "saves_states", "incarnation", "wire_ids"),
     *("rng", "turns"),
+    "frames_of",  # counted again from the frames
     "decoder",  # keeps nothing between two polls: what it decodes are frames, in turn
 }
 FRAME_STATE = {

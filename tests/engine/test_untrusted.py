@@ -155,6 +155,7 @@ def test_no_poll_is_held_by_what_peers_send() -> None:
     assert watch.node.counters()["decode.deferred"] > 0
     assert watch.node.counters()["ingress.bytes"] == 0
     assert watch.most_us <= MAX_POLL_DECODE_US + MOST_BEYOND_US
+    print(f"the longest poll took {1000 * watch.longest_s:.1f} ms")
     assert watch.longest_s < MOST_CPU_S
 
 

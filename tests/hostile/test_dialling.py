@@ -60,6 +60,7 @@ class Dialled:
                     connection.close()
 
 
+@pytest.mark.slow
 def test_addresses_that_strangers_claim(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     dialled = Dialled()
     monkeypatch.setenv(PORTS_VARIABLE, ",".join(map(str, dialled.ports)))

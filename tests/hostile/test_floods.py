@@ -12,7 +12,7 @@ from tests.hostile.stranger import attack
 from tests.patience import PATIENCE_S
 
 ATTACKS = ["garbage", "frames", "half", "huge", "flood"]
-QUICK = {"frames", "flood"}
+QUICK = {"flood"}
 # Of a round, while the node is attacked. It takes 20 ms without; the rest is for a busy machine.
 ROUND_S = 20.0
 MORE_FILES = 3

@@ -22,6 +22,7 @@ GRACE_S = 5.0
 MARGIN_S = 15.0
 
 
+@pytest.mark.slow
 def test_what_peers_do_not_take_is_kept_and_sent_again(
     make_cluster: Callable[..., Cluster],
 ) -> None:
