@@ -194,7 +194,7 @@ class Inbound:
             )
             return
         limit = rt.limits.frames_per_peer
-        if limit is not None and rt.frames_of[event.peer] >= limit:
+        if limit is not None and rt.frames_of.get(event.peer, 0) >= limit:
             self._refuse(
                 event.peer,
                 index,

@@ -70,7 +70,7 @@ class Runtime:
         self.counts: Counter[str] = Counter()
         self.frames: dict[int, Frame] = {}
         # Of those, how many each peer's messages started.
-        self.frames_of: Counter[PeerId] = Counter()
+        self.frames_of: dict[PeerId, int] = {}
         # What can fire, oldest first: ops of one execution that became ready together.
         self.ready: deque[tuple[Frame, tuple[Op, ...]]] = deque()
         self.ingress = Ingress(limits)
@@ -120,11 +120,9 @@ class Runtime:
         self.rng.load(rng, names)
         self.executions.last = last
         self.counts.update(dict(counts))
-        self.frames_of.update(
-            frame.source_peer
-            for frame in self.frames.values()
-            if frame.site and frame.source_peer is not None
-        )
+        for frame in self.frames.values():
+            if frame.site and frame.source_peer is not None:
+                self.frames_of[frame.source_peer] = self.frames_of.get(frame.source_peer, 0) + 1
         for execution, op in ready:
             frame = names.frame(execution)
             self.ready.append((frame, frame.plan.ops[op].alone))
@@ -160,7 +158,7 @@ class Runtime:
     def came_from(self, frame: Frame, peer: PeerId, wire_req_id: int, site: int) -> None:
         """Note whose message a new frame is of, and where it came in."""
         frame.source_peer, frame.wire_req_id, frame.site = peer, wire_req_id, site
-        self.frames_of[peer] += 1
+        self.frames_of[peer] = self.frames_of.get(peer, 0) + 1
 
     def fail_start(
         self, execution: int, plan: EntryPlan, error: BbnodeError, *, from_bus: bool = False
@@ -193,10 +191,13 @@ class Runtime:
             return
         frame.ended = True
         del self.frames[frame.execution]
-        if frame.site and frame.source_peer is not None:
-            self.frames_of[frame.source_peer] -= 1
-            if not self.frames_of[frame.source_peer]:
-                del self.frames_of[frame.source_peer]
+        peer = frame.source_peer
+        if peer is not None and frame.site:
+            left = self.frames_of[peer] - 1
+            if left:
+                self.frames_of[peer] = left
+            else:
+                del self.frames_of[peer]
         if frame.plan.component is not None:
             self.control.ended(frame.plan.component)
         if frame.parked:
