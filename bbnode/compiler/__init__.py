@@ -9,16 +9,19 @@ from __future__ import annotations
 from bbnode.compiler.driver import Compiler
 from bbnode.compiler.errors import CompileError, ValidationError
 from bbnode.compiler.pipeline import CANONICAL_PASS_NAMES, all_pass_names
-from bbnode.compiler.stage import CompilerStage
 from bbnode.compiler.targets import split_targets, target_names
 from bbnode.compiler.telemetry import CompileReport, PassReport
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 
 __all__ = [
     "CANONICAL_PASS_NAMES",
     "CompileError",
     "CompileReport",
     "Compiler",
-    "CompilerStage",
+    "CompilationUnit",
+    "CompileOptions",
+    "Counters",
+    "Pass",
     "PassReport",
     "ValidationError",
     "all_pass_names",

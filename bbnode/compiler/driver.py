@@ -7,6 +7,7 @@ the base of several. `compile` never touches the caller's model.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import gc
 import inspect
 from collections.abc import Collection, Iterator, MutableMapping, Sequence
@@ -22,13 +23,13 @@ from bbnode.compiler.errors import (
     CompileError,
     Internal,
     PassInvariantBroken,
+    StageFailed,
     UnknownStage,
 )
 from bbnode.compiler.seams import History
-from bbnode.compiler.stage import CompilerStage, run_stage
 from bbnode.compiler.targets import split_targets
 from bbnode.compiler.telemetry import CompileReport, Stopwatch
-from bbnode.compiler.unit import CompilationUnit, CompileOptions, SlotBinding
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Pass, SlotBinding
 from bbnode.compiler.value_history import ValueHistory
 from bbnode.components.contracts import CONTRACTS, Component
 from bbnode.components.registry import UnknownComponentType, component_class
@@ -50,8 +51,13 @@ class Compiler:
     """
 
     options: CompileOptions = field(default_factory=CompileOptions)
-    stages: tuple[CompilerStage, ...] = ()
-    disabled: frozenset[str] = frozenset()
+    # In the order of their run; the passes that ship by name, since they are loaded late.
+    passes: tuple[str | Pass, ...] = field(default_factory=pipeline.all_pass_names)
+
+    @property
+    def pass_names(self) -> tuple[str, ...]:
+        """The names of all passes, in the order of their run."""
+        return tuple(map(_name_of, self.passes))
 
     # --- bindings -------------------------------------------------------------------------
 
@@ -125,39 +131,72 @@ class Compiler:
         """Let values keep an abstract type (they can't travel between nodes)."""
         return self._with(permissive_types=True)
 
-    def without_stage(self, name: str) -> Compiler:
-        """Leave out the user stage of that name, or else the pass of the pipeline's body.
+    # --- passes ---------------------------------------------------------------------------
 
-        Raises UnknownStage when there is neither.
+    def with_pass(
+        self,
+        added: Pass | type[Pass] | str,
+        *,
+        before: str | None = None,
+        after: str | None = None,
+    ) -> Compiler:
+        """Add a pass at a place that the name of another pass says.
+
+        Args:
+            added: a pass; its class, where it needs no arguments; or the name of one that an
+                installed package brings (entry points `bbnode.passes`).
+            before, after: the pass beside which it runs; with neither it runs behind the
+                canonical passes and those added so far, before slots are checked for bindings.
+
+        Raises:
+            UnknownStage: there is no pass of that name, or its name is taken; both places given.
+            BrokenPlugin: the package that brings the pass cannot be imported.
         """
-        kept = tuple(stage for stage in self.stages if stage.name != name)
-        if len(kept) < len(self.stages):
-            return dataclasses.replace(self, stages=kept)
-        if name in pipeline.body_pass_names():
-            return dataclasses.replace(self, disabled=self.disabled | {name})
-        raise UnknownStage(stage=name, detail="there is no pass or user stage of that name")
+        made = _made(added)
+        names = self.pass_names
+        if made.name in names or made.name in pipeline.all_pass_names():
+            raise UnknownStage(stage=made.name, detail="the name is taken; choose another one")
+        if before is not None and after is not None:
+            raise UnknownStage(stage=made.name, detail="give `before` or `after`, not both")
+        place = before if before is not None else after
+        if place is None:
+            at = names.index(pipeline.POST_PASS_NAMES[0])
+        elif place in names:
+            at = names.index(place) + (after is not None)
+        else:
+            near = difflib.get_close_matches(place, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UnknownStage(stage=place, detail=f"this compile has no such pass{hint}")
+        return self._with_passes((*self.passes[:at], made, *self.passes[at:]))
 
-    def push_back_stage(self, stage: CompilerStage) -> Compiler:
-        """Add a user stage after those there are."""
-        return self.insert_stage(len(self.stages), stage)
+    def without_stage(self, name: str) -> Compiler:
+        """Leave out a pass: one that was added, or one of the pipeline's body.
 
-    def push_front_stage(self, stage: CompilerStage) -> Compiler:
-        """Add a user stage before those there are (still after the canonical passes)."""
+        Raises UnknownStage when there is none of that name.
+        """
+        fixed = (*pipeline.PRE_PASS_NAMES, *pipeline.POST_PASS_NAMES)
+        if name not in self.pass_names or name in fixed:
+            detail = "it cannot be left out" if name in fixed else "there is no such pass"
+            raise UnknownStage(stage=name, detail=detail)
+        return self._with_passes(tuple(p for p in self.passes if _name_of(p) != name))
+
+    def push_back_stage(self, stage: Pass) -> Compiler:
+        """Add a pass behind the canonical ones and those added there so far."""
+        return self.with_pass(stage)
+
+    def push_front_stage(self, stage: Pass) -> Compiler:
+        """Add a pass behind the canonical ones, before those added there so far."""
         return self.insert_stage(0, stage)
 
-    def insert_stage(self, index: int, stage: CompilerStage) -> Compiler:
-        """Add a user stage at an index, clamped to the list of user stages.
-
-        Raises UnknownStage when the name is taken, or the stage has no name or no `run`.
-        """
-        name = getattr(stage, "name", None)
-        if not isinstance(name, str) or not name or not callable(getattr(stage, "run", None)):
-            detail = "a stage needs a non-empty `name` and a method `run(model)`"
-            raise UnknownStage(stage=str(name or type(stage).__name__), detail=detail)
-        if name in pipeline.all_pass_names() or any(name == known.name for known in self.stages):
-            raise UnknownStage(stage=name, detail="the name is taken; choose another one")
-        at = max(0, min(index, len(self.stages)))
-        return dataclasses.replace(self, stages=(*self.stages[:at], stage, *self.stages[at:]))
+    def insert_stage(self, index: int, stage: Pass) -> Compiler:
+        """Add a pass at an index among those added behind the canonical ones, clamped."""
+        names = self.pass_names
+        end = names.index(pipeline.POST_PASS_NAMES[0])
+        added: list[str] = []
+        while isinstance(self.passes[end - 1 - len(added)], Pass):
+            added.append(names[end - 1 - len(added)])
+        place = ([*reversed(added), pipeline.POST_PASS_NAMES[0]])[max(0, min(index, len(added)))]
+        return self.with_pass(stage, before=place)
 
     # --- running --------------------------------------------------------------------------
 
@@ -194,20 +233,17 @@ class Compiler:
             CompileError: as `compile`; UnknownStage for an unknown name in `snapshot_after`.
         """
         for name in snapshot_after:
-            self._check_known(name)
+            if name not in self.pass_names:
+                raise UnknownStage(stage=name, detail="this compile has no such pass")
         notes = _Notes(
             explain=explain,
             snapshot_after=frozenset(snapshot_after),
             snapshots={} if snapshots is None else snapshots,
         )
         with _collector_paused():
-            run = _Run(model, self.options, notes)
+            run = _Run(model, self, notes)
             try:
-                self._run_body(run)
-                looks = [name for name in pipeline.STAGE_LOOKS if name not in self.disabled]
-                for stage in self.stages:
-                    run.run_stage(stage, looks)
-                self._run_post(run)
+                run.run_all()
             except CompileError as error:
                 culprit = self._culprit(model, notes) if run.is_broken() else None
                 if culprit is None:
@@ -217,41 +253,52 @@ class Compiler:
             seal(compiled)
             return compiled, run.report()
 
-    def _run_body(self, run: _Run) -> None:
-        for name in (*pipeline.PRE_PASS_NAMES, *pipeline.body_pass_names()):
-            if name not in self.disabled:
-                run.run_pass(name)
-
-    @staticmethod
-    def _run_post(run: _Run) -> None:
-        for name in pipeline.POST_PASS_NAMES:
-            run.run_pass(name)
-
     def _culprit(self, model: ModelProto, notes: _Notes) -> PassInvariantBroken | None:
-        """The pass that broke the program before another one failed on it.
+        """Return the error of the pass that broke the program before another one failed on it.
 
         Compiles again with a look behind every pass. Only for a program that is broken: what is
-        wrong with a whole one is its author's to mend, and no pass is to blame. The caller's
-        stages do not run again: what one of them breaks is found right behind it.
+        wrong with a whole one is its author's to mend, and no pass is to blame. Passes of the
+        caller do not run again: what one of them breaks is found right behind it.
         """
+        shipped = tuple(p for p in self.passes if isinstance(p, str))
+        has_own = len(shipped) < len(self.passes)
+        if has_own:
+            shipped = tuple(n for n in shipped if n not in pipeline.POST_PASS_NAMES)
         try:
-            run = _Run(model, self.options, notes, careful=True)
-            self._run_body(run)
-            if not self.stages:
-                self._run_post(run)
+            _Run(model, self._with_passes(shipped), notes, careful=True).run_all()
         except PassInvariantBroken as error:
             return error
         except CompileError:
             return None
         return None
 
-    def _check_known(self, name: str) -> None:
-        if name not in (*pipeline.all_pass_names(), *(stage.name for stage in self.stages)):
-            raise UnknownStage(stage=name, detail="there is no pass or user stage of that name")
+    def _with_passes(self, passes: tuple[str | Pass, ...]) -> Compiler:
+        return dataclasses.replace(self, passes=passes)
 
     def _with(self, **changes: object) -> Compiler:
         options = dataclasses.replace(self.options, **changes)  # type: ignore[arg-type]
         return dataclasses.replace(self, options=options)
+
+
+def _name_of(found: str | Pass) -> str:
+    return found if isinstance(found, str) else found.name
+
+
+def _made(added: Pass | type[Pass] | str) -> Pass:
+    """Return the pass that the caller of `with_pass` means."""
+    cls = pipeline.pass_class(added) if isinstance(added, str) else added
+    if inspect.isclass(cls) and issubclass(cls, Pass):
+        try:
+            made: object = cls()
+        except TypeError as error:
+            detail = f"its class takes arguments, so give an instance: {error}"
+            raise UnknownStage(stage=cls.name, detail=detail) from error
+    else:
+        made = cls
+    if not isinstance(made, Pass) or not made.name:
+        detail = "a pass derives from bbnode.compiler.Pass and has a name"
+        raise UnknownStage(stage=type(made).__name__, detail=detail)
+    return made
 
 
 def _check_component(role: str, slot: str, component: type[Component]) -> None:
@@ -297,11 +344,11 @@ class _Run:
     """
 
     def __init__(
-        self, model: ModelProto, options: CompileOptions, notes: _Notes, *, careful: bool = False
+        self, model: ModelProto, compiler: Compiler, notes: _Notes, *, careful: bool = False
     ) -> None:
         self._watch = Stopwatch()
-        self.unit = admit(model, options)
-        self._options = options
+        self._compiler = compiler
+        self.unit = admit(model, compiler.options)
         self._notes = notes
         self._careful = careful
         self.well_formed = False
@@ -310,33 +357,54 @@ class _Run:
             for history in self._histories:
                 history.observe(self.unit, "")
 
-    def run_pass(self, name: str) -> None:
+    def run_all(self) -> None:
+        """Run every pass, each followed by the look that it needs."""
+        names = self._compiler.pass_names
+        for index, found in enumerate(self._compiler.passes):
+            if isinstance(found, Pass):
+                looks = [n for n in pipeline.STAGE_LOOKS if n in names[:index]]
+                self._run_added(found, looks)
+            else:
+                self._run_shipped(found)
+            self._note(names[index])
+
+    def _run_shipped(self, name: str) -> None:
         """Run a pass, and check the program behind it at a checkpoint, or if careful.
 
         What `validate` did not vouch for is not checked: no pass could be blamed for it.
         """
         with self._watch.measure(name) as counters, _boundary(name):
-            counters.update(pipeline.load_pass(name).run(self.unit, self._options))
+            made = pipeline.pass_class(name)()
+            counters.update(made.run(self.unit, self._compiler.options) or {})
         self.well_formed = self.well_formed or name == pipeline.FIRST_SEAM
         if self.well_formed and (self._careful or name in pipeline.CHECKPOINTS):
             seams.check(self.unit, name)
-        self._note(name)
 
-    def run_stage(self, stage: CompilerStage, looks: Sequence[str]) -> None:
-        """Run a user stage, and let the passes called `looks` see what it leaves.
+    def _run_added(self, added: Pass, looks: Sequence[str]) -> None:
+        """Run a pass of the caller's, and let the passes called `looks` see what it leaves.
 
-        Raises PassInvariantBroken, naming the stage, for what they find.
+        Raises PassInvariantBroken, naming the pass, for what they find; StageFailed when it
+        raises anything but a CompileError.
         """
-        with self._watch.measure(stage.name), _boundary(stage.name):
-            run_stage(self.unit, stage)
+        options = self._compiler.options
+        with self._watch.measure(added.name) as counters:
+            try:
+                counters.update(added.run(self.unit, options) or {})
+            except CompileError:
+                raise
+            # It is the caller's code: whatever it raises becomes one typed error that names it.
+            except Exception as error:
+                detail = f"{type(error).__name__}: {error}"
+                raise StageFailed(stage=added.name, detail=detail) from error
+            if self.well_formed:
+                seams.check(self.unit, added.name)
             for name in looks:
                 try:
-                    pipeline.load_pass(name).run(self.unit, self._options)
+                    pipeline.pass_class(name)().run(self.unit, options)
                 except CompileError as error:
                     raise PassInvariantBroken(
-                        pass_name=stage.name, detail=error.message(), where=error.where
+                        pass_name=added.name, detail=error.message(), where=error.where
                     ) from error
-        self._note(stage.name)
 
     def _note(self, name: str) -> None:
         if self._histories is not None:

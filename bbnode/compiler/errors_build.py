@@ -286,31 +286,30 @@ class PassInvariantBroken(CompileError, AuthorError):
 
 @dataclass(kw_only=True, eq=False)
 class StageFailed(CompileError, AuthorError):
-    """A user stage raised; its error is the cause."""
+    """A pass of the caller's raised; its error is the cause."""
 
     stage: str
-    target: str
     detail: str
 
     def message(self) -> str:
-        return f"stage {self.stage!r} failed on target {self.target!r}: {self.detail}"
+        return f"pass {self.stage!r} failed: {self.detail}"
 
     def mend(self) -> str:
-        return "Mend the stage, or take it out with without_stage(...)"
+        return "Mend the pass, or take it out with without_stage(...)"
 
 
 @dataclass(kw_only=True, eq=False)
 class UnknownStage(CompileError, DeploymentError):
-    """`without_stage` names neither a pass nor a user stage, or a stage's name is taken."""
+    """A pass is named that is not there, or one is added whose name is taken."""
 
     stage: str
     detail: str
 
     def message(self) -> str:
-        return f"stage {self.stage!r}: {self.detail}"
+        return f"pass {self.stage!r}: {self.detail}"
 
     def mend(self) -> str:
-        return "The names stand in bbnode.compiler.CANONICAL_PASS_NAMES"
+        return "`Compiler.pass_names` lists the passes of a compile, in their order"
 
 
 @dataclass(kw_only=True, eq=False)

@@ -1,16 +1,22 @@
-"""The order of the passes: one literal table.
+"""The order of the passes: one literal table. Where a pass is found.
 
-Rule: a pass is a file of `bbnode/compiler/passes` named like the pass, with one class whose
-`name` is that name. It is loaded by name when it is needed; nothing lists the classes.
+Rule: the passes that ship are the classes in `bbnode.compiler.passes`; packages add theirs under
+the entry points `bbnode.passes`, by the name of the pass.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import pkgutil
 from functools import cache
 
-from bbnode.compiler.errors import Internal
+from bbnode.compiler import passes
+from bbnode.compiler.errors import UnknownStage
 from bbnode.compiler.unit import Pass
+from bbnode.ir import plugins
+
+PLUGIN_GROUP = "bbnode.passes"
 
 # The seventeen passes of the specification, in its order.
 CANONICAL_PASS_NAMES = (
@@ -62,7 +68,7 @@ CHECKPOINTS = frozenset({"validate", "validate_runtime_complete", "merge_partiti
 
 
 def body_pass_names() -> tuple[str, ...]:
-    """The canonical passes with ours at their places."""
+    """Return the canonical passes with ours at their places."""
     names = []
     for name in CANONICAL_PASS_NAMES:
         names.append(name)
@@ -72,19 +78,34 @@ def body_pass_names() -> tuple[str, ...]:
 
 
 def all_pass_names() -> tuple[str, ...]:
-    """Every pass, in the order in which a compile runs them."""
+    """Return the name of every pass that ships, in the order in which a compile runs them."""
     return (*PRE_PASS_NAMES, *body_pass_names(), *POST_PASS_NAMES)
 
 
 @cache
-def load_pass(name: str) -> Pass:
-    """The pass of that name. Raises Internal when its file holds no such class."""
-    try:
-        module = importlib.import_module(f"bbnode.compiler.passes.{name}")
-    except ModuleNotFoundError as error:
-        raise Internal(detail=f"pass {name!r} has no file") from error
-    for found in vars(module).values():
-        if isinstance(found, type) and found.__dict__.get("name") == name:
-            made: Pass = found()
-            return made
-    raise Internal(detail=f"the file of pass {name!r} holds no class of that name")
+def shipped_passes() -> dict[str, type[Pass]]:
+    """Return the classes of the passes that ship, by name."""
+    found: dict[str, type[Pass]] = {}
+    for info in pkgutil.iter_modules(passes.__path__, f"{passes.__name__}."):
+        for value in vars(importlib.import_module(info.name)).values():
+            if inspect.isclass(value) and issubclass(value, Pass) and not inspect.isabstract(value):
+                found[value.name] = value
+    return found
+
+
+def pass_class(name: str) -> type[Pass]:
+    """Return the class of a pass: one that ships, or one that an installed package brings.
+
+    Raises:
+        UnknownStage: neither; or what the package brings is no pass.
+        BrokenPlugin: the package cannot be imported.
+    """
+    found: object = shipped_passes().get(name)
+    if found is None:
+        try:
+            found = plugins.load(PLUGIN_GROUP, name)
+        except plugins.UnknownPlugin as error:
+            raise UnknownStage(stage=name, detail=str(error)) from error
+    if not (inspect.isclass(found) and issubclass(found, Pass)):
+        raise UnknownStage(stage=name, detail=f"{found!r:.80} is no class derived from Pass")
+    return found

@@ -6,9 +6,10 @@ else. A pass keeps no state of its own, and running it twice changes nothing mor
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import Any
 
 from bbnode.compiler.content_hash import AttributePrints
 from bbnode.components.contracts import Component
@@ -76,10 +77,33 @@ class CompilationUnit:
         return [*self.partitions.values(), *self.program.functions]
 
 
-class Pass(Protocol):
-    """A compiler pass: file name = class-level `name` = registered name."""
+class Pass(ABC):
+    """A step of the compiler: one interface for those that ship and for a package's own.
 
-    name: ClassVar[str]
+    A pass changes the unit in place and keeps nothing between two runs; what it is told (its
+    arguments) stands in its attributes. Running it twice changes nothing more. The docstring
+    of the class is the numbered list of rules that hold behind it.
 
-    def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
-        """Establish this pass's rules in `unit`; return its counters."""
+    Attributes:
+        name: what `Compiler.with_pass` and reports call it; by default the class's name in
+            snake case.
+    """
+
+    name: str = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in cls.__dict__:
+            cls.name = keys.snake_case(cls.__name__)
+
+    @abstractmethod
+    def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters | None:
+        """Establish the rules of this pass in `unit`.
+
+        Returns:
+            Counters for the report, by name; None stands for none.
+
+        Raises:
+            CompileError: for a program that cannot be compiled. Anything else that is raised
+                becomes a `StageFailed` (a pass of the caller's) or `Internal` (one that ships).
+        """
