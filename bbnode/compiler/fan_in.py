@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis import order
 from bbnode.ir import keys, plain
 from bbnode.ir.plain import Function, Node
 
@@ -56,7 +56,7 @@ def join_values(function: Function, names: Mapping[str, str]) -> None:
     if not names:
         return
     for node in function.node:
-        flow.rename_node(node, names)
+        order.rename_node(node, names)
     handed_out = [name for name in function.output if name in names]
     made = {value: node for node in function.node for value in node.output}
     function.node += [_pass_through(made[names[name]], names[name], name) for name in handed_out]

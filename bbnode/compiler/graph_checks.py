@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import onnx
 from onnx import FunctionProto, GraphProto
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.signatures import schema_of
 from bbnode.compiler.errors import ExpansionFailed, UnknownOp, Where
 from bbnode.compiler.opsets import write_canonical_domains
-from bbnode.compiler.signatures import schema_of
 from bbnode.ir import protos
 from bbnode.ir.plain import Node
 from bbnode.ir.plain_proto import proto_of_node
@@ -28,7 +28,7 @@ def check_graphs(node: Node, versions: Mapping[str, int], ir_version: int) -> No
         versions: opset versions by domain, upstream ONNX as "".
         ir_version: the model's.
     """
-    for graph in flow.nested_graphs(node):
+    for graph in order.nested_graphs(node):
         _check_ops(node, graph, versions)
     context = onnx.checker.C.CheckerContext()
     context.ir_version = ir_version
@@ -37,7 +37,7 @@ def check_graphs(node: Node, versions: Mapping[str, int], ir_version: int) -> No
     own = node.copy()
     write_canonical_domains([own])
     alone = FunctionProto(name="alone", domain="alone", node=[proto_of_node(own)])
-    alone.input.extend(dict.fromkeys(flow.data_reads(node)))
+    alone.input.extend(dict.fromkeys(order.data_reads(node)))
     alone.output.extend(name for name in node.output if name)
     alone.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in versions.items())
     try:
@@ -64,4 +64,4 @@ def _check_ops(node: Node, graph: GraphProto, versions: Mapping[str, int]) -> No
                     domain=inner.domain,
                     where=Where.of(node),
                 )
-            todo += flow.nested_graphs(inner)
+            todo += order.nested_graphs(inner)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from onnx import GraphProto, NodeProto
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis import order
 from bbnode.ir import keys, plain, protos
 from bbnode.ir.plain import Function, Node, Program
 
@@ -27,8 +27,8 @@ def used_domains(nodes: Iterable[Node]) -> set[str]:
     while todo:
         node = todo.pop()
         found.add(node.domain)
-        if node.attribute and flow.is_graph_op(node):
-            for graph in flow.nested_graphs(node):
+        if node.attribute and order.is_graph_op(node):
+            for graph in order.nested_graphs(node):
                 todo += graph.node
     return {canonical(domain) for domain in found}
 
@@ -60,15 +60,15 @@ def write_canonical_domains(nodes: Iterable[Node]) -> None:
     for node in nodes:
         if node.domain == keys.ONNX_DOMAIN:
             node.domain = ""
-        if node.attribute and flow.is_graph_op(node):
-            flow.rewrite_graphs(node, _has_long_domain, _shorten_domains)
+        if node.attribute and order.is_graph_op(node):
+            order.rewrite_graphs(node, _has_long_domain, _shorten_domains)
 
 
 def _has_long_domain(graph: GraphProto) -> bool:
-    return any(node.domain == keys.ONNX_DOMAIN for node in flow.all_nodes(graph))
+    return any(node.domain == keys.ONNX_DOMAIN for node in order.all_nodes(graph))
 
 
 def _shorten_domains(graph: GraphProto) -> None:
-    for node in flow.all_nodes(graph):
+    for node in order.all_nodes(graph):
         if node.domain == keys.ONNX_DOMAIN:
             node.domain = ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis import order
 from bbnode.compiler.errors import CyclicGraph
 from bbnode.ir import keys
 from bbnode.ir.plain import Node
@@ -18,11 +18,11 @@ from bbnode.ir.plain import Node
 def program_order(nodes: Sequence[Node], needs: Sequence[Sequence[int]] | None = None) -> list[int]:
     """Indices of `nodes` in program order. Raises CyclicGraph naming one cycle.
 
-    `needs` is what `flow.needs_of` gives, where it is known already.
+    `needs` is what `order.needs_of` gives, where it is known already.
     """
     if needs is None:
-        needs = flow.needs_of(nodes)
-    if flow.is_sorted(needs):
+        needs = order.needs_of(nodes)
+    if order.is_sorted(needs):
         return list(range(len(needs)))
     order: list[int] = []
     state = [0] * len(nodes)  # 0 new, 1 on the path, 2 placed
@@ -55,7 +55,7 @@ def in_program_order(nodes: Sequence[Node]) -> list[Node]:
 
 def add_control(node: Node, names: Iterable[str]) -> bool:
     """Add node names to a node's `control_after`; says whether that changed anything."""
-    known = flow.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY))
+    known = order.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY))
     merged = list(dict.fromkeys([*known, *names]))
     if merged == known:
         return False

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from bbnode.compiler.analysis.order import is_graph_op
+from bbnode.compiler.analysis.wire import request_of
 from bbnode.compiler.errors import UnresolvedPeerClass, Where
 from bbnode.compiler.fan_in import fan_in_groups
-from bbnode.compiler.flow import is_graph_op
-from bbnode.compiler.wire_checks import request_of
 from bbnode.ir import keys, plain
 from bbnode.ir.plain import Function, Node
 

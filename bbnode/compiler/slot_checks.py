@@ -6,10 +6,10 @@ Rule: an op of a slot says which one (`slot`, `slot_id`), and either what it req
 
 from __future__ import annotations
 
+from bbnode.compiler.analysis.order import is_graph_op
+from bbnode.compiler.analysis.slots import TRAIT_SUFFIX
+from bbnode.compiler.driver.seams import is_natural
 from bbnode.compiler.errors import MalformedSlotMetadata, Where
-from bbnode.compiler.flow import is_graph_op
-from bbnode.compiler.seams import is_natural
-from bbnode.compiler.slots import TRAIT_SUFFIX
 from bbnode.ir import keys, opset
 from bbnode.ir.plain import Node
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from bbnode.compiler import flow
-from bbnode.compiler.content_hash import HEX_DIGITS, AttributePrints, function_digest
+from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.content_hash import HEX_DIGITS, AttributePrints, function_digest
 from bbnode.compiler.opsets import import_used, write_canonical_domains
 from bbnode.compiler.ordering import add_control
 from bbnode.ir import keys
@@ -58,7 +58,7 @@ def collapse(
         prints: what is known of attributes.
     """
     made = {name: None for node in nodes for name in node.output if name}
-    read = dict.fromkeys(name for node in nodes for name in flow.data_reads(node))
+    read = dict.fromkeys(name for node in nodes for name in order.data_reads(node))
     inputs = [name for name in read if name not in made]
     outputs = [name for name in made if name in exposed]
     if not outputs:  # nobody reads it; a graph has at least one output all the same
@@ -72,7 +72,7 @@ def collapse(
         node = original.copy()
         node.name = f"{original.op_type}_{index}"
         node.metadata = {}
-        flow.rename_node(node, names)
+        order.rename_node(node, names)
         function.node.append(node)
     write_canonical_domains(function.node)
     import_used(function, versions)
@@ -119,11 +119,11 @@ def _inherit_waits(call: Node, nodes: Sequence[Node], made: Collection[str]) -> 
     values: dict[str, None] = {}
     ops: dict[str, None] = {}
     for node in nodes:
-        values.update(dict.fromkeys(flow.after_of(node)))
+        values.update(dict.fromkeys(order.after_of(node)))
         control = node.metadata.get(keys.CONTROL_AFTER_KEY)
-        ops.update(dict.fromkeys(flow.split_names(control)))
+        ops.update(dict.fromkeys(order.split_names(control)))
     if values:
-        flow.set_after(call, [name for name in values if name not in made])
+        order.set_after(call, [name for name in values if name not in made])
     if ops:
         inside = {node.name for node in nodes}
         add_control(call, [name for name in ops if name not in inside])

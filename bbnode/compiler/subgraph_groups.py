@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 from onnx import AttributeProto
 
-from bbnode.compiler import flow
-from bbnode.compiler.content_hash import AttributePrints
-from bbnode.compiler.peer_list_types import moves_peers
+from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.content_hash import AttributePrints
+from bbnode.compiler.typing.peer_lists import moves_peers
 from bbnode.ir import keys
 from bbnode.ir.plain import Function, Node
 
@@ -43,7 +43,7 @@ class Groups:
     Attributes:
         members: indices of each group; groups in the order of their first nodes.
         copied: indices of constants that belong to no group but to all their readers'.
-        needs: what each node of the function waits for, as `flow.needs_of` gives it.
+        needs: what each node of the function waits for, as `order.needs_of` gives it.
     """
 
     members: list[list[int]] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Groups:
 
 def backend_slot(node: Node) -> str | None:
     """The backend slot that runs an upstream ONNX op, or None for every other op."""
-    if not flow.is_graph_op(node):
+    if not order.is_graph_op(node):
         return None
     if any(attribute.ref_attr_name for attribute in node.attribute):
         return None  # it needs the attributes of the function that it stands in
@@ -61,7 +61,7 @@ def backend_slot(node: Node) -> str | None:
 
 
 def find_groups(function: Function, needs: list[list[int]], prints: AttributePrints) -> Groups:
-    """The groups of a function whose nodes are in topological order; `needs` as `flow.needs_of`."""
+    """The groups of a function whose nodes are in topological order; `needs` as `order.needs_of`."""
     nodes = list(function.node)
     slots = [None if moves_peers(node, function.kind_of) else backend_slot(node) for node in nodes]
     if not any(slots):
@@ -118,7 +118,7 @@ class _Finder:
                 leaves = self._slots[need] is not None and not self._same_slot(need, index)
                 level = max(level, before + leaves)
                 stage |= known
-            for name in flow.reads(node) if self._inputs else ():
+            for name in order.reads(node) if self._inputs else ():
                 stage |= self._inputs.get(name, 0)
             if self._slots[index] is None and not _is_transparent(node):
                 stage |= bit
@@ -144,10 +144,10 @@ class _Finder:
 
     def _is_waited_for(self, index: int) -> bool:
         names = set(self._nodes[index].output)
-        return any(names & {*flow.after_of(self._nodes[r])} for r in self._readers[index])
+        return any(names & {*order.after_of(self._nodes[r])} for r in self._readers[index])
 
     def _is_small_constant(self, node: Node) -> bool:
-        if node.op_type != "Constant" or node.input or flow.after_of(node):
+        if node.op_type != "Constant" or node.input or order.after_of(node):
             return False
         if any(attribute.type == AttributeProto.GRAPH for attribute in node.attribute):
             return False

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from bbnode.compiler.analysis.functions import called_from, is_bootstrap
+from bbnode.compiler.analysis.slots import TRAIT_SUFFIX, slot_roles
+from bbnode.compiler.driver.seams import is_natural
 from bbnode.compiler.errors import MissingBinding
-from bbnode.compiler.function_table import called_from, is_bootstrap
-from bbnode.compiler.seams import is_natural
-from bbnode.compiler.slots import TRAIT_SUFFIX, slot_roles
 from bbnode.compiler.unit import CompilationUnit, SlotBinding
 from bbnode.components.contracts import CONTRACTS, Component
 from bbnode.components.registry import UnknownComponentType, component_class

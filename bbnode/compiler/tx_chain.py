@@ -7,8 +7,8 @@ Send's data input and hands it on.
 
 from __future__ import annotations
 
-from bbnode.compiler import flow
-from bbnode.compiler.rx_chain import gate_tag, make_gate
+from bbnode.compiler.analysis import order
+from bbnode.compiler.rewriting.gates import gate_tag, make_gate
 from bbnode.compiler.unit import CompilationUnit
 from bbnode.compiler.wire_stamps import rewire_input
 from bbnode.ir import keys, plain
@@ -39,7 +39,7 @@ def _insert(main: Function, gate: str) -> int:
             guard = make_gate(gate, node, read, end)
             # Bytes of the PeerId: a string attribute, as the Send has it.
             guard.set_attr(keys.ATTR_PEER, node.get_attr(keys.ATTR_PEER))
-            flow.set_after(guard, flow.after_of(node))
+            order.set_after(guard, order.after_of(node))
             rewire_input(node, 0, end)
             node.metadata[keys.GATE_STAMPS[gate]] = "true"
             nodes.append(guard)

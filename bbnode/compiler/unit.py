@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from bbnode.compiler.content_hash import AttributePrints
+from bbnode.compiler.analysis.content_hash import AttributePrints
 from bbnode.components.contracts import Component
 from bbnode.ir import keys
 from bbnode.ir.plain import Function, Program

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis import order
 from bbnode.compiler.errors import ExpansionFailed, Where
 from bbnode.ir import codec, keys, plain, types
 from bbnode.ir.errors import DecodeError
@@ -122,7 +122,7 @@ def _maker(function: Function, value: str, made: Made) -> Node | None:
         seen.add(value)
         node = function.node[index]
         hands_on = node.domain == keys.SYSCALL_DOMAIN and node.op_type in _SAME_PEERS
-        is_identity = flow.is_graph_op(node) and node.op_type == "Identity"
+        is_identity = order.is_graph_op(node) and node.op_type == "Identity"
         if not ((hands_on or is_identity) and node.input):
             return node
         value = node.input[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import ClassVar
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis import order
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, WireEdge
 from bbnode.compiler.wire_stamps import stamp_destination
 from bbnode.ir import ids, keys, opset, plain, types
@@ -102,7 +102,7 @@ def _needed(main: Function, payloads: Collection[str]) -> set[str]:
     """Which payloads somebody reads as more than a trigger."""
     needed = {name for name in main.output if name in payloads}
     for node in main.node:
-        hits = [name for name in flow.data_reads(node) if name in payloads]
+        hits = [name for name in order.data_reads(node) if name in payloads]
         if hits:
             as_trigger = _trigger_inputs(node)
             needed.update(name for name in hits if name not in as_trigger)

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
-from bbnode.compiler import flow
-from bbnode.compiler.function_table import by_key
+from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.functions import by_key
 from bbnode.compiler.opsets import versions_of
 from bbnode.compiler.ordering import program_order
 from bbnode.compiler.subgraph_body import collapse
@@ -47,13 +47,13 @@ class CollapseBackendSubgraphs:
                 continue
             if not any(backend_slot(node) is not None for node in function.node):
                 continue
-            needs = flow.needs_of(function.node)
+            needs = order.needs_of(function.node)
             order = program_order(function.node, needs)
-            if not flow.is_sorted(needs):
-                flow.reorder(function, order)
-                needs = flow.needs_of(function.node)
+            if not order.is_sorted(needs):
+                order.reorder(function, order)
+                needs = order.needs_of(function.node)
             if _bypass_aliases(function):
-                needs = flow.needs_of(function.node)
+                needs = order.needs_of(function.node)
             found = find_groups(function, needs, unit.prints)
             _Rewrite(unit, function, found, table).run()
             groups += len(found.members)
@@ -77,7 +77,7 @@ def _bypass_aliases(function: Function) -> bool:
                 readers.append((node, slot))
     if not readers:
         return False
-    made = flow.producers(function)
+    made = order.producers(function)
     source: dict[str, str] = {}
     for name, index in aliases.items():  # in program order: an alias of an alias comes later
         read = function.node[index].input[0]
@@ -98,7 +98,7 @@ def _drop_unread(function: Function, aliases: dict[str, int]) -> None:
     """Remove the aliases that nobody reads any more; those behind first."""
     reads = Counter(function.output)
     for node in function.node:
-        reads.update(flow.reads(node))
+        reads.update(order.reads(node))
     dropped = set()
     for name, index in reversed(aliases.items()):
         if not reads[name]:
@@ -165,7 +165,7 @@ class _Rewrite:
         for index, before in enumerate(self._groups.needs):
             group = group_of.get(index)
             if any(group_of.get(need, group) != group for need in before):
-                names = flow.reads(self._nodes[index])
+                names = order.reads(self._nodes[index])
                 exposed.update(name for name in names if made.get(name, group) != group)
         return exposed
 
@@ -202,12 +202,12 @@ class _Rewrite:
 def _used_constants(nodes: Sequence[Node], constants: dict[str, Node]) -> list[Node]:
     if not constants:
         return []
-    used = dict.fromkeys(n for node in nodes for n in flow.data_reads(node) if n in constants)
+    used = dict.fromkeys(n for node in nodes for n in order.data_reads(node) if n in constants)
     return [constants[name] for name in used]
 
 
 def _rename_control(node: Node, renamed: dict[str, str]) -> None:
-    names = flow.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY))
+    names = order.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY))
     if any(name in renamed for name in names):
         new = dict.fromkeys(renamed.get(name, name) for name in names)
         node.metadata[keys.CONTROL_AFTER_KEY] = ",".join(new)

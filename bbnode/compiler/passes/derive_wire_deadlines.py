@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bbnode.compiler.chain_depth import MAX_CHAIN_DEPTH, spans_of_sends
-from bbnode.compiler.slots import slots_of_calls
+from bbnode.compiler.analysis.chain_depth import MAX_CHAIN_DEPTH, spans_of_sends
+from bbnode.compiler.analysis.slots import slots_of_calls
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.ir import keys
 

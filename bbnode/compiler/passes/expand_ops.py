@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from onnx import AttributeProto
 
-from bbnode.compiler import flow
-from bbnode.compiler.inlining import references, resolve_defaults
+from bbnode.compiler.analysis import order
+from bbnode.compiler.rewriting.inlining import references, resolve_defaults
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.compiler.wire_variants import expand_wire, expansion_failed
 from bbnode.ir import keys, opset, plain, types
@@ -73,7 +73,7 @@ class ExpandOps:
         expanded = 0
         for function in unit.bodies():
             expanded += resolve_defaults(function)
-            made = flow.producers(function)
+            made = order.producers(function)
             for node in function.node:
                 _check_fields(node)
                 _check_references(function, node)
@@ -154,7 +154,7 @@ def _count_parts(node: Node, count: int) -> int:
     given = node.get_attr("child_count", 0)
     if given not in (0, count):
         raise expansion_failed(node, f"child_count is {given}, but it has {count} parts")
-    listed = flow.split_names(_text(node.get_attr("child_types", "")))
+    listed = order.split_names(_text(node.get_attr("child_types", "")))
     if listed and len(listed) != count:
         raise expansion_failed(node, f"child_types lists {len(listed)} types for {count} parts")
     for type_id in listed:

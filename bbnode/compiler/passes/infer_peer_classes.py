@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bbnode.compiler import flow
-from bbnode.compiler.placement import Placement
-from bbnode.compiler.slots import slots_of_calls
+from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.placement import Placement
+from bbnode.compiler.analysis.slots import slots_of_calls
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.ir import keys, types
 from bbnode.ir.plain import Function, Node
@@ -69,7 +69,7 @@ def _copy_constants(root: Function, placement: Placement, demand: dict[int, list
         others = (other for other in demand.get(index, ()) if other != home)
         nodes.extend(_copy(node, other, renamed[other]) for other in others)
         if home in renamed:
-            flow.rename_node(node, renamed[home])
+            order.rename_node(node, renamed[home])
         nodes.append(node)
     known = root.kinds()
     root.node = nodes
@@ -83,6 +83,6 @@ def _copy_constants(root: Function, placement: Placement, demand: dict[int, list
 def _copy(node: Node, home: str, names: dict[str, str]) -> Node:
     copy = node.copy()
     copy.name = f"{node.name}@{home}"
-    flow.rename_node(copy, names)
+    order.rename_node(copy, names)
     copy.metadata[keys.HOME_CLASS_KEY] = home
     return copy

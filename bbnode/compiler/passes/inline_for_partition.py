@@ -10,24 +10,24 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bbnode.compiler import flow
-from bbnode.compiler.errors import (
-    ExpansionFailed,
-    OpsetNotImported,
-    TypeConstraintFailed,
-    Where,
-)
-from bbnode.compiler.function_table import (
+from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.functions import (
     by_key,
     called_from,
     callees_first,
     calls_of,
     is_bootstrap,
 )
-from bbnode.compiler.hoisting import join_equal
-from bbnode.compiler.inlining import merge_opsets, references, splice
-from bbnode.compiler.signatures import opset_versions
-from bbnode.compiler.slots import take_slots
+from bbnode.compiler.analysis.signatures import opset_versions
+from bbnode.compiler.analysis.slots import take_slots
+from bbnode.compiler.errors import (
+    ExpansionFailed,
+    OpsetNotImported,
+    TypeConstraintFailed,
+    Where,
+)
+from bbnode.compiler.rewriting.hoisting import join_equal
+from bbnode.compiler.rewriting.inlining import merge_opsets, references, splice
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.ir import keys, plain, types
 from bbnode.ir.plain import Function, FunctionKey, Node
@@ -161,7 +161,7 @@ def _too_large(call: Node) -> ExpansionFailed:
 def _is_plain(node: Node) -> bool:
     # `g.output` records a PassThrough, so a pure body has those as well.
     passes = node.domain == keys.SYSCALL_DOMAIN and node.op_type == "PassThrough"
-    return passes or flow.is_graph_op(node)
+    return passes or order.is_graph_op(node)
 
 
 def _inline(function: Function, bodies: dict[str, Function]) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bbnode.compiler import flow
-from bbnode.compiler.gate_contract import is_checked_kind
-from bbnode.compiler.rx_chain import INHERITED_KEYS
+from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.gate_contracts import is_checked_kind
+from bbnode.compiler.rewriting.gates import INHERITED_KEYS
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.compiler.wire_stamps import rewire_input
 from bbnode.ir import keys, opset, plain, types
@@ -126,7 +126,7 @@ def _make_check(node: Node) -> Node:
     plain.inherit(check, node, _CHECK_INHERITS)
     port = next((index for index, name in enumerate(node.input) if name), None)
     if port is None:
-        flow.set_after(node, [*flow.after_of(node), made])
+        order.set_after(node, [*order.after_of(node), made])
     else:
         check.input.append(node.input[port])
         rewire_input(node, port, made)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bbnode.compiler.rx_chain import insert_rx_gate
+from bbnode.compiler.rewriting.gates import insert_rx_gate
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.ir import keys
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import ClassVar
 
-from bbnode.compiler import flow
-from bbnode.compiler.content_hash import same
+from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.content_hash import same
 from bbnode.compiler.errors import Internal
 from bbnode.compiler.opsets import import_used, version, versions_of, write_canonical_domains
 from bbnode.compiler.ordering import program_order
@@ -57,7 +57,7 @@ def _finish(program: Program, functions: Collection[Function]) -> None:
         keys.MODULE_DOMAIN: keys.BB_OPSET_VERSION,
     }
     for function in functions:
-        flow.reorder(function, program_order(function.node))
+        order.reorder(function, program_order(function.node))
         write_canonical_domains(function.node)
         own = versions_of(function, program)
         for domain, used in import_used(function, own).items():

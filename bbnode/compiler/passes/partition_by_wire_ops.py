@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from bbnode.compiler import flow
-from bbnode.compiler.content_hash import content_name, digest_key, function_digest
+from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.content_hash import content_name, digest_key, function_digest
+from bbnode.compiler.analysis.functions import called_from, is_bootstrap
+from bbnode.compiler.analysis.slots import slot_roles
 from bbnode.compiler.errors import CrossClassDataflow, Where
-from bbnode.compiler.function_table import called_from, is_bootstrap
-from bbnode.compiler.hoisting import join_equal, name_by_content
 from bbnode.compiler.opsets import import_used, versions_of
 from bbnode.compiler.ordering import in_program_order
-from bbnode.compiler.slots import slot_roles
+from bbnode.compiler.rewriting.hoisting import join_equal, name_by_content
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, WireEdge
 from bbnode.compiler.wire_pairs import wire_pairs
 from bbnode.ir import keys, plain
@@ -134,7 +134,7 @@ class _Main:
         read: set[str] = set()
         made: set[str] = set()
         for node in self._nodes:
-            for name in flow.reads(node):
+            for name in order.reads(node):
                 if name not in read:
                     read.add(name)
                     self._check_home(node, name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+from bbnode.compiler.analysis.slots import by_slot, component_of, slot_roles
 from bbnode.compiler.errors import (
     BindingMismatch,
     IncompatibleStorageOnEdge,
@@ -15,7 +16,6 @@ from bbnode.compiler.errors import (
     TypeConstraintFailed,
     Where,
 )
-from bbnode.compiler.slots import by_slot, component_of, slot_roles
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, SlotBinding
 from bbnode.components.contracts import Component
 from bbnode.ir import keys, opset, plain, types

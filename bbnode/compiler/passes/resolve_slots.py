@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from bbnode.compiler.analysis.slots import TRAIT_SUFFIX, by_slot, component_of, slot_roles
+from bbnode.compiler.driver.seams import is_natural
 from bbnode.compiler.errors import (
     AmbiguousRole,
     BindingMismatch,
     MalformedSlotMetadata,
     Where,
 )
-from bbnode.compiler.seams import is_natural
-from bbnode.compiler.slots import TRAIT_SUFFIX, by_slot, component_of, slot_roles
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, SlotBinding
 from bbnode.components.registry import roles_of
 from bbnode.ir import keys

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from bbnode.compiler import flow
-from bbnode.compiler.entries import INVOKE, EntryMap, slot_of
-from bbnode.compiler.function_table import by_key, callees_first, calls_of
+from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.entries import INVOKE, EntryMap, slot_of
+from bbnode.compiler.analysis.functions import by_key, callees_first, calls_of
 from bbnode.compiler.ordering import add_control, program_order
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.ir import plain
@@ -62,7 +62,7 @@ class _Sequence:
         self.edges = self.pins = 0
         self.ops: list[tuple[int, tuple[str, ...]]] = []  # slot ops and the slots they touch
         if any(_slots_of(node, effects) for node in function.node):
-            flow.reorder(function, program_order(function.node))
+            order.reorder(function, program_order(function.node))
         self._nodes = list(function.node)
         for index, node in enumerate(self._nodes):
             slots = _slots_of(node, effects)
@@ -72,7 +72,7 @@ class _Sequence:
         self._reads: list[list[str]] = []
 
     def run(self) -> None:
-        self._reads = [flow.reads(node) for node in self._nodes]
+        self._reads = [order.reads(node) for node in self._nodes]
         entries = EntryMap.of(self._function, self._reads)
         for _ in range(MAX_ROUNDS):
             if not self._pin(entries, to_invoke=False):
@@ -103,7 +103,7 @@ class _Sequence:
             value = next((name for name in self._nodes[before].output if name), None)
             if value is not None and value not in self._reads[index]:
                 node = self._nodes[index]
-                flow.set_after(node, [*flow.after_of(node), value])
+                order.set_after(node, [*order.after_of(node), value])
                 self._reads[index].append(value)
                 self.pins += 1
                 pinned = True

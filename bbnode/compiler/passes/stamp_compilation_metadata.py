@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bbnode.compiler.rx_chain import chain_head
-from bbnode.compiler.slots import by_slot
+from bbnode.compiler.analysis.slots import by_slot
+from bbnode.compiler.rewriting.gates import chain_head
 from bbnode.compiler.target_slots import slots_by_target, slots_of, with_dependencies
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.ir import keys, plain

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.wire import request_of
+from bbnode.compiler.driver.seams import is_natural
 from bbnode.compiler.errors import IncompatibleStorageOnEdge, UnresolvedPeerClass, Where
 from bbnode.compiler.fan_in import groups_of_sends, join_values
-from bbnode.compiler.seams import is_natural
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.compiler.wire_checks import request_of
 from bbnode.ir import keys, plain, types
 from bbnode.ir.plain import Function, Node, ValueType
 from bbnode.ir.types import TypeNode
@@ -81,7 +81,7 @@ class _Synthesis:
 
     def run(self) -> int:
         sends = [n for n in self._root.node if plain.is_wire(n) and n.op_type in keys.SEND_OPS]
-        producers = flow.producers(self._root)
+        producers = order.producers(self._root)
         responses = [n for n in sends if n.op_type == keys.OP_SEND_RESP]
         requests = {n.name: request_of(self._root, n, producers) for n in responses}
         index_of = self._index_of

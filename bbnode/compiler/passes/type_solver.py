@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from bbnode.compiler.analysis.functions import by_key
+from bbnode.compiler.analysis.slots import by_slot
 from bbnode.compiler.errors import UnresolvedType, Where
-from bbnode.compiler.function_table import by_key
 from bbnode.compiler.slot_checks import role_of
-from bbnode.compiler.slots import by_slot
-from bbnode.compiler.type_constraints import FunctionTypes
 from bbnode.compiler.type_network import TypeNetwork
+from bbnode.compiler.typing.constraints import FunctionTypes
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.ir import keys
 from bbnode.ir.plain import Node

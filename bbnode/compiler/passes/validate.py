@@ -11,7 +11,16 @@ from typing import ClassVar
 
 from onnx import AttributeProto
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.functions import by_key
+from bbnode.compiler.analysis.signatures import (
+    Signature,
+    imported_domain,
+    opset_versions,
+    signature_of,
+)
+from bbnode.compiler.analysis.wire import check_pairs
+from bbnode.compiler.driver.seams import CALL_DOMAINS
 from bbnode.compiler.errors import (
     DanglingCall,
     DanglingInput,
@@ -24,18 +33,9 @@ from bbnode.compiler.errors import (
     UnknownOp,
     Where,
 )
-from bbnode.compiler.function_table import by_key
 from bbnode.compiler.graph_checks import check_graphs
-from bbnode.compiler.seams import CALL_DOMAINS
-from bbnode.compiler.signatures import (
-    Signature,
-    imported_domain,
-    opset_versions,
-    signature_of,
-)
 from bbnode.compiler.slot_checks import check_slot
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.compiler.wire_checks import check_pairs
 from bbnode.ir import plain
 from bbnode.ir.plain import Function, FunctionKey, Node
 
@@ -71,10 +71,10 @@ class Validate:
             _check_values(function)
             for node in function.node:
                 _check_op(node, table, versions, imported)
-                if flow.is_graph_op(node) and flow.nested_graphs(node):
+                if order.is_graph_op(node) and order.nested_graphs(node):
                     check_graphs(node, versions, unit.program.ir_version)
                 check_slot(node)
-            flow.topological(function)
+            order.topological(function)
             check_pairs(function)
             nodes += len(function.node)
         return {"nodes": nodes, "validation_errors": 0}
@@ -131,7 +131,7 @@ def _check_versions(
     """An op has to be the same in the model's version of its domain as in its function's."""
     domain = imported_domain(node)
     of_model = imported.get(domain)
-    if of_model is None or of_model == versions.get(domain) or not flow.is_graph_op(node):
+    if of_model is None or of_model == versions.get(domain) or not order.is_graph_op(node):
         return
     other = signature_of(node, {}, imported)
     if other is None or other.version != signature.version:
@@ -218,7 +218,7 @@ def _check_values(function: Function) -> None:
             if value:
                 made[value] = node.name
     for node in function.node:
-        for value in flow.reads(node):
+        for value in order.reads(node):
             if value not in made:
                 raise DanglingInput(node_name=node.name, input_name=value, where=Where.of(node))
     for value in function.output:

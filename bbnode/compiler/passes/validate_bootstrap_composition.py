@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from bbnode.compiler.analysis.functions import (
+    by_key,
+    called_from,
+    callees_first,
+    calls_of,
+    is_bootstrap,
+)
 from bbnode.compiler.errors import (
     BootstrapCompositionCycle,
     BootstrapCompositionGap,
     CyclicGraph,
     Where,
     WireOpInBootstrap,
-)
-from bbnode.compiler.function_table import (
-    by_key,
-    called_from,
-    callees_first,
-    calls_of,
-    is_bootstrap,
 )
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.ir import keys, plain

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.functions import by_key
+from bbnode.compiler.analysis.gate_contracts import PartitionView, gate_contracts
+from bbnode.compiler.driver.seams import is_natural
 from bbnode.compiler.errors import RuntimeIncomplete, Where
-from bbnode.compiler.function_table import by_key
-from bbnode.compiler.gate_contract import PartitionView, gate_contracts
-from bbnode.compiler.seams import is_natural
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.compiler.wire_stamps import destination_of
 from bbnode.ir import address, keys, opset, plain
@@ -90,7 +90,7 @@ def _wire_faults(node: Node, sites: set[bytes]) -> Iterator[str]:
 def _op_faults(node: Node, functions: dict[FunctionKey, Function]) -> Iterator[str]:
     if plain.call_key(node) in functions:
         return
-    if flow.is_graph_op(node):
+    if order.is_graph_op(node):
         return
     spec = opset.lookup_op(node.domain, node.op_type)
     if spec is None:

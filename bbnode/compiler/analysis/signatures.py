@@ -11,7 +11,7 @@ from functools import cache
 
 import onnx
 
-from bbnode.compiler.flow import ONNX_ML_DOMAIN, is_graph_op
+from bbnode.compiler.analysis.order import ONNX_ML_DOMAIN, is_graph_op
 from bbnode.ir import keys, opset, plain, protos
 from bbnode.ir.plain import Function, FunctionKey, Node, Opset
 

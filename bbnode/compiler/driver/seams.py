@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis import order
 from bbnode.compiler.errors import CyclicGraph, ExpansionFailed, PassInvariantBroken, Where
 from bbnode.compiler.unit import CompilationUnit
 from bbnode.ir import keys, plain
@@ -76,13 +76,13 @@ def _is_sound(function: Function, table: frozenset[FunctionKey]) -> bool:
         if node.domain in CALL_DOMAINS and plain.call_key(node) not in table:
             return False
         try:
-            reads = flow.reads(node)
+            reads = order.reads(node)
         except ExpansionFailed:
             return False
         if not made.issuperset(reads):
             return False
         control = metadata.get(keys.CONTROL_AFTER_KEY)
-        if control and not names.issuperset(flow.split_names(control)):
+        if control and not names.issuperset(order.split_names(control)):
             return False
         names.add(node.name)
         for name in node.output:
@@ -116,16 +116,16 @@ def _faults(function: Function, table: frozenset[FunctionKey]) -> Iterator[Fault
                 yield index, f"{key} of {node.name!r} is {text!r}, not a natural number"
         before: list[int] = []
         try:
-            reads = flow.data_reads(node)
+            reads = order.data_reads(node)
         except ExpansionFailed as error:
             reads = []
             yield index, error.reason
-        for verb, names in (("reads", reads), ("waits for", flow.after_of(node))):
+        for verb, names in (("reads", reads), ("waits for", order.after_of(node))):
             for name in names:
                 if name not in made:
                     yield index, f"{node.name!r} {verb} {name!r}, which nothing makes"
                 before.append(made.get(name, -1))
-        for name in flow.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY)):
+        for name in order.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY)):
             if name not in node_at:
                 yield index, f"{node.name!r} waits for the op {name!r}, which is not there"
             before.append(node_at.get(name, -1))
@@ -134,7 +134,7 @@ def _faults(function: Function, table: frozenset[FunctionKey]) -> Iterator[Fault
         if name not in made:
             yield None, f"the output {name!r} is made by no op"
     try:
-        flow.topological(function, needs)
+        order.topological(function, needs)
     except CyclicGraph as error:
         yield None, f"the ops {', '.join(error.involves)} wait for each other"
 

@@ -15,8 +15,8 @@ from functools import cache
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
 
-from bbnode.compiler import flow
-from bbnode.compiler.signatures import schema_of
+from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.signatures import schema_of
 from bbnode.ir import types
 from bbnode.ir.plain import Node
 from bbnode.ir.plain_proto import proto_of_node
@@ -124,7 +124,7 @@ def infer(
     # A tensor of unknown element type is to ONNX one that is not known at all.
     given = {name: proto for name, proto in given.items() if known[name] is not types.TENSOR}
     try:
-        if flow.nested_graphs(node):
+        if order.nested_graphs(node):
             return _infer_with_graphs(node, given, versions, ir_version)
         domain = "" if node.domain == "ai.onnx" else node.domain
         schema = schema_of(domain, node.op_type, versions.get(domain, 0))
@@ -169,10 +169,10 @@ def _infer_with_graphs(
     model.opset_import.extend(
         onnx.helper.make_opsetid(domain, version)
         for domain, version in versions.items()
-        if domain in ("", flow.ONNX_ML_DOMAIN)
+        if domain in ("", order.ONNX_ML_DOMAIN)
     )
     model.graph.name = "one_node"
-    for name in flow.data_reads(node):
+    for name in order.data_reads(node):
         port = model.graph.input.add(name=name)
         if name in given:
             port.type.CopyFrom(given[name])

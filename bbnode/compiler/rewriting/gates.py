@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis import order
 from bbnode.compiler.unit import CompilationUnit
 from bbnode.compiler.wire_stamps import rewire_input
 from bbnode.ir import keys, plain
@@ -62,10 +62,10 @@ def _insert(main: Function, gate: str) -> int:
     ends = {head: added.output[0] for head, added in gates.items()}
     nodes: list[Node] = []
     for node in main.node:
-        if not ends.keys().isdisjoint(flow.reads(node)):
+        if not ends.keys().isdisjoint(order.reads(node)):
             if node.input and node.input[0] in ends:
                 rewire_input(node, 0, ends[node.input[0]])
-            flow.rename_node(node, ends)
+            order.rename_node(node, ends)
         nodes.append(node)
         nodes.extend(gates[name] for name in node.output if name in gates)
     main.node = nodes

@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx
 from onnx import TypeProto
 
-from bbnode.compiler import flow, onnx_types
+from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.signatures import imported_domain, opset_versions
 from bbnode.compiler.errors import IncompatibleStorageOnEdge, TypeConstraintFailed, Where
-from bbnode.compiler.onnx_types import InferenceFailed, OpRule
-from bbnode.compiler.peer_list_types import Works, may_move_peers, narrowings, refusal, works
-from bbnode.compiler.signatures import imported_domain, opset_versions
 from bbnode.compiler.type_network import Conflict, TypeNetwork
+from bbnode.compiler.typing import onnx_types
+from bbnode.compiler.typing.onnx_types import InferenceFailed, OpRule
+from bbnode.compiler.typing.peer_lists import Works, may_move_peers, narrowings, refusal, works
 from bbnode.ir import keys, opset, plain, types
 from bbnode.ir.opset import OpSpec, Port
 from bbnode.ir.plain import Function, FunctionKey, Node, Program, ValueType
@@ -69,7 +70,7 @@ class FunctionTypes:
             self._constrain_call(node, callee)
         elif spec is not None:
             self._constrain_by_table(node, spec)
-        elif flow.is_graph_op(node):
+        elif order.is_graph_op(node):
             if not may_move_peers(node):
                 self._constrain_by_schema(node)
             elif self._constrain_mover(node) is not Works.ON_TENSORS:
@@ -161,7 +162,7 @@ class FunctionTypes:
         still_open = []
         for node in self._to_infer:
             known = {
-                name: self._network.type_of(self.id_of(name)) for name in flow.data_reads(node)
+                name: self._network.type_of(self.id_of(name)) for name in order.data_reads(node)
             }
             try:
                 found = onnx_types.infer(node, known, self._versions, self._ir_version)
@@ -211,7 +212,7 @@ class FunctionTypes:
         """Function inputs that no op computes with and nobody hands out."""
         used = set(self.function.output)
         for node in self.function.node:
-            used.update(flow.data_reads(node))
+            used.update(order.data_reads(node))
         return [name for name in self.function.input if name not in used]
 
     # --- results --------------------------------------------------------------------------
@@ -327,7 +328,7 @@ def _from_attributes(node: Node) -> Iterator[tuple[str, TypeNode]]:
 
 def _listed(values: Sequence[str], ids: str | bytes) -> Iterator[tuple[str, TypeNode]]:
     text = ids.decode(errors="replace") if isinstance(ids, bytes) else str(ids)
-    for name, type_id in zip(values, flow.split_names(text), strict=False):
+    for name, type_id in zip(values, order.split_names(text), strict=False):
         kind = types.type_by_id(type_id)
         if name and kind is not None:
             yield name, kind

@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from bbnode.compiler import flow
-from bbnode.compiler.content_hash import HEX_DIGITS, AttributePrints, function_digest
-from bbnode.compiler.function_table import by_key, callees_first, calls_of, is_bootstrap
+from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.content_hash import HEX_DIGITS, AttributePrints, function_digest
+from bbnode.compiler.analysis.functions import by_key, callees_first, calls_of, is_bootstrap
 from bbnode.compiler.unit import CompilationUnit
 from bbnode.ir import keys, plain
 from bbnode.ir.plain import Function, FunctionKey, Node, Program
@@ -117,12 +117,12 @@ def _positions(body: Function) -> dict[str, str]:
 
 
 def _canonical(node: Node, names: Mapping[str, str], ops: Mapping[str, str]) -> None:
-    flow.rename_node(node, names)
+    order.rename_node(node, names)
     node.name = ops[node.name]
     node.doc_string = ""
     for key in _FOR_READERS:
         node.metadata.pop(key, None)
-    waits = flow.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY))
+    waits = order.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY))
     if waits:
         text = ",".join(ops.get(name, name) for name in waits)
         node.metadata[keys.CONTROL_AFTER_KEY] = text

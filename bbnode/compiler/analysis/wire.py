@@ -6,7 +6,7 @@ authored; as synthesised, a Recv-flavoured op names the send that it belongs to.
 
 from __future__ import annotations
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis import order
 from bbnode.compiler.errors import (
     DanglingInput,
     TypeConstraintFailed,
@@ -31,7 +31,7 @@ def check_pairs(function: Function) -> None:
     wires = [node for node in function.node if plain.is_wire(node)]
     if not wires:
         return
-    made = flow.producers(function)
+    made = order.producers(function)
     known = function.kinds()
     answers: dict[str, str] = {}
     ports = {

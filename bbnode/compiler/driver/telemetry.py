@@ -16,8 +16,8 @@ from typing import Any
 
 from onnx import ModelProto
 
-from bbnode.compiler.seams import NodeHistory
-from bbnode.compiler.value_history import ValueEvent
+from bbnode.compiler.driver.history import ValueEvent
+from bbnode.compiler.driver.seams import NodeHistory
 
 NS_PER_MS = 1_000_000
 SPAN_PREFIX = "compiler."

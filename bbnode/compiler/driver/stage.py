@@ -12,9 +12,9 @@ from typing import Protocol
 
 from onnx import FunctionProto, ModelProto
 
-from bbnode.compiler import seams
+from bbnode.compiler.analysis.functions import called_from, is_bootstrap
+from bbnode.compiler.driver import seams
 from bbnode.compiler.errors import PassInvariantBroken, StageFailed
-from bbnode.compiler.function_table import called_from, is_bootstrap
 from bbnode.compiler.unit import CompilationUnit
 from bbnode.ir import plain, protos
 from bbnode.ir.bounds import OutOfBounds

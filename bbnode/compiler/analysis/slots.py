@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from bbnode.compiler.analysis.functions import by_key, callees_first, calls_of
 from bbnode.compiler.errors import MissingBinding, Where
-from bbnode.compiler.function_table import by_key, callees_first, calls_of
 from bbnode.compiler.unit import SlotBinding
 from bbnode.components.contracts import Component
 from bbnode.components.registry import UnknownComponentType, component_class

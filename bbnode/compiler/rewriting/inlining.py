@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from onnx import AttributeProto, GraphProto
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis import order
 from bbnode.ir import keys, plain, types
 from bbnode.ir.plain import Function, Node, Opset
 from bbnode.ir.types import TypeNode
@@ -34,17 +34,17 @@ def splice(call: Node, callee: Function, caller_home: str) -> Splice:
     names = _value_names(call, callee)
     made = {name for node in callee.node for name in node.output if name}
     attributes = _call_attributes(call, callee)
-    waits = flow.after_of(call)
+    waits = order.after_of(call)
     home = _own_home(callee, caller_home)
     out = Splice()
     for original in callee.node:
         node = original.copy()
         _resolve_references(node, attributes)
-        is_first = not any(name in made for name in flow.reads(node))
-        flow.rename_node(node, names)
+        is_first = not any(name in made for name in order.reads(node))
+        order.rename_node(node, names)
         node.name = f"{call.name}/{original.name}"
         if waits and is_first:
-            flow.set_after(node, [*waits, *flow.after_of(node)])
+            order.set_after(node, [*waits, *order.after_of(node)])
         if home is not None and node.metadata.get(keys.HOME_KEY) is None:
             node.metadata[keys.HOME_KEY] = home
         _inherit_slot(node, call)
@@ -102,14 +102,14 @@ def references(node: Node) -> list[AttributeProto]:
     if not node.attribute:
         return []
     found = [attribute for attribute in node.attribute if attribute.ref_attr_name]
-    if flow.is_graph_op(node):
-        for graph in flow.nested_graphs(node):
+    if order.is_graph_op(node):
+        for graph in order.nested_graphs(node):
             found += _references_in(graph)
     return found
 
 
 def _references_in(graph: GraphProto) -> list[AttributeProto]:
-    return [a for inner in flow.all_nodes(graph) for a in inner.attribute if a.ref_attr_name]
+    return [a for inner in order.all_nodes(graph) for a in inner.attribute if a.ref_attr_name]
 
 
 def _resolve_references(node: Node, values: Mapping[str, AttributeProto]) -> int:
@@ -133,8 +133,8 @@ def _resolve_references(node: Node, values: Mapping[str, AttributeProto]) -> int
                 attribute.CopyFrom(given)
                 attribute.name = name
 
-    if flow.is_graph_op(node):
-        flow.rewrite_graphs(node, refers, resolve)
+    if order.is_graph_op(node):
+        order.rewrite_graphs(node, refers, resolve)
     return len(wanted)
 
 
@@ -153,7 +153,7 @@ def _own_home(callee: Function, caller_home: str) -> str | None:
 
 def _inherit_slot(node: Node, call: Node) -> None:
     """A plain ONNX body that is called through a backend slot runs on that slot."""
-    if not flow.is_graph_op(node) or node.metadata.get(keys.SLOT_KEY) is not None:
+    if not order.is_graph_op(node) or node.metadata.get(keys.SLOT_KEY) is not None:
         return
     plain.inherit(node, call, _SLOT_KEYS)
 

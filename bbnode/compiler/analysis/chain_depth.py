@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis import order
 from bbnode.compiler.errors import ExpansionFailed, Where
 from bbnode.compiler.ordering import program_order
 from bbnode.ir import keys, plain
@@ -94,10 +94,10 @@ class _Facts:
 
     @classmethod
     def of(cls, node: Node) -> _Facts:
-        reads = flow.reads(node)
+        reads = order.reads(node)
         slot = node.metadata.get(keys.SLOT_KEY, "")
         # Backend ops have no effects and no order among them.
-        return cls(reads, "" if slot and flow.is_graph_op(node) else slot)
+        return cls(reads, "" if slot and order.is_graph_op(node) else slot)
 
 
 def _is_sorted(function: Function, facts: Sequence[_Facts]) -> bool:

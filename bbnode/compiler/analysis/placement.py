@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis import order
 from bbnode.compiler.errors import AmbiguousHome, CrossClassDataflow, Internal, Where
 from bbnode.compiler.peer_classes import PeerClasses
 from bbnode.ir import keys, plain
@@ -37,12 +37,12 @@ class Placement:
     ) -> None:
         self.default = function.metadata.get(keys.HOME_KEY) or keys.SELF_CLASS
         self.nodes: list[Node] = list(function.node)
-        self.order = flow.topological(function)
+        self.order = order.topological(function)
         self.homes: list[str | None] = [None] * len(self.nodes)
         self.destinations: dict[int, str] = {}
-        self.data = [flow.data_reads(node) for node in self.nodes]
-        self.waits = [flow.after_of(node) for node in self.nodes]
-        self.maker = flow.producers(function)
+        self.data = [order.data_reads(node) for node in self.nodes]
+        self.waits = [order.after_of(node) for node in self.nodes]
+        self.maker = order.producers(function)
         self.placeless = self._find_placeless()
         self._called_slots = called_slots
         self._value_homes = dict.fromkeys(function.input, self.default)
@@ -88,8 +88,8 @@ class Placement:
             if self.waits[index]:
                 continue
             if node.op_type == "Constant":
-                placeless[index] = flow.is_graph_op(node) or node.domain == keys.SYSCALL_DOMAIN
-            elif flow.is_graph_op(node) and self.data[index] and not _is_random(node):
+                placeless[index] = order.is_graph_op(node) or node.domain == keys.SYSCALL_DOMAIN
+            elif order.is_graph_op(node) and self.data[index] and not _is_random(node):
                 placeless[index] = all(
                     name in self.maker and placeless[self.maker[name]] for name in self.data[index]
                 )

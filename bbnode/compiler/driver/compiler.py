@@ -15,8 +15,13 @@ from dataclasses import dataclass, field
 
 from onnx import ModelProto
 
-from bbnode.compiler import pipeline, seams
-from bbnode.compiler.admission import admit
+from bbnode.compiler.driver import pipeline, seams
+from bbnode.compiler.driver.admission import admit
+from bbnode.compiler.driver.history import ValueHistory
+from bbnode.compiler.driver.seams import History
+from bbnode.compiler.driver.stage import CompilerStage, run_stage
+from bbnode.compiler.driver.targets import split_targets
+from bbnode.compiler.driver.telemetry import CompileReport, Stopwatch
 from bbnode.compiler.errors import (
     BindingMismatch,
     CompileError,
@@ -24,12 +29,7 @@ from bbnode.compiler.errors import (
     PassInvariantBroken,
     UnknownStage,
 )
-from bbnode.compiler.seams import History
-from bbnode.compiler.stage import CompilerStage, run_stage
-from bbnode.compiler.targets import split_targets
-from bbnode.compiler.telemetry import CompileReport, Stopwatch
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, SlotBinding
-from bbnode.compiler.value_history import ValueHistory
 from bbnode.components.contracts import CONTRACTS, Component
 from bbnode.components.registry import UnknownComponentType, component_class
 from bbnode.ir import keys

@@ -1,0 +1,3 @@
+"""TODO: say what this room is."""
+
+from __future__ import annotations
