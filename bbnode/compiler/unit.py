@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 from bbnode.compiler.analysis.content_hash import AttributePrints
 from bbnode.components.contracts import Component
 from bbnode.ir import keys
-from bbnode.ir.plain import Function, Program
+from bbnode.ir.graph import Function, Program
 
 # One hop of a chain: transfer, queueing and the receiver's own work. Generous, because a
 # deadline is a bound on waiting and not an estimate; requests usually bring their own.

@@ -1,3 +1,1 @@
-"""TODO: say what this room is."""
-
-from __future__ import annotations
+"""What passes find out about a program, without changing it."""

@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.order import program_order
 from bbnode.compiler.errors import ExpansionFailed, Where
-from bbnode.compiler.ordering import program_order
-from bbnode.ir import keys, plain
-from bbnode.ir.plain import Function, FunctionKey, Node
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_op, is_wire
 
 # More hops than any chain has; times a day per hop it stays within 63 bits. It also ends the
 # counting where paths that split and meet again would double it at every turn.
@@ -72,7 +71,7 @@ def spans_of_sends(
         CyclicGraph: its ops wait for each other.
         ExpansionFailed: a `chain_depth` or `deadline_ns` of the author's is none.
     """
-    nodes = list(function.node)
+    nodes = list(function.nodes)
     if not any(_is_send(node) for node in nodes):
         return {}
     facts = [_Facts.of(node) for node in nodes]
@@ -89,24 +88,24 @@ def spans_of_sends(
 class _Facts:
     """What a node needs and which slot it is of, read once."""
 
-    reads: list[str]
+    reads: tuple[str, ...]
     slot: str
 
     @classmethod
-    def of(cls, node: Node) -> _Facts:
-        reads = order.reads(node)
+    def of(cls, node: OpNode) -> _Facts:
+        reads = node.reads
         slot = node.metadata.get(keys.SLOT_KEY, "")
         # Backend ops have no effects and no order among them.
-        return cls(reads, "" if slot and order.is_graph_op(node) else slot)
+        return cls(reads, "" if slot and is_onnx_op(node) else slot)
 
 
 def _is_sorted(function: Function, facts: Sequence[_Facts]) -> bool:
     """Whether every op stands behind what it needs, as the recorder writes it."""
-    made = set(function.input)
-    for node, fact in zip(function.node, facts, strict=True):
+    made = set(function.inputs)
+    for node, fact in zip(function.nodes, facts, strict=True):
         if not made.issuperset(fact.reads):
             return False
-        made.update(node.output)
+        made.update(node.outputs)
     return True
 
 
@@ -126,16 +125,16 @@ class _Chains:
         self._behind: dict[str, Span] = {}  # value -> what reads it
         self._next: dict[str, Span] = {}  # slot -> its next op, and what comes behind that
 
-    def add(self, index: int, node: Node, facts: _Facts) -> None:
+    def add(self, index: int, node: OpNode, facts: _Facts) -> None:
         """Take one node, after all that comes behind it."""
         if _is_send(node):
             span = self._of_send(index, node)
         else:
-            span = self._longest(node.output)
+            span = self._longest(node.outputs)
             delay = _delay(node)
             if delay:
                 span = Span(0, delay).then(span)
-        slots = (facts.slot,) if facts.slot else self._called_slots.get(plain.call_key(node), ())
+        slots = (facts.slot,) if facts.slot else self._called_slots.get(call_key(node), ())
         for slot in slots:
             span = span.longest(self._next.get(slot, NOTHING))
         if span is NOTHING:
@@ -145,10 +144,10 @@ class _Chains:
         for name in facts.reads:
             self._behind[name] = self._behind.get(name, NOTHING).longest(span)
 
-    def _of_send(self, index: int, node: Node) -> Span:
+    def _of_send(self, index: int, node: OpNode) -> Span:
         """The chain that a send begins; noted, and then what else waits for the send itself."""
-        first = _FIRST_REMOTE.get(node.op_type, len(node.output))
-        remote = list(node.output[first:])
+        first = _FIRST_REMOTE.get(node.op_type, len(node.outputs))
+        remote = list(node.outputs[first:])
         # A later send of a port delivers to the readers of the first one as well. Those that
         # stand before it in the program are a loop, which the deadline ends and no count.
         for name in remote[:1]:
@@ -161,7 +160,7 @@ class _Chains:
         if deadline:
             own = Span(own.hops, deadline)
         self.sends[index] = own
-        return own.then(self._longest(node.output[:first]))
+        return own.then(self._longest(node.outputs[:first]))
 
     def _longest(self, names: Sequence[str]) -> Span:
         found = NOTHING
@@ -172,7 +171,7 @@ class _Chains:
         return found
 
 
-def given_depth(node: Node) -> int:
+def given_depth(node: OpNode) -> int:
     """The author's `chain_depth` of a send, or 0. Raises ExpansionFailed."""
     text = node.metadata.get(keys.CHAIN_DEPTH_KEY)
     if text is None:
@@ -182,13 +181,13 @@ def given_depth(node: Node) -> int:
     return int(text[:20])
 
 
-def given_deadline(node: Node) -> int:
+def given_deadline(node: OpNode) -> int:
     """What a send says of its deadline, in ns, or 0. Raises ExpansionFailed.
 
     A request's attribute goes before the stamp that a send carries when its depth is known.
     """
     if node.op_type == keys.OP_SEND_REQ_BATCHED:
-        given = node.get_attr(keys.ATTR_DEADLINE_NS, 0)
+        given = node.attr(keys.ATTR_DEADLINE_NS, 0)
         if not isinstance(given, int) or given < 0:
             raise _unfit(node, f"deadline_ns has to be nanoseconds, 0 or more, not {given!r:.40}")
         if given:
@@ -201,31 +200,31 @@ def given_deadline(node: Node) -> int:
     return int(text[:20])
 
 
-def _is_send(node: Node) -> bool:
+def _is_send(node: OpNode) -> bool:
     return node.domain == keys.WIRE_DOMAIN and node.op_type in keys.SEND_OPS
 
 
-def _delay(node: Node) -> int:
-    if node.domain != keys.SYSCALL_DOMAIN or not node.attribute:
+def _delay(node: OpNode) -> int:
+    if node.domain != keys.SYSCALL_DOMAIN or not node.attributes:
         return 0
-    found = (node.get_attr(name, 0) for name in DELAY_ATTRIBUTES)
+    found = (node.attr(name, 0) for name in DELAY_ATTRIBUTES)
     return sum(delay for delay in found if isinstance(delay, int) and delay > 0)
 
 
-def _joined(nodes: Sequence[Node]) -> dict[str, list[str]]:
+def _joined(nodes: Sequence[OpNode]) -> dict[str, list[str]]:
     """By what a later send of a port delivers: what the port's first send delivers."""
     found: dict[str, list[str]] = {}
-    sends: dict[str, Node] = {}
+    sends: dict[str, OpNode] = {}
     for node in nodes:
-        if plain.is_wire(node, keys.OP_SEND) and node.output:
-            sends[node.output[0]] = node
+        if is_wire(node, keys.OP_SEND) and node.outputs:
+            sends[node.outputs[0]] = node
             first = node.metadata.get(keys.FAN_IN_KEY)
             if first is not None and first in sends:
-                found[node.output[0]] = [name for name in sends[first].output if name]
+                found[node.outputs[0]] = [name for name in sends[first].outputs if name]
     return found
 
 
-def _unfit(node: Node, reason: str) -> ExpansionFailed:
+def _unfit(node: OpNode, reason: str) -> ExpansionFailed:
     return ExpansionFailed(
         op_type=node.op_type,
         domain=node.domain,

@@ -12,10 +12,8 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from onnx import AttributeProto
-
-from bbnode.ir import keys
-from bbnode.ir.plain import Function, Node
+from bbnode.ir.graph import Attribute, Function, OpNode
+from bbnode.ir.onnx_file import attribute_proto
 
 HEX_DIGITS = 16
 # Shorter attributes stand in a hash as they are.
@@ -26,7 +24,7 @@ _LONGEST_INLINE_BYTES = 64
 class AttributePrint:
     """An attribute's size in bytes, and bytes that stand for its content."""
 
-    attribute: AttributeProto  # held, so that its id stays its own
+    attribute: Attribute  # held, so that its id stays its own
     size: int
     content: bytes
 
@@ -40,16 +38,20 @@ class AttributePrints:
 
     _known: dict[int, AttributePrint] = field(default_factory=dict)
 
-    def of(self, attribute: AttributeProto) -> AttributePrint:
+    def of(self, attribute: Attribute) -> AttributePrint:
         """Size and content of an attribute."""
         found = self._known.get(id(attribute))
         if found is None:
-            data = attribute.SerializeToString(deterministic=True)
+            data = attribute_proto("", attribute).SerializeToString(deterministic=True)
             is_long = len(data) > _LONGEST_INLINE_BYTES
             content = b"#" + hashlib.sha256(data).digest() if is_long else b"=" + data
             found = AttributePrint(attribute, len(data), content)
             self._known[id(attribute)] = found
         return found
+
+    def content(self, attributes: Mapping[str, Attribute]) -> list[tuple[str, bytes]]:
+        """Names and contents of all attributes."""
+        return [(name, self.of(attribute).content) for name, attribute in attributes.items()]
 
     def __len__(self) -> int:
         return len(self._known)
@@ -60,35 +62,24 @@ def _framed(data: bytes) -> bytes:
     return len(data).to_bytes(8, "big") + data
 
 
-def _said_by(node: Node, prints: AttributePrints) -> tuple[object, ...]:
+def _said_by(node: OpNode, prints: AttributePrints) -> tuple[object, ...]:
     """All that a node says, but where its source stood."""
-    metadata = list(node.metadata.items())
-    line = node.metadata.get(keys.SOURCE_LINE_KEY)
-    if line is not None:
-        metadata.remove((keys.SOURCE_LINE_KEY, line))
     return (
-        node.op_type,
-        node.domain,
-        node.overload,
-        node.name,
-        node.doc_string,
-        node.input,
-        node.output,
-        metadata,
-        [prints.of(attribute).content for attribute in node.attribute],
-        None if node.extras is None else node.extras.SerializeToString(deterministic=True),
+        *(node.op_type, node.domain, node.overload, node.name, node.doc_string),
+        *(node.inputs, node.outputs, node.after, list(node.metadata.items())),
+        *(prints.content(node.attributes), node.extras),
     )
 
 
 def function_digest(function: Function, prints: AttributePrints) -> bytes:
     """SHA-256 over a body: ports, slots with their configs, opsets, nodes, types; not its name."""
     said = (
-        sorted((entry.domain, entry.version) for entry in function.opset_import),
-        function.input,
-        function.output,
-        function.attribute,
-        [prints.of(attribute).content for attribute in function.attribute_proto],
-        [_said_by(node, prints) for node in function.node],
+        sorted((entry.domain, entry.version) for entry in function.opset_imports),
+        function.inputs,
+        function.outputs,
+        function.attributes,
+        prints.content(function.defaults),
+        [_said_by(node, prints) for node in function.nodes],
         [(name, kind.content) for name, kind in function.types.items()],
     )
     # Python's own notation of texts, numbers and lists tells all of them apart.
@@ -124,9 +115,7 @@ def digest_key(function: Function) -> str:
 
 def same(a: Function, b: Function, prints: AttributePrints) -> bool:
     """Whether two functions of one name are equal, where their source stood included."""
-    lines_a, lines_b = (
-        [node.metadata.get(keys.SOURCE_LINE_KEY) for node in function.node] for function in (a, b)
-    )
+    lines_a, lines_b = ([node.source_line for node in function.nodes] for function in (a, b))
     return (
         lines_a == lines_b
         and a.metadata == b.metadata

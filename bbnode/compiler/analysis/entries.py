@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bbnode.ir import keys, plain
-from bbnode.ir.plain import Function, Node
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, OpNode, is_role
 
 INVOKE = 1  # the bit of `invoke`; the others follow in node order
 
 EVENT_SOURCES = frozenset({"Pulse", "Interval", "EventSource", "LifecyclePhase"})
 
 
-def is_entry(node: Node) -> bool:
+def is_entry(node: OpNode) -> bool:
     """Whether an op's outputs start executions."""
     if node.domain == keys.WIRE_DOMAIN:
         return node.op_type in keys.INBOUND_OPS
@@ -43,10 +43,10 @@ class EntryMap:
     @classmethod
     def of(cls, function: Function, reads: Sequence[Sequence[str]]) -> EntryMap:
         """Follow the values of a body once forward and once back; `reads` as `flow.reads`."""
-        by_value = dict.fromkeys(function.input, INVOKE)
+        by_value = dict.fromkeys(function.inputs, INVOKE)
         origin = []
         bit = INVOKE
-        for node, names in zip(function.node, reads, strict=True):
+        for node, names in zip(function.nodes, reads, strict=True):
             mask = 0
             if is_entry(node):
                 bit <<= 1
@@ -54,9 +54,9 @@ class EntryMap:
             for name in names:
                 mask |= by_value.get(name, 0)
             origin.append(mask)
-            by_value.update((name, mask) for name in node.output if name)
-        wanted = _wanted(function.node, reads, origin)
-        return cls(origin, wanted, _beside(function.node, reads, origin, wanted))
+            by_value.update((name, mask) for name in node.outputs if name)
+        wanted = _wanted(function.nodes, reads, origin)
+        return cls(origin, wanted, _beside(function.nodes, reads, origin, wanted))
 
     def key(self, index: int) -> int:
         """Entries in whose executions an op fires; 0 when nothing says it."""
@@ -64,13 +64,13 @@ class EntryMap:
 
 
 def _wanted(
-    nodes: Sequence[Node], reads: Sequence[Sequence[str]], origin: Sequence[int]
+    nodes: Sequence[OpNode], reads: Sequence[Sequence[str]], origin: Sequence[int]
 ) -> list[int]:
     by_value: dict[str, int] = {}
     wanted = [0] * len(nodes)
     for index in range(len(nodes) - 1, -1, -1):
         if not origin[index]:
-            for name in nodes[index].output:
+            for name in nodes[index].outputs:
                 wanted[index] |= by_value.get(name, 0)
         mask = origin[index] or wanted[index]
         for name in reads[index] if mask else ():
@@ -79,7 +79,7 @@ def _wanted(
 
 
 def _beside(
-    nodes: Sequence[Node],
+    nodes: Sequence[OpNode],
     reads: Sequence[Sequence[str]],
     origin: Sequence[int],
     wanted: Sequence[int],
@@ -93,12 +93,12 @@ def _beside(
                 mask |= by_value.get(name, 0)
             beside[index] = mask
         if node.op_type != "Constant":
-            by_value.update((name, mask) for name in node.output if name)
+            by_value.update((name, mask) for name in node.outputs if name)
     return beside
 
 
-def slot_of(node: Node) -> str | None:
+def slot_of(node: OpNode) -> str | None:
     """The slot whose component an op changes or reads; None for backend ops, which are pure."""
-    if not plain.is_role(node):
+    if not is_role(node):
         return None
     return node.metadata.get(keys.SLOT_KEY)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bbnode.compiler.errors import CyclicGraph
-from bbnode.ir import keys, plain
-from bbnode.ir.plain import Function, FunctionKey, Node, Program
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, FunctionKey, OpNode, Program, call_key
 
 
 def is_bootstrap(function: Function) -> bool:
@@ -19,16 +19,16 @@ def is_bootstrap(function: Function) -> bool:
 
 def by_key(functions: Iterable[Function]) -> dict[FunctionKey, Function]:
     """Functions by what a call names them."""
-    return {plain.function_key(function): function for function in functions}
+    return {function.key: function for function in functions}
 
 
 def calls_of(
     function: Function, table: dict[FunctionKey, Function]
-) -> list[tuple[Node, FunctionKey]]:
+) -> list[tuple[OpNode, FunctionKey]]:
     """The calls in a function's body, in order, with the key of the function called."""
     found = []
-    for node in function.node:
-        key = plain.call_key(node)
+    for node in function.nodes:
+        key = call_key(node)
         if key in table:
             found.append((node, key))
     return found
@@ -77,4 +77,4 @@ def called_from(program: Program, mains: Iterable[Function]) -> list[Function]:
             if key not in wanted:
                 wanted.add(key)
                 todo.append(table[key])
-    return [f for f in program.functions if plain.function_key(f) in wanted]
+    return [f for f in program.functions if f.key in wanted]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bbnode.compiler.errors import PassInvariantBroken
-from bbnode.compiler.tx_chain import is_peer_routed
+from bbnode.compiler.rewriting.gates import is_peer_routed
 from bbnode.ir import keys
-from bbnode.ir.plain import Function, Node
+from bbnode.ir.graph import Function, OpNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class PartitionView:
     """
 
     main: Function
-    receivers: tuple[Node, ...]
-    peer_sends: tuple[Node, ...]
-    timed: tuple[Node, ...]
+    receivers: tuple[OpNode, ...]
+    peer_sends: tuple[OpNode, ...]
+    timed: tuple[OpNode, ...]
     guards: frozenset[tuple[str, str]]
 
     @classmethod
@@ -38,7 +38,7 @@ class PartitionView:
         """Walk a main once."""
         receivers, sends, timed = [], [], []
         guards: set[tuple[str, str]] = set()
-        for node in main.node:
+        for node in main.nodes:
             if node.domain == keys.WIRE_DOMAIN:
                 if node.op_type in keys.INBOUND_OPS:
                     receivers.append(node)
@@ -53,14 +53,14 @@ class PartitionView:
                 timed.append(node)
         return cls(main, tuple(receivers), tuple(sends), tuple(timed), frozenset(guards))
 
-    def unguarded(self, op_type: str, nodes: tuple[Node, ...]) -> Iterator[str]:
+    def unguarded(self, op_type: str, nodes: tuple[OpNode, ...]) -> Iterator[str]:
         """What to say of each of `nodes` that no `op_type` guards."""
         for node in nodes:
             if (op_type, node.name) not in self.guards:
                 yield f"{node.op_type} {node.name!r} has no {op_type}"
 
 
-def is_checked_kind(node: Node) -> bool:
+def is_checked_kind(node: OpNode) -> bool:
     """Whether a node that carries `deadline_ns` needs a check before it."""
     if node.domain == keys.WIRE_DOMAIN:
         return node.op_type not in keys.RECV_OPS
@@ -103,7 +103,7 @@ def gate_contracts() -> tuple[GateContract, ...]:
     return tuple(_CONTRACTS.values())
 
 
-def _guards(op_type: str, of: Callable[[PartitionView], tuple[Node, ...]]) -> None:
+def _guards(op_type: str, of: Callable[[PartitionView], tuple[OpNode, ...]]) -> None:
     register_gate_contract(
         GateContract(name=op_type, missing=lambda view: view.unguarded(op_type, of(view)))
     )

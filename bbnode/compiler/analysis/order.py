@@ -1,210 +1,57 @@
-"""How values flow through one function: who makes them, who reads them, in which order.
+"""The order of the ops of one body: what each waits for, topological order, program order.
 
-Rule: every pass asks here, so that all agree on what an op reads: its inputs, what the
-graphs nested in its attributes (If, Loop, Scan) take from outside, and its `after` values.
-All of it is linear in the size of the function.
+Rule: what an op needs are its inputs, what the graphs nested in its attributes take from outside,
+its `after` values and the ops in its `control_after`. All of it is linear in the size of a body.
+
+Program order is the recorded order, made topological: an op stands where its author recorded it,
+or as much later as what it needs allows; an op made by the compiler moves up to whoever needs it.
+So two ops without a path between them keep their recorded order, which is what "program order"
+means for slots.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from onnx import AttributeProto, GraphProto, NodeProto
-
-from bbnode.compiler.errors import CyclicGraph, ExpansionFailed, Where
+from bbnode.compiler.errors import CyclicGraph
 from bbnode.ir import keys
-from bbnode.ir.plain import Function, Node
-
-# `ai.onnx.ml` is upstream ONNX as well: what scikit-learn's exporters write.
-ONNX_ML_DOMAIN = keys.ONNX_ML_DOMAIN
-GRAPH_DOMAINS = frozenset({"", keys.ONNX_DOMAIN, ONNX_ML_DOMAIN})
-_GRAPH_KINDS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
-# Parsed protobufs nest at most 100 messages deep, which is about 30 graphs.
-MAX_GRAPH_DEPTH = 32
-
-
-def is_graph_op(node: Node | NodeProto) -> bool:
-    """Whether a node is an op of upstream ONNX, whose schemas describe it."""
-    return node.domain in GRAPH_DOMAINS
+from bbnode.ir.graph import Function, OpNode
 
 
 def split_names(text: str | None) -> list[str]:
-    """The names in a comma-joined metadata value."""
+    """Return the names in a comma-joined metadata value."""
     return [name for name in text.split(",") if name] if text else []
 
 
-def after_of(node: Node) -> list[str]:
-    """Values that have to exist before the op fires, beside its inputs."""
-    return split_names(node.metadata.get(keys.AFTER_KEY))
+def control_of(node: OpNode) -> list[str]:
+    """Return the names of the ops that have to fire before this one."""
+    return split_names(node.metadata.get(keys.CONTROL_AFTER_KEY))
 
 
-def nested_graphs(node: Node | NodeProto) -> list[GraphProto]:
-    """Graphs in the node's attributes."""
-    found: list[GraphProto] = []
-    for attribute in node.attribute:
-        if attribute.type in _GRAPH_KINDS:
-            found += _graphs_in(attribute)
-    return found
-
-
-def _graphs_in(attribute: AttributeProto) -> list[GraphProto]:
-    own = [attribute.g] if attribute.HasField("g") else []
-    return [*own, *attribute.graphs]
-
-
-def captured(node: Node) -> list[str]:
-    """Outer values that the node's nested graphs read, in the order of their first use.
-
-    Raises ExpansionFailed when graphs nest deeper than `MAX_GRAPH_DEPTH`.
-    """
-    if not any(attribute.type in _GRAPH_KINDS for attribute in node.attribute):
-        return []
-    found: dict[str, None] = {}
-    for graph in nested_graphs(node):
-        _collect_free(node, graph, set(), found, 1)
-    return list(found)
-
-
-def _collect_free(
-    owner: Node, graph: GraphProto, bound: set[str], found: dict[str, None], depth: int
-) -> None:
-    if depth > MAX_GRAPH_DEPTH:
-        raise ExpansionFailed(
-            op_type=owner.op_type,
-            domain=owner.domain,
-            reason=f"its graphs nest deeper than {MAX_GRAPH_DEPTH}",
-            node_name=owner.name,
-            where=Where.of(owner),
-        )
-    made = [port.name for port in graph.input]
-    made += [tensor.name for tensor in graph.initializer]
-    made += [tensor.values.name for tensor in graph.sparse_initializer]
-    made += [name for inner in graph.node for name in inner.output]
-    # One set for all levels: a copy per nested graph would be quadratic in a wide graph.
-    own = set(made) - bound
-    bound |= own
-    for inner in graph.node:
-        found.update((name, None) for name in inner.input if name and name not in bound)
-        for nested in nested_graphs(inner):
-            _collect_free(owner, nested, bound, found, depth + 1)
-    found.update((port.name, None) for port in graph.output if port.name not in bound)
-    bound -= own
-
-
-def data_reads(node: Node) -> list[str]:
-    """Values that the op computes with: inputs and what nested graphs capture."""
-    names = node.input.copy()
-    if "" in names:
-        names = [name for name in names if name]
-    if node.attribute and node.domain in GRAPH_DOMAINS:
-        names += captured(node)
-    return names
-
-
-def reads(node: Node) -> list[str]:
-    """All values that have to exist before the op fires."""
-    names = data_reads(node)
-    if keys.AFTER_KEY in node.metadata:
-        names += after_of(node)
-    return names
-
-
-def rename_node(node: Node, names: Mapping[str, str]) -> None:
-    """Rename the values that a node reads, waits for and makes; unknown names stay."""
-    node.input = [names.get(name, name) for name in node.input]
-    node.output = [names.get(name, name) for name in node.output]
-    waits = after_of(node)
-    if waits:
-        set_after(node, (names.get(name, name) for name in waits))
+def rename_node(node: OpNode, names: Mapping[str, str]) -> None:
+    """Rename the values that a node reads, waits for, makes and joins; unknown names stay."""
+    node.rename(names)
     if node.domain == keys.WIRE_DOMAIN:
         joined = node.metadata.get(keys.FAN_IN_KEY)
         if joined is not None and joined in names:
             node.metadata[keys.FAN_IN_KEY] = names[joined]
-    if node.attribute and is_graph_op(node):
-        renamed = {name: names[name] for name in captured(node) if name in names}
-        if renamed:
-            rewrite_graphs(node, lambda _: True, lambda graph: _rename_free(graph, renamed))
 
 
-def all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """The nodes of a graph and of all graphs in them."""
-    todo = [graph]
-    while todo:
-        for node in todo.pop().node:
-            yield node
-            if node.attribute and is_graph_op(node):
-                todo += nested_graphs(node)
-
-
-def rewrite_graphs(
-    node: Node, wanted: Callable[[GraphProto], bool], change: Callable[[GraphProto], None]
-) -> None:
-    """Change the graphs in a node's attributes, on copies: attributes are shared.
-
-    An attribute without a graph that `wanted` asks for stays as it is.
-    """
-    for index, attribute in enumerate(node.attribute):
-        if attribute.type in _GRAPH_KINDS and any(map(wanted, _graphs_in(attribute))):
-            copy = AttributeProto()
-            copy.CopyFrom(attribute)
-            for graph in _graphs_in(copy):
-                change(graph)
-            node.attribute[index] = copy
-
-
-def _rename_free(graph: GraphProto, names: Mapping[str, str]) -> None:
-    # ONNX is in SSA form: a name that is captured is not defined again inside.
-    for inner in graph.node:
-        for index, name in enumerate(inner.input):
-            if name in names:
-                inner.input[index] = names[name]
-        for nested in nested_graphs(inner):
-            _rename_free(nested, names)
-    for port in graph.output:
-        if port.name in names:
-            port.name = names[port.name]
-
-
-def set_after(node: Node, names: Iterable[str]) -> None:
-    """Write a node's `after` values, each once; none removes the entry."""
-    text = ",".join(dict.fromkeys(name for name in names if name))
-    if text:
-        node.metadata[keys.AFTER_KEY] = text
-    else:
-        node.metadata.pop(keys.AFTER_KEY, None)
-
-
-def producers(function: Function) -> dict[str, int]:
-    """Index of the node that makes each value (the first one, in a malformed function)."""
-    made: dict[str, int] = {}
-    for index, node in enumerate(function.node):
-        for name in node.output:
-            if name:
-                made.setdefault(name, index)
-    return made
-
-
-def needs_of(nodes: Sequence[Node]) -> list[list[int]]:
+def needs_of(nodes: Sequence[OpNode]) -> list[list[int]]:
     """Per node, the indices of the nodes that must fire before it: data, `after`, control."""
     made: dict[str, int] = {}
     by_name: dict[str, int] = {}
     for index, node in enumerate(nodes):
         by_name[node.name] = index
-        for name in node.output:
+        for name in node.outputs:
             made.setdefault(name, index)
     made.pop("", None)
     needs = []
     for node in nodes:
-        before = [made[name] for name in node.input if name in made]
-        if node.attribute and node.domain in GRAPH_DOMAINS:
-            before += [made[name] for name in captured(node) if name in made]
-        metadata = node.metadata
-        if keys.AFTER_KEY in metadata:
-            before += [made[name] for name in after_of(node) if name in made]
-        if keys.CONTROL_AFTER_KEY in metadata:
-            names = split_names(metadata[keys.CONTROL_AFTER_KEY])
-            before += [by_name[name] for name in names if name in by_name]
+        before = [made[name] for name in node.reads if name in made]
+        if keys.CONTROL_AFTER_KEY in node.metadata:
+            before += [by_name[name] for name in control_of(node) if name in by_name]
         needs.append(before)
     return needs
 
@@ -221,10 +68,10 @@ def topological(function: Function, needs: Sequence[Sequence[int]] | None = None
     known already. Raises CyclicGraph naming one cycle.
     """
     if needs is None:
-        needs = needs_of(function.node)
+        needs = needs_of(function.nodes)
     if is_sorted(needs):
         return list(range(len(needs)))
-    return _kahn(needs, [node.name for node in function.node])
+    return _kahn(needs, [node.name for node in function.nodes])
 
 
 def _kahn(needs: Sequence[Sequence[int]], names: Sequence[str]) -> list[int]:
@@ -261,6 +108,56 @@ def _one_cycle(needs: Sequence[Sequence[int]], done: set[int]) -> Iterator[int]:
 
 def reorder(function: Function, order: Sequence[int]) -> None:
     """Put the nodes in the given order."""
-    if list(order) == list(range(len(function.node))):
+    if list(order) == list(range(len(function.nodes))):
         return
-    function.node = [function.node[index] for index in order]
+    function.nodes = [function.nodes[index] for index in order]
+
+
+def program_order(
+    nodes: Sequence[OpNode], needs: Sequence[Sequence[int]] | None = None
+) -> list[int]:
+    """Indices of `nodes` in program order. Raises CyclicGraph naming one cycle.
+
+    `needs` is what `needs_of` gives, where it is known already.
+    """
+    if needs is None:
+        needs = needs_of(nodes)
+    if is_sorted(needs):
+        return list(range(len(needs)))
+    order: list[int] = []
+    state = [0] * len(nodes)  # 0 new, 1 on the path, 2 placed
+    for root in range(len(nodes)):
+        if state[root]:
+            continue
+        state[root] = 1
+        path = [(root, iter(needs[root]))]
+        while path:
+            index, rest = path[-1]
+            before = next(rest, None)
+            if before is None:
+                state[index] = 2
+                order.append(index)
+                path.pop()
+            elif not state[before]:
+                state[before] = 1
+                path.append((before, iter(needs[before])))
+            elif state[before] == 1:
+                ring = [i for i, _ in path]
+                ring = ring[ring.index(before) :]
+                raise CyclicGraph(involves=tuple(nodes[i].name for i in reversed(ring)))
+    return order
+
+
+def in_program_order(nodes: Sequence[OpNode]) -> list[OpNode]:
+    """The nodes themselves, in program order."""
+    return [nodes[index] for index in program_order(nodes)]
+
+
+def add_control(node: OpNode, names: Iterable[str]) -> bool:
+    """Add node names to a node's `control_after`; says whether that changed anything."""
+    known = control_of(node)
+    merged = list(dict.fromkeys([*known, *names]))
+    if merged == known:
+        return False
+    node.metadata[keys.CONTROL_AFTER_KEY] = ",".join(merged)
+    return True

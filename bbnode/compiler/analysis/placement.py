@@ -9,13 +9,19 @@ is looked at once, when all that it needs is placed, so the whole is linear.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from bbnode.compiler.analysis import order
-from bbnode.compiler.errors import AmbiguousHome, CrossClassDataflow, Internal, Where
-from bbnode.compiler.peer_classes import PeerClasses
-from bbnode.ir import keys, plain
-from bbnode.ir.plain import Function, FunctionKey, Node
+from bbnode.compiler.analysis.order import topological
+from bbnode.compiler.analysis.wire import fan_in_groups, request_of
+from bbnode.compiler.errors import (
+    AmbiguousHome,
+    CrossClassDataflow,
+    Internal,
+    UnresolvedPeerClass,
+    Where,
+)
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_op, is_wire
 
 _RANDOM_OPS = frozenset({"Bernoulli", "Multinomial"})  # beside those called Random…
 _REMOTE_OUTPUTS = {keys.OP_SEND: 0, keys.OP_SEND_REQ_BATCHED: 2}  # from here on: far side
@@ -36,17 +42,18 @@ class Placement:
         self, function: Function, called_slots: Mapping[FunctionKey, Sequence[str]]
     ) -> None:
         self.default = function.metadata.get(keys.HOME_KEY) or keys.SELF_CLASS
-        self.nodes: list[Node] = list(function.node)
-        self.order = order.topological(function)
+        self.nodes: list[OpNode] = list(function.nodes)
+        self.order = topological(function)
         self.homes: list[str | None] = [None] * len(self.nodes)
         self.destinations: dict[int, str] = {}
-        self.data = [order.data_reads(node) for node in self.nodes]
-        self.waits = [order.after_of(node) for node in self.nodes]
-        self.maker = order.producers(function)
+        self.data = [node.computes_with for node in self.nodes]
+        self.waits = [node.after for node in self.nodes]
+        index_of = {node: index for index, node in enumerate(self.nodes)}
+        self.maker = {name: index_of[node] for name, node in function.producers.items()}
         self.placeless = self._find_placeless()
         self._called_slots = called_slots
-        self._value_homes = dict.fromkeys(function.input, self.default)
-        self._peers = PeerClasses(function, self.maker, lambda index: self.homes[index])
+        self._value_homes = dict.fromkeys(function.inputs, self.default)
+        self._peers = PeerClasses(function, lambda node: self.homes[index_of[node]])
         self._slot_homes: dict[str, dict[str, None]] = {}
         self._pending: dict[str, list[int]] = {}  # by slot: ops that nothing places yet
         self._assumed: list[int] = []  # ops placed by their slot, or by default
@@ -88,8 +95,8 @@ class Placement:
             if self.waits[index]:
                 continue
             if node.op_type == "Constant":
-                placeless[index] = order.is_graph_op(node) or node.domain == keys.SYSCALL_DOMAIN
-            elif order.is_graph_op(node) and self.data[index] and not _is_random(node):
+                placeless[index] = is_onnx_op(node) or node.domain == keys.SYSCALL_DOMAIN
+            elif is_onnx_op(node) and self.data[index] and not _is_random(node):
                 placeless[index] = all(
                     name in self.maker and placeless[self.maker[name]] for name in self.data[index]
                 )
@@ -165,16 +172,16 @@ class Placement:
 
     def _home_outputs(self, index: int, home: str) -> list[str]:
         node = self.nodes[index]
-        first_remote = len(node.output)
+        first_remote = len(node.outputs)
         remote = home
-        if plain.is_wire(node) and node.op_type in keys.SEND_OPS:
+        if is_wire(node) and node.op_type in keys.SEND_OPS:
             remote = self._destination(index)
             if not _is_synthesized(node):
                 first_remote = _REMOTE_OUTPUTS.get(node.op_type, first_remote)
-        for position, name in enumerate(node.output):
+        for position, name in enumerate(node.outputs):
             if name:
                 self._value_homes[name] = remote if position >= first_remote else home
-        return [name for name in node.output if name]
+        return [name for name in node.outputs if name]
 
     def _destination(self, index: int) -> str:
         node = self.nodes[index]
@@ -192,7 +199,7 @@ class Placement:
         slot = node.metadata.get(keys.SLOT_KEY)
         if slot is not None:
             return (slot,)
-        return self._called_slots.get(plain.call_key(node), ())
+        return self._called_slots.get(call_key(node), ())
 
     def _check_assumed(self) -> None:
         for index in self._assumed:
@@ -241,16 +248,146 @@ class Placement:
         return {index: sorted(classes) for index, classes in wanted.items()}
 
 
-def _is_synthesized(node: Node) -> bool:
+def _is_synthesized(node: OpNode) -> bool:
     return node.metadata.get(keys.SYNTHESIZED_FROM_KEY) is not None or any(
-        name.startswith(keys.SEND_SENTINEL_PREFIX) for name in node.output
+        name.startswith(keys.SEND_SENTINEL_PREFIX) for name in node.outputs
     )
 
 
-def _has_stamped_home(node: Node) -> bool:
+def _has_stamped_home(node: OpNode) -> bool:
     """Recv-flavoured ops live where `synthesize_wire_recvs` put them."""
-    return bool(plain.is_wire(node) and node.op_type in keys.RECV_OPS)
+    return bool(is_wire(node) and node.op_type in keys.RECV_OPS)
 
 
-def _is_random(node: Node) -> bool:
+def _is_random(node: OpNode) -> bool:
     return node.op_type.startswith("Random") or node.op_type in _RANDOM_OPS
+
+
+# --- which class of peer a send goes to ---------------------------------------------------
+# Rule: the class comes from where the peers come from: a selector that says `peer_class`, the
+# `sender` of something received, or a graph input named like the class; ops that only move peers
+# about (Slice, Concat, …) are looked through, and so are sends and bundles: a PeerId that was
+# handed on to another class still means a peer of the class that it came from.
+#
+
+# Ops that hand on some or all of the peers of their first input (Concat: of all inputs).
+_GRAPH_MOVERS = frozenset({"Identity", "Slice", "Gather", "Concat", "Squeeze", "Unsqueeze"})
+_SYSCALL_MOVERS = frozenset({"PassThrough", "Gate", "GateDispatch", "GateManyDispatch", "Tee"})
+_ALL_INPUTS = "Concat"
+PEERS_INPUT = 1  # of Send and SendReqBatched
+RECEIVED_OUTPUT = {keys.OP_SEND: 0, keys.OP_SEND_REQ_BATCHED: 2}
+SENDER_OUTPUT = {keys.OP_SEND: 1, keys.OP_SEND_REQ_BATCHED: 3}
+
+
+class PeerClasses:
+    """Answers for one function. `home_of` gives the home of a node that is placed already."""
+
+    def __init__(
+        self,
+        function: Function,
+        home_of: Callable[[OpNode], str | None],
+    ) -> None:
+        self._function = function
+        self._maker = function.producers
+        self._home_of = home_of
+        self._inputs = frozenset(function.inputs)
+        self._joined: dict[str, list[OpNode]] = {}  # value that several sends deliver -> the sends
+
+    def destination(self, send: OpNode) -> str:
+        """The class that a Send-flavoured op sends to.
+
+        Raises UnresolvedPeerClass when nothing says it, or two sources disagree.
+        """
+        if send.op_type == keys.OP_SEND_RESP:
+            request = request_of(self._function, send)
+            found = {None} if request is None else {self._home_of(request)}
+            peers = send.inputs[2]
+        else:
+            peers = send.inputs[PEERS_INPUT]
+            found = self._sources(peers)
+        classes = sorted(name for name in found if name)
+        if len(classes) != 1 or len(found) != 1:
+            raise UnresolvedPeerClass(
+                node_name=send.name,
+                peer_input=peers,
+                classes=tuple(classes) if len(classes) > 1 else (),
+                where=Where.of(send),
+            )
+        return classes[0]
+
+    def confirm(self, destinations: Mapping[int, str]) -> None:
+        """Look again, when all ops are placed: what arrives at a port that several ops send to
+        has several senders.
+
+        Args:
+            destinations: class that each Send-flavoured op sends to, by node index.
+
+        Raises UnresolvedPeerClass when the senders are of several classes.
+        """
+        nodes = self._function.nodes
+        for group in fan_in_groups(nodes, destinations):
+            members = [nodes[index] for index in group]
+            for node in members:
+                self._joined.update((name, members) for name in node.outputs if name)
+        if self._joined:
+            for index in destinations:
+                self.destination(nodes[index])
+
+    def _sources(self, peers: str) -> set[str | None]:
+        """Classes of all sources of a peers value; None for one that does not say."""
+        found: set[str | None] = set()
+        seen = {peers}
+        todo = [peers]
+        while todo:
+            value = todo.pop()
+            node = self._maker.get(value)
+            if node is None:
+                found.add(value if value in self._inputs else None)
+                continue
+            moved = self._moved(node, value)
+            if moved is None:
+                found.add(self._said_by(node, value))
+                found.update(self._home_of(other) for other in self._joined.get(value, ()))
+            else:
+                todo.extend(name for name in moved if name not in seen)
+                seen.update(moved)
+        return found
+
+    def _moved(self, node: OpNode, value: str) -> list[str] | None:
+        """The values whose peers a node hands on as `value`; None when it hands on none."""
+        received = RECEIVED_OUTPUT.get(node.op_type) if is_wire(node) else None
+        if received is not None and node.outputs[received : received + 1] == (value,):
+            return [send.inputs[0] for send in self._joined.get(value, [node])]
+        if node.domain == keys.COMPOSITE_DOMAIN and node.op_type == keys.OP_UNBUNDLE:
+            return self._bundled(node.inputs[0], node.outputs.index(value))
+        return _moved(node)
+
+    def _bundled(self, composite: str, position: int) -> list[str] | None:
+        """The value that was put at a position of a composite; None when that can't be seen."""
+        seen: set[str] = set()
+        while composite not in seen and (node := self._maker.get(composite)) is not None:
+            seen.add(composite)
+            if node.domain == keys.COMPOSITE_DOMAIN and node.op_type == keys.OP_BUNDLE:
+                return list(node.inputs[position : position + 1]) or None
+            moved = self._moved(node, composite)
+            if moved is None or len(moved) != 1:
+                return None
+            composite = moved[0]
+        return None
+
+    def _said_by(self, node: OpNode, value: str) -> str | None:
+        if not is_wire(node):
+            return node.metadata.get(keys.PEER_CLASS_KEY)
+        position = SENDER_OUTPUT.get(node.op_type)
+        if position is None or position >= len(node.outputs) or node.outputs[position] != value:
+            return None
+        return self._home_of(node)
+
+
+def _moved(node: OpNode) -> list[str] | None:
+    """The inputs whose peers a node hands on; None when it is no such op."""
+    if is_onnx_op(node) and node.op_type in _GRAPH_MOVERS:
+        return list(node.inputs) if node.op_type == _ALL_INPUTS else list(node.inputs[:1])
+    if node.domain == keys.SYSCALL_DOMAIN and node.op_type in _SYSCALL_MOVERS:
+        return list(node.inputs[:1])
+    return None

@@ -1,3 +1,1 @@
-"""TODO: say what this room is."""
-
-from __future__ import annotations
+"""From a caller's model through the passes to the compiled one."""

@@ -16,35 +16,43 @@ from bbnode.compiler.errors import (
     ModelOutOfBounds,
 )
 from bbnode.compiler.unit import CompilationUnit, CompileOptions
-from bbnode.ir import keys, plain, protos
+from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds
-from bbnode.ir.plain_proto import program_of
+from bbnode.ir.graph import Program
+from bbnode.ir.onnx_file import program_of
 
 
-def admit(model: ModelProto, options: CompileOptions) -> CompilationUnit:
+def admit(model: ModelProto | Program, options: CompileOptions) -> CompilationUnit:
     """The unit of a compile.
 
     Raises EmptyFunctionTable, AlreadyCompiled, IrVersionMismatch, DuplicateFunction,
-    ModelOutOfBounds; TypeError when it is no ModelProto.
+    ModelOutOfBounds; TypeError when it is neither a ModelProto nor a Program.
     """
-    if not isinstance(model, ModelProto):
-        raise TypeError(
-            f"compile takes the ModelProto of Module.build(), got {type(model).__name__}"
-        )
-    if protos.get_meta(model, keys.COMPILED_KEY) is not None:
+    program = _program(model)
+    if keys.COMPILED_KEY in program.metadata:
         raise AlreadyCompiled()
-    if not model.functions:
+    if not program.functions:
         raise EmptyFunctionTable()
-    if model.ir_version != options.target_version:
-        raise IrVersionMismatch(expected=options.target_version, got=model.ir_version)
-    try:
-        program = program_of(model)
-    except OutOfBounds as error:
-        raise ModelOutOfBounds(detail=str(error)) from error
+    if program.ir_version != options.target_version:
+        raise IrVersionMismatch(expected=options.target_version, got=program.ir_version)
     seen = set()
     for function in program.functions:
-        key = plain.function_key(function)
+        key = function.key
         if key in seen:
             raise DuplicateFunction(domain=function.domain, function=function.name)
         seen.add(key)
     return CompilationUnit(program=program)
+
+
+def _program(model: ModelProto | Program) -> Program:
+    """Return a program of the compile's own."""
+    if isinstance(model, Program):
+        return model.copy()
+    if not isinstance(model, ModelProto):
+        raise TypeError(
+            f"compile takes what Module.build() or record() returns, got {type(model).__name__}"
+        )
+    try:
+        return program_of(model)
+    except OutOfBounds as error:
+        raise ModelOutOfBounds(detail=str(error)) from error

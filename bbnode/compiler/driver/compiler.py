@@ -34,7 +34,7 @@ from bbnode.components.contracts import CONTRACTS, Component
 from bbnode.components.registry import UnknownComponentType, component_class
 from bbnode.ir import keys
 from bbnode.ir.errors import BbnodeError
-from bbnode.ir.plain_proto import model_of
+from bbnode.ir.onnx_file import model_of
 from bbnode.ir.seal import seal
 
 # A day per hop: what is slower than that is no deadline but a mistake in the unit.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from bbnode.compiler.unit import CompilationUnit
 from bbnode.ir import keys
-from bbnode.ir.plain import Function
+from bbnode.ir.graph import Function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +83,10 @@ def _scopes(unit: CompilationUnit) -> Iterator[tuple[str, Function]]:
 def _facts(function: Function) -> Iterator[tuple[str, _Fact]]:
     types = {name: node.name for name, node in function.kinds().items()}
     home = function.metadata.get(keys.HOME_KEY) or ""
-    for name in function.input:
+    for name in function.inputs:
         yield name, _Fact(made_by="", type=types.get(name, ""), home=home)
-    for node in function.node:
+    for node in function.nodes:
         where = node.metadata.get(keys.HOME_CLASS_KEY) or ""
-        for name in node.output:
+        for name in node.outputs:
             if name:
                 yield name, _Fact(made_by=node.name, type=types.get(name, ""), home=where)

@@ -1,14 +1,17 @@
 """The order of the passes: one literal table.
 
-Rule: a pass is a file of `bbnode/compiler/passes` named like the pass, with one class whose
-`name` is that name. It is loaded by name when it is needed; nothing lists the classes.
+Rule: a pass is a class in a file of `bbnode/compiler/passes` with a `name`, and is found by that
+name; nothing lists the classes.
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from functools import cache
+from typing import Any
 
+from bbnode.compiler import passes
 from bbnode.compiler.errors import Internal
 from bbnode.compiler.unit import Pass
 
@@ -76,15 +79,25 @@ def all_pass_names() -> tuple[str, ...]:
     return (*PRE_PASS_NAMES, *body_pass_names(), *POST_PASS_NAMES)
 
 
-@cache
 def load_pass(name: str) -> Pass:
-    """The pass of that name. Raises Internal when its file holds no such class."""
-    try:
-        module = importlib.import_module(f"bbnode.compiler.passes.{name}")
-    except ModuleNotFoundError as error:
-        raise Internal(detail=f"pass {name!r} has no file") from error
-    for found in vars(module).values():
-        if isinstance(found, type) and found.__dict__.get("name") == name:
-            made: Pass = found()
-            return made
-    raise Internal(detail=f"the file of pass {name!r} holds no class of that name")
+    """Return the pass of that name. Raises Internal when there is none."""
+    found = _passes().get(name)
+    if found is None:
+        raise Internal(detail=f"there is no pass {name!r}")
+    made: Pass = found()
+    return made
+
+
+@cache
+def _passes() -> dict[str, type[Any]]:
+    """Return the classes of the passes by their names."""
+    modules = (
+        importlib.import_module(f"{passes.__name__}.{info.name}")
+        for info in pkgutil.iter_modules(passes.__path__)
+    )
+    return {
+        str(vars(found)["name"]): found
+        for module in modules
+        for found in vars(module).values()
+        if isinstance(found, type) and isinstance(vars(found).get("name"), str)
+    }

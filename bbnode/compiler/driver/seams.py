@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from bbnode.compiler.analysis import order
+from bbnode.compiler.analysis.order import split_names, topological
 from bbnode.compiler.errors import CyclicGraph, ExpansionFailed, PassInvariantBroken, Where
 from bbnode.compiler.unit import CompilationUnit
-from bbnode.ir import keys, plain
-from bbnode.ir.plain import Function, FunctionKey, Node
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key
 
 # Domains whose ops can only be calls.
 CALL_DOMAINS = frozenset({keys.MODULE_DOMAIN, keys.BACKEND_SUBGRAPH_DOMAIN})
@@ -34,7 +34,7 @@ NUMBER_KEYS = (
 def check(unit: CompilationUnit, pass_name: str) -> None:
     """Raise PassInvariantBroken naming `pass_name` when the program is malformed."""
     bodies = unit.bodies()
-    table = frozenset(plain.function_key(body) for body in bodies)
+    table = frozenset(body.key for body in bodies)
     if len(table) != len(bodies):
         raise PassInvariantBroken(
             pass_name=pass_name, detail="two functions of the model have one name"
@@ -47,7 +47,7 @@ def check(unit: CompilationUnit, pass_name: str) -> None:
             raise PassInvariantBroken(
                 pass_name=pass_name,
                 detail=f"in function {body.name!r} {fault[1]}",
-                where=Where() if fault[0] is None else Where.of(body.node[fault[0]]),
+                where=Where() if fault[0] is None else Where.of(body.nodes[fault[0]]),
             )
 
 
@@ -65,32 +65,32 @@ def _is_sound(function: Function, table: frozenset[FunctionKey]) -> bool:
 
     Most functions do, behind most passes; what is wrong with another one says `_faults`.
     """
-    made = set(function.input)
+    made = set(function.inputs)
     count = len(made)
     names: set[str] = set()
-    for node in function.node:
+    for node in function.nodes:
         metadata = node.metadata
         for key in NUMBER_KEYS:
             if key in metadata and not is_natural(metadata[key]):
                 return False
-        if node.domain in CALL_DOMAINS and plain.call_key(node) not in table:
+        if node.domain in CALL_DOMAINS and call_key(node) not in table:
             return False
         try:
-            reads = order.reads(node)
+            reads = node.reads
         except ExpansionFailed:
             return False
         if not made.issuperset(reads):
             return False
         control = metadata.get(keys.CONTROL_AFTER_KEY)
-        if control and not names.issuperset(order.split_names(control)):
+        if control and not names.issuperset(split_names(control)):
             return False
         names.add(node.name)
-        for name in node.output:
+        for name in node.outputs:
             if name:
                 made.add(name)
                 count += 1
-    are_unique = len(names) == len(function.node) and len(made) == count
-    return are_unique and made.issuperset(function.output)
+    are_unique = len(names) == len(function.nodes) and len(made) == count
+    return are_unique and made.issuperset(function.outputs)
 
 
 Fault = tuple[int | None, str]  # index of the node concerned
@@ -98,43 +98,43 @@ Fault = tuple[int | None, str]  # index of the node concerned
 
 def _faults(function: Function, table: frozenset[FunctionKey]) -> Iterator[Fault]:
     """What is malformed in one function."""
-    made: dict[str, int] = dict.fromkeys(function.input, -1)
+    made: dict[str, int] = dict.fromkeys(function.inputs, -1)
     node_at: dict[str, int] = {}
-    for index, node in enumerate(function.node):
+    for index, node in enumerate(function.nodes):
         if node_at.setdefault(node.name, index) != index:
             yield index, f"two nodes are called {node.name!r}"
-        for name in filter(None, node.output):
+        for name in filter(None, node.outputs):
             if made.setdefault(name, index) != index:
                 yield index, f"value {name!r} is made twice, here by {node.name!r}"
-        if node.domain in CALL_DOMAINS and plain.call_key(node) not in table:
+        if node.domain in CALL_DOMAINS and call_key(node) not in table:
             yield index, f"{node.name!r} calls {node.op_type!r}, which is not in the model"
     needs = []
-    for index, node in enumerate(function.node):
+    for index, node in enumerate(function.nodes):
         for key in NUMBER_KEYS:
             text = node.metadata.get(key)
             if text is not None and not is_natural(text):
                 yield index, f"{key} of {node.name!r} is {text!r}, not a natural number"
         before: list[int] = []
         try:
-            reads = order.data_reads(node)
+            reads = node.computes_with
         except ExpansionFailed as error:
-            reads = []
+            reads = ()
             yield index, error.reason
-        for verb, names in (("reads", reads), ("waits for", order.after_of(node))):
+        for verb, names in (("reads", reads), ("waits for", node.after)):
             for name in names:
                 if name not in made:
                     yield index, f"{node.name!r} {verb} {name!r}, which nothing makes"
                 before.append(made.get(name, -1))
-        for name in order.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY)):
+        for name in split_names(node.metadata.get(keys.CONTROL_AFTER_KEY)):
             if name not in node_at:
                 yield index, f"{node.name!r} waits for the op {name!r}, which is not there"
             before.append(node_at.get(name, -1))
         needs.append([need for need in before if need >= 0])
-    for name in function.output:
+    for name in function.outputs:
         if name not in made:
             yield None, f"the output {name!r} is made by no op"
     try:
-        order.topological(function, needs)
+        topological(function, needs)
     except CyclicGraph as error:
         yield None, f"the ops {', '.join(error.involves)} wait for each other"
 
@@ -189,7 +189,7 @@ class History:
         }
 
     @staticmethod
-    def _nodes(unit: CompilationUnit) -> Iterator[tuple[str, Node]]:
+    def _nodes(unit: CompilationUnit) -> Iterator[tuple[str, OpNode]]:
         mains = list(unit.partitions.values())
         for index, function in enumerate(unit.bodies()):
             is_main = (
@@ -197,5 +197,5 @@ class History:
                 or function.metadata.get(keys.TARGET_KEY) is not None
                 or function.metadata.get(keys.ROOT_KEY) is not None
             )
-            for node in function.node:
+            for node in function.nodes:
                 yield (node.name if is_main else f"{function.name}::{node.name}"), node

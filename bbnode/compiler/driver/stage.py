@@ -16,10 +16,9 @@ from bbnode.compiler.analysis.functions import called_from, is_bootstrap
 from bbnode.compiler.driver import seams
 from bbnode.compiler.errors import PassInvariantBroken, StageFailed
 from bbnode.compiler.unit import CompilationUnit
-from bbnode.ir import plain, protos
 from bbnode.ir.bounds import OutOfBounds
-from bbnode.ir.plain import Function, FunctionKey, Program
-from bbnode.ir.plain_proto import model_of, program_of
+from bbnode.ir.graph import Function, FunctionKey, Program
+from bbnode.ir.onnx_file import model_of, program_of
 
 
 class CompilerStage(Protocol):
@@ -96,7 +95,7 @@ class _Merge:
         main = program.functions[0]
         self._unit.partitions[home] = main
         for function in program.functions[1:]:
-            key = plain.function_key(function)
+            key = function.key
             if key in changed:
                 if self._contents.setdefault(key, changed[key]) != changed[key]:
                     raise self._conflict(main, f"function {function.name!r}")
@@ -110,7 +109,7 @@ class _Merge:
         """Put what changed into the unit's program."""
         program = self._unit.program
         fresh = self._functions
-        program.functions = [fresh.pop(plain.function_key(f), f) for f in program.functions]
+        program.functions = [fresh.pop(f.key, f) for f in program.functions]
         program.functions.extend(fresh.values())
         program.metadata.update(self._metadata)
 
@@ -123,4 +122,6 @@ class _Merge:
 
 
 def _contents(functions: Iterable[FunctionProto]) -> dict[FunctionKey, bytes]:
-    return {protos.function_key(f): f.SerializeToString(deterministic=True) for f in functions}
+    return {
+        (f.domain, f.name, f.overload): f.SerializeToString(deterministic=True) for f in functions
+    }

@@ -6,58 +6,48 @@ every bootstrap, and its own entries of the binding table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from onnx import ModelProto
 
-from onnx import FunctionProto, ModelProto
-
-from bbnode.ir import keys, protos
-from bbnode.ir.plain import FunctionKey
+from bbnode.compiler.analysis.functions import called_from, is_bootstrap
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, Program
+from bbnode.ir.onnx_file import model_of, program_of
 from bbnode.ir.seal import seal
 
 
 def target_names(model: ModelProto) -> tuple[str, ...]:
-    """Names of the targets, in the model's order."""
-    return tuple(f.name for f in model.functions if _is_target(f))
+    """Return the names of the targets, in the model's order."""
+    return tuple(f.name for f in program_of(model).functions if is_target(f))
 
 
 def split_targets(model: ModelProto) -> dict[str, ModelProto]:
-    """Each target of a compiled model as a compiled model of its own."""
-    return {f.name: _only(model, f) for f in model.functions if _is_target(f)}
+    """Return each target of a compiled model as a compiled model of its own."""
+    program = program_of(model)
+    return {f.name: _only(program, f) for f in program.functions if is_target(f)}
 
 
-def _is_target(function: FunctionProto) -> bool:
-    return protos.get_meta(function, keys.TARGET_KEY) is not None
+def is_target(function: Function) -> bool:
+    """Return True if a function is the main of a class of peer."""
+    return keys.TARGET_KEY in function.metadata
 
 
-def _is_bootstrap(function: FunctionProto) -> bool:
-    return protos.get_meta(function, keys.MODULE_PHASE_KEY) == keys.BOOTSTRAP_PHASE
-
-
-def _called_from(model: ModelProto, roots: Iterable[FunctionProto]) -> set[FunctionKey]:
-    """Keys of the functions that `roots` call, directly or not."""
-    table = {protos.function_key(function): function for function in model.functions}
-    found: set[FunctionKey] = set()
-    todo = list(roots)
-    while todo:
-        calls = {protos.call_key(node) for node in todo.pop().node} & table.keys()
-        todo.extend(table[key] for key in calls - found)
-        found |= calls
-    return found
-
-
-def _only(model: ModelProto, main: FunctionProto) -> ModelProto:
-    part = ModelProto(ir_version=model.ir_version, producer_name=model.producer_name)
-    part.graph.name = model.graph.name
-    bootstraps = [f for f in model.functions if _is_bootstrap(f)]
-    # By key: a protobuf's wrapper, and so its id, lasts only as long as somebody holds it.
-    needed = {protos.function_key(f) for f in bootstraps}
-    needed |= _called_from(model, [main, *bootstraps])
-    part.functions.append(main)
-    part.functions.extend(f for f in model.functions if protos.function_key(f) in needed)
-    part.opset_import.extend(model.opset_import)
+def _only(program: Program, main: Function) -> ModelProto:
+    bootstraps = [f for f in program.functions if is_bootstrap(f)]
+    needed = {*bootstraps, *called_from(program, [main, *bootstraps])}
     own = keys.BINDING_PREFIX + main.name + "."
-    for entry in model.metadata_props:
-        if not entry.key.startswith(keys.BINDING_PREFIX) or entry.key.startswith(own):
-            part.metadata_props.add(key=entry.key, value=entry.value)
-    seal(part)
-    return part
+    metadata = {
+        key: text
+        for key, text in program.metadata.items()
+        if key != keys.SEAL_KEY and (not key.startswith(keys.BINDING_PREFIX) or key.startswith(own))
+    }
+    part = Program(
+        ir_version=program.ir_version,
+        producer_name=program.producer_name,
+        name=program.name,
+        functions=[main, *(f for f in program.functions if f in needed)],
+        opset_imports=program.opset_imports,
+        metadata=metadata,
+    )
+    made = model_of(part)
+    seal(made)
+    return made

@@ -37,7 +37,7 @@ class DeriveWireDeadlines:
         for function in unit.bodies():
             spans = spans_of_sends(function, options.per_hop_budget_ns, called_slots)
             for index, span in spans.items():
-                meta = function.node[index].metadata
+                meta = function.nodes[index].metadata
                 given = meta.get(keys.CHAIN_DEPTH_KEY)
                 if given is None:
                     meta[keys.CHAIN_DEPTH_KEY] = str(span.hops)

@@ -1,3 +1,1 @@
-"""TODO: say what this room is."""
-
-from __future__ import annotations
+"""Changes of a program that several passes share."""

@@ -11,15 +11,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from bbnode.compiler.analysis import order
 from bbnode.compiler.analysis.content_hash import HEX_DIGITS, AttributePrints, function_digest
 from bbnode.compiler.analysis.functions import by_key, callees_first, calls_of, is_bootstrap
+from bbnode.compiler.analysis.order import control_of, rename_node
 from bbnode.compiler.unit import CompilationUnit
-from bbnode.ir import keys, plain
-from bbnode.ir.plain import Function, FunctionKey, Node, Program
-
-# What an op carries for readers only. (`source_line` is no content of any hash.)
-_FOR_READERS = (keys.MODULE_INSTANCE_KEY, keys.SOURCE_LINE_KEY)
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, FunctionKey, OpNode, Program, call_key, is_wire
 
 
 def join_equal(unit: CompilationUnit, *, typed_only: bool) -> int:
@@ -52,7 +49,7 @@ def join_equal(unit: CompilationUnit, *, typed_only: bool) -> int:
             if first != key:
                 joined[key] = first
     program = unit.program
-    program.functions = [f for f in program.functions if plain.function_key(f) not in joined]
+    program.functions = [f for f in program.functions if f.key not in joined]
     return len(joined)
 
 
@@ -71,7 +68,7 @@ def name_by_content(unit: CompilationUnit) -> int:
             _redirect(body, renamed)
         if key in hashes and not body.name.startswith(keys.HOIST_PREFIX):
             body.name = f"{keys.HOIST_PREFIX}{body.name}_{hashes[key]}"
-            renamed[key] = plain.function_key(body)
+            renamed[key] = body.key
     return len(renamed)
 
 
@@ -86,14 +83,14 @@ def body_hash(body: Function, callees: Mapping[FunctionKey, str], prints: Attrib
     bare = body.copy()
     bare.doc_string = ""
     names = _positions(bare)
-    ops = {node.name: f"__hoist_op_{index}" for index, node in enumerate(bare.node)}
-    for node in bare.node:
-        called = callees.get(plain.call_key(node))
+    ops = {node.name: f"__hoist_op_{index}" for index, node in enumerate(bare.nodes)}
+    for node in bare.nodes:
+        called = callees.get(call_key(node))
         if called is not None:
             node.op_type = called
         _canonical(node, names, ops)
-    bare.input = [names.get(name, name) for name in body.input]
-    bare.output = [names.get(name, name) for name in body.output]
+    bare.inputs = [names.get(name, name) for name in body.inputs]
+    bare.outputs = [names.get(name, name) for name in body.outputs]
     renamed = ((names.get(name, name), kind) for name, kind in body.types.items())
     bare.types = dict(sorted(renamed, key=lambda item: item[0]))
     # Home, roles of slots and concrete types stand in the function's metadata.
@@ -104,33 +101,32 @@ def body_hash(body: Function, callees: Mapping[FunctionKey, str], prints: Attrib
 
 def _positions(body: Function) -> dict[str, str]:
     """Canonical names of the values that a body takes and makes."""
-    names = {name: f"__hoist_in_{index}" for index, name in enumerate(body.input)}
-    for index, name in enumerate(body.output):
+    names = {name: f"__hoist_in_{index}" for index, name in enumerate(body.inputs)}
+    for index, name in enumerate(body.outputs):
         names.setdefault(name, f"__hoist_out_{index}")
     count = 0
-    for node in body.node:
-        for name in node.output:
+    for node in body.nodes:
+        for name in node.outputs:
             if name and name not in names:
                 names[name] = f"__hoist_v_{count}"
                 count += 1
     return names
 
 
-def _canonical(node: Node, names: Mapping[str, str], ops: Mapping[str, str]) -> None:
-    order.rename_node(node, names)
+def _canonical(node: OpNode, names: Mapping[str, str], ops: Mapping[str, str]) -> None:
+    rename_node(node, names)
     node.name = ops[node.name]
     node.doc_string = ""
-    for key in _FOR_READERS:
-        node.metadata.pop(key, None)
-    waits = order.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY))
+    node.metadata.pop(keys.MODULE_INSTANCE_KEY, None)
+    waits = control_of(node)
     if waits:
         text = ",".join(ops.get(name, name) for name in waits)
         node.metadata[keys.CONTROL_AFTER_KEY] = text
 
 
 def _redirect(body: Function, renamed: Mapping[FunctionKey, FunctionKey]) -> None:
-    for node in body.node:
-        target = renamed.get(plain.call_key(node))
+    for node in body.nodes:
+        target = renamed.get(call_key(node))
         if target is not None:
             node.op_type = target[1]
 
@@ -138,15 +134,15 @@ def _redirect(body: Function, renamed: Mapping[FunctionKey, FunctionKey]) -> Non
 def _sub_modules(program: Program) -> set[FunctionKey]:
     """Bodies of Modules that others call and that send nothing."""
     return {
-        plain.function_key(body)
+        body.key
         for body in program.functions[1:]
         if body.domain == keys.MODULE_DOMAIN
         and not body.overload
         and not is_bootstrap(body)
-        and not any(plain.is_wire(node) for node in body.node)
+        and not any(is_wire(node) for node in body.nodes)
     }
 
 
 def _has_leaf_ports(body: Function) -> bool:
-    kinds = map(body.kind_of, (*body.input, *body.output))
+    kinds = map(body.kind_of, (*body.inputs, *body.outputs))
     return all(kind is not None and kind.is_leaf for kind in kinds)

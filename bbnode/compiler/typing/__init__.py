@@ -1,3 +1,1 @@
-"""TODO: say what this room is."""
-
-from __future__ import annotations
+"""The constraints on the types of values."""

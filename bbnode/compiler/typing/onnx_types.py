@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from functools import cache
 
 import onnx
-from onnx import AttributeProto, NodeProto, TensorProto, TypeProto
+from onnx import NodeProto, TensorProto, TypeProto
 
-from bbnode.compiler.analysis import order
 from bbnode.compiler.analysis.signatures import schema_of
-from bbnode.ir import types
-from bbnode.ir.plain import Node
-from bbnode.ir.plain_proto import proto_of_node
+from bbnode.ir import keys, types
+from bbnode.ir.graph import Attribute, OpNode, Tensor
+from bbnode.ir.onnx_file import node_proto
 from bbnode.ir.types import TypeNode
 
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
@@ -111,7 +110,7 @@ def port_at(ports: Sequence[PortRule], index: int) -> PortRule | None:
 
 
 def infer(
-    node: Node,
+    node: OpNode,
     known: Mapping[str, TypeNode],
     versions: Mapping[str, int],
     ir_version: int,
@@ -124,7 +123,7 @@ def infer(
     # A tensor of unknown element type is to ONNX one that is not known at all.
     given = {name: proto for name, proto in given.items() if known[name] is not types.TENSOR}
     try:
-        if order.nested_graphs(node):
+        if node.graphs:
             return _infer_with_graphs(node, given, versions, ir_version)
         domain = "" if node.domain == "ai.onnx" else node.domain
         schema = schema_of(domain, node.op_type, versions.get(domain, 0))
@@ -132,7 +131,7 @@ def infer(
             return {}
         imports = [onnx.helper.make_opsetid(d, v) for d, v in versions.items()]
         found: dict[str, TypeProto] = onnx.shape_inference.infer_node_outputs(
-            schema, _light_proto(node), {k: v for k, v in given.items() if k in node.input},
+            schema, _light_proto(node), {k: v for k, v in given.items() if k in node.inputs},
             opset_imports=imports, ir_version=ir_version,
         )  # fmt: skip
     except (
@@ -145,21 +144,19 @@ def infer(
     return found
 
 
-def _light_proto(node: Node) -> NodeProto:
+def _light_proto(node: OpNode) -> NodeProto:
     """The node as ONNX takes it; of weights, only dtype and shape go with it."""
     light = node.copy()
-    for index, attribute in enumerate(node.attribute):
-        tensor = attribute.t if attribute.type == AttributeProto.TENSOR else None
-        if tensor is not None and math.prod(tensor.dims) > MAX_INFERRED_ELEMENTS:
-            hollow = TensorProto(dims=tensor.dims, data_type=tensor.data_type)
-            light.attribute[index] = AttributeProto(
-                name=attribute.name, type=attribute.type, t=hollow
-            )
-    return proto_of_node(light)
+    for name, attribute in node.attributes.items():
+        tensor = attribute.value
+        if isinstance(tensor, Tensor) and math.prod(tensor.shape) > MAX_INFERRED_ELEMENTS:
+            hollow = TensorProto(dims=tensor.shape, data_type=tensor.elem_type)
+            light.attributes = {**light.attributes, name: Attribute.of(hollow)}
+    return node_proto(light)
 
 
 def _infer_with_graphs(
-    node: Node,
+    node: OpNode,
     given: Mapping[str, TypeProto],
     versions: Mapping[str, int],
     ir_version: int,
@@ -169,15 +166,15 @@ def _infer_with_graphs(
     model.opset_import.extend(
         onnx.helper.make_opsetid(domain, version)
         for domain, version in versions.items()
-        if domain in ("", order.ONNX_ML_DOMAIN)
+        if domain in ("", keys.ONNX_ML_DOMAIN)
     )
     model.graph.name = "one_node"
-    for name in order.data_reads(node):
+    for name in node.computes_with:
         port = model.graph.input.add(name=name)
         if name in given:
             port.type.CopyFrom(given[name])
     model.graph.node.append(_light_proto(node))
-    for name in node.output:
+    for name in node.outputs:
         if name:
             model.graph.output.add(name=name)
     solved = onnx.shape_inference.infer_shapes(model)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
 from bbnode.ir import keys, peer_list_ops, types
+from bbnode.ir.graph import OpNode
 from bbnode.ir.peer_list_ops import ELEMENT_OF, LIST_OF, RESULT_TYPES
-from bbnode.ir.plain import Node
 from bbnode.ir.types import TypeNode
 
 KindOf = Callable[[str], TypeNode | None]  # what is known of a value's type
@@ -26,17 +26,17 @@ class Works(Enum):
     OPEN = auto()  # nothing says it yet
 
 
-def may_move_peers(node: Node) -> bool:
+def may_move_peers(node: OpNode) -> bool:
     """Whether an op is one of those that work on lists of peers as well."""
     return node.op_type in RESULT_TYPES and node.domain in ("", keys.ONNX_DOMAIN)
 
 
-def moves_peers(node: Node, kind_of: KindOf) -> bool:
+def moves_peers(node: OpNode, kind_of: KindOf) -> bool:
     """Whether an op works on peers or addresses, once types are known."""
     return may_move_peers(node) and works(node, kind_of) is Works.ON_PEERS
 
 
-def works(node: Node, kind_of: KindOf) -> Works:
+def works(node: OpNode, kind_of: KindOf) -> Works:
     """What an op that `may_move_peers` works on, as far as the types at its data ports say it."""
     kinds = [kind_of(name) for name in _data_values(node)]
     if any(kind in ELEMENT_OF or kind in LIST_OF for kind in kinds):
@@ -47,17 +47,17 @@ def works(node: Node, kind_of: KindOf) -> Works:
     return Works.OPEN
 
 
-def narrowings(node: Node, kind_of: KindOf) -> Iterator[tuple[str, TypeNode]]:
+def narrowings(node: OpNode, kind_of: KindOf) -> Iterator[tuple[str, TypeNode]]:
     """Types that the values of an op on peers have to be, from those that are known."""
     results = RESULT_TYPES[node.op_type]
-    reads = peer_list_ops.data_inputs(node.op_type, len(node.input))
-    known = [_told(kind_of(name)) if name else None for name in node.input]
-    made = next((name for name in node.output if name), "")
+    reads = peer_list_ops.data_inputs(node.op_type, len(node.inputs))
+    known = [_told(kind_of(name)) if name else None for name in node.inputs]
+    made = next((name for name in node.outputs if name), "")
     given = peer_list_ops.result_type(node.op_type, known)
     if given is None and made and not any(known[index] for index in reads):
         given = _told(kind_of(made))  # only what comes out is known: it says what goes in
     source = next((kind for kind, result in results.items() if result is given), None)
-    for index, name in enumerate(node.input):
+    for index, name in enumerate(node.inputs):
         if not name:
             continue
         if index not in reads:
@@ -68,9 +68,9 @@ def narrowings(node: Node, kind_of: KindOf) -> Iterator[tuple[str, TypeNode]]:
         yield made, given
 
 
-def refusal(node: Node, kind_of: KindOf) -> str | None:
+def refusal(node: OpNode, kind_of: KindOf) -> str | None:
     """What is wrong with the types at the data inputs of an op on peers, or None."""
-    known = [_told(kind_of(name)) if name else None for name in node.input]
+    known = [_told(kind_of(name)) if name else None for name in node.inputs]
     reads = peer_list_ops.data_inputs(node.op_type, len(known))
     got = list(dict.fromkeys(kind.name for i in reads if (kind := known[i]) is not None))
     if not got or peer_list_ops.result_type(node.op_type, known) is not None:
@@ -83,8 +83,8 @@ def _told(kind: TypeNode | None) -> TypeNode | None:
     return None if kind is types.ANY else kind
 
 
-def _data_values(node: Node) -> Iterator[str]:
-    for index in peer_list_ops.data_inputs(node.op_type, len(node.input)):
-        if node.input[index]:
-            yield node.input[index]
-    yield from filter(None, node.output[:1])
+def _data_values(node: OpNode) -> Iterator[str]:
+    for index in peer_list_ops.data_inputs(node.op_type, len(node.inputs)):
+        if node.inputs[index]:
+            yield node.inputs[index]
+    yield from filter(None, node.outputs[:1])

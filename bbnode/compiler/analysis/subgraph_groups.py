@@ -17,13 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from onnx import AttributeProto
-
-from bbnode.compiler.analysis import order
 from bbnode.compiler.analysis.content_hash import AttributePrints
 from bbnode.compiler.typing.peer_lists import moves_peers
 from bbnode.ir import keys
-from bbnode.ir.plain import Function, Node
+from bbnode.ir.graph import Function, OpNode, is_onnx_op
 
 # Ops that hand on what they read, or what was there from the start: they add no stage.
 TRANSPARENT = frozenset(
@@ -43,7 +40,7 @@ class Groups:
     Attributes:
         members: indices of each group; groups in the order of their first nodes.
         copied: indices of constants that belong to no group but to all their readers'.
-        needs: what each node of the function waits for, as `order.needs_of` gives it.
+        needs: what each node of the function waits for, as `needs_of` gives it.
     """
 
     members: list[list[int]] = field(default_factory=list)
@@ -51,18 +48,18 @@ class Groups:
     needs: list[list[int]] = field(default_factory=list)
 
 
-def backend_slot(node: Node) -> str | None:
+def backend_slot(node: OpNode) -> str | None:
     """The backend slot that runs an upstream ONNX op, or None for every other op."""
-    if not order.is_graph_op(node):
+    if not is_onnx_op(node):
         return None
-    if any(attribute.ref_attr_name for attribute in node.attribute):
+    if any(attribute.reference for attribute in node.attributes.values()):
         return None  # it needs the attributes of the function that it stands in
     return node.metadata.get(keys.SLOT_KEY)
 
 
 def find_groups(function: Function, needs: list[list[int]], prints: AttributePrints) -> Groups:
-    """The groups of a function whose nodes are in topological order; `needs` as `order.needs_of`."""
-    nodes = list(function.node)
+    """The groups of a function whose nodes are in topological order; `needs` as `needs_of`."""
+    nodes = list(function.nodes)
     slots = [None if moves_peers(node, function.kind_of) else backend_slot(node) for node in nodes]
     if not any(slots):
         return Groups(needs=needs)
@@ -73,7 +70,7 @@ class _Finder:
     def __init__(
         self,
         function: Function,
-        nodes: Sequence[Node],
+        nodes: Sequence[OpNode],
         slots: Sequence[str | None],
         needs: list[list[int]],
         prints: AttributePrints,
@@ -82,9 +79,9 @@ class _Finder:
         self._nodes = nodes
         self._slots = slots
         self._needs = needs
-        self._inputs = {name: 1 << bit for bit, name in enumerate(function.input)}
-        outputs = set(function.output)
-        self._is_output = [any(name in outputs for name in node.output) for node in nodes]
+        self._inputs = {name: 1 << bit for bit, name in enumerate(function.inputs)}
+        outputs = set(function.outputs)
+        self._is_output = [any(name in outputs for name in node.outputs) for node in nodes]
         self._readers: list[list[int]] = [[] for _ in nodes]
         for index, before in enumerate(self._needs):
             for need in set(before):
@@ -118,7 +115,7 @@ class _Finder:
                 leaves = self._slots[need] is not None and not self._same_slot(need, index)
                 level = max(level, before + leaves)
                 stage |= known
-            for name in order.reads(node) if self._inputs else ():
+            for name in node.reads if self._inputs else ():
                 stage |= self._inputs.get(name, 0)
             if self._slots[index] is None and not _is_transparent(node):
                 stage |= bit
@@ -143,15 +140,15 @@ class _Finder:
         return copied
 
     def _is_waited_for(self, index: int) -> bool:
-        names = set(self._nodes[index].output)
-        return any(names & {*order.after_of(self._nodes[r])} for r in self._readers[index])
+        names = set(self._nodes[index].outputs)
+        return any(names & set(self._nodes[r].after) for r in self._readers[index])
 
-    def _is_small_constant(self, node: Node) -> bool:
-        if node.op_type != "Constant" or node.input or order.after_of(node):
+    def _is_small_constant(self, node: OpNode) -> bool:
+        if node.op_type != "Constant" or node.inputs or node.after:
             return False
-        if any(attribute.type == AttributeProto.GRAPH for attribute in node.attribute):
+        if node.graphs:
             return False
-        size = sum(self._prints.of(attribute).size for attribute in node.attribute)
+        size = sum(self._prints.of(attribute).size for attribute in node.attributes.values())
         return size <= MAX_COPIED_CONSTANT_BYTES
 
     def _same_slot(self, a: int, b: int) -> bool:
@@ -165,7 +162,7 @@ def _top(parents: list[int], index: int) -> int:
     return index
 
 
-def _is_transparent(node: Node) -> bool:
+def _is_transparent(node: OpNode) -> bool:
     if node.domain in (keys.SYSCALL_DOMAIN, "", keys.ONNX_DOMAIN):
         return node.op_type in TRANSPARENT
     return False
