@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bbnode.compiler.content_hash import AttributePrints
+from bbnode.compiler.analysis.content_hash import AttributePrints
 from bbnode.components.contracts import Component
 from bbnode.ir import keys
-from bbnode.ir.plain import Function, Program
+from bbnode.ir.graph import Function, Program
 
 # One hop of a chain: transfer, queueing and the receiver's own work. Generous, because a
 # deadline is a bound on waiting and not an estimate; requests usually bring their own.

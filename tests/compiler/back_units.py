@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from onnx import FunctionProto, NodeProto
 
-from bbnode.compiler import pipeline
+from bbnode.compiler.driver import pipeline
 from bbnode.compiler.unit import CompilationUnit, CompileOptions
 from bbnode.ir import keys
 from tests.compiler import either

@@ -10,8 +10,8 @@ from typing import Any
 
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
-from bbnode.compiler.admission import admit
-from bbnode.compiler.pipeline import load_pass
+from bbnode.compiler.driver.admission import admit
+from bbnode.compiler.driver.pipeline import load_pass
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, SlotBinding
 from bbnode.components.contracts import Aggregator, Backend, DataSource, Model, PeerSelector
 from bbnode.components.registry import register_component

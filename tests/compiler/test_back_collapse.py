@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
-from bbnode.compiler import flow
-from bbnode.compiler.admission import admit
-from bbnode.compiler.pipeline import all_pass_names, load_pass
+from bbnode.compiler.analysis import order
+from bbnode.compiler.driver.admission import admit
+from bbnode.compiler.driver.pipeline import all_pass_names, load_pass
 from bbnode.compiler.unit import CompilationUnit
 from bbnode.ir import keys, types
 from bbnode.ir.plain import Function, Node
@@ -119,7 +119,7 @@ def test_two_slots_never_share_a_group_and_their_calls_do_not_wait_for_each_othe
     body.output("y", "a2")
     body.output("z", "b2")
     unit, main = collapsed(body)
-    assert flow.topological(main) == list(range(len(main.node)))
+    assert order.topological(main) == list(range(len(main.node)))
     assert {either.get_meta(c, keys.SLOT_KEY) for c in calls(main)} == {"left", "right"}
     for call in calls(main):
         assert {n.op_type for n in subgraph(unit, call).node} <= {"Relu", "Add"} or {
@@ -252,7 +252,7 @@ def _available(
     """Which values come when inputs `seeds` are there and the ops `dead` never finish."""
     known = dict.fromkeys(function.input, False) | dict.fromkeys(seeds, True)
     for node in function.node:
-        fires = node.name not in dead and all(known[name] for name in flow.reads(node))
+        fires = node.name not in dead and all(known[name] for name in order.reads(node))
         known.update((name, fires) for name in node.output if name)
     return known
 

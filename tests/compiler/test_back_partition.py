@@ -7,10 +7,10 @@ import re
 import pytest
 from onnx import FunctionProto
 
+from bbnode.compiler.analysis.order import program_order
+from bbnode.compiler.analysis.wire import wire_pairs
 from bbnode.compiler.errors import CrossClassDataflow, CyclicGraph, Internal, UnpairedWireRequest
-from bbnode.compiler.ordering import program_order
 from bbnode.compiler.unit import CompilationUnit
-from bbnode.compiler.wire_pairs import wire_pairs
 from bbnode.ir import keys, types
 from bbnode.ir.plain_proto import function_of
 from tests.compiler import either

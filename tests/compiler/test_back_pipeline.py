@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto
 
-from bbnode.compiler import flow, seams
-from bbnode.compiler.admission import admit
-from bbnode.compiler.driver import Compiler
+from bbnode.compiler.analysis import order
+from bbnode.compiler.driver import seams
+from bbnode.compiler.driver.admission import admit
+from bbnode.compiler.driver.compiler import Compiler
+from bbnode.compiler.driver.pipeline import all_pass_names, load_pass
 from bbnode.compiler.errors import Internal
-from bbnode.compiler.pipeline import all_pass_names, load_pass
 from bbnode.compiler.unit import CompileOptions, SlotBinding
 from bbnode.components.contracts import Backend
 from bbnode.ir import keys, types
@@ -69,7 +70,7 @@ def test_each_pass_leaves_a_well_formed_program_in_program_order(program: ModelP
         seams.check(unit, name)
         if name in BACK:
             for main in unit.partitions.values():
-                assert flow.topological(main) == list(range(len(main.node))), name
+                assert order.topological(main) == list(range(len(main.node))), name
 
 
 def test_the_artifact_is_plain_onnx_and_always_the_same_bytes(program: ModelProto) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from onnx import FunctionProto
 
-from bbnode.compiler.entries import INVOKE, EntryMap
-from bbnode.compiler.flow import reads
+from bbnode.compiler.analysis.entries import INVOKE, EntryMap
+from bbnode.compiler.analysis.order import reads
 from bbnode.ir import keys, types
 from tests.compiler.back_units import after, control, sole, unit_until
 from tests.compiler.programs import (

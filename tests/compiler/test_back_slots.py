@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from onnx import ModelProto
 
-from bbnode.compiler.driver import Compiler
+from bbnode.compiler.driver.compiler import Compiler
 from bbnode.compiler.errors import (
     AmbiguousRole,
     BindingMismatch,

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 from onnx import FunctionProto
 
-from bbnode.compiler.errors import PassInvariantBroken, RuntimeIncomplete
-from bbnode.compiler.gate_contract import (
+from bbnode.compiler.analysis.gate_contracts import (
     GateContract,
     PartitionView,
     gate_contracts,
     register_gate_contract,
     unregister_gate_contract,
 )
+from bbnode.compiler.errors import PassInvariantBroken, RuntimeIncomplete
 from bbnode.ir import address, ids, keys, types
 from tests.compiler import either
 from tests.compiler.back_units import after, meta, of_type, sole, unit_until

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto
 
-from bbnode.compiler import CANONICAL_PASS_NAMES, Compiler, errors, pipeline
+from bbnode.compiler import CANONICAL_PASS_NAMES, Compiler, errors
+from bbnode.compiler.driver import pipeline
 from bbnode.compiler.errors import (
     AlreadyCompiled,
     BindingMismatch,

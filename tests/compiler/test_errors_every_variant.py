@@ -18,13 +18,13 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from bbnode.compiler import Compiler, errors
-from bbnode.compiler.errors import CompileError
-from bbnode.compiler.gate_contract import (
+from bbnode.compiler.analysis.gate_contracts import (
     GateContract,
     PartitionView,
     register_gate_contract,
     unregister_gate_contract,
 )
+from bbnode.compiler.errors import CompileError
 from bbnode.components.contracts import Model
 from bbnode.components.registry import register_component
 from bbnode.dsl import (

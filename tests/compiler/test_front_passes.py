@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from onnx import ModelProto
 
-from bbnode.compiler import pipeline, seams
-from bbnode.compiler.admission import admit
-from bbnode.compiler.pipeline import load_pass
+from bbnode.compiler.driver import pipeline, seams
+from bbnode.compiler.driver.admission import admit
+from bbnode.compiler.driver.pipeline import load_pass
 from tests.compiler import either
 from tests.compiler.programs import BOUND
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from onnx import FunctionProto, TensorProto, helper
 
+from bbnode.compiler.analysis.wire import wire_pairs
 from bbnode.compiler.errors import (
     AmbiguousHome,
     CrossClassDataflow,
     IncompatibleStorageOnEdge,
     UnresolvedPeerClass,
 )
-from bbnode.compiler.wire_pairs import wire_pairs
 from bbnode.ir import keys, peer_list_ops, types
 from tests.compiler import either, programs
 from tests.compiler.programs import BOUND, Body, home_of, node_making, node_named, run, unit_of

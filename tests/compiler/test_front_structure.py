@@ -8,7 +8,7 @@ import pytest
 from onnx import AttributeProto, ModelProto, TensorProto, helper
 
 from bbnode.compiler import errors
-from bbnode.compiler.admission import admit
+from bbnode.compiler.driver.admission import admit
 from bbnode.compiler.errors import (
     BootstrapCompositionCycle,
     BootstrapCompositionGap,

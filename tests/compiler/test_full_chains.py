@@ -8,7 +8,7 @@ import pytest
 from onnx import ModelProto, NodeProto
 
 from bbnode.compiler import Compiler
-from bbnode.compiler.chain_depth import MAX_CHAIN_DEPTH, MAX_DEADLINE_NS
+from bbnode.compiler.analysis.chain_depth import MAX_CHAIN_DEPTH, MAX_DEADLINE_NS
 from bbnode.compiler.errors import CyclicGraph, ExpansionFailed
 from bbnode.compiler.unit import CompileOptions
 from bbnode.dsl import (

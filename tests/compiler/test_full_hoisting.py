@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto
 
 from bbnode.compiler import Compiler
-from bbnode.compiler.hoisting import body_hash
+from bbnode.compiler.rewriting.hoisting import body_hash
 from bbnode.compiler.unit import CompileOptions
 from bbnode.components import ConstantView, OrtBackend
 from bbnode.dsl import BackendSlot, Graph, ModelSlot, Module, Output, syscalls, types

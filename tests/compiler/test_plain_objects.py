@@ -7,8 +7,10 @@ import onnx
 import pytest
 from onnx import AttributeProto, ModelProto, helper, numpy_helper
 
-from bbnode.compiler import Compiler, content_hash, pipeline
-from bbnode.compiler.admission import admit
+from bbnode.compiler import Compiler
+from bbnode.compiler.analysis import content_hash
+from bbnode.compiler.driver import pipeline
+from bbnode.compiler.driver.admission import admit
 from bbnode.dsl import Graph, Module
 from bbnode.ir import plain, protos, types
 from bbnode.ir.plain_proto import model_of, program_of

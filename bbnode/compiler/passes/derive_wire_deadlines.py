@@ -5,17 +5,15 @@ Rule: the static bound of a send; at run time what is left of an inbound deadlin
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from bbnode.compiler.chain_depth import MAX_CHAIN_DEPTH, spans_of_sends
-from bbnode.compiler.slots import slots_of_calls
-from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
+from bbnode.compiler.analysis.chain_depth import MAX_CHAIN_DEPTH, spans_of_sends
+from bbnode.compiler.analysis.slots import slots_of_calls
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys
 
 __all__ = ["MAX_CHAIN_DEPTH", "DeriveWireDeadlines"]
 
 
-class DeriveWireDeadlines:
+class DeriveWireDeadlines(Pass):
     """Stamps `chain_depth` and `deadline_ns` on every Send-flavoured op.
 
     1. `chain_depth` is the number of hops from the send to the end of its chain, its own hop
@@ -29,15 +27,13 @@ class DeriveWireDeadlines:
        is ExpansionFailed.
     """
 
-    name: ClassVar[str] = "derive_wire_deadlines"
-
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         called_slots = slots_of_calls(unit.program.functions[1:])
         stamped = deepest = 0
         for function in unit.bodies():
             spans = spans_of_sends(function, options.per_hop_budget_ns, called_slots)
             for index, span in spans.items():
-                meta = function.node[index].metadata
+                meta = function.nodes[index].metadata
                 given = meta.get(keys.CHAIN_DEPTH_KEY)
                 if given is None:
                     meta[keys.CHAIN_DEPTH_KEY] = str(span.hops)

@@ -6,16 +6,13 @@ concrete slot of the program has to be there under that name.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
+from bbnode.compiler.analysis.slots import Slot, by_slot, dependencies_of, slots_of
 from bbnode.compiler.errors import BindingMismatch, UnboundDependency
-from bbnode.compiler.slots import by_slot
-from bbnode.compiler.target_slots import Slot, dependencies_of, slots_of
-from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.components.contracts import CONTRACTS, Component
 
 
-class ResolveComponentDependencies:
+class ResolveComponentDependencies(Pass):
     """Checks `depends` of every bound and every concrete component.
 
     1. The slot of each dependency is bound or concrete (UnboundDependency).
@@ -23,8 +20,6 @@ class ResolveComponentDependencies:
     3. Components do not depend on each other in a ring (BindingMismatch): they are
        constructed one after the other.
     """
-
-    name: ClassVar[str] = "resolve_component_dependencies"
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         bound = by_slot(options.bindings)

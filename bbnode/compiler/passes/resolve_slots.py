@@ -6,20 +6,19 @@ Rule: slots are told apart by name, not by role: a program may have several of o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
+from bbnode.compiler.analysis.slots import TRAIT_SUFFIX, by_slot, component_of, slot_roles
+from bbnode.compiler.driver.seams import is_natural
 from bbnode.compiler.errors import (
     AmbiguousRole,
     BindingMismatch,
     MalformedSlotMetadata,
     Where,
 )
-from bbnode.compiler.seams import is_natural
-from bbnode.compiler.slots import TRAIT_SUFFIX, by_slot, component_of, slot_roles
-from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, SlotBinding
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass, SlotBinding
 from bbnode.components.registry import roles_of
 from bbnode.ir import keys
-from bbnode.ir.plain import Function, Node
+from bbnode.ir.graph import Function, OpNode
 
 
 @dataclass(slots=True)
@@ -27,11 +26,11 @@ class _Use:
     """What the ops of one slot say of it."""
 
     role: str
-    concrete: Node | None = None
-    generic: Node | None = None
+    concrete: OpNode | None = None
+    generic: OpNode | None = None
 
 
-class ResolveSlots:
+class ResolveSlots(Pass):
     """Checks that each slot has one provider.
 
     1. A slot that is concrete in one place and generic in another, over all functions, is
@@ -41,8 +40,6 @@ class ResolveSlots:
     3. A concrete slot has no bind call (BindingMismatch): its component is the author's choice.
     4. A generic slot may still be unbound: `validate_all_slots_bound` names those.
     """
-
-    name: ClassVar[str] = "resolve_slots"
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         bound = by_slot(options.bindings)
@@ -57,7 +54,7 @@ class ResolveSlots:
 
 def _collect(function: Function, uses: dict[str, _Use]) -> None:
     roles = slot_roles(function)
-    for node in function.node:
+    for node in function.nodes:
         slot = node.metadata.get(keys.SLOT_KEY)
         if not slot:
             continue
@@ -80,7 +77,7 @@ def _collect(function: Function, uses: dict[str, _Use]) -> None:
             raise _ambiguous(slot, use.role, use.concrete, use.generic)
 
 
-def _ambiguous(slot: str, role: str, concrete: Node, generic: Node) -> AmbiguousRole:
+def _ambiguous(slot: str, role: str, concrete: OpNode, generic: OpNode) -> AmbiguousRole:
     slot_id = generic.metadata.get(keys.SLOT_ID_KEY) or ""
     return AmbiguousRole(
         role=role,

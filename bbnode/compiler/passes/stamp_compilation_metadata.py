@@ -6,17 +6,14 @@ the compiler crosses over.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from bbnode.compiler.rx_chain import chain_head
-from bbnode.compiler.slots import by_slot
-from bbnode.compiler.target_slots import slots_by_target, slots_of, with_dependencies
-from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.ir import keys, plain
-from bbnode.ir.plain import Function, Node
+from bbnode.compiler.analysis.slots import by_slot, slots_by_target, slots_of, with_dependencies
+from bbnode.compiler.rewriting.gates import chain_head
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, OpNode, is_wire
 
 
-class StampCompilationMetadata:
+class StampCompilationMetadata(Pass):
     """Stamps the model and its receivers.
 
     1. Model metadata `compiled` is the current version.
@@ -26,8 +23,6 @@ class StampCompilationMetadata:
     3. A receiver whose payload goes into a slot op (behind its gates and a `DeadlineCheck`)
        carries that slot's id as `recv_slot_id`; with several, the first in program order.
     """
-
-    name: ClassVar[str] = "stamp_compilation_metadata"
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         unit.program.metadata[keys.COMPILED_KEY] = keys.COMPILED_CURRENT_VERSION
@@ -49,18 +44,18 @@ class StampCompilationMetadata:
 def _stamp_receivers(main: Function) -> int:
     payloads = {
         chain_head(node): node
-        for node in main.node
-        if plain.is_wire(node) and node.op_type in keys.INBOUND_OPS and node.output
+        for node in main.nodes
+        if is_wire(node) and node.op_type in keys.INBOUND_OPS and node.outputs
     }
     if not payloads:
         return 0
     stamped: set[str] = set()
-    for node in main.node:
-        recv = next((payloads[name] for name in node.input if name in payloads), None)
+    for node in main.nodes:
+        recv = next((payloads[name] for name in node.inputs if name in payloads), None)
         if recv is None:
             continue
         if _is_check(node):
-            payloads[node.output[0]] = recv
+            payloads[node.outputs[0]] = recv
             continue
         slot_id = node.metadata.get(keys.SLOT_ID_KEY)
         if slot_id is not None and recv.name not in stamped:
@@ -69,5 +64,5 @@ def _stamp_receivers(main: Function) -> int:
     return len(stamped)
 
 
-def _is_check(node: Node) -> bool:
+def _is_check(node: OpNode) -> bool:
     return node.domain == keys.SYSCALL_DOMAIN and node.op_type == keys.OP_DEADLINE_CHECK

@@ -7,21 +7,17 @@ abstract is the author's to declare.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
+from bbnode.compiler.analysis.functions import by_key
+from bbnode.compiler.analysis.slots import by_slot, role_of
 from bbnode.compiler.errors import UnresolvedType, Where
-from bbnode.compiler.function_table import by_key
-from bbnode.compiler.slot_checks import role_of
-from bbnode.compiler.slots import by_slot
-from bbnode.compiler.type_constraints import FunctionTypes
-from bbnode.compiler.type_network import TypeNetwork
-from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
+from bbnode.compiler.typing.constraints import FunctionTypes, TypeNetwork
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys
-from bbnode.ir.plain import Node
+from bbnode.ir.graph import OpNode
 from bbnode.ir.types import TypeNode
 
 
-class TypeSolver:
+class TypeSolver(Pass):
     """Resolves the type of every value to a leaf of the lattice.
 
     1. Ports of one type variable have one type; a port of a fixed type narrows its value to it.
@@ -36,8 +32,6 @@ class TypeSolver:
     6. A type that stays abstract is UnresolvedType, unless types are permissive. A function
        input that nothing computes with may stay a Tensor: it never gets anywhere.
     """
-
-    name: ClassVar[str] = "type_solver"
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         network = TypeNetwork()
@@ -81,8 +75,8 @@ def _infer_until_settled(functions: list[FunctionTypes], network: TypeNetwork) -
 def _unresolved(
     one: FunctionTypes, value: str, known: TypeNode, options: CompileOptions
 ) -> UnresolvedType:
-    for node in one.function.node:
-        if value in node.output:
+    for node in one.function.nodes:
+        if value in node.outputs:
             slot, role = _unbound(node, options)
             return UnresolvedType(
                 value=value,
@@ -95,7 +89,7 @@ def _unresolved(
     return UnresolvedType(value=value, known=known.name)
 
 
-def _unbound(node: Node, options: CompileOptions) -> tuple[str, str]:
+def _unbound(node: OpNode, options: CompileOptions) -> tuple[str, str]:
     """Slot and role of an op whose generic slot nothing fills, else two empty texts."""
     slot = node.metadata.get(keys.SLOT_KEY, "")
     role = role_of(node)

@@ -5,22 +5,17 @@ Rule: looks, changes nothing; what is missing is named with the call that mends 
 
 from __future__ import annotations
 
-from typing import ClassVar
-
+from bbnode.compiler.analysis.slots import by_slot, slots_by_target
 from bbnode.compiler.errors import UnboundSlot
-from bbnode.compiler.slots import by_slot
-from bbnode.compiler.target_slots import slots_by_target
-from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 
 
-class ValidateAllSlotsBound:
+class ValidateAllSlotsBound(Pass):
     """Checks each target's slots, those of the functions it calls and bootstraps included.
 
     1. A generic slot has a bind call (UnboundSlot: slot, role, target, the call that is missing).
     2. A concrete slot's type is installed here (MissingBinding).
     """
-
-    name: ClassVar[str] = "validate_all_slots_bound"
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         bound = by_slot(options.bindings)

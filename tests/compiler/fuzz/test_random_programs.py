@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto
 
-from bbnode.compiler.admission import admit
-from bbnode.compiler.pipeline import all_pass_names, load_pass
+from bbnode.compiler.driver.admission import admit
+from bbnode.compiler.driver.pipeline import all_pass_names, load_pass
 from tests.compiler import either
 from tests.compiler.fuzz import invariants, world
 from tests.compiler.fuzz.invariants import Check

@@ -1,0 +1,111 @@
+"""The order of the passes: one literal table. Where a pass is found.
+
+Rule: the passes that ship are the classes in `bbnode.compiler.passes`; packages add theirs under
+the entry points `bbnode.passes`, by the name of the pass.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from functools import cache
+
+from bbnode.compiler import passes
+from bbnode.compiler.errors import UnknownStage
+from bbnode.compiler.unit import Pass
+from bbnode.ir import plugins
+
+PLUGIN_GROUP = "bbnode.passes"
+
+# The seventeen passes of the specification, in its order.
+CANONICAL_PASS_NAMES = (
+    "inline_for_partition",
+    "derive_wire_deadlines",
+    "validate",
+    "expand_ops",
+    "type_solver",
+    "infer_peer_classes",
+    "synthesize_wire_recvs",
+    "partition_by_wire_ops",
+    "resolve_slots",
+    "analyze_wire_edges",
+    "insert_dedup_gate_rx",
+    "insert_peer_health_gate_rx",
+    "insert_backoff_gate_rx",
+    "insert_peer_health_gate_tx",
+    "insert_backoff_gate_tx",
+    "insert_async_deadlines",
+    "validate_runtime_complete",
+)
+
+# Before them: the first needs the bindings, the second the calls that inlining removes.
+PRE_PASS_NAMES = ("refine_polymorphic_value_info", "validate_bootstrap_composition")
+
+# Our own, each after the canonical pass that it needs.
+INSERTED_AFTER = {
+    "resolve_slots": "sequence_slot_effects",
+    "insert_backoff_gate_tx": "collapse_backend_subgraphs",
+}
+
+# After the canonical passes and the user's stages.
+POST_PASS_NAMES = (
+    "resolve_component_dependencies",
+    "validate_all_slots_bound",
+    "stamp_compilation_metadata",
+    "merge_partitions_into_one",
+)
+
+# Passes that change nothing: they look behind every user stage as well, at what it left.
+STAGE_LOOKS = ("resolve_slots", "validate_runtime_complete")
+
+# From here on the program is well-formed, and every pass has to leave it so.
+FIRST_SEAM = "validate"
+
+# Where every compile looks whether they did. One that fails on a broken program is run again
+# with a look behind every pass, so that the one that broke it is named; the good path stays fast.
+CHECKPOINTS = frozenset({"validate", "validate_runtime_complete", "merge_partitions_into_one"})
+
+
+def body_pass_names() -> tuple[str, ...]:
+    """Return the canonical passes with ours at their places."""
+    names = []
+    for name in CANONICAL_PASS_NAMES:
+        names.append(name)
+        if name in INSERTED_AFTER:
+            names.append(INSERTED_AFTER[name])
+    return tuple(names)
+
+
+def all_pass_names() -> tuple[str, ...]:
+    """Return the name of every pass that ships, in the order in which a compile runs them."""
+    return (*PRE_PASS_NAMES, *body_pass_names(), *POST_PASS_NAMES)
+
+
+@cache
+def shipped_passes() -> dict[str, type[Pass]]:
+    """Return the classes of the passes that ship, by name."""
+    found: dict[str, type[Pass]] = {}
+    for info in pkgutil.iter_modules(passes.__path__, f"{passes.__name__}."):
+        for value in vars(importlib.import_module(info.name)).values():
+            if inspect.isclass(value) and issubclass(value, Pass) and value is not Pass:
+                found[value.name] = value
+    return found
+
+
+def pass_class(name: str) -> type[Pass]:
+    """Return the class of a pass: one that ships, or one that an installed package brings.
+
+    Raises:
+        UnknownStage: neither; or what the package brings is no pass.
+        BrokenPlugin: the package cannot be imported.
+    """
+    found: object = shipped_passes().get(name)
+    if found is None:
+        try:
+            found = plugins.load(PLUGIN_GROUP, name)
+        except plugins.UnknownPlugin as error:
+            raise UnknownStage(stage=name, detail=str(error)) from error
+    if not (inspect.isclass(found) and issubclass(found, Pass)):
+        raise UnknownStage(stage=name, detail=f"{found!r:.80} is no class derived from Pass")
+    return found
