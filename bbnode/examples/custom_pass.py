@@ -2,58 +2,38 @@
 
 Run it with `python -m bbnode.examples.custom_pass`.
 
-A stage is any object with a `name` and a method `run(model)`. The compiler runs it after its own
-passes, once per partition; `model.functions[0]` is the partition's main, and the stage changes
-it in place. Here it writes a key of its own into the metadata of each `wire.Send`; the engine
-carries on as before, and whoever reads the compiled model finds the ids.
+A pass derives from `Pass` and changes the program in place; its arguments are those of its
+class. `with_pass` says where it runs: here, once the program is cut into partitions. It writes a
+key of its own into the metadata of each send; the engine carries on as before, and whoever
+opens the compiled model finds the ids.
 """
 
 from __future__ import annotations
 
-from onnx import ModelProto, NodeProto
-
-from bbnode.compiler import Compiler
+from bbnode.compiler import CompilationUnit, CompileOptions, Compiler, Counters, Pass
 from bbnode.components import ConnectedView, OrtBackend
 from bbnode.dsl import BackendSlot, Graph, Module, PeerSelectorSlot, types
 
-WIRE_DOMAIN = "ai.bytesandbrains.wire"
 TRACING_ID_KEY = "example.tracing_id"
 
 
-class StampTracingIds:
-    """Counts the sends of all partitions and gives each its number."""
+class StampTracingIds(Pass):
+    """Numbers the sends of all partitions.
 
-    name = "stamp_tracing_ids"
+    1. Every one-way send has metadata `example.tracing_id`, `<prefix>-<number>`.
+    """
 
-    def __init__(self) -> None:
-        self._next = 0
+    def __init__(self, prefix: str = "trace") -> None:
+        self.prefix = prefix
 
-    def run(self, model: ModelProto) -> None:
-        """Stamp the sends of one partition."""
-        for function in model.functions:
-            for node in function.node:
-                if is_send(node):
-                    node.metadata_props.add(key=TRACING_ID_KEY, value=f"trace-{self._next}")
-                    self._next += 1
-
-
-def is_send(node: NodeProto) -> bool:
-    """Whether a node is a one-way send."""
-    return bool(node.domain == WIRE_DOMAIN and node.op_type == "Send")
-
-
-def tracing_ids(model: ModelProto) -> dict[str, list[str]]:
-    """Function name to the tracing ids of its sends."""
-    return {
-        function.name: [
-            entry.value
-            for node in function.node
-            if is_send(node)
-            for entry in node.metadata_props
-            if entry.key == TRACING_ID_KEY
-        ]
-        for function in model.functions
-    }
+    def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
+        stamped = 0
+        for partition in unit.partitions.values():
+            for node in partition.nodes:
+                if node.op_type == "Send":
+                    node.metadata[TRACING_ID_KEY] = f"{self.prefix}-{stamped}"
+                    stamped += 1
+        return {"sends_stamped": stamped}
 
 
 class PingPong(Module):
@@ -69,22 +49,25 @@ class PingPong(Module):
         g.output("ball_back", pong)
 
 
-def compile_with_stage() -> ModelProto:
-    """The program, compiled with our stage behind the compiler's own passes."""
+def compiler() -> Compiler:
+    """A compiler with our pass at its place."""
     return (
         Compiler()
         .bind_peer_selector("opponents", ConnectedView)
         .bind_backend("compute", OrtBackend)
-        .push_back_stage(StampTracingIds())
-        .compile(PingPong().build())
+        .with_pass(StampTracingIds("ball"), after="partition_by_wire_ops")
     )
 
 
 def main() -> None:
     """Print the tracing ids of each partition."""
-    for partition, ids in tracing_ids(compile_with_stage()).items():
-        if ids:
-            print(f"{partition}: {len(ids)} send(s) with a tracing id: {', '.join(ids)}")
+    model, report = compiler().compile_with_report(PingPong().build())
+    print(f"{report.counters()['compiler.sends_stamped']} sends have a tracing id:")
+    for function in model.functions:
+        for node in function.node:
+            for entry in node.metadata_props:
+                if entry.key == TRACING_ID_KEY:
+                    print(f"  {function.name}: {node.name} {entry.value}")
 
 
 if __name__ == "__main__":

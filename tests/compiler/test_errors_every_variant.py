@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from onnx import ModelProto, TensorProto, helper
 
-from bbnode.compiler import Compiler, errors
+from bbnode.compiler import CompilationUnit, CompileOptions, Compiler, Pass, errors
 from bbnode.compiler.analysis.gate_contracts import (
     GateContract,
     PartitionView,
@@ -541,48 +541,47 @@ def runtime_incomplete() -> object:
     return bound().without_stage("insert_dedup_gate_rx").compile(Program(relay).build())
 
 
-class Stage:
-    """A user stage that does one thing to each partition."""
+class Spoil(Pass):
+    """A pass of the caller's that does one thing."""
 
-    name = "spoil"
-
-    def __init__(self, action: Callable[[ModelProto], object]) -> None:
+    def __init__(self, action: Callable[[CompilationUnit], object]) -> None:
         self._action = action
 
-    def run(self, model: ModelProto) -> None:
-        self._action(model)
+    def run(self, unit: CompilationUnit, options: CompileOptions) -> None:
+        self._action(unit)
 
 
-@case(errors.PassInvariantBroken, "pass 'spoil'", "nothing makes", "Mend the stage", how=STAGE,
+@case(errors.PassInvariantBroken, "pass 'spoil'", "nothing makes", "Mend the pass", how=STAGE,
       pass_name="spoil", detail=re.compile("reads 'nowhere', which nothing makes"))  # fmt: skip
 def pass_invariant_broken() -> object:
     """Passes of ours leave the program whole; the caller's may not."""
 
-    def dangle(model: ModelProto) -> None:
-        for node in model.functions[0].node:
-            if node.op_type == keys.OP_SEND:
-                node.input[1] = "nowhere"
+    def dangle(unit: CompilationUnit) -> None:
+        for main in unit.partitions.values():
+            for node in main.nodes:
+                if node.op_type == keys.OP_SEND:
+                    node.inputs = (node.inputs[0], "nowhere")
 
     def body(g: Graph) -> None:
         value = g.input("value", types.TENSOR_FLOAT)
         g.net_out("there", CLIENTS.sample(g, n=2), value)  # here
 
-    return bound().push_back_stage(Stage(dangle)).compile(Program(body).build())
+    return bound().with_pass(Spoil(dangle)).compile(Program(body).build())
 
 
-@case(errors.StageFailed, "stage 'spoil' failed", "ValueError: no", "without_stage", how=STAGE,
-      module="", stage="spoil", target=re.compile("^client#"), detail="ValueError: no")  # fmt: skip
+@case(errors.StageFailed, "pass 'spoil' failed", "ValueError: no", "without_stage", how=STAGE,
+      module="", stage="spoil", detail="ValueError: no")  # fmt: skip
 def stage_failed() -> object:
     """Only the caller's own code raises what it likes."""
 
-    def fail(_: ModelProto) -> None:
+    def fail(_: CompilationUnit) -> None:
         raise ValueError("no")
 
-    return bound().push_back_stage(Stage(fail)).compile(Program(relay).build())
+    return bound().with_pass(Spoil(fail)).compile(Program(relay).build())
 
 
-@case(errors.UnknownStage, "'valdiate'", "CANONICAL_PASS_NAMES", module="",
-      stage="valdiate", detail=re.compile("no pass or user stage"))  # fmt: skip
+@case(errors.UnknownStage, "'valdiate'", "pass_names", module="",
+      stage="valdiate", detail=re.compile("no such pass"))  # fmt: skip
 def unknown_stage() -> object:
     return Compiler().without_stage("valdiate")
 

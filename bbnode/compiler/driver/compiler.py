@@ -34,6 +34,7 @@ from bbnode.compiler.unit import CompilationUnit, CompileOptions, Pass, SlotBind
 from bbnode.components.contracts import CONTRACTS, Component
 from bbnode.components.registry import UnknownComponentType, component_class
 from bbnode.ir import keys
+from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.onnx_file import model_of
 from bbnode.ir.seal import seal
@@ -374,7 +375,7 @@ class _Run:
         What `validate` did not vouch for is not checked: no pass could be blamed for it.
         """
         with self._watch.measure(name) as counters, _boundary(name):
-            made = pipeline.pass_class(name)()
+            made = pipeline.load_pass(name)
             counters.update(made.run(self.unit, self._compiler.options) or {})
         self.well_formed = self.well_formed or name == pipeline.FIRST_SEAM
         if self.well_formed and (self._careful or name in pipeline.CHECKPOINTS):
@@ -387,6 +388,7 @@ class _Run:
         raises anything but a CompileError.
         """
         options = self._compiler.options
+        mains = _main_names(self.unit)
         with self._watch.measure(added.name) as counters:
             try:
                 counters.update(added.run(self.unit, options) or {})
@@ -396,11 +398,19 @@ class _Run:
             except Exception as error:
                 detail = f"{type(error).__name__}: {error}"
                 raise StageFailed(stage=added.name, detail=detail) from error
+            if mains and _main_names(self.unit) != mains:
+                detail = f"the partitions are no longer {', '.join(mains.values())}"
+                raise PassInvariantBroken(pass_name=added.name, detail=detail)
             if self.well_formed:
                 seams.check(self.unit, added.name)
+            try:
+                check_bounds(_snapshot(self.unit))
+            except OutOfBounds as error:
+                detail = f"it left what no program needs: {error}"
+                raise PassInvariantBroken(pass_name=added.name, detail=detail) from error
             for name in looks:
                 try:
-                    pipeline.pass_class(name)().run(self.unit, options)
+                    pipeline.load_pass(name).run(self.unit, options)
                 except CompileError as error:
                     raise PassInvariantBroken(
                         pass_name=added.name, detail=error.message(), where=error.where
@@ -432,6 +442,10 @@ class _Run:
             values=self._histories[1].result() if self._histories is not None else {},
             snapshots=self._notes.snapshots,
         )
+
+
+def _main_names(unit: CompilationUnit) -> dict[str, str]:
+    return {home: main.name for home, main in unit.partitions.items()}
 
 
 def _snapshot(unit: CompilationUnit) -> ModelProto:

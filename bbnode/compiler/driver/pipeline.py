@@ -10,6 +10,7 @@ import importlib
 import inspect
 import pkgutil
 from functools import cache
+from typing import TypeGuard
 
 from bbnode.compiler import passes
 from bbnode.compiler.errors import UnknownStage
@@ -82,13 +83,17 @@ def all_pass_names() -> tuple[str, ...]:
     return (*PRE_PASS_NAMES, *body_pass_names(), *POST_PASS_NAMES)
 
 
+def _is_pass(found: object) -> TypeGuard[type[Pass]]:
+    return inspect.isclass(found) and issubclass(found, Pass) and found is not Pass
+
+
 @cache
 def shipped_passes() -> dict[str, type[Pass]]:
     """Return the classes of the passes that ship, by name."""
     found: dict[str, type[Pass]] = {}
     for info in pkgutil.iter_modules(passes.__path__, f"{passes.__name__}."):
         for value in vars(importlib.import_module(info.name)).values():
-            if inspect.isclass(value) and issubclass(value, Pass) and value is not Pass:
+            if _is_pass(value) and not value.__name__.startswith("_"):
                 found[value.name] = value
     return found
 
@@ -106,6 +111,11 @@ def pass_class(name: str) -> type[Pass]:
             found = plugins.load(PLUGIN_GROUP, name)
         except plugins.UnknownPlugin as error:
             raise UnknownStage(stage=name, detail=str(error)) from error
-    if not (inspect.isclass(found) and issubclass(found, Pass)):
+    if not _is_pass(found):
         raise UnknownStage(stage=name, detail=f"{found!r:.80} is no class derived from Pass")
     return found
+
+
+def load_pass(name: str) -> Pass:
+    """Return a pass of that name, made without arguments. Raises as `pass_class`."""
+    return pass_class(name)()
