@@ -7,10 +7,13 @@ Rule: this is the whole of what an author imports. A Module's body records nodes
 from __future__ import annotations
 
 from bbnode.dsl import peer_lists, syscalls
-from bbnode.dsl.backend import BackendSlot
-from bbnode.dsl.backend_control import LoopResult, LoopStep
+from bbnode.dsl.backend.control import LoopResult, LoopStep
+from bbnode.dsl.backend.slot import BackendSlot
 from bbnode.dsl.branch import Branch
-from bbnode.dsl.compiled_module import CompiledModule
+from bbnode.dsl.compiled import CompiledModule
+from bbnode.dsl.core.graph import Graph
+from bbnode.dsl.core.module import Module, ModuleCall, ModuleOutputs
+from bbnode.dsl.core.slot import Slot
 from bbnode.dsl.errors import (
     BadArgument,
     BadName,
@@ -26,10 +29,8 @@ from bbnode.dsl.errors import (
     UnknownName,
     UnknownOp,
 )
-from bbnode.dsl.graph import Graph
-from bbnode.dsl.module import Module, ModuleCall, ModuleOutputs
+from bbnode.dsl.onnx.module import OnnxModule, OnnxPart
 from bbnode.dsl.onnx_errors import OnnxImportError
-from bbnode.dsl.onnx_module import OnnxModule, OnnxPart
 from bbnode.dsl.onnx_pipeline import OnnxPipeline
 from bbnode.dsl.output import After, Output
 from bbnode.dsl.protocol_ops import protocol_op
@@ -42,7 +43,6 @@ from bbnode.dsl.roles import (
     PeerSelectorSlot,
     ProtocolSlot,
 )
-from bbnode.dsl.slot import Slot
 from bbnode.dsl.wire import Request
 from bbnode.ir import types, values
 from bbnode.ir.peer import PeerId

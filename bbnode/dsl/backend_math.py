@@ -7,8 +7,8 @@ of size 1 stretches.
 
 from __future__ import annotations
 
-from bbnode.dsl.backend_core import BackendCore, Ints
-from bbnode.dsl.graph import Graph
+from bbnode.dsl.backend.catalogue import BackendCore, Ints
+from bbnode.dsl.core.graph import Graph
 from bbnode.dsl.output import After, Output
 
 

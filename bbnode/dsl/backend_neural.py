@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from bbnode.dsl.backend_core import BackendCore
-from bbnode.dsl.graph import Graph
+from bbnode.dsl.backend.catalogue import BackendCore
+from bbnode.dsl.core.graph import Graph
 from bbnode.dsl.output import After, Output
 
 AutoPad = Literal["NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]

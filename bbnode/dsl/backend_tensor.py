@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 from onnx import helper
 
-from bbnode.dsl.attributes import tensor_type
-from bbnode.dsl.backend_core import BackendCore, Ints
+from bbnode.dsl.backend.catalogue import BackendCore, Ints
+from bbnode.dsl.core.attributes import tensor_type
+from bbnode.dsl.core.graph import Graph
 from bbnode.dsl.errors import BadArgument
-from bbnode.dsl.graph import Graph
 from bbnode.dsl.output import After, Output
 from bbnode.ir import types
 from bbnode.ir.types import TypeNode

@@ -13,10 +13,10 @@ from typing import Any
 
 from onnx import AttributeProto, GraphProto, ValueInfoProto
 
-from bbnode.dsl.attributes import WrongKind
 from bbnode.dsl.constants import constant_attribute
+from bbnode.dsl.core.attributes import WrongKind
+from bbnode.dsl.core.graph import Graph
 from bbnode.dsl.errors import BadArgument, BranchMisuse
-from bbnode.dsl.graph import Graph
 from bbnode.dsl.graph_core import GraphCore
 from bbnode.dsl.output import After, Output
 from bbnode.dsl.slot_table import SlotUse

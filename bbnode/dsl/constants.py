@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
-from bbnode.dsl.attributes import WrongKind, elem_type_of, tensor_proto
+from bbnode.dsl.core.attributes import WrongKind, elem_type_of, tensor_proto
 from bbnode.ir import codec, types, values
 from bbnode.ir.errors import AuthorError, DecodeError
 from bbnode.ir.peer import PeerId

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import onnx
 from onnx import AttributeProto, FunctionProto, NodeProto
 
+from bbnode.dsl.core.names import check_name
 from bbnode.dsl.errors import (
     BadArgument,
     BranchMisuse,
@@ -24,7 +25,6 @@ from bbnode.dsl.errors import (
     RecordingError,
     SlotConflict,
 )
-from bbnode.dsl.names import check_name
 from bbnode.dsl.output import After, Output
 from bbnode.dsl.slot_table import SlotUse
 from bbnode.dsl.source import author_line
@@ -32,7 +32,7 @@ from bbnode.ir import keys, protos
 from bbnode.ir.types import TypeNode
 
 if TYPE_CHECKING:
-    from bbnode.dsl.recorder import ModelRecorder
+    from bbnode.dsl.core.recorder import ModelRecorder
 
 Error = TypeVar("Error", bound=RecordingError)
 

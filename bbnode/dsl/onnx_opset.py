@@ -14,8 +14,8 @@ import onnx.version_converter
 from onnx import ModelProto, NodeProto
 from onnx.defs import OpSchema
 
+from bbnode.dsl.onnx.load import ONNX_FAILURES, check_whole
 from bbnode.dsl.onnx_errors import UnconvertibleModel, fault, first_line
-from bbnode.dsl.onnx_load import ONNX_FAILURES, check_whole
 from bbnode.dsl.onnx_walk import ONNX_ML_DOMAIN, every_node
 from bbnode.ir import keys, protos
 

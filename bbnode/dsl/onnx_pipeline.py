@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from bbnode.dsl.graph import Graph
-from bbnode.dsl.module import Module
-from bbnode.dsl.names import check_class, check_name
+from bbnode.dsl.core.graph import Graph
+from bbnode.dsl.core.module import Module
+from bbnode.dsl.core.names import check_class, check_name
 from bbnode.dsl.onnx_record import PortNames
 from bbnode.dsl.output import Output
 from bbnode.dsl.roles import PeerSelectorSlot
@@ -19,7 +19,7 @@ from bbnode.ir import types
 from bbnode.ir.types import TypeNode
 
 if TYPE_CHECKING:
-    from bbnode.dsl.onnx_module import OnnxPart
+    from bbnode.dsl.onnx.module import OnnxPart
 
 
 class OnnxPipeline(Module):

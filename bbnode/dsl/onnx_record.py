@@ -17,10 +17,10 @@ import onnx
 from onnx import AttributeProto, NodeProto, TensorProto
 
 from bbnode.dsl import onnx_walk
-from bbnode.dsl.backend import BackendSlot
-from bbnode.dsl.graph import Graph
-from bbnode.dsl.names import MAX_NAME_LENGTH
-from bbnode.dsl.onnx_graph import Part
+from bbnode.dsl.backend.slot import BackendSlot
+from bbnode.dsl.core.graph import Graph
+from bbnode.dsl.core.names import MAX_NAME_LENGTH
+from bbnode.dsl.onnx.graph import Part
 from bbnode.dsl.output import Output
 from bbnode.dsl.slot_table import SlotUse
 from bbnode.ir import keys, protos, types

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bbnode.dsl.names import check_name
+from bbnode.dsl.core.names import check_name
 from bbnode.ir import keys, opset
 from bbnode.ir.opset import OpSpec, Port
 from bbnode.ir.types import TypeNode

@@ -13,10 +13,10 @@ from typing import Any
 
 from onnx import AttributeProto
 
-from bbnode.dsl.attributes import WrongKind, table_attribute
+from bbnode.dsl.core.attributes import WrongKind, table_attribute
+from bbnode.dsl.core.names import hint
 from bbnode.dsl.errors import BadArgument
 from bbnode.dsl.graph_core import GraphCore
-from bbnode.dsl.names import hint
 from bbnode.dsl.output import After, Output
 from bbnode.dsl.slot_table import SlotUse
 from bbnode.ir import opset, types

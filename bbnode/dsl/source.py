@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import PurePath
 
-_PACKAGE = __name__.rpartition(".")[0]
+_PACKAGE = "bbnode.dsl"
 
 
 def author_line() -> str:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from bbnode.dsl import record as _recorder
+from bbnode.dsl.core.graph import Graph, as_graph
 from bbnode.dsl.errors import BadArgument
-from bbnode.dsl.graph import Graph, as_graph
 from bbnode.dsl.output import After, Output
 from bbnode.dsl.record import spec_of
 from bbnode.ir import keys

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from bbnode.dsl import BackendSlot, BadArgument, Graph, UnknownOp, types
-from bbnode.dsl.backend import catalogue, method_name
+from bbnode.dsl.backend.slot import catalogue, method_name
 from bbnode.ir import protos
 from tests.dsl.programs import build, only, root
 

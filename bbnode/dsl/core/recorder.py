@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from onnx import FunctionProto, ModelProto, NodeProto
 
 from bbnode.dsl.context import recording
+from bbnode.dsl.core.graph import Graph
 from bbnode.dsl.errors import RecursiveModule
-from bbnode.dsl.graph import Graph
 from bbnode.dsl.slot_table import SlotTable
 from bbnode.dsl.source import author_line
 from bbnode.ir import keys, protos

@@ -12,15 +12,15 @@ from pathlib import PurePath
 
 from onnx import ModelProto
 
-from bbnode.dsl.backend import BackendSlot
+from bbnode.dsl.backend.slot import BackendSlot
+from bbnode.dsl.core.graph import Graph
+from bbnode.dsl.core.module import Module
+from bbnode.dsl.core.names import check_class, check_name
 from bbnode.dsl.errors import BadArgument
-from bbnode.dsl.graph import Graph
-from bbnode.dsl.module import Module
-from bbnode.dsl.names import check_class, check_name
-from bbnode.dsl.onnx_cuts import split_at, split_by_weight
+from bbnode.dsl.onnx.cuts import split_at, split_by_weight
+from bbnode.dsl.onnx.graph import Part, index_model, whole
+from bbnode.dsl.onnx.load import ModelSource, load_model
 from bbnode.dsl.onnx_errors import fault
-from bbnode.dsl.onnx_graph import Part, index_model, whole
-from bbnode.dsl.onnx_load import ModelSource, load_model
 from bbnode.dsl.onnx_opset import to_recorded_opset
 from bbnode.dsl.onnx_pipeline import OnnxPipeline
 from bbnode.dsl.onnx_record import clean_name, port_names, record_part

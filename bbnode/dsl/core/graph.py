@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bbnode.dsl.attributes import WrongKind, tensor_type
 from bbnode.dsl.constants import ATTRIBUTE, constant_attribute, typed_array
+from bbnode.dsl.core.attributes import WrongKind, tensor_type
+from bbnode.dsl.core.names import check_class, check_name, hint
 from bbnode.dsl.errors import BadArgument, DuplicateName, UnknownName
 from bbnode.dsl.graph_core import GraphCore
-from bbnode.dsl.names import check_class, check_name, hint
 from bbnode.dsl.output import After, Output
 from bbnode.dsl.record import record, spec_of
 from bbnode.dsl.source import author_line
@@ -26,7 +26,7 @@ from bbnode.ir.types import TypeNode
 from bbnode.ir.values import AddressVec, PeerIdVec
 
 if TYPE_CHECKING:
-    from bbnode.dsl.recorder import ModelRecorder
+    from bbnode.dsl.core.recorder import ModelRecorder
 
 _PASS_THROUGH = spec_of(keys.SYSCALL_DOMAIN, "PassThrough")
 _CONSTANT = spec_of(keys.SYSCALL_DOMAIN, "Constant")

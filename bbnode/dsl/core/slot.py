@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
+from bbnode.dsl.core.graph import Graph, as_graph
+from bbnode.dsl.core.names import check_name, hint
 from bbnode.dsl.errors import BadArgument, UnknownOp
-from bbnode.dsl.graph import Graph, as_graph
-from bbnode.dsl.names import check_name, hint
 from bbnode.dsl.output import After, Output
 from bbnode.dsl.record import record
 from bbnode.dsl.slot_table import SlotUse

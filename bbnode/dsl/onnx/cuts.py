@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from bbnode.dsl.onnx.graph import OnnxGraph, Part, whole
 from bbnode.dsl.onnx_errors import BadCut, TooManyStages, fault
-from bbnode.dsl.onnx_graph import OnnxGraph, Part, whole
 
 # A stage is a peer; more than this is a typing error.
 MAX_STAGES = 64

@@ -18,13 +18,13 @@ import onnx.defs
 from onnx import AttributeProto, GraphProto
 from onnx.defs import OpSchema
 
-from bbnode.dsl.attributes import WrongKind, schema_attribute
+from bbnode.dsl.core.attributes import WrongKind, schema_attribute
+from bbnode.dsl.core.graph import Graph
+from bbnode.dsl.core.names import hint
+from bbnode.dsl.core.slot import Recorded, Slot, shaped
 from bbnode.dsl.errors import BadArgument, UnknownOp
-from bbnode.dsl.graph import Graph
-from bbnode.dsl.names import hint
 from bbnode.dsl.output import After, Output
 from bbnode.dsl.record import MAX_VARIADIC_OUTPUTS
-from bbnode.dsl.slot import Recorded, Slot, shaped
 from bbnode.dsl.slot_table import SlotUse
 from bbnode.dsl.source import author_line
 from bbnode.ir import keys, peer_list_ops, types

@@ -11,11 +11,11 @@ from typing import Any
 
 from onnx import ModelProto
 
+from bbnode.dsl.core.graph import Graph
+from bbnode.dsl.core.names import check_class, check_name, hint
+from bbnode.dsl.core.recorder import ModelRecorder, ModuleSource
 from bbnode.dsl.errors import BadArgument, BadName, DuplicateName, RecordingError, UnknownName
-from bbnode.dsl.graph import Graph
-from bbnode.dsl.names import check_class, check_name, hint
 from bbnode.dsl.output import After, Output
-from bbnode.dsl.recorder import ModelRecorder, ModuleSource
 from bbnode.dsl.source import author_line
 from bbnode.ir import keys, protos, types
 

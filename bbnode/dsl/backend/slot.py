@@ -6,8 +6,8 @@ method; everything else of ONNX's catalogue is there by its name all the same.
 
 from __future__ import annotations
 
-from bbnode.dsl.backend_control import ControlOps
-from bbnode.dsl.backend_core import catalogue, method_name
+from bbnode.dsl.backend.catalogue import catalogue, method_name
+from bbnode.dsl.backend.control import ControlOps
 from bbnode.dsl.backend_math import MathOps
 from bbnode.dsl.backend_neural import NeuralOps
 from bbnode.dsl.backend_tensor import TensorOps

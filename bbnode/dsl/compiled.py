@@ -15,9 +15,9 @@ from onnx import FunctionProto, ModelProto, NodeProto
 
 from bbnode.dsl import onnx_walk
 from bbnode.dsl.compiled_rejoin import is_compiled, rejoin
-from bbnode.dsl.graph import Graph
-from bbnode.dsl.module import Module
-from bbnode.dsl.names import check_class, check_name, hint
+from bbnode.dsl.core.graph import Graph
+from bbnode.dsl.core.module import Module
+from bbnode.dsl.core.names import check_class, check_name, hint
 from bbnode.dsl.onnx_calls import MAX_OPS, FunctionKey, inlined_size
 from bbnode.dsl.onnx_errors import BrokenArtifact, ModelTooLarge, UnknownTarget, fault
 from bbnode.dsl.onnx_record import clean_name, copied_attribute, scopes_of

@@ -15,9 +15,9 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, TypeProto
 
 from bbnode.dsl import onnx_walk
-from bbnode.dsl.names import hint
+from bbnode.dsl.core.names import hint
+from bbnode.dsl.onnx.load import ONNX_FAILURES
 from bbnode.dsl.onnx_errors import BrokenModel, UnknownValue, UnsupportedPort, fault, first_line
-from bbnode.dsl.onnx_load import ONNX_FAILURES
 from bbnode.ir import types
 from bbnode.ir.types import TypeNode
 

@@ -14,10 +14,10 @@ from typing import Any, overload
 import numpy as np
 from onnx import GraphProto
 
-from bbnode.dsl.backend_core import BackendCore
+from bbnode.dsl.backend.catalogue import BackendCore
 from bbnode.dsl.branch import Branch
+from bbnode.dsl.core.graph import Graph
 from bbnode.dsl.errors import BadArgument, BranchMismatch
-from bbnode.dsl.graph import Graph
 from bbnode.dsl.output import After, Output
 from bbnode.ir import types
 from bbnode.ir.types import TypeKind, TypeNode
