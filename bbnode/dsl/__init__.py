@@ -7,11 +7,10 @@ Rule: this is the whole of what an author imports. A Module's body records nodes
 from __future__ import annotations
 
 from bbnode.dsl import peer_lists, syscalls
-from bbnode.dsl.backend.control import LoopResult, LoopStep
+from bbnode.dsl.backend.control import Branch, LoopResult, LoopStep
 from bbnode.dsl.backend.slot import BackendSlot
-from bbnode.dsl.branch import Branch
 from bbnode.dsl.compiled import CompiledModule
-from bbnode.dsl.core.graph import Graph
+from bbnode.dsl.core.graph import After, Graph, Output, Request
 from bbnode.dsl.core.module import Module, ModuleCall, ModuleOutputs
 from bbnode.dsl.core.slot import Slot
 from bbnode.dsl.errors import (
@@ -22,17 +21,16 @@ from bbnode.dsl.errors import (
     DuplicateName,
     ForeignOutput,
     GraphClosed,
+    NoSuchOp,
     NotReceived,
+    OnnxImportError,
     RecordingError,
     RecursiveModule,
     SlotConflict,
     UnknownName,
-    UnknownOp,
 )
 from bbnode.dsl.onnx.module import OnnxModule, OnnxPart
-from bbnode.dsl.onnx_errors import OnnxImportError
 from bbnode.dsl.onnx_pipeline import OnnxPipeline
-from bbnode.dsl.output import After, Output
 from bbnode.dsl.protocol_ops import protocol_op
 from bbnode.dsl.roles import (
     AggregatorSlot,
@@ -43,7 +41,6 @@ from bbnode.dsl.roles import (
     PeerSelectorSlot,
     ProtocolSlot,
 )
-from bbnode.dsl.wire import Request
 from bbnode.ir import types, values
 from bbnode.ir.peer import PeerId
 from bbnode.ir.slots import ConcreteSpec
@@ -92,5 +89,5 @@ __all__ = [
     "RecursiveModule",
     "SlotConflict",
     "UnknownName",
-    "UnknownOp",
+    "NoSuchOp",
 ]

@@ -15,14 +15,13 @@ from onnx import FunctionProto, ModelProto, NodeProto
 
 from bbnode.dsl import onnx_walk
 from bbnode.dsl.compiled_rejoin import is_compiled, rejoin
-from bbnode.dsl.core.graph import Graph
+from bbnode.dsl.core.graph import Graph, Output
 from bbnode.dsl.core.module import Module
 from bbnode.dsl.core.names import check_class, check_name, hint
+from bbnode.dsl.core.recorder import SlotUse
+from bbnode.dsl.errors import BrokenArtifact, ModelTooLarge, NoSuchTarget
 from bbnode.dsl.onnx_calls import MAX_OPS, FunctionKey, inlined_size
-from bbnode.dsl.onnx_errors import BrokenArtifact, ModelTooLarge, UnknownTarget, fault
 from bbnode.dsl.onnx_record import clean_name, copied_attribute, scopes_of
-from bbnode.dsl.output import Output
-from bbnode.dsl.slot_table import SlotUse
 from bbnode.ir import keys, opset, protos, types
 from bbnode.ir.seal import is_intact
 from bbnode.ir.slots import Binding, ConcreteSpec
@@ -74,7 +73,7 @@ class CompiledModule(Module):
         Raises:
             BrokenArtifact: it is neither, was changed after it was compiled, or its parts do
                 not fit together.
-            UnknownTarget: there is no such target.
+            NoSuchTarget: there is no such target.
             NestingTooDeep, ModelTooLarge: its calls nest in a ring, or are too many ops.
         """
         given: object = model
@@ -99,8 +98,7 @@ class CompiledModule(Module):
                 raise self._broken("it was changed after it was compiled; compile it again")
             recorded = rejoin(model, self._mains(model, target), self.name)
         elif target is not None:
-            raise fault(
-                UnknownTarget,
+            raise NoSuchTarget(
                 f"the model is not compiled, so that it has no target {target!r:.60}; leave "
                 "target out",
                 self.name,
@@ -111,7 +109,7 @@ class CompiledModule(Module):
         root = recorded.functions[0]
         size = inlined_size(root.node, recorded.functions, self.name)
         if size > MAX_OPS:
-            raise fault(ModelTooLarge, f"it has {size} ops; {MAX_OPS} at most", self.name)
+            raise ModelTooLarge(f"it has {size} ops; {MAX_OPS} at most", self.name)
         self.home = check_class(
             protos.get_meta(root, keys.HOME_KEY) or keys.SELF_CLASS, module=self.name
         )
@@ -142,14 +140,13 @@ class CompiledModule(Module):
         for main in mains:
             if target in (main.name, protos.get_meta(main, keys.HOME_KEY)):
                 return [main]
-        raise fault(
-            UnknownTarget,
+        raise NoSuchTarget(
             f"there is no target {target!r:.80}{hint(str(target), [f.name for f in mains])}",
             self.name,
         )
 
     def _broken(self, what: str) -> BrokenArtifact:
-        return fault(BrokenArtifact, what, self.name)
+        return BrokenArtifact(what, self.name)
 
 
 def _bindings(model: ModelProto) -> dict[str, str]:
@@ -344,7 +341,7 @@ class _Replay:
             concrete = ConcreteSpec(role=role, type_name=type_name, config=config)
         peer_class = None if protos.is_wire(node) else meta.get(keys.PEER_CLASS_KEY)
         return SlotUse(
-            name=check_name("slot", name, module=self._g.module_path),
+            name=check_name("slot", name),
             role=role,
             concrete=concrete,
             peer_class=peer_class,

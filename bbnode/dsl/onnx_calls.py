@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from onnx import FunctionProto, NodeProto
 
-from bbnode.dsl.onnx_errors import NestingTooDeep, fault
+from bbnode.dsl.errors import NestingTooDeep
 from bbnode.dsl.onnx_walk import all_nodes
 from bbnode.ir import protos
 
@@ -61,8 +61,7 @@ def _callees_first(table: Mapping[FunctionKey, FunctionProto], module: str) -> l
                 finished[callee] = False
                 path.append((callee, iter(calls[callee])))
             elif not finished[callee]:
-                raise fault(
-                    NestingTooDeep,
+                raise NestingTooDeep(
                     f"function {callee[1]!r} of the model calls itself, directly or not; ONNX has "
                     "no recursion, export the model again",
                     module,

@@ -14,8 +14,8 @@ import onnx.version_converter
 from onnx import ModelProto, NodeProto
 from onnx.defs import OpSchema
 
+from bbnode.dsl.errors import UnconvertibleModel, first_line
 from bbnode.dsl.onnx.load import ONNX_FAILURES, check_whole
-from bbnode.dsl.onnx_errors import UnconvertibleModel, fault, first_line
 from bbnode.dsl.onnx_walk import ONNX_ML_DOMAIN, every_node
 from bbnode.ir import keys, protos
 
@@ -135,8 +135,7 @@ def _converted(
 
 def _unconvertible(version: int, ops: str, module: str) -> UnconvertibleModel:
     target = keys.ONNX_OPSET_VERSION
-    return fault(
-        UnconvertibleModel,
+    return UnconvertibleModel(
         f"the model is of ai.onnx opset {version} and cannot be brought to {target}, because of "
         f"{ops}; export it again with opset {target} (opset_version={target})",
         module,

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from bbnode.dsl.core.graph import Graph
+from bbnode.dsl.core.graph import Graph, Output
 from bbnode.dsl.core.module import Module
 from bbnode.dsl.core.names import check_class, check_name
 from bbnode.dsl.onnx_record import PortNames
-from bbnode.dsl.output import Output
 from bbnode.dsl.roles import PeerSelectorSlot
 from bbnode.ir import types
 from bbnode.ir.types import TypeNode

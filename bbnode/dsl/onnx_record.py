@@ -18,11 +18,10 @@ from onnx import AttributeProto, NodeProto, TensorProto
 
 from bbnode.dsl import onnx_walk
 from bbnode.dsl.backend.slot import BackendSlot
-from bbnode.dsl.core.graph import Graph
+from bbnode.dsl.core.graph import Graph, Output
 from bbnode.dsl.core.names import MAX_NAME_LENGTH
+from bbnode.dsl.core.recorder import SlotUse
 from bbnode.dsl.onnx.graph import Part
-from bbnode.dsl.output import Output
-from bbnode.dsl.slot_table import SlotUse
 from bbnode.ir import keys, protos, types
 
 _FOREIGN_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")

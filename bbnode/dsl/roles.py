@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, cast
 
-from bbnode.dsl.core.graph import Graph
+from bbnode.dsl.core.graph import After, Graph, Output
 from bbnode.dsl.core.names import check_class, check_name
+from bbnode.dsl.core.recorder import SlotUse
 from bbnode.dsl.core.slot import Slot
-from bbnode.dsl.output import After, Output
-from bbnode.dsl.slot_table import SlotUse
 from bbnode.ir import keys, opset
 from bbnode.ir.opset import OpSpec
 from bbnode.ir.slots import ConcreteSpec

@@ -19,14 +19,11 @@ from onnx import AttributeProto, GraphProto
 from onnx.defs import OpSchema
 
 from bbnode.dsl.core.attributes import WrongKind, schema_attribute
-from bbnode.dsl.core.graph import Graph
+from bbnode.dsl.core.graph import MAX_VARIADIC_OUTPUTS, After, Graph, Output
 from bbnode.dsl.core.names import hint
+from bbnode.dsl.core.recorder import SlotUse
 from bbnode.dsl.core.slot import Recorded, Slot, shaped
-from bbnode.dsl.errors import BadArgument, UnknownOp
-from bbnode.dsl.output import After, Output
-from bbnode.dsl.record import MAX_VARIADIC_OUTPUTS
-from bbnode.dsl.slot_table import SlotUse
-from bbnode.dsl.source import author_line
+from bbnode.dsl.errors import BadArgument, NoSuchOp
 from bbnode.ir import keys, peer_list_ops, types
 from bbnode.ir.types import TypeKind, TypeNode
 
@@ -94,7 +91,7 @@ class BackendCore(Slot):
             One Output, or a tuple of them: as many as are recorded.
 
         Raises:
-            UnknownOp: ONNX has no such op at the opset that we record.
+            NoSuchOp: ONNX has no such op at the opset that we record.
             BadArgument: inputs, outputs or attributes do not fit the schema.
         """
         return shaped(self._record(self._graph(g), op_type, inputs, attributes, after, outputs))
@@ -136,7 +133,7 @@ class BackendCore(Slot):
         op_type = _by_folded_name().get(_folded(name))
         if op_type is None:
             known = [method_name(known) for known in catalogue()]
-            raise UnknownOp(_unknown(name, known), module="", source=author_line())
+            raise NoSuchOp(_unknown(name, known))
         return _method(self, op_type)
 
     def __dir__(self) -> Iterable[str]:
@@ -150,11 +147,11 @@ def record_onnx(
 ) -> tuple[Output, ...]:  # fmt: skip
     """Record an `ai.onnx` op, on a backend's slot or, for lists of peers, on none.
 
-    Raises UnknownOp, BadArgument.
+    Raises NoSuchOp, BadArgument.
     """
     schema = _schema_of(op_type)
     if schema is None:
-        raise g.error(UnknownOp, _unknown(str(op_type), list(catalogue())))
+        raise g.error(NoSuchOp, _unknown(str(op_type), list(catalogue())))
     given = _attributes(g, schema, attributes)
     _check_inputs(g, schema, inputs)
     types_in = [None if value is None else value.type for value in inputs]

@@ -1,7 +1,9 @@
-"""Attributes of recorded nodes: checked, and made into protobufs.
+"""Attributes of recorded nodes, checked, and values that ride in a program as attributes.
 
-Rule: an attribute has the kind that the op's table or schema gives it, and a value of another
-kind is refused rather than bent. Equal values give equal bytes.
+Rule: an attribute has the kind that the op's table or schema demands, and a value of another
+kind is refused rather than bent. Equal values make equal bytes. A constant tensor is a
+TensorProto; every other carrier is its type's id, a NUL, and the payload that would also travel
+over the wire.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, TensorProto, TypeProto, numpy_helper
+from onnx import AttributeProto, GraphProto, TensorProto, TypeProto, helper, numpy_helper
 from onnx.defs import OpSchema
 
-from bbnode.ir import types
+from bbnode.ir import codec, types, values
+from bbnode.ir.errors import AuthorError, DecodeError
+from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeKind, TypeNode
 
 # Scalars of an `ai.bytesandbrains.*` attribute, by the Python type of the value.
@@ -27,6 +31,8 @@ INTEGERS = {
     "child_count": 0,
 }  # fmt: skip
 TEXTS = frozenset({"name", "queue", "slot", "group", "mode", "to"})
+
+CONSTANT_ATTRIBUTE = "value"  # of `syscall.Constant`
 
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -41,7 +47,7 @@ _EXPECTED = {
 
 
 class WrongKind(ValueError):
-    """An attribute's value does not fit; the text says what was expected."""
+    """An attribute's value does not fit; the text says which values do."""
 
 
 def table_attribute(name: str, value: Any, default: Any) -> AttributeProto:
@@ -64,7 +70,7 @@ def table_attribute(name: str, value: Any, default: Any) -> AttributeProto:
             raise WrongKind("text that is not empty")
     elif type(value) not in _KIND_NAMES:
         raise WrongKind("an integer, a number, text or bytes")
-    return onnx.helper.make_attribute(name, value)
+    return helper.make_attribute(name, value)
 
 
 def _need(value: Any, kind: type) -> None:
@@ -82,9 +88,9 @@ def schema_attribute(name: str, value: Any, kind: OpSchema.AttrType) -> Attribut
         if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
             raise WrongKind(_EXPECTED[kind])
         items = [_scalar(item, _LISTS[kind], _EXPECTED[kind]) for item in value]
-        return onnx.helper.make_attribute(name, items, attr_type=_PROTO_TYPE[kind])
+        return helper.make_attribute(name, items, attr_type=_PROTO_TYPE[kind])
     scalar = _scalar(value, kind, _EXPECTED.get(kind, "another kind of value"))
-    return onnx.helper.make_attribute(name, scalar, attr_type=_PROTO_TYPE[kind])
+    return helper.make_attribute(name, scalar, attr_type=_PROTO_TYPE[kind])
 
 
 def _scalar(value: Any, kind: OpSchema.AttrType, expected: str) -> Any:
@@ -151,7 +157,7 @@ def tensor_proto(value: Any, expected: str = "an array") -> TensorProto:
 def elem_type_of(array: np.ndarray[Any, Any]) -> TypeNode | None:
     """The tensor type of an array, or None when such tensors are no values."""
     try:
-        elem = onnx.helper.np_dtype_to_tensor_dtype(array.dtype.newbyteorder("="))
+        elem = helper.np_dtype_to_tensor_dtype(array.dtype.newbyteorder("="))
     except (KeyError, ValueError, TypeError):
         return None
     return types.TENSOR_BY_ELEM.get(elem)
@@ -162,3 +168,61 @@ def tensor_type(given: object) -> TypeNode | None:
     if isinstance(given, TypeNode):
         return given if given.kind is TypeKind.TENSOR else None
     return types.TENSOR_BY_ELEM.get(given) if isinstance(given, int) else None
+
+
+# --- constants -----------------------------------------------------------------------------
+
+
+def constant_attribute(value: Any) -> tuple[AttributeProto, TypeNode]:
+    """The attribute of a `syscall.Constant` and the type of what it emits.
+
+    Takes arrays, numbers, bools and lists of them (tensors), PeerIds and lists of them,
+    multiaddrs, and every registered carrier. Raises WrongKind.
+    """
+    if isinstance(value, list | tuple) and value and all(isinstance(v, PeerId) for v in value):
+        value = values.PeerIdVec(value)
+    if isinstance(value, TensorProto | np.ndarray | np.generic | bool | float | list):
+        return _tensor(value)
+    if type(value) is int or type(value) is tuple:
+        return _tensor(value)
+    try:
+        node = values.type_of(value)
+        payload = codec.encode_value(value)
+        codec.decode_value(node, payload)  # what no peer would take is refused here
+    except (AuthorError, DecodeError, ValueError, TypeError, OverflowError) as error:
+        raise WrongKind(f"a tensor, a PeerId, a multiaddr or another carrier ({error})") from error
+    text = node.id.encode() + b"\0" + payload
+    return helper.make_attribute(CONSTANT_ATTRIBUTE, text), node
+
+
+def typed_array(value: Any, kind: TypeNode) -> np.ndarray[Any, Any]:
+    """Numbers as an array of a tensor type; floats may be rounded, nothing else is changed.
+
+    Raises WrongKind: these are no numbers, or the type does not hold them.
+    """
+    try:
+        given = (
+            numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
+        )
+    except ValueError as error:  # lists of unequal lengths
+        raise WrongKind(f"an array ({error})") from error
+    if elem_type_of(given) is None:
+        raise WrongKind(f"an array of numbers or bools, not of dtype {given.dtype}")
+    with np.errstate(all="ignore"):  # what does not fit is found below
+        made = given.astype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        if given.dtype.kind in "biu" or made.dtype.kind in "biu":
+            fits = np.array_equal(made.astype(given.dtype), given)
+        else:
+            fits = np.array_equal(np.isfinite(made), np.isfinite(given))
+    if not fits:
+        raise WrongKind("numbers that the type holds; choose a wider one")
+    return made
+
+
+def _tensor(value: Any) -> tuple[AttributeProto, TypeNode]:
+    tensor = tensor_proto(value)
+    node = types.TENSOR_BY_ELEM.get(tensor.data_type)
+    if node is None:
+        name = TensorProto.DataType.Name(tensor.data_type)
+        raise WrongKind(f"a tensor of numbers or bools, not of {name}")
+    return helper.make_attribute(CONSTANT_ATTRIBUTE, tensor), node

@@ -1,4 +1,4 @@
-"""`Module`: one program, or one part of one, and how it is called and built.
+"""`Module`: one program, or one part of one; its calls, and what they hand out.
 
 Rule: a Module is a pure recording: `body` is run once for every call and every build, and has
 to record the same each time. The names of its inputs and outputs are its whole interface.
@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnx import ModelProto
+from onnx import FunctionProto, ModelProto
 
-from bbnode.dsl.core.graph import Graph
+from bbnode.dsl.core.graph import After, Graph, Output
 from bbnode.dsl.core.names import check_class, check_name, hint
 from bbnode.dsl.core.recorder import ModelRecorder, ModuleSource
-from bbnode.dsl.errors import BadArgument, BadName, DuplicateName, RecordingError, UnknownName
-from bbnode.dsl.output import After, Output
-from bbnode.dsl.source import author_line
+from bbnode.dsl.errors import (
+    BadArgument,
+    BadName,
+    DuplicateName,
+    RecordingError,
+    UnknownName,
+)
 from bbnode.ir import keys, protos, types
 
 
@@ -96,11 +100,7 @@ class Module:
             RecordingError: what the Module's own recording raises.
         """
         if not isinstance(g, Graph):
-            raise BadArgument(
-                f"call_bootstrap takes the caller's Graph, got {g!r:.60}",
-                module=self.name,
-                source=author_line(),
-            )
+            raise BadArgument(f"call_bootstrap takes the caller's Graph, got {g!r:.60}", self.name)
         g.check_open()
         if not g.is_bootstrap:
             raise g.error(
@@ -145,16 +145,17 @@ class Module:
             raise BadName(
                 f"Module name {name!r} ends in {keys.BOOTSTRAP_SUFFIX!r}, which names the "
                 "bootstraps; choose another",
-                module=name,
-                source=author_line(),
+                name,
             )
-        return ModuleSource(
-            identity=self,
-            name=name,
-            home=check_class(self.home, module=name),
-            body=self.body,
-            bootstrap=self.bootstrap,
-        )
+        home = check_class(self.home, module=name)
+
+        def record(recorder: ModelRecorder, is_bootstrap: bool) -> FunctionProto:
+            graph = Graph(recorder, name=name, home=home)
+            graph.is_bootstrap = is_bootstrap
+            (self.bootstrap if is_bootstrap else self.body)(graph)
+            return graph.finish()
+
+        return ModuleSource(identity=self, name=name, record=record)
 
 
 class ModuleCall:
@@ -167,7 +168,7 @@ class ModuleCall:
         self._inputs: dict[str, Output] = {}
 
     def input(self, name: str, value: Output) -> ModuleCall:
-        """Hand a value in; gives the call itself.
+        """Hand a value in and return the call itself.
 
         Raises:
             BadArgument: `value` is no recorded value.
@@ -175,9 +176,7 @@ class ModuleCall:
         """
         if not isinstance(value, Output):
             raise BadArgument(
-                f"{value!r:.60} for input {name!r} is no recorded value",
-                module=self._module.name,
-                source=author_line(),
+                f"{value!r:.60} for input {name!r} is no recorded value", self._module.name
             )
         if name in self._inputs:
             raise value.graph.error(DuplicateName, f"input {name!r} has a value already")
@@ -197,11 +196,7 @@ class ModuleCall:
             RecordingError: what the Module's own body raises.
         """
         if not isinstance(g, Graph):
-            raise BadArgument(
-                f"build takes the caller's Graph, got {g!r:.60}",
-                module=self._module.name,
-                source=author_line(),
-            )
+            raise BadArgument(f"build takes the caller's Graph, got {g!r:.60}", self._module.name)
         g.check_open()
         for value in self._inputs.values():
             g.value_name(value)

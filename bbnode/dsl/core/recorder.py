@@ -1,7 +1,8 @@
-"""The recording of a whole model: its functions, its slots, and the ModelProto they make.
+"""The recording of a whole model: its Modules, its slots, and the program that they make.
 
-Rule: a body is recorded every time it is called and kept once: functions that are equal but
+Rule: a body is recorded every time it is called and stored once: functions that are equal but
 for their source lines are one. Nothing here depends on addresses, hashes of objects or time.
+One slot name is one slot is one id, over the whole model; ids count from 0 by first use.
 """
 
 from __future__ import annotations
@@ -11,29 +12,102 @@ from dataclasses import dataclass
 
 from onnx import FunctionProto, ModelProto, NodeProto
 
-from bbnode.dsl.context import recording
-from bbnode.dsl.core.graph import Graph
-from bbnode.dsl.errors import RecursiveModule
-from bbnode.dsl.slot_table import SlotTable
-from bbnode.dsl.source import author_line
+from bbnode.dsl.errors import RecursiveModule, recording
 from bbnode.ir import keys, protos
+from bbnode.ir.slots import ConcreteSpec
 
 # Deeper than any program; it ends a Module that makes a new Module in its body without end
 # well before Python's own recursion limit does.
 MAX_MODULE_DEPTH = 64
 
-Recording = Callable[[Graph], None]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotUse:
+    """A slot as an op of it was written."""
+
+    name: str
+    role: str
+    concrete: ConcreteSpec | None = None
+    peer_class: str | None = None
+
+
+@dataclass(slots=True)
+class _KnownSlot:
+    id: int
+    role: str
+    concrete: ConcreteSpec | None = None
+    instance: int = 0
+    peer_class: str | None = None
+
+
+class SlotTable:
+    """Slots of one model.
+
+    A name that means two roles, two configs or two peer classes is refused here. One that is
+    both generic and concrete is left for the compiler to refuse (`AmbiguousRole`).
+    """
+
+    def __init__(self) -> None:
+        self._slots: dict[str, _KnownSlot] = {}
+
+    def conflict(self, use: SlotUse) -> str | None:
+        """Return how this use contradicts an earlier one of the same name, or None."""
+        known = self._slots.get(use.name)
+        if known is None:
+            return None
+        if known.role != use.role:
+            return (
+                f"slot {use.name!r} is a {known.role} slot already; give the {use.role} its own "
+                "name"
+            )
+        if known.concrete is not None and use.concrete not in (None, known.concrete):
+            return (
+                f"slot {use.name!r} holds another {known.concrete.type_name} or another config "
+                "already; one name is one component: use a second name, or the same config"
+            )
+        if known.peer_class not in (None, use.peer_class):
+            return (
+                f"slot {use.name!r} selects peers of class {known.peer_class!r} already; "
+                f"use a second slot for class {use.peer_class!r}"
+            )
+        return None
+
+    def take(self, use: SlotUse) -> dict[str, str]:
+        """Register a use without conflict and return the metadata of the op's node."""
+        known = self._slots.setdefault(use.name, _KnownSlot(len(self._slots), use.role))
+        meta = {keys.SLOT_KEY: use.name, keys.SLOT_ID_KEY: str(known.id)}
+        if use.concrete is None:
+            meta[keys.REQUIRED_TRAIT_KEY] = f"{use.role}Runtime"
+        else:
+            type_name = use.concrete.type_name
+            if known.concrete is None:
+                others = (s.concrete for s in self._slots.values() if s.concrete is not None)
+                known.instance = sum(other.type_name == type_name for other in others)
+                known.concrete = use.concrete
+            meta[keys.CONCRETE_TYPE_KEY] = type_name
+            meta[keys.INSTANCE_KEY] = str(known.instance)
+        if use.peer_class is not None:
+            known.peer_class = meta[keys.PEER_CLASS_KEY] = use.peer_class
+        return meta
+
+    def slot_id(self, name: str) -> int:
+        """Return the id of a slot that was taken."""
+        return self._slots[name].id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleSource:
-    """What the recorder needs of a Module."""
+    """A Module as the recorder sees it.
 
-    identity: object  # the same object on the stack twice is a recursion
+    Attributes:
+        identity: the same object on the stack twice is a recursion.
+        name: of the Module.
+        record: records its body, or with True its bootstrap.
+    """
+
+    identity: object
     name: str
-    home: str
-    body: Recording
-    bootstrap: Recording
+    record: Callable[[ModelRecorder, bool], FunctionProto]
 
 
 class ModelRecorder:
@@ -44,18 +118,13 @@ class ModelRecorder:
         self._path: list[ModuleSource] = []
         self._functions: list[FunctionProto] = []
         self._bootstraps: list[FunctionProto] = []
-        self._by_content: dict[tuple[str, bytes, bytes], FunctionProto] = {}
+        self._by_content: dict[tuple[object, ...], FunctionProto] = {}
         self._names: set[str] = set()
         # Calls of bootstraps that are being recorded: the Module has no name in the model yet.
         self._open_calls: list[tuple[object, NodeProto]] = []
 
-    @property
-    def module_path(self) -> str:
-        """Names of the Modules being recorded, outermost first, joined by "/"."""
-        return "/".join(source.name for source in self._path)
-
     def record_root(self, source: ModuleSource) -> ModelProto:
-        """Record the root and everything that it calls; gives the recorded model."""
+        """Record the root and everything that it calls, as one program."""
         # The root's name is taken first, so that a sub-Module of the same name steps aside.
         self._names.add(source.name)
         body, bootstrap = self._record(source)
@@ -64,32 +133,36 @@ class ModelRecorder:
             bootstrap.name = source.name + keys.BOOTSTRAP_SUFFIX
             self._bootstraps.insert(0, bootstrap)
         self._name_open_calls(source, source.name)
-        return self._assemble([body, *self._functions, *self._bootstraps])
+        functions = [body, *self._functions, *self._bootstraps]
+        model = ModelProto(ir_version=keys.FRAMEWORK_IR_VERSION, producer_name=keys.PRODUCER_NAME)
+        model.graph.name = body.name
+        model.functions.extend(functions)
+        used = {(entry.domain, entry.version) for f in functions for entry in f.opset_import}
+        model.opset_import.extend(protos.opset_imports([*used, *_BASE_OPSETS]))
+        return model
 
     def record_call(self, source: ModuleSource) -> FunctionProto:
-        """Record a sub-Module; gives the function to call, shared with equal ones."""
+        """Record a sub-Module and return the function to call, shared with equal ones."""
         body, bootstrap = self._record(source)
-        key = (source.name, _content(body), b"" if bootstrap is None else _content(bootstrap))
+        key = (source.name, _content(body), bootstrap and _content(bootstrap))
         known = self._by_content.get(key)
-        if known is not None:
-            self._name_open_calls(source, known.name)
-            return known
-        body.name = self._free_name(source.name)
-        self._by_content[key] = body
-        self._functions.append(body)
-        if bootstrap is not None:
-            bootstrap.name = body.name + keys.BOOTSTRAP_SUFFIX
-            self._bootstraps.append(bootstrap)
-        self._name_open_calls(source, body.name)
-        return body
+        if known is None:
+            known = self._by_content[key] = body
+            body.name = self._free_name(source.name)
+            self._functions.append(body)
+            if bootstrap is not None:
+                bootstrap.name = body.name + keys.BOOTSTRAP_SUFFIX
+                self._bootstraps.append(bootstrap)
+        self._name_open_calls(source, known.name)
+        return known
 
     def record_bootstrap_call(self, source: ModuleSource) -> tuple[str, FunctionProto | None]:
         """Record a Module whose bootstrap is called.
 
         Returns:
             The name of its bootstrap, and the function: None when it has none, or when it is
-            being recorded right now. What calls itself, or nothing, is left for the compiler to
-            refuse, which sees all bootstraps.
+            being recorded right now. Bootstraps that call themselves, or nothing, are left for
+            the compiler to refuse, which sees all of them.
         """
         if self._is_open(source):
             return source.name + keys.BOOTSTRAP_SUFFIX, None
@@ -97,7 +170,7 @@ class ModelRecorder:
         return name, next((known for known in self._bootstraps if known.name == name), None)
 
     def bootstrap_called(self, source: ModuleSource, node: NodeProto) -> None:
-        """Take note of the node that calls a Module's bootstrap."""
+        """Remember the node that calls a Module's bootstrap."""
         if self._is_open(source):
             self._open_calls.append((source.identity, node))
 
@@ -110,38 +183,24 @@ class ModelRecorder:
                 node.op_type = name + keys.BOOTSTRAP_SUFFIX
 
     def _record(self, source: ModuleSource) -> tuple[FunctionProto, FunctionProto | None]:
-        self._guard_recursion(source)
-        self._path.append(source)
-        try:
-            with recording(self.module_path):
-                body = self._record_function(source, source.body)
-                bootstrap = self._record_function(source, source.bootstrap, is_bootstrap=True)
-        finally:
-            self._path.pop()
-        protos.set_meta(bootstrap, keys.MODULE_PHASE_KEY, keys.BOOTSTRAP_PHASE)
-        return body, bootstrap if bootstrap.node or bootstrap.input else None
-
-    def _record_function(
-        self, source: ModuleSource, record: Recording, *, is_bootstrap: bool = False
-    ) -> FunctionProto:
-        graph = Graph(self, name=source.name, home=source.home)
-        graph.is_bootstrap = is_bootstrap
-        record(graph)
-        return graph.finish()
-
-    def _guard_recursion(self, source: ModuleSource) -> None:
         recursive = self._is_open(source)
         if recursive or len(self._path) >= MAX_MODULE_DEPTH:
             why = "calls itself" if recursive else f"nests deeper than {MAX_MODULE_DEPTH} calls"
             raise RecursiveModule(
                 f"Module {source.name!r} {why}; a program is unrolled when it is recorded: "
-                "use Loop of a BackendSlot, or a send back to its own class, to repeat",
-                module=self.module_path,
-                source=author_line(),
+                "use Loop of a BackendSlot, or a send back to its own class, to repeat"
             )
+        self._path.append(source)
+        try:
+            with recording("/".join(outer.name for outer in self._path)):
+                body, bootstrap = (source.record(self, which) for which in (False, True))
+        finally:
+            self._path.pop()
+        protos.set_meta(bootstrap, keys.MODULE_PHASE_KEY, keys.BOOTSTRAP_PHASE)
+        return body, bootstrap if bootstrap.node or bootstrap.input else None
 
     def _free_name(self, name: str) -> str:
-        """The name itself, or the first of `<name>_2`, `<name>_3`, … that is free."""
+        """Take the name itself, or the first of `<name>_2`, `<name>_3`, … that is free."""
         free, number = name, 1
         while free in self._names:
             number += 1
@@ -149,21 +208,13 @@ class ModelRecorder:
         self._names.add(free)
         return free
 
-    def _assemble(self, functions: list[FunctionProto]) -> ModelProto:
-        model = ModelProto(ir_version=keys.FRAMEWORK_IR_VERSION, producer_name=keys.PRODUCER_NAME)
-        model.graph.name = functions[0].name
-        model.functions.extend(functions)
-        used = {(entry.domain, entry.version) for f in functions for entry in f.opset_import}
-        model.opset_import.extend(protos.opset_imports([*used, *_BASE_OPSETS]))
-        return model
-
 
 # onnx.checker wants every model to import the default opset.
 _BASE_OPSETS = (("", keys.ONNX_OPSET_VERSION), (keys.MODULE_DOMAIN, keys.BB_OPSET_VERSION))
 
 
 def _content(function: FunctionProto) -> bytes:
-    """What makes two functions one: everything but the name and the source lines."""
+    """Return the parts that make two functions one: all but the name and the source lines."""
     bare = FunctionProto()
     bare.CopyFrom(function)
     bare.name = ""

@@ -16,8 +16,8 @@ from onnx import GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorPro
 
 from bbnode.dsl import onnx_walk
 from bbnode.dsl.core.names import hint
+from bbnode.dsl.errors import BrokenModel, UnknownValue, UnsupportedPort, first_line
 from bbnode.dsl.onnx.load import ONNX_FAILURES
-from bbnode.dsl.onnx_errors import BrokenModel, UnknownValue, UnsupportedPort, fault, first_line
 from bbnode.ir import types
 from bbnode.ir.types import TypeNode
 
@@ -98,9 +98,7 @@ class OnnxGraph:
         known = (*self.inputs, *self.maker)
         if isinstance(name, str) and (name in self.maker or name in self.inputs):
             return name
-        raise fault(
-            UnknownValue, f"the model has no value {name!r:.80}{hint(str(name), known)}", module
-        )
+        raise UnknownValue(f"the model has no value {name!r:.80}{hint(str(name), known)}", module)
 
 
 def tensor_bytes(node: NodeProto) -> Iterable[int]:
@@ -172,8 +170,7 @@ def _kept_outputs(graph: GraphProto, outputs: Sequence[str] | None, module: str)
     listed = isinstance(outputs, list | tuple) and bool(outputs)
     for name in outputs if listed else (outputs,):
         if name not in known:
-            raise fault(
-                UnknownValue,
+            raise UnknownValue(
                 f"outputs={outputs!r:.60}: the model has no output {name!r:.60}"
                 f"{hint(str(name), known)}",
                 module,
@@ -197,8 +194,7 @@ def _type_protos(model: ModelProto, module: str) -> dict[str, TypeProto]:
     try:
         inferred = onnx.shape_inference.infer_shapes(model).graph
     except ONNX_FAILURES as error:
-        raise fault(
-            BrokenModel,
+        raise BrokenModel(
             f"ONNX cannot infer the model's types: {first_line(error)}; export it again, and see "
             "that onnx.shape_inference.infer_shapes takes it",
             module,
@@ -223,8 +219,7 @@ def _check_port(port: str, name: str, proto: TypeProto | None, module: str) -> N
             if port == "output"
             else "export the model with plain tensors for inputs"
         )
-        raise fault(
-            UnsupportedPort,
+        raise UnsupportedPort(
             f"{port} {name!r} is a {which}; ports are tensors of numbers or bools: {mend}",
             module,
         )

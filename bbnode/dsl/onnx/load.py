@@ -15,15 +15,14 @@ import onnx.external_data_helper
 import onnx.inliner
 from onnx import ModelProto, TensorProto
 
-from bbnode.dsl.onnx_calls import MAX_OPS, inlined_size
-from bbnode.dsl.onnx_errors import (
+from bbnode.dsl.errors import (
     BrokenModel,
     ExternalDataMissing,
     ModelTooLarge,
     UnsupportedDomain,
-    fault,
     first_line,
 )
+from bbnode.dsl.onnx_calls import MAX_OPS, inlined_size
 from bbnode.dsl.onnx_walk import (
     ONNX_ML_DOMAIN,
     broken_text,
@@ -64,8 +63,7 @@ def load_model(source: ModelSource, module: str) -> ModelProto:
     check_depth(model, module)
     broken = broken_text(model)
     if broken is not None:
-        raise fault(
-            BrokenModel,
+        raise BrokenModel(
             f"a text in it ({broken}) is no UTF-8: it is damaged; export or download it again",
             module,
         )
@@ -81,8 +79,7 @@ def load_model(source: ModelSource, module: str) -> ModelProto:
         if model.functions:
             model = onnx.inliner.inline_local_functions(model, convert_version=True)
     except ONNX_FAILURES as error:
-        raise fault(
-            BrokenModel,
+        raise BrokenModel(
             f"ONNX refuses the model: {first_line(error)}; export it again, and see that "
             "onnx.checker.check_model takes it",
             module,
@@ -123,36 +120,32 @@ def _read(source: ModelSource, module: str) -> tuple[ModelProto, Path | None]:
         try:
             size = path.stat().st_size
             if not path.is_file():  # a device has no size, and may have no end
-                raise fault(BrokenModel, f"{path.name!r} is no file; give an ONNX file", module)
+                raise BrokenModel(f"{path.name!r} is no file; give an ONNX file", module)
             if size > MAX_MODEL_BYTES:
                 raise _too_large(f"{size} bytes", module)
             model = parse_model(path.read_bytes())
         except OSError as error:
-            raise fault(
-                BrokenModel,
+            raise BrokenModel(
                 f"cannot read {path.name!r}: {error.strerror or error}; relative paths start at "
                 "the working directory",
                 module,
             ) from error
         except DecodeError as error:
-            raise fault(
-                BrokenModel,
+            raise BrokenModel(
                 f"{path.name!r} is no ONNX model, or only a part of one ({first_line(error)}); "
                 "export or download it again",
                 module,
             ) from error
         folder = path.parent
     else:
-        raise fault(
-            BrokenModel,
+        raise BrokenModel(
             f"{source!r:.60} is neither the path of an ONNX file nor an onnx.ModelProto",
             module,
         )
     if not model.HasField("graph") or not model.ir_version:
-        raise fault(BrokenModel, "there is no graph in it: it is no ONNX model", module)
+        raise BrokenModel("there is no graph in it: it is no ONNX model", module)
     if not model.graph.output:
-        raise fault(
-            BrokenModel,
+        raise BrokenModel(
             f"its graph {model.graph.name!r} has no outputs; what bbnode compiled or recorded is "
             "replayed by CompiledModule",
             module,
@@ -161,8 +154,7 @@ def _read(source: ModelSource, module: str) -> tuple[ModelProto, Path | None]:
 
 
 def _too_large(what: str, module: str) -> ModelTooLarge:
-    return fault(
-        ModelTooLarge,
+    return ModelTooLarge(
         f"the model has {what}; an artifact holds at most {MAX_MODEL_BYTES} bytes and {MAX_OPS} "
         "ops: quantize it, or export it in parts",
         module,
@@ -181,8 +173,7 @@ def _load_external(model: ModelProto, folder: Path | None, module: str) -> None:
     if not outside:
         return
     if folder is None:
-        raise fault(
-            ExternalDataMissing,
+        raise ExternalDataMissing(
             f"tensor {outside[0].name!r} (and {len(outside) - 1} more) stands in another file, "
             "which a ModelProto does not find; give the path of the model, or load it with "
             "onnx.load",
@@ -193,15 +184,14 @@ def _load_external(model: ModelProto, folder: Path | None, module: str) -> None:
         # Refuses paths that lead out of the folder, absolute ones and links.
         onnx.external_data_helper.load_external_data_for_model(model, str(folder))
     except (OSError, *ONNX_FAILURES) as error:
-        raise fault(
-            ExternalDataMissing,
+        raise ExternalDataMissing(
             f"the data of tensor {_location(outside[0])} cannot be read: {first_line(error)}; put "
             "the data files beside the model, as its exporter wrote them",
             module,
         ) from error
     short = next((t for t in outside if t.data_location == TensorProto.EXTERNAL), None)
     if short is not None:
-        raise fault(ExternalDataMissing, f"tensor {_location(short)} was not loaded", module)
+        raise ExternalDataMissing(f"tensor {_location(short)} was not loaded", module)
 
 
 def _check_external_size(outside: list[TensorProto], folder: Path, module: str) -> None:
@@ -213,8 +203,7 @@ def _check_external_size(outside: list[TensorProto], folder: Path, module: str) 
             size = path.stat().st_size
             total += min(size, int(entries.get("length") or size))
         except (OSError, ValueError) as error:
-            raise fault(
-                ExternalDataMissing,
+            raise ExternalDataMissing(
                 f"the data of tensor {_location(tensor)} is not there: {first_line(error)}; put "
                 "the data files beside the model, as its exporter wrote them",
                 module,
@@ -234,8 +223,7 @@ def _check_domains(model: ModelProto, module: str) -> None:
         if protos.is_onnx_domain(node.domain) or node.domain == ONNX_ML_DOMAIN:
             continue
         if protos.call_key(node) not in known:
-            raise fault(
-                UnsupportedDomain,
+            raise UnsupportedDomain(
                 f"op {node.name or '(without a name)'!r} is {node.domain}::{node.op_type}, and "
                 f"neither ONNX nor the model defines {node.domain!r}; export the model with plain "
                 "ONNX ops (for ONNX Runtime's own ops: before it was optimized), or with its "
@@ -248,8 +236,7 @@ def _check_references(model: ModelProto, module: str) -> None:
     for node in every_node(model):
         for attribute in node.attribute:
             if attribute.ref_attr_name:
-                raise fault(
-                    BrokenModel,
+                raise BrokenModel(
                     f"attribute {attribute.name!r} of op {node.op_type} {node.name!r} refers to "
                     f"{attribute.ref_attr_name!r} of a function, and it stands in none",
                     module,

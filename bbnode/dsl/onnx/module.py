@@ -20,7 +20,6 @@ from bbnode.dsl.errors import BadArgument
 from bbnode.dsl.onnx.cuts import split_at, split_by_weight
 from bbnode.dsl.onnx.graph import Part, index_model, whole
 from bbnode.dsl.onnx.load import ModelSource, load_model
-from bbnode.dsl.onnx_errors import fault
 from bbnode.dsl.onnx_opset import to_recorded_opset
 from bbnode.dsl.onnx_pipeline import OnnxPipeline
 from bbnode.dsl.onnx_record import clean_name, port_names, record_part
@@ -110,13 +109,13 @@ class OnnxModule(OnnxPart):
             outputs: those to keep, by ONNX name; all of them when left out.
 
         Raises:
-            OnnxImportError: one of its subclasses, see `bbnode.dsl.onnx_errors`.
+            OnnxImportError: one of its subclasses, see `bbnode.dsl.errors`.
             BadArgument, BadName: `slot`, `name` or `home` is none.
         """
         called = check_name("Module name", name or _default_name(source))
         backend = BackendSlot(slot) if isinstance(slot, str) else slot
         if not isinstance(backend, BackendSlot):
-            raise fault(BadArgument, f"slot={slot!r:.60} is no BackendSlot and no name", called)
+            raise BadArgument(f"slot={slot!r:.60} is no BackendSlot and no name", called)
         model = to_recorded_opset(load_model(source, called), called)
         graph = index_model(model, outputs, called)
         super().__init__(whole(graph), name=called, slot=backend, home=home)
@@ -159,9 +158,7 @@ class OnnxModule(OnnxPart):
             TooManyStages, BadCut, UnknownValue: the model cannot be cut like this.
         """
         if (stages is None) == (at is None):
-            raise fault(
-                BadArgument, "split takes either stages=<number> or at=[<values>]", self.name
-            )
+            raise BadArgument("split takes either stages=<number> or at=[<values>]", self.name)
         if at is None:
             made = split_by_weight(self._part.graph, stages or 0, self.name)
         else:
@@ -185,8 +182,7 @@ def _classes(classes: Sequence[str] | None, stages: int, module: str) -> tuple[s
     if classes is None:
         return tuple(f"stage{index}" for index in range(stages))
     if not isinstance(classes, list | tuple) or len(classes) != stages:
-        raise fault(
-            BadArgument,
+        raise BadArgument(
             f"classes={classes!r:.80} has to name the class of peer of each of {stages} stages",
             module,
         )
