@@ -29,8 +29,7 @@ from bbnode.dsl.errors import (
     SlotConflict,
     UnknownName,
 )
-from bbnode.dsl.onnx.module import OnnxModule, OnnxPart
-from bbnode.dsl.onnx_pipeline import OnnxPipeline
+from bbnode.dsl.onnx.module import OnnxModule, OnnxPart, OnnxPipeline
 from bbnode.dsl.protocol_ops import protocol_op
 from bbnode.dsl.roles import (
     AggregatorSlot,

@@ -9,12 +9,11 @@ that a graph never hides a name of those around it; its nodes carry no metadata 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ValueInfoProto
 
 from bbnode.dsl.backend.catalogue import BackendCore
 from bbnode.dsl.core.attributes import WrongKind, constant_attribute
@@ -22,6 +21,7 @@ from bbnode.dsl.core.graph import After, Graph, Output
 from bbnode.dsl.core.recorder import SlotUse
 from bbnode.dsl.errors import BadArgument, BranchMismatch, BranchMisuse
 from bbnode.ir import keys, types
+from bbnode.ir.graph import Subgraph, ValueType
 from bbnode.ir.types import TypeKind, TypeNode
 
 Values = Sequence[Output]
@@ -74,8 +74,6 @@ class Branch(Graph):
                 "an op of their own, or a Loop",
             )  # fmt: skip
         self._scopes.append(f"body.{len(self._outside)}")
-        self._made: set[str] = set()  # by ops of this very branch
-        self._scalars: set[str] = set()
 
     @property
     def title(self) -> str:
@@ -87,28 +85,15 @@ class Branch(Graph):
         """How a value of a branch gets out of it, for messages."""
         return "return it from the branch, and take it from what if_ or loop gives"
 
-    def emit(
-        self,
-        domain: str,
-        op_type: str,
-        *,
-        inputs: Iterable[Output | None] = (),
-        outputs: Sequence[tuple[str, TypeNode]] = (),
-        attributes: Iterable[AttributeProto] = (),
-        metadata: Mapping[str, str] | None = None,  # noqa: ARG002  # ops of backends have none
-        slot: SlotUse | None = None,
-        after: After = None,
-        opset_version: int = keys.BB_OPSET_VERSION,
-        value_names: Sequence[str] = (),  # noqa: ARG002  # only inputs and outputs have some
-    ) -> tuple[Output, ...]:
-        """Record one op of the backend slot.
-
-        Raises:
-            BranchMisuse: it is another op, or waits for something with `after`.
-        """
-        self.check_open()
+    def _admit(self, domain: str, op_type: str, slot: SlotUse | None, after: After) -> None:
         if domain or slot is None or slot.name != self._slot.name:
-            raise self._misplaced(op_type, slot)
+            whose = "" if slot is None else f" of slot {slot.name!r}"
+            raise self.error(
+                BranchMisuse,
+                f"{op_type}{whose} can't stand in {self._title}, which runs whole in the backend "
+                f"{self._slot.name!r}: only ops of that slot can; record it outside, and use the "
+                "value",
+            )
         if self._listed(after):
             raise self.error(
                 BranchMisuse,
@@ -116,23 +101,12 @@ class Branch(Graph):
                 "the after to the if_ or loop",
             )
         self._check_slot(slot)
-        made = super().emit(
-            domain, op_type, inputs=inputs, outputs=outputs, attributes=attributes,
-            opset_version=opset_version,
-        )  # fmt: skip
-        self._made.update(value.name for value in made)
-        return made
-
-    def _misplaced(self, op_type: str, slot: SlotUse | None) -> BranchMisuse:
-        whose = "" if slot is None else f" of slot {slot.name!r}"
-        return self.error(
-            BranchMisuse,
-            f"{op_type}{whose} can't stand in {self._title}, which runs whole in the backend "
-            f"{self._slot.name!r}: only ops of that slot can; record it outside, and use the value",
-        )
 
     def _metadata(self, *_: object) -> dict[str, str]:
         return {}  # the op that the branch belongs to has slot and source line
+
+    def _source_line(self) -> str:
+        return ""
 
     def _holds(self, graph: Graph) -> bool:
         return graph is self or graph in self._outside
@@ -141,7 +115,7 @@ class Branch(Graph):
         """A value that the op hands to its body; `scalar`: its shape is []."""
         value = self.declare(f"{self._scopes[0]}/{name}", kind)
         if scalar:
-            self._scalars.add(value.name)
+            self._function.types[value.name] = ValueType.of(kind, ())
         return value
 
     def input(self, name: str, type: TypeNode = types.ANY) -> Output:  # noqa: A002, ARG002
@@ -168,27 +142,32 @@ class Branch(Graph):
                 BadArgument, f"{value!r:.60} is no tensor; {self._title} computes with tensors only"
             )
         (made,) = self.emit(
-            "", "Constant", outputs=(("output", kind),), attributes=(attribute,), slot=self._slot,
-            after=after, opset_version=keys.ONNX_OPSET_VERSION,
+            "", "Constant", outputs=(("output", kind),), attributes={"value": attribute},
+            slot=self._slot, after=after, opset_version=keys.ONNX_OPSET_VERSION,
         )  # fmt: skip
         return made
 
-    def close(self, formals: Sequence[Output], results: Sequence[Output]) -> GraphProto:
-        """End the branch and give it as a graph with these inputs and outputs."""
+    def close(self, formals: Sequence[Output], results: Sequence[Output]) -> Subgraph:
+        """End the branch and return it as a graph with these inputs and outputs."""
         given: dict[str, Output] = {}
+        own = {name for node in self._function.nodes for name in node.outputs}
         for value in results:
             # ONNX wants each output made in its graph, and none of them twice.
-            is_own = value.name in self._made and value.name not in given
+            is_own = value.name in own and value.name not in given
             made = value if is_own else self._copy(value)
             given[made.name] = made
         self._closed = True
-        graph = GraphProto(name=self._scopes[0])
-        graph.node.extend(self._function.node)
-        graph.input.extend(_info(value) for value in formals)
-        for port in graph.input:
-            if port.name in self._scalars:  # ONNX Runtime wants to know
-                port.type.tensor_type.shape.SetInParent()
-        graph.output.extend(_info(value) for value in given.values())
+        graph = Subgraph(
+            name=self._scopes[0],
+            inputs=[value.name for value in formals],
+            outputs=list(given),
+            types={
+                value.name: self._function.types[value.name]
+                for value in (*formals, *given.values())
+                if value.type.kind is TypeKind.TENSOR  # what is unknown here the runtime finds out
+            },
+        )
+        graph.nodes = self._function.nodes
         return graph
 
     def _copy(self, value: Output) -> Output:
@@ -197,13 +176,6 @@ class Branch(Graph):
             opset_version=keys.ONNX_OPSET_VERSION,
         )  # fmt: skip
         return copy
-
-
-def _info(value: Output) -> ValueInfoProto:
-    info = ValueInfoProto(name=value.name)
-    if value.type.kind is TypeKind.TENSOR:  # what is unknown here the runtime finds out
-        info.type.tensor_type.elem_type = value.type.elem_type
-    return info
 
 
 class ControlOps(BackendCore):
@@ -279,7 +251,7 @@ class ControlOps(BackendCore):
 
     def _branch(
         self, g: Graph, title: str, record: Callable[[Graph], Any]
-    ) -> tuple[Output | Values, GraphProto]:
+    ) -> tuple[Output | Values, Subgraph]:
         _need_callable(g, title, record)
         branch = Branch(g, self._use, title)
         with g.recording_branch(title):
@@ -365,7 +337,7 @@ class ControlOps(BackendCore):
 
     def _body(
         self, g: Graph, record: Callable[..., Any], carried: Values
-    ) -> tuple[LoopStep, GraphProto]:
+    ) -> tuple[LoopStep, Subgraph]:
         title = "the body of Loop"
         _need_callable(g, title, record)
         branch = Branch(g, self._use, title)
@@ -392,7 +364,7 @@ def _need_callable(g: Graph, title: str, record: object) -> None:
         raise g.error(
             BadArgument,
             f"{title} is {record!r:.60}, which can't be called; give a function that records "
-            "it (a GraphProto goes to op(g, …))",
+            "it (a Subgraph goes to op(g, …))",
         )
 
 

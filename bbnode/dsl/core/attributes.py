@@ -1,9 +1,8 @@
 """Attributes of recorded nodes, checked, and values that ride in a program as attributes.
 
 Rule: an attribute has the kind that the op's table or schema demands, and a value of another
-kind is refused rather than bent. Equal values make equal bytes. A constant tensor is a
-TensorProto; every other carrier is its type's id, a NUL, and the payload that would also travel
-over the wire.
+kind is refused rather than bent. Equal values make equal bytes. A constant tensor is a tensor;
+every other carrier is its type's id, a NUL, and the payload that would also travel over the wire.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import AttributeProto, GraphProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx import GraphProto, SparseTensorProto, TensorProto, TypeProto, helper, numpy_helper
 from onnx.defs import OpSchema
 
 from bbnode.ir import codec, types, values
 from bbnode.ir.errors import AuthorError, DecodeError
+from bbnode.ir.graph import Attribute, AttributeKind, Subgraph, Tensor, ValueType
+from bbnode.ir.onnx_file import subgraph_of, type_of
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeKind, TypeNode
 
@@ -36,13 +36,13 @@ CONSTANT_ATTRIBUTE = "value"  # of `syscall.Constant`
 
 _INT64 = range(-(1 << 63), 1 << 63)
 
-_A = OpSchema.AttrType
-_LISTS = {_A.INTS: _A.INT, _A.FLOATS: _A.FLOAT, _A.STRINGS: _A.STRING}
+_K = AttributeKind  # its numbers are those of the schemas
+_LISTS = {_K.INTS: _K.INT, _K.FLOATS: _K.FLOAT, _K.STRINGS: _K.STRING}
 _EXPECTED = {
-    _A.INT: "an integer", _A.FLOAT: "a number", _A.STRING: "text", _A.TENSOR: "an array",
-    _A.GRAPH: "an onnx.GraphProto", _A.TYPE_PROTO: "an onnx.TypeProto or a type",
-    _A.INTS: "a list of integers", _A.FLOATS: "a list of numbers", _A.STRINGS: "a list of texts",
-    _A.SPARSE_TENSOR: "an onnx.SparseTensorProto",
+    _K.INT: "an integer", _K.FLOAT: "a number", _K.STRING: "text", _K.TENSOR: "an array",
+    _K.GRAPH: "an onnx.GraphProto", _K.TYPE_PROTO: "an onnx.TypeProto or a type",
+    _K.INTS: "a list of integers", _K.FLOATS: "a list of numbers", _K.STRINGS: "a list of texts",
+    _K.SPARSE_TENSOR: "an onnx.SparseTensorProto",
 }  # fmt: skip
 
 
@@ -50,13 +50,11 @@ class WrongKind(ValueError):
     """An attribute's value does not fit; the text says which values do."""
 
 
-def table_attribute(name: str, value: Any, default: Any) -> AttributeProto:
-    """An attribute of an op of the op table; `default` tells its kind where it has one.
+def table_attribute(name: str, value: Any, default: Any) -> Attribute:
+    """Return an attribute of an op of the op table; `default` tells its kind where it has one.
 
     Raises WrongKind.
     """
-    if isinstance(value, AttributeProto):
-        return value
     if name in INTEGERS or (type(default) is int):
         _need(value, int)
         least = INTEGERS.get(name)
@@ -70,7 +68,7 @@ def table_attribute(name: str, value: Any, default: Any) -> AttributeProto:
             raise WrongKind("text that is not empty")
     elif type(value) not in _KIND_NAMES:
         raise WrongKind("an integer, a number, text or bytes")
-    return helper.make_attribute(name, value)
+    return Attribute.of(value)
 
 
 def _need(value: Any, kind: type) -> None:
@@ -78,65 +76,59 @@ def _need(value: Any, kind: type) -> None:
         raise WrongKind(_KIND_NAMES[kind])
 
 
-def schema_attribute(name: str, value: Any, kind: OpSchema.AttrType) -> AttributeProto:
-    """An attribute of an `ai.onnx` op, of the kind its schema gives.
+def schema_attribute(value: Any, schema_kind: OpSchema.AttrType) -> Attribute:
+    """Return an attribute of an `ai.onnx` op, of the kind its schema demands.
 
     numpy scalars and arrays are taken where a number or a tensor is due, and a tensor type
     where an element type is (`to=types.TENSOR_FLOAT`). Raises WrongKind.
     """
-    if kind in _LISTS:
-        if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
-            raise WrongKind(_EXPECTED[kind])
-        items = [_scalar(item, _LISTS[kind], _EXPECTED[kind]) for item in value]
-        return helper.make_attribute(name, items, attr_type=_PROTO_TYPE[kind])
-    scalar = _scalar(value, kind, _EXPECTED.get(kind, "another kind of value"))
-    return helper.make_attribute(name, scalar, attr_type=_PROTO_TYPE[kind])
+    kind = AttributeKind(schema_kind.value)
+    expected = _EXPECTED.get(kind, "another kind of value")
+    if kind not in _LISTS:
+        return _scalar(value, kind, expected)
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
+        raise WrongKind(expected)
+    items = tuple(_scalar(item, _LISTS[kind], expected).value for item in value)
+    return Attribute(kind, items)
 
 
-def _scalar(value: Any, kind: OpSchema.AttrType, expected: str) -> Any:
-    if kind is _A.INT:
+def _scalar(value: Any, kind: AttributeKind, expected: str) -> Attribute:
+    made: Any = None
+    if kind is _K.INT:
         if isinstance(value, TypeNode) and value.kind is TypeKind.TENSOR:
-            return value.elem_type
-        if isinstance(value, int | np.integer) and int(value) in _INT64:
-            return int(value)
-    elif kind is _A.FLOAT:
+            made = value.elem_type
+        elif isinstance(value, int | np.integer) and int(value) in _INT64:
+            made = int(value)
+    elif kind is _K.FLOAT:
         if isinstance(value, int | float | np.integer | np.floating) and value is not True:
-            return float(value)
-    elif kind is _A.STRING:
-        if isinstance(value, str | bytes):
-            return value
-    elif kind is _A.TENSOR:
-        return tensor_proto(value, expected)
-    elif kind is _A.GRAPH:
-        if isinstance(value, GraphProto):
-            return value
-    elif kind is _A.SPARSE_TENSOR:
-        if isinstance(value, onnx.SparseTensorProto):
-            return value
-    elif kind is _A.TYPE_PROTO:
-        if isinstance(value, TypeProto):
-            return value
-        if isinstance(value, TypeNode):
-            return types.type_to_proto(value)
-    raise WrongKind(expected)
+            made = float(value)
+    elif kind is _K.TENSOR:
+        made = tensor_of(value, expected)
+    elif kind is _K.GRAPH:
+        made = subgraph_of(value) if isinstance(value, GraphProto) else value
+    elif kind is _K.TYPE_PROTO:
+        made = type_of(value) if isinstance(value, TypeProto) else value
+        made = ValueType.of(made) if isinstance(made, TypeNode) else made
+    else:
+        made = value
+    if not isinstance(made, _TAKEN.get(kind, ())):
+        raise WrongKind(expected)
+    return Attribute.of(made)
 
 
-_PROTO_TYPE = {
-    _A.INT: AttributeProto.INT, _A.FLOAT: AttributeProto.FLOAT, _A.STRING: AttributeProto.STRING,
-    _A.TENSOR: AttributeProto.TENSOR, _A.GRAPH: AttributeProto.GRAPH,
-    _A.TYPE_PROTO: AttributeProto.TYPE_PROTO, _A.SPARSE_TENSOR: AttributeProto.SPARSE_TENSOR,
-    _A.INTS: AttributeProto.INTS, _A.FLOATS: AttributeProto.FLOATS,
-    _A.STRINGS: AttributeProto.STRINGS,
+_TAKEN: dict[AttributeKind, Any] = {
+    _K.INT: int, _K.FLOAT: float, _K.STRING: str | bytes, _K.TENSOR: Tensor, _K.GRAPH: Subgraph,
+    _K.TYPE_PROTO: ValueType, _K.SPARSE_TENSOR: SparseTensorProto,
 }  # fmt: skip
 
 
-def tensor_proto(value: Any, expected: str = "an array") -> TensorProto:
-    """A TensorProto of an array, a scalar, or a list of numbers; WrongKind for anything else.
+def tensor_of(value: Any, expected: str = "an array") -> Tensor:
+    """Return a tensor of an array, a scalar, or a list of numbers; WrongKind for anything else.
 
     Python floats become float32 (what models compute in), ints int64, bools bool.
     """
     if isinstance(value, TensorProto):
-        return value
+        return Tensor(value)
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
     else:
@@ -150,12 +142,11 @@ def tensor_proto(value: Any, expected: str = "an array") -> TensorProto:
             array = array.astype(np.int64)
     if elem_type_of(array) is None:
         raise WrongKind(f"{expected} of numbers or bools, not of dtype {array.dtype}")
-    native = array.astype(array.dtype.newbyteorder("="), order="C", copy=False)
-    return numpy_helper.from_array(native)
+    return Tensor.of(array.astype(array.dtype.newbyteorder("="), order="C", copy=False))
 
 
 def elem_type_of(array: np.ndarray[Any, Any]) -> TypeNode | None:
-    """The tensor type of an array, or None when such tensors are no values."""
+    """Return the tensor type of an array, or None when such tensors are no values."""
     try:
         elem = helper.np_dtype_to_tensor_dtype(array.dtype.newbyteorder("="))
     except (KeyError, ValueError, TypeError):
@@ -164,7 +155,7 @@ def elem_type_of(array: np.ndarray[Any, Any]) -> TypeNode | None:
 
 
 def tensor_type(given: object) -> TypeNode | None:
-    """The tensor type that a type or an ONNX data type names, or None."""
+    """Return the tensor type that a type or an ONNX data type names, or None."""
     if isinstance(given, TypeNode):
         return given if given.kind is TypeKind.TENSOR else None
     return types.TENSOR_BY_ELEM.get(given) if isinstance(given, int) else None
@@ -173,30 +164,33 @@ def tensor_type(given: object) -> TypeNode | None:
 # --- constants -----------------------------------------------------------------------------
 
 
-def constant_attribute(value: Any) -> tuple[AttributeProto, TypeNode]:
-    """The attribute of a `syscall.Constant` and the type of what it emits.
+def constant_attribute(value: Any) -> tuple[Attribute, TypeNode]:
+    """Return the attribute of a `syscall.Constant` and the type of the value that it emits.
 
     Takes arrays, numbers, bools and lists of them (tensors), PeerIds and lists of them,
     multiaddrs, and every registered carrier. Raises WrongKind.
     """
     if isinstance(value, list | tuple) and value and all(isinstance(v, PeerId) for v in value):
         value = values.PeerIdVec(value)
-    if isinstance(value, TensorProto | np.ndarray | np.generic | bool | float | list):
-        return _tensor(value)
-    if type(value) is int or type(value) is tuple:
-        return _tensor(value)
+    is_tensor = isinstance(value, TensorProto | np.ndarray | np.generic | bool | float | list)
+    if is_tensor or type(value) in (int, tuple):  # U64 is an int as well, PeerIdVec a tuple
+        tensor = tensor_of(value)
+        kind = types.TENSOR_BY_ELEM.get(tensor.elem_type)
+        if kind is None:
+            name = TensorProto.DataType.Name(tensor.elem_type)
+            raise WrongKind(f"a tensor of numbers or bools, not of {name}")
+        return Attribute.of(tensor), kind
     try:
         node = values.type_of(value)
         payload = codec.encode_value(value)
         codec.decode_value(node, payload)  # what no peer would take is refused here
     except (AuthorError, DecodeError, ValueError, TypeError, OverflowError) as error:
         raise WrongKind(f"a tensor, a PeerId, a multiaddr or another carrier ({error})") from error
-    text = node.id.encode() + b"\0" + payload
-    return helper.make_attribute(CONSTANT_ATTRIBUTE, text), node
+    return Attribute.of(node.id.encode() + b"\0" + payload), node
 
 
 def typed_array(value: Any, kind: TypeNode) -> np.ndarray[Any, Any]:
-    """Numbers as an array of a tensor type; floats may be rounded, nothing else is changed.
+    """Return numbers as an array of a tensor type; floats may be rounded, nothing else changes.
 
     Raises WrongKind: these are no numbers, or the type does not hold them.
     """
@@ -217,12 +211,3 @@ def typed_array(value: Any, kind: TypeNode) -> np.ndarray[Any, Any]:
     if not fits:
         raise WrongKind("numbers that the type holds; choose a wider one")
     return made
-
-
-def _tensor(value: Any) -> tuple[AttributeProto, TypeNode]:
-    tensor = tensor_proto(value)
-    node = types.TENSOR_BY_ELEM.get(tensor.data_type)
-    if node is None:
-        name = TensorProto.DataType.Name(tensor.data_type)
-        raise WrongKind(f"a tensor of numbers or bools, not of {name}")
-    return helper.make_attribute(CONSTANT_ATTRIBUTE, tensor), node

@@ -17,9 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
-import onnx
-from onnx import AttributeProto, FunctionProto, NodeProto
-
 from bbnode.dsl.core.attributes import (
     CONSTANT_ATTRIBUTE,
     WrongKind,
@@ -42,9 +39,10 @@ from bbnode.dsl.errors import (
     UnknownName,
     author_line,
 )
-from bbnode.ir import keys, opset, protos, types
+from bbnode.ir import keys, opset, types
 from bbnode.ir.address import parse_address
 from bbnode.ir.errors import DecodeError
+from bbnode.ir.graph import Attribute, Function, OpNode, ValueType, sorted_opsets
 from bbnode.ir.opset import OpSpec, Port
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
@@ -174,8 +172,7 @@ class Graph:
         self.name = name
         self.home = home
         self.is_bootstrap = False
-        self._function = FunctionProto(name=name, domain=keys.MODULE_DOMAIN)
-        self._types: dict[str, TypeNode] = {}
+        self._function = Function(name=name, domain=keys.MODULE_DOMAIN)
         self._counts: dict[str, int] = {}
         self._slots: dict[str, SlotUse] = {}
         self._opsets: set[tuple[str, int]] = set()
@@ -212,7 +209,7 @@ class Graph:
                 "e.g. types.TENSOR_FLOAT",
             )
         value = self.declare(name, type)
-        self._function.input.append(name)
+        self._function.inputs.append(name)
         return value
 
     def output(self, name: str, value: Output, *, after: After = None) -> None:
@@ -227,7 +224,7 @@ class Graph:
             _PASS_THROUGH.domain, _PASS_THROUGH.op_type, inputs=(value,),
             outputs=(("value", value.type),), after=after, value_names=(name,),
         )  # fmt: skip
-        self._function.output.append(name)
+        self._function.outputs.append(name)
 
     # --- the wire --------------------------------------------------------------------------
 
@@ -411,7 +408,7 @@ class Graph:
             raise self.error(BadArgument, f"{value!r:.60} can't be a constant: {error}") from error
         (made,) = self.emit(
             _CONSTANT.domain, _CONSTANT.op_type, outputs=((CONSTANT_ATTRIBUTE, kind),),
-            attributes=(attribute,), metadata=metadata, after=after,
+            attributes={CONSTANT_ATTRIBUTE: attribute}, metadata=metadata, after=after,
         )  # fmt: skip
         return made
 
@@ -539,7 +536,8 @@ class Graph:
 
     def emit(
         self, domain: str, op_type: str, *, inputs: Iterable[Output | None] = (),
-        outputs: Sequence[tuple[str, TypeNode]] = (), attributes: Iterable[AttributeProto] = (),
+        outputs: Sequence[tuple[str, TypeNode]] = (),
+        attributes: Mapping[str, Attribute] | None = None,
         metadata: Mapping[str, str] | None = None, slot: SlotUse | None = None,
         after: After = None, opset_version: int = keys.BB_OPSET_VERSION,
         value_names: Sequence[str] = (),
@@ -559,47 +557,45 @@ class Graph:
             ForeignOutput, BadArgument, DuplicateName, SlotConflict, GraphClosed.
         """
         self.check_open()
+        self._admit(domain, op_type, slot, after)
         names = ["" if value is None else self.value_name(value) for value in inputs]
-        meta = self._metadata(slot, metadata or {}, after)
+        waits = dict.fromkeys(self.value_name(value) for value in self._listed(after))
+        meta = self._metadata(slot, metadata or {})
         path = "/".join((*self._scopes, op_type))
         number = self._counts.get(path, 0)
         self._counts[path] = number + 1
-        node = NodeProto(domain=domain, op_type=op_type, name=f"{path}_{number}", input=names)
-        node.attribute.extend(attributes)
-        for key, text in meta.items():
-            node.metadata_props.add(key=key, value=text)
-        made = []
-        for index, (port, kind) in enumerate(outputs):
-            value = value_names[index] if value_names else f"{node.name}.{port}"
-            node.output.append(value)
-            made.append(self.declare(value, kind))
-        self._function.node.append(node)
+        name = f"{path}_{number}"
+        values = value_names or [f"{name}.{port}" for port, _ in outputs]
+        made = [self.declare(v, kind) for v, (_, kind) in zip(values, outputs, strict=True)]
+        node = OpNode(op_type, domain, name, names, values, attributes, after=waits, metadata=meta)
+        node.source_line = self._source_line()
+        self._function.append(node)
         self._opsets.add((domain, opset_version))
         return tuple(made)
 
-    def _metadata(
-        self, slot: SlotUse | None, given: Mapping[str, str], after: After
-    ) -> dict[str, str]:
-        waits = [self.value_name(value) for value in self._listed(after)]
+    def _admit(self, domain: str, op_type: str, slot: SlotUse | None, after: After) -> None:
+        """Refuse ops that cannot stand here: none, but in a branch."""
+
+    def _source_line(self) -> str:
+        return author_line()
+
+    def _metadata(self, slot: SlotUse | None, given: Mapping[str, str]) -> dict[str, str]:
         meta: dict[str, str] = {}
         if slot is not None:
             self._check_slot(slot)
             self._slots.setdefault(slot.name, slot)
             meta = self.recorder.slots.take(slot)
         meta.update(given)
-        if waits:
-            meta[keys.AFTER_KEY] = ",".join(dict.fromkeys(waits))
         meta[keys.MODULE_INSTANCE_KEY] = "_".join((self.name, *self._scopes))
-        meta[keys.SOURCE_LINE_KEY] = author_line()
         return meta
 
     def declare(self, name: str, kind: TypeNode) -> Output:
         """Make a value known; DuplicateName when this Graph has one of that name."""
-        if name in self._types:
+        if name in self._function.types:
             raise self.error(
                 DuplicateName, f"{name!r} names an input or output already; choose another name"
             )
-        self._types[name] = kind
+        self._function.types[name] = ValueType.of(kind)
         return Output(graph=self, name=name, type=kind)
 
     def value_name(self, value: object) -> str:
@@ -633,9 +629,9 @@ class Graph:
         return "hand it in with .call().input(name, value), and take it back with .output(name)"
 
     @property
-    def last_node(self) -> NodeProto:
+    def last_node(self) -> OpNode:
         """The node that was recorded last."""
-        return self._function.node[-1]
+        return self._function.nodes[-1]
 
     def check_open(self) -> None:
         """Raise GraphClosed after the recording, BranchMisuse while a branch of it is recorded."""
@@ -668,24 +664,21 @@ class Graph:
         finally:
             self._scopes.pop()
 
-    def finish(self) -> FunctionProto:
+    def finish(self) -> Function:
         """Close the Graph and return its function."""
         self.check_open()
         self._closed = True
         function = self._function
-        function.opset_import.extend(protos.opset_imports(self._opsets))
-        protos.set_meta(function, keys.HOME_KEY, self.home)
+        function.opset_imports = sorted_opsets(self._opsets)
+        function.metadata[keys.HOME_KEY] = self.home
         for name, use in self._slots.items():
             if use.concrete is None:
-                function.attribute.append(name)
+                function.attributes.append(name)
             else:
-                config = onnx.helper.make_attribute(name, use.concrete.config)
-                function.attribute_proto.append(config)
-                key = keys.CONCRETE_TYPE_SLOT_PREFIX + name
-                protos.set_meta(function, key, use.concrete.type_name)
+                function.defaults[name] = Attribute.of(use.concrete.config)
+                function.metadata[keys.CONCRETE_TYPE_SLOT_PREFIX + name] = use.concrete.type_name
             slot_id = self.recorder.slots.slot_id(name)
-            protos.set_meta(function, keys.SLOT_ROLE_PREFIX + name, f"{use.role}|{slot_id}")
-        protos.write_types(function, self._types)
+            function.metadata[keys.SLOT_ROLE_PREFIX + name] = f"{use.role}|{slot_id}"
         return function
 
     def _check_slot(self, use: SlotUse) -> None:
@@ -769,20 +762,20 @@ def _type_variables(bound: Sequence[tuple[Port, Output | None]]) -> dict[str, Ty
     return known
 
 
-def _checked_attributes(spec: OpSpec, given: Mapping[str, Any]) -> list[AttributeProto]:
+def _checked_attributes(spec: OpSpec, given: Mapping[str, Any]) -> dict[str, Attribute]:
     for name in given:
         if name not in spec.attributes:
             raise BadArgument(
                 f"{spec.op_type} has no attribute {name!r}{hint(name, spec.attributes)}"
             )
-    made = []
+    made = {}
     for name, default in spec.attributes.items():
         value = given.get(name, default)
         if value is opset.REQUIRED:
             raise BadArgument(f"{spec.op_type} needs the attribute {name}=…")
         try:
-            made.append(
-                table_attribute(name, value, None if default is opset.REQUIRED else default)
+            made[name] = table_attribute(
+                name, value, None if default is opset.REQUIRED else default
             )
         except WrongKind as error:
             raise BadArgument(

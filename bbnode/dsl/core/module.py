@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnx import FunctionProto, ModelProto
+from onnx import ModelProto
 
 from bbnode.dsl.core.graph import After, Graph, Output
 from bbnode.dsl.core.names import check_class, check_name, hint
@@ -21,7 +21,9 @@ from bbnode.dsl.errors import (
     RecordingError,
     UnknownName,
 )
-from bbnode.ir import keys, protos, types
+from bbnode.ir import keys, types
+from bbnode.ir.graph import Function, Program
+from bbnode.ir.onnx_file import model_of
 
 
 class Module:
@@ -113,10 +115,10 @@ class Module:
             g.value_name(value)
         source = self._source()
         name, function = g.recorder.record_bootstrap_call(source)
-        wanted = list(given) if function is None else list(function.input)
+        wanted = list(given) if function is None else function.inputs
         _check_inputs(g, self.name, wanted, given)
-        known = {} if function is None else protos.value_types(function)
-        handed_out = [] if function is None else list(function.output)
+        known = {} if function is None else function.kinds()
+        handed_out = [] if function is None else function.outputs
         made = g.emit(
             keys.MODULE_DOMAIN,
             name,
@@ -127,8 +129,8 @@ class Module:
         g.recorder.bootstrap_called(source, g.last_node)
         return ModuleOutputs(g, self.name, dict(zip(handed_out, made, strict=True)))
 
-    def build(self) -> ModelProto:
-        """Record the program; building twice gives equal bytes.
+    def record(self) -> Program:
+        """Record the program; recording twice makes equal programs.
 
         Returns:
             The recorded form: functions[0] is this Module's body, then those it calls, then
@@ -138,6 +140,10 @@ class Module:
             RecordingError: one of its subclasses, naming the Module and the line.
         """
         return ModelRecorder().record_root(self._source())
+
+    def build(self) -> ModelProto:
+        """Record the program as an ONNX model, to be saved or compiled; see `record`."""
+        return model_of(Module.record(self))  # a subclass may have a `record` of its own
 
     def _source(self) -> ModuleSource:
         name = check_name("Module name", self.name)
@@ -149,7 +155,7 @@ class Module:
             )
         home = check_class(self.home, module=name)
 
-        def record(recorder: ModelRecorder, is_bootstrap: bool) -> FunctionProto:
+        def record(recorder: ModelRecorder, is_bootstrap: bool) -> Function:
             graph = Graph(recorder, name=name, home=home)
             graph.is_bootstrap = is_bootstrap
             (self.bootstrap if is_bootstrap else self.body)(graph)
@@ -201,17 +207,17 @@ class ModuleCall:
         for value in self._inputs.values():
             g.value_name(value)
         function = g.recorder.record_call(self._module._source())
-        _check_inputs(g, self._module.name, list(function.input), self._inputs)
-        known = protos.value_types(function)
-        outputs = [(name, known.get(name, types.ANY)) for name in function.output]
+        _check_inputs(g, self._module.name, function.inputs, self._inputs)
+        known = function.kinds()
+        outputs = [(name, known.get(name, types.ANY)) for name in function.outputs]
         made = g.emit(
             function.domain,
             function.name,
-            inputs=[self._inputs[name] for name in function.input],
+            inputs=[self._inputs[name] for name in function.inputs],
             outputs=outputs,
             after=after,
         )
-        return ModuleOutputs(g, self._module.name, dict(zip(function.output, made, strict=True)))
+        return ModuleOutputs(g, self._module.name, dict(zip(function.outputs, made, strict=True)))
 
 
 def _check_inputs(

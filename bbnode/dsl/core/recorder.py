@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from onnx import FunctionProto, ModelProto, NodeProto
-
 from bbnode.dsl.errors import RecursiveModule, recording
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, OpNode, Program, sorted_opsets
+from bbnode.ir.onnx_file import graph_proto
 from bbnode.ir.slots import ConcreteSpec
 
 # Deeper than any program; it ends a Module that makes a new Module in its body without end
@@ -107,7 +107,7 @@ class ModuleSource:
 
     identity: object
     name: str
-    record: Callable[[ModelRecorder, bool], FunctionProto]
+    record: Callable[[ModelRecorder, bool], Function]
 
 
 class ModelRecorder:
@@ -116,32 +116,33 @@ class ModelRecorder:
     def __init__(self) -> None:
         self.slots = SlotTable()
         self._path: list[ModuleSource] = []
-        self._functions: list[FunctionProto] = []
-        self._bootstraps: list[FunctionProto] = []
-        self._by_content: dict[tuple[object, ...], FunctionProto] = {}
+        self._functions: list[Function] = []
+        self._bootstraps: list[Function] = []
+        self._by_content: dict[tuple[object, ...], Function] = {}
         self._names: set[str] = set()
         # Calls of bootstraps that are being recorded: the Module has no name in the model yet.
-        self._open_calls: list[tuple[object, NodeProto]] = []
+        self._open_calls: list[tuple[object, OpNode]] = []
 
-    def record_root(self, source: ModuleSource) -> ModelProto:
+    def record_root(self, source: ModuleSource) -> Program:
         """Record the root and everything that it calls, as one program."""
         # The root's name is taken first, so that a sub-Module of the same name steps aside.
         self._names.add(source.name)
         body, bootstrap = self._record(source)
-        protos.set_meta(body, keys.ROOT_KEY, "true")
+        body.metadata[keys.ROOT_KEY] = "true"
         if bootstrap is not None:
             bootstrap.name = source.name + keys.BOOTSTRAP_SUFFIX
             self._bootstraps.insert(0, bootstrap)
         self._name_open_calls(source, source.name)
         functions = [body, *self._functions, *self._bootstraps]
-        model = ModelProto(ir_version=keys.FRAMEWORK_IR_VERSION, producer_name=keys.PRODUCER_NAME)
-        model.graph.name = body.name
-        model.functions.extend(functions)
-        used = {(entry.domain, entry.version) for f in functions for entry in f.opset_import}
-        model.opset_import.extend(protos.opset_imports([*used, *_BASE_OPSETS]))
-        return model
+        used = (entry for function in functions for entry in function.opset_imports)
+        return Program(
+            producer_name=keys.PRODUCER_NAME,
+            name=body.name,
+            functions=functions,
+            opset_imports=sorted_opsets([*used, *_BASE_OPSETS]),
+        )
 
-    def record_call(self, source: ModuleSource) -> FunctionProto:
+    def record_call(self, source: ModuleSource) -> Function:
         """Record a sub-Module and return the function to call, shared with equal ones."""
         body, bootstrap = self._record(source)
         key = (source.name, _content(body), bootstrap and _content(bootstrap))
@@ -156,7 +157,7 @@ class ModelRecorder:
         self._name_open_calls(source, known.name)
         return known
 
-    def record_bootstrap_call(self, source: ModuleSource) -> tuple[str, FunctionProto | None]:
+    def record_bootstrap_call(self, source: ModuleSource) -> tuple[str, Function | None]:
         """Record a Module whose bootstrap is called.
 
         Returns:
@@ -169,7 +170,7 @@ class ModelRecorder:
         name = self.record_call(source).name + keys.BOOTSTRAP_SUFFIX
         return name, next((known for known in self._bootstraps if known.name == name), None)
 
-    def bootstrap_called(self, source: ModuleSource, node: NodeProto) -> None:
+    def bootstrap_called(self, source: ModuleSource, node: OpNode) -> None:
         """Remember the node that calls a Module's bootstrap."""
         if self._is_open(source):
             self._open_calls.append((source.identity, node))
@@ -182,7 +183,7 @@ class ModelRecorder:
             if identity is source.identity:
                 node.op_type = name + keys.BOOTSTRAP_SUFFIX
 
-    def _record(self, source: ModuleSource) -> tuple[FunctionProto, FunctionProto | None]:
+    def _record(self, source: ModuleSource) -> tuple[Function, Function | None]:
         recursive = self._is_open(source)
         if recursive or len(self._path) >= MAX_MODULE_DEPTH:
             why = "calls itself" if recursive else f"nests deeper than {MAX_MODULE_DEPTH} calls"
@@ -196,8 +197,8 @@ class ModelRecorder:
                 body, bootstrap = (source.record(self, which) for which in (False, True))
         finally:
             self._path.pop()
-        protos.set_meta(bootstrap, keys.MODULE_PHASE_KEY, keys.BOOTSTRAP_PHASE)
-        return body, bootstrap if bootstrap.node or bootstrap.input else None
+        bootstrap.metadata[keys.MODULE_PHASE_KEY] = keys.BOOTSTRAP_PHASE
+        return body, bootstrap if bootstrap.nodes or bootstrap.inputs else None
 
     def _free_name(self, name: str) -> str:
         """Take the name itself, or the first of `<name>_2`, `<name>_3`, … that is free."""
@@ -213,11 +214,16 @@ class ModelRecorder:
 _BASE_OPSETS = (("", keys.ONNX_OPSET_VERSION), (keys.MODULE_DOMAIN, keys.BB_OPSET_VERSION))
 
 
-def _content(function: FunctionProto) -> bytes:
+def _content(function: Function) -> tuple[object, ...]:
     """Return the parts that make two functions one: all but the name and the source lines."""
-    bare = FunctionProto()
-    bare.CopyFrom(function)
-    bare.name = ""
-    for node in bare.node:
-        protos.del_meta(node, keys.SOURCE_LINE_KEY)
-    return bare.SerializeToString(deterministic=True)
+    nodes = []
+    for node in function.nodes:
+        bare = node.copy()
+        bare.source_line = ""
+        # Two graphs are equal when their bytes are.
+        bare.attributes = {n: a for n, a in node.attributes.items() if not a.graphs}
+        graphs = [graph_proto(graph).SerializeToString(deterministic=True) for graph in node.graphs]
+        nodes.append((bare.content(), *graphs))
+    parts = (function.inputs, function.outputs, function.attributes, function.opset_imports, nodes)
+    tables = (function.defaults, function.metadata, function.types)
+    return (*map(tuple, parts), *(tuple(table.items()) for table in tables))

@@ -103,7 +103,9 @@ def split_at(graph: OnnxGraph, at: Sequence[str | Sequence[str]], module: str) -
 
 
 def _check_inputs(order: Sequence[int], graph: OnnxGraph, module: str) -> None:
-    if not any(name in graph.inputs for index in order for name in graph.reads[index]):
+    if not any(
+        name in graph.inputs for index in order for name in graph.nodes[index].computes_with
+    ):
         raise BadCut(
             "no op of the model reads an input, so that there is nothing to send to a stage; use "
             "the model whole",
@@ -126,7 +128,7 @@ def _needed(graph: OnnxGraph, values: Sequence[str], done: set[int]) -> set[int]
         if index is None or graph.fixed[index] or index in done or index in found:
             continue
         found.add(index)
-        todo.extend(graph.reads[index])
+        todo.extend(graph.nodes[index].computes_with)
         # What a fixed op reads is fixed, so that nothing behind it is looked for.
     return found
 
@@ -152,12 +154,12 @@ def _split(graph: OnnxGraph, groups: Sequence[tuple[int, ...]]) -> Split:
     stage_of = {index: stage for stage, group in enumerate(groups) for index in group}
     made: dict[str, int] = dict.fromkeys(graph.inputs, -1)  # value -> stage that makes it
     for index, stage in stage_of.items():
-        made.update((name, stage) for name in graph.nodes[index].output if name)
+        made.update((name, stage) for name in graph.nodes[index].outputs if name)
     outputs = [name for name in graph.outputs if not graph.is_fixed_value(name)]
     last = dict.fromkeys(outputs, len(groups))  # value -> last stage that needs it
     read: list[dict[str, None]] = [{} for _ in groups]
     for index, stage in stage_of.items():
-        for name in graph.reads[index]:
+        for name in graph.nodes[index].computes_with:
             if name in made:
                 last[name] = max(last.get(name, -1), stage)
                 read[stage][name] = None
@@ -184,8 +186,8 @@ def _crossed(graph: OnnxGraph, order: Sequence[int]) -> list[int]:
     born: dict[str, int] = dict.fromkeys(graph.inputs, 0)
     last: dict[str, int] = {}
     for position, index in enumerate(order):
-        last.update((name, position) for name in graph.reads[index] if name in born)
-        born.update((name, position + 1) for name in graph.nodes[index].output if name)
+        last.update((name, position) for name in graph.nodes[index].computes_with if name in born)
+        born.update((name, position + 1) for name in graph.nodes[index].outputs if name)
     last.update((name, len(order)) for name in graph.outputs if name in born)
     counts = [0] * (len(order) + 2)
     stuck = [0] * (len(order) + 2)

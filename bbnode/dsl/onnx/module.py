@@ -1,31 +1,86 @@
-"""`OnnxModule`: a model that exists as an ONNX file, used as a Module.
+"""ONNX models as Modules: a whole one, a part of one, and a pipeline of parts on several peers.
 
 Rule: the file is read and checked when the object is made, so that whatever is wrong with it
-is told where its path stands; recording it never fails for the model's sake.
+is told where its path stands; recording it never fails for the model's sake. Every op becomes
+one op of the backend slot, in the model's order; weights become `Constant`s just before the
+first op that reads them, so that a backend loads them into its graph once and no call copies
+them. Only names change: they are the recorder's own. A stage of a pipeline receives in one
+message the values that it and those behind it need; the result goes to the peer that asked, as
+one message.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
 from pathlib import PurePath
 
 from onnx import ModelProto
 
+from bbnode.dsl.backend.catalogue import onnx_schema, port_names
 from bbnode.dsl.backend.slot import BackendSlot
-from bbnode.dsl.core.graph import Graph
+from bbnode.dsl.core.graph import Graph, Output, trimmed
 from bbnode.dsl.core.module import Module
-from bbnode.dsl.core.names import check_class, check_name
+from bbnode.dsl.core.names import MAX_NAME_LENGTH, check_class, check_name
+from bbnode.dsl.core.recorder import SlotUse
 from bbnode.dsl.errors import BadArgument
 from bbnode.dsl.onnx.cuts import split_at, split_by_weight
-from bbnode.dsl.onnx.graph import Part, index_model, whole
+from bbnode.dsl.onnx.graph import Part, index_model, renamed_attributes, whole
 from bbnode.dsl.onnx.load import ModelSource, load_model
-from bbnode.dsl.onnx_opset import to_recorded_opset
-from bbnode.dsl.onnx_pipeline import OnnxPipeline
-from bbnode.dsl.onnx_record import clean_name, port_names, record_part
-from bbnode.ir import keys
+from bbnode.dsl.roles import PeerSelectorSlot
+from bbnode.ir import keys, types
+from bbnode.ir.graph import Attribute, is_onnx_domain
+from bbnode.ir.types import TypeNode
 
 DEFAULT_SLOT = "compute"
+
+_FOREIGN_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
+_MAX_SCOPES = 8  # exporters nest module paths; the outermost ones tell a reader enough
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortNames:
+    """Names of the ports of a Module by the ONNX names of a part's inputs and outputs."""
+
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+def free_port_names(inputs: Iterable[str], outputs: Iterable[str]) -> PortNames:
+    """Return a name that a port may have for each value, all of them different.
+
+    Other characters become `_`, a digit in front gets one before it, and what is taken gets a
+    number behind.
+    """
+    taken: set[str] = set()
+    return PortNames(
+        inputs={name: _free_name(name, taken) for name in inputs},
+        outputs={name: _free_name(name, taken) for name in outputs},
+    )
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    base = clean_name(name) or "value"
+    free = base
+    for number in count(2):
+        if free not in taken:
+            break
+        tail = f"_{number}"
+        free = base[: MAX_NAME_LENGTH - len(tail)] + tail
+    taken.add(free)
+    return free
+
+
+def clean_name(text: str) -> str:
+    """Return the text as a name; empty when nothing of it is left."""
+    cleaned = _FOREIGN_CHARACTER.sub("_", text[:MAX_NAME_LENGTH]).lstrip("-")
+    if not cleaned.strip("_-"):
+        return ""
+    return f"_{cleaned}"[:MAX_NAME_LENGTH] if cleaned[0].isdigit() else cleaned
 
 
 class OnnxPart(Module):
@@ -42,7 +97,7 @@ class OnnxPart(Module):
         self.home = check_class(home, module=self.name)
         self._part = part
         self._slot = slot
-        self._ports = port_names(part.inputs, part.outputs)
+        self._ports = free_port_names(part.inputs, part.outputs)
 
     @property
     def input_ports(self) -> Mapping[str, str]:
@@ -61,7 +116,135 @@ class OnnxPart(Module):
 
     def body(self, g: Graph) -> None:
         """Record the ops of the part on its backend slot."""
-        record_part(g, self._part, self._slot, self._ports)
+        _Recording(g, self._part, self._slot).run(self._ports)
+
+
+class OnnxPipeline(Module):
+    """A model in stages, each on a class of peer of its own; `OnnxModule.split` makes it.
+
+    ```python
+    pipeline = OnnxModule("model.onnx", home="client").split(stages=2)
+    pipeline.build()
+    # client: inputs -> one peer of class stage0 -> one peer of class stage1 -> client: outputs
+    ```
+
+    - Inputs and outputs are those of the model, and live on `home`.
+    - Who the peers are: for each stage there is a `PeerSelectorSlot` called like its class. It
+      is asked on the class that sends to the stage, for one peer at a time, so that several
+      peers of a class share the work. Bind each one, e.g. to `ConnectedView`.
+    - The values that cross a cut travel as one message; values that a later stage needs pass
+      through those between. With them goes the PeerId of who asked, to which the last stage
+      sends the result.
+    - The outputs appear on `home` in an execution of their own, when the result arrives: all
+      together, as outputs of the program, or to ops that read nothing else of `home`.
+    - `stages` are Modules as well: each can be called, compiled and run alone.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[OnnxPart],
+        crossing: Sequence[Sequence[str]],
+        kinds: Mapping[str, TypeNode],
+        *,
+        ports: PortNames,
+        classes: Sequence[str],
+        home: str,
+        name: str,
+    ) -> None:
+        """Put stages into a row.
+
+        Args:
+            stages: in order.
+            crossing: ONNX names of the values that travel to each stage, and of those that
+                travel back.
+            kinds: types of these values.
+            ports: of the model.
+            classes: class of peer of each stage.
+            home: class of peer that has the inputs and gets the outputs.
+            name: of the Module.
+
+        Raises:
+            BadName: `name`, `home` or a class is none.
+        """
+        self.name = check_name("Module name", name)
+        self.home = check_class(home, module=self.name)
+        self._stages = tuple(stages)
+        self._crossing = tuple(tuple(names) for names in crossing)
+        self._kinds = kinds
+        self._ports = ports
+        self._classes = tuple(classes)
+
+    @property
+    def stages(self) -> tuple[OnnxPart, ...]:
+        """The stages, in order."""
+        return self._stages
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class of peer of each stage."""
+        return self._classes
+
+    @property
+    def crossing(self) -> tuple[tuple[str, ...], ...]:
+        """ONNX names of the values that travel to each stage, and last of those that come back."""
+        return self._crossing
+
+    @property
+    def input_ports(self) -> Mapping[str, str]:
+        """ONNX name of each input, to the name of the Module's input."""
+        return dict(self._ports.inputs)
+
+    @property
+    def output_ports(self) -> Mapping[str, str]:
+        """ONNX name of each output, to the name of the Module's output."""
+        return dict(self._ports.outputs)
+
+    def body(self, g: Graph) -> None:
+        """Record the way of the values through the stages and back."""
+        here = {
+            name: g.input(port, self._kinds.get(name, types.TENSOR))
+            for name, port in self._ports.inputs.items()
+        }
+        origin: Output | None = None
+        for index, (stage, peer_class) in enumerate(zip(self._stages, self._classes, strict=True)):
+            crossing = self._crossing[index]
+            # The choice of a peer belongs to the execution that has the values.
+            selector = PeerSelectorSlot(peer_class, peer_class=peer_class)
+            peers = selector.sample(g, n=1, after=here[crossing[0]])
+            here, received, came_along = self._ship(
+                g, f"stage{index}", peers, here, crossing, origin
+            )
+            origin = received.sender if came_along is None else came_along
+            call = stage.call()
+            for name, port in stage.input_ports.items():
+                call.input(port, here[name])
+            # A stage that reads nothing (it draws) starts when the others' values are there.
+            made = call.build(g, after=None if stage.input_ports else received)
+            here |= {name: made.output(port) for name, port in stage.output_ports.items()}
+        if origin is not None:
+            here, _, _ = self._ship(g, "result", origin, here, self._crossing[-1], None)
+        for name, port in self._ports.outputs.items():
+            g.output(port, here[name])
+
+    def _ship(
+        self,
+        g: Graph,
+        port: str,
+        peers: Output,
+        here: Mapping[str, Output],
+        names: Sequence[str],
+        origin: Output | None,
+    ) -> tuple[dict[str, Output], Output, Output | None]:
+        """Send values in one message; gives them, the message and `origin` as they arrive."""
+        parts = [*([] if origin is None else [origin]), *(here[name] for name in names)]
+        kinds = [*([] if origin is None else [types.PEER_ID]), *(self._kinds[n] for n in names)]
+        if len(parts) == 1:
+            received = g.net_out(port, peers, parts[0])
+            return {names[0]: received}, received, None
+        received = g.net_out(port, peers, g.bundle(parts))
+        arrived = list(g.unbundle(received, kinds))
+        came_along = None if origin is None else arrived.pop(0)
+        return dict(zip(names, arrived, strict=True)), received, came_along
 
 
 class OnnxModule(OnnxPart):
@@ -116,8 +299,7 @@ class OnnxModule(OnnxPart):
         backend = BackendSlot(slot) if isinstance(slot, str) else slot
         if not isinstance(backend, BackendSlot):
             raise BadArgument(f"slot={slot!r:.60} is no BackendSlot and no name", called)
-        model = to_recorded_opset(load_model(source, called), called)
-        graph = index_model(model, outputs, called)
+        graph = index_model(load_model(source, called), outputs, called)
         super().__init__(whole(graph), name=called, slot=backend, home=home)
 
     def split(
@@ -196,3 +378,94 @@ def _default_name(source: object) -> str:
     elif isinstance(source, str | os.PathLike):
         text = PurePath(source).stem
     return clean_name(text)[:100] or "OnnxModel"
+
+
+# --- recording ----------------------------------------------------------------------------
+
+
+class _Recording:
+    """A part of a model, recorded as the body of a Module."""
+
+    def __init__(self, g: Graph, part: Part, slot: BackendSlot) -> None:
+        self._g = g
+        self._part = part
+        self._graph = part.graph
+        self._use = SlotUse(name=slot.name, role=slot.ROLE, concrete=slot.concrete)
+        self._known: dict[str, Output] = {}
+        self._numbers = count()
+        self._first_input: Output | None = None
+
+    def run(self, ports: PortNames) -> None:
+        part = self._part
+        for name in part.inputs:
+            self._known[name] = self._g.input(
+                ports.inputs[name], self._graph.kinds.get(name, types.ANY)
+            )
+        if part.inputs:
+            self._first_input = self._known[part.inputs[0]]
+        fixed = self._graph.fixed_for(part.nodes, part.outputs)
+        for index in sorted({*part.nodes, *fixed}):
+            self._record(index)
+        for name in part.outputs:
+            # What is made of weights alone comes out when the rest does, and where it does.
+            waits = self._first_input if self._graph.is_fixed_value(name) else None
+            self._g.output(ports.outputs[name], self._value(name), after=waits)
+
+    def _record(self, index: int) -> None:
+        node = self._graph.nodes[index]
+        outer = {name: self._value(name).name for name in node.computes_with}
+        domain = "" if is_onnx_domain(node.domain) else node.domain
+        version = self._graph.opsets.get(domain, keys.ONNX_OPSET_VERSION)
+        schema = onnx_schema(node.op_type, version, domain)
+        # An op that reads nothing and is no constant draws: it does so once per input.
+        waits = None if outer or self._graph.fixed[index] else self._first_input
+        names = list(node.outputs)
+        while len(names) > 1 and not names[-1]:
+            names.pop()
+        labels = port_names(schema.outputs if schema else (), len(names))
+        kinds = [self._graph.kinds.get(name, types.ANY) for name in names]
+        with ExitStack() as scopes:
+            for scope in scopes_of(node.name):
+                scopes.enter_context(self._g.with_module(scope))
+            made = self._g.emit(
+                domain,
+                node.op_type,
+                inputs=trimmed([self._known[name] if name else None for name in node.inputs]),
+                outputs=list(zip(labels, kinds, strict=True)),
+                attributes=renamed_attributes(node, outer, self._fresh),
+                slot=self._use,
+                after=waits,
+                opset_version=version,
+            )
+        self._known.update((name, value) for name, value in zip(names, made, strict=True) if name)
+
+    def _value(self, name: str) -> Output:
+        """Return a value that is there, or a weight, which is recorded now."""
+        found = self._known.get(name)
+        if found is None:
+            found = self._known[name] = self._record_weight(name)
+        return found
+
+    def _record_weight(self, name: str) -> Output:
+        tensor = self._graph.weights[name]
+        attribute = "sparse_value" if tensor.is_sparse else "value"
+        kind = types.TENSOR_BY_ELEM.get(tensor.elem_type, types.ANY)
+        (made,) = self._g.emit(
+            "",
+            "Constant",
+            outputs=(("output", kind),),
+            attributes={attribute: Attribute.of(tensor)},
+            slot=self._use,
+            opset_version=keys.ONNX_OPSET_VERSION,
+        )
+        return made
+
+    def _fresh(self) -> str:
+        """Return a name inside of a nested graph, which no recorded value has."""
+        return f"inner.{next(self._numbers)}"
+
+
+def scopes_of(name: str) -> list[str]:
+    """Return the scopes in an exporter's name: layers_0 and attn of `/layers.0/attn/Add`."""
+    parts = [clean_name(part) for part in name.split("/")[:-1]]
+    return [part for part in parts if part][:_MAX_SCOPES]
