@@ -172,7 +172,8 @@ def is_compiled(program: Program) -> bool:
 
 
 def _opened(model: ModelProto, module: str) -> Program:
-    if not isinstance(model, ModelProto) or not model.functions:
+    given: object = model
+    if not isinstance(given, ModelProto) or not given.functions:
         raise BrokenArtifact(
             f"{model!r:.60} holds no program; give the result of Module.build() or "
             "Compiler().compile() (a plain ONNX model is an OnnxModule)",

@@ -289,7 +289,8 @@ class Graph:
             BadArgument: `deadline`, `quorum` or `hops` is out of range.
         """
         self._check_new_port(port)
-        seconds = deadline if isinstance(deadline, int | float) else math.nan
+        given: object = deadline
+        seconds = given if isinstance(given, int | float) else math.nan
         if not 0 <= seconds <= MAX_DEADLINE_S:
             raise self.error(
                 BadArgument,

@@ -224,6 +224,6 @@ def _content(function: Function) -> tuple[object, ...]:
         bare.attributes = {n: a for n, a in node.attributes.items() if not a.graphs}
         graphs = [graph_proto(graph).SerializeToString(deterministic=True) for graph in node.graphs]
         nodes.append((bare.content(), *graphs))
-    parts = (function.inputs, function.outputs, function.attributes, function.opset_imports, nodes)
+    ports = (*function.inputs, None, *function.outputs, None, *function.attributes)
     tables = (function.defaults, function.metadata, function.types)
-    return (*map(tuple, parts), *(tuple(table.items()) for table in tables))
+    return (ports, *nodes, *function.opset_imports, *(tuple(table.items()) for table in tables))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from onnx import TensorProto
@@ -291,8 +292,7 @@ def _renamed(graph: Subgraph, outer: Mapping[str, str], fresh: Callable[[], str]
 
 def bare_tensor(tensor: Tensor, name: str = "") -> Tensor:
     """Return a copy of a tensor under another name, without texts."""
-    copy = type(tensor.proto)()
-    copy.CopyFrom(tensor.proto)
+    copy = deepcopy(tensor.proto)
     dense = copy if isinstance(copy, TensorProto) else copy.values
     dense.ClearField("doc_string")
     dense.ClearField("name")
