@@ -1,96 +1,76 @@
 """The DSL: programs are recorded by running Python.
 
-Rule: this is the whole of what an author imports. A Module's body records nodes into a Graph;
-`Module.build()` gives them as a plain ONNX ModelProto, which the compiler takes.
+Rule: an author of programs and of protocol ops imports from here alone. A Module's body records
+nodes into a Graph; `Module.build()` returns them as a plain ONNX ModelProto, which the compiler
+takes. The imports below are the one list of public names.
 """
 
 from __future__ import annotations
 
-from bbnode.dsl import peer_lists, syscalls
-from bbnode.dsl.backend import BackendSlot
-from bbnode.dsl.backend_control import LoopResult, LoopStep
-from bbnode.dsl.branch import Branch
-from bbnode.dsl.compiled_module import CompiledModule
-from bbnode.dsl.errors import (
-    BadArgument,
-    BadName,
-    BranchMismatch,
-    BranchMisuse,
-    DuplicateName,
-    ForeignOutput,
-    GraphClosed,
-    NotReceived,
-    RecordingError,
-    RecursiveModule,
-    SlotConflict,
-    UnknownName,
-    UnknownOp,
-)
-from bbnode.dsl.graph import Graph
-from bbnode.dsl.module import Module, ModuleCall, ModuleOutputs
-from bbnode.dsl.onnx_errors import OnnxImportError
-from bbnode.dsl.onnx_module import OnnxModule, OnnxPart
-from bbnode.dsl.onnx_pipeline import OnnxPipeline
-from bbnode.dsl.output import After, Output
-from bbnode.dsl.protocol_ops import protocol_op
-from bbnode.dsl.roles import (
-    AggregatorSlot,
-    CodecSlot,
-    DataSourceSlot,
-    IndexSlot,
-    ModelSlot,
-    PeerSelectorSlot,
-    ProtocolSlot,
-)
-from bbnode.dsl.slot import Slot
-from bbnode.dsl.wire import Request
-from bbnode.ir import types, values
-from bbnode.ir.peer import PeerId
-from bbnode.ir.slots import ConcreteSpec
+from types import ModuleType as _ModuleType
 
-__all__ = [
-    "Module",
-    "ModuleCall",
-    "ModuleOutputs",
-    "CompiledModule",
-    "OnnxModule",
-    "OnnxPart",
-    "OnnxPipeline",
-    "Graph",
-    "Output",
-    "After",
-    "Request",
-    "Branch",
-    "LoopStep",
-    "LoopResult",
-    "Slot",
-    "AggregatorSlot",
-    "BackendSlot",
-    "CodecSlot",
-    "DataSourceSlot",
-    "IndexSlot",
-    "ModelSlot",
-    "PeerSelectorSlot",
-    "ProtocolSlot",
-    "protocol_op",
-    "ConcreteSpec",
-    "PeerId",
-    "peer_lists",
-    "syscalls",
-    "types",
-    "values",
-    "RecordingError",
-    "BadArgument",
-    "BadName",
-    "BranchMismatch",
-    "BranchMisuse",
-    "DuplicateName",
-    "ForeignOutput",
-    "GraphClosed",
-    "NotReceived",
-    "OnnxImportError",
-    "RecursiveModule",
-    "SlotConflict",
-    "UnknownName",
-    "UnknownOp",
+from bbnode.dsl import peer_lists as peer_lists
+from bbnode.dsl import syscalls as syscalls
+from bbnode.dsl.backend.control import Branch as Branch
+from bbnode.dsl.backend.control import LoopResult as LoopResult
+from bbnode.dsl.backend.control import LoopStep as LoopStep
+from bbnode.dsl.backend.slot import BackendSlot as BackendSlot
+from bbnode.dsl.compiled import CompiledModule as CompiledModule
+from bbnode.dsl.core.graph import After as After
+from bbnode.dsl.core.graph import Graph as Graph
+from bbnode.dsl.core.graph import Output as Output
+from bbnode.dsl.core.graph import Request as Request
+from bbnode.dsl.core.module import Module as Module
+from bbnode.dsl.core.module import ModuleCall as ModuleCall
+from bbnode.dsl.core.module import ModuleOutputs as ModuleOutputs
+from bbnode.dsl.core.slot import Slot as Slot
+from bbnode.dsl.errors import BadArgument as BadArgument
+from bbnode.dsl.errors import BadCut as BadCut
+from bbnode.dsl.errors import BadName as BadName
+from bbnode.dsl.errors import BranchMismatch as BranchMismatch
+from bbnode.dsl.errors import BranchMisuse as BranchMisuse
+from bbnode.dsl.errors import BrokenArtifact as BrokenArtifact
+from bbnode.dsl.errors import BrokenModel as BrokenModel
+from bbnode.dsl.errors import DuplicateName as DuplicateName
+from bbnode.dsl.errors import ExternalDataMissing as ExternalDataMissing
+from bbnode.dsl.errors import ForeignOutput as ForeignOutput
+from bbnode.dsl.errors import GraphClosed as GraphClosed
+from bbnode.dsl.errors import ModelTooLarge as ModelTooLarge
+from bbnode.dsl.errors import NestingTooDeep as NestingTooDeep
+from bbnode.dsl.errors import NoSuchOp as NoSuchOp
+from bbnode.dsl.errors import NoSuchTarget as NoSuchTarget
+from bbnode.dsl.errors import NotReceived as NotReceived
+from bbnode.dsl.errors import OnnxImportError as OnnxImportError
+from bbnode.dsl.errors import RecordingError as RecordingError
+from bbnode.dsl.errors import RecursiveModule as RecursiveModule
+from bbnode.dsl.errors import SlotConflict as SlotConflict
+from bbnode.dsl.errors import TooManyStages as TooManyStages
+from bbnode.dsl.errors import UnconvertibleModel as UnconvertibleModel
+from bbnode.dsl.errors import UnknownName as UnknownName
+from bbnode.dsl.errors import UnknownValue as UnknownValue
+from bbnode.dsl.errors import UnsupportedDomain as UnsupportedDomain
+from bbnode.dsl.errors import UnsupportedPort as UnsupportedPort
+from bbnode.dsl.onnx.module import OnnxModule as OnnxModule
+from bbnode.dsl.onnx.module import OnnxPart as OnnxPart
+from bbnode.dsl.onnx.module import OnnxPipeline as OnnxPipeline
+from bbnode.dsl.roles import AggregatorSlot as AggregatorSlot
+from bbnode.dsl.roles import CodecSlot as CodecSlot
+from bbnode.dsl.roles import DataSourceSlot as DataSourceSlot
+from bbnode.dsl.roles import IndexSlot as IndexSlot
+from bbnode.dsl.roles import ModelSlot as ModelSlot
+from bbnode.dsl.roles import PeerSelectorSlot as PeerSelectorSlot
+from bbnode.dsl.roles import ProtocolSlot as ProtocolSlot
+from bbnode.dsl.roles import protocol_op as protocol_op
+from bbnode.ir import types as types
+from bbnode.ir import values as values
+from bbnode.ir.peer import PeerId as PeerId
+from bbnode.ir.slots import ConcreteSpec as ConcreteSpec
+
+_PUBLIC_MODULES = {peer_lists, syscalls, types, values}
+__all__ = [  # all that is imported above, without the rooms of this package
+    name
+    for name, value in list(globals().items())
+    if name[0] != "_"
+    and name != "annotations"
+    and (not isinstance(value, _ModuleType) or value in _PUBLIC_MODULES)
 ]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from onnx import FunctionProto, ModelProto, NodeProto
 
 from bbnode.dsl import onnx_walk
-from bbnode.dsl.onnx_errors import BrokenArtifact, fault
+from bbnode.dsl.errors import BrokenArtifact
 from bbnode.ir import keys, protos, types
 from bbnode.ir.types import TypeNode
 
@@ -265,8 +265,7 @@ def _paired(
         sends = (node for node in kept[-1] if protos.is_wire(node))
         fed += sum(_restore_send(node, receivers, kinds, module) for node in sends)
     if fed < len(receivers):
-        raise fault(
-            BrokenArtifact,
+        raise BrokenArtifact(
             "something is received that no target in hand sends; replay the whole program: "
             "CompiledModule(model) without a target",
             module,
@@ -308,8 +307,7 @@ def _restore_send(
         outputs, used = [*send.output[:1], *(answer.output if answer else ())], 2
         outputs += list(recv.output) if recv else []
     if recv is None or not recv.output or not send.input:
-        raise fault(
-            BrokenArtifact,
+        raise BrokenArtifact(
             f"no target in hand receives what {send.name!r} sends; replay the whole program: "
             "CompiledModule(model) without a target",
             module,
@@ -389,5 +387,5 @@ def _needs_first(needs: Sequence[Sequence[int]], module: str) -> list[int]:
                 placed[before] = False
                 path.append((before, iter(needs[before])))
             elif not placed[before]:
-                raise fault(BrokenArtifact, "its ops wait for each other in a ring", module)
+                raise BrokenArtifact("its ops wait for each other in a ring", module)
     return order

@@ -1,4 +1,4 @@
-"""What can be wrong with a program while it is recorded.
+"""Errors of a program while it is recorded, and of ONNX models while they become Modules.
 
 Rule: the author is at fault, so every error names the Module that was being recorded, the line
 of the author's source that did it, what is wrong there, and how to mend it.
@@ -6,25 +6,59 @@ of the author's source that did it, what is wrong there, and how to mend it.
 
 from __future__ import annotations
 
-from bbnode.dsl.context import recorded_module
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import PurePath
+
 from bbnode.ir.errors import AuthorError
+
+_PACKAGE = "bbnode.dsl"
+# A context variable, so that two threads that build programs do not see each other's.
+_PATH: ContextVar[str] = ContextVar("bbnode_module_path", default="")
+
+
+@contextmanager
+def recording(path: str) -> Iterator[None]:
+    """Name the Modules that are being recorded inside of the block, for its errors."""
+    token = _PATH.set(path)
+    try:
+        yield
+    finally:
+        _PATH.reset(token)
+
+
+def author_line() -> str:
+    """Return `<file name>:<line>` of the innermost frame outside of this package.
+
+    No directories, so that the same source records to the same bytes on every machine.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module != _PACKAGE and not module.startswith(_PACKAGE + "."):
+            break
+        frame = frame.f_back
+    return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 class RecordingError(AuthorError):
     """A Module body cannot be recorded.
 
     Attributes:
-        what: what is wrong and how to mend it.
-        module: chain of Module names, outermost first, joined by "/"; empty outside of one.
+        what: the fault and its remedy.
+        module: names of the Modules being recorded, outermost first, joined by "/"; the name
+            given to the constructor where there is one; empty outside of a Module.
         source: `<file name>:<line>` of the author's code.
     """
 
-    def __init__(self, what: str, *, module: str, source: str) -> None:
-        module = module or recorded_module()
+    def __init__(self, what: str, module: str = "") -> None:
         self.what = what
-        self.module = module
-        self.source = source
-        super().__init__(f"{module} ({source}): {what}" if module else f"{source}: {what}")
+        self.module = module or _PATH.get()
+        self.source = author_line()
+        where = f"{self.module} ({self.source})" if self.module else self.source
+        super().__init__(f"{where}: {what}")
 
 
 class BadArgument(RecordingError):
@@ -43,7 +77,7 @@ class UnknownName(RecordingError):
     """Nothing of that name was recorded."""
 
 
-class UnknownOp(RecordingError, AttributeError):
+class NoSuchOp(RecordingError, AttributeError):
     """A slot has no such op. (An AttributeError too, so that `hasattr` keeps its meaning.)"""
 
 
@@ -64,7 +98,7 @@ class GraphClosed(RecordingError):
 
 
 class BranchMismatch(RecordingError):
-    """Branches of an `if_`, or a `loop` and its body, do not give the same values."""
+    """Branches of an `if_`, or a `loop` and its body, do not return the same values."""
 
 
 class BranchMisuse(RecordingError):
@@ -73,3 +107,64 @@ class BranchMisuse(RecordingError):
 
 class RecursiveModule(RecordingError):
     """A Module calls itself, or calls nest without end."""
+
+
+# --- ONNX models and artifacts that become Modules -----------------------------------------
+
+
+class OnnxImportError(RecordingError):
+    """An ONNX model cannot become a Module; ops and values are named as in its file."""
+
+
+class BrokenModel(OnnxImportError):
+    """The file cannot be read, is no ONNX model, or is one that ONNX's own checker refuses."""
+
+
+class ModelTooLarge(OnnxImportError):
+    """More bytes or ops than one artifact holds."""
+
+
+class NestingTooDeep(OnnxImportError):
+    """Graphs of If, Loop or Scan, or calls of local functions, nest too deep or in a ring."""
+
+
+class ExternalDataMissing(OnnxImportError):
+    """Tensors stand in other files that are not there, or not to be read."""
+
+
+class UnsupportedDomain(OnnxImportError):
+    """An op of a domain that neither ONNX nor the model itself defines."""
+
+
+class UnsupportedPort(OnnxImportError):
+    """An input or output that is no tensor which can travel between peers."""
+
+
+class UnconvertibleModel(OnnxImportError):
+    """The model's opset cannot be brought to the one that programs are recorded in."""
+
+
+class BrokenArtifact(OnnxImportError):
+    """A model to be replayed that bbnode neither recorded nor compiled, or that was changed."""
+
+
+class NoSuchTarget(OnnxImportError):
+    """The artifact has no target of that name."""
+
+
+class UnknownValue(OnnxImportError):
+    """The model has no value of that name."""
+
+
+class BadCut(OnnxImportError):
+    """The model cannot be cut there."""
+
+
+class TooManyStages(OnnxImportError):
+    """More stages were asked for than the model has places to be cut at."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of another package's error text, cut to what a message can hold."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]

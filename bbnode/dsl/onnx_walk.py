@@ -11,7 +11,7 @@ from typing import Any
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from bbnode.dsl.onnx_errors import NestingTooDeep, fault
+from bbnode.dsl.errors import NestingTooDeep
 from bbnode.ir import keys
 
 ONNX_ML_DOMAIN = keys.ONNX_ML_DOMAIN
@@ -38,8 +38,7 @@ def check_depth(model: ModelProto, module: str) -> None:
         level = [inner for node in level for graph in nested_graphs(node) for inner in graph.node]
         if not level:
             return
-    raise fault(
-        NestingTooDeep,
+    raise NestingTooDeep(
         f"op {level[0].op_type} {level[0].name!r} stands in more than {MAX_GRAPH_DEPTH} graphs of "
         "If, Loop or Scan, one inside of the other; export the model with fewer",
         module,

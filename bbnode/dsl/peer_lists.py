@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from bbnode.dsl.backend_core import is_int64, record_onnx
+from bbnode.dsl.backend.catalogue import is_int64, record_onnx
+from bbnode.dsl.core.graph import After, Graph, Output, as_graph
 from bbnode.dsl.errors import BadArgument
-from bbnode.dsl.graph import Graph, as_graph
-from bbnode.dsl.output import After, Output
 from bbnode.ir import peer_list_ops, types
 
 # "To the end" in ONNX: an end beyond the edge is the edge.

@@ -7,16 +7,17 @@ attributes by name, and `after`: values that must be there before the op fires.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, cast
 
-from bbnode.dsl.graph import Graph
-from bbnode.dsl.names import check_class, check_name
-from bbnode.dsl.output import After, Output
-from bbnode.dsl.slot import Slot
-from bbnode.dsl.slot_table import SlotUse
+from bbnode.dsl.core.graph import After, Graph, Output
+from bbnode.dsl.core.names import check_class, check_name
+from bbnode.dsl.core.recorder import SlotUse
+from bbnode.dsl.core.slot import Slot
 from bbnode.ir import keys, opset
-from bbnode.ir.opset import OpSpec
+from bbnode.ir.opset import OpSpec, Port
 from bbnode.ir.slots import ConcreteSpec
+from bbnode.ir.types import TypeNode
 
 Pair = tuple[Output, Output]
 
@@ -251,8 +252,9 @@ class PeerSelectorSlot(Slot):
 class ProtocolSlot(Slot):
     """A protocol with its own ops: those of the domain `ai.bytesandbrains.protocol.<protocol>`.
 
-    Who ships the protocol registers each with `bbnode.dsl.protocol_op`; then they are methods of
-    the slot by their names in snake case.
+    The package that ships the protocol registers each with `protocol_op`; then they are methods
+    of the slot by their names in snake case. A module named by an entry point of the group
+    `bbnode.protocol_ops`, under the protocol's name, is imported when one of its ops is met.
     """
 
     ROLE: ClassVar[str] = "Protocol"
@@ -264,3 +266,36 @@ class ProtocolSlot(Slot):
 
     def _specs(self) -> tuple[OpSpec, ...]:
         return opset.ops_of(keys.PROTOCOL_DOMAIN_PREFIX + self._protocol)
+
+
+def protocol_op(
+    protocol: str,
+    op_type: str,
+    inputs: Mapping[str, TypeNode],
+    outputs: Mapping[str, TypeNode],
+    **attributes: Any,
+) -> OpSpec:
+    """Register an op of a protocol; its component has a method of that name in snake case.
+
+    Called once, in the module that registers the component.
+
+    Args:
+        protocol: the one that `ProtocolSlot(name, protocol)` names.
+        op_type: in camel case, for instance "PassOn".
+        inputs, outputs: name to type, in order.
+        attributes: name to default.
+
+    Raises:
+        AuthorError: the op is registered already.
+    """
+    return opset.register_op(
+        OpSpec(
+            domain=keys.PROTOCOL_DOMAIN_PREFIX + check_name("protocol", protocol),
+            op_type=op_type,
+            inputs=tuple(Port(name=name, type=node) for name, node in inputs.items()),
+            outputs=tuple(Port(name=name, type=node) for name, node in outputs.items()),
+            attributes=attributes,
+            role="Protocol",
+            suspends=True,
+        )
+    )

@@ -7,16 +7,11 @@ the op's inputs, its attributes by name, and `after`. Times are in nanoseconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from bbnode.dsl import record as _recorder
+from bbnode.dsl.core.graph import After, Graph, Output, as_graph, spec_of
 from bbnode.dsl.errors import BadArgument
-from bbnode.dsl.graph import Graph, as_graph
-from bbnode.dsl.output import After, Output
-from bbnode.dsl.record import spec_of
 from bbnode.ir import keys
-from bbnode.ir.opset import OpSpec
 from bbnode.ir.types import TypeNode
 
 # Phases of LifecyclePhase.
@@ -28,11 +23,16 @@ RESERVED_EVENTS: Final = ("bb.", keys.PREFIX)
 
 
 def _record(
-    g: Graph, spec: OpSpec, inputs: Sequence[Output], attributes: Mapping[str, Any] | None = None,
-    *, after: After, variadic: int = 0,
+    g: Graph, op_type: str, *inputs: Output, after: After, domain: str = keys.SYSCALL_DOMAIN,
+    variadic: int = 0, **attributes: Any,
 ) -> tuple[Output, ...]:  # fmt: skip
+    spec = spec_of(domain, op_type)
     graph = as_graph(g, f"syscalls.{spec.method}(g, …)")
-    return _recorder.record(graph, spec, inputs, attributes, after=after, variadic=variadic)
+    return graph.record(spec, inputs, attributes, after=after, variadic=variadic)
+
+
+def _one(g: Graph, op_type: str, *inputs: Output, after: After, **attributes: Any) -> Output:
+    return _record(g, op_type, *inputs, after=after, **attributes)[0]
 
 
 def _event(g: Graph, op_type: str, value: Output, name: str, after: After) -> None:
@@ -42,17 +42,7 @@ def _event(g: Graph, op_type: str, value: Output, name: str, after: After) -> No
             f"event name {name!r} begins like the node's own ({' and '.join(RESERVED_EVENTS)}); "
             "choose another",
         )
-    _none(g, op_type, value, after=after, name=name)
-
-
-def _none(g: Graph, op_type: str, *inputs: Output, after: After, **attributes: Any) -> None:
-    _record(g, spec_of(keys.SYSCALL_DOMAIN, op_type), inputs, attributes, after=after)
-
-
-def _one(g: Graph, op_type: str, *inputs: Output, after: After, **attributes: Any) -> Output:
-    spec = spec_of(keys.SYSCALL_DOMAIN, op_type)
-    (made,) = _record(g, spec, inputs, attributes, after=after)
-    return made
+    _record(g, op_type, value, after=after, name=name)
 
 
 # --- sources -------------------------------------------------------------------------------
@@ -102,7 +92,7 @@ def sleep(g: Graph, trigger: Output, *, duration_ns: int, after: After = None) -
 
 
 def deadline_match(g: Graph, then: Output, timeout: Output, *, after: After = None) -> Output:
-    """Whichever of the two triggers fires first."""
+    """The trigger that fires first of the two."""
     return _one(g, "DeadlineMatch", then, timeout, after=after)
 
 
@@ -135,8 +125,8 @@ def limit_acquire(g: Graph, trigger: Output, *, name: str, n: int, after: After 
 
 
 def limit_release(g: Graph, trigger: Output, *, name: str, after: After = None) -> None:
-    """Give a unit of the semaphore `name` back."""
-    _none(g, "Limit.Release", trigger, after=after, name=name)
+    """Return a unit to the semaphore `name`."""
+    _record(g, "Limit.Release", trigger, after=after, name=name)
 
 
 def serialize_enqueue(g: Graph, value: Output, *, queue: str, after: After = None) -> Output:
@@ -151,7 +141,7 @@ def serialize_dequeue(g: Graph, trigger: Output, *, queue: str, after: After = N
 
 def hold_stash(g: Graph, value: Output, *, slot: str, after: After = None) -> None:
     """Keep a value under a name of this node."""
-    _none(g, "Hold.Stash", value, after=after, slot=slot)
+    _record(g, "Hold.Stash", value, after=after, slot=slot)
 
 
 def hold_flush(g: Graph, trigger: Output, *, slot: str, after: After = None) -> Output:
@@ -186,7 +176,7 @@ def mint_dispatch(g: Graph, trigger: Output, *, after: After = None) -> Output:
 
 
 def app_emit(g: Graph, value: Output, *, name: str, after: After = None) -> None:
-    """Give a value to the host as the event `name`."""
+    """Hand a value to the host as the event `name`."""
     _event(g, "AppEmit", value, name, after)
 
 
@@ -197,14 +187,14 @@ def app_notify(g: Graph, trigger: Output, *, name: str, after: After = None) -> 
 
 def record(g: Graph, value: Output, *, name: str, after: After = None) -> None:
     """Push a value to the node's ring buffer, under `name`."""
-    _none(g, "Record", value, after=after, name=name)
+    _record(g, "Record", value, after=after, name=name)
 
 
 def incr_metric(
     g: Graph, trigger: Output, *, name: str, delta: int = 1, after: After = None
 ) -> None:
     """Add `delta` to the node's counter `name`."""
-    _none(g, "IncrMetric", trigger, after=after, name=name, delta=delta)
+    _record(g, "IncrMetric", trigger, after=after, name=name, delta=delta)
 
 
 # --- values --------------------------------------------------------------------------------
@@ -217,8 +207,7 @@ def pass_through(g: Graph, value: Output, *, after: After = None) -> Output:
 
 def tee(g: Graph, value: Output, *, fanout: int, after: After = None) -> tuple[Output, ...]:
     """The value, `fanout` times."""
-    spec = spec_of(keys.SYSCALL_DOMAIN, "Tee")
-    return _record(g, spec, (value,), {"fanout": fanout}, after=after, variadic=fanout)
+    return _record(g, "Tee", value, after=after, variadic=fanout, fanout=fanout)
 
 
 def constant(g: Graph, value: Any, *, after: After = None) -> Output:
@@ -231,26 +220,22 @@ def constant(g: Graph, value: Any, *, after: After = None) -> Output:
 
 def address_book_insert(g: Graph, peer: Output, address: Output, *, after: After = None) -> None:
     """Add one address of a peer to the node's address book."""
-    _record(g, spec_of(keys.ADDRESS_BOOK_DOMAIN, "Insert"), (peer, address), after=after)
+    _record(g, "Insert", peer, address, after=after, domain=keys.ADDRESS_BOOK_DOMAIN)
 
 
 def address_book_insert_many(
     g: Graph, peer: Output, addresses: Output, *, after: After = None
 ) -> None:
     """Add addresses (an AddressVec) of a peer to the node's address book."""
-    _record(g, spec_of(keys.ADDRESS_BOOK_DOMAIN, "InsertMany"), (peer, addresses), after=after)
+    _record(g, "InsertMany", peer, addresses, after=after, domain=keys.ADDRESS_BOOK_DOMAIN)
 
 
 def address_book_lookup(g: Graph, peer: Output, *, after: After = None) -> Output:
     """All addresses of a peer, as an AddressVec; the op fails when there is none."""
-    spec = spec_of(keys.ADDRESS_BOOK_DOMAIN, "Lookup")
-    (made,) = _record(g, spec, (peer,), after=after)
-    return made
+    return _one(g, "Lookup", peer, after=after, domain=keys.ADDRESS_BOOK_DOMAIN)
 
 
 def type_cast(g: Graph, value: Output, *, to: TypeNode | str, after: After = None) -> Output:
     """The value as the type `to`, a type or its id (the op `Cast` of the types domain)."""
     target = to.id if isinstance(to, TypeNode) else to
-    spec = spec_of(keys.TYPES_DOMAIN, "Cast")
-    (made,) = _record(g, spec, (value,), {"to": target}, after=after)
-    return made
+    return _one(g, "Cast", value, after=after, domain=keys.TYPES_DOMAIN, to=target)

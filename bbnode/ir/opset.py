@@ -3,7 +3,9 @@
 Rule: this table is the one source of an op's ports, attributes and types. The DSL records
 by it, `validate` and `type_solver` check by it, the engine binds by it. `ai.onnx` ops are
 not here: ONNX's own schemas serve them. A port's type is a lattice node, or a capital
-letter: ports with the same letter have the same type.
+letter: ports with the same letter have the same type. Ops of a protocol that is not in the table
+yet are looked for among the installed packages (entry points `bbnode.protocol_ops`: the protocol's
+name, and the module that registers its ops).
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bbnode.ir import keys, types
+from bbnode.ir import keys, plugins, types
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.types import TypeNode
 
 REQUIRED = object()  # an attribute without a default
+PROTOCOL_OPS = "bbnode.protocol_ops"  # group of entry points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +68,28 @@ def register_op(spec: OpSpec) -> OpSpec:
 
 
 def lookup_op(domain: str, op_type: str) -> OpSpec | None:
-    """The spec of an op, or None."""
-    return _TABLE.get((domain, op_type))
+    """Return the spec of an op, or None. Raises BrokenPlugin."""
+    found = _TABLE.get((domain, op_type))
+    if found is None and _load_protocol(domain):
+        found = _TABLE.get((domain, op_type))
+    return found
 
 
 def ops_of(domain: str) -> tuple[OpSpec, ...]:
-    """All ops of a domain, in table order."""
+    """Return all ops of a domain, in table order. Raises BrokenPlugin."""
+    _load_protocol(domain)
     return tuple(spec for (d, _), spec in _TABLE.items() if d == domain)
+
+
+def _load_protocol(domain: str) -> bool:
+    """Import the module that registers a protocol's ops, where a package brings one."""
+    if not domain.startswith(keys.PROTOCOL_DOMAIN_PREFIX):
+        return False
+    protocol = domain.removeprefix(keys.PROTOCOL_DOMAIN_PREFIX)
+    if protocol not in plugins.names(PROTOCOL_OPS):
+        return False
+    plugins.load(PROTOCOL_OPS, protocol)
+    return True
 
 
 def ops_of_role(role: str) -> tuple[OpSpec, ...]:

@@ -17,7 +17,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from bbnode.compiler import Compiler
 from bbnode.components import ConnectedView, OrtBackend
 from bbnode.dsl import Module
-from bbnode.dsl.onnx_pipeline import OnnxPipeline
+from bbnode.dsl.onnx.module import OnnxPipeline
 from bbnode.engine import install, steps
 from bbnode.ir import keys, protos
 from bbnode.ir.peer import PeerId

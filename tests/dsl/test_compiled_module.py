@@ -20,8 +20,7 @@ from bbnode.dsl import (
     syscalls,
     types,
 )
-from bbnode.dsl.errors import RecordingError
-from bbnode.dsl.onnx_errors import BrokenArtifact, NestingTooDeep, UnknownTarget
+from bbnode.dsl.errors import BrokenArtifact, NestingTooDeep, NoSuchTarget, RecordingError
 from bbnode.examples.federated_digits import FederatedRound
 from bbnode.ir import keys, protos
 from tests.dsl.onnx_models import assert_same, cnn, compiled, mlp, ort, run, run_compiled, x_of
@@ -181,9 +180,9 @@ def test_targets_that_cannot_be_replayed_alone() -> None:
         CompiledModule(first, "client")
     with pytest.raises(BrokenArtifact, match="replay the whole program"):
         CompiledModule(first, "server")
-    with pytest.raises(UnknownTarget, match="no target 'serve'"):
+    with pytest.raises(NoSuchTarget, match="no target 'serve'"):
         CompiledModule(first, "serve")
-    with pytest.raises(UnknownTarget, match="not compiled"):
+    with pytest.raises(NoSuchTarget, match="not compiled"):
         CompiledModule(FederatedRound().build(), "server")
 
 

@@ -31,7 +31,7 @@ from bbnode.dsl import (
     syscalls,
     types,
 )
-from bbnode.dsl.branch import MAX_BRANCH_DEPTH
+from bbnode.dsl.backend.control import MAX_BRANCH_DEPTH
 from bbnode.ir import keys, protos
 from bbnode.ir.slots import ConcreteSpec
 from bbnode.sim import Network

@@ -13,7 +13,8 @@ from bbnode import dsl
 from bbnode.compiler import Compiler, target_names
 from bbnode.components import ArrayDataSource, ConnectedView, FedAvg, OnnxModel, OrtBackend
 from bbnode.dsl import syscalls
-from bbnode.dsl.backend import BackendSlot, catalogue, method_name
+from bbnode.dsl.backend.catalogue import catalogue, method_name
+from bbnode.dsl.backend.slot import BackendSlot
 
 GUIDE = Path(__file__).parents[2] / "docs" / "dsl.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -16,12 +16,12 @@ from bbnode.dsl import (
     Graph,
     ModelSlot,
     Module,
+    NoSuchOp,
     NotReceived,
     PeerSelectorSlot,
     ProtocolSlot,
     RecordingError,
     UnknownName,
-    UnknownOp,
     syscalls,
     types,
     values,
@@ -51,7 +51,7 @@ def test_an_error_outside_of_a_recording_still_has_its_line() -> None:
 
 def test_an_error_without_a_graph_at_hand_names_the_module_all_the_same() -> None:
     inner = FromFunction(lambda g: BackendSlot("c").sofmax, name="Inner")
-    with pytest.raises(UnknownOp) as caught:
+    with pytest.raises(NoSuchOp) as caught:
         build(lambda g: inner.call().build(g))
     assert caught.value.module == "Program/Inner"
     with pytest.raises(BadName, match=r"^Program \(test_errors\.py:\d+\): 'a/b' is no slot"):
@@ -133,7 +133,7 @@ M = ModelSlot("m")
         (lambda g, x: M.op(g, "Train", epoch=1), BadArgument, "did you mean 'epochs'"),
         (lambda g, x: M.train(g, epochs=0), BadArgument, "integer of at least 1"),
         (lambda g, x: M.train(g, epochs="5"), BadArgument, "epochs='5' of Train has to be an int"),
-        (lambda g, x: M.op(g, "Fit"), UnknownOp, "ModelSlot has no op 'Fit'"),
+        (lambda g, x: M.op(g, "Fit"), NoSuchOp, "ModelSlot has no op 'Fit'"),
         (lambda g, x: M.params(x), BadArgument, "first argument is the Graph"),
         (lambda g, x: PeerSelectorSlot("s").op(g, "Sample"), BadArgument, "needs the attribute n="),
         (lambda g, x: PeerSelectorSlot("s").sample(g, n=0), BadArgument, "at least 1"),

@@ -13,8 +13,7 @@ from onnx import FunctionProto, ModelProto, TensorProto, helper
 from onnx.defs import OpSchema
 
 from bbnode.dsl import BackendSlot, BadArgument, Graph, Output, types
-from bbnode.dsl.backend import catalogue
-from bbnode.dsl.backend_core import _defaults
+from bbnode.dsl.backend.catalogue import _defaults, catalogue
 from bbnode.ir import protos
 from tests.dsl.programs import build, root
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from bbnode.dsl import BadArgument, BadName, OnnxModule, RecordingError
-from bbnode.dsl import onnx_errors as errors
+from bbnode.dsl import errors as errors
 from bbnode.ir.errors import AuthorError
 from tests.dsl.onnx_models import mlp, model_of, port
 from tests.dsl.test_onnx_module import linear_classifier

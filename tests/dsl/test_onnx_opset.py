@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from bbnode.dsl import OnnxModule
-from bbnode.dsl.onnx_errors import UnconvertibleModel
+from bbnode.dsl.errors import UnconvertibleModel
 from bbnode.ir import keys
 from tests.dsl.onnx_models import assert_same, cnn, mlp, model_of, ort, port, run, x_of
 

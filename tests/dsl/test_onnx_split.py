@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from bbnode.dsl import Graph, Module, OnnxModule, types
-from bbnode.dsl.onnx_errors import BadCut, TooManyStages, UnknownValue
+from bbnode.dsl.errors import BadCut, TooManyStages, UnknownValue
 from bbnode.ir import keys, protos
 from tests.dsl.onnx_models import (
     Weights,

@@ -22,12 +22,12 @@ class _Recorded(Module):
     """Runs one function in its body."""
 
     def __init__(self, record: object) -> None:
-        self.record = record
+        self.recorded = record
         self.made: Output | None = None
 
     def body(self, g: Graph) -> None:
         peers = PeerSelectorSlot("cohort", peer_class="worker").current_view(g)
-        self.made = self.record(g, peers)  # type: ignore[operator]
+        self.made = self.recorded(g, peers)  # type: ignore[operator]
         g.output("made", self.made)
 
 

@@ -14,15 +14,15 @@ from bbnode.dsl import (
     Graph,
     IndexSlot,
     ModelSlot,
+    NoSuchOp,
     PeerSelectorSlot,
     ProtocolSlot,
     Slot,
     SlotConflict,
-    UnknownOp,
     syscalls,
     types,
 )
-from bbnode.dsl.output import Output
+from bbnode.dsl.core.graph import Output
 from bbnode.ir import keys, opset, protos
 from bbnode.ir.opset import OpSpec
 from tests.dsl.programs import build, meta, root
@@ -225,7 +225,7 @@ def test_an_unknown_method_is_typed_and_keeps_hasattr() -> None:
     slot = ModelSlot("m")
     assert not hasattr(slot, "forwrad")
     assert not hasattr(slot, "__deepcopy__")
-    with pytest.raises(UnknownOp, match="did you mean 'forward'"):
+    with pytest.raises(NoSuchOp, match="did you mean 'forward'"):
         slot.forwrad  # noqa: B018
 
 

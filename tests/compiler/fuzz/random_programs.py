@@ -24,8 +24,7 @@ from bbnode.dsl import (
     syscalls,
     types,
 )
-from bbnode.dsl.output import Output
-from bbnode.dsl.wire import Request
+from bbnode.dsl.core.graph import Output, Request
 from tests.compiler.fuzz.tape import Tape
 
 CLASSES = ("alpha", "beta", "gamma")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bbnode.dsl import CodecSlot, IndexSlot, LoopStep, peer_lists
-from bbnode.dsl.output import Output
+from bbnode.dsl.core.graph import Output
 from tests.compiler.fuzz.random_programs import VECTOR, Action, Recording, Scope, binary
 
 MAX_JOINED = 3  # each send to a port runs all that follows from it once more

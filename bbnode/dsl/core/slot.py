@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from bbnode.dsl.errors import BadArgument, UnknownOp
-from bbnode.dsl.graph import Graph, as_graph
-from bbnode.dsl.names import check_name, hint
-from bbnode.dsl.output import After, Output
-from bbnode.dsl.record import record
-from bbnode.dsl.slot_table import SlotUse
-from bbnode.dsl.source import author_line
+from bbnode.dsl.core.graph import After, Graph, Output, as_graph
+from bbnode.dsl.core.names import check_name, hint
+from bbnode.dsl.core.recorder import SlotUse
+from bbnode.dsl.errors import BadArgument, NoSuchOp
 from bbnode.ir import keys, opset
 from bbnode.ir.opset import OpSpec
 from bbnode.ir.slots import ConcreteSpec
@@ -78,16 +75,16 @@ class Slot:
             None, one Output, or a tuple of them: as many as the op has outputs.
 
         Raises:
-            UnknownOp: the slot's role has no such op.
+            NoSuchOp: the slot's role has no such op.
             BadArgument: inputs or attributes do not fit the op.
         """
         graph = self._graph(g)
         for spec in self._specs():
             if spec.op_type == op_type:
-                return shaped(record(graph, spec, inputs, attributes, slot=self._use, after=after))
+                return shaped(graph.record(spec, inputs, attributes, slot=self._use, after=after))
         known = [spec.op_type for spec in self._specs()]
         raise graph.error(
-            UnknownOp, f"{type(self).__name__} has no op {op_type!r}{hint(str(op_type), known)}"
+            NoSuchOp, f"{type(self).__name__} has no op {op_type!r}{hint(str(op_type), known)}"
         )
 
     def __getattr__(self, name: str) -> Callable[..., Recorded]:
@@ -97,11 +94,9 @@ class Slot:
         for spec in self._specs():
             if spec.method == name:
                 return _method(self, spec.op_type, spec.method, spec.doc)
-        raise UnknownOp(
+        raise NoSuchOp(
             f"{type(self).__name__} has no op {name!r}"
-            f"{hint(name, [spec.method for spec in self._specs()])}",
-            module="",
-            source=author_line(),
+            f"{hint(name, [spec.method for spec in self._specs()])}"
         )
 
     def __dir__(self) -> Iterable[str]:
@@ -125,9 +120,7 @@ class Slot:
             return concrete
         raise BadArgument(
             f"{what}; make one with bbnode.components.concrete(Class, Config(…)) of a class of "
-            "this role",
-            module="",
-            source=author_line(),
+            "this role"
         )
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from bbnode.dsl.onnx_errors import BadCut, TooManyStages, fault
-from bbnode.dsl.onnx_graph import OnnxGraph, Part, whole
+from bbnode.dsl.errors import BadCut, TooManyStages
+from bbnode.dsl.onnx.graph import OnnxGraph, Part, whole
 
 # A stage is a peer; more than this is a typing error.
 MAX_STAGES = 64
@@ -44,15 +44,12 @@ def split_by_weight(graph: OnnxGraph, stages: int, module: str) -> Split:
     """
     order = whole(graph).nodes
     if type(stages) is not int or not 1 <= stages <= MAX_STAGES:
-        raise fault(
-            BadCut, f"stages={stages!r:.40} has to be a number from 1 to {MAX_STAGES}", module
-        )
+        raise BadCut(f"stages={stages!r:.40} has to be a number from 1 to {MAX_STAGES}", module)
     _check_inputs(order, graph, module)
     crossed = _crossed(graph, order)
     places = [at for at, count in enumerate(crossed) if count]
     if stages > len(places) + 1:
-        raise fault(
-            TooManyStages,
+        raise TooManyStages(
             f"the model has {len(places)} places to be cut at, which makes at most "
             f"{len(places) + 1} stages, not {stages}; ask for fewer",
             module,
@@ -75,7 +72,7 @@ def split_at(graph: OnnxGraph, at: Sequence[str | Sequence[str]], module: str) -
         BadCut: a stage has nothing to do, or a value that crosses cannot travel.
     """
     if not isinstance(at, list | tuple) or not at or len(at) >= MAX_STAGES:
-        raise fault(BadCut, f"at={at!r:.60} has to be a list of names of values", module)
+        raise BadCut(f"at={at!r:.60} has to be a list of names of values", module)
     order = whole(graph).nodes
     _check_inputs(order, graph, module)
     done: set[int] = set()
@@ -85,8 +82,7 @@ def split_at(graph: OnnxGraph, at: Sequence[str | Sequence[str]], module: str) -
         wanted = [graph.check_value(name, module) for name in names]
         new = _needed(graph, wanted, done)
         if not new:
-            raise fault(
-                BadCut,
+            raise BadCut(
                 f"no op is left for the stage that ends at {entry!r:.80}: it is an input or a "
                 "weight, or an earlier cut has all that it needs; name the cuts in the order in "
                 "which the model computes them",
@@ -96,8 +92,7 @@ def split_at(graph: OnnxGraph, at: Sequence[str | Sequence[str]], module: str) -
         groups.append(tuple(index for index in order if index in new))
     rest = tuple(index for index in order if index not in done)
     if not rest:
-        raise fault(
-            BadCut,
+        raise BadCut(
             f"no op is left behind the last cut, {at[-1]!r:.80}; leave it out, the result comes "
             "back by itself",
             module,
@@ -108,17 +103,17 @@ def split_at(graph: OnnxGraph, at: Sequence[str | Sequence[str]], module: str) -
 
 
 def _check_inputs(order: Sequence[int], graph: OnnxGraph, module: str) -> None:
-    if not any(name in graph.inputs for index in order for name in graph.reads[index]):
-        raise fault(
-            BadCut,
+    if not any(
+        name in graph.inputs for index in order for name in graph.nodes[index].computes_with
+    ):
+        raise BadCut(
             "no op of the model reads an input, so that there is nothing to send to a stage; use "
             "the model whole",
             module,
         )
     for name in (*graph.inputs, *graph.outputs):
         if name not in graph.kinds:
-            raise fault(
-                BadCut,
+            raise BadCut(
                 f"ONNX does not know the element type of {name!r}, so that it cannot travel; "
                 "export the model with typed outputs",
                 module,
@@ -133,7 +128,7 @@ def _needed(graph: OnnxGraph, values: Sequence[str], done: set[int]) -> set[int]
         if index is None or graph.fixed[index] or index in done or index in found:
             continue
         found.add(index)
-        todo.extend(graph.reads[index])
+        todo.extend(graph.nodes[index].computes_with)
         # What a fixed op reads is fixed, so that nothing behind it is looked for.
     return found
 
@@ -144,11 +139,10 @@ def _check_crossing(
     for index, names in enumerate(split.crossing[1:-1]):
         where = f"the cut at {at[index]!r:.80}"
         if not names:
-            raise fault(BadCut, f"nothing crosses {where}; cut at another value", module)
+            raise BadCut(f"nothing crosses {where}; cut at another value", module)
         for name in names:
             if name not in graph.kinds:
-                raise fault(
-                    BadCut,
+                raise BadCut(
                     f"{name!r} crosses {where}, and is no tensor of a known type that can "
                     "travel; cut at a value before or behind it",
                     module,
@@ -160,12 +154,12 @@ def _split(graph: OnnxGraph, groups: Sequence[tuple[int, ...]]) -> Split:
     stage_of = {index: stage for stage, group in enumerate(groups) for index in group}
     made: dict[str, int] = dict.fromkeys(graph.inputs, -1)  # value -> stage that makes it
     for index, stage in stage_of.items():
-        made.update((name, stage) for name in graph.nodes[index].output if name)
+        made.update((name, stage) for name in graph.nodes[index].outputs if name)
     outputs = [name for name in graph.outputs if not graph.is_fixed_value(name)]
     last = dict.fromkeys(outputs, len(groups))  # value -> last stage that needs it
     read: list[dict[str, None]] = [{} for _ in groups]
     for index, stage in stage_of.items():
-        for name in graph.reads[index]:
+        for name in graph.nodes[index].computes_with:
             if name in made:
                 last[name] = max(last.get(name, -1), stage)
                 read[stage][name] = None
@@ -192,8 +186,8 @@ def _crossed(graph: OnnxGraph, order: Sequence[int]) -> list[int]:
     born: dict[str, int] = dict.fromkeys(graph.inputs, 0)
     last: dict[str, int] = {}
     for position, index in enumerate(order):
-        last.update((name, position) for name in graph.reads[index] if name in born)
-        born.update((name, position + 1) for name in graph.nodes[index].output if name)
+        last.update((name, position) for name in graph.nodes[index].computes_with if name in born)
+        born.update((name, position + 1) for name in graph.nodes[index].outputs if name)
     last.update((name, len(order)) for name in graph.outputs if name in born)
     counts = [0] * (len(order) + 2)
     stuck = [0] * (len(order) + 2)

@@ -1,4 +1,4 @@
-"""`Module`: one program, or one part of one, and how it is called and built.
+"""`Module`: one program, or one part of one; its calls, and what they hand out.
 
 Rule: a Module is a pure recording: `body` is run once for every call and every build, and has
 to record the same each time. The names of its inputs and outputs are its whole interface.
@@ -11,13 +11,19 @@ from typing import Any
 
 from onnx import ModelProto
 
-from bbnode.dsl.errors import BadArgument, BadName, DuplicateName, RecordingError, UnknownName
-from bbnode.dsl.graph import Graph
-from bbnode.dsl.names import check_class, check_name, hint
-from bbnode.dsl.output import After, Output
-from bbnode.dsl.recorder import ModelRecorder, ModuleSource
-from bbnode.dsl.source import author_line
-from bbnode.ir import keys, protos, types
+from bbnode.dsl.core.graph import After, Graph, Output
+from bbnode.dsl.core.names import check_class, check_name, hint
+from bbnode.dsl.core.recorder import ModelRecorder, ModuleSource
+from bbnode.dsl.errors import (
+    BadArgument,
+    BadName,
+    DuplicateName,
+    RecordingError,
+    UnknownName,
+)
+from bbnode.ir import keys, types
+from bbnode.ir.graph import Function, Program
+from bbnode.ir.onnx_file import model_of
 
 
 class Module:
@@ -96,11 +102,7 @@ class Module:
             RecordingError: what the Module's own recording raises.
         """
         if not isinstance(g, Graph):
-            raise BadArgument(
-                f"call_bootstrap takes the caller's Graph, got {g!r:.60}",
-                module=self.name,
-                source=author_line(),
-            )
+            raise BadArgument(f"call_bootstrap takes the caller's Graph, got {g!r:.60}", self.name)
         g.check_open()
         if not g.is_bootstrap:
             raise g.error(
@@ -113,10 +115,10 @@ class Module:
             g.value_name(value)
         source = self._source()
         name, function = g.recorder.record_bootstrap_call(source)
-        wanted = list(given) if function is None else list(function.input)
+        wanted = list(given) if function is None else function.inputs
         _check_inputs(g, self.name, wanted, given)
-        known = {} if function is None else protos.value_types(function)
-        handed_out = [] if function is None else list(function.output)
+        known = {} if function is None else function.kinds()
+        handed_out = [] if function is None else function.outputs
         made = g.emit(
             keys.MODULE_DOMAIN,
             name,
@@ -127,8 +129,8 @@ class Module:
         g.recorder.bootstrap_called(source, g.last_node)
         return ModuleOutputs(g, self.name, dict(zip(handed_out, made, strict=True)))
 
-    def build(self) -> ModelProto:
-        """Record the program; building twice gives equal bytes.
+    def record(self) -> Program:
+        """Record the program; recording twice makes equal programs.
 
         Returns:
             The recorded form: functions[0] is this Module's body, then those it calls, then
@@ -139,22 +141,27 @@ class Module:
         """
         return ModelRecorder().record_root(self._source())
 
+    def build(self) -> ModelProto:
+        """Record the program as an ONNX model, to be saved or compiled; see `record`."""
+        return model_of(Module.record(self))  # a subclass may have a `record` of its own
+
     def _source(self) -> ModuleSource:
         name = check_name("Module name", self.name)
         if name.endswith(keys.BOOTSTRAP_SUFFIX):
             raise BadName(
                 f"Module name {name!r} ends in {keys.BOOTSTRAP_SUFFIX!r}, which names the "
                 "bootstraps; choose another",
-                module=name,
-                source=author_line(),
+                name,
             )
-        return ModuleSource(
-            identity=self,
-            name=name,
-            home=check_class(self.home, module=name),
-            body=self.body,
-            bootstrap=self.bootstrap,
-        )
+        home = check_class(self.home, module=name)
+
+        def record(recorder: ModelRecorder, is_bootstrap: bool) -> Function:
+            graph = Graph(recorder, name=name, home=home)
+            graph.is_bootstrap = is_bootstrap
+            (self.bootstrap if is_bootstrap else self.body)(graph)
+            return graph.finish()
+
+        return ModuleSource(identity=self, name=name, record=record)
 
 
 class ModuleCall:
@@ -167,7 +174,7 @@ class ModuleCall:
         self._inputs: dict[str, Output] = {}
 
     def input(self, name: str, value: Output) -> ModuleCall:
-        """Hand a value in; gives the call itself.
+        """Hand a value in and return the call itself.
 
         Raises:
             BadArgument: `value` is no recorded value.
@@ -175,9 +182,7 @@ class ModuleCall:
         """
         if not isinstance(value, Output):
             raise BadArgument(
-                f"{value!r:.60} for input {name!r} is no recorded value",
-                module=self._module.name,
-                source=author_line(),
+                f"{value!r:.60} for input {name!r} is no recorded value", self._module.name
             )
         if name in self._inputs:
             raise value.graph.error(DuplicateName, f"input {name!r} has a value already")
@@ -197,26 +202,22 @@ class ModuleCall:
             RecordingError: what the Module's own body raises.
         """
         if not isinstance(g, Graph):
-            raise BadArgument(
-                f"build takes the caller's Graph, got {g!r:.60}",
-                module=self._module.name,
-                source=author_line(),
-            )
+            raise BadArgument(f"build takes the caller's Graph, got {g!r:.60}", self._module.name)
         g.check_open()
         for value in self._inputs.values():
             g.value_name(value)
         function = g.recorder.record_call(self._module._source())
-        _check_inputs(g, self._module.name, list(function.input), self._inputs)
-        known = protos.value_types(function)
-        outputs = [(name, known.get(name, types.ANY)) for name in function.output]
+        _check_inputs(g, self._module.name, function.inputs, self._inputs)
+        known = function.kinds()
+        outputs = [(name, known.get(name, types.ANY)) for name in function.outputs]
         made = g.emit(
             function.domain,
             function.name,
-            inputs=[self._inputs[name] for name in function.input],
+            inputs=[self._inputs[name] for name in function.inputs],
             outputs=outputs,
             after=after,
         )
-        return ModuleOutputs(g, self._module.name, dict(zip(function.output, made, strict=True)))
+        return ModuleOutputs(g, self._module.name, dict(zip(function.outputs, made, strict=True)))
 
 
 def _check_inputs(

@@ -1,4 +1,4 @@
-"""Which names an author may give, and how a near miss is answered.
+"""Names that an author may give, and suggestions for near misses.
 
 Rule: a name stands in value names, metadata lists and target names, where `.`, `/`, `,`, `|`
 and `#` separate; so it holds none of them. What the recorder makes up always holds a `.` or is
@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterable
 
 from bbnode.dsl.errors import BadName
-from bbnode.dsl.source import author_line
 from bbnode.ir import keys
 
 MAX_NAME_LENGTH = 128  # names are copied into metadata of many nodes
@@ -21,28 +20,25 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
 
 
 def check_name(kind: str, name: object, *, module: str = "") -> str:
-    """The name itself, or BadName: letters, digits, `_` and `-`, not beginning with a digit."""
+    """Return the name, or raise BadName: letters, digits, `_` and `-`, no digit in front."""
     if isinstance(name, str) and len(name) <= MAX_NAME_LENGTH and _NAME.match(name):
         return name
     raise BadName(
         f"{name!r:.80} is no {kind}; use letters, digits, '_' and '-', beginning with a letter "
         f"or '_', at most {MAX_NAME_LENGTH} characters",
-        module=module,
-        source=author_line(),
+        module,
     )
 
 
 def check_class(name: object, *, module: str = "") -> str:
-    """A peer class: a name, or `@self`."""
-    return (
-        keys.SELF_CLASS
-        if name == keys.SELF_CLASS
-        else check_name("peer class", name, module=module)
-    )
+    """Return the name of a peer class: a name, or `@self`."""
+    return keys.SELF_CLASS if name == keys.SELF_CLASS else check_name(
+        "peer class", name, module=module
+    )  # fmt: skip
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or what there is, or nothing."""
+    """Return `; did you mean 'x'?`, or a list of the known names."""
     choices = list(known)
     near = difflib.get_close_matches(name, choices, n=1)
     if near:

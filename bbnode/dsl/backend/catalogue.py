@@ -18,16 +18,14 @@ import onnx.defs
 from onnx import AttributeProto, GraphProto
 from onnx.defs import OpSchema
 
-from bbnode.dsl.attributes import WrongKind, schema_attribute
-from bbnode.dsl.errors import BadArgument, UnknownOp
-from bbnode.dsl.graph import Graph
-from bbnode.dsl.names import hint
-from bbnode.dsl.output import After, Output
-from bbnode.dsl.record import MAX_VARIADIC_OUTPUTS
-from bbnode.dsl.slot import Recorded, Slot, shaped
-from bbnode.dsl.slot_table import SlotUse
-from bbnode.dsl.source import author_line
+from bbnode.dsl.core.attributes import WrongKind, schema_attribute
+from bbnode.dsl.core.graph import MAX_VARIADIC_OUTPUTS, After, Graph, Output
+from bbnode.dsl.core.names import hint
+from bbnode.dsl.core.recorder import SlotUse
+from bbnode.dsl.core.slot import Recorded, Slot, shaped
+from bbnode.dsl.errors import BadArgument, NoSuchOp
 from bbnode.ir import keys, peer_list_ops, types
+from bbnode.ir.graph import Attribute, Subgraph
 from bbnode.ir.types import TypeKind, TypeNode
 
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -49,6 +47,15 @@ def catalogue() -> Mapping[str, OpSchema]:
             if not schema.deprecated:
                 found[op_type] = schema
     return found
+
+
+@cache
+def onnx_schema(op_type: str, version: int, domain: str) -> OpSchema | None:
+    """Return ONNX's schema of an op at an opset version ("" is `ai.onnx`), or None."""
+    try:
+        return onnx.defs.get_schema(op_type, version, domain)
+    except (onnx.defs.SchemaError, TypeError):
+        return None  # TypeError: a version that no C integer holds
 
 
 def method_name(op_type: str) -> str:
@@ -94,7 +101,7 @@ class BackendCore(Slot):
             One Output, or a tuple of them: as many as are recorded.
 
         Raises:
-            UnknownOp: ONNX has no such op at the opset that we record.
+            NoSuchOp: ONNX has no such op at the opset that we record.
             BadArgument: inputs, outputs or attributes do not fit the schema.
         """
         return shaped(self._record(self._graph(g), op_type, inputs, attributes, after, outputs))
@@ -136,7 +143,7 @@ class BackendCore(Slot):
         op_type = _by_folded_name().get(_folded(name))
         if op_type is None:
             known = [method_name(known) for known in catalogue()]
-            raise UnknownOp(_unknown(name, known), module="", source=author_line())
+            raise NoSuchOp(_unknown(name, known))
         return _method(self, op_type)
 
     def __dir__(self) -> Iterable[str]:
@@ -150,11 +157,11 @@ def record_onnx(
 ) -> tuple[Output, ...]:  # fmt: skip
     """Record an `ai.onnx` op, on a backend's slot or, for lists of peers, on none.
 
-    Raises UnknownOp, BadArgument.
+    Raises NoSuchOp, BadArgument.
     """
     schema = _schema_of(op_type)
     if schema is None:
-        raise g.error(UnknownOp, _unknown(str(op_type), list(catalogue())))
+        raise g.error(NoSuchOp, _unknown(str(op_type), list(catalogue())))
     given = _attributes(g, schema, attributes)
     _check_inputs(g, schema, inputs)
     types_in = [None if value is None else value.type for value in inputs]
@@ -162,7 +169,7 @@ def record_onnx(
         slot = None  # the engine runs it: a backend knows tensors only
         kinds = [_peer_list_type(g, op_type, types_in)]
     count = _output_count(g, schema, outputs, attributes)
-    names = _formals(schema.outputs, count)
+    names = port_names(schema.outputs, count)
     values = list(inputs)
     while len(values) > schema.min_input and values[-1] is None:
         values.pop()
@@ -238,7 +245,7 @@ def _method(slot: BackendCore, op_type: str) -> Callable[..., Recorded]:
     return call
 
 
-def _attributes(g: Graph, schema: OpSchema, given: Mapping[str, Any]) -> list[AttributeProto]:
+def _attributes(g: Graph, schema: OpSchema, given: Mapping[str, Any]) -> dict[str, Attribute]:
     """In the schema's (sorted) order, so that the order of keywords means nothing."""
     for name in given:
         if name not in schema.attributes:
@@ -246,14 +253,14 @@ def _attributes(g: Graph, schema: OpSchema, given: Mapping[str, Any]) -> list[At
                 BadArgument,
                 f"{schema.name} has no attribute {name!r}{hint(name, sorted(schema.attributes))}",
             )
-    made = []
+    made = {}
     for name, formal in sorted(schema.attributes.items()):
         if name not in given:
             if formal.required:
                 raise g.error(BadArgument, f"{schema.name} needs the attribute {name}=…")
             continue
         try:
-            made.append(schema_attribute(name, given[name], formal.type))
+            made[name] = schema_attribute(given[name], formal.type)
         except WrongKind as error:
             raise g.error(
                 BadArgument,
@@ -275,7 +282,7 @@ def _check_inputs(g: Graph, schema: OpSchema, inputs: Sequence[Output | None]) -
             f"{schema.name} takes the values ({listed}), got {len(inputs)}",
         )
     for name, option, value in zip(
-        _formals(schema.inputs, len(inputs)), _options(schema, len(inputs)), inputs, strict=True
+        port_names(schema.inputs, len(inputs)), _options(schema, len(inputs)), inputs, strict=True
     ):
         if value is None and option != _FORMAL.Optional:
             raise g.error(BadArgument, f"input {name!r} of {schema.name} can't be left out")
@@ -289,8 +296,8 @@ def _options(schema: OpSchema, count: int) -> list[Any]:
     return [*options, *options[-1:] * (count - len(options))][:count]
 
 
-def _formals(formals: Sequence[OpSchema.FormalParameter], count: int) -> list[str]:
-    """Names of the first `count` ports; those of a variadic one are numbered."""
+def port_names(formals: Sequence[OpSchema.FormalParameter], count: int) -> list[str]:
+    """Return the names of the first `count` ports; those of a variadic one are numbered."""
     names: list[str] = []
     for formal in formals:
         if formal.option == _FORMAL.Variadic:
@@ -308,8 +315,9 @@ def _output_count(
     count = asked
     if count is None:
         source = attributes.get(_OUTPUT_COUNTS.get(schema.name, ""))
-        if isinstance(source, GraphProto):
-            count = len(source.output) - (schema.name == "Loop")  # its condition stays inside
+        if isinstance(source, GraphProto | Subgraph):
+            ports = source.output if isinstance(source, GraphProto) else source.outputs
+            count = len(ports) - (schema.name == "Loop")  # its condition stays inside
         elif isinstance(source, int):
             count = source
         elif any(formal.option == _FORMAL.Variadic for formal in schema.outputs):

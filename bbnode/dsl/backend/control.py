@@ -1,8 +1,10 @@
 """`if_` and `loop` of `BackendSlot`: control flow inside of a backend.
 
 Rule: a branch is a Python callable that records once, when the op is recorded; at run time
-the backend runs it as part of the op, as often as the values say. Both ops check that what a
-branch gives fits what the op gives, so that a mismatch is told where it was written.
+the backend runs it as part of the op, as often as the values say. So a branch is a pure ONNX
+graph of ops of that backend's slot alone. It may read the values of the Graphs around it. Its
+own values are called `body.<depth>/<node>.<port>`, which no value outside of a branch is, so
+that a graph never hides a name of those around it; its nodes carry no metadata of ours.
 """
 
 from __future__ import annotations
@@ -12,17 +14,20 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 import numpy as np
-from onnx import GraphProto
 
-from bbnode.dsl.backend_core import BackendCore
-from bbnode.dsl.branch import Branch
-from bbnode.dsl.errors import BadArgument, BranchMismatch
-from bbnode.dsl.graph import Graph
-from bbnode.dsl.output import After, Output
-from bbnode.ir import types
+from bbnode.dsl.backend.catalogue import BackendCore
+from bbnode.dsl.core.attributes import WrongKind, constant_attribute
+from bbnode.dsl.core.graph import After, Graph, Output
+from bbnode.dsl.core.recorder import SlotUse
+from bbnode.dsl.errors import BadArgument, BranchMismatch, BranchMisuse
+from bbnode.ir import keys, types
+from bbnode.ir.graph import Subgraph, ValueType
 from bbnode.ir.types import TypeKind, TypeNode
 
 Values = Sequence[Output]
+
+# Parsers of protobufs take 100 messages in one another, and a graph in a graph is three.
+MAX_BRANCH_DEPTH = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,126 @@ class LoopResult:
 
     carried: tuple[Output, ...]
     scans: tuple[Output, ...]
+
+
+class Branch(Graph):
+    """What the callables of `if_` and `loop` record into; a Graph for one backend slot."""
+
+    def __init__(self, parent: Graph, slot: SlotUse, title: str) -> None:
+        super().__init__(parent.recorder, name=parent.name, home=parent.home)
+        self._title = title
+        self._slot = slot
+        self._outside: tuple[Graph, ...] = (parent,)
+        if isinstance(parent, Branch):
+            self._outside = (*parent._outside, parent)
+        if len(self._outside) > MAX_BRANCH_DEPTH:
+            raise parent.error(
+                BranchMisuse, f"branches nest deeper than {MAX_BRANCH_DEPTH}; make the inner ones "
+                "an op of their own, or a Loop",
+            )  # fmt: skip
+        self._scopes.append(f"body.{len(self._outside)}")
+
+    @property
+    def title(self) -> str:
+        """`the then branch of If`, for messages."""
+        return self._title
+
+    @property
+    def way_out(self) -> str:
+        """How a value of a branch gets out of it, for messages."""
+        return "return it from the branch, and take it from what if_ or loop gives"
+
+    def _admit(self, domain: str, op_type: str, slot: SlotUse | None, after: After) -> None:
+        if domain or slot is None or slot.name != self._slot.name:
+            whose = "" if slot is None else f" of slot {slot.name!r}"
+            raise self.error(
+                BranchMisuse,
+                f"{op_type}{whose} can't stand in {self._title}, which runs whole in the backend "
+                f"{self._slot.name!r}: only ops of that slot can; record it outside, and use the "
+                "value",
+            )
+        if self._listed(after):
+            raise self.error(
+                BranchMisuse,
+                f"{op_type} in {self._title} has after=…, but a branch runs as one; give "
+                "the after to the if_ or loop",
+            )
+        self._check_slot(slot)
+
+    def _metadata(self, *_: object) -> dict[str, str]:
+        return {}  # the op that the branch belongs to has slot and source line
+
+    def _source_line(self) -> str:
+        return ""
+
+    def _holds(self, graph: Graph) -> bool:
+        return graph is self or graph in self._outside
+
+    def formal(self, name: str, kind: TypeNode, *, scalar: bool = False) -> Output:
+        """A value that the op hands to its body; `scalar`: its shape is []."""
+        value = self.declare(f"{self._scopes[0]}/{name}", kind)
+        if scalar:
+            self._function.types[value.name] = ValueType.of(kind, ())
+        return value
+
+    def input(self, name: str, type: TypeNode = types.ANY) -> Output:  # noqa: A002, ARG002
+        """BranchMisuse: a branch reads the values around it as they are."""
+        raise self.error(
+            BranchMisuse,
+            f"{self._title} has no inputs of its own; use the values around it, or make {name!r} "
+            "an input outside",
+        )
+
+    def output(self, name: str, *_: object, **__: object) -> None:
+        """BranchMisuse: a branch returns its values."""
+        raise self.error(
+            BranchMisuse, f"{self._title} returns its values; return the one for {name!r}"
+        )
+
+    def _constant(self, value: Any, after: After, **_: str) -> Output:
+        try:
+            attribute, kind = constant_attribute(value)
+        except WrongKind as error:
+            raise self.error(BadArgument, f"{value!r:.60} can't be a constant: {error}") from error
+        if kind.kind is not TypeKind.TENSOR:
+            raise self.error(
+                BadArgument, f"{value!r:.60} is no tensor; {self._title} computes with tensors only"
+            )
+        (made,) = self.emit(
+            "", "Constant", outputs=(("output", kind),), attributes={"value": attribute},
+            slot=self._slot, after=after, opset_version=keys.ONNX_OPSET_VERSION,
+        )  # fmt: skip
+        return made
+
+    def close(self, formals: Sequence[Output], results: Sequence[Output]) -> Subgraph:
+        """End the branch and return it as a graph with these inputs and outputs."""
+        given: dict[str, Output] = {}
+        own = {name for node in self._function.nodes for name in node.outputs}
+        for value in results:
+            # ONNX wants each output made in its graph, and none of them twice.
+            is_own = value.name in own and value.name not in given
+            made = value if is_own else self._copy(value)
+            given[made.name] = made
+        self._closed = True
+        graph = Subgraph(
+            name=self._scopes[0],
+            inputs=[value.name for value in formals],
+            outputs=list(given),
+            types={
+                value.name: self._function.types[value.name]
+                for value in (*formals, *given.values())
+                if value.type.kind is TypeKind.TENSOR  # what is unknown here the runtime finds out
+            },
+        )
+        graph.nodes = self._function.nodes
+        return graph
+
+    def _copy(self, value: Output) -> Output:
+        (copy,) = self.emit(
+            "", "Identity", inputs=(value,), outputs=(("output", value.type),), slot=self._slot,
+            opset_version=keys.ONNX_OPSET_VERSION,
+        )  # fmt: skip
+        return copy
 
 
 class ControlOps(BackendCore):
@@ -126,7 +251,7 @@ class ControlOps(BackendCore):
 
     def _branch(
         self, g: Graph, title: str, record: Callable[[Graph], Any]
-    ) -> tuple[Output | Values, GraphProto]:
+    ) -> tuple[Output | Values, Subgraph]:
         _need_callable(g, title, record)
         branch = Branch(g, self._use, title)
         with g.recording_branch(title):
@@ -212,7 +337,7 @@ class ControlOps(BackendCore):
 
     def _body(
         self, g: Graph, record: Callable[..., Any], carried: Values
-    ) -> tuple[LoopStep, GraphProto]:
+    ) -> tuple[LoopStep, Subgraph]:
         title = "the body of Loop"
         _need_callable(g, title, record)
         branch = Branch(g, self._use, title)
@@ -239,7 +364,7 @@ def _need_callable(g: Graph, title: str, record: object) -> None:
         raise g.error(
             BadArgument,
             f"{title} is {record!r:.60}, which can't be called; give a function that records "
-            "it (a GraphProto goes to op(g, …))",
+            "it (a Subgraph goes to op(g, …))",
         )
 
 

@@ -1,0 +1,1 @@
+"""Ops of `ai.onnx` on a backend's slot."""

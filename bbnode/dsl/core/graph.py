@@ -1,0 +1,785 @@
+"""`Graph`: one function in the making, and the values and requests recorded into it.
+
+Rule: `Graph.emit` is the one way in which nodes come to be. Names are counted per op type, so
+that the same calls in the same order record the same function; every node says which line of
+the author's source made it. Ports, attributes and types of an op of the op table come from
+`ir/opset.py`: `Graph.record` writes all attributes down, defaults too, so that an artifact does
+not change its meaning when a default does. Types are not compared here: the type solver, which
+knows more of them, does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeVar
+
+from bbnode.dsl.core.attributes import (
+    CONSTANT_ATTRIBUTE,
+    WrongKind,
+    constant_attribute,
+    table_attribute,
+    tensor_type,
+    typed_array,
+)
+from bbnode.dsl.core.names import check_class, check_name, hint
+from bbnode.dsl.core.recorder import ModelRecorder, SlotUse
+from bbnode.dsl.errors import (
+    BadArgument,
+    BranchMisuse,
+    DuplicateName,
+    ForeignOutput,
+    GraphClosed,
+    NotReceived,
+    RecordingError,
+    SlotConflict,
+    UnknownName,
+    author_line,
+)
+from bbnode.ir import keys, opset, types
+from bbnode.ir.address import parse_address
+from bbnode.ir.errors import DecodeError
+from bbnode.ir.graph import Attribute, Function, OpNode, ValueType, sorted_opsets
+from bbnode.ir.opset import OpSpec, Port
+from bbnode.ir.peer import PeerId
+from bbnode.ir.types import TypeNode
+from bbnode.ir.values import AddressVec, PeerIdVec
+
+# Of one node: what codec.MAX_CHILDREN allows a composite to hold.
+MAX_VARIADIC_OUTPUTS = 65_536
+NS_PER_S = 1_000_000_000
+MAX_HOPS = 100_000  # what the compiler takes as a chain depth
+MAX_DEADLINE_S = 30 * 86_400.0  # a month; a longer one is a typing error
+
+_ANY_ADDRESS = parse_address("/ip4/127.0.0.1")  # what a multiaddr is, without its package
+
+Error = TypeVar("Error", bound=RecordingError)
+Carrier = TypeVar("Carrier")
+
+
+def spec_of(domain: str, op_type: str) -> OpSpec:
+    """Return the row of an op that this package names itself."""
+    spec = opset.lookup_op(domain, op_type)
+    if spec is None:  # a helper without its row is a defect of ours, found by the first test
+        raise LookupError(f"{domain}::{op_type} is not in the op table")
+    return spec
+
+
+_PASS_THROUGH = spec_of(keys.SYSCALL_DOMAIN, "PassThrough")
+_CONSTANT = spec_of(keys.SYSCALL_DOMAIN, "Constant")
+_BUNDLE = spec_of(keys.COMPOSITE_DOMAIN, keys.OP_BUNDLE)
+_UNBUNDLE = spec_of(keys.COMPOSITE_DOMAIN, keys.OP_UNBUNDLE)
+_SEND = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND)
+_REQUEST = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND_REQ_BATCHED)
+_RESPOND = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND_RESP)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """A value of a recording: `name` in its function, and `type` as far as it is known.
+
+    It stands for a value that will exist when the program runs; it belongs to the one Graph
+    that recorded it and has no content of its own.
+    """
+
+    graph: Graph = field(repr=False)
+    name: str
+    type: TypeNode
+    from_peer: Output | None = field(default=None, repr=False)
+
+    @property
+    def sender(self) -> Output:
+        """The peer that a received value came from (PeerId, on the receiver's class).
+
+        Raises:
+            NotReceived: no peer sent it; only results of `net_out` and `request` have a sender.
+        """
+        if self.from_peer is None:
+            raise self.graph.error(
+                NotReceived,
+                f"{self.name!r} was not received, so that it has no sender; only the value that "
+                "g.net_out gives, and r.received of a g.request, have one",
+            )
+        return self.from_peer
+
+    def __bool__(self) -> NoReturn:
+        raise self.graph.error(
+            BadArgument,
+            f"{self.name!r} has no truth value while the program is recorded; "
+            "decide at run time with `Where` or `If` of a BackendSlot",
+        )
+
+
+# The argument `after=`: values that must be there before the op fires.
+After = Output | list[Output] | tuple[Output, ...] | None
+
+
+class Request:
+    """One request to a cohort of peers and its one batch of answers.
+
+    Attributes:
+        port: the author's name of it.
+        received: the value, on the peers' class; its `.sender` is the peer that asks.
+        responses: a ResponseBatch in PeerId order, back on the class that asked.
+        request_id: the request's id, on the class that asked.
+    """
+
+    __slots__ = ("_answered", "_remote_id", "port", "received", "request_id", "responses")
+
+    def __init__(self, port: str, recorded: tuple[Output, ...]) -> None:
+        request_id, responses, received, sender, remote_id = recorded
+        self.port = port
+        self.received = dataclasses.replace(received, from_peer=sender)
+        self.responses = responses
+        self.request_id = request_id
+        self._remote_id = remote_id
+        self._answered = ""
+
+    def respond(self, value: Output, *, after: After = None) -> None:
+        """Answer the request, on the peers' class, once.
+
+        Raises:
+            BadArgument: the request is answered already.
+        """
+        g = self.received.graph
+        if self._answered:
+            raise g.error(
+                BadArgument,
+                f"request {self.port!r} is answered already at {self._answered}; a request has "
+                "one answer: put several values into one with g.bundle([…])",
+            )
+        g.record(
+            _RESPOND, (value, self.received.sender, self._remote_id), after=after,
+            metadata={keys.PORT_KEY: self.port},
+        )  # fmt: skip
+        self._answered = author_line()
+
+
+class Graph:
+    """One Module body in the making; a Module's `body` and `bootstrap` get it as argument.
+
+    Attributes:
+        recorder: of the whole program.
+        name, home: of the Module.
+        is_bootstrap: True if it records a Module's `bootstrap`.
+    """
+
+    def __init__(self, recorder: ModelRecorder, *, name: str, home: str) -> None:
+        self.recorder = recorder
+        self.name = name
+        self.home = home
+        self.is_bootstrap = False
+        self._function = Function(name=name, domain=keys.MODULE_DOMAIN)
+        self._counts: dict[str, int] = {}
+        self._slots: dict[str, SlotUse] = {}
+        self._opsets: set[tuple[str, int]] = set()
+        self._scopes: list[str] = []
+        self._closed = False
+        self._branch = ""  # title of the branch of this Graph's that is being recorded, if any
+        self._received: dict[str, Output] = {}
+        self._request_ports: set[str] = set()
+
+    def error(self, kind: type[Error], what: str) -> Error:
+        """Return an error of this recording, to be raised: it knows the Module and the line."""
+        made = kind(what)
+        return made if made.module else kind(what, self.name)
+
+    # --- ports -----------------------------------------------------------------------------
+
+    def input(self, name: str, type: TypeNode = types.ANY) -> Output:  # noqa: A002
+        """A value handed in by the invoker or caller of the Module.
+
+        Args:
+            name: of the input; it is also the name of the value.
+            type: of the value, as far as it is known.
+
+        Raises:
+            BadName, DuplicateName: the name is invalid, or is taken.
+            BadArgument: `type` is no type.
+        """
+        self.check_open()
+        check_name("input", name)
+        if not isinstance(type, TypeNode):
+            raise self.error(
+                BadArgument,
+                f"type={type!r:.60} of input {name!r} is no type; use one of bbnode.dsl.types, "
+                "e.g. types.TENSOR_FLOAT",
+            )
+        value = self.declare(name, type)
+        self._function.inputs.append(name)
+        return value
+
+    def output(self, name: str, value: Output, *, after: After = None) -> None:
+        """Hand a value out under a name (recorded as a `PassThrough`).
+
+        Raises:
+            BadName, DuplicateName: the name is invalid, or is taken.
+        """
+        check_name("output", name)
+        self.value_name(value)
+        self.emit(
+            _PASS_THROUGH.domain, _PASS_THROUGH.op_type, inputs=(value,),
+            outputs=(("value", value.type),), after=after, value_names=(name,),
+        )  # fmt: skip
+        self._function.outputs.append(name)
+
+    # --- the wire --------------------------------------------------------------------------
+
+    def net_out(
+        self, port: str, peers: Output, value: Output, *, after: After = None,
+        hops: int | None = None,
+    ) -> Output:  # fmt: skip
+        """Send `value` to `peers` and return it as it lives on the class of those peers.
+
+        A port is where values arrive. Several sends to one port of one class arrive as one
+        value there: what reads it fires for each delivery, and its `.sender` is the sender of
+        that one. Sends of one port to several classes arrive on each of them; they carry one
+        type. A class may send to itself.
+
+        Args:
+            port: where the value arrives; `lookup_output` finds the received value by it.
+            peers: a PeerIdVec (of a selector, an input, a constant with a `peer_class`), or
+                one PeerId such as the `.sender` of a received value.
+            value: the value to send.
+            after: values that must be there before.
+            hops: how many sends one after the other the time budget of this one has to cover,
+                this one included; None: as many as the program shows.
+
+        Returns:
+            The received value; its `.sender` is the peer that sent it.
+
+        Raises:
+            DuplicateName: a request has that port.
+            BadArgument: `hops` is no number of hops.
+        """
+        # The compiler makes the receiving op from the outputs that live on the far side.
+        if port in self._request_ports:
+            self._check_new_port(port)
+        check_name("port", port)
+        first = self._received.get(port)
+        metadata = self._port_metadata(port, hops)
+        if first is not None:
+            metadata[keys.FAN_IN_KEY] = first.name
+        received, sender = self.record(_SEND, (value, peers), after=after, metadata=metadata)
+        received = dataclasses.replace(received, from_peer=sender)
+        self._received.setdefault(port, received)
+        return received
+
+    def request(
+        self, port: str, peers: Output, value: Output, *, quorum: int = 0,
+        deadline: float = 0.0, after: After = None, hops: int | None = None,
+    ) -> Request:  # fmt: skip
+        """Ask `peers` and wait for their answers, as one batch.
+
+        The execution waits until all have answered, or until the deadline when at least
+        `quorum` have; with fewer the op fails.
+
+        Args:
+            port: a name for the request, of its own; `lookup_output` finds `received` by it.
+            peers, value, after, hops: as for `net_out`.
+            quorum: answers that are enough at the deadline; 0 for all.
+            deadline: seconds to wait; 0 for the compiler's budget per hop, times the hops
+                until the answer is there.
+
+        Raises:
+            DuplicateName: something has that port.
+            BadArgument: `deadline`, `quorum` or `hops` is out of range.
+        """
+        self._check_new_port(port)
+        given: object = deadline
+        seconds = given if isinstance(given, int | float) else math.nan
+        if not 0 <= seconds <= MAX_DEADLINE_S:
+            raise self.error(
+                BadArgument,
+                f"deadline={deadline!r:.40} of request {port!r} has to be a number of seconds "
+                f"between 0 (take the per-hop budget) and {MAX_DEADLINE_S:.0f}",
+            )
+        attributes = {keys.ATTR_QUORUM: quorum, keys.ATTR_DEADLINE_NS: round(seconds * NS_PER_S)}
+        metadata = self._port_metadata(port, hops)
+        made = Request(
+            port, self.record(_REQUEST, (value, peers), attributes, after=after, metadata=metadata)
+        )
+        self._received[port] = made.received
+        self._request_ports.add(port)
+        return made
+
+    def respond(self, request: Request, value: Output, *, after: After = None) -> None:
+        """Answer a request, on the peers' class: the same as `request.respond(value)`."""
+        if not isinstance(request, Request):
+            raise self.error(BadArgument, f"{request!r:.60} is no request; g.request gives one")
+        self.value_name(request.received)
+        request.respond(value, after=after)
+
+    def lookup_output(self, port: str) -> Output:
+        """The value that the `net_out` or `request` of that name delivers.
+
+        Of a port that is sent to several times: whatever arrives from any of the sends to the
+        class of the first one. What arrives on another class is the result of that `net_out`.
+
+        Raises:
+            UnknownName: nothing was sent under that name yet.
+        """
+        found = self._received.get(port)
+        if found is None:
+            raise self.error(
+                UnknownName, f"nothing was sent as {port!r}{hint(str(port), self._received)}"
+            )
+        return found
+
+    def _check_new_port(self, port: str) -> None:
+        check_name("port", port)
+        if port in self._received:
+            raise self.error(
+                DuplicateName,
+                f"port {port!r} is sent to already; give each request a name of its own",
+            )
+
+    def _port_metadata(self, port: str, hops: object) -> dict[str, str]:
+        if hops is None:
+            return {keys.PORT_KEY: port}
+        if type(hops) is not int or not 0 < hops <= MAX_HOPS:
+            raise self.error(
+                BadArgument,
+                f"hops={hops!r:.40} of {port!r} has to be an integer from 1 (the receiver sends "
+                f"nothing on) to {MAX_HOPS}, or None to let the compiler count them",
+            )
+        return {keys.PORT_KEY: port, keys.CHAIN_DEPTH_KEY: str(hops)}
+
+    # --- composites ------------------------------------------------------------------------
+
+    def bundle(self, parts: Sequence[Output], *, after: After = None) -> Output:
+        """Pack values into one that travels as one.
+
+        Raises:
+            BadArgument: `parts` is empty or no list.
+        """
+        self._need_items("bundle", parts, "values")
+        for part in parts:
+            self.value_name(part)
+        given = _children([part.type for part in parts])
+        return self.record(_BUNDLE, parts, given, after=after)[0]
+
+    def unbundle(
+        self, composite: Output, part_types: Sequence[TypeNode], *, after: After = None
+    ) -> tuple[Output, ...]:
+        """Take a composite apart; `part_types` are the types of its parts, in order.
+
+        Raises:
+            BadArgument: `part_types` is empty, or holds something that is no type.
+        """
+        self._need_items("unbundle", part_types, "types")
+        for part in part_types:
+            if not isinstance(part, TypeNode):
+                raise self.error(
+                    BadArgument, f"{part!r:.60} is no type; use bbnode.dsl.types, e.g. types.TENSOR"
+                )
+        given = _children(part_types)
+        return self.record(_UNBUNDLE, (composite,), given, after=after, variadic=part_types)
+
+    def _need_items(self, what: str, items: object, kind: str) -> None:
+        if not isinstance(items, Sequence) or isinstance(items, str | bytes) or not items:
+            raise self.error(
+                BadArgument, f"g.{what} takes a list of one or more {kind}, got {items!r:.60}"
+            )
+
+    # --- constants -------------------------------------------------------------------------
+
+    def constant(self, value: Any, *, after: After = None) -> Output:
+        """A value that rides in the program.
+
+        Args:
+            value: an array, number, bool or list of them (a tensor: Python floats are
+                float32, ints int64); a PeerId or a list of them; a multiaddr; or any other
+                carrier of `bbnode.dsl.values`.
+            after: values that must be there before; they also say on which class of peer the
+                constant lives, where that is not the Module's home.
+
+        Raises:
+            BadArgument: it is no value.
+        """
+        return self._constant(value, after)
+
+    def _constant(self, value: Any, after: After, **metadata: str) -> Output:
+        try:
+            attribute, kind = constant_attribute(value)
+        except WrongKind as error:
+            raise self.error(BadArgument, f"{value!r:.60} can't be a constant: {error}") from error
+        (made,) = self.emit(
+            _CONSTANT.domain, _CONSTANT.op_type, outputs=((CONSTANT_ATTRIBUTE, kind),),
+            attributes={CONSTANT_ATTRIBUTE: attribute}, metadata=metadata, after=after,
+        )  # fmt: skip
+        return made
+
+    def tensor(
+        self, value: Any, type: TypeNode = types.TENSOR_FLOAT,  # noqa: A002
+        *, after: After = None,
+    ) -> Output:  # fmt: skip
+        """A tensor constant of the given element type, whatever Python's numbers would become.
+
+        Args:
+            value: an array, number, bool or list of them.
+            type: a tensor type, e.g. `types.TENSOR_INT64`.
+            after: as for `constant`.
+
+        Raises:
+            BadArgument: `type` is no tensor type, or holds not all of the values.
+        """
+        kind = tensor_type(type)
+        if kind is None:
+            raise self.error(
+                BadArgument,
+                f"type={type!r:.60} is no tensor type; use one of bbnode.dsl.types, e.g. "
+                "types.TENSOR_FLOAT",
+            )
+        try:
+            wanted = typed_array(value, kind)
+        except WrongKind as error:
+            raise self.error(
+                BadArgument, f"{value!r:.60} can't be a {kind.name}: it has to be {error}"
+            ) from error
+        return self.constant(wanted, after=after)
+
+    def peer_id(
+        self, peer: PeerId | str, *, peer_class: str | None = None, after: After = None
+    ) -> Output:
+        """A PeerId, given as such or as base58btc text; `peer_class` as for `peer_ids`."""
+        return self._fixed(self._peer(peer), peer_class, after)
+
+    def peer_ids(
+        self, peers: Iterable[PeerId | str], *, peer_class: str | None = None, after: After = None
+    ) -> Output:
+        """A PeerIdVec, e.g. the `peers` of a send to fixed peers. It may be empty.
+
+        Args:
+            peers: as PeerIds or as base58btc text.
+            peer_class: the class that they are peers of; a send to them needs it.
+            after: as for `constant`.
+        """
+        return self._fixed(PeerIdVec(self._peer(peer) for peer in peers), peer_class, after)
+
+    def _fixed(self, peers: PeerId | PeerIdVec, peer_class: str | None, after: After) -> Output:
+        if peer_class is None:
+            return self._constant(peers, after)
+        return self._constant(peers, after, **{keys.PEER_CLASS_KEY: check_class(peer_class)})
+
+    def address(self, address: Any, *, after: After = None) -> Output:
+        """A multiaddr, given as such or as text."""
+        return self.constant(self._address(address), after=after)
+
+    def addresses(self, addresses: Iterable[Any], *, after: After = None) -> Output:
+        """An AddressVec. It may be empty."""
+        return self.constant(AddressVec(self._address(each) for each in addresses), after=after)
+
+    def _peer(self, peer: PeerId | str) -> PeerId:
+        parsed = self._parsed(PeerId.parse, peer) if isinstance(peer, str) else peer
+        if not isinstance(parsed, PeerId):
+            raise self.error(BadArgument, f"{peer!r:.60} is neither a PeerId nor its text")
+        return parsed
+
+    def _address(self, address: Any) -> Any:
+        parsed = self._parsed(parse_address, address) if isinstance(address, str) else address
+        if not isinstance(parsed, type(_ANY_ADDRESS)):
+            raise self.error(BadArgument, f"{address!r:.60} is neither a multiaddr nor its text")
+        return parsed
+
+    def _parsed(self, parse: Callable[[str], Carrier], text: str) -> Carrier:
+        try:
+            return parse(text)
+        except DecodeError as error:
+            raise self.error(BadArgument, str(error)) from error
+
+    # --- nodes -----------------------------------------------------------------------------
+
+    def record(
+        self, spec: OpSpec, inputs: Sequence[Output | None] = (),
+        attributes: Mapping[str, Any] | None = None, *, slot: SlotUse | None = None,
+        after: After = None, variadic: int | Sequence[TypeNode] = 0,
+        metadata: Mapping[str, str] | None = None,
+    ) -> tuple[Output, ...]:  # fmt: skip
+        """Record one op of the op table and return its outputs in port order.
+
+        Args:
+            spec: the op's row.
+            inputs: one value per port, None for an optional one; a variadic port takes the rest.
+            attributes: by name; those left out take their defaults.
+            slot, after, metadata: as for `emit`.
+            variadic: how many outputs a variadic port has, or their types.
+
+        Raises:
+            BadArgument: too few or too many inputs, an unknown, missing or unfit attribute.
+        """
+        for value in inputs:
+            if value is not None:
+                self.value_name(value)
+        bound = _bound_inputs(spec, inputs)
+        made = _checked_attributes(spec, attributes or {})
+        known = _type_variables(bound)
+        count = variadic if isinstance(variadic, int) else len(variadic)
+        if count > MAX_VARIADIC_OUTPUTS:
+            raise self.error(
+                BadArgument, f"{spec.op_type} with {count} outputs; at most {MAX_VARIADIC_OUTPUTS}"
+            )
+        ports: list[tuple[str, TypeNode]] = []
+        for port in spec.outputs:
+            kind = known.get(port.type, types.ANY) if isinstance(port.type, str) else port.type
+            if not port.variadic:
+                ports.append((port.name, kind))
+                continue
+            kinds = [kind] * variadic if isinstance(variadic, int) else variadic
+            ports.extend((f"{port.name}_{i}", each) for i, each in enumerate(kinds))
+        return self.emit(
+            spec.domain, spec.op_type, inputs=trimmed([value for _, value in bound]),
+            outputs=ports, attributes=made, metadata=metadata, slot=slot, after=after,
+        )  # fmt: skip
+
+    def emit(
+        self, domain: str, op_type: str, *, inputs: Iterable[Output | None] = (),
+        outputs: Sequence[tuple[str, TypeNode]] = (),
+        attributes: Mapping[str, Attribute] | None = None,
+        metadata: Mapping[str, str] | None = None, slot: SlotUse | None = None,
+        after: After = None, opset_version: int = keys.BB_OPSET_VERSION,
+        value_names: Sequence[str] = (),
+    ) -> tuple[Output, ...]:  # fmt: skip
+        """Record one node and return its outputs.
+
+        Args:
+            domain, op_type, opset_version: of the op that the node calls.
+            inputs: values of this Graph, in port order; None for an optional one left out.
+            outputs: (port, type) of each output; values are called `<node name>.<port>`.
+            attributes, metadata: of the node, beside those that every node has.
+            slot: the slot that runs the op.
+            after: values that must be there before the op fires.
+            value_names: names of the output values, where they are the author's own.
+
+        Raises:
+            ForeignOutput, BadArgument, DuplicateName, SlotConflict, GraphClosed.
+        """
+        self.check_open()
+        self._admit(domain, op_type, slot, after)
+        names = ["" if value is None else self.value_name(value) for value in inputs]
+        waits = dict.fromkeys(self.value_name(value) for value in self._listed(after))
+        meta = self._metadata(slot, metadata or {})
+        path = "/".join((*self._scopes, op_type))
+        number = self._counts.get(path, 0)
+        self._counts[path] = number + 1
+        name = f"{path}_{number}"
+        values = value_names or [f"{name}.{port}" for port, _ in outputs]
+        made = [self.declare(v, kind) for v, (_, kind) in zip(values, outputs, strict=True)]
+        node = OpNode(op_type, domain, name, names, values, attributes, after=waits, metadata=meta)
+        node.source_line = self._source_line()
+        self._function.append(node)
+        self._opsets.add((domain, opset_version))
+        return tuple(made)
+
+    def _admit(self, domain: str, op_type: str, slot: SlotUse | None, after: After) -> None:
+        """Refuse ops that cannot stand here: none, but in a branch."""
+
+    def _source_line(self) -> str:
+        return author_line()
+
+    def _metadata(self, slot: SlotUse | None, given: Mapping[str, str]) -> dict[str, str]:
+        meta: dict[str, str] = {}
+        if slot is not None:
+            self._check_slot(slot)
+            self._slots.setdefault(slot.name, slot)
+            meta = self.recorder.slots.take(slot)
+        meta.update(given)
+        meta[keys.MODULE_INSTANCE_KEY] = "_".join((self.name, *self._scopes))
+        return meta
+
+    def declare(self, name: str, kind: TypeNode) -> Output:
+        """Make a value known; DuplicateName when this Graph has one of that name."""
+        if name in self._function.types:
+            raise self.error(
+                DuplicateName, f"{name!r} names an input or output already; choose another name"
+            )
+        self._function.types[name] = ValueType.of(kind)
+        return Output(graph=self, name=name, type=kind)
+
+    def value_name(self, value: object) -> str:
+        """Name of a value of this Graph; BadArgument or ForeignOutput for anything else."""
+        if not isinstance(value, Output):
+            raise self.error(
+                BadArgument,
+                f"{value!r:.80} ({type(value).__name__}) is no recorded value; "
+                "a literal becomes one with g.constant(…)",
+            )
+        if not self._holds(value.graph):
+            raise self.error(
+                ForeignOutput,
+                f"{value.name!r} was recorded by {value.graph.title} and is no value of "
+                f"this Graph; {value.graph.way_out}",
+            )
+        return value.name
+
+    def _holds(self, graph: Graph) -> bool:
+        """Return True if the values of a Graph may be read in this one."""
+        return graph is self
+
+    @property
+    def title(self) -> str:
+        """The thing that this Graph records, for messages."""
+        return f"Module {self.name!r}"
+
+    @property
+    def way_out(self) -> str:
+        """The way of a value of this Graph to another one, for messages."""
+        return "hand it in with .call().input(name, value), and take it back with .output(name)"
+
+    @property
+    def last_node(self) -> OpNode:
+        """The node that was recorded last."""
+        return self._function.nodes[-1]
+
+    def check_open(self) -> None:
+        """Raise GraphClosed after the recording, BranchMisuse while a branch of it is recorded."""
+        if self._closed:
+            raise self.error(
+                GraphClosed, f"{self.title} has finished recording; record inside of its body"
+            )
+        if self._branch:
+            raise self.error(
+                BranchMisuse,
+                f"{self._branch} is being recorded; give its ops the Graph that it gets as its "
+                "first argument",
+            )
+
+    @contextmanager
+    def recording_branch(self, title: str) -> Iterator[None]:
+        """Record nothing here, but in the branch, inside of the block."""
+        self._branch = title
+        try:
+            yield
+        finally:
+            self._branch = ""
+
+    @contextmanager
+    def with_module(self, name: str) -> Iterator[None]:
+        """Call the nodes recorded inside `<name>/…`: for readers, without other effect."""
+        self._scopes.append(check_name("module scope", name))
+        try:
+            yield
+        finally:
+            self._scopes.pop()
+
+    def finish(self) -> Function:
+        """Close the Graph and return its function."""
+        self.check_open()
+        self._closed = True
+        function = self._function
+        function.opset_imports = sorted_opsets(self._opsets)
+        function.metadata[keys.HOME_KEY] = self.home
+        for name, use in self._slots.items():
+            if use.concrete is None:
+                function.attributes.append(name)
+            else:
+                function.defaults[name] = Attribute.of(use.concrete.config)
+                function.metadata[keys.CONCRETE_TYPE_SLOT_PREFIX + name] = use.concrete.type_name
+            slot_id = self.recorder.slots.slot_id(name)
+            function.metadata[keys.SLOT_ROLE_PREFIX + name] = f"{use.role}|{slot_id}"
+        return function
+
+    def _check_slot(self, use: SlotUse) -> None:
+        conflict = self.recorder.slots.conflict(use)
+        if conflict is not None:
+            raise self.error(SlotConflict, conflict)
+
+    def _listed(self, after: object) -> Sequence[object]:
+        if after is None:
+            return ()
+        if isinstance(after, Output):
+            return (after,)
+        if isinstance(after, list | tuple):
+            return after
+        raise self.error(
+            BadArgument,
+            f"after={after!r:.80} is neither a recorded value nor a list of them",
+        )
+
+
+def as_graph(g: object, call: str) -> Graph:
+    """Return `g`, or raise BadArgument where it is no Graph. `call` says how to write it."""
+    if isinstance(g, Graph):
+        return g
+    raise BadArgument(f"the first argument is the Graph, got {g!r:.60}; write {call}")
+
+
+def trimmed(values: list[Output | None]) -> list[Output | None]:
+    """Drop the optional inputs left out at the end, as ONNX writes it."""
+    while values and values[-1] is None:
+        values.pop()
+    return values
+
+
+# --- by the op table -----------------------------------------------------------------------
+
+
+def _children(kinds: Sequence[TypeNode]) -> dict[str, Any]:
+    return {"child_count": len(kinds), "child_types": ",".join(kind.id for kind in kinds)}
+
+
+def _bound_inputs(
+    spec: OpSpec, inputs: Sequence[Output | None]
+) -> list[tuple[Port, Output | None]]:
+    """Pair each input with its port; BadArgument when they do not fit the ports."""
+    fixed = [port for port in spec.inputs if not port.variadic]
+    rest = next((port for port in spec.inputs if port.variadic), None)
+    required = sum(not port.optional for port in fixed) + (rest is not None)
+    if len(inputs) < required or (rest is None and len(inputs) > len(fixed)):
+        raise BadArgument(
+            f"{spec.op_type} takes {_ports_text(spec)}, got {len(inputs)} "
+            f"value{'' if len(inputs) == 1 else 's'}"
+        )
+    bound = list(zip(fixed, inputs, strict=False))
+    if rest is not None:
+        bound.extend((rest, value) for value in inputs[len(fixed) :])
+    for port, value in bound:
+        if value is None and not port.optional:
+            raise BadArgument(f"input {port.name!r} of {spec.op_type} can't be left out")
+    return bound
+
+
+def _ports_text(spec: OpSpec) -> str:
+    if not spec.inputs:
+        return "no values"
+    listed = ", ".join(
+        port.name + ("…" if port.variadic else "") + (" (optional)" if port.optional else "")
+        for port in spec.inputs
+    )
+    return f"the values ({listed})"
+
+
+def _type_variables(bound: Sequence[tuple[Port, Output | None]]) -> dict[str, TypeNode]:
+    """Return the types of the op's type variables; Any where its inputs have different ones."""
+    known: dict[str, TypeNode] = {}
+    for port, value in bound:
+        if value is not None and isinstance(port.type, str):
+            same = known.setdefault(port.type, value.type)
+            if same is not value.type:
+                known[port.type] = types.meet(same, value.type) or types.ANY
+    return known
+
+
+def _checked_attributes(spec: OpSpec, given: Mapping[str, Any]) -> dict[str, Attribute]:
+    for name in given:
+        if name not in spec.attributes:
+            raise BadArgument(
+                f"{spec.op_type} has no attribute {name!r}{hint(name, spec.attributes)}"
+            )
+    made = {}
+    for name, default in spec.attributes.items():
+        value = given.get(name, default)
+        if value is opset.REQUIRED:
+            raise BadArgument(f"{spec.op_type} needs the attribute {name}=…")
+        try:
+            made[name] = table_attribute(
+                name, value, None if default is opset.REQUIRED else default
+            )
+        except WrongKind as error:
+            raise BadArgument(
+                f"{name}={value!r:.60} of {spec.op_type} has to be {error}"
+            ) from error
+    return made

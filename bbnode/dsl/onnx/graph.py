@@ -1,0 +1,301 @@
+"""An ONNX model as the importer sees it: its graph, its weights, and parts of it.
+
+Rule: built once from a loaded model and never changed. Initializers are weights, also where
+an input has the same name (what older exporters write). Ops that compute with weights alone
+are *fixed*: they have no place of their own and are recorded wherever they are read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+from onnx import TensorProto
+
+from bbnode.dsl.core.names import hint
+from bbnode.dsl.errors import UnknownValue, UnsupportedPort
+from bbnode.ir.graph import Attribute, AttributeKind, OpNode, Program, Subgraph, Tensor, ValueType
+from bbnode.ir.types import TypeKind, TypeNode
+
+_RANDOM_OPS = frozenset({"Bernoulli", "Multinomial"})  # beside those called Random…
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxGraph:
+    """One model, indexed.
+
+    Attributes:
+        nodes: in topological order; those that no output needs are left out.
+        weights: initializers by name, as they are recorded: without it.
+        inputs, outputs: of the model, by name; an input with an initializer is none.
+        kinds: type of each value that is a tensor of a known element type that can travel.
+        maker: index of the node that makes a value.
+        fixed: for each node, True if it computes with weights alone.
+        opsets: version by domain.
+    """
+
+    nodes: Sequence[OpNode]
+    weights: Mapping[str, Tensor]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    kinds: Mapping[str, TypeNode]
+    maker: Mapping[str, int]
+    fixed: Sequence[bool]
+    opsets: Mapping[str, int]
+
+    def fixed_for(self, indices: Iterable[int], values: Iterable[str]) -> set[int]:
+        """Return the fixed ops that these ops and values need, directly or not."""
+        todo = [*values, *(name for i in indices for name in self.nodes[i].computes_with)]
+        found: set[int] = set()
+        while todo:
+            index = self.maker.get(todo.pop())
+            if index is not None and self.fixed[index] and index not in found:
+                found.add(index)
+                todo.extend(self.nodes[index].computes_with)
+        return found
+
+    def is_fixed_value(self, name: str) -> bool:
+        """Return True if a value is a weight, or computed from weights alone."""
+        index = self.maker.get(name)
+        return name in self.weights if index is None else self.fixed[index]
+
+    def weight_bytes(self, indices: Iterable[int], values: Iterable[str] = ()) -> int:
+        """Return the bytes of the weights that these ops read, each weight once."""
+        return sum(self._weights_of(indices, values).values())
+
+    def new_weight_bytes(self, indices: Iterable[int]) -> list[int]:
+        """Return the bytes of the weights that each of these ops is the first one to read."""
+        seen: set[str] = set()
+        found = []
+        for index in indices:
+            new = {k: v for k, v in self._weights_of((index,), ()).items() if k not in seen}
+            seen.update(new)
+            found.append(sum(new.values()))
+        return found
+
+    def _weights_of(self, indices: Iterable[int], values: Iterable[str]) -> dict[str, int]:
+        indices = tuple(indices)
+        closure = self.fixed_for(indices, values)
+        found: dict[str, int] = {}
+        for index in (*indices, *closure):
+            node = self.nodes[index]
+            for name in node.computes_with:
+                if name in self.weights:
+                    found[name] = weight_size(self.weights[name])
+            attributes = sum(map(weight_size, _held_tensors(node)))
+            if attributes:
+                found[f"\0{index}"] = attributes  # no value has such a name
+        found.update((n, weight_size(self.weights[n])) for n in values if n in self.weights)
+        return found
+
+    def check_value(self, name: object, module: str) -> str:
+        """Return the name of a value of the model, or raise UnknownValue."""
+        known = (*self.inputs, *self.maker)
+        if isinstance(name, str) and (name in self.maker or name in self.inputs):
+            return name
+        raise UnknownValue(f"the model has no value {name!r:.80}{hint(str(name), known)}", module)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some ops of a model: the whole of it, or one stage.
+
+    Attributes:
+        nodes: indices of its ops, in order, without fixed ones.
+        inputs, outputs: values that come from outside, and that it hands out.
+    """
+
+    graph: OnnxGraph = field(repr=False)
+    nodes: tuple[int, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in it."""
+        return self.graph.weight_bytes(self.nodes, self.outputs)
+
+
+def whole(graph: OnnxGraph) -> Part:
+    """Return the whole model as a part."""
+    nodes = tuple(index for index, fixed in enumerate(graph.fixed) if not fixed)
+    return Part(graph=graph, nodes=nodes, inputs=graph.inputs, outputs=graph.outputs)
+
+
+def _held_tensors(node: OpNode) -> Iterable[Tensor]:
+    """Yield the tensors in a node's attributes, nested graphs included."""
+    for attribute in node.attributes.values():
+        if isinstance(attribute.value, Tensor):
+            yield attribute.value
+        for graph in attribute.graphs:
+            yield from graph.initializers.values()
+            for inner in graph.nodes:
+                yield from _held_tensors(inner)
+
+
+def weight_size(tensor: Tensor) -> int:
+    """Return the bytes of a tensor's elements, however the file writes them down."""
+    proto = tensor.proto
+    if not isinstance(proto, TensorProto):
+        return weight_size(Tensor(proto.values)) + weight_size(Tensor(proto.indices))
+    try:
+        return math.prod(tensor.shape) * tensor.dtype.itemsize or tensor.nbytes
+    except (KeyError, ValueError):
+        return tensor.nbytes
+
+
+def index_model(program: Program, outputs: Sequence[str] | None, module: str) -> OnnxGraph:
+    """Index a loaded model.
+
+    Args:
+        program: the result of `load_model`.
+        outputs: those to keep, all when None; ops that only others need are left out.
+        module: name of the Module, for error messages.
+
+    Raises:
+        UnknownValue, UnsupportedPort: an output that is none, or a port that is no tensor.
+    """
+    graph = program.graph or Subgraph()
+    kept = _kept_outputs(graph, outputs, module)
+    nodes = _needed(graph, kept)
+    maker = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
+    inputs = tuple(name for name in graph.inputs if name not in graph.initializers)
+    for port, names in (("input", inputs), ("output", kept)):
+        for name in names:
+            _check_port(port, name, graph.types.get(name), module)
+    return OnnxGraph(
+        nodes=nodes,
+        weights={n: bare_tensor(tensor) for n, tensor in graph.initializers.items()},
+        inputs=inputs,
+        outputs=kept,
+        kinds={n: kind for n, t in graph.types.items() if (kind := _travelling(t)) is not None},
+        maker=maker,
+        fixed=_fixed(nodes, maker, graph.initializers),
+        opsets=dict(program.opset_imports),
+    )
+
+
+def _kept_outputs(graph: Subgraph, outputs: Sequence[str] | None, module: str) -> tuple[str, ...]:
+    known = tuple(dict.fromkeys(graph.outputs))
+    if outputs is None:
+        return known
+    listed = isinstance(outputs, list | tuple) and bool(outputs)
+    for name in outputs if listed else (outputs,):
+        if name not in known:
+            raise UnknownValue(
+                f"outputs={outputs!r:.60}: the model has no output {name!r:.60}"
+                f"{hint(str(name), known)}",
+                module,
+            )
+    return tuple(dict.fromkeys(outputs))
+
+
+def _needed(graph: Subgraph, outputs: Sequence[str]) -> list[OpNode]:
+    """Return the nodes that some output needs, in the model's order, which is topological."""
+    wanted = set(outputs)
+    kept: list[OpNode] = []
+    for node in reversed(graph.nodes):
+        if not wanted.isdisjoint(node.outputs):
+            kept.append(node)
+            wanted.update(node.computes_with)
+    return kept[::-1]
+
+
+def _travelling(declared: ValueType) -> TypeNode | None:
+    kind = declared.kind
+    return kind if kind is not None and kind.kind is TypeKind.TENSOR else None
+
+
+def _check_port(port: str, name: str, declared: ValueType | None, module: str) -> None:
+    if declared is None or _travelling(declared) is not None:
+        return
+    which = str(declared.proto().WhichOneof("value")).removesuffix("_type")
+    if which == "tensor":
+        which = f"tensor of {TensorProto.DataType.Name(declared.elem_type).lower()}"
+    mend = (
+        "keep the others with outputs=[…] (scikit-learn: export with zipmap=False)"
+        if port == "output"
+        else "export the model with plain tensors for inputs"
+    )
+    raise UnsupportedPort(
+        f"{port} {name!r} is a {which}; ports are tensors of numbers or bools: {mend}", module
+    )
+
+
+def _fixed(
+    nodes: Sequence[OpNode], maker: Mapping[str, int], weights: Mapping[str, Tensor]
+) -> list[bool]:
+    fixed: list[bool] = []
+    for node in nodes:
+        known = all(n in weights or (n in maker and fixed[maker[n]]) for n in node.computes_with)
+        fixed.append(known and not _draws(node))
+    return fixed
+
+
+def _draws(node: OpNode) -> bool:
+    inner = (n for graph in node.graphs for n in graph.all_nodes())
+    return any(n.op_type.startswith("Random") or n.op_type in _RANDOM_OPS for n in (node, *inner))
+
+
+# --- graphs of If, Loop and Scan -----------------------------------------------------------
+
+
+def renamed_attributes(
+    node: OpNode, outer: Mapping[str, str], fresh: Callable[[], str]
+) -> dict[str, Attribute]:
+    """Return a node's attributes, in whose graphs values have other names.
+
+    Captured values are called as in `outer`, the graphs' own ones by `fresh`. Texts and metadata
+    that nothing computes with are left out.
+    """
+    made: dict[str, Attribute] = {}
+    for name, attribute in node.attributes.items():
+        graphs = tuple(_renamed(graph, outer, fresh) for graph in attribute.graphs)
+        value = attribute.value
+        if graphs:
+            value = graphs if attribute.kind is AttributeKind.GRAPHS else graphs[0]
+        made[name] = Attribute(attribute.kind, value)
+    return made
+
+
+def _renamed(graph: Subgraph, outer: Mapping[str, str], fresh: Callable[[], str]) -> Subgraph:
+    own = (*graph.inputs, *graph.initializers, *(n for node in graph.nodes for n in node.outputs))
+    names = {**outer, **{name: fresh() for name in dict.fromkeys(own) if name}}
+    made = Subgraph(
+        name=graph.name,
+        inputs=[names[name] for name in graph.inputs],
+        outputs=[names.get(name, name) for name in graph.outputs],
+        initializers={
+            names[name]: bare_tensor(tensor, names[name])
+            for name, tensor in graph.initializers.items()
+        },
+    )
+    # Inference finds the other types again, under the new names.
+    for name in (*graph.inputs, *graph.outputs):
+        if name in graph.types:
+            made.types[names.get(name, name)] = graph.types[name]
+    made.nodes = [
+        OpNode(
+            node.op_type,
+            node.domain,
+            inputs=[names.get(name, name) for name in node.inputs],
+            outputs=[names.get(name, name) for name in node.outputs],
+            attributes=renamed_attributes(node, names, fresh),
+            overload=node.overload,
+        )
+        for node in graph.nodes
+    ]
+    return made
+
+
+def bare_tensor(tensor: Tensor, name: str = "") -> Tensor:
+    """Return a copy of a tensor under another name, without texts."""
+    copy = deepcopy(tensor.proto)
+    dense = copy if isinstance(copy, TensorProto) else copy.values
+    dense.ClearField("doc_string")
+    dense.ClearField("name")
+    if name:
+        dense.name = name
+    return Tensor(copy)

@@ -1,0 +1,471 @@
+"""ONNX models as Modules: a whole one, a part of one, and a pipeline of parts on several peers.
+
+Rule: the file is read and checked when the object is made, so that whatever is wrong with it
+is told where its path stands; recording it never fails for the model's sake. Every op becomes
+one op of the backend slot, in the model's order; weights become `Constant`s just before the
+first op that reads them, so that a backend loads them into its graph once and no call copies
+them. Only names change: they are the recorder's own. A stage of a pipeline receives in one
+message the values that it and those behind it need; the result goes to the peer that asked, as
+one message.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count
+from pathlib import PurePath
+
+from onnx import ModelProto
+
+from bbnode.dsl.backend.catalogue import onnx_schema, port_names
+from bbnode.dsl.backend.slot import BackendSlot
+from bbnode.dsl.core.graph import Graph, Output, trimmed
+from bbnode.dsl.core.module import Module
+from bbnode.dsl.core.names import MAX_NAME_LENGTH, check_class, check_name
+from bbnode.dsl.core.recorder import SlotUse
+from bbnode.dsl.errors import BadArgument
+from bbnode.dsl.onnx.cuts import split_at, split_by_weight
+from bbnode.dsl.onnx.graph import Part, index_model, renamed_attributes, whole
+from bbnode.dsl.onnx.load import ModelSource, load_model
+from bbnode.dsl.roles import PeerSelectorSlot
+from bbnode.ir import keys, types
+from bbnode.ir.graph import Attribute, is_onnx_domain
+from bbnode.ir.types import TypeNode
+
+DEFAULT_SLOT = "compute"
+
+_FOREIGN_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
+_MAX_SCOPES = 8  # exporters nest module paths; the outermost ones tell a reader enough
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortNames:
+    """Names of the ports of a Module by the ONNX names of a part's inputs and outputs."""
+
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+def free_port_names(inputs: Iterable[str], outputs: Iterable[str]) -> PortNames:
+    """Return a name that a port may have for each value, all of them different.
+
+    Other characters become `_`, a digit in front gets one before it, and what is taken gets a
+    number behind.
+    """
+    taken: set[str] = set()
+    return PortNames(
+        inputs={name: _free_name(name, taken) for name in inputs},
+        outputs={name: _free_name(name, taken) for name in outputs},
+    )
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    base = clean_name(name) or "value"
+    free = base
+    for number in count(2):
+        if free not in taken:
+            break
+        tail = f"_{number}"
+        free = base[: MAX_NAME_LENGTH - len(tail)] + tail
+    taken.add(free)
+    return free
+
+
+def clean_name(text: str) -> str:
+    """Return the text as a name; empty when nothing of it is left."""
+    cleaned = _FOREIGN_CHARACTER.sub("_", text[:MAX_NAME_LENGTH]).lstrip("-")
+    if not cleaned.strip("_-"):
+        return ""
+    return f"_{cleaned}"[:MAX_NAME_LENGTH] if cleaned[0].isdigit() else cleaned
+
+
+class OnnxPart(Module):
+    """Some ops of an ONNX model as a Module: the whole model, or one stage of a split.
+
+    Attributes:
+        input_ports: name of the Module's input for each input of the part, by ONNX name.
+        output_ports: the same for its outputs.
+        weight_bytes: bytes of the weights that it holds.
+    """
+
+    def __init__(self, part: Part, *, name: str, slot: BackendSlot, home: str) -> None:
+        self.name = check_name("Module name", name)
+        self.home = check_class(home, module=self.name)
+        self._part = part
+        self._slot = slot
+        self._ports = free_port_names(part.inputs, part.outputs)
+
+    @property
+    def input_ports(self) -> Mapping[str, str]:
+        """ONNX name of each input, to the name of the Module's input."""
+        return dict(self._ports.inputs)
+
+    @property
+    def output_ports(self) -> Mapping[str, str]:
+        """ONNX name of each output, to the name of the Module's output."""
+        return dict(self._ports.outputs)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that the part holds."""
+        return self._part.weight_bytes
+
+    def body(self, g: Graph) -> None:
+        """Record the ops of the part on its backend slot."""
+        _Recording(g, self._part, self._slot).run(self._ports)
+
+
+class OnnxPipeline(Module):
+    """A model in stages, each on a class of peer of its own; `OnnxModule.split` makes it.
+
+    ```python
+    pipeline = OnnxModule("model.onnx", home="client").split(stages=2)
+    pipeline.build()
+    # client: inputs -> one peer of class stage0 -> one peer of class stage1 -> client: outputs
+    ```
+
+    - Inputs and outputs are those of the model, and live on `home`.
+    - Who the peers are: for each stage there is a `PeerSelectorSlot` called like its class. It
+      is asked on the class that sends to the stage, for one peer at a time, so that several
+      peers of a class share the work. Bind each one, e.g. to `ConnectedView`.
+    - The values that cross a cut travel as one message; values that a later stage needs pass
+      through those between. With them goes the PeerId of who asked, to which the last stage
+      sends the result.
+    - The outputs appear on `home` in an execution of their own, when the result arrives: all
+      together, as outputs of the program, or to ops that read nothing else of `home`.
+    - `stages` are Modules as well: each can be called, compiled and run alone.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[OnnxPart],
+        crossing: Sequence[Sequence[str]],
+        kinds: Mapping[str, TypeNode],
+        *,
+        ports: PortNames,
+        classes: Sequence[str],
+        home: str,
+        name: str,
+    ) -> None:
+        """Put stages into a row.
+
+        Args:
+            stages: in order.
+            crossing: ONNX names of the values that travel to each stage, and of those that
+                travel back.
+            kinds: types of these values.
+            ports: of the model.
+            classes: class of peer of each stage.
+            home: class of peer that has the inputs and gets the outputs.
+            name: of the Module.
+
+        Raises:
+            BadName: `name`, `home` or a class is none.
+        """
+        self.name = check_name("Module name", name)
+        self.home = check_class(home, module=self.name)
+        self._stages = tuple(stages)
+        self._crossing = tuple(tuple(names) for names in crossing)
+        self._kinds = kinds
+        self._ports = ports
+        self._classes = tuple(classes)
+
+    @property
+    def stages(self) -> tuple[OnnxPart, ...]:
+        """The stages, in order."""
+        return self._stages
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class of peer of each stage."""
+        return self._classes
+
+    @property
+    def crossing(self) -> tuple[tuple[str, ...], ...]:
+        """ONNX names of the values that travel to each stage, and last of those that come back."""
+        return self._crossing
+
+    @property
+    def input_ports(self) -> Mapping[str, str]:
+        """ONNX name of each input, to the name of the Module's input."""
+        return dict(self._ports.inputs)
+
+    @property
+    def output_ports(self) -> Mapping[str, str]:
+        """ONNX name of each output, to the name of the Module's output."""
+        return dict(self._ports.outputs)
+
+    def body(self, g: Graph) -> None:
+        """Record the way of the values through the stages and back."""
+        here = {
+            name: g.input(port, self._kinds.get(name, types.TENSOR))
+            for name, port in self._ports.inputs.items()
+        }
+        origin: Output | None = None
+        for index, (stage, peer_class) in enumerate(zip(self._stages, self._classes, strict=True)):
+            crossing = self._crossing[index]
+            # The choice of a peer belongs to the execution that has the values.
+            selector = PeerSelectorSlot(peer_class, peer_class=peer_class)
+            peers = selector.sample(g, n=1, after=here[crossing[0]])
+            here, received, came_along = self._ship(
+                g, f"stage{index}", peers, here, crossing, origin
+            )
+            origin = received.sender if came_along is None else came_along
+            call = stage.call()
+            for name, port in stage.input_ports.items():
+                call.input(port, here[name])
+            # A stage that reads nothing (it draws) starts when the others' values are there.
+            made = call.build(g, after=None if stage.input_ports else received)
+            here |= {name: made.output(port) for name, port in stage.output_ports.items()}
+        if origin is not None:
+            here, _, _ = self._ship(g, "result", origin, here, self._crossing[-1], None)
+        for name, port in self._ports.outputs.items():
+            g.output(port, here[name])
+
+    def _ship(
+        self,
+        g: Graph,
+        port: str,
+        peers: Output,
+        here: Mapping[str, Output],
+        names: Sequence[str],
+        origin: Output | None,
+    ) -> tuple[dict[str, Output], Output, Output | None]:
+        """Send values in one message; gives them, the message and `origin` as they arrive."""
+        parts = [*([] if origin is None else [origin]), *(here[name] for name in names)]
+        kinds = [*([] if origin is None else [types.PEER_ID]), *(self._kinds[n] for n in names)]
+        if len(parts) == 1:
+            received = g.net_out(port, peers, parts[0])
+            return {names[0]: received}, received, None
+        received = g.net_out(port, peers, g.bundle(parts))
+        arrived = list(g.unbundle(received, kinds))
+        came_along = None if origin is None else arrived.pop(0)
+        return dict(zip(names, arrived, strict=True)), received, came_along
+
+
+class OnnxModule(OnnxPart):
+    """An ONNX model as a Module: its inputs and outputs are ports, its ops run on one slot.
+
+    ```python
+    class Classify(Module):
+        home = "edge"
+
+        def body(self, g):
+            image = g.input("image", types.TENSOR_FLOAT)
+            digits = OnnxModule("digits.onnx")
+            g.output("scores", digits.call().input("x", image).build(g).output("logits"))
+    ```
+
+    What becomes of the model:
+
+    - Inputs and outputs keep their names where these are names (letters, digits, `_`, `-`);
+      other characters become `_`, see `input_ports`. They have to be tensors of numbers or
+      bools. An input that has an initializer is a weight, not a port.
+    - Weights become constants of the backend's graph: loaded once, never copied by a call.
+      Weights in other files are read if these lie beneath the model's own folder.
+    - Local functions are inlined; If, Loop and Scan keep their graphs.
+    - The opset is brought to the one that programs are recorded in: ops that mean the same
+      stay as they are, others go through ONNX's converter.
+    - Ops of other domains than `ai.onnx` and `ai.onnx.ml` are refused.
+    """
+
+    def __init__(
+        self,
+        source: ModelSource,
+        *,
+        name: str | None = None,
+        slot: str | BackendSlot = DEFAULT_SLOT,
+        home: str = keys.SELF_CLASS,
+        outputs: Sequence[str] | None = None,
+    ) -> None:
+        """Read a model.
+
+        Args:
+            source: path of an ONNX file, or a ModelProto (copied).
+            name: of the Module; the file's name, or the graph's, when left out.
+            slot: the backend slot that runs the ops.
+            home: class of peer on which its inputs live, when it is a program of its own.
+            outputs: those to keep, by ONNX name; all of them when left out.
+
+        Raises:
+            OnnxImportError: one of its subclasses, see `bbnode.dsl.errors`.
+            BadArgument, BadName: `slot`, `name` or `home` is none.
+        """
+        called = check_name("Module name", name or _default_name(source))
+        backend = BackendSlot(slot) if isinstance(slot, str) else slot
+        if not isinstance(backend, BackendSlot):
+            raise BadArgument(f"slot={slot!r:.60} is no BackendSlot and no name", called)
+        graph = index_model(load_model(source, called), outputs, called)
+        super().__init__(whole(graph), name=called, slot=backend, home=home)
+
+    def split(
+        self,
+        stages: int | None = None,
+        *,
+        at: Sequence[str | Sequence[str]] | None = None,
+        classes: Sequence[str] | None = None,
+        home: str | None = None,
+        name: str | None = None,
+    ) -> OnnxPipeline:
+        """The model as a pipeline over several classes of peers; see `OnnxPipeline`.
+
+        ```python
+        pipeline = OnnxModule("resnet.onnx").split(stages=3)
+        artifact = (
+            Compiler()
+            .bind_backend("compute", OrtBackend)
+            .bind_peer_selector("stage0", ConnectedView)
+            .bind_peer_selector("stage1", ConnectedView)
+            .bind_peer_selector("stage2", ConnectedView)
+            .compile(pipeline.build())
+        )
+        ```
+
+        Args:
+            stages: how many stages; cut so that all have about as many bytes of weights, and
+                few values cross.
+            at: instead of `stages`: names of values, behind each of which a stage ends; a list
+                among them names values that end one stage together.
+            classes: class of peer of each stage; `stage0`, `stage1`, … when left out.
+            home: class of peer that has the inputs and gets the result; the Module's own when
+                left out.
+            name: of the pipeline; `<name>_pipeline` when left out.
+
+        Raises:
+            BadArgument: both or none of `stages` and `at`, or `classes` that do not fit.
+            TooManyStages, BadCut, UnknownValue: the model cannot be cut like this.
+        """
+        if (stages is None) == (at is None):
+            raise BadArgument("split takes either stages=<number> or at=[<values>]", self.name)
+        if at is None:
+            made = split_by_weight(self._part.graph, stages or 0, self.name)
+        else:
+            made = split_at(self._part.graph, at, self.name)
+        parts = [
+            OnnxPart(part, name=f"{self.name}_stage{index}", slot=self._slot, home=keys.SELF_CLASS)
+            for index, part in enumerate(made.parts)
+        ]
+        return OnnxPipeline(
+            parts,
+            made.crossing,
+            self._part.graph.kinds,
+            ports=self._ports,
+            classes=_classes(classes, len(parts), self.name),
+            home=self.home if home is None else home,
+            name=f"{self.name}_pipeline" if name is None else name,
+        )
+
+
+def _classes(classes: Sequence[str] | None, stages: int, module: str) -> tuple[str, ...]:
+    if classes is None:
+        return tuple(f"stage{index}" for index in range(stages))
+    if not isinstance(classes, list | tuple) or len(classes) != stages:
+        raise BadArgument(
+            f"classes={classes!r:.80} has to name the class of peer of each of {stages} stages",
+            module,
+        )
+    return tuple(check_name("peer class", each, module=module) for each in classes)
+
+
+def _default_name(source: object) -> str:
+    text = ""
+    if isinstance(source, ModelProto):
+        text = source.graph.name
+    elif isinstance(source, str | os.PathLike):
+        text = PurePath(source).stem
+    return clean_name(text)[:100] or "OnnxModel"
+
+
+# --- recording ----------------------------------------------------------------------------
+
+
+class _Recording:
+    """A part of a model, recorded as the body of a Module."""
+
+    def __init__(self, g: Graph, part: Part, slot: BackendSlot) -> None:
+        self._g = g
+        self._part = part
+        self._graph = part.graph
+        self._use = SlotUse(name=slot.name, role=slot.ROLE, concrete=slot.concrete)
+        self._known: dict[str, Output] = {}
+        self._numbers = count()
+        self._first_input: Output | None = None
+
+    def run(self, ports: PortNames) -> None:
+        part = self._part
+        for name in part.inputs:
+            self._known[name] = self._g.input(
+                ports.inputs[name], self._graph.kinds.get(name, types.ANY)
+            )
+        if part.inputs:
+            self._first_input = self._known[part.inputs[0]]
+        fixed = self._graph.fixed_for(part.nodes, part.outputs)
+        for index in sorted({*part.nodes, *fixed}):
+            self._record(index)
+        for name in part.outputs:
+            # What is made of weights alone comes out when the rest does, and where it does.
+            waits = self._first_input if self._graph.is_fixed_value(name) else None
+            self._g.output(ports.outputs[name], self._value(name), after=waits)
+
+    def _record(self, index: int) -> None:
+        node = self._graph.nodes[index]
+        outer = {name: self._value(name).name for name in node.computes_with}
+        domain = "" if is_onnx_domain(node.domain) else node.domain
+        version = self._graph.opsets.get(domain, keys.ONNX_OPSET_VERSION)
+        schema = onnx_schema(node.op_type, version, domain)
+        # An op that reads nothing and is no constant draws: it does so once per input.
+        waits = None if outer or self._graph.fixed[index] else self._first_input
+        names = list(node.outputs)
+        while len(names) > 1 and not names[-1]:
+            names.pop()
+        labels = port_names(schema.outputs if schema else (), len(names))
+        kinds = [self._graph.kinds.get(name, types.ANY) for name in names]
+        with ExitStack() as scopes:
+            for scope in scopes_of(node.name):
+                scopes.enter_context(self._g.with_module(scope))
+            made = self._g.emit(
+                domain,
+                node.op_type,
+                inputs=trimmed([self._known[name] if name else None for name in node.inputs]),
+                outputs=list(zip(labels, kinds, strict=True)),
+                attributes=renamed_attributes(node, outer, self._fresh),
+                slot=self._use,
+                after=waits,
+                opset_version=version,
+            )
+        self._known.update((name, value) for name, value in zip(names, made, strict=True) if name)
+
+    def _value(self, name: str) -> Output:
+        """Return a value that is there, or a weight, which is recorded now."""
+        found = self._known.get(name)
+        if found is None:
+            found = self._known[name] = self._record_weight(name)
+        return found
+
+    def _record_weight(self, name: str) -> Output:
+        tensor = self._graph.weights[name]
+        attribute = "sparse_value" if tensor.is_sparse else "value"
+        kind = types.TENSOR_BY_ELEM.get(tensor.elem_type, types.ANY)
+        (made,) = self._g.emit(
+            "",
+            "Constant",
+            outputs=(("output", kind),),
+            attributes={attribute: Attribute.of(tensor)},
+            slot=self._use,
+            opset_version=keys.ONNX_OPSET_VERSION,
+        )
+        return made
+
+    def _fresh(self) -> str:
+        """Return a name inside of a nested graph, which no recorded value has."""
+        return f"inner.{next(self._numbers)}"
+
+
+def scopes_of(name: str) -> list[str]:
+    """Return the scopes in an exporter's name: layers_0 and attn of `/layers.0/attn/Add`."""
+    parts = [clean_name(part) for part in name.split("/")[:-1]]
+    return [part for part in parts if part][:_MAX_SCOPES]
