@@ -8,9 +8,9 @@ nothing where it is not asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from onnx import FunctionProto
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from bbnode.engine.errors import InvalidArtifact
 from bbnode.engine.frame import MISSING, SCRATCH, EntryPlan, Op
@@ -24,15 +24,13 @@ from bbnode.engine.planning.flatten import (
     OP_RELAY,
     FlatFunction,
     FlatOp,
-    FunctionKey,
 )
-from bbnode.engine.planning.recv_plan import recv_site, sender_classes
-from bbnode.engine.planning.sites import RecvSite, ResponseSite
+from bbnode.engine.planning.sites import RecvSite, ResponseSite, recv_site, sender_classes
 from bbnode.engine.planning.slices import Slice, is_entry
 from bbnode.engine.stores import SemaphoreSpec, StorePlan
-from bbnode.engine.turns import runs_in_turn
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 from bbnode.ir.address import site_suffix
+from bbnode.ir.graph import Function, FunctionKey, call_key, is_onnx_domain
 from bbnode.ir.opset import lookup_op
 from bbnode.ir.types import TypeNode
 
@@ -50,16 +48,19 @@ class Planner:
 
     def __init__(
         self,
-        graphs: Mapping[FunctionKey, FunctionProto],
+        graphs: Mapping[FunctionKey, Function],
         slots: Sequence[str],
-        onnx_version: int,
+        opsets: Mapping[str, int],
         answers: Mapping[bytes, tuple[TypeNode, ...]],
     ) -> None:
-        """`answers`: the types of answers, by the suffix of the site where they come in."""
+        """`answers`: the types of answers, by the suffix of the site where they come in.
+
+        `opsets`: versions by domain, upstream ONNX as "".
+        """
         self._answers = answers
         self._functions = graphs
         self._slots = {slot: index for index, slot in enumerate(slots)}
-        self._onnx_version = onnx_version
+        self._opsets = opsets
         self._graph_at: dict[tuple[str, str], int] = {}
         self._slice: tuple[FlatFunction, Slice] | None = None
         self.graphs: list[GraphSpec] = []
@@ -67,6 +68,7 @@ class Planner:
         self.sources: list[tuple[str, int, EntryPlan]] = []
         self.methods: dict[tuple[str, str, str], None] = {}
         self.unsupported: list[str] = []
+        self.missing_ops: list[str] = []
         self.unreachable: list[str] = []
         self._semaphores: dict[str, tuple[int, int | None, str]] = {}  # number, units, where
         self._queues: dict[str, int] = {}
@@ -109,22 +111,22 @@ class Planner:
             inputs = tuple(index_of(n) if n else absent for n in flat_op.inputs)
             outputs = tuple(index_of(n) if n else SCRATCH for n in flat_op.outputs)
             build = self._op_build(flat, flat_op, op, inputs, outputs)
-            if (flat_op.domain, flat_op.op_type) == (ENGINE_DOMAIN, OP_RELAY):
+            if flat_op.is_a(ENGINE_DOMAIN, OP_RELAY):
                 counters.setdefault(flat_op.group, index_of(f"\0count {flat_op.group}"))
                 build.counter = counters[flat_op.group]
             if len(outputs) == 1:
                 op.out = outputs[0]
             elif outputs:
                 op.outs = outputs
-            fire = self._bind(build)
-            if fire is not None:
-                op.fire = fire
+            binder = self._binder(flat_op)
+            if binder is not None:  # else `report_unsupported` lists it, and nothing ever runs
+                op.fire = binder(build)
             ops.append(op)
             by_position[flat_op.position] = op
         waits = _connect(flat, by_position, ready_values)
         ops += self._surfaces(flat, piece, indices, by_position, ready_values, waits, len(ops))
         template.append(MISSING)  # scratch
-        plan.in_turn = runs_in_turn(chosen)
+        plan.in_turn = _runs_in_turn(chosen)
         plan.complete(ops, waits)
         return plan
 
@@ -178,25 +180,31 @@ class Planner:
             made.append(op)
         return made
 
-    def _bind(self, build: OpBuild) -> Fire | None:
-        flat = build.flat
-        binder = binder_of(flat.domain, flat.op_type)
+    def _binder(self, op: FlatOp) -> Callable[[OpBuild], Fire] | None:
+        """Return what makes the `fire` of an op; None when nothing here can run it."""
+        binder = binder_of(op.domain, op.op_type)
         if binder is not None:
-            return binder(build)
-        if protos.is_onnx_domain(flat.domain):
-            if is_peer_list_op(build):
-                return bind_peer_list_op(build)
-            _, cell_at = build.slot()
-            return bind_graph(build, self.single_op(build), cell_at)
-        if flat.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
-            graph_at = self.subgraph(build)
-            if graph_at is None:
-                raise build.wrong("calls a graph that the model does not hold")
-            return bind_graph(build, graph_at, build.slot()[1])
-        spec = lookup_op(flat.domain, flat.op_type)
-        if spec is not None and _is_component_domain(flat.domain):
-            return bind_role_op(build, spec)
-        return None  # listed by report_unsupported; nothing of this program will ever run
+            return binder
+        if is_onnx_domain(op.domain):
+            return self._bind_onnx
+        if op.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
+            return self._bind_subgraph
+        spec = lookup_op(op.domain, op.op_type)
+        if spec is not None and spec.role is not None:
+            return partial(bind_role_op, spec=spec)
+        return None
+
+    def _bind_onnx(self, build: OpBuild) -> Fire:
+        if is_peer_list_op(build):
+            return bind_peer_list_op(build)
+        _, cell_at = build.slot()
+        return bind_graph(build, self.single_op(build), cell_at)
+
+    def _bind_subgraph(self, build: OpBuild) -> Fire:
+        graph_at = self.subgraph(build)
+        if graph_at is None:
+            raise build.wrong("calls a graph that the model does not hold")
+        return bind_graph(build, graph_at, build.slot()[1])
 
     def report_unsupported(self, flat: FlatFunction) -> None:
         """List the ops that nothing here can run."""
@@ -204,15 +212,7 @@ class Planner:
             if is_entry(op):
                 known = op.domain == keys.WIRE_DOMAIN or op.op_type in SOURCE_ARGUMENTS
             else:
-                known = (
-                    binder_of(op.domain, op.op_type) is not None
-                    or protos.is_onnx_domain(op.domain)
-                    or op.domain == keys.BACKEND_SUBGRAPH_DOMAIN
-                    or (
-                        _is_component_domain(op.domain)
-                        and lookup_op(op.domain, op.op_type) is not None
-                    )
-                )
+                known = self._binder(op) is not None
             if not known:
                 self.unsupported.append(f"{flat.name}: {op.name}: {op.domain}::{op.op_type}")
 
@@ -255,7 +255,7 @@ class Planner:
 
     def subgraph(self, build: OpBuild) -> int | None:
         """The graph of a fused call; calls of one function on one slot share it."""
-        key = protos.call_key(build.node)
+        key = call_key(build.node)
         function = self._functions.get(key)
         if function is None:
             return None
@@ -265,7 +265,7 @@ class Planner:
     def single_op(self, build: OpBuild) -> int:
         """The graph of one `ai.onnx` op."""
         slot, _ = build.slot()
-        spec = single_spec(build, slot, self._onnx_version)
+        spec = single_spec(build, slot, self._opsets.get("", keys.ONNX_OPSET_VERSION))
         return self._graph((slot, f"{build.target} {build.flat.name}"), spec)
 
     def _graph(self, key: tuple[str, str], spec: GraphSpec) -> int:
@@ -330,6 +330,26 @@ class Planner:
         return None
 
 
+# Ops that another execution, maybe of the same entry, has to release.
+_WAIT_FOR_OTHERS = frozenset({"Serialize.Dequeue", "Hold.Flush", "Limit.Acquire"})
+
+
+def _runs_in_turn(ops: Iterable[FlatOp]) -> bool:
+    """Return True if executions of these ops have to take turns (`bbnode.engine.turns`)."""
+    uses: Counter[str] = Counter()
+    changed: set[str] = set()
+    for op in ops:
+        if op.domain == keys.SYSCALL_DOMAIN and op.op_type in _WAIT_FOR_OTHERS:
+            return False
+        slot = op.node.metadata.get(keys.SLOT_KEY)
+        spec = lookup_op(op.domain, op.op_type)
+        if slot is not None and spec is not None and spec.role is not None:
+            uses[slot] += 1
+            if spec.changes:
+                changed.add(slot)
+    return any(uses[slot] > 1 for slot in changed)
+
+
 def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str]) -> dict[int, int]:
     """Set consumers; returns how many ops (or groups of relays) each op index waits for."""
     consumers: dict[int, list[Op]] = {position: [] for position in by_position}
@@ -358,26 +378,20 @@ def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str])
 
 def _only_names(flat_op: FlatOp, op: Op) -> bool:
     """Whether the op is there for the name of its value alone, as `g.output` records one."""
-    is_pass = (flat_op.domain, flat_op.op_type) == (keys.SYSCALL_DOMAIN, "PassThrough")
-    return is_pass and not op.consumers
+    return flat_op.is_a(keys.SYSCALL_DOMAIN, "PassThrough") and not op.consumers
 
 
 def _is_plain_constant(op: FlatOp) -> bool:
     return (
-        op.domain == keys.SYSCALL_DOMAIN
-        and op.op_type == "Constant"
+        op.is_a(keys.SYSCALL_DOMAIN, "Constant")
         and not op.after
         and not op.control
         and len(op.outputs) == 1
     )
 
 
-def _is_component_domain(domain: str) -> bool:
-    return domain.startswith((keys.ROLE_DOMAIN_PREFIX, keys.PROTOCOL_DOMAIN_PREFIX))
-
-
 def _deadline_ns(flat: FlatFunction, op: FlatOp) -> int:
-    text = protos.get_meta(op.node, keys.DEADLINE_NS_KEY)
+    text = op.node.metadata.get(keys.DEADLINE_NS_KEY)
     if text is None:
         return 0
     if not (text.isascii() and text.isdigit()) or len(text) > 20:
