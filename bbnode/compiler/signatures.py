@@ -77,7 +77,7 @@ def _of_table(domain: str, op_type: str) -> Signature | None:
         max_inputs=UNBOUNDED if any(p.variadic for p in spec.inputs) else len(spec.inputs),
         max_outputs=UNBOUNDED if any(p.variadic for p in spec.outputs) else len(spec.outputs),
         domain=domain,
-        version=keys.BB_OPSET_VERSION,
+        version=spec.version,
     )
 
 

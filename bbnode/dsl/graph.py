@@ -6,7 +6,7 @@ components are recorded through slots, framework ops through `bbnode.dsl.syscall
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bbnode.dsl.attributes import WrongKind, tensor_type
@@ -21,6 +21,7 @@ from bbnode.dsl.wire import Request, record_request, record_send
 from bbnode.ir import keys, protos, types
 from bbnode.ir.address import parse_address
 from bbnode.ir.errors import DecodeError
+from bbnode.ir.opset import OpSpec
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import AddressVec, PeerIdVec
@@ -45,6 +46,18 @@ class Graph(GraphCore):
         super().__init__(recorder, name=name, home=home)
         self._received: dict[str, Output] = {}
         self._request_ports: set[str] = set()
+
+    def record(
+        self,
+        spec: OpSpec,
+        inputs: Sequence[Output | None] = (),
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        after: After = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> tuple[Output, ...]:
+        """Record one op of the op table; gives its outputs in port order."""
+        return record(self, spec, inputs, attributes, after=after, metadata=metadata)
 
     # --- ports -----------------------------------------------------------------------------
 

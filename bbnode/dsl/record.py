@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onnx import AttributeProto
+from onnx.defs import OpSchema
 
-from bbnode.dsl.attributes import WrongKind, table_attribute
+from bbnode.dsl.attributes import WrongKind, schema_attribute, table_attribute
 from bbnode.dsl.errors import BadArgument
 from bbnode.dsl.graph_core import GraphCore
 from bbnode.dsl.names import hint
@@ -84,6 +85,7 @@ def record(
         metadata=metadata,
         slot=slot,
         after=after,
+        opset_version=spec.version,
     )
 
 
@@ -154,6 +156,10 @@ def _attributes(g: GraphCore, spec: OpSpec, given: Mapping[str, Any]) -> list[At
         if value is opset.REQUIRED:
             raise g.error(BadArgument, f"{spec.op_type} needs the attribute {name}=…")
         try:
+            kind = spec.kinds.get(name)
+            if kind is not None:
+                made.append(schema_attribute(name, value, OpSchema.AttrType(kind)))  # type: ignore[call-arg]
+                continue
             made.append(
                 table_attribute(name, value, None if default is opset.REQUIRED else default)
             )

@@ -23,6 +23,7 @@ from bbnode.engine.errors import (
     DependencyCycle,
     InvalidArtifact,
     MissingComponents,
+    MissingCustomOps,
     RoleMismatch,
     UnboundDependency,
     UnknownSlot,
@@ -78,12 +79,14 @@ def install(
         SlotBindingConflict, MissingComponents, RoleMismatch, UnknownSlot, ConfigTypeMismatch,
         LocalSettingRefused, UnboundDependency, DependencyCycle, ComponentConstructionFailed: of
         components.
-        UnsupportedOps: of what it would run.
+        MissingCustomOps, UnsupportedOps: of what it would run.
     """
     program = model if isinstance(model, ProgramPlan) else plan_program(model, targets)
     classes = _classes(program)
     cells = _make_components(program, classes, config or {}, own_artifact=own_artifact)
     by_slot = {cell.slot: cell for cell in cells}
+    if program.missing_ops:
+        raise MissingCustomOps(program.missing_ops)
     unsupported = [*program.unsupported, *_unsupported(program, by_slot)]
     if unsupported:
         raise UnsupportedOps(unsupported)

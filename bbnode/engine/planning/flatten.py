@@ -48,7 +48,7 @@ class FlatOp:
 
     def needs(self) -> dict[str, None]:
         """Return the names of all values that have to be there before it fires, each once."""
-        return dict.fromkeys([*(name for name in self.inputs if name), *self.after])
+        return dict.fromkeys(filter(None, self.inputs + self.after))
 
     def is_a(self, domain: str, op_type: str) -> bool:
         """Return True if it is an op of that type."""

@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from bbnode.engine.errors import InvalidArtifact
+from bbnode.engine.errors import InvalidArtifact, MissingOp
 from bbnode.engine.frame import MISSING, SCRATCH, EntryPlan, Op
 from bbnode.engine.ops import syscalls
 from bbnode.engine.ops.build import Fire, OpBuild, binder_of
+from bbnode.engine.ops.custom import bind_custom_op
 from bbnode.engine.ops.graphs import GraphSpec, bind_graph, function_spec, single_spec
 from bbnode.engine.ops.peer_lists import bind_peer_list_op, is_peer_list_op
 from bbnode.engine.ops.role import bind_role_op
@@ -31,8 +32,9 @@ from bbnode.engine.stores import SemaphoreSpec, StorePlan
 from bbnode.ir import keys
 from bbnode.ir.address import site_suffix
 from bbnode.ir.graph import Function, FunctionKey, call_key, is_onnx_domain
-from bbnode.ir.opset import lookup_op
+from bbnode.ir.opset import is_custom, lookup_op
 from bbnode.ir.types import TypeNode
+from bbnode.ops.custom import find_custom_op, installed_version
 
 # Entries that fire by themselves, and the attribute that says when (None: nothing to say).
 SOURCE_ARGUMENTS: Mapping[str, tuple[str, int] | None] = {
@@ -68,7 +70,7 @@ class Planner:
         self.sources: list[tuple[str, int, EntryPlan]] = []
         self.methods: dict[tuple[str, str, str], None] = {}
         self.unsupported: list[str] = []
-        self.missing_ops: list[str] = []
+        self.missing_ops: list[MissingOp] = []
         self.unreachable: list[str] = []
         self._semaphores: dict[str, tuple[int, int | None, str]] = {}  # number, units, where
         self._queues: dict[str, int] = {}
@@ -192,6 +194,9 @@ class Planner:
         spec = lookup_op(op.domain, op.op_type)
         if spec is not None and spec.role is not None:
             return partial(bind_role_op, spec=spec)
+        custom = find_custom_op(op.domain, op.op_type)
+        if custom is not None and self._opsets.get(op.domain) == custom.spec.version:
+            return partial(bind_custom_op, custom=custom)
         return None
 
     def _bind_onnx(self, build: OpBuild) -> Fire:
@@ -213,8 +218,22 @@ class Planner:
                 known = op.domain == keys.WIRE_DOMAIN or op.op_type in SOURCE_ARGUMENTS
             else:
                 known = self._binder(op) is not None
-            if not known:
+            if known:
+                continue
+            if is_custom(op.domain):
+                self.missing_ops.append(self._missing(flat, op))
+            else:
                 self.unsupported.append(f"{flat.name}: {op.name}: {op.domain}::{op.op_type}")
+
+    def _missing(self, flat: FlatFunction, op: FlatOp) -> MissingOp:
+        return MissingOp(
+            where=f"{flat.name}: {op.name}",
+            domain=op.domain,
+            op_type=op.op_type,
+            version=self._opsets.get(op.domain, 0),
+            installed=installed_version(op.domain),
+            package=op.node.metadata.get(keys.PACKAGE_KEY, ""),
+        )
 
     def add_source(self, flat: FlatFunction, piece: Slice, plan: EntryPlan) -> None:
         """Register what starts a slice: a site or an event source."""

@@ -19,7 +19,13 @@ from onnx import ModelProto
 
 from bbnode.components.registry import UnknownComponentType, component_class
 from bbnode.engine.bootstrap.targets import BootstrapPlan
-from bbnode.engine.errors import InvalidArtifact, NotCompiled, SlotBindingConflict, UnknownTarget
+from bbnode.engine.errors import (
+    InvalidArtifact,
+    MissingOp,
+    NotCompiled,
+    SlotBindingConflict,
+    UnknownTarget,
+)
 from bbnode.engine.frame import EntryPlan
 from bbnode.engine.ops.graphs import GraphSpec
 from bbnode.engine.planning.flatten import (
@@ -97,7 +103,7 @@ class ProgramPlan:
     bootstraps: tuple[BootstrapPlan, ...]
     methods: tuple[MethodUse, ...]
     unsupported: tuple[str, ...]
-    missing_ops: tuple[str, ...]
+    missing_ops: tuple[MissingOp, ...]
     unreachable: tuple[str, ...]
     digest: bytes
     by_name: dict[str, TargetPlan] = field(init=False)
