@@ -64,6 +64,8 @@ def signature_of(
     if is_graph_op(node):
         domain = imported_domain(node)
         return _of_schema(domain, node.op_type, versions.get(domain, 0))
+    if opset.lookup_op(node.domain, node.op_type) is None:
+        return None  # not remembered: a package may bring it later
     return _of_table(node.domain, node.op_type)
 
 

@@ -8,6 +8,7 @@ stands; every other value by its class, such as `Metadata` or `PeerId`.
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import types as python_types
 import typing
@@ -100,7 +101,7 @@ class AttributeSchema:
         if self.scalar is str and isinstance(value, str | bytes):
             return value if isinstance(value, str) else value.decode("utf-8")
         if self.scalar is float and isinstance(value, float | int | np.floating | np.integer):
-            return float(np.float32(value))
+            return ctypes.c_float(value).value
         is_whole = self.scalar in (int, bool) and isinstance(value, int | np.integer | np.bool_)
         if is_whole and -(1 << 63) <= int(value) < 1 << 63:
             return self.scalar(value)
