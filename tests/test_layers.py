@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "bbnode"
 ALL_LAYERS = frozenset(
     {
         *("ir", "access", "dsl", "compiler", "components", "engine", "transport", "sim"),
-        *("daemon", "cli", "examples"),
+        *("daemon", "cli", "examples", "ops"),
     }
 )
 
@@ -26,15 +26,16 @@ ALL_LAYERS = frozenset(
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "ir": (),
     "access": ("bbnode.ir",),
+    "ops": ("bbnode.ir",),
     "dsl": ("bbnode.ir",),
     "compiler": ("bbnode.ir", "bbnode.components.contracts", "bbnode.components.registry"),
     "components": ("bbnode.ir",),
-    "engine": ("bbnode.ir", "bbnode.components"),
+    "engine": ("bbnode.ir", "bbnode.ops", "bbnode.components"),
     "transport": ("bbnode.ir", "bbnode.access", "bbnode.engine"),
     "sim": ("bbnode.ir", "bbnode.engine", "bbnode.transport.memory"),
     "daemon": tuple(f"bbnode.{layer}" for layer in sorted(ALL_LAYERS)),
     "cli": tuple(f"bbnode.{layer}" for layer in sorted(ALL_LAYERS)),
-    "examples": ("bbnode.dsl", "bbnode.compiler", "bbnode.components", "bbnode.sim"),
+    "examples": ("bbnode.dsl", "bbnode.ops", "bbnode.compiler", "bbnode.components", "bbnode.sim"),
 }
 
 # Layer -> third-party packages that it may import. A layer without a row may import any.
@@ -44,6 +45,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "ir": ONNX_AND_NUMPY | {"msgpack", "multiaddr", "base58", "google"},
     # cryptography: Ed25519. Not the engine's nor libp2p's: keys are used without either.
     "access": frozenset({"cryptography", "msgpack", "multiaddr"}),
+    "ops": ONNX_AND_NUMPY,
     "dsl": ONNX_AND_NUMPY,
     # opentelemetry: spans are emitted where that package is installed.
     "compiler": ONNX_AND_NUMPY | {"opentelemetry"},

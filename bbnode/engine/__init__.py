@@ -21,7 +21,7 @@ from bbnode.engine.bus import FIRST_PROGRAM_KIND, BusKind
 from bbnode.engine.install import install
 from bbnode.engine.limits import Limits
 from bbnode.engine.node import Node
-from bbnode.engine.planning.program import Program, plan_program
+from bbnode.engine.planning.program import ProgramPlan, plan_program
 
 __all__ = [
     "FIRST_PROGRAM_KIND",
@@ -35,7 +35,7 @@ __all__ = [
     "ModuleNames",
     "ModuleRequests",
     "Node",
-    "Program",
+    "ProgramPlan",
     "Slots",
     "errors",
     "install",

@@ -13,7 +13,7 @@ from bbnode.engine import steps
 from bbnode.engine.bootstrap.bootstraps import Bootstraps
 from bbnode.engine.frame import EntryPlan, Frame
 from bbnode.engine.inbound import Inbound
-from bbnode.engine.planning.program import Program
+from bbnode.engine.planning.program import ProgramPlan
 from bbnode.engine.runtime import Runtime
 from bbnode.engine.scheduler import TimerKind
 from bbnode.ir.values import TRIGGER, EventKind, Timestamp, Value
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Dispatch:
     """Turns events and timers of one node into executions and table changes."""
 
-    def __init__(self, program: Program, rt: Runtime, bootstraps: Bootstraps) -> None:
+    def __init__(self, program: ProgramPlan, rt: Runtime, bootstraps: Bootstraps) -> None:
         self._program = program
         self._bootstraps = bootstraps
         self._rt = rt

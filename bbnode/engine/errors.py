@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from bbnode.components.contracts import ComponentError
 from bbnode.ir.errors import AuthorError, BbnodeError, DeploymentError, EnvironmentFault
@@ -95,6 +96,41 @@ class UnsupportedOps(InstallError):
         super().__init__(
             f"{len(self.ops)} op(s) can't run here; bind components that have them, or upgrade "
             f"bbnode:\n  {listed}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingOp:
+    """A custom op that this node can't run; `installed`: the version of its opset here, or None."""
+
+    where: str
+    domain: str
+    op_type: str
+    version: int
+    installed: int | None
+    package: str
+
+    def __str__(self) -> str:
+        what = f"{self.where}: {self.domain}::{self.op_type}, opset version {self.version}"
+        package = f"the Python package {self.package!r}" if self.package else "a package"
+        if self.installed is None:
+            return f"{what}: install {package} here, which brings {self.domain}"
+        if self.installed != self.version:
+            return f"{what}: {package} is installed, with version {self.installed} of {self.domain}"
+        return f"{what}: {package} is installed, and has no such op"
+
+
+class MissingCustomOps(UnsupportedOps):
+    """Custom ops of the artifact that no package here brings in the program's version: all."""
+
+    def __init__(self, missing: Sequence[MissingOp]) -> None:
+        self.missing = tuple(missing)
+        self.ops = tuple(map(str, missing))
+        listed = "\n  ".join(self.ops)
+        InstallError.__init__(
+            self,
+            f"{len(self.ops)} custom op(s) can't run here; install the packages that the program "
+            f"was compiled with, or compile it again with those of this machine:\n  {listed}",
         )
 
 

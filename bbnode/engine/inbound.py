@@ -26,8 +26,8 @@ from bbnode.ir.envelope import (
     CorrelationKind,
     SlotFill,
     WireEnvelope,
+    decode_envelope,
 )
-from bbnode.ir.envelope_reader import decode_envelope
 from bbnode.ir.errors import AllocationFailed, DecodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeKind, TypeNode

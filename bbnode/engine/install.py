@@ -23,6 +23,7 @@ from bbnode.engine.errors import (
     DependencyCycle,
     InvalidArtifact,
     MissingComponents,
+    MissingCustomOps,
     RoleMismatch,
     UnboundDependency,
     UnknownSlot,
@@ -32,17 +33,17 @@ from bbnode.engine.limits import Limits
 from bbnode.engine.node import Node
 from bbnode.engine.ops.graphs import GraphRunner
 from bbnode.engine.peers.neighbours import Neighbours
-from bbnode.engine.planning.bindings import SlotPlan
-from bbnode.engine.planning.program import Program, plan_program
+from bbnode.engine.planning.program import ProgramPlan, SlotPlan, plan_program
 from bbnode.engine.record.recording import Sink, head_of
 from bbnode.engine.runtime import Runtime
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.graph import is_onnx_domain
 from bbnode.ir.peer import PeerId
 
 
 def install(
-    model: ModelProto | Program,
+    model: ModelProto | ProgramPlan,
     targets: Sequence[str] = (),
     *,
     peer_id: PeerId,
@@ -59,8 +60,8 @@ def install(
     """A node that plays `targets` of a compiled model.
 
     Args:
-        model: what the compiler returned; or a `Program`, which nodes may share.
-        targets: target names (`<class>#<hash>`) or classes; not looked at for a `Program`.
+        model: what the compiler returned; or a `ProgramPlan`, which nodes may share.
+        targets: target names (`<class>#<hash>`) or classes; not looked at for a `ProgramPlan`.
         config: settings per slot, over those that the artifact stores.
         seed: of what the program draws (RngU64).
         incarnation: grows with every start of this peer, so that ids differ between starts.
@@ -78,12 +79,14 @@ def install(
         SlotBindingConflict, MissingComponents, RoleMismatch, UnknownSlot, ConfigTypeMismatch,
         LocalSettingRefused, UnboundDependency, DependencyCycle, ComponentConstructionFailed: of
         components.
-        UnsupportedOps: of what it would run.
+        MissingCustomOps, UnsupportedOps: of what it would run.
     """
-    program = model if isinstance(model, Program) else plan_program(model, targets)
+    program = model if isinstance(model, ProgramPlan) else plan_program(model, targets)
     classes = _classes(program)
     cells = _make_components(program, classes, config or {}, own_artifact=own_artifact)
     by_slot = {cell.slot: cell for cell in cells}
+    if program.missing_ops:
+        raise MissingCustomOps(program.missing_ops)
     unsupported = [*program.unsupported, *_unsupported(program, by_slot)]
     if unsupported:
         raise UnsupportedOps(unsupported)
@@ -125,7 +128,7 @@ def install(
     return node
 
 
-def _classes(program: Program) -> dict[str, type[Component]]:
+def _classes(program: ProgramPlan) -> dict[str, type[Component]]:
     """The component class of every slot; all that are missing at once."""
     found: dict[str, type[Component]] = {}
     missing: list[tuple[str, str, str]] = []
@@ -150,7 +153,7 @@ def _classes(program: Program) -> dict[str, type[Component]]:
 
 
 def _make_components(
-    program: Program,
+    program: ProgramPlan,
     classes: Mapping[str, type[Component]],
     config: Mapping[str, Mapping[str, Any]],
     *,
@@ -241,7 +244,7 @@ def _dependency_order(classes: Mapping[str, type[Component]]) -> list[str]:
     return order
 
 
-def _unsupported(program: Program, cells: Mapping[str, ComponentCell]) -> list[str]:
+def _unsupported(program: ProgramPlan, cells: Mapping[str, ComponentCell]) -> list[str]:
     """Methods that components lack, and `ai.onnx` ops that backends do not have."""
     found = []
     for use in program.methods:
@@ -255,9 +258,9 @@ def _unsupported(program: Program, cells: Mapping[str, ComponentCell]) -> list[s
         if not isinstance(backend, Backend):
             found.append(f"{spec.where}: slot {spec.slot!r} holds no backend")
             continue
-        for node in spec.ops():
-            domain = "" if protos.is_onnx_domain(node.domain) else node.domain
-            version = dict(spec.opsets).get(domain, 0)
+        for node in spec.graph.all_nodes():
+            domain = "" if is_onnx_domain(node.domain) else node.domain
+            version = spec.opsets.get(domain, 0)
             if domain not in ("", keys.ONNX_ML_DOMAIN):
                 found.append(f"{spec.where}: {domain}::{node.op_type} inside of a graph")
             elif not backend.supports(node.op_type, version, domain):

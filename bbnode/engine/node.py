@@ -30,7 +30,7 @@ from bbnode.engine.errors import (
 )
 from bbnode.engine.node_clock import NodeClock
 from bbnode.engine.node_views import NodeViews
-from bbnode.engine.planning.program import Program
+from bbnode.engine.planning.program import ProgramPlan
 from bbnode.engine.record.recording import Recorder, Sink
 from bbnode.engine.runtime import Runtime
 from bbnode.engine.snapshot.whole import NodeParts, restore_snapshot, take_snapshot
@@ -43,7 +43,7 @@ from bbnode.ir.values import Value
 class Node(NodeViews):
     """Installed targets and their state. Made by `install`."""
 
-    def __init__(self, program: Program, rt: Runtime) -> None:
+    def __init__(self, program: ProgramPlan, rt: Runtime) -> None:
         self._program = program
         super().__init__(rt, Bootstraps(rt, program.bootstraps), NodeClock(rt))
         self._dispatch = Dispatch(program, rt, self._bootstraps)

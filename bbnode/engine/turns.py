@@ -10,23 +10,18 @@ for other executions by themselves (queues, held values, semaphores) do not take
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterable
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from bbnode.engine.errors import DeadlineExceeded
 from bbnode.engine.frame import EntryPlan, Frame
 from bbnode.engine.parking import Waiting
-from bbnode.ir import keys, opset, protos
 from bbnode.ir.peer import PeerId
 
 if TYPE_CHECKING:
-    from bbnode.engine.planning.flatten import FlatOp
     from bbnode.engine.runtime import Runtime
     from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
-# Ops that another execution, maybe of the same entry, has to release.
-_WAIT_FOR_OTHERS: Final = frozenset({"Serialize.Dequeue", "Hold.Flush", "Limit.Acquire"})
 # Until when a turn is said to be waited for where the execution has no deadline: each op before it
 # has one of its own.
 MAX_TURN_NS: Final = 3_600 * 1_000_000_000
@@ -39,22 +34,6 @@ _Key: TypeAlias = EntryPlan | tuple[EntryPlan, PeerId | None, int]
 def _key(frame: Frame) -> _Key:
     plan = frame.plan
     return (plan, frame.source_peer, frame.site) if plan.by_sender else plan
-
-
-def runs_in_turn(ops: Iterable[FlatOp]) -> bool:
-    """Whether executions of these ops have to take turns."""
-    uses: Counter[str] = Counter()
-    changed: set[str] = set()
-    for op in ops:
-        if op.domain == keys.SYSCALL_DOMAIN and op.op_type in _WAIT_FOR_OTHERS:
-            return False
-        slot = protos.get_meta(op.node, keys.SLOT_KEY)
-        spec = opset.lookup_op(op.domain, op.op_type)
-        if slot is not None and spec is not None and spec.role is not None:
-            uses[slot] += 1
-            if spec.changes:
-                changed.add(slot)
-    return any(uses[slot] > 1 for slot in changed)
 
 
 class Turns:

@@ -163,14 +163,17 @@ MAX_RTT_REPORTS: Final = _cap("max_rtt_reports", 64, "reports", "a program has t
 MAX_SUFFIX_BYTES: Final = _cap(
     "max_suffix_bytes", 256, "bytes", "the place that a value is for; ours have 9"
 )
-MAX_ENVELOPE_FIELDS: Final = _cap(
-    "max_envelope_fields",
-    2 * (MAX_FILLS + MAX_RTT_REPORTS + 2 * MAX_CLAIMED_ADDRESSES + 4),
-    "fields",
-    "all that may repeat, and as many again for what a later version may add",
+MAX_SOURCE_BYTES: Final = _cap(
+    "max_source_bytes", 128, "bytes", "the PeerId that an envelope says it is from"
 )
-MAX_INNER_FIELDS: Final = _cap(
-    "max_inner_fields", 32, "fields", "of a message in an envelope, unknown ones included"
+MAX_ENVELOPE_HEAD_BYTES: Final = _cap(
+    "max_envelope_head_bytes",
+    16 * 1024,
+    "bytes",
+    "all beside the fills: twice what every list at its bound takes, for what may be added",
+)
+MAX_FILL_HEAD_BYTES: Final = _cap(
+    "max_fill_head_bytes", 1024, "bytes", "likewise of a fill, beside its payload"
 )
 MAX_CONTROL_ENVELOPE_BYTES: Final = _cap(
     "max_control_envelope_bytes",

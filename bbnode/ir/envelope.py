@@ -1,7 +1,11 @@
-"""The wire envelope: protobuf, written by hand (`envelope_reader.py` reads it).
+"""The wire envelope: what one peer sends another in one piece, as protobuf.
 
-Rule: field numbers are fixed (docs/ir.md) and payloads are never copied: encoding returns the
-buffers in order. The tests compare with google.protobuf.
+Rule: field numbers are fixed (`_SCHEMA`) and payloads are never copied. Encoding returns buffers
+in order. Decoding walks the fills, whose payloads become memoryviews of the input, and leaves all
+else to protobuf's parser; what the envelopes of one peer share is parsed once and remembered.
+
+Fields come in the order of their numbers, as every protobuf library writes them. What stands
+beside the fills may come in any order, with fields that nobody knows, up to a few KiB.
 """
 
 from __future__ import annotations
@@ -10,17 +14,32 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from bbnode.ir.caps import (
+    MAX_ADDRESS_BYTES,
+    MAX_CLAIMED_ADDRESSES,
+    MAX_ENVELOPE_BYTES,
+    MAX_ENVELOPE_HEAD_BYTES,
+    MAX_FILL_HEAD_BYTES,
+    MAX_FILLS,
+    MAX_RTT_REPORTS,
+    MAX_SOURCE_BYTES,
+    MAX_SUFFIX_BYTES,
+)
+from bbnode.ir.decoding import refused
+from bbnode.ir.errors import DecodeError
 from bbnode.ir.making import maker
 
 SCHEMA_VERSION = 1
-
 
 Buffer = bytes | memoryview
 
 
 class CorrelationKind(enum.IntEnum):
-    """What an envelope is to a request."""
+    """The part that an envelope plays in a request."""
 
     NONE = 0
     REQUEST = 1
@@ -68,7 +87,7 @@ class EdgeRttReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireEnvelope:
-    """What one peer sends another in one piece."""
+    """A message between two peers."""
 
     dest_peer_addresses: tuple[bytes, ...] = ()
     fills: tuple[SlotFill, ...] = ()
@@ -82,7 +101,6 @@ class WireEnvelope:
 
 # --- encoding ----------------------------------------------------------------------
 
-_VARINT, _LEN = 0, 2
 _U64 = (1 << 64) - 1
 # Distinct (place, type) pairs and type hashes that a node meets again and again are those of
 # its program; strangers can only push entries out.
@@ -90,7 +108,7 @@ _REMEMBERED = 1024
 
 
 def varint(number: int) -> bytes:
-    """Protobuf base-128 varint of an unsigned 64-bit integer."""
+    """Return the protobuf varint of an unsigned 64-bit integer."""
     if number < 0x80:
         return _ONE_BYTE[number]
     if number < 0x4000:
@@ -112,22 +130,22 @@ _MORE = tuple(int.from_bytes(b"\x80" * max(size - 1, 0), "little") for size in r
 
 
 def _uint_field(number: int, value: int) -> bytes:
-    return _ONE_BYTE[number << 3 | _VARINT] + varint(value) if value else b""
+    return _ONE_BYTE[number << 3] + varint(value) if value else b""
 
 
 def _bytes_field(number: int, value: bytes) -> bytes:
-    return _ONE_BYTE[number << 3 | _LEN] + varint(len(value)) + value
+    return _ONE_BYTE[number << 3 | 2] + varint(len(value)) + value
 
 
 def encode_destination(addresses: Iterable[bytes]) -> bytes:
-    """The first part of an envelope; the same for all that go to these addresses."""
+    """Return the first part of an envelope, the same for all that go to these addresses."""
     return b"".join(_bytes_field(1, address) for address in addresses)
 
 
 def encode_source(
     peer: bytes, addresses: Iterable[bytes], schema_version: int = SCHEMA_VERSION
 ) -> bytes:
-    """The last part of an envelope; the same for all that a node sends."""
+    """Return the last part of an envelope, the same for all that a node sends."""
     own = _bytes_field(6, peer) if peer else b""
     claimed = b"".join(_bytes_field(8, address) for address in addresses)
     return own + _uint_field(7, schema_version) + claimed
@@ -142,7 +160,7 @@ def encode_between(
     reports: Sequence[EdgeRttReport],
     source: bytes,
 ) -> list[Buffer]:
-    """An envelope as buffers, between parts that `encode_destination` and `encode_source` made."""
+    """Return an envelope as buffers; `encode_destination` and `encode_source` made its ends."""
     parts: list[Buffer] = []
     pending = destination
     for fill in fills:
@@ -177,7 +195,7 @@ def encode_between(
 
 @lru_cache(_REMEMBERED)
 def _fill_ends(suffix: bytes, trigger_only: bool, type_hash: int, size: int) -> tuple[bytes, bytes]:
-    """What stands before and behind a fill's payload of `size` bytes.
+    """Return what stands before and behind a fill's payload of `size` bytes.
 
     What a program sends to a place is as large every time, more often than not.
     """
@@ -189,7 +207,7 @@ def _fill_ends(suffix: bytes, trigger_only: bool, type_hash: int, size: int) -> 
 
 
 def encode_envelope(envelope: WireEnvelope) -> list[Buffer]:
-    """The envelope as buffers to be written in order; payload buffers are passed through."""
+    """Return the envelope as buffers to be written in order; payload buffers are passed through."""
     return encode_between(
         encode_destination(envelope.dest_peer_addresses),
         envelope.fills,
@@ -200,4 +218,298 @@ def encode_envelope(envelope: WireEnvelope) -> list[Buffer]:
         encode_source(
             envelope.src_peer_bytes, envelope.src_peer_addresses, envelope.schema_version
         ),
+    )
+
+
+# --- decoding ----------------------------------------------------------------------
+
+_U64_TYPE = descriptor_pb2.FieldDescriptorProto.TYPE_UINT64
+_BYTES_TYPE = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
+_BOOL_TYPE = descriptor_pb2.FieldDescriptorProto.TYPE_BOOL
+# Message -> its fields from number 1 on; "*" repeats.
+_SCHEMA: dict[str, dict[str, int | str]] = {
+    "SlotFill": {
+        "dest_suffix": _BYTES_TYPE, "payload": _BYTES_TYPE, "trigger_only": _BOOL_TYPE,
+        "type_hash": _U64_TYPE,
+    },
+    "WireCorrelation": {"kind": _U64_TYPE, "wire_req_id": _U64_TYPE},
+    "EdgeRttReport": {"site": _U64_TYPE, "srtt_ns": _U64_TYPE, "rttvar_ns": _U64_TYPE},
+    "WireEnvelope": {
+        "dest_peer_addresses*": _BYTES_TYPE, "fills*": "SlotFill",
+        "correlation": "WireCorrelation", "remaining_deadline_ns": _U64_TYPE,
+        "edge_rtt_reports*": "EdgeRttReport", "src_peer_bytes": _BYTES_TYPE,
+        "schema_version": _U64_TYPE, "src_peer_addresses*": _BYTES_TYPE,
+    },
+}  # fmt: skip
+
+
+def _message_classes() -> dict[str, Any]:
+    # proto2 has the same bytes as proto3, and tells a field that is absent from an empty one.
+    file = descriptor_pb2.FileDescriptorProto(
+        name="bbnode/envelope.proto", package="bbnode", syntax="proto2"
+    )
+    for message_name, described in _SCHEMA.items():
+        message = file.message_type.add(name=message_name)
+        for number, (name, kind) in enumerate(described.items(), 1):
+            made = message.field.add(name=name.rstrip("*"), number=number)
+            made.label = made.LABEL_REPEATED if name.endswith("*") else made.LABEL_OPTIONAL
+            if isinstance(kind, str):
+                made.type, made.type_name = made.TYPE_MESSAGE, f".bbnode.{kind}"
+            else:
+                made.type = kind  # type: ignore[assignment]
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"bbnode.{name}"))
+        for name in _SCHEMA
+    }
+
+
+_classes = _message_classes()
+_parse_envelope = _classes["WireEnvelope"].FromString
+_parse_fill = _classes["SlotFill"].FromString
+
+_make_correlation = maker(WireCorrelation, "kind", "wire_req_id")
+_make_envelope = maker(
+    WireEnvelope,
+    "dest_peer_addresses",
+    "fills",
+    "correlation",
+    "remaining_deadline_ns",
+    "edge_rtt_reports",
+    "src_peer_bytes",
+    "schema_version",
+    "src_peer_addresses",
+)
+_KINDS = {int(kind): kind for kind in CorrelationKind}
+
+# Tags as they stand on the wire: field number << 3 | wire type.
+_TAG_DESTINATION, _TAG_FILL, _TAG_CORRELATION, _TAG_DEADLINE, _TAG_SOURCE = 10, 18, 26, 32, 50
+_TAG_SUFFIX, _TAG_PAYLOAD = 10, 18  # of a fill
+_TAG_KIND, _TAG_REQUEST = 8, 16  # of a correlation
+_SOURCE_FIELDS = frozenset((6, 7, 8))
+# What is remembered of one peer: its id, and addresses as most peers have them.
+_MAX_PEER_BYTES = 512
+_REMEMBERED_PEERS = 4096  # more than are connected at once; 2 MiB when all are that large
+_MAX_FLAG_BYTES = 16  # of a fill, as ours are
+
+
+def decode_envelope(data: Buffer, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> WireEnvelope:
+    """Return the envelope in `data`; payloads are memoryviews of it.
+
+    Raises DecodeError for malformed protobuf, another schema version, or anything over a cap.
+    """
+    if len(data) > max_bytes:
+        raise DecodeError(f"an envelope of {len(data)} bytes; at most {max_bytes} are taken")
+    try:
+        return _decode(data)
+    except DecodeError:
+        raise
+    except Exception as error:
+        raise refused(f"an envelope of {len(data)} bytes", error) from error
+
+
+def _decode(data: Buffer) -> WireEnvelope:
+    size = len(data)
+    view = memoryview(data)
+    fills: list[SlotFill] = []
+    at = 0
+    # Lengths of one byte, as most are, are read in place: this is what every envelope pays for.
+    while at < size and data[at] == _TAG_DESTINATION and at < MAX_ENVELOPE_HEAD_BYTES:
+        length, at = data[at + 1], at + 2
+        if length >= 0x80:
+            length, at = _varint_at(data, at - 1)
+        at += length
+    head = at
+    while at < size and data[at] == _TAG_FILL:
+        if len(fills) >= MAX_FILLS:
+            raise DecodeError(f"an envelope with more than {MAX_FILLS} fills")
+        length, at = data[at + 1], at + 2
+        if length >= 0x80:
+            length, at = _varint_at(data, at - 1)
+        end = at + length
+        if end > size:
+            raise DecodeError("an envelope that is cut short")
+        suffix = b""
+        payload: Buffer = b""
+        if at < end and data[at] == _TAG_SUFFIX:
+            length, at = data[at + 1], at + 2
+            if length >= 0x80:
+                length, at = _varint_at(data, at - 1)
+            if length > MAX_SUFFIX_BYTES:
+                raise _too_long(length, MAX_SUFFIX_BYTES)
+            suffix = bytes(data[at : at + length])
+            at += length
+        if at < end and data[at] == _TAG_PAYLOAD:
+            length, at = data[at + 1], at + 2
+            if length >= 0x80:
+                length, at = _varint_at(data, at - 1)
+            payload = view[at : at + length]
+            at += length
+        if at > end:
+            raise DecodeError("a fill of an envelope that is cut short")
+        if end - at <= _MAX_FLAG_BYTES:
+            again, trigger_only, type_hash = _fill_rest(bytes(data[at:end]))
+        elif end - at <= MAX_FILL_HEAD_BYTES:
+            again, trigger_only, type_hash = _fill_rest.__wrapped__(bytes(data[at:end]))
+        else:
+            raise _out_of_order(end - at, "a fill")
+        if again:
+            suffix, payload = again.get("dest_suffix", suffix), again.get("payload", payload)
+        fills.append(make_fill(suffix, payload, (), trigger_only, type_hash))
+        at = end
+    if at > size:
+        raise DecodeError("an envelope that is cut short")
+    usual = _usual_rest(data, at) if head <= _MAX_PEER_BYTES else None
+    if usual is None:
+        if head + size - at > MAX_ENVELOPE_HEAD_BYTES:
+            raise _out_of_order(head + size - at, "an envelope")
+        return _from_message(_parse_envelope(bytes(data[:head]) + bytes(data[at:])), fills)
+    correlation, deadline, (source, claimed) = usual
+    made: WireEnvelope = _make_envelope(
+        _destination(bytes(data[:head])) if head else (),
+        tuple(fills),
+        correlation,
+        deadline,
+        (),
+        source,
+        SCHEMA_VERSION,
+        claimed,
+    )
+    return made
+
+
+def _usual_rest(
+    data: Buffer, at: int
+) -> tuple[WireCorrelation, int, tuple[bytes, tuple[bytes, ...]]] | None:
+    """Correlation, deadline and source as `encode_between` writes them; None for any others.
+
+    The correlation and the deadline of each envelope are new: remembering would not help, and
+    protobuf's parser takes longer to hand out numbers than this takes to read them.
+    """
+    kind, wire_req_id, deadline = CorrelationKind.NONE, 0, 0
+    try:
+        if data[at] == _TAG_CORRELATION:
+            end = at + 2 + data[at + 1]
+            at += 2
+            if data[at] == _TAG_KIND:
+                kind = _KINDS[data[at + 1]]
+                at += 2
+            if at < end and data[at] == _TAG_REQUEST:
+                wire_req_id, at = _varint_at(data, at + 1)
+            if at != end:
+                return None
+        if data[at] == _TAG_DEADLINE:
+            deadline, at = _varint_at(data, at + 1)
+        if data[at] != _TAG_SOURCE or len(data) - at > _MAX_PEER_BYTES:
+            return None
+        return _make_correlation(kind, wire_req_id), deadline, _source(bytes(data[at:]))
+    except (IndexError, KeyError, DecodeError):
+        return None
+
+
+def _varint_at(data: Buffer, at: int) -> tuple[int, int]:
+    """Return a varint, and where it ends."""
+    value = data[at]
+    at += 1
+    if value < 0x80:
+        return value, at
+    value &= 0x7F
+    shift = 7
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80 and value <= _U64:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise DecodeError("an envelope holds a varint of more than 64 bits")
+
+
+@lru_cache(_REMEMBERED)
+def _fill_rest(raw: bytes) -> tuple[dict[str, bytes], bool, int]:
+    """Return the flags behind a payload, and suffix and payload if they come again there."""
+    message = _parse_fill(raw)
+    again = {
+        name: getattr(message, name)
+        for name in ("dest_suffix", "payload")
+        if message.HasField(name)
+    }
+    if len(again.get("dest_suffix", b"")) > MAX_SUFFIX_BYTES:
+        raise _too_long(len(again["dest_suffix"]), MAX_SUFFIX_BYTES)
+    return again, message.trigger_only, message.type_hash
+
+
+@lru_cache(_REMEMBERED_PEERS)
+def _destination(head: bytes) -> tuple[bytes, ...]:
+    return _addresses(_parse_envelope(head).dest_peer_addresses, "destination")
+
+
+@lru_cache(_REMEMBERED_PEERS)
+def _source(tail: bytes) -> tuple[bytes, tuple[bytes, ...]]:
+    """Return the sender and its addresses, of an envelope that ends with nothing but these."""
+    message = _parse_envelope(tail)
+    if any(each.number not in _SOURCE_FIELDS for each, _ in message.ListFields()):
+        raise DecodeError("other fields than usual")
+    read = _from_message(message, [])
+    return read.src_peer_bytes, read.src_peer_addresses
+
+
+def _from_message(message: Any, fills: list[SlotFill]) -> WireEnvelope:
+    """Return what protobuf parsed, behind fills that were read before."""
+    if message.schema_version != SCHEMA_VERSION:
+        raise DecodeError(
+            f"envelope schema version {message.schema_version}; this node speaks {SCHEMA_VERSION}"
+        )
+    _at_most(len(fills) + len(message.fills), MAX_FILLS, "fills")
+    _at_most(len(message.edge_rtt_reports), MAX_RTT_REPORTS, "round-trip reports")
+    for fill in message.fills:
+        if len(fill.dest_suffix) > MAX_SUFFIX_BYTES:
+            raise _too_long(len(fill.dest_suffix), MAX_SUFFIX_BYTES)
+        payload = memoryview(fill.payload)
+        fills.append(make_fill(fill.dest_suffix, payload, (), fill.trigger_only, fill.type_hash))
+    if len(message.src_peer_bytes) > MAX_SOURCE_BYTES:
+        raise _too_long(len(message.src_peer_bytes), MAX_SOURCE_BYTES)
+    kind = _KINDS.get(message.correlation.kind)
+    if kind is None:
+        raise DecodeError(f"correlation kind {message.correlation.kind} is not known")
+    made: WireEnvelope = _make_envelope(
+        _addresses(message.dest_peer_addresses, "destination"),
+        tuple(fills),
+        _make_correlation(kind, message.correlation.wire_req_id),
+        message.remaining_deadline_ns,
+        tuple(
+            EdgeRttReport(site=each.site, srtt_ns=each.srtt_ns, rttvar_ns=each.rttvar_ns)
+            for each in message.edge_rtt_reports
+        ),
+        message.src_peer_bytes,
+        SCHEMA_VERSION,
+        _addresses(message.src_peer_addresses, "claimed"),
+    )
+    return made
+
+
+def _addresses(listed: Sequence[bytes], what: str) -> tuple[bytes, ...]:
+    _at_most(len(listed), MAX_CLAIMED_ADDRESSES, f"{what} addresses")
+    found = tuple(listed)
+    for address in found:
+        if len(address) > MAX_ADDRESS_BYTES:
+            raise _too_long(len(address), MAX_ADDRESS_BYTES)
+    return found
+
+
+def _at_most(count: int, cap: int, what: str) -> None:
+    if count > cap:
+        raise DecodeError(f"an envelope with more than {cap} {what}")
+
+
+def _too_long(size: int, cap: int) -> DecodeError:
+    return DecodeError(f"an address field of {size} bytes; at most {cap} are taken")
+
+
+def _out_of_order(size: int, what: str) -> DecodeError:
+    return DecodeError(
+        f"{what} with {size} bytes beside its payloads; more than any has, unless its fields are "
+        "not in the order of their numbers"
     )

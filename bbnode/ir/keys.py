@@ -81,6 +81,7 @@ CONCRETE_TYPE_KEY = PREFIX + "concrete_type"
 INSTANCE_KEY = PREFIX + "instance"
 ORIGINAL_OP_KEY = PREFIX + "original_op"
 MODULE_INSTANCE_KEY = PREFIX + "module_instance"
+PACKAGE_KEY = PREFIX + "package"  # of a custom op: the Python package that adds it
 SOURCE_LINE_KEY = PREFIX + "source_line"  # "<file>:<line>" of the recording call
 PEER_CLASS_KEY = PREFIX + "peer_class"
 HOME_CLASS_KEY = PREFIX + "home_class"

@@ -1,17 +1,19 @@
-"""Signatures of every op of the `ai.bytesandbrains.*` opsets.
+"""Signatures of every op of the `ai.bytesandbrains.*` opsets, and of those that packages add.
 
 Rule: this table is the one source of an op's ports, attributes and types. The DSL records
 by it, `validate` and `type_solver` check by it, the engine binds by it. `ai.onnx` ops are
-not here: ONNX's own schemas serve them. A port's type is a lattice node, or a capital
-letter: ports with the same letter have the same type. Ops of a protocol that is not in the table
-yet are looked for among the installed packages (entry points `bbnode.protocol_ops`: the protocol's
-name, and the module that registers its ops).
+not here: ONNX's own schemas serve them. A port's type is a lattice node, or a name such as "T":
+ports of the same name have the same type.
+
+Ops of other packages stand here once the package that adds them is imported; that is done when
+an op of its domain is first asked for, by an entry point: the name of a protocol in the group
+PROTOCOL_OPS, a domain in the group CUSTOM_OPS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from bbnode.ir import keys, plugins, types
@@ -20,6 +22,9 @@ from bbnode.ir.types import TypeNode
 
 REQUIRED = object()  # an attribute without a default
 PROTOCOL_OPS = "bbnode.protocol_ops"  # group of entry points
+
+# Entry points: a domain, and the module that registers its ops when it is imported.
+CUSTOM_OPS = "bbnode.custom_ops"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,21 +39,31 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSpec:
-    """One op. `suspends`: it may finish in a later poll, so it carries a deadline.
+    """One op.
 
-    An op of a `role` always may: its component can hand work out of the engine's thread.
-    `changes`: it changes what other ops of its component give.
+    Attributes:
+        attributes: defaults by name, or REQUIRED.
+        role: of the component that carries it out.
+        suspends: it may finish in a later poll, so it carries a deadline. An op of a role always
+            may: its component can hand work out of the engine's thread.
+        changes: it changes what other ops of its component give.
+        version: of its opset.
+        kinds: ONNX's numbers of the kinds of its attributes, where defaults do not tell them.
+        package: the Python package that adds it; "" for ours.
     """
 
     domain: str
     op_type: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    attributes: dict[str, Any]  # name -> default, or REQUIRED
+    attributes: dict[str, Any]
     role: str | None = None
     suspends: bool = False
     changes: bool = False
     doc: str = ""
+    version: int = keys.BB_OPSET_VERSION
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    package: str = ""
 
     @property
     def method(self) -> str:
@@ -68,11 +83,28 @@ def register_op(spec: OpSpec) -> OpSpec:
 
 
 def lookup_op(domain: str, op_type: str) -> OpSpec | None:
-    """Return the spec of an op, or None. Raises BrokenPlugin."""
+    """Return the spec of an op, or None.
+
+    Raises BrokenPlugin when the package that adds the ops of a domain can't be imported.
+    """
     found = _TABLE.get((domain, op_type))
-    if found is None and _load_protocol(domain):
+    if found is None and (_load_protocol(domain) or _load_custom(domain)):
         found = _TABLE.get((domain, op_type))
     return found
+
+
+def is_custom(domain: str) -> bool:
+    """Return True if the ops of a domain come from other packages."""
+    return domain not in ("", keys.ONNX_DOMAIN, keys.ONNX_ML_DOMAIN) and not domain.startswith(
+        keys.PREFIX
+    )
+
+
+def _load_custom(domain: str) -> bool:
+    if not is_custom(domain) or domain not in plugins.names(CUSTOM_OPS):
+        return False
+    plugins.load(CUSTOM_OPS, domain)
+    return True
 
 
 def ops_of(domain: str) -> tuple[OpSpec, ...]:

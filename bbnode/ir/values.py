@@ -178,6 +178,11 @@ def register_carrier(carrier: type, node: TypeNode) -> None:
     _TYPE_OF_CLASS[carrier] = node
 
 
+def type_of_class(carrier: type) -> TypeNode | None:
+    """Return the type of the values that are instances of exactly `carrier`, or None."""
+    return _TYPE_OF_CLASS.get(carrier)
+
+
 # A tuple: a union takes three times as long to look through, and every send asks.
 _ARRAYS = (np.ndarray, np.generic)
 

@@ -16,7 +16,7 @@ from typing import Any
 from multiaddr import Multiaddr
 from onnx import ModelProto
 
-from bbnode.engine import Limits, Node, Program, install, plan_program, steps
+from bbnode.engine import Limits, Node, ProgramPlan, install, plan_program, steps
 from bbnode.engine.rng import mix64
 from bbnode.ir.ids import fnv1a_64
 from bbnode.ir.peer import PeerId
@@ -75,7 +75,7 @@ class Network(Topology):
         self._kept_steps = kept_steps
         self._agenda = Agenda()
         self._by_peer: dict[PeerId, SimNode] = {}
-        self._programs: dict[tuple[int, tuple[str, ...]], tuple[ModelProto, Program]] = {}
+        self._programs: dict[tuple[int, tuple[str, ...]], tuple[ModelProto, ProgramPlan]] = {}
         self._counts: Counter[str] = Counter()
         self._at_once = 0
 
@@ -84,7 +84,7 @@ class Network(Topology):
     def add(
         self,
         name: str,
-        model: ModelProto | Program,
+        model: ModelProto | ProgramPlan,
         targets: Sequence[str] = (),
         *,
         config: Mapping[str, Mapping[str, Any]] | None = None,
@@ -107,7 +107,7 @@ class Network(Topology):
         """
         if name in self._nodes:
             raise NameTaken(f"a node {name!r} is there already; give each node its own name")
-        program = model if isinstance(model, Program) else self._plan(model, tuple(targets))
+        program = model if isinstance(model, ProgramPlan) else self._plan(model, tuple(targets))
         peer_id = self.peer_id(name)
         address = Multiaddr(f"/memory/{len(self._nodes) + 1}/p2p/{peer_id}")
 
@@ -321,7 +321,7 @@ class Network(Topology):
 
     # -- small things ------------------------------------------------------------------------
 
-    def _plan(self, model: ModelProto, targets: tuple[str, ...]) -> Program:
+    def _plan(self, model: ModelProto, targets: tuple[str, ...]) -> ProgramPlan:
         key = (id(model), targets)
         known = self._programs.get(key)
         if known is None:

@@ -20,9 +20,9 @@ from bbnode.ir.envelope import (
     SlotFill,
     WireCorrelation,
     WireEnvelope,
+    decode_envelope,
     encode_envelope,
 )
-from bbnode.ir.envelope_reader import decode_envelope
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.values import PeerIdVec
 from tests.engine.protocols import chatting

@@ -12,9 +12,9 @@ from bbnode.ir.envelope import (
     SlotFill,
     WireCorrelation,
     WireEnvelope,
+    decode_envelope,
     encode_envelope,
 )
-from bbnode.ir.envelope_reader import decode_envelope
 from bbnode.ir.values import PeerIdVec
 from tests.engine.builder import WIRE, Partition, model
 from tests.engine.envelopes import envelope

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bbnode.engine import Limits, Node, Program, install, plan_program
+from bbnode.engine import Limits, Node, ProgramPlan, install, plan_program
 from bbnode.engine.errors import GateDenied
 from bbnode.engine.frame import EntryPlan, Frame
 from bbnode.ir.values import TRIGGER
@@ -27,7 +27,7 @@ OK, FAILS, DENIED = "ok", "fails", "denied"
 class Web:
     """Ops that wait for each other in some way, and what becomes of each."""
 
-    program: Program
+    program: ProgramPlan
     plan: EntryPlan
     outcomes: dict[str, str]
     fired: list[Fired]

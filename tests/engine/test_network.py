@@ -11,8 +11,7 @@ from multiaddr import Multiaddr
 
 from bbnode.engine import Limits, steps
 from bbnode.ir import codec, ids, keys, types
-from bbnode.ir.envelope import CorrelationKind
-from bbnode.ir.envelope_reader import decode_envelope
+from bbnode.ir.envelope import CorrelationKind, decode_envelope
 from bbnode.ir.values import TRIGGER, PeerIdVec
 from tests.engine.builder import Partition, model
 from tests.engine.envelopes import envelope

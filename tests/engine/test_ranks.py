@@ -7,7 +7,9 @@ import pytest
 from onnx import numpy_helper
 from onnx.helper import make_node as node
 
-from bbnode.engine.ops.ranks import input_rank
+from bbnode.engine.ops.graphs import input_rank
+from bbnode.ir.graph import Subgraph
+from bbnode.ir.onnx_file import node_of
 
 
 def constant(name: str, *shape: int):
@@ -48,4 +50,6 @@ KERNEL = constant("k", 2, 3, 3, 3)
     ],
 )  # fmt: skip
 def test_input_rank(nodes, rank) -> None:
-    assert input_rank(nodes, "x") == rank
+    graph = Subgraph(inputs=["x"])
+    graph.nodes = [node_of(each) for each in nodes]
+    assert input_rank(graph, "x") == rank

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from bbnode.engine.peers import round_trips
 from bbnode.engine.peers.round_trips import MAX_ESTIMATE_NS, MIN_ESTIMATE_NS, RoundTrips
 from bbnode.ir.caps import MAX_EDGES, MAX_REPORTED
-from bbnode.ir.envelope import EdgeRttReport
-from bbnode.ir.envelope_reader import decode_envelope
+from bbnode.ir.envelope import EdgeRttReport, decode_envelope
 from bbnode.ir.values import PeerIdVec
 from tests.engine.builder import Partition, model
 from tests.engine.support import MS, Pump, S, bring_up, peer

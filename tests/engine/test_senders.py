@@ -7,8 +7,7 @@ import pytest
 
 from bbnode.engine import Node, errors, steps
 from bbnode.ir import types
-from bbnode.ir.envelope import CorrelationKind
-from bbnode.ir.envelope_reader import decode_envelope
+from bbnode.ir.envelope import CorrelationKind, decode_envelope
 from bbnode.ir.values import PeerIdVec
 from tests.engine.builder import Partition, model
 from tests.engine.envelopes import envelope

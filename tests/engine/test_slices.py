@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from bbnode.engine.planning.flatten import check_values, flatten
 from bbnode.engine.planning.slices import cut_slices
 from bbnode.ir import keys
+from bbnode.ir.onnx_file import function_of
 from tests.engine.builder import Partition
 
 MODEL = keys.role_domain("Model")
 
 
 def cut(p: Partition):
-    flat = flatten(p.function, {})
+    flat = flatten(function_of(p.function), {})
     pieces, unreachable = cut_slices(flat, check_values(flat))
     return (
         {piece.name: [flat.ops[i].name for i in piece.positions] for piece in pieces},
@@ -127,7 +128,7 @@ def partitions(draw) -> Partition:
 
 @given(partitions())
 def test_every_slice_is_whole_and_every_op_has_a_place(p) -> None:
-    flat = flatten(p.function, {})
+    flat = flatten(function_of(p.function), {})
     makers = check_values(flat)
     pieces, unreachable = cut_slices(flat, makers)
     placed = set(unreachable)

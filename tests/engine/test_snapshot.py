@@ -37,7 +37,7 @@ def program(extra: bool = False):
 
 
 def wire_id(made) -> int:
-    from bbnode.ir.envelope_reader import decode_envelope
+    from bbnode.ir.envelope import decode_envelope
 
     (send,) = of(steps.SendEnvelope, made)
     return decode_envelope(b"".join(send.parts)).correlation.wire_req_id

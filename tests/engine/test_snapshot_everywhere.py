@@ -17,8 +17,7 @@ from multiaddr import Multiaddr
 
 from bbnode.engine import All, Limits, Node, steps
 from bbnode.ir import keys, protos, types
-from bbnode.ir.envelope import CorrelationKind
-from bbnode.ir.envelope_reader import decode_envelope
+from bbnode.ir.envelope import CorrelationKind, decode_envelope
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.values import TRIGGER, PeerIdVec
 from bbnode.sim import Network

@@ -14,8 +14,13 @@ from bbnode.engine.record.replay import RecordReader, Replay
 from bbnode.ir import codec, keys, types, values
 from bbnode.ir.address import site_suffix
 from bbnode.ir.caps import MAX_INLINE_DECODE_US, MAX_POLL_DECODE_US
-from bbnode.ir.envelope import CorrelationKind, SlotFill, WireEnvelope, encode_envelope
-from bbnode.ir.envelope_reader import decode_envelope
+from bbnode.ir.envelope import (
+    CorrelationKind,
+    SlotFill,
+    WireEnvelope,
+    decode_envelope,
+    encode_envelope,
+)
 from bbnode.ir.errors import DecodeError
 from tests.engine.builder import SENDERS, Partition, model
 from tests.engine.envelopes import envelope

@@ -16,8 +16,7 @@ from multiaddr import Multiaddr
 
 from bbnode.ir import codec, keys, protos, types
 from bbnode.ir.address import peer_of_address
-from bbnode.ir.envelope import CorrelationKind, WireEnvelope
-from bbnode.ir.envelope_reader import decode_envelope
+from bbnode.ir.envelope import CorrelationKind, WireEnvelope, decode_envelope
 from bbnode.ir.values import Composite, Metadata, Value, type_of
 from bbnode.transport.backend import EnvelopeReceived, Hello, PeerConnected
 from bbnode.transport.libp2p.backend import Libp2pBackend

@@ -12,8 +12,7 @@ from multiaddr import Multiaddr
 from bbnode.daemon.artifact import parse_artifact
 from bbnode.ir import codec, keys, protos, types
 from bbnode.ir.address import parse_site_suffix, peer_of_address
-from bbnode.ir.envelope import CorrelationKind, WireEnvelope
-from bbnode.ir.envelope_reader import decode_envelope
+from bbnode.ir.envelope import CorrelationKind, WireEnvelope, decode_envelope
 from bbnode.ir.values import Composite, Metadata
 from bbnode.transport.backend import EnvelopeReceived, Hello, TransportEvent
 from tests.hostile.payloads import Payload, killers, large

@@ -72,6 +72,8 @@ def signature_of(
     if is_onnx_op(node):
         domain = canonical(node.domain)
         return _of_schema(domain, node.op_type, versions.get(domain, 0))
+    if opset.lookup_op(node.domain, node.op_type) is None:
+        return None  # not remembered: a package may bring it later
     return _of_table(node.domain, node.op_type)
 
 
@@ -85,7 +87,7 @@ def _of_table(domain: str, op_type: str) -> Signature | None:
         max_inputs=UNBOUNDED if any(p.variadic for p in spec.inputs) else len(spec.inputs),
         max_outputs=UNBOUNDED if any(p.variadic for p in spec.outputs) else len(spec.outputs),
         domain=domain,
-        version=keys.BB_OPSET_VERSION,
+        version=spec.version,
     )
 
 

@@ -30,8 +30,7 @@ from bbnode.daemon.artifact import Artifact
 from bbnode.daemon.config import NodeConfig
 from bbnode.daemon.join.errors import ComponentsMissing, SlotsNotConfigured, TargetNeeded
 from bbnode.engine.errors import UnknownSlot, UnsupportedOps, did_you_mean
-from bbnode.engine.planning.bindings import SlotPlan
-from bbnode.engine.planning.program import plan_program
+from bbnode.engine.planning.program import SlotPlan, plan_program
 
 # Of the caps those that say what a peer can make this machine keep.
 _SHOWN_LIMITS = ("envelope_bytes", "ingress_bytes", "ingress_events", "frames", "pending_async")

@@ -17,10 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
+from onnx.defs import OpSchema
+
 from bbnode.dsl.core.attributes import (
     CONSTANT_ATTRIBUTE,
     WrongKind,
     constant_attribute,
+    schema_attribute,
     table_attribute,
     tensor_type,
     typed_array,
@@ -533,6 +536,7 @@ class Graph:
         return self.emit(
             spec.domain, spec.op_type, inputs=trimmed([value for _, value in bound]),
             outputs=ports, attributes=made, metadata=metadata, slot=slot, after=after,
+            opset_version=spec.version,
         )  # fmt: skip
 
     def emit(
@@ -775,9 +779,12 @@ def _checked_attributes(spec: OpSpec, given: Mapping[str, Any]) -> dict[str, Att
         if value is opset.REQUIRED:
             raise BadArgument(f"{spec.op_type} needs the attribute {name}=…")
         try:
-            made[name] = table_attribute(
-                name, value, None if default is opset.REQUIRED else default
-            )
+            kind = spec.kinds.get(name)
+            if kind is None:
+                known = None if default is opset.REQUIRED else default
+                made[name] = table_attribute(name, value, known)
+            else:
+                made[name] = schema_attribute(value, OpSchema.AttrType(kind))  # type: ignore[call-arg]
         except WrongKind as error:
             raise BadArgument(
                 f"{name}={value!r:.60} of {spec.op_type} has to be {error}"

@@ -12,19 +12,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from onnx import NodeProto
-
 from bbnode.engine.errors import InvalidArtifact
 from bbnode.engine.frame import Frame, Op
 from bbnode.engine.planning.flatten import FlatOp
-from bbnode.ir import keys, protos, types
+from bbnode.ir import keys, types
+from bbnode.ir.graph import OpNode
 from bbnode.ir.types import TypeNode
 
 Fire: TypeAlias = Callable[[Frame], Any]
 
 
 class Linker(Protocol):
-    """What a binder may ask of the program that is being planned."""
+    """The program that is being planned, as a binder sees it."""
 
     def slot_index(self, slot: str, where: str) -> int:
         """The number of a slot's component; InvalidArtifact when nothing is bound to it."""
@@ -48,7 +47,7 @@ class Linker(Protocol):
         """The number of a held value."""
 
     def response_site_of(self, build: OpBuild) -> int | None:
-        """Whether a request's answers are collected in the same slice: the site, or None."""
+        """The site where a request's answers arrive in the same slice, or None."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,14 +64,14 @@ class OpBuild:
     counter: int = 0  # index of a slot for the relays of one Threshold
 
     @property
-    def node(self) -> NodeProto:
-        """The node as the compiler wrote it."""
+    def node(self) -> OpNode:
+        """The node of the artifact."""
         return self.flat.node
 
     @property
     def where(self) -> str:
         """For messages: target, op and, if known, the author's line."""
-        line = protos.get_meta(self.flat.node, keys.SOURCE_LINE_KEY)
+        line = self.flat.node.source_line
         return f"{self.target}: {self.flat.name}{f' ({line})' if line else ''}"
 
     def wrong(self, what: str) -> InvalidArtifact:
@@ -89,14 +88,14 @@ class OpBuild:
 
     def attr_int(self, name: str, default: int | None = None, *, minimum: int = 0) -> int:
         """An integer attribute."""
-        value = protos.get_attr(self.flat.node, name, default)
+        value = self.node.attr(name, default)
         if type(value) is not int or value < minimum:
             raise self.wrong(f"needs an integer attribute {name!r} of {minimum} or more")
         return value
 
     def attr_text(self, name: str, default: str | None = None) -> str:
         """A string attribute."""
-        value = protos.get_attr(self.flat.node, name, default)
+        value = self.node.attr(name, default)
         if isinstance(value, bytes):
             try:
                 return value.decode()
@@ -108,7 +107,7 @@ class OpBuild:
 
     def meta_int(self, key: str, default: int | None = None) -> int:
         """A decimal metadata entry, of at most 64 bits."""
-        text = protos.get_meta(self.flat.node, key)
+        text = self.node.metadata.get(key)
         if text is None and default is not None:
             return default
         if text is None or not (text.isascii() and text.isdigit()) or len(text) > 20:
@@ -120,7 +119,7 @@ class OpBuild:
 
     def slot(self) -> tuple[str, int]:
         """Name and number of the slot of a component op."""
-        slot = protos.get_meta(self.flat.node, keys.SLOT_KEY)
+        slot = self.node.metadata.get(keys.SLOT_KEY)
         if slot is None:
             raise self.wrong(f"has no {keys.SLOT_KEY}")
         return slot, self.linker.slot_index(slot, self.where)

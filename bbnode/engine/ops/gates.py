@@ -14,7 +14,7 @@ from bbnode.engine.errors import GateDenied
 from bbnode.engine.frame import Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.engine.peers.governor import BlockReason
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 
@@ -98,7 +98,7 @@ def _backoff_tx(build: OpBuild) -> Fire:
 
 
 def _peer(build: OpBuild) -> PeerId:
-    raw = protos.get_attr(build.node, keys.ATTR_PEER)
+    raw = build.node.attr(keys.ATTR_PEER)
     try:
         return PeerId.from_bytes(raw if isinstance(raw, bytes) else b"")
     except DecodeError as error:

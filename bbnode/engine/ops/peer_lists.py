@@ -17,7 +17,7 @@ from multiaddr import Multiaddr
 from bbnode.engine.errors import InvalidOperand
 from bbnode.engine.frame import Frame
 from bbnode.engine.ops.build import Fire, OpBuild
-from bbnode.ir import keys, peer_list_ops, protos
+from bbnode.ir import keys, peer_list_ops
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TENSOR
 from bbnode.ir.values import AddressVec, PeerIdVec, Value
@@ -27,7 +27,7 @@ _Run = Callable[[Sequence[Value]], Value]
 
 
 def is_peer_list_op(build: OpBuild) -> bool:
-    """Whether the engine runs an `ai.onnx` op itself."""
+    """Return True if the engine runs an `ai.onnx` op itself."""
     flat = build.flat
     if flat.op_type not in peer_list_ops.RESULT_TYPES or not flat.inputs:
         return False
@@ -35,11 +35,11 @@ def is_peer_list_op(build: OpBuild) -> bool:
     if peer_list_ops.is_peer_list_op(flat.op_type, known):
         return True
     is_tensor = known[0] is not None and known[0].is_a(TENSOR)
-    return not is_tensor and protos.get_meta(build.node, keys.SLOT_KEY) is None
+    return not is_tensor and keys.SLOT_KEY not in build.node.metadata
 
 
 def bind_peer_list_op(build: OpBuild) -> Fire:
-    """The `fire` of such an op; raises InvalidArtifact."""
+    """Return the `fire` of such an op; raises InvalidArtifact."""
     if len(build.outputs) != 1:
         raise build.wrong(f"has {len(build.outputs)} outputs; expected 1")
     run = _BINDERS[build.flat.op_type](build)
@@ -67,8 +67,8 @@ def _identity(build: OpBuild) -> _Run:
 def _slice(build: OpBuild) -> _Run:
     name = build.flat.name
     # Up to opset 9 the bounds are attributes.
-    fixed = protos.get_attr(build.node, "starts"), protos.get_attr(build.node, "ends")
-    axes = protos.get_attr(build.node, "axes")
+    fixed = build.node.attr("starts"), build.node.attr("ends")
+    axes = build.node.attr("axes")
     if fixed[0] is None:
         _ports(build, 3, 5)
     else:
@@ -144,7 +144,7 @@ def _concat(build: OpBuild) -> _Run:
 def _squeeze(build: OpBuild) -> _Run:
     name = build.flat.name
     _ports(build, 1, 2)
-    fixed = protos.get_attr(build.node, "axes")
+    fixed = build.node.attr("axes")
 
     def run(given: Sequence[Value]) -> Value:
         data = _list(name, given[0])
@@ -159,7 +159,7 @@ def _squeeze(build: OpBuild) -> _Run:
 def _unsqueeze(build: OpBuild) -> _Run:
     name = build.flat.name
     _ports(build, 1, 2)
-    fixed = protos.get_attr(build.node, "axes")
+    fixed = build.node.attr("axes")
 
     def run(given: Sequence[Value]) -> Value:
         axes = _indices(name, "axes", given[1] if len(given) > 1 else fixed)
@@ -207,7 +207,7 @@ def _indices(name: str, what: str, value: Any) -> list[int] | None:
 
 
 def _check_axis(build: OpBuild) -> None:
-    axis = protos.get_attr(build.node, "axis", 0)
+    axis = build.node.attr("axis", 0)
     if axis not in (0, -1):
         raise build.wrong(f"names axis {axis!r:.40}; a list has axis 0 alone")
 

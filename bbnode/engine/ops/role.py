@@ -19,7 +19,7 @@ from bbnode.engine.frame import MISSING, EntryPlan, Frame, Op
 from bbnode.engine.ops.build import Fire, OpBuild
 from bbnode.engine.ops.context import CallContext
 from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS, Parked, Why
-from bbnode.ir import keys, protos, types
+from bbnode.ir import keys, types
 from bbnode.ir.envelope import CorrelationKind, WireCorrelation
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.opset import REQUIRED, OpSpec
@@ -52,7 +52,7 @@ def bind_role_op(build: OpBuild, spec: OpSpec) -> Fire:
         build.inputs,
         absent,
         _attributes(build, spec),
-        protos.get_meta(build.node, keys.PEER_CLASS_KEY),
+        build.node.metadata.get(keys.PEER_CLASS_KEY),
         _output_maker(build, spec),
     )
 
@@ -194,7 +194,7 @@ def _called(cell: ComponentCell, op: str) -> str:
 def _attributes(build: OpBuild, spec: OpSpec) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, default in spec.attributes.items():
-        value = protos.get_attr(build.node, name, default)
+        value = build.node.attr(name, default)
         if value is REQUIRED:
             raise build.wrong(f"lacks its attribute {name!r}")
         if isinstance(value, bytes):

@@ -9,16 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import numpy_helper
 
 from bbnode.engine import steps
 from bbnode.engine.errors import CompositeMismatch, ReservedName
 from bbnode.engine.frame import MISSING, Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.engine.planning.flatten import ENGINE_DOMAIN, OP_ENTER, OP_RELAY, OP_START
-from bbnode.ir import codec, keys, protos, types
+from bbnode.ir import codec, keys, types
 from bbnode.ir.errors import AuthorError, DecodeError
+from bbnode.ir.graph import Tensor
 from bbnode.ir.values import TRIGGER, U64, Composite, CorrelationToken, Timestamp, Value, type_of
 
 SYSCALL = keys.SYSCALL_DOMAIN
@@ -29,18 +28,19 @@ _RESERVED_TOPICS = ("bb.", keys.PREFIX)
 
 def constant_value(build: OpBuild) -> Value:
     """The value that a Constant carries; tensors are read-only."""
-    attribute = protos.get_attr_proto(build.node, "value")
-    if attribute is None:
-        raise build.wrong("has no attribute 'value'")
     try:
-        if attribute.type == onnx.AttributeProto.TENSOR:
-            array = np.array(numpy_helper.to_array(attribute.t))
+        value = build.node.attr("value")
+        if value is None:
+            raise build.wrong("has no attribute 'value'")
+        if isinstance(value, Tensor):
+            array = np.array(value.numpy())
             array.flags.writeable = False
             type_of(array)  # refuses dtypes that are no values
             return array
-        type_id, mark, payload = attribute.s.partition(b"\0")
+        text = value if isinstance(value, bytes) else b""
+        type_id, mark, payload = text.partition(b"\0")
         node = types.type_by_id(type_id.decode("utf-8", "replace")) if mark else None
-        if attribute.type != onnx.AttributeProto.STRING or node is None:
+        if node is None:
             raise build.wrong("holds neither a tensor nor `<type id> 0 <payload>`")
         return codec.decode_value(node, payload)
     except (DecodeError, AuthorError, ValueError, TypeError) as error:
@@ -84,8 +84,8 @@ def _relay(build: OpBuild) -> Fire:
     passes_value = build.node.op_type == "Any"
     if build.node.op_type == "Threshold":
         threshold = build.attr_int("n", minimum=1)
-        if threshold > sum(1 for name in build.node.input if name):
-            raise build.wrong(f"waits for {threshold} of {len(build.node.input)} inputs")
+        if threshold > sum(1 for name in build.node.inputs if name):
+            raise build.wrong(f"waits for {threshold} of {len(build.node.inputs)} inputs")
 
     def fire(frame: Frame) -> Any:
         values = frame.values
@@ -182,7 +182,7 @@ def _record(build: OpBuild) -> Fire:
 def _incr_metric(build: OpBuild) -> Fire:
     build.arity(1, 0)
     name = f"metric.{build.attr_text('name')}"
-    delta = protos.get_attr(build.node, "delta", 1)
+    delta = build.node.attr("delta", 1)
     if type(delta) is not int:
         raise build.wrong("needs an integer attribute 'delta'")
 

@@ -12,7 +12,7 @@ from bbnode.engine.errors import InvalidOperand
 from bbnode.engine.frame import Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS
-from bbnode.ir import codec, keys, protos
+from bbnode.ir import codec, keys
 from bbnode.ir.address import parse_site_suffix
 from bbnode.ir.envelope import CorrelationKind, SlotFill, make_fill
 from bbnode.ir.peer import PeerId
@@ -31,7 +31,7 @@ def _send(build: OpBuild) -> Fire:
     name = build.flat.name
     # A later send of a port lands where another op of this very execution may send as well:
     # under the execution's own id the receiver would take the two for one message.
-    is_joined = protos.get_meta(build.node, keys.SYNTHESIZED_FROM_KEY) is not None
+    is_joined = keys.SYNTHESIZED_FROM_KEY in build.node.metadata
 
     def fire(frame: Frame) -> Any:
         rt = frame.rt
@@ -61,7 +61,7 @@ def _send_req_batched(build: OpBuild) -> Fire:
     quorum = build.attr_int("quorum", 0)
     static_ns = build.attr_int("deadline_ns", 0) or op.deadline_ns
     site = build.linker.response_site_of(build)
-    name = protos.get_meta(build.node, keys.PORT_KEY) or build.flat.name
+    name = build.node.metadata.get(keys.PORT_KEY) or build.flat.name
 
     def fire(frame: Frame) -> Any:
         values = frame.values
@@ -154,11 +154,11 @@ class _Packer:
 
 def _packer(build: OpBuild) -> _Packer:
     found = [
-        attribute.s
-        for attribute in build.node.attribute
-        if attribute.name.startswith(keys.DEST_SUFFIX_PREFIX)
+        build.node.attr(name)
+        for name in build.node.attributes
+        if name.startswith(keys.DEST_SUFFIX_PREFIX)
     ]
-    if len(found) != 1 or not found[0]:
+    if len(found) != 1 or not found[0] or not isinstance(found[0], bytes):
         raise build.wrong(f"needs one attribute {keys.DEST_SUFFIX_PREFIX}<value>")
-    transport = protos.get_meta(build.node, keys.WIRE_TRANSPORT_KEY)
+    transport = build.node.metadata.get(keys.WIRE_TRANSPORT_KEY)
     return _Packer(found[0], transport == keys.TRANSPORT_TRIGGER_ONLY)

@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from onnx import FunctionProto, NodeProto
-
 from bbnode.engine.errors import InvalidArtifact
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 from bbnode.ir.caps import MAX_CALL_DEPTH, MAX_FLAT_OPS
+from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key
 from bbnode.ir.types import TypeNode
 
 ENGINE_DOMAIN = keys.PREFIX + "engine"  # ops that only this file makes
@@ -31,8 +30,6 @@ _FIRST_OF = {
     (keys.SYSCALL_DOMAIN, "DeadlineMatch"),
 }
 
-FunctionKey = tuple[str, str, str]
-
 
 @dataclass(slots=True, kw_only=True)
 class FlatOp:
@@ -42,7 +39,7 @@ class FlatOp:
     name: str
     domain: str
     op_type: str
-    node: NodeProto
+    node: OpNode
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     after: tuple[str, ...] = ()
@@ -50,8 +47,12 @@ class FlatOp:
     control: list[int] = field(default_factory=list)  # positions
 
     def needs(self) -> dict[str, None]:
-        """Names of all values that have to be there before it fires, each once."""
-        return dict.fromkeys([*(name for name in self.inputs if name), *self.after])
+        """Return the names of all values that have to be there before it fires, each once."""
+        return dict.fromkeys(filter(None, self.inputs + self.after))
+
+    def is_a(self, domain: str, op_type: str) -> bool:
+        """Return True if it is an op of that type."""
+        return self.op_type == op_type and self.domain == domain
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,187 +66,147 @@ class FlatFunction:
     types: dict[str, TypeNode]
 
 
-def split_names(text: str | None) -> tuple[str, ...]:
-    """The names of a comma-joined metadata entry."""
-    return tuple(name for name in (text or "").split(",") if name)
-
-
-def flatten(main: FunctionProto, library: Mapping[FunctionKey, FunctionProto]) -> FlatFunction:
-    """Inline every call of `library` into `main`.
+def flatten(main: Function, library: Mapping[FunctionKey, Function]) -> FlatFunction:
+    """Return `main` with every call of `library` inlined.
 
     Raises InvalidArtifact for a call in a ring, or one that does not fit its function.
     """
-    flattener = _Flattener(main.name, library)
-    names = {name: name for name in main.input}
-    flattener.body(main, "", names, (), depth=0)
-    return FlatFunction(
+    made = FlatFunction(
         name=main.name,
-        inputs=tuple(main.input),
-        outputs=tuple(name for name in main.output if name),
-        ops=flattener.ops,
-        types=flattener.types,
+        inputs=tuple(main.inputs),
+        outputs=tuple(name for name in main.outputs if name),
+        ops=[],
+        types={},
     )
+    _Flattener(made, library).body(main, _Scope(names={name: name for name in main.inputs}))
+    return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scope:
+    """One call: prefix of its names, flat names of its values, and its first op's output."""
+
+    names: dict[str, str]
+    prefix: str = ""
+    start_after: tuple[str, ...] = ()
+    depth: int = 0
 
 
 class _Flattener:
-    def __init__(self, target: str, library: Mapping[FunctionKey, FunctionProto]) -> None:
-        self._target = target
+    def __init__(self, flat: FlatFunction, library: Mapping[FunctionKey, Function]) -> None:
+        self._flat = flat
         self._library = library
-        self.ops: list[FlatOp] = []
-        self.types: dict[str, TypeNode] = {}
 
-    def body(
-        self,
-        function: FunctionProto,
-        scope: str,
-        names: dict[str, str],
-        start_after: tuple[str, ...],
-        *,
-        depth: int,
-    ) -> list[int]:
-        """Add a body; `names` maps its values to flat ones. Returns the positions it added."""
-        if depth > MAX_CALL_DEPTH:
-            raise InvalidArtifact(
-                self._where(scope), f"calls nest deeper than {MAX_CALL_DEPTH}, or in a ring"
+    def body(self, function: Function, scope: _Scope) -> list[int]:
+        """Add a body; returns the positions that it added."""
+        if scope.depth > MAX_CALL_DEPTH:
+            raise self._wrong(
+                scope.prefix, f"calls nest deeper than {MAX_CALL_DEPTH}, or in a ring"
             )
-        declared = protos.value_types(function)
-        first = len(self.ops)
+        ops, names = self._flat.ops, scope.names
+        first = len(ops)
         by_node: dict[str, list[int]] = {}
-        waiting: list[tuple[list[int], tuple[str, ...], str]] = []
-        for node in function.node:
-            for output in node.output:
+        waiting: list[tuple[list[int], list[str], str]] = []
+        for node in function.nodes:
+            for output in node.outputs:
                 if output and output not in names:
-                    names[output] = scope + output
-            made = self._node(node, scope, names, start_after, depth)
+                    names[output] = scope.prefix + output
+            made = self._node(node, scope)
             by_node.setdefault(node.name, []).extend(made)
-            control = split_names(protos.get_meta(node, keys.CONTROL_AFTER_KEY))
+            control = node.metadata.get(keys.CONTROL_AFTER_KEY)
             if control:
                 # The first op of a call is its Enter: holding that back holds the body back.
-                waiting.append((made, control, node.name))
-        for name, node_type in declared.items():
+                waiting.append((made, [name for name in control.split(",") if name], node.name))
+        for name, kind in function.kinds().items():
             if name in names:
-                self.types.setdefault(names[name], node_type)
-        for made, control, node_name in waiting:
-            held = [p for p in made if self.ops[p].group == self.ops[made[0]].group]
-            for before in control:
+                self._flat.types.setdefault(names[name], kind)
+        for made, control_after, node_name in waiting:
+            held = [p for p in made if ops[p].group == ops[made[0]].group]
+            for before in control_after:
                 if before not in by_node:
-                    raise InvalidArtifact(
-                        self._where(scope + node_name), f"control_after names no node {before!r}"
+                    raise self._wrong(
+                        scope.prefix + node_name, f"control_after names no node {before!r}"
                     )
                 for position in held:
-                    self.ops[position].control.extend(by_node[before])
-        return list(range(first, len(self.ops)))
+                    ops[position].control.extend(by_node[before])
+        return list(range(first, len(ops)))
 
-    def _node(
-        self,
-        node: NodeProto,
-        scope: str,
-        names: dict[str, str],
-        start_after: tuple[str, ...],
-        depth: int,
-    ) -> list[int]:
-        where = self._where(scope + node.name)
-        inputs = tuple(self._resolve(name, names, where) for name in node.input)
-        outputs = tuple(names[name] if name else "" for name in node.output)
-        after = tuple(
-            self._resolve(name, names, where)
-            for name in split_names(protos.get_meta(node, keys.AFTER_KEY))
-        )
+    def _node(self, node: OpNode, scope: _Scope) -> list[int]:
+        name, names = scope.prefix + node.name, scope.names
+        for read in (*node.inputs, *node.after):
+            if read and read not in names:
+                raise self._wrong(name, f"reads {read!r}, which nothing before it makes")
+        inputs = tuple([names[read] if read else "" for read in node.inputs])
+        outputs = tuple([names[made] if made else "" for made in node.outputs])
+        after = tuple([names[read] for read in node.after])
         if not after and not any(inputs):
-            after = start_after
-        callee = self._library.get(protos.call_key(node))
+            after = scope.start_after
+        callee = self._library.get(call_key(node))
         if callee is not None:
-            return self._call(node, callee, scope, inputs, outputs, after, depth)
+            return self._call(node, callee, scope, inputs, outputs, after)
         if (node.domain, node.op_type) in _FIRST_OF:
-            first = len(self.ops)
-            present = [name for name in inputs if name]
-            for index, name in enumerate(present):
-                self._add(
-                    f"{scope}{node.name}[{index}]",
-                    ENGINE_DOMAIN,
-                    OP_RELAY,
-                    node,
-                    (name,),
-                    outputs,
-                    after,
-                    group=first,
-                )
-            return list(range(first, len(self.ops)))
-        return [
-            self._add(scope + node.name, node.domain, node.op_type, node, inputs, outputs, after)
-        ]
+            first = len(self._flat.ops)
+            present = [read for read in inputs if read]
+            for index, read in enumerate(present):
+                self._add(f"{name}[{index}]", OP_RELAY, node, (read,), outputs, after, first)
+            return list(range(first, len(self._flat.ops)))
+        return [self._add(name, "", node, inputs, outputs, after)]
 
     def _call(
         self,
-        node: NodeProto,
-        callee: FunctionProto,
-        scope: str,
+        node: OpNode,
+        callee: Function,
+        scope: _Scope,
         inputs: tuple[str, ...],
         outputs: tuple[str, ...],
         after: tuple[str, ...],
-        depth: int,
     ) -> list[int]:
-        where = self._where(scope + node.name)
-        if len(inputs) > len(callee.input) or len(outputs) > len(callee.output):
-            raise InvalidArtifact(
-                where,
+        inner = f"{scope.prefix}{node.name}/"
+        if len(inputs) > len(callee.inputs) or len(outputs) > len(callee.outputs):
+            raise self._wrong(
+                inner[:-1],
                 f"calls {callee.name} with {len(inputs)} inputs and {len(outputs)} outputs; it has "
-                f"{len(callee.input)} and {len(callee.output)}",
+                f"{len(callee.inputs)} and {len(callee.outputs)}",
             )
-        inner = f"{scope}{node.name}/"
-        names: dict[str, str] = {}
-        for formal, given in zip(callee.input, inputs, strict=False):
-            if given:
-                names[formal] = inner + formal
+        pairs = zip(callee.inputs, inputs, strict=False)
+        names = {formal: inner + formal for formal, given in pairs if given}
         entered = inner + "\0entered"
+        given = tuple([name for name in inputs if name])
         enter = self._add(
-            f"{inner}{OP_ENTER}",
-            ENGINE_DOMAIN,
-            OP_ENTER,
-            node,
-            tuple(given for given in inputs if given),
-            (*names.values(), entered),
-            after,
+            inner + OP_ENTER, OP_ENTER, node, given, (*names.values(), entered), after
         )
         # A result that is made inside goes by the caller's name; one that is handed through
         # (an argument, or listed twice) needs an op of its own to be copied by.
         copies: list[tuple[str, str]] = []
-        for formal, outer in zip(callee.output, outputs, strict=False):
-            if not outer:
-                continue
-            if formal in names:
+        for formal, outer in zip(callee.outputs, outputs, strict=False):
+            if outer and names.setdefault(formal, outer) != outer:
                 copies.append((formal, outer))
-            else:
-                names[formal] = outer
-        made = self.body(callee, inner, names, (entered,), depth=depth + 1)
+        body = _Scope(names=names, prefix=inner, start_after=(entered,), depth=scope.depth + 1)
+        made = self.body(callee, body)
         for formal, outer in copies:
-            made.append(
-                self._add(
-                    f"{inner}{outer}", ENGINE_DOMAIN, OP_ENTER, node, (names[formal],), (outer,), ()
-                )
-            )
+            made.append(self._add(inner + outer, OP_ENTER, node, (names[formal],), (outer,), ()))
         return [enter, *made]
 
     def _add(
         self,
         name: str,
-        domain: str,
         op_type: str,
-        node: NodeProto,
+        node: OpNode,
         inputs: tuple[str, ...],
         outputs: tuple[str, ...],
         after: tuple[str, ...],
         group: int | None = None,
     ) -> int:
-        position = len(self.ops)
+        """Add an op of the engine's own, or the node's op if `op_type` is empty."""
+        position = len(self._flat.ops)
         if position >= MAX_FLAT_OPS:
-            raise InvalidArtifact(self._where(name), f"the target has over {MAX_FLAT_OPS} ops")
-        self.ops.append(
+            raise self._wrong(name, f"the target has over {MAX_FLAT_OPS} ops")
+        self._flat.ops.append(
             FlatOp(
                 position=position,
                 name=name,
-                domain=domain,
-                op_type=op_type,
+                domain=ENGINE_DOMAIN if op_type else node.domain,
+                op_type=op_type or node.op_type,
                 node=node,
                 inputs=inputs,
                 outputs=outputs,
@@ -255,19 +216,12 @@ class _Flattener:
         )
         return position
 
-    def _resolve(self, name: str, names: Mapping[str, str], where: str) -> str:
-        if not name:
-            return ""
-        if name not in names:
-            raise InvalidArtifact(where, f"reads {name!r}, which nothing before it makes")
-        return names[name]
-
-    def _where(self, place: str) -> str:
-        return f"{self._target}: {place}" if place else self._target
+    def _wrong(self, place: str, what: str) -> InvalidArtifact:
+        return InvalidArtifact(f"{self._flat.name}: {place}" if place else self._flat.name, what)
 
 
 def check_values(flat: FlatFunction) -> dict[str, list[int]]:
-    """Positions that make each value; InvalidArtifact when two rivals make the same one."""
+    """Return the positions that make each value; InvalidArtifact when rivals make the same one."""
     makers: dict[str, list[int]] = {name: [] for name in flat.inputs}
     for op in flat.ops:
         for name in op.outputs:

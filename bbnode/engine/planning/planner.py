@@ -8,14 +8,15 @@ nothing where it is not asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
-from onnx import FunctionProto
-
-from bbnode.engine.errors import InvalidArtifact
+from bbnode.engine.errors import InvalidArtifact, MissingOp
 from bbnode.engine.frame import MISSING, SCRATCH, EntryPlan, Op
 from bbnode.engine.ops import syscalls
 from bbnode.engine.ops.build import Fire, OpBuild, binder_of
+from bbnode.engine.ops.custom import bind_custom_op
 from bbnode.engine.ops.graphs import GraphSpec, bind_graph, function_spec, single_spec
 from bbnode.engine.ops.peer_lists import bind_peer_list_op, is_peer_list_op
 from bbnode.engine.ops.role import bind_role_op
@@ -24,17 +25,16 @@ from bbnode.engine.planning.flatten import (
     OP_RELAY,
     FlatFunction,
     FlatOp,
-    FunctionKey,
 )
-from bbnode.engine.planning.recv_plan import recv_site, sender_classes
-from bbnode.engine.planning.sites import RecvSite, ResponseSite
+from bbnode.engine.planning.sites import RecvSite, ResponseSite, recv_site, sender_classes
 from bbnode.engine.planning.slices import Slice, is_entry
 from bbnode.engine.stores import SemaphoreSpec, StorePlan
-from bbnode.engine.turns import runs_in_turn
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 from bbnode.ir.address import site_suffix
-from bbnode.ir.opset import lookup_op
+from bbnode.ir.graph import Function, FunctionKey, call_key, is_onnx_domain
+from bbnode.ir.opset import is_custom, lookup_op
 from bbnode.ir.types import TypeNode
+from bbnode.ops.custom import find_custom_op, installed_version
 
 # Entries that fire by themselves, and the attribute that says when (None: nothing to say).
 SOURCE_ARGUMENTS: Mapping[str, tuple[str, int] | None] = {
@@ -50,16 +50,19 @@ class Planner:
 
     def __init__(
         self,
-        graphs: Mapping[FunctionKey, FunctionProto],
+        graphs: Mapping[FunctionKey, Function],
         slots: Sequence[str],
-        onnx_version: int,
+        opsets: Mapping[str, int],
         answers: Mapping[bytes, tuple[TypeNode, ...]],
     ) -> None:
-        """`answers`: the types of answers, by the suffix of the site where they come in."""
+        """`answers`: the types of answers, by the suffix of the site where they come in.
+
+        `opsets`: versions by domain, upstream ONNX as "".
+        """
         self._answers = answers
         self._functions = graphs
         self._slots = {slot: index for index, slot in enumerate(slots)}
-        self._onnx_version = onnx_version
+        self._opsets = opsets
         self._graph_at: dict[tuple[str, str], int] = {}
         self._slice: tuple[FlatFunction, Slice] | None = None
         self.graphs: list[GraphSpec] = []
@@ -67,6 +70,7 @@ class Planner:
         self.sources: list[tuple[str, int, EntryPlan]] = []
         self.methods: dict[tuple[str, str, str], None] = {}
         self.unsupported: list[str] = []
+        self.missing_ops: list[MissingOp] = []
         self.unreachable: list[str] = []
         self._semaphores: dict[str, tuple[int, int | None, str]] = {}  # number, units, where
         self._queues: dict[str, int] = {}
@@ -109,22 +113,22 @@ class Planner:
             inputs = tuple(index_of(n) if n else absent for n in flat_op.inputs)
             outputs = tuple(index_of(n) if n else SCRATCH for n in flat_op.outputs)
             build = self._op_build(flat, flat_op, op, inputs, outputs)
-            if (flat_op.domain, flat_op.op_type) == (ENGINE_DOMAIN, OP_RELAY):
+            if flat_op.is_a(ENGINE_DOMAIN, OP_RELAY):
                 counters.setdefault(flat_op.group, index_of(f"\0count {flat_op.group}"))
                 build.counter = counters[flat_op.group]
             if len(outputs) == 1:
                 op.out = outputs[0]
             elif outputs:
                 op.outs = outputs
-            fire = self._bind(build)
-            if fire is not None:
-                op.fire = fire
+            binder = self._binder(flat_op)
+            if binder is not None:  # else `report_unsupported` lists it, and nothing ever runs
+                op.fire = binder(build)
             ops.append(op)
             by_position[flat_op.position] = op
         waits = _connect(flat, by_position, ready_values)
         ops += self._surfaces(flat, piece, indices, by_position, ready_values, waits, len(ops))
         template.append(MISSING)  # scratch
-        plan.in_turn = runs_in_turn(chosen)
+        plan.in_turn = _runs_in_turn(chosen)
         plan.complete(ops, waits)
         return plan
 
@@ -178,25 +182,34 @@ class Planner:
             made.append(op)
         return made
 
-    def _bind(self, build: OpBuild) -> Fire | None:
-        flat = build.flat
-        binder = binder_of(flat.domain, flat.op_type)
+    def _binder(self, op: FlatOp) -> Callable[[OpBuild], Fire] | None:
+        """Return what makes the `fire` of an op; None when nothing here can run it."""
+        binder = binder_of(op.domain, op.op_type)
         if binder is not None:
-            return binder(build)
-        if protos.is_onnx_domain(flat.domain):
-            if is_peer_list_op(build):
-                return bind_peer_list_op(build)
-            _, cell_at = build.slot()
-            return bind_graph(build, self.single_op(build), cell_at)
-        if flat.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
-            graph_at = self.subgraph(build)
-            if graph_at is None:
-                raise build.wrong("calls a graph that the model does not hold")
-            return bind_graph(build, graph_at, build.slot()[1])
-        spec = lookup_op(flat.domain, flat.op_type)
-        if spec is not None and _is_component_domain(flat.domain):
-            return bind_role_op(build, spec)
-        return None  # listed by report_unsupported; nothing of this program will ever run
+            return binder
+        if is_onnx_domain(op.domain):
+            return self._bind_onnx
+        if op.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
+            return self._bind_subgraph
+        spec = lookup_op(op.domain, op.op_type)
+        if spec is not None and spec.role is not None:
+            return partial(bind_role_op, spec=spec)
+        custom = find_custom_op(op.domain, op.op_type)
+        if custom is not None and self._opsets.get(op.domain) == custom.spec.version:
+            return partial(bind_custom_op, custom=custom)
+        return None
+
+    def _bind_onnx(self, build: OpBuild) -> Fire:
+        if is_peer_list_op(build):
+            return bind_peer_list_op(build)
+        _, cell_at = build.slot()
+        return bind_graph(build, self.single_op(build), cell_at)
+
+    def _bind_subgraph(self, build: OpBuild) -> Fire:
+        graph_at = self.subgraph(build)
+        if graph_at is None:
+            raise build.wrong("calls a graph that the model does not hold")
+        return bind_graph(build, graph_at, build.slot()[1])
 
     def report_unsupported(self, flat: FlatFunction) -> None:
         """List the ops that nothing here can run."""
@@ -204,17 +217,23 @@ class Planner:
             if is_entry(op):
                 known = op.domain == keys.WIRE_DOMAIN or op.op_type in SOURCE_ARGUMENTS
             else:
-                known = (
-                    binder_of(op.domain, op.op_type) is not None
-                    or protos.is_onnx_domain(op.domain)
-                    or op.domain == keys.BACKEND_SUBGRAPH_DOMAIN
-                    or (
-                        _is_component_domain(op.domain)
-                        and lookup_op(op.domain, op.op_type) is not None
-                    )
-                )
-            if not known:
+                known = self._binder(op) is not None
+            if known:
+                continue
+            if is_custom(op.domain):
+                self.missing_ops.append(self._missing(flat, op))
+            else:
                 self.unsupported.append(f"{flat.name}: {op.name}: {op.domain}::{op.op_type}")
+
+    def _missing(self, flat: FlatFunction, op: FlatOp) -> MissingOp:
+        return MissingOp(
+            where=f"{flat.name}: {op.name}",
+            domain=op.domain,
+            op_type=op.op_type,
+            version=self._opsets.get(op.domain, 0),
+            installed=installed_version(op.domain),
+            package=op.node.metadata.get(keys.PACKAGE_KEY, ""),
+        )
 
     def add_source(self, flat: FlatFunction, piece: Slice, plan: EntryPlan) -> None:
         """Register what starts a slice: a site or an event source."""
@@ -255,7 +274,7 @@ class Planner:
 
     def subgraph(self, build: OpBuild) -> int | None:
         """The graph of a fused call; calls of one function on one slot share it."""
-        key = protos.call_key(build.node)
+        key = call_key(build.node)
         function = self._functions.get(key)
         if function is None:
             return None
@@ -265,7 +284,7 @@ class Planner:
     def single_op(self, build: OpBuild) -> int:
         """The graph of one `ai.onnx` op."""
         slot, _ = build.slot()
-        spec = single_spec(build, slot, self._onnx_version)
+        spec = single_spec(build, slot, self._opsets.get("", keys.ONNX_OPSET_VERSION))
         return self._graph((slot, f"{build.target} {build.flat.name}"), spec)
 
     def _graph(self, key: tuple[str, str], spec: GraphSpec) -> int:
@@ -330,6 +349,26 @@ class Planner:
         return None
 
 
+# Ops that another execution, maybe of the same entry, has to release.
+_WAIT_FOR_OTHERS = frozenset({"Serialize.Dequeue", "Hold.Flush", "Limit.Acquire"})
+
+
+def _runs_in_turn(ops: Iterable[FlatOp]) -> bool:
+    """Return True if executions of these ops have to take turns (`bbnode.engine.turns`)."""
+    uses: Counter[str] = Counter()
+    changed: set[str] = set()
+    for op in ops:
+        if op.domain == keys.SYSCALL_DOMAIN and op.op_type in _WAIT_FOR_OTHERS:
+            return False
+        slot = op.node.metadata.get(keys.SLOT_KEY)
+        spec = lookup_op(op.domain, op.op_type)
+        if slot is not None and spec is not None and spec.role is not None:
+            uses[slot] += 1
+            if spec.changes:
+                changed.add(slot)
+    return any(uses[slot] > 1 for slot in changed)
+
+
 def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str]) -> dict[int, int]:
     """Set consumers; returns how many ops (or groups of relays) each op index waits for."""
     consumers: dict[int, list[Op]] = {position: [] for position in by_position}
@@ -358,26 +397,20 @@ def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str])
 
 def _only_names(flat_op: FlatOp, op: Op) -> bool:
     """Whether the op is there for the name of its value alone, as `g.output` records one."""
-    is_pass = (flat_op.domain, flat_op.op_type) == (keys.SYSCALL_DOMAIN, "PassThrough")
-    return is_pass and not op.consumers
+    return flat_op.is_a(keys.SYSCALL_DOMAIN, "PassThrough") and not op.consumers
 
 
 def _is_plain_constant(op: FlatOp) -> bool:
     return (
-        op.domain == keys.SYSCALL_DOMAIN
-        and op.op_type == "Constant"
+        op.is_a(keys.SYSCALL_DOMAIN, "Constant")
         and not op.after
         and not op.control
         and len(op.outputs) == 1
     )
 
 
-def _is_component_domain(domain: str) -> bool:
-    return domain.startswith((keys.ROLE_DOMAIN_PREFIX, keys.PROTOCOL_DOMAIN_PREFIX))
-
-
 def _deadline_ns(flat: FlatFunction, op: FlatOp) -> int:
-    text = protos.get_meta(op.node, keys.DEADLINE_NS_KEY)
+    text = op.node.metadata.get(keys.DEADLINE_NS_KEY)
     if text is None:
         return 0
     if not (text.isascii() and text.isdigit()) or len(text) > 20:

@@ -1,35 +1,61 @@
-"""Programs: what install makes of an artifact before any node is there.
+"""Plans of programs: what install makes of an artifact before any node is there.
 
-Rule: a program is a pure function of (artifact, targets) and immutable; nodes that run the
+Rule: a plan is a pure function of (artifact, targets) and immutable; nodes that run the
 same artifact may share one. Nothing in it is looked up by name while running: values, slots
 and graphs are integers, sites are the bytes that arrive on the wire.
+
+Bindings stand in the model's metadata, settings of components in the functions that use a slot.
+Targets that are installed together share a slot of the same name, and have to agree on it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from onnx import FunctionProto, ModelProto
+from onnx import ModelProto
 
 from bbnode.components.registry import UnknownComponentType, component_class
-from bbnode.engine.bootstrap.planning import plan_bootstraps
 from bbnode.engine.bootstrap.targets import BootstrapPlan
-from bbnode.engine.errors import InvalidArtifact, NotCompiled, UnknownTarget
+from bbnode.engine.errors import (
+    InvalidArtifact,
+    MissingOp,
+    NotCompiled,
+    SlotBindingConflict,
+    UnknownTarget,
+)
 from bbnode.engine.frame import EntryPlan
 from bbnode.engine.ops.graphs import GraphSpec
-from bbnode.engine.planning.bindings import SlotPlan, find_bindings
-from bbnode.engine.planning.flatten import FunctionKey, check_acyclic, check_values, flatten
+from bbnode.engine.planning.flatten import (
+    ENGINE_DOMAIN,
+    OP_START,
+    FlatFunction,
+    check_acyclic,
+    check_values,
+    flatten,
+)
 from bbnode.engine.planning.planner import Planner
-from bbnode.engine.planning.recv_plan import answer_types
-from bbnode.engine.planning.sites import RecvSite, ResponseSite
-from bbnode.engine.planning.slices import INVOKE, cut_slices
+from bbnode.engine.planning.sites import RecvSite, ResponseSite, answer_types
+from bbnode.engine.planning.slices import INVOKE, Slice, cut_slices, is_entry
 from bbnode.engine.stores import StorePlan
-from bbnode.ir import keys, protos
-from bbnode.ir.bounds import OutOfBounds, check_bounds
+from bbnode.ir import keys
+from bbnode.ir.bounds import OutOfBounds
+from bbnode.ir.graph import Function, FunctionKey, Program, call_key, is_onnx_domain
+from bbnode.ir.onnx_file import model_of, program_of
+from bbnode.ir.slots import Binding
 from bbnode.ir.types import TypeNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotPlan:
+    """One slot of the node: its binding, its stored config, and who uses it."""
+
+    name: str
+    binding: Binding
+    config: bytes
+    targets: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +91,7 @@ class MethodUse:
 
 
 @dataclass(slots=True, kw_only=True)
-class Program:
+class ProgramPlan:
     """Everything that the installed targets need."""
 
     targets: tuple[TargetPlan, ...]
@@ -77,6 +103,7 @@ class Program:
     bootstraps: tuple[BootstrapPlan, ...]
     methods: tuple[MethodUse, ...]
     unsupported: tuple[str, ...]
+    missing_ops: tuple[MissingOp, ...]
     unreachable: tuple[str, ...]
     digest: bytes
     by_name: dict[str, TargetPlan] = field(init=False)
@@ -87,23 +114,23 @@ class Program:
             self.by_name.setdefault(target.peer_class, target)
 
     def find(self, target: str) -> TargetPlan:
-        """A target by its name or class; UnknownTarget otherwise."""
+        """Return a target by its name or class; UnknownTarget otherwise."""
         found = self.by_name.get(target)
         if found is None:
             raise UnknownTarget(target, [plan.name for plan in self.targets])
         return found
 
 
-def plan_program(model: ModelProto, targets: Sequence[str]) -> Program:
+def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> ProgramPlan:
     """Plan the `targets` (names, or classes) of a compiled model.
 
     Raises NotCompiled, UnknownTarget, SlotBindingConflict, InvalidArtifact.
     """
     try:
-        check_bounds(model)
+        program = model if isinstance(model, Program) else program_of(model)
     except OutOfBounds as error:
         raise InvalidArtifact("the model", str(error)) from error
-    version = protos.get_meta(model, keys.COMPILED_KEY)
+    version = program.metadata.get(keys.COMPILED_KEY)
     if version != keys.COMPILED_CURRENT_VERSION:
         raise NotCompiled(
             "the model is not compiled; run `bbnode compile` on the program first"
@@ -111,31 +138,28 @@ def plan_program(model: ModelProto, targets: Sequence[str]) -> Program:
             else f"the model was compiled for {version!r}, this bbnode runs "
             f"{keys.COMPILED_CURRENT_VERSION!r}; compile the program again"
         )
-    mains = resolve_targets(model, targets)
-    library: dict[FunctionKey, FunctionProto] = {}
-    graphs: dict[FunctionKey, FunctionProto] = {}
-    for function in model.functions:
+    all_mains = {f.name: f for f in program.functions if _is_main(f)}
+    mains = resolve_targets(all_mains, targets)
+    library: dict[FunctionKey, Function] = {}
+    graphs: dict[FunctionKey, Function] = {}
+    for function in program.functions:
         if function.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
-            graphs[protos.function_key(function)] = function
-        elif protos.get_meta(function, keys.TARGET_KEY) != "true":
-            library[protos.function_key(function)] = function
-    slots = find_bindings(model, mains, library)
+            graphs[function.key] = function
+        elif not _is_main(function):
+            library[function.key] = function
+    slots = _find_bindings(program.metadata, mains, library)
     for slot in slots:
         # A protocol's ops are known once the module of its component is imported. What is not
         # installed here, `install` tells, all of it at once.
         with contextlib.suppress(UnknownComponentType):
             component_class(slot.binding.type_name)
     planner = Planner(
-        graphs, [slot.name for slot in slots], _onnx_version(model), answer_types(model)
+        graphs, [slot.name for slot in slots], _opsets(program), answer_types(program.functions)
     )
     plans = [_plan_target(main, library, planner) for main in mains]
-    classes = [
-        protos.get_meta(function, keys.HOME_KEY) or function.name.split("#")[0]
-        for function in model.functions
-        if protos.get_meta(function, keys.TARGET_KEY) == "true"
-    ]
-    bootstraps = plan_bootstraps(library, mains, classes, planner)
-    return Program(
+    classes = [class_of(main) for main in all_mains.values()]
+    bootstraps = _plan_bootstraps(library, mains, classes, planner)
+    return ProgramPlan(
         targets=tuple(plans),
         slots=tuple(slots),
         graphs=tuple(planner.graphs),
@@ -151,30 +175,39 @@ def plan_program(model: ModelProto, targets: Sequence[str]) -> Program:
         ),
         bootstraps=tuple(bootstraps),
         unsupported=tuple(planner.unsupported),
+        missing_ops=tuple(planner.missing_ops),
         unreachable=tuple(planner.unreachable),
-        digest=_digest(model, mains),
+        digest=_digest(model, program, mains),
     )
 
 
-def _digest(model: ModelProto, mains: Sequence[FunctionProto]) -> bytes:
-    """What snapshots and records are checked against: the artifact, and the targets of it.
+def _digest(model: ModelProto | Program, program: Program, mains: Iterable[Function]) -> bytes:
+    """Return what snapshots and records are checked against: of the artifact, and its targets.
 
     A sealed model says its own digest; it was compared with it when the model was read.
     """
-    sealed = protos.get_meta(model, keys.SEAL_KEY)
-    whole = sealed.encode() if sealed else model.SerializeToString(deterministic=True)
+    sealed = program.metadata.get(keys.SEAL_KEY)
+    if sealed:
+        whole = sealed.encode()
+    else:
+        file = model_of(model) if isinstance(model, Program) else model
+        whole = file.SerializeToString(deterministic=True)
     names = "".join(f"\0{main.name}" for main in mains)
     return hashlib.sha256(whole + names.encode()).digest()
 
 
-def resolve_targets(model: ModelProto, targets: Sequence[str]) -> list[FunctionProto]:
-    """The partition mains of `targets`: by exact name, else as `<class>#<hash>`; each once."""
-    mains = {
-        function.name: function
-        for function in model.functions
-        if protos.get_meta(function, keys.TARGET_KEY) == "true"
-    }
-    chosen: dict[str, FunctionProto] = {}
+def class_of(function: Function) -> str:
+    """Return the class that plays a partition main, or is the home of a bootstrap."""
+    return function.metadata.get(keys.HOME_KEY) or function.name.split("#")[0]
+
+
+def _is_main(function: Function) -> bool:
+    return function.metadata.get(keys.TARGET_KEY) == "true"
+
+
+def resolve_targets(mains: Mapping[str, Function], targets: Sequence[str]) -> list[Function]:
+    """Return the mains of `targets`: by exact name, else as `<class>#<hash>`; each once."""
+    chosen: dict[str, Function] = {}
     for target in targets:
         names = [target] if target in mains else [n for n in mains if n.split("#")[0] == target]
         if not names:
@@ -187,23 +220,31 @@ def resolve_targets(model: ModelProto, targets: Sequence[str]) -> list[FunctionP
     return list(chosen.values())
 
 
-def _onnx_version(model: ModelProto) -> int:
-    versions = [o.version for o in model.opset_import if protos.is_onnx_domain(o.domain)]
-    return versions[0] if versions else keys.ONNX_OPSET_VERSION
+def _opsets(program: Program) -> dict[str, int]:
+    """Return the versions of opsets that the program imports, upstream ONNX as ""."""
+    found: dict[str, int] = {}
+    for entry in program.opset_imports:
+        found.setdefault("" if is_onnx_domain(entry.domain) else entry.domain, entry.version)
+    return found
+
+
+def _cut(flat: FlatFunction, planner: Planner) -> list[Slice]:
+    """Return the slices of a flat function, once it is known to be sound."""
+    makers = check_values(flat)
+    check_acyclic(flat, makers)
+    slices, unreachable = cut_slices(flat, makers)
+    planner.unreachable += [f"{flat.name}: {flat.ops[p].name}" for p in unreachable]
+    planner.report_unsupported(flat)
+    return slices
 
 
 def _plan_target(
-    main: FunctionProto, library: Mapping[FunctionKey, FunctionProto], planner: Planner
+    main: Function, library: Mapping[FunctionKey, Function], planner: Planner
 ) -> TargetPlan:
     if not main.name:
         raise InvalidArtifact("a target", "has no name")
     flat = flatten(main, library)
-    makers = check_values(flat)
-    check_acyclic(flat, makers)
-    slices, unreachable = cut_slices(flat, makers)
-    planner.unreachable += [f"{main.name}: {flat.ops[p].name}" for p in unreachable]
-    planner.report_unsupported(flat)
-    built = [(piece, planner.build(flat, piece)) for piece in slices]
+    built = [(piece, planner.build(flat, piece)) for piece in _cut(flat, planner)]
     invoke = next(plan for piece, plan in built if piece.name == INVOKE)
     events = {}
     for piece, plan in built:
@@ -215,8 +256,142 @@ def _plan_target(
         events[flat.inputs[0]] = invoke
     return TargetPlan(
         name=main.name,
-        peer_class=protos.get_meta(main, keys.HOME_KEY) or main.name.split("#")[0],
+        peer_class=class_of(main),
         inputs={name: flat.types.get(name) for name in flat.inputs},
         invoke=invoke,
         events=events,
+    )
+
+
+# --- bindings --------------------------------------------------------------------------
+
+
+def _find_bindings(
+    metadata: Mapping[str, str],
+    mains: Sequence[Function],
+    library: Mapping[FunctionKey, Function],
+) -> list[SlotPlan]:
+    """Return the slots of all targets, in name order.
+
+    Raises InvalidArtifact for a malformed entry and SlotBindingConflict.
+    """
+    found: dict[str, list[tuple[str, Binding, bytes]]] = {}
+    for main in mains:
+        prefix = keys.binding_key(main.name, "")
+        configs = _stored_configs(main, library)
+        for key in sorted(metadata):
+            if not key.startswith(prefix):
+                continue
+            slot = key.removeprefix(prefix)
+            fields = metadata[key].split("|")
+            if len(fields) != 3 or not slot or not all(fields):
+                raise InvalidArtifact(main.name, f"malformed binding {key!r}: {metadata[key]!r}")
+            binding = Binding.decode(main.name, slot, metadata[key])
+            found.setdefault(slot, []).append((main.name, binding, configs.get(slot, b"")))
+    return [_agree(slot, found[slot]) for slot in sorted(found)]
+
+
+def _agree(slot: str, given: list[tuple[str, Binding, bytes]]) -> SlotPlan:
+    _, first, config = given[0]
+    same = all(
+        (binding.role, binding.type_name, stored) == (first.role, first.type_name, config)
+        for _, binding, stored in given
+    )
+    if not same:
+        raise SlotBindingConflict(
+            slot,
+            [
+                (target, f"{b.role} {b.type_name}, config of {len(stored)} bytes")
+                for target, b, stored in given
+            ],
+        )
+    return SlotPlan(
+        name=slot, binding=first, config=config, targets=tuple(target for target, _, _ in given)
+    )
+
+
+def _stored_configs(main: Function, library: Mapping[FunctionKey, Function]) -> dict[str, bytes]:
+    """Return the settings of concrete slots, of the main and of all that it calls."""
+    # A slot that only a bootstrap uses stands there; one name is one slot in all of the model.
+    bootstraps = [f for f in library.values() if keys.MODULE_PHASE_KEY in f.metadata]
+    configs: dict[str, bytes] = {}
+    for function in (main, *_called([*bootstraps, main], library), *bootstraps):
+        for name, attribute in function.defaults.items():
+            if isinstance(attribute.value, bytes):
+                configs.setdefault(name, attribute.value)
+    return configs
+
+
+def _called(callers: Sequence[Function], library: Mapping[FunctionKey, Function]) -> list[Function]:
+    """Return the functions that are called, through all calls, each once."""
+    found: dict[FunctionKey, Function] = {}
+    stack = list(callers)
+    while stack:
+        for node in stack.pop().nodes:
+            key = call_key(node)
+            if key in library and key not in found:
+                found[key] = library[key]
+                stack.append(library[key])
+    return list(found.values())
+
+
+# --- bootstraps ------------------------------------------------------------------------
+
+
+def _plan_bootstraps(
+    library: Mapping[FunctionKey, Function],
+    mains: Sequence[Function],
+    classes: Sequence[str],
+    planner: Planner,
+) -> list[BootstrapPlan]:
+    """Return the bootstraps of a node that plays `mains`, in the order of these.
+
+    A bootstrap belongs to a node when all slots that it uses, through all of its calls, are bound
+    there; one that uses none, when its home class is installed there, or is none of `classes`,
+    those of all targets. It is one execution, which a host starts.
+    """
+    homes = [class_of(main) for main in mains]
+    found: list[tuple[int, BootstrapPlan]] = []
+    for function in library.values():
+        if not _is_bootstrap(function):
+            continue
+        flat = flatten(function, library)
+        slots = [
+            op.node.metadata[keys.SLOT_KEY] for op in flat.ops if keys.SLOT_KEY in op.node.metadata
+        ]
+        home = function.metadata.get(keys.HOME_KEY) or keys.SELF_CLASS
+        elsewhere = not slots and home in classes and home not in homes
+        if elsewhere or not all(planner.has_slot(slot) for slot in slots):
+            continue
+        rank = homes.index(home) if home in homes else len(homes)
+        found.append((rank, _plan_bootstrap(function, flat, frozenset(slots), library, planner)))
+    return [plan for _, plan in sorted(found, key=lambda entry: entry[0])]
+
+
+def _is_bootstrap(function: Function) -> bool:
+    return function.metadata.get(keys.MODULE_PHASE_KEY) == keys.BOOTSTRAP_PHASE
+
+
+def _plan_bootstrap(
+    function: Function,
+    flat: FlatFunction,
+    slots: frozenset[str],
+    library: Mapping[FunctionKey, Function],
+    planner: Planner,
+) -> BootstrapPlan:
+    for op in flat.ops:
+        if op.is_a(keys.SYSCALL_DOMAIN, "Pulse"):  # fires with the start of the bootstrap
+            op.domain, op.op_type = ENGINE_DOMAIN, OP_START
+        elif is_entry(op):
+            planner.unsupported.append(
+                f"{flat.name}: {op.name}: {op.op_type} in a bootstrap, where it never fires"
+            )
+    body = next(piece for piece in _cut(flat, planner) if piece.name == INVOKE)
+    called = filter(_is_bootstrap, _called([function], library))
+    return BootstrapPlan(
+        name=function.name.removesuffix(keys.BOOTSTRAP_SUFFIX),
+        inputs={name: flat.types.get(name) for name in flat.inputs},
+        plan=planner.build(flat, body),
+        touches=frozenset(planner.slot_index(slot, flat.name) for slot in slots),
+        includes=frozenset(each.name.removesuffix(keys.BOOTSTRAP_SUFFIX) for each in called),
     )

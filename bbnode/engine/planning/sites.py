@@ -1,4 +1,4 @@
-"""Where fills land: the sites of installed Recvs.
+"""Where fills land: the sites of installed Recvs, and what the artifact says of them.
 
 Rule: a site says, before a payload is decoded, what may come and from whom: from a peer of a
 class that sends there in the program, and from this node itself. A fill without a payload is
@@ -7,11 +7,19 @@ taken only where nothing behind the site reads the payload as more than a trigge
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from bbnode.engine.frame import EntryPlan
-from bbnode.ir import types
+from bbnode.engine.ops.build import OpBuild
+from bbnode.engine.planning.flatten import FlatFunction
+from bbnode.ir import keys, types
+from bbnode.ir.graph import Function, ValueType, is_wire
+from bbnode.ir.opset import lookup_op
 from bbnode.ir.types import TypeNode
+
+# Ops that hand their payload through; what counts is who reads it behind them.
+_TRANSPARENT = keys.GATE_OPS | {keys.OP_DEADLINE_CHECK, "PassThrough"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +50,7 @@ class ResponseSite:
 
 
 def answers_with(site: ResponseSite, type_hash: int, *, trigger_only: bool) -> TypeNode | str:
-    """The type to decode, or the kind of refusal: TypeMismatch or UnknownTypeHash."""
+    """Return the type to decode, or the kind of refusal: TypeMismatch or UnknownTypeHash."""
     node = types.TRIGGER if trigger_only else types.type_by_hash(type_hash)
     if node is None or not node.is_leaf:
         return "UnknownTypeHash"
@@ -52,7 +60,7 @@ def answers_with(site: ResponseSite, type_hash: int, *, trigger_only: bool) -> T
 
 
 def accepts(site: RecvSite, type_hash: int) -> TypeNode | str:
-    """The type to decode, or the kind of refusal: TypeMismatch or UnknownTypeHash."""
+    """Return the type to decode, or the kind of refusal: TypeMismatch or UnknownTypeHash."""
     if site.type_hash is not None and type_hash != site.type_hash:
         return "TypeMismatch"
     node = types.type_by_hash(type_hash)
@@ -61,3 +69,108 @@ def accepts(site: RecvSite, type_hash: int) -> TypeNode | str:
     if site.declared is not None and not node.is_a(site.declared):
         return "TypeMismatch"
     return node
+
+
+def recv_site(
+    build: OpBuild, flat: FlatFunction, plan: EntryPlan, slots: Mapping[str, int]
+) -> RecvSite:
+    """Return the site of a Recv or RecvReq; raises InvalidArtifact."""
+    is_request = build.flat.op_type == keys.OP_RECV_REQ
+    if len(build.flat.outputs) != (3 if is_request else 2) or not all(build.flat.outputs):
+        raise build.wrong(f"has {len(build.flat.outputs)} outputs")
+    payload = build.flat.outputs[0]
+    declared = _declared(build, flat.types.get(payload))
+    type_hash = None
+    if keys.TYPE_HASH_KEY in build.node.metadata:
+        type_hash = build.meta_int(keys.TYPE_HASH_KEY)
+        if types.type_by_hash(type_hash) is None:
+            raise build.wrong(f"expects a payload of unknown type {type_hash:#018x}")
+    elif declared is not None and declared.is_leaf:
+        type_hash = declared.wire_hash
+    return RecvSite(
+        site=build.meta_int(keys.SITE_ID_KEY),
+        name=f"{flat.name}: {build.flat.name}",
+        senders=sender_classes(build),
+        plan=plan,
+        is_request=is_request,
+        declared=declared,
+        type_hash=type_hash,
+        trigger_only=_only_triggers(build, flat, payload),
+        slot=_slot_of(build, flat, slots),
+    )
+
+
+def answer_types(functions: Iterable[Function]) -> dict[bytes, tuple[TypeNode, ...]]:
+    """Return the types with which a program answers, by suffix of the site where answers come in.
+
+    They stand with the ops that answer, in the targets of other classes. A site to which one
+    answers with anything is left out.
+    """
+    found: dict[bytes, dict[TypeNode, None]] = {}
+    for function in functions:
+        for node in function.nodes:
+            if not is_wire(node, keys.OP_SEND_RESP) or not node.inputs:
+                continue
+            answer = function.kind_of(node.inputs[0]) or types.ANY
+            if node.metadata.get(keys.WIRE_TRANSPORT_KEY) == keys.TRANSPORT_TRIGGER_ONLY:
+                answer = types.TRIGGER
+            for name in node.attributes:
+                if name.startswith(keys.DEST_SUFFIX_PREFIX):
+                    found.setdefault(node.attr(name), {})[answer] = None
+    return {suffix: tuple(kinds) for suffix, kinds in found.items() if types.ANY not in kinds}
+
+
+def sender_classes(build: OpBuild) -> frozenset[str]:
+    """Return the classes that send to a receiver; raises InvalidArtifact where it names none."""
+    text = build.node.metadata.get(keys.SENDER_CLASS_KEY) or ""
+    classes = frozenset(name for name in text.split(",") if name)
+    if not classes:
+        # Taking from anybody instead would let a stranger run what only the server may.
+        raise build.wrong(
+            f"has no {keys.SENDER_CLASS_KEY}, so that nobody may send to it; compile the program "
+            "with this version of bbnode"
+        )
+    return classes
+
+
+def _declared(build: OpBuild, known: TypeNode | None) -> TypeNode | None:
+    declared = build.node.attr(keys.ATTR_PAYLOAD_TYPE)
+    if declared is None:
+        return known
+    if not isinstance(declared, ValueType) or declared.kind is None:
+        raise build.wrong("declares a payload of a type that is not known here")
+    return declared.kind
+
+
+def _only_triggers(build: OpBuild, flat: FlatFunction, payload: str) -> bool:
+    """Return True if nothing reads the payload as more than a trigger."""
+    if build.node.metadata.get(keys.WIRE_TRANSPORT_KEY) == keys.TRANSPORT_TRIGGER_ONLY:
+        return True
+    names = [payload]
+    while names:
+        name = names.pop()
+        if name in flat.outputs:
+            return False
+        for op in flat.ops:
+            for port, given in enumerate(op.inputs):
+                if given != name:
+                    continue
+                if op.domain == keys.SYSCALL_DOMAIN and op.op_type in _TRANSPARENT:
+                    names.extend(op.outputs)
+                    continue
+                spec = lookup_op(op.domain, op.op_type)
+                if spec is None or port >= len(spec.inputs):
+                    return False
+                if spec.inputs[port].type is not types.TRIGGER:
+                    return False
+    return True
+
+
+def _slot_of(build: OpBuild, flat: FlatFunction, slots: Mapping[str, int]) -> int | None:
+    """Return the slot whose component the payload is for, by the id that the compiler stamped."""
+    wanted = build.node.metadata.get(keys.RECV_SLOT_ID_KEY)
+    if wanted is None:
+        return None
+    metadata = (op.node.metadata for op in flat.ops)
+    users = (entries for entries in metadata if entries.get(keys.SLOT_ID_KEY) == wanted)
+    return slots.get(next(users, {}).get(keys.SLOT_KEY, ""))

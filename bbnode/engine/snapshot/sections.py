@@ -16,7 +16,7 @@ from bbnode.engine.snapshot.frames import FrameTable
 if TYPE_CHECKING:
     from bbnode.engine.bootstrap.bootstraps import Bootstraps
     from bbnode.engine.dispatch import Dispatch
-    from bbnode.engine.planning.program import Program
+    from bbnode.engine.planning.program import ProgramPlan
     from bbnode.engine.runtime import Runtime
     from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
@@ -59,7 +59,7 @@ def tables_of(
     }
 
 
-def plans_of(program: Program, rt: Runtime, bootstraps: Bootstraps) -> list[EntryPlan]:
+def plans_of(program: ProgramPlan, rt: Runtime, bootstraps: Bootstraps) -> list[EntryPlan]:
     """All plans that an execution may follow, in an order that is the program's."""
     found: dict[int, EntryPlan] = {}
     plans = [

@@ -25,7 +25,7 @@ from bbnode.ir.errors import BbnodeError
 if TYPE_CHECKING:
     from bbnode.engine.bootstrap.bootstraps import Bootstraps
     from bbnode.engine.dispatch import Dispatch
-    from bbnode.engine.planning.program import Program
+    from bbnode.engine.planning.program import ProgramPlan
     from bbnode.engine.runtime import Runtime
 
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class NodeParts:
     """Where all of a node's state is."""
 
-    program: Program
+    program: ProgramPlan
     rt: Runtime
     dispatch: Dispatch
     bootstraps: Bootstraps

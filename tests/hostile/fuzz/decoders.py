@@ -29,8 +29,13 @@ from bbnode.ir.address import (
     parse_site_suffix,
     site_suffix,
 )
-from bbnode.ir.envelope import SlotFill, WireCorrelation, WireEnvelope, encode_envelope
-from bbnode.ir.envelope_reader import decode_any, decode_envelope
+from bbnode.ir.envelope import (
+    SlotFill,
+    WireCorrelation,
+    WireEnvelope,
+    decode_envelope,
+    encode_envelope,
+)
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
@@ -155,7 +160,6 @@ DECODERS: dict[str, Decoder] = {
         if node.is_leaf and node.name[0] != "_"
     },
     "envelope": Decoder(decode_envelope, (_ENVELOPE,)),
-    "envelope_any": Decoder(decode_any, (_ENVELOPE,)),
     "address": Decoder(address_from_bytes, (_ADDRESS.to_bytes(),)),
     "address_text": Decoder(_text(parse_address), (str(_ADDRESS).encode(),)),
     "suffix": Decoder(_component, (site_suffix(5),), ()),

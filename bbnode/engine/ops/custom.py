@@ -1,0 +1,64 @@
+"""Custom ops: functions of other packages, beside the backend.
+
+Rule: they belong to no component, so that nothing waits for them and they wait for nothing. One
+that is declared `offload` runs in a worker thread of the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bbnode.engine import steps
+from bbnode.engine.frame import Frame
+from bbnode.engine.ops.build import Fire, OpBuild
+from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS, Parked, Why
+from bbnode.ir.errors import AuthorError
+from bbnode.ops.custom import CustomOp
+
+
+def bind_custom_op(build: OpBuild, custom: CustomOp) -> Fire:
+    """Return the `fire` of a custom op; raises InvalidArtifact."""
+    op, inputs = build.op, build.inputs
+    ports = len(custom.spec.outputs)
+    if len(build.outputs) > ports:
+        raise build.wrong(f"has {len(build.outputs)} outputs; its schema has {ports}")
+    try:
+        attributes = {name: build.node.attr(name) for name in build.node.attributes}
+        run = custom.bound(attributes, build.flat.name)
+    except AuthorError as error:
+        raise build.wrong(f"does not fit its schema: {error}") from error
+    is_one = len(build.outputs) == 1
+    used = len(build.outputs)
+
+    def finish(_frame: Frame, made: Any) -> Any:
+        return made[0] if is_one else made[:used]
+
+    def fire(frame: Frame) -> Any:
+        values = frame.values
+        return finish(frame, run([values[i] for i in inputs]))
+
+    def hand_out(parked: Parked) -> steps.RunTask:
+        arguments = parked.arguments or ()
+        return steps.RunTask(token=parked.token, fn=lambda: run(arguments), op=op.name)
+
+    def fire_elsewhere(frame: Frame) -> Any:
+        rt, values = frame.rt, frame.values
+        token = rt.parking.new_token()
+        is_parked = rt.suspensions.park(
+            frame,
+            op,
+            Why.TASK,
+            op.name,
+            until_ns=rt.now_ns + (op.deadline_ns or DEFAULT_PARK_DEADLINE_NS),
+            arguments=tuple([values[i] for i in inputs]),
+            token=token,
+        )
+        parked = rt.parking.get(token)
+        if parked is not None:
+            rt.steps.append(hand_out(parked))
+        return is_parked
+
+    if not custom.offload:
+        return fire
+    op.finish, op.hand_out = finish, hand_out
+    return fire_elsewhere
