@@ -196,7 +196,7 @@ REFUSED = [
     ("access/policy.py", "from bbnode.transport.backend import Direction"),
     ("access/policy.py", "import trio"),
     ("engine/plan.py", "from bbnode.access.policy import Policy"),
-    ("compiler/driver.py", "from bbnode.components.onnx_model import OnnxModel"),
+    ("compiler/driver.py", "from bbnode.components.models.onnx_model import OnnxModel"),
     ("components/fedavg.py", "import importlib\nimportlib.import_module('bbnode.engine')"),
     ("transport/driver.py", "import libp2p"),
     ("sim/world.py", "from bbnode.transport.libp2p.backend import Libp2pBackend"),

@@ -10,23 +10,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bbnode.components.backends.ort import OrtBackend, OrtBackendConfig
+    from bbnode.components.backends.reference import ReferenceBackend, ReferenceBackendConfig
     from bbnode.components.contracts import Component, ComponentError, OpContext, offload
-    from bbnode.components.data_sources import ArrayDataSource, ArrayDataSourceConfig
+    from bbnode.components.data.arrays import ArrayDataSource, ArrayDataSourceConfig
+    from bbnode.components.data.sklearn import SklearnDataSource, SklearnDataSourceConfig
     from bbnode.components.fedavg import FedAvg, FedAvgConfig
-    from bbnode.components.global_registry import (
-        GlobalRegistryServer,
-        GlobalRegistryServerConfig,
-    )
-    from bbnode.components.global_registry_client import (
+    from bbnode.components.models.mlp import mlp_forward
+    from bbnode.components.models.onnx_model import OnnxModel, OnnxModelConfig
+    from bbnode.components.peer_registry.client import (
         GlobalRegistryClient,
         GlobalRegistryClientConfig,
         GlobalRegistryView,
         GlobalRegistryViewConfig,
     )
-    from bbnode.components.mlp import mlp_forward
-    from bbnode.components.onnx_model import OnnxModel, OnnxModelConfig
-    from bbnode.components.ort_backend import OrtBackend, OrtBackendConfig
-    from bbnode.components.reference_backend import ReferenceBackend, ReferenceBackendConfig
+    from bbnode.components.peer_registry.server import (
+        GlobalRegistryServer,
+        GlobalRegistryServerConfig,
+    )
     from bbnode.components.registry import concrete, register_component
     from bbnode.components.selectors import (
         ConnectedView,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         ConstantViewConfig,
     )
     from bbnode.components.settings import local_setting, path_setting
-    from bbnode.components.sklearn_data_source import SklearnDataSource, SklearnDataSourceConfig
 
 _MODULE_OF = {
     "ArrayDataSource": "data_sources",

@@ -18,14 +18,14 @@ from typing import Any, ClassVar, Final, Protocol
 
 from multiaddr import Multiaddr
 
+from bbnode.components.backends.primitives import PreparedGraph as PreparedGraph
+from bbnode.components.backends.primitives import Primitives
 from bbnode.components.errors import ComponentError as ComponentError
 from bbnode.components.inbound import inbound as inbound
 from bbnode.components.inbound import inbound_ops as inbound_ops
 from bbnode.components.offloading import is_offloaded as is_offloaded
 from bbnode.components.offloading import offload as offload
 from bbnode.components.offloading import only_reads as only_reads
-from bbnode.components.primitives import PreparedGraph as PreparedGraph
-from bbnode.components.primitives import Primitives
 from bbnode.ir import codec
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.errors import AuthorError

@@ -21,7 +21,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from bbnode.components.backend_base import quotient_model, scaled_sum_model
+from bbnode.components.backends.caching import quotient_model, scaled_sum_model
 from bbnode.components.claims import capped, is_loss, shown, told
 from bbnode.components.contracts import (
     Aggregator,

@@ -12,21 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multiaddr import Multiaddr
 
-from bbnode.components import global_registry
-from bbnode.components import global_registry_messages as messages
 from bbnode.components.contracts import ComponentError
 from bbnode.components.errors import InvalidComponentConfig, NotEnoughPeers
-from bbnode.components.global_registry import (
-    GlobalRegistryServer,
-    GlobalRegistryServerConfig,
-    S,
-)
-from bbnode.components.global_registry_client import (
+from bbnode.components.peer_registry import messages as messages
+from bbnode.components.peer_registry import server
+from bbnode.components.peer_registry.client import (
     GlobalRegistryClient,
     GlobalRegistryClientConfig,
     TooManyRegistries,
 )
-from bbnode.components.global_registry_messages import Announcement, Cookie, UnusableMessage
+from bbnode.components.peer_registry.messages import Announcement, Cookie, UnusableMessage
+from bbnode.components.peer_registry.server import (
+    GlobalRegistryServer,
+    GlobalRegistryServerConfig,
+    S,
+)
 from bbnode.engine import steps
 from bbnode.examples import registry as program
 from bbnode.ir.caps import MAX_PAGE_BYTES

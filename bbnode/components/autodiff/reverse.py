@@ -10,17 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from onnx import NodeProto
 
-from bbnode.components.autodiff import (
-    rules_conv,
-    rules_elementwise,
-    rules_index,
-    rules_linear,
-    rules_norm,
-    rules_reduce,
-    rules_shape,
-)
+from bbnode.components.autodiff import rules_index, rules_linear, rules_reduce
 from bbnode.components.autodiff.builder import GraphBuilder, captured_names
 from bbnode.components.autodiff.errors import UnsupportedGradient
+from bbnode.components.autodiff.rules import convolution, elementwise, layers, moving
 from bbnode.components.autodiff.table import VjpContext, is_piecewise_constant, lookup
 from bbnode.components.autodiff.values import ValueType, is_float
 

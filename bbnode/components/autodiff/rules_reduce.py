@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bbnode.components.autodiff.rules_norm import share_among_equals
+from bbnode.components.autodiff.rules.layers import share_among_equals
 from bbnode.components.autodiff.table import VjpContext, vjp
 
 Grads = Sequence[str | None]

@@ -19,7 +19,7 @@ import trio
 from bbnode.access import exchange, redeem, revocation, sealed, statement, ticket
 from bbnode.access.errors import AccessRefused, Refusal
 from bbnode.access.signing import SigningKey
-from bbnode.components import global_registry_messages as registry
+from bbnode.components.peer_registry import messages as registry
 from bbnode.daemon import dial_back
 from bbnode.ir import codec, types, values
 from bbnode.ir.address import (

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import ModelProto, numpy_helper
 
 from bbnode.components.autodiff import InvalidForwardModel, TrainingGraphs, training_graphs
-from bbnode.components.backend_base import scaled_sum_model
+from bbnode.components.backends.caching import scaled_sum_model
 from bbnode.components.contracts import (
     Backend,
     ComponentError,

@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Protocol
 
 from onnx import ModelProto, TensorProto
 
+from bbnode.components.backends.graphs import FIRST_OPSET, InterpretedGraph
 from bbnode.components.errors import BackendError
-from bbnode.components.interpreter import FIRST_OPSET, InterpretedGraph
 from bbnode.components.one_op import one_op_model
 from bbnode.ir import protos
 from bbnode.ir.values import Value

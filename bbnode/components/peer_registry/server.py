@@ -15,10 +15,10 @@ from typing import ClassVar, Final
 
 import msgpack
 
-from bbnode.components import global_registry_messages as messages
 from bbnode.components.contracts import ComponentError, OpContext, inbound
 from bbnode.components.errors import InvalidComponentConfig
-from bbnode.components.global_registry_messages import Cookie, Page, Row
+from bbnode.components.peer_registry import messages as messages
+from bbnode.components.peer_registry.messages import Cookie, Page, Row
 from bbnode.components.registry import register_component
 from bbnode.components.selectors import DrawingSelector, draw
 from bbnode.ir.caps import MAX_BOOK_PEERS, MAX_PAGE_BYTES, MAX_PAGE_ROWS

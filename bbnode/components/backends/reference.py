@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import RuntimeContextError, RuntimeImplementationError
 from onnx.reference.ops import op_loop
 
-from bbnode.components.backend_base import CachingBackend
+from bbnode.components.backends.caching import CachingBackend
 from bbnode.components.contracts import PreparedGraph
 from bbnode.components.errors import BackendError
 from bbnode.components.registry import register_component

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from bbnode.components.data_sources import Features, Labels, MemoryDataSource, permutation
+from bbnode.components.data.arrays import Features, Labels, MemoryDataSource, permutation
 from bbnode.components.errors import DataUnavailable, InvalidComponentConfig
 from bbnode.components.registry import register_component
 from bbnode.ir.types import TENSOR_FLOAT, TENSOR_INT64, TypeNode

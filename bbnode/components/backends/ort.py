@@ -19,7 +19,7 @@ import onnxruntime
 from onnx import ModelProto
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from bbnode.components.backend_base import CachingBackend
+from bbnode.components.backends.caching import CachingBackend
 from bbnode.components.contracts import PreparedGraph
 from bbnode.components.errors import BackendError, BackendUnavailable, InvalidComponentConfig
 from bbnode.components.registry import register_component

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Final
 import msgpack
 from multiaddr import Multiaddr
 
-from bbnode.components import global_registry_messages as messages
 from bbnode.components.contracts import ComponentError, OpContext, ProtocolComponent
 from bbnode.components.errors import InvalidComponentConfig
-from bbnode.components.global_registry_messages import Cookie, Row
+from bbnode.components.peer_registry import messages as messages
+from bbnode.components.peer_registry.messages import Cookie, Row
 from bbnode.components.registry import register_component
 from bbnode.components.selectors import DrawingSelector
 from bbnode.ir import keys, opset
