@@ -14,8 +14,8 @@ from multiaddr import Multiaddr
 
 from bbnode.components.contracts import ComponentError
 from bbnode.components.errors import InvalidComponentConfig, NotEnoughPeers
-from bbnode.components.peer_registry import messages as messages
-from bbnode.components.peer_registry import server
+from bbnode.components.peer_registry import messages
+from bbnode.components.peer_registry import server as server_module
 from bbnode.components.peer_registry.client import (
     GlobalRegistryClient,
     GlobalRegistryClientConfig,
@@ -246,7 +246,7 @@ def test_a_reader_that_reads_on_ends_with_what_is_there(events, page: int, room:
         return said.more
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (messages, global_registry):
+        for module in (messages, server_module):
             patch.setattr(module, "MAX_PAGE_ROWS", page)
         for who, number in events:
             if who >= 0:
@@ -378,7 +378,7 @@ def test_a_view_is_believed_for_its_ttl_and_survives_a_restart() -> None:
 
 
 def test_a_view_of_many_pages_is_read_to_its_end(monkeypatch) -> None:
-    for module in (messages, global_registry):
+    for module in (messages, server_module):
         monkeypatch.setattr(module, "MAX_PAGE_ROWS", 3)
     one, registry = client(), server()
     for i in range(10):
