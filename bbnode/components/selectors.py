@@ -53,7 +53,7 @@ class DrawingSelector(PeerSelector):
         self._draws = 0
 
     @abstractmethod
-    def _candidates(self, ctx: OpContext) -> Sequence[PeerId]:
+    def candidates(self, ctx: OpContext) -> Sequence[PeerId]:
         """Who can be chosen, in PeerId order."""
 
     def sample(self, ctx: OpContext, *, n: int) -> PeerIdVec:
@@ -74,7 +74,7 @@ class DrawingSelector(PeerSelector):
 
     def current_view(self, ctx: OpContext) -> PeerIdVec:
         """All peers that can be chosen, be they fewer than `min_peers` or none."""
-        return PeerIdVec(self._candidates(ctx))
+        return PeerIdVec(self.candidates(ctx))
 
     def select(self, ctx: OpContext, key: Value | None, *, mode: str, n: int) -> PeerIdVec:
         """`mode` "random" draws n peers, "all" gives every one.
@@ -110,7 +110,7 @@ class DrawingSelector(PeerSelector):
         self._draws = draws
 
     def _checked(self, ctx: OpContext) -> Sequence[PeerId]:
-        candidates = self._candidates(ctx)
+        candidates = self.candidates(ctx)
         if len(candidates) < self.config.min_peers:
             raise NotEnoughPeers(
                 component=self.TYPE_NAME,
@@ -136,7 +136,7 @@ class ConnectedView(DrawingSelector):
     TYPE_NAME: ClassVar[str] = "bbnode.ConnectedView"
     Config: ClassVar[type] = ConnectedViewConfig
 
-    def _candidates(self, ctx: OpContext) -> Sequence[PeerId]:
+    def candidates(self, ctx: OpContext) -> Sequence[PeerId]:
         return sorted(ctx.peers.connected(ctx.peer_class))
 
 
@@ -165,5 +165,5 @@ class ConstantView(DrawingSelector):
                 f"{self.TYPE_NAME}: `peers` holds what is no PeerId: {error}"
             ) from error
 
-    def _candidates(self, ctx: OpContext) -> Sequence[PeerId]:
+    def candidates(self, ctx: OpContext) -> Sequence[PeerId]:
         return self._peers

@@ -260,9 +260,9 @@ class Counting(OrtBackend):
         super().__init__(OrtBackendConfig())
         self.built: list[str] = []
 
-    def _build(self, model):
+    def build_graph(self, model):
         self.built.append(model.graph.name.split(".")[-1])
-        return super()._build(model)
+        return super().build_graph(model)
 
 
 def test_the_bootstrap_prepares_what_a_round_needs() -> None:

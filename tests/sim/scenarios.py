@@ -53,7 +53,7 @@ class _FewExamples(MemoryDataSource):
     TYPE_NAME: ClassVar[str] = "test.FewExamples"
     Config: ClassVar[type] = FewExamplesConfig
 
-    def _load(self):
+    def load(self):
         labels = np.arange(self.config.samples) % 10
         return np.eye(64, dtype=np.float32)[labels], labels.astype(np.int64)
 

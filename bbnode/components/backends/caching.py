@@ -23,7 +23,7 @@ from bbnode.ir.keys import FRAMEWORK_IR_VERSION, ONNX_OPSET_VERSION
 
 
 class CachingBackend(Backend):
-    """A backend that prepares whole graphs; subclasses say how in `_build`."""
+    """A backend that prepares whole graphs; subclasses say how in `build_graph`."""
 
     def __init__(self, config: Any, max_prepared: int) -> None:
         super().__init__(config)
@@ -37,7 +37,7 @@ class CachingBackend(Backend):
         self._lock = threading.Lock()
 
     @abstractmethod
-    def _build(self, model: ModelProto) -> PreparedGraph:
+    def build_graph(self, model: ModelProto) -> PreparedGraph:
         """Make a graph runnable; BackendError when that fails."""
 
     def prepare(self, model: ModelProto) -> PreparedGraph:
@@ -58,7 +58,7 @@ class CachingBackend(Backend):
             check_bounds(model)
         except OutOfBounds as error:
             raise BackendError(f"{self.TYPE_NAME}: graph {model.graph.name!r}: {error}") from error
-        built = self._build(model)
+        built = self.build_graph(model)
         with self._lock:
             self._prepared[key] = built
             while len(self._prepared) > self._max_prepared:

@@ -150,7 +150,7 @@ class OrtBackend(CachingBackend):
         tensor.flags.writeable = False
         return tensor
 
-    def _build(self, model: ModelProto) -> PreparedGraph:
+    def build_graph(self, model: ModelProto) -> PreparedGraph:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.config.intra_op_threads
         options.inter_op_num_threads = self.config.inter_op_threads

@@ -87,7 +87,7 @@ class ReferenceBackend(CachingBackend):
     def __init__(self, config: ReferenceBackendConfig) -> None:
         super().__init__(config, config.max_prepared)
 
-    def _build(self, model: ModelProto) -> PreparedGraph:
+    def build_graph(self, model: ModelProto) -> PreparedGraph:
         label = f"{self.TYPE_NAME}: graph {model.graph.name!r}"
         kept = ModelProto()  # the evaluator keeps what it is given; the caller may change its own
         kept.CopyFrom(model)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import zipfile
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, TypeAlias
@@ -22,6 +22,7 @@ from bbnode.components.contracts import ComponentError, DataSource, OpContext, o
 from bbnode.components.errors import DataUnavailable, InvalidComponentConfig
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
+from bbnode.ir.types import TENSOR_FLOAT, TypeNode
 from bbnode.ir.values import Value
 
 Features: TypeAlias = npt.NDArray[np.float32]
@@ -47,6 +48,8 @@ class MemoryDataSource(DataSource):
     order, and the same again each time. Otherwise NextBatch goes through the shuffled epochs.
     """
 
+    storage: ClassVar[Mapping[str, TypeNode]] = {"NextBatch.batch": TENSOR_FLOAT}
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         if config.batch_size < 0 or config.seed < 0:
@@ -61,7 +64,7 @@ class MemoryDataSource(DataSource):
         self._lock = threading.RLock()
 
     @abstractmethod
-    def _load(self) -> tuple[Features, Labels]:
+    def load(self) -> tuple[Features, Labels]:
         """Features [N, ...] float32 and labels [N, ...]; DataUnavailable when that fails."""
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
@@ -138,7 +141,7 @@ class MemoryDataSource(DataSource):
     def _data(self) -> tuple[Features, Labels]:
         with self._lock:
             if self._loaded is None:
-                features, labels = self._load()
+                features, labels = self.load()
                 if len(features) == 0 or len(features) != len(labels):
                     raise DataUnavailable(
                         f"{self.TYPE_NAME}: {len(features)} example(s) and {len(labels)} label(s); "
@@ -188,7 +191,7 @@ class ArrayDataSource(MemoryDataSource):
     Config: ClassVar[type] = ArrayDataSourceConfig
     config: ArrayDataSourceConfig
 
-    def _load(self) -> tuple[Features, Labels]:
+    def load(self) -> tuple[Features, Labels]:
         path = Path(self.config.path)
         try:
             # Without pickle: a data file must not be able to run code.

@@ -98,7 +98,7 @@ class SklearnDataSource(MemoryDataSource):
         seeds = (self.config.seed, _SHUFFLE, self.config.shard, epoch)
         return permutation(self.num_samples, *seeds)
 
-    def _load(self) -> tuple[Features, Labels]:
+    def load(self) -> tuple[Features, Labels]:
         features, labels = _fetch(self.config.dataset, self.TYPE_NAME)
         train, test = stratified_split(labels, self.config.test_fraction, self.config.split_seed)
         rows = train if self.config.split == "train" else test

@@ -249,7 +249,7 @@ class GlobalRegistryView(DrawingSelector):
             )
         super().bind(dependencies)
 
-    def _candidates(self, ctx: OpContext) -> Sequence[PeerId]:
+    def candidates(self, ctx: OpContext) -> Sequence[PeerId]:
         client: GlobalRegistryClient = self.dependency("protocol")
         return client.view(ctx, ctx.peer_class)
 

@@ -141,7 +141,7 @@ class GlobalRegistryServer(DrawingSelector):
 
     # -- the selector ------------------------------------------------------------------------
 
-    def _candidates(self, ctx: OpContext) -> Sequence[PeerId]:
+    def candidates(self, ctx: OpContext) -> Sequence[PeerId]:
         self._drop_expired(ctx.now_ns)
         wanted = ctx.peer_class
         return sorted(
