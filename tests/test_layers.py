@@ -210,7 +210,7 @@ ACCEPTED = [
     ("compiler/driver.py", "from bbnode.components.registry import Registry"),
     ("transport/libp2p/backend.py", "from libp2p import new_host"),
     ("sim/world.py", "from bbnode.transport.memory import MemoryNetwork"),
-    ("transport/identity.py", "from bbnode.access.key_file import read_key_file"),
+    ("transport/identity.py", "from bbnode.access.keys import read_key_file"),
     ("examples/digits.py", "from bbnode.dsl import Module"),
     ("daemon/app.py", "from bbnode import __version__"),
     ("__main__.py", "from bbnode.cli.main import main"),

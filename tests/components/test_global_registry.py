@@ -449,7 +449,7 @@ def test_thirty_clients_a_crash_and_a_restart() -> None:
     assert len(back) == 29
     network.run(until=300 * S)
     assert len(registry.component("registry")) == 29
-    views = [n.component("others")._candidates(_at(n, "peer")) for n in others]
+    views = [n.component("others").candidates(_at(n, "peer")) for n in others]
     assert {len(view) for view in views} == {28}
     # Only while there was no registry to be chosen.
     failed = {f.kind for node in [registry, *others] for f in node.failures()}

@@ -48,7 +48,7 @@ class GlobalRegistryServerConfig:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _Registration:
     row: Row
     expires_ns: int
 
@@ -76,7 +76,7 @@ class GlobalRegistryServer(DrawingSelector):
             )
         self._ttl_ns = int(config.ttl_s * S)
         # In the order in which they expire: an announcement moves its peer to the end.
-        self._entries: OrderedDict[PeerId, _Entry] = OrderedDict()
+        self._entries: OrderedDict[PeerId, _Registration] = OrderedDict()
         # Who changed at which version, oldest first; those that are gone as well.
         self._changes: OrderedDict[PeerId, int] = OrderedDict()
         self._version = 0
@@ -98,7 +98,7 @@ class GlobalRegistryServer(DrawingSelector):
         if entered:
             row = Row(peer=peer, as_class=said.as_class, addresses=said.addresses)
             known = self._entries.pop(peer, None)
-            self._entries[peer] = _Entry(row, ctx.now_ns + self._ttl_ns)
+            self._entries[peer] = _Registration(row, ctx.now_ns + self._ttl_ns)
             if known is None or known.row != row:
                 self._changed(peer)
             if said.addresses and peer != ctx.self_peer:
@@ -238,7 +238,9 @@ class GlobalRegistryServer(DrawingSelector):
             ) from error
         # A smaller max_peers than before: those that expire last stay.
         found = found[-self.config.max_peers :]
-        self._entries = OrderedDict((row.peer, _Entry(row, until)) for row, until, _ in found)
+        self._entries = OrderedDict(
+            (row.peer, _Registration(row, until)) for row, until, _ in found
+        )
         by_version = sorted(found, key=lambda item: item[2])
         self._changes = OrderedDict((row.peer, changed) for row, _, changed in by_version)
         self._forgotten = 0  # no cookie of another life is looked at

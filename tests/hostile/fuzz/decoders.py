@@ -16,9 +16,9 @@ import msgpack
 import numpy as np
 import trio
 
-from bbnode.access import exchange, redeem, revocation, sealed, statement, ticket
+from bbnode.access import exchange, revocation, sealed, statement, ticket
 from bbnode.access.errors import AccessRefused, Refusal
-from bbnode.access.signing import SigningKey
+from bbnode.access.keys import SigningKey
 from bbnode.components.peer_registry import messages as registry
 from bbnode.daemon import dial_back
 from bbnode.ir import codec, types, values
@@ -137,8 +137,8 @@ _MEMBER = statement.grant(
     _KEY, member=_PEER, not_before_s=0, expires_s=2_000_000_000, serial=1, classes=["client"]
 )
 _REVOKED = revocation.revoke(_KEY, None, serials=[1, 2], peers=[_PEER])
-_LEDGER = redeem.Ledger(
-    tickets={b"\x03" * 16: redeem.Redeemed(expires_s=2_000_000_000, peers=(_PEER,))}
+_LEDGER = ticket.Ledger(
+    tickets={b"\x03" * 16: ticket.Redeemed(expires_s=2_000_000_000, peers=(_PEER,))}
 )
 _ROW = registry.Row(peer=_PEER, as_class="client", addresses=(_ADDRESS,), gone=False)
 _COOKIE = registry.Cookie(life=1, version=2, since=3)
@@ -191,7 +191,7 @@ DECODERS: dict[str, Decoder] = {
     "revocations": Decoder(
         lambda data: revocation.open_revocations(data, _KEY.peer_id), (_REVOKED.raw,), _ACCESS
     ),
-    "ledger": Decoder(redeem.Ledger.from_bytes, (_LEDGER.to_bytes(),), _ACCESS),
+    "ledger": Decoder(ticket.Ledger.from_bytes, (_LEDGER.to_bytes(),), _ACCESS),
     "sealed": Decoder(
         lambda data: sealed.unpack_list(ticket.TICKET, data), (_TICKET.raw,), _ACCESS
     ),
