@@ -14,18 +14,21 @@ from __future__ import annotations
 import enum
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol, TypeVar, overload
 
+import msgpack
 from multiaddr import Multiaddr
 
 from bbnode.components.backends.primitives import PreparedGraph as PreparedGraph
 from bbnode.components.backends.primitives import Primitives
 from bbnode.components.errors import ComponentError as ComponentError
+from bbnode.components.errors import InvalidComponentConfig
 from bbnode.ir import codec
 from bbnode.ir.envelope import WireCorrelation
-from bbnode.ir.errors import AuthorError
+from bbnode.ir.errors import AuthorError, BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TENSOR, TENSOR_FLOAT, TypeNode
 from bbnode.ir.values import Metadata, PeerIdVec, ResponseBatch, SearchResults, Value
@@ -234,6 +237,21 @@ class Component(ABC):
         """Load the state that `serialize` returned; raise ComponentError for any other bytes."""
         if data:
             raise ComponentError(f"{self.TYPE_NAME} keeps no state but was given {len(data)} bytes")
+
+    def require(self, condition: bool, problem: str) -> None:
+        """Raise InvalidComponentConfig with the component's name, unless the condition holds."""
+        if not condition:
+            raise InvalidComponentConfig(f"{self.TYPE_NAME}: {problem}")
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Turn what saved bytes may make a decoder raise into a ComponentError."""
+        try:
+            yield
+        except (ValueError, TypeError, LookupError, AttributeError, BbnodeError,
+                msgpack.exceptions.UnpackException) as error:  # fmt: skip
+            why = f"{self.TYPE_NAME}: the saved state is not ours: {error}"
+            raise ComponentError(why) from error
 
 
 class Backend(Primitives, Component):

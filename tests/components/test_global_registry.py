@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,6 +72,10 @@ class Context:
         return len(self.requests)
 
 
+def reads(cookie: Cookie | None, n: int) -> bytes:
+    return messages.ReadRequest(cookie=cookie, n=n).encode()
+
+
 def server(**config) -> GlobalRegistryServer:
     return GlobalRegistryServer(GlobalRegistryServerConfig(**config))
 
@@ -85,15 +90,15 @@ def asking(i: int, now_s: float = 0, wire_req_id: int = 1) -> Context:
 
 def announce(registry: GlobalRegistryServer, i: int, now_s: float = 0, as_class: str = "", port=1):
     said = Announcement(as_class=as_class, addresses=(address(i, port),))
-    answer = registry.announce(asking(i, now_s), messages.encode_announcement(said))
+    answer = registry.announce(asking(i, now_s), said.encode())
     assert answer is not None
-    return messages.decode_handshake(answer)
+    return messages.Handshake.decode(answer)
 
 
 def read(registry: GlobalRegistryServer, cookie: Cookie | None, now_s: float = 0):
-    answer = registry.read_view(asking(99, now_s), messages.encode_read(cookie, 0))
+    answer = registry.read_view(asking(99, now_s), reads(cookie, 0))
     assert answer is not None
-    return messages.decode_page(answer)
+    return messages.Page.decode(answer)
 
 
 def in_view(registry: GlobalRegistryServer, now_s: float, peer_class: str | None = None):
@@ -153,27 +158,27 @@ def test_what_is_no_message_is_refused_and_changes_nothing() -> None:
         b"",
         b"\xc1",
         b"\x80",
-        messages.encode_read(None, 0) + b"x",
+        reads(None, 0) + b"x",
         bytes(100_000),
-        messages._pack(["c", [b"\x00\x01"]]),
-        messages._pack(["c" * 65, []]),
-        messages._pack(["c", [b""] * 9]),
-        messages._pack([3, []]),
+        msgpack.packb(["c", [b"\x00\x01"]]),
+        msgpack.packb(["c" * 65, []]),
+        msgpack.packb(["c", [b""] * 9]),
+        msgpack.packb([3, []]),
     ):
         with pytest.raises(UnusableMessage):
             registry.announce(asking(1), payload)
     with pytest.raises(UnusableMessage):
-        registry.read_view(asking(1), messages._pack([[1, 2, -3], 0]))
+        registry.read_view(asking(1), msgpack.packb([[1, 2, -3], 0]))
     assert len(registry) == 0
 
 
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused_with_the_one_error(payload: bytes) -> None:
     for decode in (
-        messages.decode_announcement,
-        messages.decode_handshake,
-        messages.decode_read,
-        messages.decode_page,
+        messages.Announcement.decode,
+        messages.Handshake.decode,
+        messages.ReadRequest.decode,
+        messages.Page.decode,
     ):
         with contextlib.suppress(UnusableMessage):
             decode(payload)
@@ -207,8 +212,8 @@ def test_a_cookie_of_another_life_reads_everything_anew() -> None:
     saved = registry.serialize()
     risen = server()
     risen.restore(saved)
-    page = messages.decode_page(
-        risen.read_view(asking(99, 1, wire_req_id=2), messages.encode_read(cookie, 0)) or b""
+    page = messages.Page.decode(
+        risen.read_view(asking(99, 1, wire_req_id=2), reads(cookie, 0)) or b""
     )
     assert page.reset
     assert [row.peer for row in page.rows] == [peer(1)]
@@ -267,10 +272,10 @@ def test_a_page_fits_an_envelope_however_long_the_addresses() -> None:
     long = Multiaddr("/dns4/" + ".".join(["a" * 60] * 3) + ".example/tcp/4001")
     for i in range(600):
         said = Announcement(as_class="client", addresses=(long,) * 8)
-        registry.announce(asking(i), messages.encode_announcement(said))
-    answer = registry.read_view(asking(1), messages.encode_read(None, 0)) or b""
+        registry.announce(asking(i), said.encode())
+    answer = registry.read_view(asking(1), reads(None, 0)) or b""
     assert len(answer) <= MAX_PAGE_BYTES + 4096
-    assert messages.decode_page(answer).more
+    assert messages.Page.decode(answer).more
 
 
 # --- draws and snapshots -------------------------------------------------------------------
@@ -296,12 +301,10 @@ def test_the_registry_draws_for_others_and_leaves_them_out() -> None:
     registry = server(seed=1)
     for i in range(5):
         announce(registry, i)
-    answer = registry.read_sample(asking(2), messages.encode_read(None, 100)) or b""
-    page = messages.decode_page(answer)
+    answer = registry.read_sample(asking(2), reads(None, 100)) or b""
+    page = messages.Page.decode(answer)
     assert {row.peer for row in page.rows} == {peer(i) for i in (0, 1, 3, 4)}
-    two = messages.decode_page(
-        registry.read_sample(asking(2), messages.encode_read(None, 2)) or b""
-    )
+    two = messages.Page.decode(registry.read_sample(asking(2), reads(None, 2)) or b"")
     assert len(two.rows) == 2
 
 
@@ -334,7 +337,7 @@ def test_announcements_are_silent_within_the_heartbeat_unless_something_changed(
     assert [said(0), said(1), said(9.9)] == [1, 0, 0]
     ctx.source_peer = SERVER
     shake = messages.Handshake(ttl_ns=90 * S, heartbeat_ns=30 * S, addresses=(address(9),))
-    one.on_answer(ctx, "announce", messages.encode_handshake(shake))
+    one.on_answer(ctx, "announce", shake.encode())
     assert ctx.learned == {SERVER: (address(9),)}
     assert [said(12), said(39.8), said(39.9), said(40)] == [0, 0, 1, 0]
     ctx.addresses = (address(1, 5000),)

@@ -208,27 +208,25 @@ DECODERS: dict[str, Decoder] = {
         _ACCESS,
     ),
     "registry_announcement": Decoder(
-        registry.decode_announcement,
-        (registry.encode_announcement(
-            registry.Announcement(as_class="client", addresses=(_ADDRESS,))
-        ),),
+        registry.Announcement.decode,
+        (registry.Announcement(as_class="client", addresses=(_ADDRESS,)).encode(),),
         (registry.UnusableMessage,),
     ),
     "registry_handshake": Decoder(
-        registry.decode_handshake,
-        (registry.encode_handshake(
-            registry.Handshake(ttl_ns=1, heartbeat_ns=2, addresses=(_ADDRESS,))
-        ),),
+        registry.Handshake.decode,
+        (registry.Handshake(ttl_ns=1, heartbeat_ns=2, addresses=(_ADDRESS,)).encode(),),
         (registry.UnusableMessage,),
     ),
     "registry_read": Decoder(
-        registry.decode_read, (registry.encode_read(_COOKIE, 3),), (registry.UnusableMessage,)
+        registry.ReadRequest.decode,
+        (registry.ReadRequest(cookie=_COOKIE, n=3).encode(),),
+        (registry.UnusableMessage,),
     ),
     "registry_page": Decoder(
-        registry.decode_page,
-        (registry.encode_page(
-            registry.Page(cookie=_COOKIE, ttl_ns=5, reset=True, more=False, rows=(_ROW, _ROW))
-        ),),
+        registry.Page.decode,
+        (registry.Page(
+            cookie=_COOKIE, ttl_ns=5, reset=True, more=False, rows=(_ROW, _ROW)
+        ).encode(),),
         (registry.UnusableMessage,),
     ),
     "dial_back_request": Decoder(
