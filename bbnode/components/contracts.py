@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeVar, overload
 import msgpack
 from multiaddr import Multiaddr
 
-from bbnode.components.backends.primitives import PreparedGraph as PreparedGraph
+from bbnode.components.backends.graphs import PreparedGraph as PreparedGraph
 from bbnode.components.backends.primitives import Primitives
 from bbnode.components.errors import ComponentError as ComponentError
 from bbnode.components.errors import InvalidComponentConfig

@@ -8,7 +8,8 @@ from onnx.helper import make_node as node
 
 from bbnode.components import errors
 from bbnode.components.backends import ort
-from bbnode.components.backends.caching import CachingBackend, scaled_sum_model
+from bbnode.components.backends.caching import CachingBackend
+from bbnode.components.backends.graphs import scaled_sum_model
 from bbnode.components.backends.ort import OrtBackend, OrtBackendConfig
 from bbnode.components.backends.reference import ReferenceBackend, ReferenceBackendConfig
 from bbnode.components.registry import ConfigTypeMismatch, build_config

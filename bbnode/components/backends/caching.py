@@ -1,4 +1,4 @@
-"""What the shipped backends share: a bounded cache of prepared graphs, by content.
+"""The base of backends that prepare whole graphs: a bounded cache of them, by content.
 
 Rule: a graph is prepared once per content, from whatever thread asks first; the least
 recently used one goes when the cache is full.
@@ -10,16 +10,13 @@ import hashlib
 import threading
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto
 
 from bbnode.components.contracts import Backend, PreparedGraph
-from bbnode.components.errors import BackendError, InvalidComponentConfig
+from bbnode.components.errors import BackendError
 from bbnode.ir.bounds import OutOfBounds, check_bounds
-from bbnode.ir.keys import FRAMEWORK_IR_VERSION, ONNX_OPSET_VERSION
 
 
 class CachingBackend(Backend):
@@ -27,10 +24,7 @@ class CachingBackend(Backend):
 
     def __init__(self, config: Any, max_prepared: int) -> None:
         super().__init__(config)
-        if max_prepared < 1:
-            raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: max_prepared is {max_prepared}; keep at least one graph"
-            )
+        self.require(max_prepared >= 1, f"max_prepared is {max_prepared}; keep at least one graph")
         self._max_prepared = max_prepared
         self._prepared: OrderedDict[bytes, PreparedGraph] = OrderedDict()
         # Offloaded ops of different components share one backend, each on its own thread.
@@ -38,10 +32,10 @@ class CachingBackend(Backend):
 
     @abstractmethod
     def build_graph(self, model: ModelProto) -> PreparedGraph:
-        """Make a graph runnable; BackendError when that fails."""
+        """Make a graph ready to run; BackendError when that fails."""
 
     def prepare(self, model: ModelProto) -> PreparedGraph:
-        """A runnable graph, from the cache when one of the same content is there.
+        """Return a prepared graph, from the cache when one of the same content is there.
 
         Raises:
             BackendError: the graph is invalid, or has an op that this backend does not run.
@@ -64,36 +58,3 @@ class CachingBackend(Backend):
             while len(self._prepared) > self._max_prepared:
                 self._prepared.popitem(last=False)
         return built
-
-
-def scaled_sum_model() -> ModelProto:
-    """`acc [n] + weight [] * x [n] -> total [n]`, float32: what averages and deltas are made of."""
-    nodes = [
-        helper.make_node("Mul", ["x", "weight"], ["scaled"], name="scale"),
-        helper.make_node("Add", ["acc", "scaled"], ["total"], name="add"),
-    ]
-    return _vector_model("scaled_sum", nodes, {"acc": ["n"], "x": ["n"], "weight": []}, "total")
-
-
-def quotient_model() -> ModelProto:
-    """`x [n] / by [] -> quotient [n]`, float32."""
-    nodes = [helper.make_node("Div", ["x", "by"], ["quotient"], name="divide")]
-    return _vector_model("quotient", nodes, {"x": ["n"], "by": []}, "quotient")
-
-
-def _vector_model(
-    name: str, nodes: Sequence[NodeProto], inputs: Mapping[str, list[str]], output: str
-) -> ModelProto:
-    """A model of float32 inputs of these dimensions, and one output [n]."""
-    make = partial(helper.make_tensor_value_info, elem_type=TensorProto.FLOAT)
-    graph = helper.make_graph(
-        nodes,
-        name,
-        [make(name=each, shape=dims) for each, dims in inputs.items()],
-        [make(name=output, shape=["n"])],
-    )
-    return helper.make_model(
-        graph,
-        ir_version=FRAMEWORK_IR_VERSION,
-        opset_imports=[helper.make_opsetid("", ONNX_OPSET_VERSION)],
-    )

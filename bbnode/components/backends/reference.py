@@ -16,6 +16,7 @@ from onnx.reference.op_run import RuntimeContextError, RuntimeImplementationErro
 from onnx.reference.ops import op_loop
 
 from bbnode.components.backends.caching import CachingBackend
+from bbnode.components.backends.graphs import check_count
 from bbnode.components.contracts import PreparedGraph
 from bbnode.components.errors import BackendError
 from bbnode.components.registry import register_component
@@ -24,7 +25,11 @@ from bbnode.ir.values import Value
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceBackendConfig:
-    """Settings of `ReferenceBackend`: how many prepared graphs are kept."""
+    """Settings of `ReferenceBackend`.
+
+    Attributes:
+        max_prepared: prepared graphs that are kept.
+    """
 
     max_prepared: int = 64
 
@@ -64,12 +69,8 @@ class _ReferenceGraph:
         self._label = label
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """Outputs in graph order for inputs in graph order."""
-        if len(inputs) != len(self._inputs):
-            raise BackendError(
-                f"{self._label}: {len(inputs)} input(s) for {len(self._inputs)} "
-                f"({', '.join(self._inputs)})"
-            )
+        """Return the outputs in graph order for inputs in graph order."""
+        check_count(self._label, self._inputs, inputs)
         feeds = dict(zip(self._inputs, inputs, strict=True))
         try:
             return list(self._evaluator.run(None, feeds))
