@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import re
 import subprocess
 import tomllib
@@ -13,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import bbnode
+from bbnode import components
 from bbnode.components import registry
 
 ROOT = Path(__file__).parent.parent
@@ -31,8 +33,8 @@ def test_every_component_entry_point_registers_the_type_that_it_names() -> None:
 
 
 def test_every_component_that_ships_has_its_entry_point() -> None:
-    for file in (ROOT / "bbnode" / "components").glob("*.py"):
-        importlib.import_module(f"bbnode.components.{file.stem}")
+    for found in pkgutil.walk_packages(components.__path__, "bbnode.components."):
+        importlib.import_module(found.name)
     entries = PROJECT["entry-points"][registry.ENTRY_POINT_GROUP]
     shipped = {
         name

@@ -1,4 +1,4 @@
-"""How peers have behaved: what it costs them, and when it is forgiven.
+"""The conduct of peers: what an offence costs, and when it is forgiven.
 
 Rule: OFFENCES and the constants below are all there is to it. An offence gives points, which halve
 every `HALF_LIFE_S`. A peer with `THROTTLED_AT` points is let through at a rate of its own; at
@@ -18,8 +18,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
-from bbnode.access.buckets import Rate
-from bbnode.access.decision import Decision, Reason
+from bbnode.access.decision import Decision, Rate, Reason
 from bbnode.ir.caps import (
     BACKOFF_S,
     CUT_AT,
@@ -39,7 +38,7 @@ THROTTLED: Final = Rate(per_second=100, burst=100)
 
 
 class Offence(enum.StrEnum):
-    """What a peer did that it should not; the value is what users see."""
+    """An offence of a peer; the value is what users see."""
 
     # An envelope or a payload that can't be decoded.
     UNDECODABLE = "undecodable"
@@ -62,7 +61,7 @@ class Offence(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """What an offence costs: its points, and up to how many in all it can lead."""
+    """The cost of an offence: its points, and the most points in all that it can lead to."""
 
     points: float
     ceiling: float = math.inf
@@ -94,7 +93,7 @@ OFFENCES: Final[dict[Offence, Weight]] = {
 
 @dataclass(slots=True)
 class Record:
-    """What is held against one peer. All times are monotonic nanoseconds."""
+    """The record of one peer's offences. All times are monotonic nanoseconds."""
 
     points: float = 0.0
     at_ns: int = 0
@@ -107,12 +106,12 @@ class Record:
     offences: dict[Offence, int] = field(default_factory=dict)
 
     def points_at(self, now_ns: int) -> float:
-        """Its points now."""
+        """Return its points now."""
         age_s = max(0, now_ns - self.at_ns) / _NS
         return self.points * math.exp2(-age_s / HALF_LIFE_S)
 
     def refused_s(self, now_ns: int) -> float:
-        """For how many seconds more it is refused; 0 when it is not."""
+        """Return the seconds for which it is still refused; 0 when it is not."""
         return max(0, self.refused_until_ns - now_ns) / _NS
 
 
@@ -126,14 +125,14 @@ class Conduct:
         self.known: OrderedDict[PeerId, None] = OrderedDict()
 
     def make_known(self, peer: PeerId) -> None:
-        """A peer has answered what it was asked, or the configuration names it."""
+        """Note that a peer has answered a request, or that the configuration names it."""
         self.known[peer] = None
         self.known.move_to_end(peer)
         if len(self.known) > MAX_OF_USE:
             self.known.popitem(last=False)
 
     def note(self, peer: PeerId, offence: Offence, now_ns: int) -> bool:
-        """A peer did something wrong; True when it is to be cut off for that."""
+        """Record an offence; return True when the peer is to be cut off for it."""
         record = self.records.get(peer)
         if record is None or self._is_forgiven(record, now_ns):
             record = self.records[peer] = Record()
@@ -156,18 +155,18 @@ class Conduct:
         return True
 
     def pardon(self, peer: PeerId) -> None:
-        """Hold nothing against a peer any more."""
+        """Delete the record of a peer."""
         self.records.pop(peer, None)
 
     def in_good_standing(self, peer: PeerId, now_ns: int) -> bool:
-        """Whether a peer is neither refused nor throttled."""
+        """Return True if a peer is neither refused nor throttled."""
         record = self.records.get(peer)
         return record is None or (
             record.points_at(now_ns) < THROTTLED_AT and not record.refused_s(now_ns)
         )
 
     def wait_s(self, peer: PeerId, now_ns: int) -> float:
-        """In how many seconds a peer that is not refused may send its next envelope."""
+        """Return the seconds until a peer that is not refused may send its next envelope."""
         record = self.records.get(peer)
         if record is None or record.points_at(now_ns) < THROTTLED_AT:
             return 0.0
@@ -176,13 +175,13 @@ class Conduct:
         return max(0.0, over_ns) / _NS
 
     def pay(self, peer: PeerId, now_ns: int) -> None:
-        """A peer's envelope came in."""
+        """Charge a peer for an envelope that came in."""
         record = self.records.get(peer)
         if record is not None:
             record.paid_ns = max(record.paid_ns, now_ns) + THROTTLED.ns_per_unit
 
     def decide(self, peer: PeerId, now_ns: int) -> Decision:
-        """Whether a peer may talk, as far as its conduct goes, and why."""
+        """Decide if a peer may talk, as far as its conduct goes."""
         record = self.records.get(peer)
         if record is None:
             return _decision("it has done nothing wrong")

@@ -1,7 +1,13 @@
-"""What the policy says, and the limits it is given.
+"""Decisions of the policy, and the rates that it holds peers to.
 
 Rule: plain values. A reason is a short word that users and metrics match on; the detail is for
 people, and says what to do.
+
+A rate is the generic cell rate algorithm (ITU-T I.371), a token bucket in one integer: the time up
+to which what came so far has been paid for. Something may come when that time, with its own
+cost, is no more than the burst ahead of now; or when nothing is left to pay for. So one thing
+that is larger than the whole burst comes in when the bucket is full, and is paid for by the
+silence after it: a large tensor is slowed down and not refused for ever.
 """
 
 from __future__ import annotations
@@ -9,11 +15,41 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from bbnode.access.buckets import Rate
+from bbnode.access.errors import PolicyError
+
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """`per_second` units in the long run, `burst` units at once. Both over 0."""
+
+    per_second: float
+    burst: float
+
+    def __post_init__(self) -> None:
+        """Raise PolicyError for what is not a rate."""
+        # NaN fails every comparison.
+        if not (0 < self.per_second < float("inf") and 0 < self.burst < float("inf")):
+            raise PolicyError(
+                f"a rate of {self.per_second} per second with a burst of {self.burst} is none; "
+                "both have to be over 0 (leave the limit out for none)"
+            )
+
+    @property
+    def ns_per_unit(self) -> float:
+        """The nanoseconds that one unit costs."""
+        return _NS / self.per_second
+
+    @property
+    def burst_ns(self) -> float:
+        """The nanoseconds that the paid time may be ahead of now."""
+        # A nanosecond more, for what is lost in rounding.
+        return self.burst * _NS / self.per_second + 1
 
 
 class Reason(enum.StrEnum):
-    """What a decision says; the value is the label that users and metrics match on."""
+    """The reason of a decision; the value is the label that users and metrics match on."""
 
     ALLOWED = "allowed"
     BLOCKLISTED = "blocklisted"
@@ -26,7 +62,7 @@ class Reason(enum.StrEnum):
 
 
 class Standing(enum.StrEnum):
-    """What a peer that may connect is to this node: who gets room when there is little."""
+    """The standing of a peer that may connect: it decides who gets room when there is little."""
 
     # A member of the private network, or on the allow list.
     MEMBER = "member"
@@ -38,20 +74,20 @@ class Standing(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Whether a peer may, why, and which rule said so."""
+    """An answer of the policy: allowed or not, the reason, and the rule that decided."""
 
     allowed: bool
     reason: Reason
     rule: str
     detail: str
-    # Of an envelope that may come in, and not yet: in how many seconds. 0 for all others.
+    # Seconds until an envelope may come in that is too early now; 0 for all others.
     wait_s: float = 0.0
     standing: Standing = Standing.STRANGER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Rates of one peer; None is no limit. Units: messages, and bytes of whole envelopes."""
+class PeerRates:
+    """The rates of each peer, in messages and in bytes of whole envelopes; None is no limit."""
 
     messages: Rate | None = None
     bytes: Rate | None = None

@@ -12,7 +12,7 @@ from bbnode.ir.errors import DeploymentError, EnvironmentFault, PeerError
 
 
 class Refusal(enum.Enum):
-    """Why a signed thing is not accepted; the value is the label that users match on."""
+    """The reason why a signed thing is not accepted; the value is the label that users match on."""
 
     TOO_LARGE = "too_large"
     MALFORMED = "malformed"
@@ -31,7 +31,7 @@ class Refusal(enum.Enum):
 
 
 class AccessRefused(PeerError):
-    """Something that a peer or a user handed us is refused; `reason` says why."""
+    """A document of a peer or a user is refused; `reason` says why."""
 
     def __init__(self, reason: Refusal, message: str) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class TicketRefused(AccessRefused):
 
 
 class GrantError(DeploymentError):
-    """What the user asked to be signed cannot be: a bound, a date, or a missing right."""
+    """A signature that the user asked for is not possible: a bound, a date, or a missing right."""
 
 
 class PolicyError(DeploymentError):

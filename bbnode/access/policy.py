@@ -9,25 +9,25 @@ What comes too fast is not refused but told to wait (`Decision.wait_s`). How a p
 (`conduct`) counts after the lists and credentials, also before it has said anything.
 
 The transport asks `decide_peer` before anything was said, `decide_connection` once a peer has
-said hello, and `decide_envelope` for each envelope (`authorizer` is its side of it). Nobody has
+said hello, and `decide_envelope` for each envelope, through `PolicyAuthorizer`. Nobody has
 to tell that a peer is gone: what is known of it stays, so that a new connection gives no new
 budget, until the table is full; then those that were quiet for longest are forgotten.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from bbnode.access.buckets import Rate
 from bbnode.access.conduct import Conduct
-from bbnode.access.decision import Decision, Limits, Reason, Standing
+from bbnode.access.decision import Decision, PeerRates, Rate, Reason, Standing
 from bbnode.access.errors import PolicyError, StatementRefused
-from bbnode.access.redeem import Ledger
 from bbnode.access.revocation import RevocationList
 from bbnode.access.statement import MAX_MEMBERSHIP_BYTES, Membership, open_membership
-from bbnode.access.ticket import invitation_of
+from bbnode.access.ticket import Ledger, invitation_of
 from bbnode.ir.caps import MAX_ADMITTED, MAX_LISTED_PEERS, MAX_REFUSED
 from bbnode.ir.peer import PeerId
 
@@ -38,8 +38,8 @@ _FOREVER = float("inf")
 
 
 @dataclass(slots=True)
-class _Entry:
-    """What is known of a peer. The verdict holds for one generation and span of unix time."""
+class _Admission:
+    """A peer that was decided on. The verdict holds for one generation and span of unix time."""
 
     credentials: bytes = b""
     classes: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class _Entry:
     last_ns: int = 0
 
 
-_NOBODY = _Entry()
+_NOBODY = _Admission()
 _ALLOWED = Decision(allowed=True, reason=Reason.ALLOWED, rule="all", detail="every rule allows it")
 
 
@@ -77,7 +77,7 @@ class Policy:
         *,
         network: PeerId | None = None,
         revocations: RevocationList | None = None,
-        limits: Limits | None = None,
+        limits: PeerRates | None = None,
         inviter: PeerId | None = None,
     ) -> None:
         """`network` None is an open node: no membership is asked for.
@@ -91,11 +91,11 @@ class Policy:
         self._revocations = revocations
         self._blocked: frozenset[PeerId] = frozenset()
         self._allowed: frozenset[PeerId] | None = None
-        self._admitted: dict[PeerId, _Entry] = {}
-        self._refused: OrderedDict[PeerId, _Entry] = OrderedDict()
+        self._admitted: dict[PeerId, _Admission] = {}
+        self._refused: OrderedDict[PeerId, _Admission] = OrderedDict()
         self._generation = 0
         self.conduct = Conduct()
-        self.set_limits(limits or Limits())
+        self.set_limits(limits or PeerRates())
 
     # --- what can change while running: each change makes every verdict stale ---
 
@@ -108,7 +108,7 @@ class Policy:
         self.block_only(self._blocked - {peer})
 
     def block_only(self, peers: Iterable[PeerId]) -> None:
-        """Deny these, and of those blocked before no others; raises PolicyError when too many."""
+        """Deny exactly these peers; raises PolicyError when they are too many."""
         blocked = frozenset(peers)
         if len(blocked) > MAX_LISTED_PEERS:
             raise PolicyError(
@@ -119,7 +119,7 @@ class Policy:
         self._generation += 1
 
     def allow_only(self, peers: Iterable[PeerId] | None) -> None:
-        """Deny everyone but these; None lifts it. Raises PolicyError beyond the bound."""
+        """Deny all peers but these; None denies nobody. Raises PolicyError beyond the bound."""
         allowed = None if peers is None else frozenset(peers)
         if allowed is not None and len(allowed) > MAX_LISTED_PEERS:
             raise PolicyError(f"an allow list takes {MAX_LISTED_PEERS} peers, not {len(allowed)}")
@@ -127,7 +127,7 @@ class Policy:
         self._generation += 1
 
     def set_network(self, network: PeerId | None, revocations: RevocationList | None) -> None:
-        """Another private network, or another list of what its owner revoked."""
+        """Use another private network, or another list of what its owner revoked."""
         if revocations is not None and revocations.network != network:
             raise PolicyError(f"a revocation list of {revocations.network} says nothing here")
         if network != self._network:
@@ -137,11 +137,11 @@ class Policy:
         self._generation += 1
 
     def set_ledger(self, ledger: Ledger) -> None:
-        """Which of this node's tickets were used, by whom: one that is used up admits no guest."""
+        """Use a ledger of this node's tickets: one that is used up admits no guest."""
         self._ledger = ledger
 
-    def set_limits(self, limits: Limits) -> None:
-        """Other rates, from the next envelope on."""
+    def set_limits(self, limits: PeerRates) -> None:
+        """Use other rates, from the next envelope on."""
         self._limits = limits
         messages, size = limits.messages, limits.bytes
         self._message_ns = 0.0 if messages is None else messages.ns_per_unit
@@ -150,7 +150,7 @@ class Policy:
         self._byte_burst_ns = _FOREVER if size is None else size.burst_ns
 
     def is_known(self, peer: PeerId, *, now_ns: int) -> bool:
-        """Whether a peer is a member, or has been of use, and is in good standing."""
+        """Return True if a peer is a member, or has been of use, and is in good standing."""
         if not self.conduct.in_good_standing(peer, now_ns):
             return False
         if self._network is None:
@@ -161,7 +161,7 @@ class Policy:
     # --- decisions ---
 
     def decide_peer(self, peer: PeerId, *, now_ns: int) -> Decision:
-        """Whether a peer may say hello at all: the lists, and what it did before."""
+        """Decide if a peer may say hello at all, by the lists and what it did before."""
         for rule in (Policy._block_list, Policy._allow_list):
             decision = rule(self, peer, _NOBODY, 0.0)
             if not decision.allowed:
@@ -178,11 +178,11 @@ class Policy:
         now_ns: int,
         unix_s: float,
     ) -> Decision:
-        """Whether a peer that said hello may stay: its credentials, the classes it plays."""
+        """Decide if a peer that said hello may stay, by its credentials and its classes."""
         old = self._admitted.get(peer) or self._refused.get(peer)
         # Beyond the bound nothing is kept of it; what is kept then is refused as too large.
         shown = credentials[: MAX_MEMBERSHIP_BYTES + 1]
-        entry = _Entry(credentials=shown, classes=tuple(classes), last_ns=now_ns)
+        entry = _Admission(credentials=shown, classes=tuple(classes), last_ns=now_ns)
         if old is not None:
             entry.messages_paid_ns = old.messages_paid_ns
             entry.bytes_paid_ns = old.bytes_paid_ns
@@ -210,7 +210,7 @@ class Policy:
     def decide_envelope(
         self, peer: PeerId, size_bytes: int, *, now_ns: int, unix_s: float
     ) -> Decision:
-        """Whether an envelope of that size may come in now; one that may is paid for."""
+        """Decide if an envelope of that size may come in now; one that may is paid for."""
         entry = self._admitted.get(peer) or self._stranger(peer)
         entry.last_ns = now_ns
         verdict = self._standing(peer, entry, unix_s)
@@ -235,12 +235,12 @@ class Policy:
         return verdict
 
     def decide_outbound(self, peer: PeerId, *, unix_s: float) -> Decision:
-        """Whether we may send to a peer; the rates are only for what comes in."""
+        """Decide if we may send to a peer; the rates are only for what comes in."""
         return self._standing(peer, self._admitted.get(peer) or self._stranger(peer), unix_s)
 
     def explain(self, peer: PeerId, *, now_ns: int, unix_s: float) -> tuple[Decision, ...]:
-        """What each rule says of a peer, in the order of RULES; nothing is paid for."""
-        entry = self._admitted.get(peer) or self._refused.get(peer) or _Entry()
+        """Return each rule's decision on a peer, in the order of RULES; nothing is paid for."""
+        entry = self._admitted.get(peer) or self._refused.get(peer) or _Admission()
         return (
             *(rule(self, peer, entry, unix_s) for rule in STANDING_RULES.values()),
             self.conduct.decide(peer, now_ns),
@@ -250,7 +250,7 @@ class Policy:
 
     # --- inside ---
 
-    def _standing(self, peer: PeerId, entry: _Entry, unix_s: float) -> Decision:
+    def _standing(self, peer: PeerId, entry: _Admission, unix_s: float) -> Decision:
         verdict = entry.verdict
         if (
             verdict is None
@@ -260,7 +260,7 @@ class Policy:
             verdict = self._judge(peer, entry, unix_s)
         return verdict
 
-    def _judge(self, peer: PeerId, entry: _Entry, unix_s: float) -> Decision:
+    def _judge(self, peer: PeerId, entry: _Admission, unix_s: float) -> Decision:
         verdict = _ALLOWED
         for rule in STANDING_RULES.values():
             decision = rule(self, peer, entry, unix_s)
@@ -272,7 +272,9 @@ class Policy:
         entry.from_s, entry.until_s = _span(self._membership_of(peer, entry), unix_s)
         return verdict
 
-    def _membership_of(self, peer: PeerId, entry: _Entry) -> Membership | StatementRefused | None:
+    def _membership_of(
+        self, peer: PeerId, entry: _Admission
+    ) -> Membership | StatementRefused | None:
         """Opened once, since signatures cost 100 us each; None on an open node."""
         if self._network is None:
             return None
@@ -290,34 +292,34 @@ class Policy:
         ticket = invitation_of(credentials, self._inviter, self._network, unix_s)
         return ticket is not None and self._ledger.has_use(ticket, peer)
 
-    def _stranger(self, peer: PeerId) -> _Entry:
+    def _stranger(self, peer: PeerId) -> _Admission:
         """The entry of a peer that was not admitted."""
         entry = self._refused.get(peer)
         if entry is None:
-            entry = _Entry()
+            entry = _Admission()
             self._refuse(peer, entry)
         return entry
 
-    def _refuse(self, peer: PeerId, entry: _Entry) -> None:
+    def _refuse(self, peer: PeerId, entry: _Admission) -> None:
         self._refused[peer] = entry
         self._refused.move_to_end(peer)
         if len(self._refused) > MAX_REFUSED:
             self._refused.popitem(last=False)
 
-    def _admit(self, peer: PeerId, entry: _Entry) -> None:
+    def _admit(self, peer: PeerId, entry: _Admission) -> None:
         if peer not in self._admitted and len(self._admitted) >= MAX_ADMITTED:
             quietest = sorted(self._admitted, key=lambda each: self._admitted[each].last_ns)
             for each in quietest[:_FORGOTTEN_AT_ONCE]:
                 del self._admitted[each]
         self._admitted[peer] = entry
 
-    def _block_list(self, peer: PeerId, entry: _Entry, unix_s: float) -> Decision:  # noqa: ARG002
+    def _block_list(self, peer: PeerId, entry: _Admission, unix_s: float) -> Decision:  # noqa: ARG002
         if peer in self._blocked:
             detail = f"it is blocked here; lift it with: bbnode peers allow {peer}"
             return _deny("block_list", Reason.BLOCKLISTED, detail)
         return _allow("block_list", f"not among the {len(self._blocked)} blocked peers")
 
-    def _allow_list(self, peer: PeerId, entry: _Entry, unix_s: float) -> Decision:  # noqa: ARG002
+    def _allow_list(self, peer: PeerId, entry: _Admission, unix_s: float) -> Decision:  # noqa: ARG002
         if self._allowed is None:
             return _allow("allow_list", "there is no allow list")
         if peer not in self._allowed:
@@ -325,7 +327,7 @@ class Policy:
             return _deny("allow_list", Reason.NOT_ALLOWLISTED, detail)
         return _allow("allow_list", "it is on the allow list")
 
-    def _membership(self, peer: PeerId, entry: _Entry, unix_s: float) -> Decision:
+    def _membership(self, peer: PeerId, entry: _Admission, unix_s: float) -> Decision:
         membership = self._membership_of(peer, entry)
         if membership is None:
             return _allow("membership", "this node belongs to no private network")
@@ -341,7 +343,7 @@ class Policy:
         own = membership.own
         return _allow("membership", f"statement {own.serial_text} of {own.network}")
 
-    def _classes(self, peer: PeerId, entry: _Entry, unix_s: float) -> Decision:  # noqa: ARG002
+    def _classes(self, peer: PeerId, entry: _Admission, unix_s: float) -> Decision:  # noqa: ARG002
         membership = self._membership_of(peer, entry)
         if membership is None:
             return _allow("classes", "any peer may play any class")
@@ -356,16 +358,16 @@ class Policy:
             return _deny("classes", Reason.CLASS_NOT_GRANTED, detail)
         return _allow("classes", f"it may play {', '.join(granted)}")
 
-    def _message_rate(self, entry: _Entry, now_ns: int, units: int) -> Decision:
+    def _message_rate(self, entry: _Admission, now_ns: int, units: int) -> Decision:
         ahead_ns = max(0.0, entry.messages_paid_ns - now_ns)
         return _rate("message_rate", Reason.MESSAGE_RATE, self._limits.messages, ahead_ns, units)
 
-    def _byte_budget(self, entry: _Entry, now_ns: int, units: int) -> Decision:
+    def _byte_budget(self, entry: _Admission, now_ns: int, units: int) -> Decision:
         ahead_ns = max(0.0, entry.bytes_paid_ns - now_ns)
         return _rate("byte_budget", Reason.BYTE_BUDGET, self._limits.bytes, ahead_ns, units)
 
 
-_StandingRule = Callable[[Policy, PeerId, _Entry, float], Decision]
+_StandingRule = Callable[[Policy, PeerId, _Admission, float], Decision]
 
 # The rules of lists, credentials and dates, in their order; the first that denies decides.
 STANDING_RULES: dict[str, _StandingRule] = {
@@ -379,7 +381,7 @@ RULES: tuple[str, ...] = (*STANDING_RULES, "conduct", "message_rate", "byte_budg
 
 
 def _span(membership: Membership | StatementRefused | None, unix_s: float) -> tuple[float, float]:
-    """From when until before when (unix seconds) the dates of a membership say the same."""
+    """Return the span of unix seconds, its end excluded, in which a membership's dates agree."""
     if not isinstance(membership, Membership):
         return -_FOREVER, _FOREVER
     begin, end = membership.valid_from_s, membership.valid_until_s
@@ -389,7 +391,7 @@ def _span(membership: Membership | StatementRefused | None, unix_s: float) -> tu
 
 
 def _rate(rule: str, reason: Reason, rate: Rate | None, ahead_ns: float, units: int) -> Decision:
-    """Whether `units` more may come, when what came is paid for until `ahead_ns` from now."""
+    """Decide if `units` more may come, when what came is paid for until `ahead_ns` from now."""
     if rate is None:
         return _allow(rule, "there is no limit")
     limit = f"{rate.per_second:g} a second and {rate.burst:g} at once"
@@ -399,3 +401,77 @@ def _rate(rule: str, reason: Reason, rate: Rate | None, ahead_ns: float, units: 
         wait_s = over_ns / 1e9
         return _deny(rule, reason, f"over {limit}; it may come in {wait_s:.3f} s", wait_s)
     return _allow(rule, f"{rate.burst - ahead_ns / rate.ns_per_unit:.0f} left of {limit}")
+
+
+class HelloLike(Protocol):
+    """The parts of a hello that the policy reads."""
+
+    @property
+    def credentials(self) -> bytes:
+        """The membership that the peer shows."""
+        ...
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes that it plays."""
+        ...
+
+
+class DirectionLike(Protocol):
+    """The direction of a connection or an envelope."""
+
+    @property
+    def value(self) -> str:
+        """`inbound` or `outbound`."""
+        ...
+
+
+class PolicyAuthorizer:
+    """The policy as the transport asks it: with this machine's clocks.
+
+    It has the methods of the transport's `Authorizer`, and declares what it needs of a hello and a
+    direction itself: the layers stay apart.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        """The clocks: one for rates, one for the dates of statements."""
+        self._policy = policy
+        self._monotonic_ns = monotonic_ns
+        self._unix_s = unix_s
+
+    def connection(self, peer: PeerId, direction: DirectionLike) -> Decision:  # noqa: ARG002
+        """Decide on a connection on which nothing was said yet."""
+        return self._policy.decide_peer(peer, now_ns=self._monotonic_ns())
+
+    def hello(
+        self,
+        peer: PeerId,
+        direction: DirectionLike,  # noqa: ARG002
+        hello: HelloLike,
+    ) -> Decision:
+        """Decide on the peer's first message."""
+        return self._policy.decide_connection(
+            peer,
+            credentials=hello.credentials,
+            classes=hello.classes,
+            now_ns=self._monotonic_ns(),
+            unix_s=self._unix_s(),
+        )
+
+    def envelope(self, peer: PeerId, direction: DirectionLike, size: int) -> Decision:
+        """Decide on one envelope of `size` bytes, from the peer or to it."""
+        if direction.value != "inbound":
+            return self._policy.decide_outbound(peer, unix_s=self._unix_s())
+        return self._policy.decide_envelope(
+            peer, size, now_ns=self._monotonic_ns(), unix_s=self._unix_s()
+        )
+
+    def is_known(self, peer: PeerId) -> bool:
+        """Return True if a peer is a member, or has been of use."""
+        return self._policy.is_known(peer, now_ns=self._monotonic_ns())

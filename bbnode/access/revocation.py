@@ -1,4 +1,4 @@
-"""What a network's owner took back.
+"""Revocations: the statements and members that a network's owner took back.
 
 Rule: the owner signs one list of serial numbers and of peers, with a sequence number that
 grows by one at each change. A node keeps the newest that it has seen and takes only a newer
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from bbnode.access import sealed
 from bbnode.access.errors import GrantError, Refusal, RevocationRefused
+from bbnode.access.keys import SigningKey
 from bbnode.access.sealed import Kind
-from bbnode.access.signing import SigningKey
 from bbnode.access.statement import MAX_SERIAL
 from bbnode.ir.caps import MAX_REVOKED
 from bbnode.ir.peer import PeerId
@@ -41,7 +41,7 @@ class RevocationList:
     raw: bytes = field(repr=False)
 
     def revokes(self, serial: int, member: PeerId) -> bool:
-        """Whether a statement with that serial, or all of that member's, are void."""
+        """Return True if a statement with that serial, or each of that member, is void."""
         return serial in self.serials or member in self.peers
 
     @property
@@ -58,7 +58,7 @@ def revoke(
     peers: Iterable[PeerId] = (),
     reinstate: Iterable[PeerId] = (),
 ) -> RevocationList:
-    """The owner's next list: `previous` with these added, and those peers taken off it.
+    """Return the owner's next list: `previous` with these added, and `reinstate` taken off it.
 
     Raises GrantError for a key that is not the owner's, and beyond the bound.
     """
@@ -85,7 +85,7 @@ def revoke(
 
 @sealed.boundary(REVOCATIONS)
 def open_revocations(raw: bytes, network: PeerId) -> RevocationList:
-    """The list of `network` in these bytes, its signature checked; raises RevocationRefused."""
+    """Return the list of `network` in these bytes, signature checked; raises RevocationRefused."""
     part = sealed.unseal(REVOCATIONS, raw)
     named, sequence, serials, peers = part.fields
     owner = sealed.take_peer(REVOCATIONS, "the network", named)
@@ -114,7 +114,7 @@ def open_revocations(raw: bytes, network: PeerId) -> RevocationList:
 
 
 def newer(current: RevocationList | None, offered: RevocationList) -> RevocationList | None:
-    """`offered` when it is to be taken, None when it is the one that is kept already.
+    """Return `offered` if it is newer, None if it is the current list.
 
     Raises RevocationRefused (STALE) for an older one, and for another of the same number.
     """
@@ -130,5 +130,5 @@ def newer(current: RevocationList | None, offered: RevocationList) -> Revocation
 
 
 def revocations_from_text(text: str) -> bytes:
-    """The bytes of a line of text; raises RevocationRefused."""
+    """Return the bytes of a line of text; raises RevocationRefused."""
     return sealed.from_text(REVOCATIONS, text)

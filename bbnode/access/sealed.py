@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import msgpack
 
 from bbnode.access.errors import AccessRefused, GrantError, Refusal
-from bbnode.access.signing import SIGNATURE_BYTES, SigningKey, verifies
+from bbnode.access.keys import SIGNATURE_BYTES, SigningKey, verifies
 from bbnode.ir.caps import MAX_CLASSES, MAX_MESSAGE_DEPTH, MAX_NAME_BYTES
 from bbnode.ir.decoding import Boundary, clip, unpack
 from bbnode.ir.errors import DecodeError
@@ -44,7 +44,7 @@ class Kind:
     error: type[AccessRefused]
 
     def refuse(self, reason: Refusal, message: str) -> AccessRefused:
-        """The error of this kind."""
+        """Return the error of this kind."""
         return self.error(reason, f"{self.name}: {message}")
 
 
@@ -62,7 +62,7 @@ def seal(kind: Kind, values: Sequence[Any], key: SigningKey) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """Decoded bytes whose signature has not been looked at yet."""
+    """Decoded bytes whose signature is not checked yet."""
 
     kind: Kind
     fields: Fields
@@ -107,12 +107,12 @@ def unseal(kind: Kind, raw: bytes) -> Sealed:
 
 
 def to_text(kind: Kind, raw: bytes) -> str:
-    """The line of text that stands for `raw`."""
+    """Return the line of text for `raw`."""
     return f"{kind.prefix}:{base64.urlsafe_b64encode(raw).decode('ascii').rstrip('=')}"
 
 
 def from_text(kind: Kind, text: str) -> bytes:
-    """The bytes that a line of text stands for; raises the kind's error."""
+    """Return the bytes that a line of text stands for; raises the kind's error."""
     with boundary(kind):
         return _from_text(kind, text.strip())
 
@@ -141,28 +141,28 @@ def _from_text(kind: Kind, line: str) -> bytes:
 
 
 def malformed(kind: Kind, what: str) -> AccessRefused:
-    """The error for bytes or text that are not of this kind."""
+    """Return the error for bytes or text that are not of this kind."""
     return kind.refuse(
         Refusal.MALFORMED, f"{what}; copy all of it, from its first to its last character"
     )
 
 
 def take_int(kind: Kind, name: str, value: object, maximum: int, minimum: int = 0) -> int:
-    """A whole number in its range; raises the kind's error."""
+    """Return a whole number in its range; raises the kind's error."""
     if type(value) is not int or not minimum <= value <= maximum:
         raise malformed(kind, f"{name} is not a whole number from {minimum} to {maximum}")
     return value
 
 
 def take_bytes(kind: Kind, name: str, value: object, maximum: int, minimum: int = 0) -> bytes:
-    """Bytes of a length in its range; raises the kind's error."""
+    """Return bytes of a length in its range; raises the kind's error."""
     if not isinstance(value, bytes) or not minimum <= len(value) <= maximum:
         raise malformed(kind, f"{name} is not bytes of the right length")
     return value
 
 
 def take_text(kind: Kind, name: str, value: object, maximum: int) -> str:
-    """Printable text of up to `maximum` bytes; raises the kind's error."""
+    """Return printable text of up to `maximum` bytes; raises the kind's error."""
     if (
         not isinstance(value, str)
         or len(value.encode("utf-8", "replace")) > maximum
@@ -173,7 +173,7 @@ def take_text(kind: Kind, name: str, value: object, maximum: int) -> str:
 
 
 def take_peer(kind: Kind, name: str, value: object) -> PeerId:
-    """A PeerId; raises the kind's error."""
+    """Return a PeerId; raises the kind's error."""
     raw = take_bytes(kind, name, value, 66)
     try:
         return PeerId.from_bytes(raw)
@@ -182,14 +182,14 @@ def take_peer(kind: Kind, name: str, value: object) -> PeerId:
 
 
 def take_list(kind: Kind, name: str, value: object, maximum: int) -> list[Any]:
-    """A list of up to `maximum` items; raises the kind's error."""
+    """Return a list of up to `maximum` items; raises the kind's error."""
     if not isinstance(value, list) or len(value) > maximum:
         raise malformed(kind, f"{name} is not a list of at most {maximum}")
     return value
 
 
 def take_classes(kind: Kind, value: object) -> tuple[str, ...] | None:
-    """Sorted, distinct names of classes, or None for all of them; raises the kind's error."""
+    """Return sorted, distinct names of classes, None for all of them; raises the kind's error."""
     if value is None:
         return None
     names = take_list(kind, "the classes", value, MAX_CLASSES)
@@ -201,7 +201,7 @@ def take_classes(kind: Kind, value: object) -> tuple[str, ...] | None:
 
 
 def classes_to_sign(classes: Iterable[str] | None) -> tuple[str, ...] | None:
-    """Sorted classes for something that is to be signed, None for all; raises GrantError."""
+    """Return sorted classes for a document to be signed, None for all; raises GrantError."""
     if classes is None:
         return None
     names = tuple(sorted(set(classes)))
@@ -214,18 +214,18 @@ def classes_to_sign(classes: Iterable[str] | None) -> tuple[str, ...] | None:
 
 
 def is_class(name: str) -> bool:
-    """Whether a text can be the name of a class of peers."""
+    """Return True if a text can be the name of a class of peers."""
     return len(name) <= MAX_NAME_BYTES and _CLASS.match(name) is not None
 
 
 def unpack_list(kind: Kind, raw: bytes) -> list[Any]:
-    """The list that these bytes are the one encoding of; raises the kind's error."""
+    """Return the list that these bytes are the one encoding of; raises the kind's error."""
     with boundary(kind):
         return _unpacked(kind, raw)
 
 
 def boundary(kind: Kind) -> Boundary:
-    """For decoders of a kind: what goes wrong within is the kind's error."""
+    """Return a boundary for decoders of a kind: an error within becomes the kind's error."""
     return Boundary("it does not decode", lambda what: malformed(kind, what), AccessRefused)
 
 

@@ -1,4 +1,4 @@
-"""Membership: who is a member of a private network, and how that is shown.
+"""Memberships of private networks, and the signed statements that prove them.
 
 Rule: a network is its owner's Ed25519 key, and its id is that key's PeerId. The owner signs a
 statement for each member. A statement may say `may_grant`: then its member may sign
@@ -18,8 +18,8 @@ import msgpack
 
 from bbnode.access import sealed
 from bbnode.access.errors import GrantError, Refusal, StatementRefused
+from bbnode.access.keys import SigningKey
 from bbnode.access.sealed import Kind, Sealed
-from bbnode.access.signing import SigningKey
 from bbnode.ir.caps import CLOCK_SKEW_S
 from bbnode.ir.peer import PeerId
 
@@ -51,16 +51,16 @@ _MEMBERSHIP = Kind(
 
 
 class Revoked(Protocol):
-    """Knows what the owner took back (`RevocationList`)."""
+    """Knows what the owner revoked (`RevocationList`)."""
 
     def revokes(self, serial: int, member: PeerId) -> bool:
-        """Whether a statement with that serial, or all of that member's, are void."""
+        """Return True if a statement with that serial, or each of that member, is void."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """What its issuer says of a member. Times are seconds since 1970; it ends before `expires_s`.
+    """A statement of its issuer on a member. Times are seconds since 1970; it ends at `expires_s`.
 
     `classes` is sorted, or None for all classes; `serial` is drawn at random, so that owner
     and granters need no common counter.
@@ -190,7 +190,7 @@ def grant(
 
 
 def open_membership(raw: bytes, network: PeerId, member: PeerId) -> Membership:
-    """The membership of `member` in `network`, its signatures checked; raises StatementRefused.
+    """Return the membership of `member` in `network`, signatures checked; raises StatementRefused.
 
     Dates and revocations are `Membership.check`.
     """
@@ -219,12 +219,12 @@ def open_membership(raw: bytes, network: PeerId, member: PeerId) -> Membership:
 
 
 def membership_from_text(text: str) -> bytes:
-    """The bytes of a line of text; raises StatementRefused."""
+    """Return the bytes of a line of text; raises StatementRefused."""
     return sealed.from_text(_MEMBERSHIP, text)
 
 
 def peek(raw: bytes) -> Statement:
-    """What a membership says of itself, unchecked: to show it, or to know its network."""
+    """Return a membership's own statement, unchecked: to show it, or to know its network."""
     return _decode(raw)[0].own
 
 

@@ -6,27 +6,36 @@ membership in one of two ways. Made for a known PeerId it carries the finished m
 for a stranger it carries an invitation: how many may redeem it and for which classes; the
 whole ticket, with its 16 random bytes, is then the secret, and the inviting peer turns it into
 a statement for whoever shows it (`redeem`).
+
+A ticket is good for `uses` different peers; one that comes again gets its membership anew and uses
+nothing up, so that a lost answer does no harm. The ledger counts, and is written before the
+answer leaves: a crash never gives a use twice. It is bounded, forgets tickets only once they
+have expired, and refuses when it is full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import msgpack
 from multiaddr import Multiaddr
 
 from bbnode.access import sealed
 from bbnode.access.errors import GrantError, Refusal, TicketRefused
+from bbnode.access.keys import SigningKey
+from bbnode.access.revocation import RevocationList
 from bbnode.access.sealed import Kind
-from bbnode.access.signing import SigningKey
-from bbnode.access.statement import MAX_MEMBERSHIP_BYTES
+from bbnode.access.statement import MAX_MEMBERSHIP_BYTES, Membership, grant
 from bbnode.ir.address import address_from_bytes
 from bbnode.ir.caps import (
     CLOCK_SKEW_S,
     MAX_ADDRESS_BYTES,
     MAX_CLAIMED_ADDRESSES,
     MAX_MEMBER_DAYS,
+    MAX_REDEEMERS,
     MAX_TARGET_BYTES,
+    MAX_TICKETS,
     MAX_USES,
 )
 from bbnode.ir.errors import DecodeError
@@ -153,7 +162,7 @@ def make_ticket(
 
 
 def parse_ticket(text: str) -> Ticket:
-    """The ticket in a line of text, its signature checked; raises TicketRefused.
+    """Return the ticket in a line of text, its signature checked; raises TicketRefused.
 
     Its date is `Ticket.check`.
     """
@@ -161,12 +170,12 @@ def parse_ticket(text: str) -> Ticket:
 
 
 def ticket_from_bytes(raw: bytes) -> Ticket:
-    """The same from the bytes of a message."""
+    """Return the ticket in the bytes of a message, as `parse_ticket`."""
     return _open(raw)
 
 
 def invitation_of(raw: bytes, inviter: PeerId, network: PeerId, unix_s: float) -> Ticket | None:
-    """The ticket in these bytes, if `inviter` invites to `network` with it now."""
+    """Return the ticket in these bytes, if `inviter` invites to `network` with it now."""
     try:
         ticket = _open(raw)
         ticket.check(unix_s)
@@ -234,3 +243,146 @@ def _without_peer(address: Multiaddr, peer: PeerId) -> Multiaddr:
     if last != str(peer):
         raise GrantError(f"{address} is of another peer; this node is {peer}")
     return Multiaddr(head)
+
+
+# --- redeeming ----------------------------------------------------------------------
+
+LEDGER = Kind(
+    name="ledger of tickets",
+    context=b"",
+    prefix="",
+    version=1,
+    fields=1,
+    # A PeerId is up to 66 bytes with its header.
+    max_bytes=MAX_REDEEMERS * 70 + MAX_TICKETS * 64,
+    error=TicketRefused,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redeemed:
+    """One ticket in the ledger: when it ends, and who has used it."""
+
+    expires_s: int
+    peers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """The peers that redeemed each ticket, by the ticket's nonce."""
+
+    tickets: Mapping[bytes, Redeemed] = field(default_factory=dict)
+
+    def has_use(self, ticket: Ticket, peer: PeerId) -> bool:
+        """Return True if `peer` could redeem a ticket: a use is left, or the peer has used it."""
+        entry = self.tickets.get(ticket.nonce)
+        if entry is None or peer in entry.peers:
+            return True
+        return ticket.invitation is not None and len(entry.peers) < ticket.invitation.uses
+
+    def to_bytes(self) -> bytes:
+        """Return the ledger as its file holds it."""
+        rows = [
+            [nonce, entry.expires_s, [peer.to_bytes() for peer in entry.peers]]
+            for nonce, entry in sorted(self.tickets.items())
+        ]
+        packed: bytes = msgpack.packb([LEDGER.version, rows])
+        return packed
+
+    @classmethod
+    @sealed.boundary(LEDGER)
+    def from_bytes(cls, raw: bytes) -> Ledger:
+        """Read it back; raises TicketRefused (MALFORMED) when the file is damaged."""
+        if len(raw) > LEDGER.max_bytes:
+            raise LEDGER.refuse(Refusal.TOO_LARGE, f"{len(raw)} bytes are over its bound")
+        items = sealed.unpack_list(LEDGER, raw)
+        if len(items) != 2 or items[0] != LEDGER.version:
+            raise sealed.malformed(LEDGER, "it is not of this version")
+        tickets = {}
+        for row in sealed.take_list(LEDGER, "the tickets", items[1], MAX_TICKETS):
+            if not isinstance(row, list) or len(row) != 3:
+                raise sealed.malformed(LEDGER, "a ticket is not three fields")
+            nonce = sealed.take_bytes(LEDGER, "a nonce", row[0], NONCE_BYTES, NONCE_BYTES)
+            peers = sealed.take_list(LEDGER, "the peers", row[2], MAX_USES)
+            tickets[nonce] = Redeemed(
+                expires_s=sealed.take_int(LEDGER, "an end", row[1], sealed.MAX_UNIX_S),
+                peers=tuple(sealed.take_peer(LEDGER, "a peer", peer) for peer in peers),
+            )
+        return cls(tickets=tickets)
+
+    def with_use(self, ticket: Ticket, uses: int, peer: PeerId, unix_s: float) -> Ledger:
+        """Return the ledger after `peer` used the ticket: itself when it had before.
+
+        Raises TicketRefused (USED_UP, LEDGER_FULL).
+        """
+        entry = self.tickets.get(ticket.nonce)
+        used = () if entry is None else entry.peers
+        if peer in used:
+            return self
+        if len(used) >= uses:
+            raise TICKET.refuse(
+                Refusal.USED_UP,
+                f"all of its {uses} uses are used up; ask for a new one (`bbnode invite`)",
+            )
+        # A ticket leaves the ledger only when nobody can redeem it any more.
+        kept = {
+            nonce: row
+            for nonce, row in self.tickets.items()
+            if unix_s < row.expires_s + CLOCK_SKEW_S
+        }
+        held = sum(len(row.peers) for row in kept.values())
+        if held >= MAX_REDEEMERS or (entry is None and len(kept) >= MAX_TICKETS):
+            raise TICKET.refuse(
+                Refusal.LEDGER_FULL,
+                "the inviter keeps as many tickets as it can; try again when some have expired, or "
+                "ask the owner for a statement of your own",
+            )
+        kept[ticket.nonce] = Redeemed(expires_s=ticket.expires_s, peers=(*used, peer))
+        return Ledger(tickets=kept)
+
+
+def redeem(
+    ticket: Ticket,
+    joiner: PeerId,
+    *,
+    key: SigningKey,
+    ledger: Ledger,
+    unix_s: float,
+    serial: int,
+    granter: Membership | None = None,
+    revoked: RevocationList | None = None,
+) -> tuple[Membership, Ledger]:
+    """Return the membership for `joiner`, and the ledger that is to be written before it is sent.
+
+    `key` is the inviting peer's, `granter` its own membership (None when it is the owner).
+    Raises TicketRefused; StatementRefused when the granter's own has ended or was revoked; and
+    GrantError when it may not grant.
+    """
+    invitation = ticket.invitation
+    if ticket.inviter != key.peer_id or invitation is None:
+        raise TICKET.refuse(
+            Refusal.NOT_GRANTED,
+            f"{key.peer_id} cannot redeem it; it was made by {ticket.inviter}"
+            + ("" if invitation is not None else " and invites nobody"),
+        )
+    network = key.peer_id if granter is None else granter.own.network
+    if ticket.network != network:
+        raise TICKET.refuse(
+            Refusal.WRONG_NETWORK, f"it is for network {ticket.network}, this node's is {network}"
+        )
+    ticket.check(unix_s)
+    if granter is not None:
+        granter.check(unix_s, revoked)
+    if revoked is not None and joiner in revoked.peers:
+        raise TICKET.refuse(Refusal.REVOKED, f"the owner revoked {joiner}; ask it to be reinstated")
+    after = ledger.with_use(ticket, invitation.uses, joiner, unix_s)
+    membership = grant(
+        key,
+        member=joiner,
+        not_before_s=int(unix_s),
+        expires_s=int(unix_s) + invitation.member_s,
+        serial=serial,
+        classes=invitation.classes,
+        granter=granter,
+    )
+    return membership, after

@@ -1,37 +1,114 @@
-"""The contracts: one abstract base class per role.
+"""The contracts: one abstract base class per role, and the marks of their methods.
 
 Rule: an op of the table in `ir/opset.py` calls the method of the same name (snake case)
 with an `OpContext`, its inputs in port order, and its attributes as keywords. The method
 returns its output (a tuple for several; None for a command or a trigger, which the engine
 makes); or raises a typed error; or is marked `@offload`; or keeps
 `ctx.open_completion()`, returns `PENDING`, and completes later from any thread. The engine
-never runs two ops of one component at the same time.
+never runs two ops of one component at the same time. A mark is on the function: whoever calls
+the method looks at it first.
 """
 
 from __future__ import annotations
 
 import enum
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, TypeVar, overload
 
+import msgpack
 from multiaddr import Multiaddr
 
+from bbnode.components.backends.graphs import PreparedGraph as PreparedGraph
+from bbnode.components.backends.primitives import Primitives
 from bbnode.components.errors import ComponentError as ComponentError
-from bbnode.components.inbound import inbound as inbound
-from bbnode.components.inbound import inbound_ops as inbound_ops
-from bbnode.components.offloading import is_offloaded as is_offloaded
-from bbnode.components.offloading import offload as offload
-from bbnode.components.offloading import only_reads as only_reads
-from bbnode.components.primitives import PreparedGraph as PreparedGraph
-from bbnode.components.primitives import Primitives
+from bbnode.components.errors import InvalidComponentConfig
 from bbnode.ir import codec
 from bbnode.ir.envelope import WireCorrelation
-from bbnode.ir.errors import AuthorError
+from bbnode.ir.errors import AuthorError, BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TENSOR, TENSOR_FLOAT, TypeNode
 from bbnode.ir.values import Metadata, PeerIdVec, ResponseBatch, SearchResults, Value
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+_OFFLOAD_MARK = "__bbnode_offload__"
+_CHANGES, _READS = "changes", "reads"
+_INBOUND_MARK = "__bbnode_inbound__"
+_INBOUND_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}\Z")
+
+
+@overload
+def offload(method: Method, /) -> Method: ...
+
+
+@overload
+def offload(*, reads_only: bool = False) -> Callable[[Method], Method]: ...
+
+
+def offload(method: Any = None, /, *, reads_only: bool = False) -> Any:
+    """Mark a contract method as slow: the host runs it in a worker thread.
+
+    `reads_only`: it changes nothing that `serialize` returns, here or in what it depends on. Then
+    a node need not save the component's state each time before it hands the method out.
+    """
+
+    def mark(marked: Method) -> Method:
+        setattr(marked, _OFFLOAD_MARK, _READS if reads_only else _CHANGES)
+        return marked
+
+    return mark if method is None else mark(method)
+
+
+def is_offloaded(method: Callable[..., Any]) -> bool:
+    """Return True if `offload` marked the method."""
+    return bool(getattr(method, _OFFLOAD_MARK, False))
+
+
+def only_reads(method: Callable[..., Any]) -> bool:
+    """Return True if `offload` marked the method as one that leaves its component's state alone."""
+    return getattr(method, _OFFLOAD_MARK, False) == _READS
+
+
+def inbound(name: str) -> Callable[[Method], Method]:
+    """Mark a method as an op that other peers may call: `method(ctx, payload) -> bytes | None`.
+
+    It is reached at `/component/<ref of the slot>/op/<name>`. `ctx.source_peer` is the caller,
+    `ctx.correlation` describes the message; the encoding of the payload is the component's own.
+    The return value answers a request; a one-way message has no answer. It may be `offload`ed.
+    """
+
+    def mark(marked: Method) -> Method:
+        setattr(marked, _INBOUND_MARK, name)
+        return marked
+
+    return mark
+
+
+def inbound_ops(cls: type[Any]) -> dict[str, str]:
+    """Return the ops of a class that peers may call: op name to method name, sorted.
+
+    Raises AuthorError for an invalid op name, or one that is used twice.
+    """
+    found: dict[str, str] = {}
+    for method in sorted({name for base in cls.__mro__ for name in vars(base)}):
+        op = getattr(getattr(cls, method, None), _INBOUND_MARK, None)
+        if op is None:
+            continue
+        if not isinstance(op, str) or not _INBOUND_NAME.match(op):
+            raise AuthorError(
+                f"{cls.__qualname__}.{method}: {op!r} is no name of an op; use up to 64 letters, "
+                "digits and underscores"
+            )
+        if op in found:
+            raise AuthorError(
+                f"{cls.__qualname__}: {found[op]} and {method} are both the inbound op {op!r}"
+            )
+        found[op] = method
+    return dict(sorted(found.items()))
 
 
 class _Pending(enum.Enum):
@@ -52,14 +129,14 @@ class Completion(Protocol):
 
 
 class PeersView(Protocol):
-    """What a component may know of other peers: a snapshot in PeerId order."""
+    """A component's view of other peers: a snapshot in PeerId order."""
 
     def connected(self, peer_class: str | None = None) -> Sequence[PeerId]:
-        """Peers connected now that are not down, blocked or denied; of one class if given."""
+        """Return connected peers that are not down, blocked or denied; of one class if given."""
 
 
 class OpContext(Protocol):
-    """What a contract method may see of the node that calls it."""
+    """The node that calls a contract method, as far as the method may see it."""
 
     now_ns: int
     self_peer: PeerId
@@ -74,24 +151,24 @@ class OpContext(Protocol):
         """Park this op until the completion is used; return PENDING afterwards."""
 
     def refuse(self, peer: PeerId, reason: str) -> None:
-        """Tell the host that what a peer gave is not taken, also where the method then raises.
+        """Report a peer's contribution as refused, even if the method then raises.
 
-        It is counted and shows with the peer's name. In an offloaded method: ComponentError.
+        It is counted and shown with the peer's name. In an offloaded method: ComponentError.
         """
 
-    # What follows is carried out when the method has returned, and not at all when it raises.
-    # None of it works in an offloaded method, or after the method has returned: ComponentError.
+    # The calls below take effect when the method has returned, and not at all when it raises.
+    # In an offloaded method, or after the method has returned, they raise ComponentError.
 
     def send(self, peer: PeerId, slot: str, op: str, payload: bytes) -> None:
-        """Call an inbound op of the component that a peer has in a slot, without an answer."""
+        """Call an inbound op of the component in a peer's slot, without an answer."""
 
     def request(
         self, peer: PeerId, slot: str, op: str, payload: bytes, *, tag: str, deadline_ns: int
     ) -> int:
-        """The same with an answer: `on_answer(ctx, tag, payload)`, once, or
-        `on_no_answer(ctx, tag, peer)` when there is none within `deadline_ns`.
+        """Call an inbound op and return the id of the correlation.
 
-        Returns the correlation's id.
+        The answer comes once, to `on_answer(ctx, tag, payload)`; without one within
+        `deadline_ns`, `on_no_answer(ctx, tag, peer)` is called.
         """
 
     def set_timer(self, key: str, after_ns: int) -> None:
@@ -101,12 +178,12 @@ class OpContext(Protocol):
         """Disarm a timer, if it is armed."""
 
     def learn_addresses(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
-        """Tell the address book where a peer is said to be."""
+        """Add addresses that a peer is said to have to the address book."""
 
 
 @dataclass(frozen=True)
 class NoConfig:
-    """Config of components that need none."""
+    """The Config of components without settings."""
 
 
 class Component(ABC):
@@ -114,7 +191,7 @@ class Component(ABC):
 
     `TYPE_NAME` is stable and unique; `Config` is a frozen dataclass whose fields all have
     defaults unless the component can't do without them; those that name files and the like are
-    a `path_setting` or `local_setting` of `bbnode.components.settings`. `depends` maps a role
+    a `path_setting` or `local_setting`. `depends` maps a role
     (snake case) to the slot that supplies it, e.g. `{"backend": "compute"}`.
     """
 
@@ -131,15 +208,15 @@ class Component(ABC):
         self._dependencies: Mapping[str, Component] = {}
 
     def bind(self, dependencies: Mapping[str, Component]) -> None:
-        """Called once at install, with one component per entry of `depends`."""
+        """Receive one component per entry of `depends`; called once, at install."""
         self._dependencies = dependencies
 
     def dependency(self, role: str) -> Any:
-        """The component bound for `role`; only those of `depends` exist."""
+        """Return the component bound for `role`, one of `depends`."""
         return self._dependencies[role]
 
     def serialize(self) -> bytes:
-        """State for a snapshot; empty when the component has none.
+        """Return the state for a snapshot; empty when the component has none.
 
         Called on the polling thread: never while an offloaded method of it runs that changes the
         state, but also while a completion that it opened is unused.
@@ -147,26 +224,41 @@ class Component(ABC):
         return b""
 
     def freeze(self) -> Callable[[], bytes]:
-        """What `serialize` would give now, to be had later, when the state has changed.
+        """Capture the state now; the returned function serializes it, whatever has changed since.
 
         Called before each offloaded method that changes the state, so that a snapshot can be
         taken while it runs. Where the state is values that are replaced and never changed in
-        place, override it to keep these: serializing a large model before every op is dear.
+        place, override it to keep these: serializing a large model before every op is expensive.
         """
         data = self.serialize()
         return lambda: data
 
     def restore(self, data: bytes) -> None:
-        """Take up the state that `serialize` gave; raise ComponentError when it is not ours."""
+        """Load the state that `serialize` returned; raise ComponentError for any other bytes."""
         if data:
             raise ComponentError(f"{self.TYPE_NAME} keeps no state but was given {len(data)} bytes")
+
+    def require(self, condition: bool, problem: str) -> None:
+        """Raise InvalidComponentConfig with the component's name, unless the condition holds."""
+        if not condition:
+            raise InvalidComponentConfig(f"{self.TYPE_NAME}: {problem}")
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Turn what saved bytes may make a decoder raise into a ComponentError."""
+        try:
+            yield
+        except (ValueError, TypeError, LookupError, AttributeError, BbnodeError,
+                msgpack.exceptions.UnpackException) as error:  # fmt: skip
+            why = f"{self.TYPE_NAME}: the saved state is not ours: {error}"
+            raise ComponentError(why) from error
 
 
 class Backend(Primitives, Component):
     """Runs `ai.onnx` graphs. Tensors are owned by the backend; ours are numpy arrays.
 
-    A concrete overrides `prepare`, or `execute`, or some of the thirty primitives; one side gives
-    the other (`Primitives`).
+    A concrete overrides `prepare`, or `execute`, or some of the thirty primitives; the rest follows
+    from these (`Primitives`).
     """
 
     ROLE = "Backend"
@@ -180,7 +272,7 @@ class Backend(Primitives, Component):
             )
 
     def materialize_from_wire(self, node: TypeNode, payload: memoryview) -> Value:
-        """A received tensor of leaf type `node`, adopted without a copy where possible."""
+        """Return a received tensor of leaf type `node`, without a copy where possible."""
         return codec.decode_value(node, payload)
 
 
@@ -197,23 +289,23 @@ class Model(Component):
 
     @abstractmethod
     def forward(self, ctx: OpContext, batch: Value) -> Value:
-        """Outputs for a batch: [N, ...] float32 to [N, ...] float32."""
+        """Return the outputs for a batch: [N, ...] float32 to [N, ...] float32."""
 
     @abstractmethod
     def compute_loss(self, ctx: OpContext, batch: Value, target: Value) -> Value:
-        """Mean loss over a batch, float32 scalar."""
+        """Return the mean loss over a batch, float32 scalar."""
 
     def evaluate(self, ctx: OpContext, batch: Value, target: Value) -> Value:
-        """The older name of `compute_loss`."""
+        """Return `compute_loss`: its older name."""
         return self.compute_loss(ctx, batch, target)
 
     @abstractmethod
     def backward(self, ctx: OpContext, grad: Value) -> None:
-        """Pull an output gradient of the last forward back to the parameters and keep it."""
+        """Pull an output gradient of the last forward back to the parameters, and keep it there."""
 
     @abstractmethod
     def step(self, ctx: OpContext, grads: Value | None) -> None:
-        """One optimizer step with `grads` [P], or with what `backward` kept."""
+        """Make one optimizer step with `grads` [P], or with the gradients that `backward` kept."""
 
     @abstractmethod
     def apply_delta(self, ctx: OpContext, delta: Value) -> None:
@@ -225,11 +317,11 @@ class Model(Component):
 
     @abstractmethod
     def params(self, ctx: OpContext) -> Value:
-        """A copy of the parameters, [P] float32."""
+        """Return a copy of the parameters, [P] float32."""
 
     @abstractmethod
     def train(self, ctx: OpContext, *, epochs: int, batch: int) -> Metadata:
-        """Train on the bound DataSource; gives num_samples, loss and steps."""
+        """Train on the bound DataSource; return num_samples, loss and steps."""
 
 
 class Aggregator(Component):
@@ -240,33 +332,33 @@ class Aggregator(Component):
 
     @abstractmethod
     def contribute(self, ctx: OpContext, tensor: Value, metadata: Metadata) -> None:
-        """Take the contribution of `ctx.source_peer`; a second one replaces the first."""
+        """Add the contribution of `ctx.source_peer`; a second one replaces the first."""
 
     @abstractmethod
     def contribute_all(self, ctx: OpContext, responses: ResponseBatch) -> None:
-        """Take a cohort's answers, each a composite (tensor, metadata)."""
+        """Add a cohort's answers, each a composite (tensor, metadata)."""
 
     @abstractmethod
     def aggregate(self, ctx: OpContext) -> tuple[Value, Metadata]:
-        """Combine and clear what was contributed; ComponentError when there is nothing."""
+        """Combine and clear the contributions; ComponentError when there are none."""
 
     @abstractmethod
     def current_tensor(self, ctx: OpContext) -> Value:
-        """The last aggregate."""
+        """Return the last aggregate."""
 
 
 class DataSource(Component):
-    """Hands out examples."""
+    """Supplies examples in batches."""
 
     ROLE = "DataSource"
 
     @abstractmethod
     def next_batch(self, ctx: OpContext) -> tuple[Value, Value]:
-        """The next (batch [N, ...], labels [N])."""
+        """Return the next (batch [N, ...], labels [N])."""
 
     @abstractmethod
     def reset(self, ctx: OpContext) -> None:
-        """Start from the first batch again."""
+        """Start again from the first batch."""
 
     @abstractmethod
     def on_data_loaded(self, ctx: OpContext) -> None:
@@ -274,30 +366,30 @@ class DataSource(Component):
 
     @abstractmethod
     def epoch_batches(self, batch_size: int) -> Sequence[tuple[Value, Value]]:
-        """All batches of the next epoch, in its shuffled order; each call is one epoch."""
+        """Return all batches of the next epoch, in its shuffled order; each call is one epoch."""
 
     @property
     @abstractmethod
     def num_samples(self) -> int:
-        """Examples in this source."""
+        """The number of examples in this source."""
 
 
 class PeerSelector(Component):
-    """Chooses peers. Unsupported parameters fail, they do not guess."""
+    """Chooses peers. Parameters that it does not support are errors."""
 
     ROLE = "PeerSelector"
 
     @abstractmethod
     def sample(self, ctx: OpContext, *, n: int) -> PeerIdVec:
-        """`n` different peers of the current view, in PeerId order."""
+        """Return `n` different peers of the current view, in PeerId order."""
 
     @abstractmethod
     def current_view(self, ctx: OpContext) -> PeerIdVec:
-        """All peers that can be chosen, in PeerId order."""
+        """Return all peers that can be chosen, in PeerId order."""
 
     @abstractmethod
     def select(self, ctx: OpContext, key: Value | None, *, mode: str, n: int) -> PeerIdVec:
-        """`mode` is "random" (n), "near_key" (key, n) or "all"."""
+        """Return the peers that `mode` selects: "random" (n), "near_key" (key, n) or "all"."""
 
 
 class Codec(Component):
@@ -307,11 +399,11 @@ class Codec(Component):
 
     @abstractmethod
     def encode(self, ctx: OpContext, tensor: Value) -> Value:
-        """Tensor to code."""
+        """Return the code of a tensor."""
 
     @abstractmethod
     def decode(self, ctx: OpContext, code: Value) -> Value:
-        """Code to tensor."""
+        """Return the tensor of a code."""
 
     @abstractmethod
     def train(self, ctx: OpContext, training: Value) -> None:
@@ -325,15 +417,15 @@ class Index(Component):
 
     @abstractmethod
     def add(self, ctx: OpContext, vector: Value) -> Value:
-        """Store a vector, give its id."""
+        """Store a vector and return its id."""
 
     @abstractmethod
     def search(self, ctx: OpContext, query: Value, *, k: int) -> SearchResults:
-        """The k nearest, nearest first."""
+        """Return the k nearest vectors, nearest first."""
 
     @abstractmethod
     def remove(self, ctx: OpContext, item: Value) -> None:
-        """Forget a vector."""
+        """Remove a vector."""
 
     @abstractmethod
     def train(self, ctx: OpContext, training: Value) -> None:
@@ -352,13 +444,13 @@ class ProtocolComponent(Component):
     ROLE = "Protocol"
 
     def on_timer(self, ctx: OpContext, key: str) -> None:
-        """A timer that the component set is due. One that is due while it works comes after."""
+        """Handle a timer that is due. One that becomes due while an op runs is handled after it."""
 
     def on_answer(self, ctx: OpContext, tag: str, payload: bytes) -> None:
-        """A request was answered; `ctx.source_peer` is who did."""
+        """Handle the answer to a request; `ctx.source_peer` gave it."""
 
     def on_no_answer(self, ctx: OpContext, tag: str, peer: PeerId) -> None:
-        """A request was not answered in time, or the peer could not be reached."""
+        """Handle a request without an answer in time, or to a peer that can't be reached."""
 
 
 CONTRACTS: Final[Mapping[str, type[Component]]] = {

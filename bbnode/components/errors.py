@@ -1,4 +1,4 @@
-"""What components refuse, one class per reason.
+"""Errors of components, one class per reason.
 
 Rule: every class is a `ComponentError`, so that the op fails and the node goes on; the second
 base says whose fault it is. A message names the component, the value, and the remedy.
@@ -33,7 +33,7 @@ class ParameterMismatch(ComponentError):
 
 
 class TrainingFailed(ComponentError):
-    """Training cannot start, or went to a place it cannot come back from."""
+    """Training cannot start, or its parameters are no longer finite."""
 
 
 class DataUnavailable(ComponentError, DeploymentError):
@@ -41,7 +41,7 @@ class DataUnavailable(ComponentError, DeploymentError):
 
 
 class ContributionRefused(ComponentError, PeerError):
-    """An aggregator does not count what one peer gave; the other peers still count."""
+    """An aggregator does not count the contribution of one peer; the other peers still count."""
 
     def __init__(self, *, component: str, peer: str, reason: str) -> None:
         self.peer = peer
@@ -50,11 +50,11 @@ class ContributionRefused(ComponentError, PeerError):
 
 
 class NothingToAggregate(ComponentError):
-    """An aggregator is asked for a result and has taken no contribution."""
+    """An aggregator is asked for a result and has no contribution."""
 
 
 class NonFiniteAggregate(ComponentError, PeerError):
-    """The result of an aggregate holds NaN or infinity, and is not handed out."""
+    """The result of an aggregate holds NaN or infinity, and is not returned."""
 
 
 class MismatchedShapes(ComponentError, PeerError):
@@ -84,4 +84,4 @@ class NotEnoughPeers(ComponentError):
 
 
 class UnsupportedSelection(ComponentError, AuthorError):
-    """A peer selector does not offer what a program asks of it."""
+    """A peer selector does not support the selection that a program asks for."""

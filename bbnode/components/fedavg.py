@@ -14,34 +14,36 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from bbnode.components.backend_base import quotient_model, scaled_sum_model
-from bbnode.components.claims import capped, is_loss, shown, told
+from bbnode.components.backends.graphs import quotient_model, scaled_sum_model
 from bbnode.components.contracts import (
     Aggregator,
-    ComponentError,
     OpContext,
     PreparedGraph,
     is_offloaded,
 )
 from bbnode.components.errors import (
     ContributionRefused,
-    InvalidComponentConfig,
     MismatchedShapes,
     NonFiniteAggregate,
     NothingToAggregate,
 )
 from bbnode.components.registry import register_component
 from bbnode.ir import codec, types
-from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Composite, Metadata, ResponseBatch, Value
+
+# A loss beyond what a float32 holds was computed by nobody.
+_MAX_ABS_LOSS = float(np.finfo(np.float32).max)
+# Refusals that the metadata of an aggregate spells out: it is shown to people.
+_MOST_TOLD = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +52,16 @@ class FedAvgConfig:
 
     Attributes:
         max_contributors: peers that may contribute to one aggregate; each one's tensor is held.
-        max_samples: the highest `num_samples` that is believed of one peer; a contribution that
-            says more is refused. It weighs the peer, so that a peer could drown out all others with
-            a number out of the air.
+        max_samples: the highest `num_samples`, in examples, that is believed of one peer; a
+            contribution with more is refused. It is the peer's weight in the mean.
         max_share: the largest part of a mean of three or more peers that one of them may have,
-            whatever it says; its samples count only up to that. Of N peers each may have 1/N. 1.0:
-            no such bound. Of two each would have half, and their counts no meaning.
-        max_abs: the largest absolute value of a tensor that is taken; a contribution with another
-            is refused.
+            from 0 to 1; its samples count only up to that. Of N peers each may have 1/N. 1.0: no
+            such bound.
+        max_abs: the largest absolute value in a tensor; a contribution with a larger one is
+            refused.
         shape: of every tensor; others are refused. None: that of more than half of the peers.
-        max_rounds: executions whose contributions are held at once; the one that contributed first
-            gives way, and has nothing to aggregate then.
+        max_rounds: executions whose contributions are held at once; beyond, the oldest one is
+            dropped.
     """
 
     max_contributors: int = 1024
@@ -79,7 +80,7 @@ class _Contribution:
 
 
 class _Round:
-    """What was contributed to one aggregate, and who could not be counted."""
+    """The contributions to one aggregate, and the refused ones with their reasons."""
 
     __slots__ = ("contributions", "refused")
 
@@ -99,21 +100,14 @@ class FedAvg(Aggregator):
 
     def __init__(self, config: FedAvgConfig) -> None:
         super().__init__(config)
-        if config.max_contributors < 1 or config.max_samples < 1 or config.max_rounds < 1:
-            raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: max_contributors, max_samples and max_rounds have to be 1 or "
-                "more"
-            )
-        if not 0 < config.max_share <= 1:
-            raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: max_share {config.max_share} is not above 0 and at most 1"
-            )
-        if not 0 < config.max_abs < math.inf:
-            raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: max_abs {config.max_abs} is no positive number"
-            )
-        if config.shape is not None and any(size < 0 for size in config.shape):
-            raise InvalidComponentConfig(f"{self.TYPE_NAME}: {config.shape} is no shape")
+        counts = (config.max_contributors, config.max_samples, config.max_rounds)
+        self.require(
+            min(counts) >= 1, "max_contributors, max_samples and max_rounds have to be 1 or more"
+        )
+        share, largest = config.max_share, config.max_abs
+        self.require(0 < share <= 1, f"max_share {share} is not above 0 and at most 1")
+        self.require(0 < largest < math.inf, f"max_abs {largest} is no positive number")
+        self.require(min(config.shape or (0,)) >= 0, f"{config.shape} is no shape")
         self._sent_in = _Round()  # what peers sent one-way
         self._rounds: dict[int, _Round] = {}  # execution -> its own, oldest first
         self._current: npt.NDArray[np.float32] | None = None
@@ -121,7 +115,7 @@ class FedAvg(Aggregator):
         self._quotient: PreparedGraph | None = None
 
     def contribute(self, ctx: OpContext, tensor: Value, metadata: Metadata) -> None:
-        """Take the contribution of the sender (of this node where there is no sender).
+        """Add the contribution of the sender (of this node where there is no sender).
 
         `tensor` is float32 of any shape; `metadata` holds `num_samples` and may hold `loss`.
 
@@ -135,7 +129,7 @@ class FedAvg(Aggregator):
             raise self._refusal(peer, reason)
 
     def contribute_all(self, ctx: OpContext, responses: ResponseBatch) -> None:
-        """Take a cohort's answers, each a composite (tensor, metadata).
+        """Add a cohort's answers, each a composite (tensor, metadata).
 
         Answers that cannot be counted are left out; the host is told of each, and they show in the
         metadata of the aggregate.
@@ -162,7 +156,7 @@ class FedAvg(Aggregator):
             raise self._refusal(*first)
 
     def aggregate(self, ctx: OpContext) -> tuple[Value, Metadata]:
-        """The weighted mean, and `num_samples` (sum), `contributors`, `refused`, `loss` (mean).
+        """Return the weighted mean, and its `num_samples`, `contributors`, `refused` and `loss`.
 
         The sum is of what was weighed. Where some were refused, `refused_why` names them; where
         some weigh less than they said, `clipped` is how many. What was contributed in this
@@ -205,7 +199,7 @@ class FedAvg(Aggregator):
             "refused": len(refused),
         }
         if refused:
-            summary["refused_why"] = told(refused)
+            summary["refused_why"] = _listed(refused)
         clipped = sum(c < part.num_samples for c, part in zip(counts, parts, strict=True))
         if clipped:
             summary["clipped"] = clipped
@@ -216,13 +210,13 @@ class FedAvg(Aggregator):
         return self._current, Metadata(summary)
 
     def current_tensor(self, ctx: OpContext) -> Value:
-        """The last aggregate; NothingToAggregate before the first."""
+        """Return the last aggregate; NothingToAggregate before the first."""
         if self._current is None:
             raise NothingToAggregate(f"{self.TYPE_NAME}: nothing has been aggregated yet")
         return self._current
 
     def serialize(self) -> bytes:
-        """Contributions that wait, refusals, and the last aggregate."""
+        """Return the contributions that wait, the refusals, and the last aggregate."""
         current = () if self._current is None else (self._current,)
         rounds = [
             Composite((Metadata(execution=execution), *_saved(kept)))
@@ -232,10 +226,10 @@ class FedAvg(Aggregator):
         return codec.encode_value(state)
 
     def restore(self, data: bytes) -> None:
-        """Take up what `serialize` gave; ComponentError when it is not ours."""
+        """Load a saved state; ComponentError for bytes of anything else."""
         if not data:
             return
-        try:
+        with self.restoring():
             # A state that was saved before there were rounds has none.
             waiting, refused, current, *more = codec.decode_value(types.COMPOSITE, data)
             sent_in = _loaded(waiting, refused)
@@ -243,15 +237,11 @@ class FedAvg(Aggregator):
                 int(head["execution"]): _loaded(parts, out)
                 for head, parts, out in (more[0] if more else ())
             }
-        except (DecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise ComponentError(
-                f"{self.TYPE_NAME}: the saved state is not ours: {error}"
-            ) from error
         self._sent_in, self._rounds = sent_in, rounds
         self._current = current[0] if current else None
 
     def _round_of(self, execution: int) -> _Round:
-        """What an execution contributes to; the oldest other one goes when there are too many."""
+        """Return the round of an execution; the oldest other one goes when there are too many."""
         found = self._rounds.get(execution)
         if found is None:
             if len(self._rounds) >= self.config.max_rounds:
@@ -260,7 +250,7 @@ class FedAvg(Aggregator):
         return found
 
     def _take(self, to: _Round, peer: PeerId, tensor: Value, metadata: Value) -> str | None:
-        """Keep a contribution; or say why not. One that is refused replaces nothing."""
+        """Keep a contribution, or return why not. One that is refused replaces nothing."""
         if not isinstance(tensor, np.ndarray) or tensor.dtype != np.float32:
             kind = tensor.dtype if isinstance(tensor, np.ndarray) else type(tensor).__name__
             return f"its tensor is {kind}, not float32"
@@ -270,12 +260,12 @@ class FedAvg(Aggregator):
             return f"its metadata is {type(metadata).__name__}"
         count = metadata.get("num_samples")
         if isinstance(count, bool) or not isinstance(count, int):
-            return f"num_samples is {shown(count)}, not an integer"
+            return f"num_samples is {_scalar(count)}, not an integer"
         if not 1 <= count <= self.config.max_samples:
             return f"num_samples is {count}, outside 1 .. {self.config.max_samples} (max_samples)"
         loss = metadata.get("loss")
-        if loss is not None and not is_loss(loss):
-            return f"loss is {shown(loss)}, not a number that a float32 holds"
+        if loss is not None and not _is_loss(loss):
+            return f"loss is {_scalar(loss)}, not a number that a float32 holds"
         if tensor.size:
             # Without a copy. NaN comes out of both, and is within no bounds.
             low, high = float(tensor.min()), float(tensor.max())
@@ -294,7 +284,7 @@ class FedAvg(Aggregator):
     def _of_majority_shape(
         self, taken: dict[PeerId, _Contribution]
     ) -> tuple[dict[PeerId, _Contribution], dict[PeerId, str]]:
-        """Those of the shape of more than half, and why the others are refused.
+        """Return those of the shape of more than half, and why the others are refused.
 
         With no such shape it is that of the last aggregate, if it is there: one of two peers could
         end all rounds otherwise.
@@ -345,7 +335,7 @@ class FedAvg(Aggregator):
 
 
 def _saved(kept: _Round) -> tuple[Composite, Composite]:
-    """A round as values, in PeerId order."""
+    """Return a round as values, in PeerId order."""
     waiting: list[Value] = []
     for peer in sorted(kept.contributions):
         part = kept.contributions[peer]
@@ -360,9 +350,52 @@ def _saved(kept: _Round) -> tuple[Composite, Composite]:
 
 
 def _loaded(waiting: Composite, refused: Composite) -> _Round:
-    """What `_saved` gave; raises whatever malformed values make it raise."""
     kept = _Round()
     for peer, tensor, meta in waiting:
         kept.contributions[peer] = _Contribution(tensor, int(meta["num_samples"]), meta.get("loss"))
     kept.refused = {peer: str(meta["reason"]) for peer, meta in refused}
     return kept
+
+
+def capped(counts: Sequence[int], max_share: float) -> list[int]:
+    """Return sample counts of which none is more than `max_share` of their sum, or 1/N of N.
+
+    No count is raised, and those within the bound weigh among each other as before. One or two
+    counts stay as they are.
+    """
+    if len(counts) < 3:
+        return list(counts)
+    share = max(Fraction(max_share), Fraction(1, len(counts)))
+    order = sorted(counts, reverse=True)
+    rest = sum(order)
+    limit = share * rest
+    for above, count in enumerate(order, 1):
+        if count <= limit:
+            break
+        # So many are cut to one limit, which is its share of them and of the rest together.
+        rest -= count
+        limit = share * rest / (1 - above * share)
+    return [min(count, math.floor(limit)) for count in counts]
+
+
+def _is_loss(value: object) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= _MAX_ABS_LOSS
+    )
+
+
+def _scalar(value: object) -> str:
+    """Return a peer's scalar for a message: numbers as they are, of all else the type alone."""
+    if value is None or isinstance(value, bool | float):
+        return repr(value)
+    if isinstance(value, int):
+        return repr(value) if value.bit_length() <= 64 else "an integer beyond 64 bits"
+    return type(value).__name__
+
+
+def _listed(refused: Mapping[PeerId, str]) -> str:
+    said = [f"{peer}: {refused[peer]}" for peer in sorted(refused)[:_MOST_TOLD]]
+    more = len(refused) - len(said)
+    return "; ".join([*said, f"{more} more"] if more else said)

@@ -1,9 +1,9 @@
 """Component classes by TYPE_NAME.
 
-Rule: a class registers under its TYPE_NAME when its module is imported; what the package
-ships and what third parties install is found through the entry-point group
-`bbnode.components` (entry name = TYPE_NAME), and imported only when it is asked for. A
-peer on the network can name a type, never send code.
+Rule: a class registers under its TYPE_NAME when its module is imported; the modules of shipped
+and of installed components are found through the entry-point group `bbnode.components` (entry
+name = TYPE_NAME), and imported only when the type is asked for. A peer on the network can name
+a type, never send code.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 import msgpack
@@ -20,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from bbnode.components import settings
 from bbnode.components.contracts import CONTRACTS, Component
+from bbnode.ir import plugins
 from bbnode.ir.errors import AuthorError, DeploymentError
 from bbnode.ir.slots import ConcreteSpec
 
@@ -40,7 +39,7 @@ class ConfigTypeMismatch(DeploymentError):
 
 
 def register_component(cls: C) -> C:
-    """Class decorator: make a component known under its TYPE_NAME."""
+    """Register a component class under its TYPE_NAME (class decorator)."""
     name = cls.__dict__.get("TYPE_NAME")
     if not isinstance(name, str) or not name or "|" in name:
         raise AuthorError(f"{cls.__qualname__} needs its own TYPE_NAME, without '|'")
@@ -56,31 +55,30 @@ def register_component(cls: C) -> C:
 
 
 def roles_of(cls: type[Component]) -> tuple[str, ...]:
-    """The roles whose contracts a class fulfils; AuthorError when there is none."""
+    """Return the roles whose contracts a class fulfils; AuthorError when there is none."""
     roles = tuple(role for role, contract in CONTRACTS.items() if issubclass(cls, contract))
     if not roles:
         raise AuthorError(f"{cls.__qualname__} implements no contract of {', '.join(CONTRACTS)}")
     return roles
 
 
-@cache
-def _installed() -> Mapping[str, EntryPoint]:
-    return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
-
-
 def component_class(type_name: str) -> type[Component]:
-    """The class registered as `type_name`, importing its module if an entry point names it.
+    """Return the class registered as `type_name`, importing its module if a package brings it.
 
     Raises UnknownComponentType, with the nearest known name.
     """
-    if type_name not in _REGISTERED and (entry := _installed().get(type_name)) is not None:
+    brought_by = plugins.names(ENTRY_POINT_GROUP).get(type_name)
+    if type_name not in _REGISTERED and brought_by is not None:
         try:
-            entry.load()
-        except ImportError as error:
-            raise UnknownComponentType(
-                f"component type {type_name!r} is installed but can't be imported: {error}"
-            ) from error
+            plugins.load(ENTRY_POINT_GROUP, type_name)
+        except plugins.BrokenPlugin as error:
+            raise UnknownComponentType(f"component type {type_name!r}: {error}") from error
     cls = _REGISTERED.get(type_name)
+    if cls is None and brought_by is not None:
+        raise UnknownComponentType(
+            f"component type {type_name!r}: the package {brought_by} has an entry point of this "
+            "name, but its module registers no such class; decorate it with @register_component"
+        )
     if cls is None:
         near = difflib.get_close_matches(type_name, known_types(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -92,12 +90,12 @@ def component_class(type_name: str) -> type[Component]:
 
 
 def known_types() -> tuple[str, ...]:
-    """All type names that `component_class` can find, sorted."""
-    return tuple(sorted({*_REGISTERED, *_installed()}))
+    """Return all type names that `component_class` can find, sorted."""
+    return tuple(sorted({*_REGISTERED, *plugins.names(ENTRY_POINT_GROUP)}))
 
 
 def concrete(cls: type[Component], config: Any = None) -> ConcreteSpec:
-    """What a concrete slot of the DSL takes: a component type with its config."""
+    """Return a component type with its config, as the `concrete` of a DSL slot."""
     config = cls.Config() if config is None else config
     if not isinstance(config, cls.Config):
         raise AuthorError(
@@ -109,7 +107,7 @@ def concrete(cls: type[Component], config: Any = None) -> ConcreteSpec:
 
 
 def encode_config(config: Any) -> bytes:
-    """A Config dataclass as a msgpack map of its fields, in field order."""
+    """Return a Config dataclass as a msgpack map of its fields, in field order."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     return bytes(msgpack.packb(fields))
 
@@ -122,7 +120,7 @@ def build_config(
     *,
     own_artifact: bool = False,
 ) -> Any:
-    """The Config of `cls`: defaults, then what the artifact stores, then this node's overrides.
+    """Return the Config of `cls`: its defaults, the artifact's settings, this node's overrides.
 
     Settings that name something of this machine count from the overrides alone, unless the
     artifact is the user's own (`own_artifact`).

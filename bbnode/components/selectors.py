@@ -1,7 +1,7 @@
-"""Peer selectors: who is connected now, or a fixed list.
+"""Peer selectors: the connected peers, or a fixed list.
 
 Rule: results are in PeerId order, and a draw is a pure function of (seed, number of the draw,
-candidates); what a selector does not offer fails, it does not guess.
+candidates); a selection that is not supported is an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import msgpack
 
-from bbnode.components.contracts import ComponentError, OpContext, PeerSelector
+from bbnode.components.contracts import OpContext, PeerSelector
 from bbnode.components.errors import InvalidComponentConfig, NotEnoughPeers, UnsupportedSelection
 from bbnode.components.registry import register_component
 from bbnode.ir.errors import DecodeError
@@ -25,7 +25,7 @@ _MAX_SEED = (1 << 63) - 1  # what msgpack and TOML both carry as an integer
 
 
 def draw(peers: Sequence[PeerId], n: int, seed: int, counter: int) -> PeerIdVec:
-    """`n` of `peers`, in PeerId order; all of them where n is as many or more.
+    """Return `n` of `peers`, in PeerId order; all of them where n is as many or more.
 
     Each peer is ranked by SHA-256 over seed, counter and its id, and the lowest n are taken:
     uniform, and the same on every machine and with every version of every library.
@@ -38,26 +38,24 @@ def draw(peers: Sequence[PeerId], n: int, seed: int, counter: int) -> PeerIdVec:
 
 
 class DrawingSelector(PeerSelector):
-    """The contract over a list of candidates; subclasses say who they are.
+    """The contract over a list of candidates, which a subclass provides.
 
     Their `Config` has `min_peers` and `seed`.
     """
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        if not 0 <= config.seed <= _MAX_SEED or config.min_peers < 0:
-            raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: seed has to be in 0 .. {_MAX_SEED} and min_peers not negative"
-            )
+        self.require(0 <= config.seed <= _MAX_SEED, f"seed has to be in 0 .. {_MAX_SEED}")
+        self.require(config.min_peers >= 0, "min_peers must not be negative")
         self._seed: int = config.seed
         self._draws = 0
 
     @abstractmethod
-    def _candidates(self, ctx: OpContext) -> Sequence[PeerId]:
-        """Who can be chosen, in PeerId order."""
+    def candidates(self, ctx: OpContext) -> Sequence[PeerId]:
+        """Return the peers that can be chosen, in PeerId order."""
 
     def sample(self, ctx: OpContext, *, n: int) -> PeerIdVec:
-        """`n` different peers by a seeded draw, all where there are no more than n.
+        """Return `n` different peers by a seeded draw, all where there are no more than n.
 
         Raises:
             UnsupportedSelection: n is below 1.
@@ -73,11 +71,11 @@ class DrawingSelector(PeerSelector):
         return chosen
 
     def current_view(self, ctx: OpContext) -> PeerIdVec:
-        """All peers that can be chosen, be they fewer than `min_peers` or none."""
-        return PeerIdVec(self._candidates(ctx))
+        """Return all peers that can be chosen, be they fewer than `min_peers` or none."""
+        return PeerIdVec(self.candidates(ctx))
 
     def select(self, ctx: OpContext, key: Value | None, *, mode: str, n: int) -> PeerIdVec:
-        """`mode` "random" draws n peers, "all" gives every one.
+        """Return n peers by a draw (mode "random"), or every one ("all").
 
         Raises:
             UnsupportedSelection: another mode; this selector knows no nearness.
@@ -92,25 +90,21 @@ class DrawingSelector(PeerSelector):
         )
 
     def serialize(self) -> bytes:
-        """The number of draws so far."""
+        """Return the number of draws so far."""
         return bytes(msgpack.packb({"draws": self._draws}))
 
     def restore(self, data: bytes) -> None:
-        """Go on counting where `serialize` was; ComponentError when the bytes are not ours."""
+        """Continue the count of draws; ComponentError for bytes of anything else."""
         if not data:
             return
-        try:
+        with self.restoring():
             draws = msgpack.unpackb(data)["draws"]
-        except (ValueError, TypeError, LookupError, msgpack.exceptions.UnpackException) as error:
-            raise ComponentError(
-                f"{self.TYPE_NAME}: the saved state is not ours: {error}"
-            ) from error
-        if type(draws) is not int or not 0 <= draws <= _MAX_SEED:
-            raise ComponentError(f"{self.TYPE_NAME}: the saved count of draws is {draws!r}")
+            if type(draws) is not int or not 0 <= draws <= _MAX_SEED:
+                raise ValueError(f"{draws!r} draws")
         self._draws = draws
 
     def _checked(self, ctx: OpContext) -> Sequence[PeerId]:
-        candidates = self._candidates(ctx)
+        candidates = self.candidates(ctx)
         if len(candidates) < self.config.min_peers:
             raise NotEnoughPeers(
                 component=self.TYPE_NAME,
@@ -123,7 +117,12 @@ class DrawingSelector(PeerSelector):
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectedViewConfig:
-    """Settings of `ConnectedView`: fewest peers to choose from, and the seed of the draws."""
+    """Settings of `ConnectedView`.
+
+    Attributes:
+        min_peers: peers that there have to be for a draw; with fewer it fails.
+        seed: of the draws.
+    """
 
     min_peers: int = 1
     seed: int = 0
@@ -136,13 +135,19 @@ class ConnectedView(DrawingSelector):
     TYPE_NAME: ClassVar[str] = "bbnode.ConnectedView"
     Config: ClassVar[type] = ConnectedViewConfig
 
-    def _candidates(self, ctx: OpContext) -> Sequence[PeerId]:
+    def candidates(self, ctx: OpContext) -> Sequence[PeerId]:
         return sorted(ctx.peers.connected(ctx.peer_class))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConstantViewConfig:
-    """Settings of `ConstantView`: PeerIds as base58 text, fewest to choose from, seed."""
+    """Settings of `ConstantView`.
+
+    Attributes:
+        peers: PeerIds as base58 text.
+        min_peers: peers that there have to be for a draw; with fewer it fails.
+        seed: of the draws.
+    """
 
     peers: tuple[str, ...] = ()
     min_peers: int = 1
@@ -165,5 +170,5 @@ class ConstantView(DrawingSelector):
                 f"{self.TYPE_NAME}: `peers` holds what is no PeerId: {error}"
             ) from error
 
-    def _candidates(self, ctx: OpContext) -> Sequence[PeerId]:
+    def candidates(self, ctx: OpContext) -> Sequence[PeerId]:
         return self._peers

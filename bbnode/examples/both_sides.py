@@ -2,11 +2,10 @@
 
 Run it with `python -m bbnode.examples.both_sides`.
 
-A node can install several targets of one compiled model. What it sends to itself goes the same
-way as anything else: an envelope, through the ingress, past the receive gates, into an
-execution of its own. So a program can be tried on one machine and spread out later without
-changing a line; only who is in the view differs. Here the view is a `ConstantView` that lists
-the node's own PeerId, set in the node's configuration and not in the program.
+A node can install several targets of one compiled model. What it sends to itself travels as
+anything else does, as an envelope into an execution of its own. So a program can be tried on one
+machine and spread out later without changing a line; only the view differs. Here the view is a
+`ConstantView` that lists the node's own PeerId, set in the node's configuration.
 
 Slots are shared: both sides use the slot "scale", and on this node it is one component.
 """
@@ -39,7 +38,7 @@ class Average(Module):
 
 
 def compile_program() -> ModelProto:
-    """The program; who the backs are is left to each node's configuration."""
+    """Compile the program; which peers the backs are is left to each node's configuration."""
     return (
         Compiler()
         .bind_peer_selector("backs", ConstantView)
@@ -49,13 +48,13 @@ def compile_program() -> ModelProto:
 
 
 def add_peer(network: Network, name: str, model: ModelProto, *targets: str, back: str) -> SimNode:
-    """A node that plays `targets`; the node called `back` is the one that it sends to."""
+    """Add a node that plays `targets`; the node called `back` is the one that it sends to."""
     view = {"backs": {"peers": [str(network.peer_id(back))]}} if "front" in targets else {}
     return network.add(name, model, targets, config=view)
 
 
 def main() -> None:
-    """The same compiled model on one node, and on two."""
+    """Run the same compiled model on one node, and on two."""
     compiled = compile_program()
     readings = np.array([1, 2, 6], np.float32)
 

@@ -2,16 +2,10 @@
 
 Run it with `python -m bbnode.examples.component_with_dependency`.
 
-`HalfPrecision` is a codec: it makes float32 tensors half as large before they travel. It does
-not compute itself, but asks the backend that is bound to the slot "compute":
-
-- `depends = {"backend": "compute"}` says so. The compiler refuses a program in which nothing is
-  bound to that slot, and puts it into the binding table of every target that has the codec.
-- Install makes the backend first and hands it over; `self.dependency("backend")` is it.
-- `storage` says which types the ports have, so the compiler knows what will be on the wire.
-- `Config` is what a node can set for its slot; here how large a number may be.
-
-The program itself never mentions the backend.
+`HalfPrecision` is a codec: it makes float32 tensors half as large before they travel. It lets the
+backend in the slot "compute" do so, which `depends` says: a program with nothing bound to that
+slot is refused, and `self.dependency("backend")` is the component. The program never mentions it.
+`storage` has the types of the ports, so that the compiler knows what will be on the wire.
 """
 
 from __future__ import annotations
@@ -26,13 +20,14 @@ from onnx import ModelProto, helper
 
 from bbnode.compiler import Compiler, target_names
 from bbnode.components import (
+    Backend,
+    Codec,
     ComponentError,
     ConnectedView,
     OpContext,
     OrtBackend,
     register_component,
 )
-from bbnode.components.contracts import Backend, Codec
 from bbnode.dsl import CodecSlot, Graph, Module, PeerSelectorSlot, types
 from bbnode.sim import Network
 
@@ -45,7 +40,11 @@ class OutOfRange(ComponentError):
 
 @dataclass(frozen=True, kw_only=True)
 class HalfPrecisionConfig:
-    """Settings of `HalfPrecision`: the largest magnitude that is encoded."""
+    """Settings of `HalfPrecision`.
+
+    Attributes:
+        largest: magnitude that is encoded; a tensor with a larger one is refused.
+    """
 
     largest: float = float(np.finfo(np.float16).max)
 
@@ -65,14 +64,14 @@ class HalfPrecision(Codec):
     config: HalfPrecisionConfig
 
     def encode(self, ctx: OpContext, tensor: Any) -> Any:
-        """float32 to float16; OutOfRange beyond the configured magnitude."""
+        """Return a float32 tensor as float16; OutOfRange beyond the configured magnitude."""
         largest = float(np.abs(tensor).max(initial=0))
         if not largest <= self.config.largest:
             raise OutOfRange(f"{largest} is beyond {self.config.largest}; scale the tensor first")
         return self._cast(tensor, onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
 
     def decode(self, ctx: OpContext, code: Any) -> Any:
-        """float16 to float32."""
+        """Return a float16 tensor as float32."""
         return self._cast(code, onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT)
 
     def train(self, ctx: OpContext, training: Any) -> None:
@@ -84,7 +83,7 @@ class HalfPrecision(Codec):
 
 
 def cast_model(source: int, target: int) -> ModelProto:
-    """A graph of one Cast, `x` to `y`, for tensors of any shape."""
+    """Return a graph of one Cast, `x` to `y`, for tensors of any shape."""
     graph = helper.make_graph(
         [helper.make_node("Cast", ["x"], ["y"], to=target)],
         "cast",
@@ -111,7 +110,7 @@ class Compressed(Module):
 
 
 def compile_program() -> ModelProto:
-    """The program with our codec and ONNX Runtime."""
+    """Compile the program with our codec and ONNX Runtime."""
     return (
         Compiler()
         .bind_peer_selector("receivers", ConnectedView)

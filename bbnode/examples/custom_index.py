@@ -2,14 +2,10 @@
 
 Run it with `python -m bbnode.examples.custom_index`.
 
-`BruteForceIndex` implements the contract Index: it keeps vectors and finds the nearest ones by
-comparing with all of them. That is slow, and a node has one loop that also answers its peers;
-so `search` is marked `@offload`: the host runs it in a worker thread, and the engine parks the
-op until the result is there. Two rules make this safe without a lock in the component:
-
-- the engine never runs two ops of one component at once: an `add` that comes during a search
-  waits in line until the thread has returned;
-- ops of other components, and of other executions, go on.
+`BruteForceIndex` finds the nearest vectors by comparing with all of them. That is slow, and a node
+has one loop that also answers its peers; so `search` is marked `@offload`: the host runs it in a
+worker thread, and the engine parks the op until the result is there. No lock is needed: the
+engine never runs two ops of one component at once, while ops of other components go on.
 
 In the simulation below a search takes 200 ms of virtual time on the library. A ping of the
 same class is answered meanwhile; a book that is added meanwhile comes after the search.
@@ -26,8 +22,14 @@ import numpy.typing as npt
 from onnx import ModelProto
 
 from bbnode.compiler import Compiler
-from bbnode.components import ConnectedView, OpContext, offload, register_component
-from bbnode.components.contracts import ComponentError, Index
+from bbnode.components import (
+    ComponentError,
+    ConnectedView,
+    Index,
+    OpContext,
+    offload,
+    register_component,
+)
 from bbnode.dsl import Graph, IndexSlot, Module, PeerSelectorSlot, types, values
 from bbnode.sim import MS, Network, SimNode, steps
 
@@ -40,7 +42,11 @@ class WrongLength(ComponentError):
 
 @dataclass(frozen=True, kw_only=True)
 class BruteForceConfig:
-    """Settings of `BruteForceIndex`: the id of the first vector, others count on from there."""
+    """Settings of `BruteForceIndex`.
+
+    Attributes:
+        first_id: of the first vector; others count on from there.
+    """
 
     first_id: int = 0
 
@@ -63,7 +69,7 @@ class BruteForceIndex(Index):
         self.searched_in: list[str] = []  # names of the threads, for the demonstration
 
     def add(self, ctx: OpContext, vector: Any) -> values.CommandId:
-        """Store a vector [D]; gives its id."""
+        """Store a vector [D] and return its id."""
         known = next(iter(self._vectors.values()), vector)
         if np.shape(vector) != np.shape(known):
             raise WrongLength(f"shape {np.shape(vector)}; the index holds {np.shape(known)}")
@@ -74,7 +80,7 @@ class BruteForceIndex(Index):
 
     @offload
     def search(self, ctx: OpContext, query: Any, *, k: int) -> values.SearchResults:
-        """The k nearest to `query` [D], nearest first; of equal distances the older one."""
+        """Return the k nearest to `query` [D], nearest first; of equal distances the older one."""
         self.searched_in.append(threading.current_thread().name)
         distances = [
             (float(np.linalg.norm(vector - query)), number)
@@ -83,7 +89,7 @@ class BruteForceIndex(Index):
         return values.SearchResults((number, far) for far, number in sorted(distances)[:k])
 
     def remove(self, ctx: OpContext, item: Any) -> None:
-        """Forget the vector with this id (int64 scalar); an unknown one is forgotten already."""
+        """Remove the vector with this id (int64 scalar), if it is there."""
         self._vectors.pop(int(np.asarray(item).reshape(())), None)
 
     def train(self, ctx: OpContext, training: Any) -> None:
@@ -118,7 +124,7 @@ class Library(Module):
 
 
 def compile_program() -> ModelProto:
-    """The program with our index."""
+    """Compile the program with our index."""
     return (
         Compiler()
         .bind_peer_selector("libraries", ConnectedView)

@@ -1,15 +1,16 @@
 """One federated round: four peers train on handwritten digits, a fifth averages and evaluates.
 
-Rule: this is the whole program of every peer in it. The server asks a cohort of clients to
-train its weights, each on its own examples, and takes the mean, weighted by their numbers of
-examples (FedAvg: McMahan et al., 2017, arXiv:1602.05629). Where a value lives follows from the
-request: what `received` leads to is the clients', what `responses` leads to is the server's.
+This is the whole program of every peer in it. The server asks a cohort of clients to train its
+weights, each on its own examples, and takes the mean, weighted by their numbers of examples
+(FedAvg: McMahan et al., 2017, arXiv:1602.05629). Where a value lives follows from the request:
+what `received` leads to is the clients', what `responses` leads to is the server's.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from bbnode.components import (
@@ -36,10 +37,10 @@ from bbnode.dsl import (
 )
 
 LAYER_SIZES = (64, 64, 10)  # 8 x 8 pixels, one hidden layer, ten digits
-
 SPLITS = ("iid", "shards")
 
 
+@dataclass(kw_only=True, eq=False)
 class FederatedRound(Module):
     """Sample a cohort, train, average, evaluate; invoke it once per round.
 
@@ -47,42 +48,25 @@ class FederatedRound(Module):
     "accuracy" and "loss" on the held-out examples (float32 scalars), "stats" (Metadata of the
     aggregate: num_samples, contributors, …), and "model" (the new weights, [P] float32).
 
-    Slots to be configured on each peer: "data" holds the test part on the server, and the
-    peer's shard of the training part on a client (`data_config` gives both).
+    Attributes:
+        clients: peers that a round asks.
+        quorum: answers that are enough at the deadline; 0 for three of four, rounded up.
+        deadline_s: seconds that a round waits for its answers.
+        seed: of the initial weights, of the split of the data, and of its shuffling.
+        epochs, batch, learning_rate: of the training on each client.
+        split: "iid" deals the training examples at random, "shards" by label.
     """
 
     home = "server"
 
-    def __init__(
-        self,
-        *,
-        clients: int = 4,
-        quorum: int = 0,
-        deadline_s: float = 10.0,
-        seed: int = 0,
-        epochs: int = 5,
-        batch: int = 32,
-        learning_rate: float = 0.1,
-        split: str = "iid",
-    ) -> None:
-        """Settings of the program; all can be given as JSON.
-
-        Args:
-            clients: how many peers a round asks.
-            quorum: answers that are enough at the deadline; 0 for three of four, rounded up.
-            deadline_s: seconds that a round waits for its answers.
-            seed: of the initial weights, of the split of the data, and of its shuffling.
-            epochs, batch, learning_rate: of the training on each client.
-            split: how the training examples are dealt, "iid" or "shards" (by label).
-        """
-        self.clients = clients
-        self.quorum = quorum
-        self.deadline_s = deadline_s
-        self.seed = seed
-        self.epochs = epochs
-        self.batch = batch
-        self.learning_rate = learning_rate
-        self.split = split
+    clients: int = 4
+    quorum: int = 0
+    deadline_s: float = 10.0
+    seed: int = 0
+    epochs: int = 5
+    batch: int = 32
+    learning_rate: float = 0.1
+    split: str = "iid"
 
     def body(self, g: Graph) -> None:
         self._check(g)
@@ -90,13 +74,13 @@ class FederatedRound(Module):
         server_model = ModelSlot("global", concrete=self._model())
         client_model = ModelSlot("local", concrete=self._model())
         fedavg = AggregatorSlot("fedavg")
-        test_data = DataSourceSlot("data")
         compute = BackendSlot("compute")
 
         tick = g.input("tick", types.TRIGGER)
         peers = cohort.sample(g, n=self.clients, after=tick)
         weights = server_model.params(g, after=peers)
-        r = g.request("round", peers, weights, quorum=self._quorum(), deadline=self.deadline_s)
+        quorum = self.quorum or math.ceil(3 * self.clients / 4)
+        r = g.request("round", peers, weights, quorum=quorum, deadline=self.deadline_s)
 
         # On each client. Ops of one slot fire in the order in which they stand here.
         client_model.load_parameters(g, r.received)
@@ -107,14 +91,13 @@ class FederatedRound(Module):
         fedavg.contribute_all(g, r.responses)
         mean, stats = fedavg.aggregate(g)
         loaded = server_model.load_parameters(g, mean)
-        images, labels = test_data.next_batch(g, after=loaded)
+        images, labels = DataSourceSlot("data").next_batch(g, after=loaded)
         logits = server_model.forward(g, images)
         loss = server_model.compute_loss(g, images, labels)
         predicted = compute.arg_max(g, logits, axis=1, keepdims=False)
         hits = compute.cast(g, compute.equal(g, predicted, labels), to=types.TENSOR_FLOAT)
-        accuracy = compute.reduce_mean(g, hits, keepdims=False)
 
-        g.output("accuracy", accuracy)
+        g.output("accuracy", compute.reduce_mean(g, hits, keepdims=False))
         g.output("loss", loss)
         g.output("stats", stats)
         g.output("model", mean)
@@ -128,51 +111,32 @@ class FederatedRound(Module):
         }
 
     def data_config(self, shard: int | None = None) -> dict[str, Any]:
-        """Settings of the slot "data" on the server, or on the client that has this shard."""
+        """Return settings of the slot "data": on the server, or on the client with this shard."""
         common = {"dataset": "digits", "seed": self.seed}
         if shard is None:
             return {**common, "split": "test"}
-        return {
-            **common,
-            "split": "train",
-            "partition": self.split,
-            "shard": shard,
-            "shards": self.clients,
-        }
-
-    def _quorum(self) -> int:
-        return self.quorum or math.ceil(3 * self.clients / 4)
-
-    def _check(self, g: Graph) -> None:
-        """Settings come from files and command lines: say which one is wrong."""
-        counts = {"clients": self.clients, "epochs": self.epochs, "batch": self.batch}
-        for name, count in counts.items():
-            if type(count) is not int or count < 1:
-                raise g.error(BadArgument, f"{name}={count!r} has to be an integer of at least 1")
-        if type(self.seed) is not int or self.seed < 0:
-            raise g.error(BadArgument, f"seed={self.seed!r} has to be an integer of at least 0")
-        if type(self.quorum) is not int or not 0 <= self.quorum <= self.clients:
-            raise g.error(
-                BadArgument,
-                f"quorum={self.quorum!r} has to be an integer between 0 (three of four) and "
-                f"clients={self.clients}",
-            )
-        numbers: dict[str, object] = {
-            "deadline_s": self.deadline_s,
-            "learning_rate": self.learning_rate,
-        }
-        for name, number in numbers.items():
-            if not isinstance(number, int | float) or not 0 < number < math.inf:
-                raise g.error(BadArgument, f"{name}={number!r} has to be a number above 0")
-        if self.split not in SPLITS:
-            raise g.error(BadArgument, f"split={self.split!r} has to be one of {', '.join(SPLITS)}")
+        share = {"partition": self.split, "shard": shard, "shards": self.clients}
+        return {**common, "split": "train", **share}
 
     def _model(self) -> ConcreteSpec:
         """The same network on both sides; its weights at the start ride in the program."""
         forward = mlp_forward(LAYER_SIZES, "Relu", seed=self.seed)
-        config = OnnxModelConfig(
-            model=forward.SerializeToString(deterministic=True),
-            loss="softmax_cross_entropy",
-            learning_rate=self.learning_rate,
-        )
-        return concrete(OnnxModel, config)
+        content = forward.SerializeToString(deterministic=True)
+        return concrete(OnnxModel, OnnxModelConfig(model=content, learning_rate=self.learning_rate))
+
+    def _check(self, g: Graph) -> None:
+        """Settings come from files and command lines: say which one is wrong."""
+        for name in ("clients", "epochs", "batch", "seed", "quorum"):
+            value, least = getattr(self, name), int(name not in ("seed", "quorum"))
+            if type(value) is not int or value < least:
+                wanted = f"an integer of at least {least}"
+                raise g.error(BadArgument, f"{name}={value!r} has to be {wanted}")
+        if self.quorum > self.clients:
+            wanted = f"an integer between 0 (three of four) and clients={self.clients}"
+            raise g.error(BadArgument, f"quorum={self.quorum!r} has to be {wanted}")
+        for name in ("deadline_s", "learning_rate"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise g.error(BadArgument, f"{name}={value!r} has to be a number above 0")
+        if self.split not in SPLITS:
+            raise g.error(BadArgument, f"split={self.split!r} has to be one of {', '.join(SPLITS)}")

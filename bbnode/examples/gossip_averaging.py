@@ -2,21 +2,15 @@
 
 Run it with `python -m bbnode.examples.gossip_averaging`.
 
-One class of peer, which sends to itself. At every tick a peer keeps half of what it has and
-passes the other half on to one neighbour, drawn at random; whoever receives something adds it
-to its own. "What it has" is a vector and a weight, at first its own vector and 1; vector over
-weight goes to the mean everywhere (push-sum: Kempe, Dobra and Gehrke, FOCS 2003).
+A peer holds a vector and a weight, at first its own vector and 1. At every tick it passes half of
+both to a neighbour, drawn at random, who adds them to its own; vector over weight goes to the
+mean everywhere (push-sum: Kempe, Dobra and Gehrke, FOCS 2003).
 
-Push-sum needs that nothing gets lost on the way. So a message does not carry what is passed on
-now, but all that was ever passed on to this neighbour; the receiver adds the difference to
-what it has had from there (running sums: Hadjicostis, Vaidya and Domínguez-García, IEEE
-Transactions on Control of Network Systems, 2016). What a lost message carried is in the next
-one; what comes twice or late changes nothing. On every peer, at any time, holds
-
-    what it has + what it passed on - what it took over = what it began with
-
-also after it came back from an old snapshot. In the run below links lose, double and reorder
-messages, the network is split for a second, and a peer crashes.
+So that nothing is lost, a message carries all that was ever passed on to this neighbour, and the
+receiver adds what is new to it (running sums: Hadjicostis et al., IEEE TCNS 2016). The next message
+makes a lost one good; one that comes twice or late changes nothing. On every peer, at any time,
+held + passed on - taken over = what it began with. In the run below links lose, double and reorder
+messages, the network is split for a second, and a peer crashes and restores what it had saved.
 """
 
 from __future__ import annotations
@@ -31,8 +25,13 @@ import numpy.typing as npt
 from onnx import ModelProto
 
 from bbnode.compiler import Compiler
-from bbnode.components import ConnectedView, OpContext, register_component
-from bbnode.components.contracts import ComponentError, ProtocolComponent
+from bbnode.components import (
+    ComponentError,
+    ConnectedView,
+    OpContext,
+    ProtocolComponent,
+    register_component,
+)
 from bbnode.dsl import (
     Graph,
     Module,
@@ -43,7 +42,7 @@ from bbnode.dsl import (
     types,
     values,
 )
-from bbnode.sim import MS, Clock, Link, Network, S, SimNode
+from bbnode.sim import MS, Link, Network, S, SimNode
 
 PERIOD_NS = 50 * MS
 PEERS = 8
@@ -57,7 +56,7 @@ protocol_op("push_sum", "Merge", {"share": _MASS}, {"estimate": _MASS})
 
 
 class UnusableShare(ComponentError):
-    """A peer passed on what is no mass."""
+    """The share of a peer is no mass of this program."""
 
 
 class TooManyNeighbours(ComponentError):
@@ -66,48 +65,44 @@ class TooManyNeighbours(ComponentError):
 
 @dataclass(frozen=True, kw_only=True)
 class PushSumConfig:
-    """Settings of `PushSum`: the vector that the peer begins with; as long on every peer."""
+    """Settings of `PushSum`.
+
+    Attributes:
+        value: the vector that the peer begins with; as long on every peer.
+    """
 
     value: tuple[float, ...] = (0.0,)
 
 
 @register_component
 class PushSum(ProtocolComponent):
-    """Mass is [D + 1] float64: the vector, and its weight last."""
+    """Push-sum with running sums. Mass is [D + 1] float64: the vector, and its weight last."""
 
     TYPE_NAME: ClassVar[str] = "example.PushSum"
     Config: ClassVar[type] = PushSumConfig
-    config: PushSumConfig
 
     def __init__(self, config: PushSumConfig) -> None:
         super().__init__(config)
         self.initial: Mass = np.array([*config.value, 1.0])
         self.held: Mass = self.initial.copy()
-        # By the PeerId's text: what was ever passed on to a peer, and taken over from it.
+        # By the PeerId's text: all that was ever passed on to a peer, and taken over from it.
         self.passed_on: dict[str, Mass] = {}
         self.taken_over: dict[str, Mass] = {}
 
     def share(self, ctx: OpContext, peers: values.PeerIdVec) -> Mass:
-        """Give half away to one peer; [D + 1], all that was ever passed on to it."""
+        """Pass half on to one peer; return [D + 1], all that was ever passed on to it."""
         peer = str(peers[0])
         half = self.held / 2
         total = self._known(self.passed_on, peer) + half
-        self.held = self.held - half
-        self.passed_on[peer] = total
+        self.held, self.passed_on[peer] = self.held - half, total
         return total
 
     def merge(self, ctx: OpContext, share: Mass) -> Mass:
-        """Take over what is new in the sender's share [D + 1]; gives the estimate [D].
-
-        Raises:
-            UnusableShare: it is no mass of this program.
-        """
+        """Add what is new in the sender's share [D + 1]; return the estimate [D]."""
         sender = str(ctx.source_peer or ctx.self_peer)
         if share.shape != self.initial.shape or not np.isfinite(share).all():
-            raise UnusableShare(
-                f"{sender} passed on {share.shape} numbers; {self.initial.shape} finite ones are "
-                "expected: give every peer a `value` of the same length"
-            )
+            wanted = f"{len(self.initial)} finite numbers; give every peer a `value` of this length"
+            raise UnusableShare(f"{sender} passed on {share.shape}, not {wanted}")
         known = self._known(self.taken_over, sender)
         # Weights only grow: what is not more came twice, late, or from before a restart.
         if share[-1] > known[-1]:
@@ -116,54 +111,42 @@ class PushSum(ProtocolComponent):
         return self.estimate()
 
     def estimate(self) -> Mass:
-        """The mean of all peers' vectors, as far as this one knows: [D]."""
+        """Return the mean of all peers' vectors, as far as this one knows: [D]."""
         estimate: Mass = self.held[:-1] / self.held[-1]
         return estimate
 
     def imbalance(self) -> float:
-        """How far the books are from even; more than rounding is an error of this program."""
-        passed_on, taken_over = (
-            sum(book.values(), np.zeros_like(self.initial))
-            for book in (self.passed_on, self.taken_over)
-        )
+        """Return the largest error of the books; more than rounding is a fault of this program."""
+        passed_on = sum(self.passed_on.values(), np.zeros_like(self.initial))
+        taken_over = sum(self.taken_over.values(), np.zeros_like(self.initial))
         return float(np.abs(self.held + passed_on - taken_over - self.initial).max())
 
     def serialize(self) -> bytes:
-        """What it has and both books; JSON keeps every bit of a float."""
-        books = [
-            {peer: mass.tolist() for peer, mass in book.items()}
-            for book in (self.passed_on, self.taken_over)
-        ]
-        return json.dumps([self.held.tolist(), *books]).encode()
+        """Return what it holds and both books; JSON keeps every bit of a float."""
+        books = (self.passed_on, self.taken_over)
+        rows = [{peer: mass.tolist() for peer, mass in book.items()} for book in books]
+        return json.dumps([self.held.tolist(), *rows]).encode()
 
     def restore(self, data: bytes) -> None:
-        """Take up what `serialize` gave; ComponentError when it is not ours."""
+        """Load what `serialize` returned; ComponentError for anything else."""
         try:
-            held, *saved = json.loads(data)
+            held, *rows = json.loads(data)
             passed_on, taken_over = (
-                {peer: self._mass(mass) for peer, mass in book.items()} for book in saved
+                {peer: np.array(mass, np.float64) for peer, mass in book.items()} for book in rows
             )
-            self.held = self._mass(held)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ComponentError(
-                f"{self.TYPE_NAME}: the saved state is not ours; start this node without it"
-            ) from error
-        self.passed_on, self.taken_over = passed_on, taken_over
-
-    def _mass(self, numbers: object) -> Mass:
-        mass = np.array(numbers, np.float64)
-        if mass.shape != self.initial.shape:
-            raise ValueError(f"shape {mass.shape}, expected {self.initial.shape}")
-        return mass
+            state = [np.array(held, np.float64), *passed_on.values(), *taken_over.values()]
+            fits = all(mass.shape == self.initial.shape for mass in state)
+        except (ValueError, TypeError, AttributeError):
+            fits = False
+        if not fits:
+            why = "the saved state is not ours; start this node without it"
+            raise ComponentError(f"{self.TYPE_NAME}: {why}")
+        self.held, self.passed_on, self.taken_over = state[0], passed_on, taken_over
 
     def _known(self, book: dict[str, Mass], peer: str) -> Mass:
-        if peer in book:
-            return book[peer]
-        if len(book) >= MAX_NEIGHBOURS:
-            raise TooManyNeighbours(
-                f"{peer} would be neighbour {MAX_NEIGHBOURS + 1}; connect fewer peers"
-            )
-        return np.zeros_like(self.initial)
+        if peer not in book and len(book) >= MAX_NEIGHBOURS:
+            raise TooManyNeighbours(f"{peer} is one too many; connect up to {MAX_NEIGHBOURS} peers")
+        return book.get(peer, np.zeros_like(self.initial))
 
 
 class GossipAveraging(Module):
@@ -174,16 +157,10 @@ class GossipAveraging(Module):
 
     home = "peer"
 
-    def __init__(self, *, period_ms: int = PERIOD_NS // MS) -> None:
-        """`period_ms`: how often a peer passes on half of what it has."""
-        self.period_ms = period_ms
-
     def body(self, g: Graph) -> None:
-        neighbours = PeerSelectorSlot("neighbours", peer_class="peer")
         mass = ProtocolSlot("mass", "push_sum")
-
-        tick = syscalls.interval(g, period_ns=self.period_ms * MS)
-        neighbour = neighbours.sample(g, n=1, after=tick)
+        tick = syscalls.interval(g, period_ns=PERIOD_NS)
+        neighbour = PeerSelectorSlot("neighbours", peer_class="peer").sample(g, n=1, after=tick)
         share = g.net_out("share", neighbour, mass.share(g, neighbour))
         g.output("estimate", mass.merge(g, share))
 
@@ -192,46 +169,37 @@ class GossipAveraging(Module):
 
 
 def compile_program() -> ModelProto:
-    """The program with its two components."""
-    return (
-        Compiler()
-        .bind_peer_selector("neighbours", ConnectedView)
-        .bind_protocol("mass", PushSum)
-        .compile(GossipAveraging().build())
-    )
+    """Compile the program with its two components."""
+    compiler = Compiler().bind_peer_selector("neighbours", ConnectedView)
+    return compiler.bind_protocol("mass", PushSum).compile(GossipAveraging().build())
 
 
 def add_peer(
-    network: Network,
-    compiled: ModelProto,
-    number: int,
-    value: Sequence[float],
-    clock: Clock | None = None,
+    network: Network, compiled: ModelProto, number: int, value: Sequence[float], **options: Any
 ) -> SimNode:
-    """A peer that begins with `value`, and draws its neighbours from a seed of its own."""
-    config: dict[str, dict[str, Any]] = {
+    """Add a peer that begins with `value`, and draws its neighbours from a seed of its own."""
+    own: dict[str, dict[str, Any]] = {
         "mass": {"value": list(value)},
         "neighbours": {"seed": network.seed + number},
     }
-    return network.add(f"peer-{number}", compiled, ["peer"], config=config, clock=clock)
+    return network.add(f"peer-{number}", compiled, ["peer"], config=own, **options)
 
 
 def push_sum(node: SimNode) -> PushSum:
-    """The component of a running peer."""
+    """Return the component of a running peer."""
     found = node.component("mass")
-    if not isinstance(found, PushSum):
-        raise TypeError(f"{node.name} has {type(found).__name__} in the slot mass")
+    assert isinstance(found, PushSum)
     return found
 
 
 def disagreement(network: Network, mean: Mass) -> float:
-    """How far the worst estimate is from the mean."""
+    """Return the distance of the worst estimate from the mean."""
     nodes = [node for node in network.nodes if node.is_up]
     return max(float(np.abs(push_sum(node).estimate() - mean).max()) for node in nodes)
 
 
 def main() -> None:
-    """Eight peers, a bad network, a split and a crash."""
+    """Run eight peers, a bad network, a split and a crash."""
     link = Link(latency_ns=5 * MS, jitter_ns=10 * MS, loss=0.1, duplication=0.1, reorder=0.2)
     network = Network(seed=1, link=link)
     compiled = compile_program()
@@ -250,11 +218,9 @@ def main() -> None:
         far = disagreement(network, mean)
         print(f"  after {second:2} s the worst estimate is off by {far:.2e}")
 
+    names = {"sent": "messages", "lost": "lost", "duplicated": "doubled"}
     counts = network.counters()
-    print(
-        f"{counts['envelopes.sent']} messages, {counts['envelopes.lost']} lost, "
-        f"{counts['envelopes.duplicated']} doubled"
-    )
+    print(", ".join(f"{counts[f'envelopes.{key}']} {word}" for key, word in names.items()))
     print(f"peer-3 came back from what it had saved and says {push_sum(nodes[3]).estimate()}")
     print(f"books are even to {max(push_sum(node).imbalance() for node in nodes):.0e}")
 

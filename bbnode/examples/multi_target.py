@@ -8,12 +8,9 @@ turn them into unit vectors, stores keep a part of the vectors each:
     document:  door -> encoder -> store -> door            (a ring: the door hears the id)
     question:  door -> encoder => all stores => encoder -> door      (=> is a request)
 
-The request is where the gather happens: `g.request` waits until every store has answered and
-goes on once, with all answers in PeerId order. `Nearest` then merges them; it keeps what it is
-given under `ctx.execution`, because an encoder may have several questions under way.
-
-`Encode` is a Module as well. It is called in two places and says nothing of peers: it runs
-where the value is that it is given.
+`g.request` waits until every store has answered and goes on once, with all answers. `Nearest`
+merges them; it keeps them by `ctx.execution`, since an encoder may have several questions under
+way. `Encode` is a Module too: it is called in two places, and runs where its input is.
 """
 
 from __future__ import annotations
@@ -26,8 +23,14 @@ import numpy.typing as npt
 from onnx import ModelProto
 
 from bbnode.compiler import Compiler, target_names
-from bbnode.components import ConnectedView, OpContext, OrtBackend, register_component
-from bbnode.components.contracts import Aggregator, ComponentError
+from bbnode.components import (
+    Aggregator,
+    ComponentError,
+    ConnectedView,
+    OpContext,
+    OrtBackend,
+    register_component,
+)
 from bbnode.dsl import (
     AggregatorSlot,
     BackendSlot,
@@ -41,8 +44,6 @@ from bbnode.dsl import (
 from bbnode.examples.custom_index import BruteForceIndex
 from bbnode.sim import MS, Link, Network, SimNode
 
-ENCODERS = 2
-STORES = 3
 IDS_PER_STORE = 1000  # store 0 numbers from 0, store 1 from 1000, store 2 from 2000
 
 DOCUMENTS: Mapping[str, tuple[float, float, float]] = {
@@ -66,24 +67,19 @@ class Nearest(Aggregator):
         self._last: npt.NDArray[np.float32] = np.zeros((0, 2), np.float32)
 
     def contribute(self, ctx: OpContext, tensor: Any, metadata: values.Metadata) -> None:
-        """Answers come by the batch."""
         raise ComponentError(f"{self.TYPE_NAME} takes the answers to a request, all at once")
 
     def contribute_all(self, ctx: OpContext, responses: values.ResponseBatch) -> None:
-        """Keep what all stores found, for the execution that asked them."""
         self._found[ctx.execution] = sorted(
             (far, number) for _, results in responses.responses for number, far in results
         )
 
     def aggregate(self, ctx: OpContext) -> tuple[Any, values.Metadata]:
-        """All that was found in this execution, nearest first, and from how many."""
-        found = self._found.pop(ctx.execution, [])
-        rows = [(number, far) for far, number in found]
+        rows = [(number, far) for far, number in self._found.pop(ctx.execution, [])]
         self._last = np.array(rows, np.float32).reshape(-1, 2)
         return self._last, values.Metadata(found=len(rows))
 
     def current_tensor(self, ctx: OpContext) -> Any:
-        """The last result."""
         return self._last
 
 
@@ -116,8 +112,7 @@ class Retrieval(Module):
         document = g.input("document", types.TENSOR_FLOAT)
         raw = g.net_out("document", encoders.sample(g, n=1, after=document), document)
         unit = Encode().call().input("raw", raw).build(g).output("unit")
-        kept = g.net_out("vector", stores.sample(g, n=1, after=unit), unit)
-        number = index.add(g, kept)
+        number = index.add(g, g.net_out("vector", stores.sample(g, n=1, after=unit), unit))
         stored = g.net_out("stored", doors.current_view(g, after=number), number)
         g.output("stored", stored)
 
@@ -133,35 +128,29 @@ class Retrieval(Module):
 
 
 def compile_program() -> ModelProto:
-    """The program with our two components."""
-    return (
-        Compiler()
-        .bind_peer_selector("encoders", ConnectedView)
-        .bind_peer_selector("stores", ConnectedView)
-        .bind_peer_selector("doors", ConnectedView)
-        .bind_backend("compute", OrtBackend)
-        .bind_index("index", BruteForceIndex)
-        .bind_aggregator("nearest", Nearest)
-        .compile(Retrieval().build())
-    )
+    """Compile the program with our two components."""
+    compiler = Compiler().bind_backend("compute", OrtBackend)
+    for selector in ("encoders", "stores", "doors"):
+        compiler = compiler.bind_peer_selector(selector, ConnectedView)
+    compiler = compiler.bind_index("index", BruteForceIndex).bind_aggregator("nearest", Nearest)
+    return compiler.compile(Retrieval().build())
 
 
 def build_network(compiled: ModelProto, seed: int = 0) -> tuple[Network, SimNode]:
-    """One door, some encoders and stores, on links of 2 to 3 ms; the network and its door."""
+    """Build a network of a door, two encoders and three stores, and return it with the door."""
     network = Network(seed, link=Link(latency_ns=2 * MS, jitter_ns=MS))
     door = network.add("door", compiled, ["door"])
-    for i in range(ENCODERS):
-        # Each draws its stores from a seed of its own.
-        config = {"stores": {"seed": seed + 10 + i}}
+    for i in range(2):
+        config = {"stores": {"seed": seed + 10 + i}}  # each draws its stores for itself
         network.add(f"encoder-{i}", compiled, ["encoder"], config=config)
-    for i in range(STORES):
+    for i in range(3):
         config = {"index": {"first_id": i * IDS_PER_STORE}}
         network.add(f"store-{i}", compiled, ["store"], config=config)
     return network, door
 
 
 def store_documents(network: Network, door: SimNode) -> dict[int, str]:
-    """Send all documents around the ring, one by one; id to title."""
+    """Send all documents around the ring, one by one; return their titles by id."""
     titles = {}
     for title, features in DOCUMENTS.items():
         door.deliver_event("door", "document", np.array(features, np.float32))

@@ -2,15 +2,12 @@
 
 Run it with `python -m bbnode.examples.polymorphic_types`.
 
-The program below never says which numbers it works on. Its data source gives out "Tensor", an
+The program below never says which numbers it works on. Its data source has outputs of "Tensor", an
 abstract type, which may not travel between peers: a receiver has to know what will come. The
-component that is bound to the slot narrows it: `storage` says what each concrete stores, and
-the compiler carries that on, by ONNX's own type inference, through every op up to the wire. So
-the same Module compiles to a program of floats or of doubles. The target that receives differs
-in name, and an office of one kind refuses what a station of the other sends.
-
-Which backend computes is a choice of its own: ONNX Runtime and ONNX's reference evaluator give
-the same types and the same numbers.
+`storage` of the component that is bound to the slot narrows it, and the compiler carries that on,
+by ONNX's own type inference, through every op up to the wire. So the same Module compiles to a
+program of floats or of doubles, on either backend; an office of one kind refuses what a station of
+the other sends.
 """
 
 from __future__ import annotations
@@ -23,13 +20,14 @@ from onnx import ModelProto
 
 from bbnode.compiler import CompileError, Compiler, target_names
 from bbnode.components import (
+    Backend,
     ConnectedView,
+    DataSource,
     OpContext,
     OrtBackend,
     ReferenceBackend,
     register_component,
 )
-from bbnode.components.contracts import Backend, DataSource
 from bbnode.dsl import BackendSlot, DataSourceSlot, Graph, Module, PeerSelectorSlot, types, values
 from bbnode.sim import Network
 
@@ -44,7 +42,7 @@ class Station(DataSource):
     dtype: ClassVar[type[np.floating[Any]]]
 
     def next_batch(self, ctx: OpContext) -> tuple[Any, Any]:
-        """The readings [3] and their numbers [3]."""
+        """Return the readings [3] and their numbers [3]."""
         return np.array(READINGS, self.dtype), np.arange(len(READINGS))
 
     def reset(self, ctx: OpContext) -> None:
@@ -54,14 +52,14 @@ class Station(DataSource):
         """The readings are always there."""
 
     def epoch_batches(self, batch_size: int) -> Sequence[tuple[Any, Any]]:
-        """All readings, `batch_size` at a time."""
+        """Return all readings, `batch_size` at a time."""
         readings, numbers = np.array(READINGS, self.dtype), np.arange(len(READINGS))
         starts = range(0, len(READINGS), batch_size)
         return [(readings[s : s + batch_size], numbers[s : s + batch_size]) for s in starts]
 
     @property
     def num_samples(self) -> int:
-        """Three."""
+        """The number of readings."""
         return len(READINGS)
 
 
@@ -112,7 +110,7 @@ class Report(Module):
 
 
 def compile_for(station: type[Station], backend: type[Backend]) -> ModelProto:
-    """The one Module, for one kind of station and of backend."""
+    """Compile the one Module for one kind of station and of backend."""
     return (
         Compiler()
         .bind_peer_selector("offices", ConnectedView)
@@ -123,7 +121,7 @@ def compile_for(station: type[Station], backend: type[Backend]) -> ModelProto:
 
 
 def type_on_the_wire(model: ModelProto) -> str:
-    """What the office expects to receive, as the compiled model says."""
+    """Return the type that the office expects, as the compiled model says."""
     for function in model.functions:
         for node in function.node:
             for attribute in node.attribute:
@@ -133,7 +131,7 @@ def type_on_the_wire(model: ModelProto) -> str:
 
 
 def run(model: ModelProto) -> Any:
-    """The sum at the office."""
+    """Run the program once and return the sum at the office."""
     network = Network(seed=0)
     station = network.add("station", model, ["station"])
     office = network.add("office", model, ["office"])

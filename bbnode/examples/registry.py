@@ -76,7 +76,7 @@ class Meeting(Module):
 
 @cache
 def compile_program() -> ModelProto:
-    """The program with its components."""
+    """Compile the program with its components."""
     return (
         Compiler()
         .bind_peer_selector("registries", ConnectedView)
@@ -88,13 +88,13 @@ def compile_program() -> ModelProto:
 
 
 def add_peer(network: Network, number: int) -> SimNode:
-    """A peer that draws whom it greets from a seed of its own; nobody, while it knows nobody."""
+    """Add a peer that draws whom it greets from a seed of its own, once it knows somebody."""
     config = {"others": {"seed": number, "min_peers": 0}}
     return network.add(f"peer-{number}", compile_program(), ["peer"], config=config)
 
 
 def main() -> None:
-    """Six peers, a registry, and a crash."""
+    """Run six peers, a registry, and a crash."""
     network = Network(seed=1)
     registry = network.add("registry", compile_program(), ["registry"])
     peers = [add_peer(network, i) for i in range(PEERS)]

@@ -1,6 +1,6 @@
 """Identity: the node's Ed25519 key and where it is kept.
 
-Rule: the key file is `bbnode.access.key_file`'s, mode 0600 and never replaced. This module does
+Rule: the key file is `bbnode.access.keys`'s, mode 0600 and never replaced. This module does
 without libp2p, so that `bbnode id` starts quickly.
 """
 
@@ -10,8 +10,7 @@ import os
 from pathlib import Path
 
 from bbnode.access.errors import IdentityError
-from bbnode.access.key_file import create_key_file, read_key_file
-from bbnode.access.signing import SigningKey
+from bbnode.access.keys import SigningKey, create_key_file, read_key_file
 
 
 class Identity(SigningKey):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from bbnode.access.signing import SigningKey
+from bbnode.access.keys import SigningKey
 from bbnode.access.statement import Membership, grant
 
 OWNER = SigningKey.from_seed(b"o" * 32)

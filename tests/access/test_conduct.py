@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bbnode.access import conduct as conduct_module
 from bbnode.access.conduct import OFFENCES, THROTTLED, Conduct, Offence
-from bbnode.access.decision import Limits, Reason
+from bbnode.access.decision import PeerRates, Reason
 from bbnode.access.policy import Policy
 from bbnode.ir.caps import (
     BACKOFF_S,
@@ -114,7 +114,7 @@ def decide(policy: Policy, now_s: float, peer: PeerId = PEER):
 
 
 def test_the_policy_throttles_cuts_and_takes_back():
-    policy = Policy(limits=Limits())
+    policy = Policy(limits=PeerRates())
     assert decide(policy, 0).allowed
     while policy.explain(PEER, now_ns=0, unix_s=0.0)[4].detail.startswith("it has") or (
         "throttled" not in policy.explain(PEER, now_ns=0, unix_s=0.0)[4].detail

@@ -9,14 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbnode.access import policy as policy_module
-from bbnode.access.authorizer import PolicyAuthorizer
-from bbnode.access.buckets import Rate
-from bbnode.access.decision import Limits, Reason, Standing
+from bbnode.access.decision import PeerRates, Rate, Reason, Standing
 from bbnode.access.errors import PolicyError
-from bbnode.access.policy import RULES, Policy
-from bbnode.access.redeem import Ledger, Redeemed
+from bbnode.access.policy import RULES, Policy, PolicyAuthorizer
 from bbnode.access.revocation import revoke
-from bbnode.access.ticket import Invitation, make_ticket
+from bbnode.access.ticket import Invitation, Ledger, Redeemed, make_ticket
 from bbnode.ir.address import parse_address
 from bbnode.ir.caps import CLOCK_SKEW_S, MAX_ADMITTED, MAX_LISTED_PEERS, MAX_REFUSED
 from bbnode.ir.peer import PeerId
@@ -191,7 +188,7 @@ def test_a_refused_second_connection_takes_nothing_from_the_first():
 
 
 def test_message_rate_on_a_virtual_clock():
-    policy = Policy(limits=Limits(messages=Rate(per_second=10, burst=3)))
+    policy = Policy(limits=PeerRates(messages=Rate(per_second=10, burst=3)))
     connect(policy)
     assert [envelope(policy).allowed for _ in range(5)] == [True] * 3 + [False] * 2
     assert envelope(policy).reason is Reason.MESSAGE_RATE
@@ -204,12 +201,12 @@ def test_message_rate_on_a_virtual_clock():
     assert envelope(policy, OTHER.peer_id, now_ns=S_NS // 10).allowed
     # A long rest gives the burst and no more.
     assert [envelope(policy, now_ns=99 * S_NS).allowed for _ in range(4)] == [True] * 3 + [False]
-    policy.set_limits(Limits())
+    policy.set_limits(PeerRates())
     assert envelope(policy, now_ns=99 * S_NS).allowed
 
 
 def test_byte_budget_lets_one_large_envelope_through_and_then_waits():
-    policy = Policy(limits=Limits(bytes=Rate(per_second=1000, burst=500)))
+    policy = Policy(limits=PeerRates(bytes=Rate(per_second=1000, burst=500)))
     connect(policy)
     assert envelope(policy, size=10_000).allowed
     late = envelope(policy, size=1)
@@ -222,7 +219,7 @@ def test_byte_budget_lets_one_large_envelope_through_and_then_waits():
 
 def test_what_is_denied_is_not_paid_for():
     rate = Rate(per_second=1, burst=1)
-    policy = Policy(limits=Limits(messages=rate, bytes=Rate(per_second=1, burst=1)))
+    policy = Policy(limits=PeerRates(messages=rate, bytes=Rate(per_second=1, burst=1)))
     connect(policy)
     policy.block(PEER)
     assert not envelope(policy).allowed
@@ -239,7 +236,7 @@ def test_what_is_denied_is_not_paid_for():
     burst=st.integers(1, 20),
 )
 def test_a_rate_never_lets_more_through_than_it_says(gaps, per_second, burst):
-    policy = Policy(limits=Limits(messages=Rate(per_second=per_second, burst=burst)))
+    policy = Policy(limits=PeerRates(messages=Rate(per_second=per_second, burst=burst)))
     connect(policy)
     now_ns, passed = 0, []
     for gap in gaps:
@@ -287,7 +284,7 @@ def test_the_tables_are_bounded(monkeypatch):
 
 def test_the_transport_asks_through_the_authorizer():
     now = [0, NOW_S]
-    policy = Policy(network=NETWORK, limits=Limits(messages=Rate(per_second=1, burst=1)))
+    policy = Policy(network=NETWORK, limits=PeerRates(messages=Rate(per_second=1, burst=1)))
     ask: Authorizer = PolicyAuthorizer(
         policy, monotonic_ns=lambda: now[0], unix_s=lambda: float(now[1])
     )
@@ -305,7 +302,7 @@ def test_the_transport_asks_through_the_authorizer():
 def test_an_envelope_is_decided_in_microseconds():
     policy = Policy(
         network=NETWORK,
-        limits=Limits(
+        limits=PeerRates(
             messages=Rate(per_second=1e9, burst=1e9), bytes=Rate(per_second=1e12, burst=1e12)
         ),
     )

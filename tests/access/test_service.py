@@ -7,10 +7,9 @@ import pytest
 from bbnode.access.errors import Refusal
 from bbnode.access.exchange import Member, Redeem, Refused, Revocations, decode_message
 from bbnode.access.exchange import encode_message as encode
-from bbnode.access.redeem import Ledger
 from bbnode.access.revocation import revoke
 from bbnode.access.statement import open_membership
-from bbnode.access.ticket import Invitation, make_ticket
+from bbnode.access.ticket import Invitation, Ledger, make_ticket
 from bbnode.daemon.access import files as access_files
 from bbnode.daemon.access.service import AccessService
 from bbnode.daemon.paths import StorageError

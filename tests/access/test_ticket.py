@@ -7,10 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbnode.access.errors import GrantError, Refusal, StatementRefused, TicketRefused
-from bbnode.access.redeem import Ledger, Redeemed, redeem
 from bbnode.access.revocation import revoke
 from bbnode.access.statement import open_membership
-from bbnode.access.ticket import Invitation, make_ticket, parse_ticket, ticket_from_bytes
+from bbnode.access.ticket import (
+    Invitation,
+    Ledger,
+    Redeemed,
+    make_ticket,
+    parse_ticket,
+    redeem,
+    ticket_from_bytes,
+)
 from bbnode.ir.address import parse_address
 from bbnode.ir.caps import CLOCK_SKEW_S, MAX_TICKETS
 from bbnode.ir.peer import PeerId

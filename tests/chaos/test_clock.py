@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bbnode.access.signing import SigningKey
+from bbnode.access.keys import SigningKey
 from bbnode.access.statement import grant
 from bbnode.daemon.access import files as access_files
 from bbnode.ir.peer import PeerId

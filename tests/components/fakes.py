@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bbnode.components.backends.ort import OrtBackend, OrtBackendConfig
 from bbnode.components.contracts import Completion
-from bbnode.components.data_sources import MemoryDataSource
+from bbnode.components.data.arrays import MemoryDataSource
 from bbnode.components.fedavg import FedAvg, FedAvgConfig
-from bbnode.components.onnx_model import OnnxModel, OnnxModelConfig
-from bbnode.components.ort_backend import OrtBackend, OrtBackendConfig
+from bbnode.components.models.onnx_model import OnnxModel, OnnxModelConfig
 from bbnode.ir.peer import PeerId
 
 PEERS = tuple(sorted(PeerId.from_seed(i) for i in range(8)))

@@ -7,8 +7,8 @@ from onnx import ModelProto, helper, numpy_helper
 from onnx.helper import make_node as node
 
 from bbnode.components.autodiff import training_graphs
-from bbnode.components.onnx_model import OnnxModelConfig
-from bbnode.components.sklearn_data_source import SklearnDataSource, SklearnDataSourceConfig
+from bbnode.components.data.sklearn import SklearnDataSource, SklearnDataSourceConfig
+from bbnode.components.models.onnx_model import OnnxModelConfig
 from tests.components.fakes import CTX, onnx_model
 from tests.components.graphs import check, numeric_gradient, run_reference
 

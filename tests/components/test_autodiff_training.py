@@ -21,7 +21,7 @@ from bbnode.components.autodiff import (
     vjp,
 )
 from bbnode.components.autodiff.table import _TABLE
-from bbnode.components.mlp import mlp_forward
+from bbnode.components.models.mlp import mlp_forward
 from tests.components.graphs import check, model_of, numeric_gradient, run_ort, run_reference
 
 GRAPHS = ("forward", "loss", "gradients", "pullback", "sgd_step", "train_step")

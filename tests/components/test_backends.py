@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from onnx.helper import make_node as node
 
-from bbnode.components import errors, ort_backend
-from bbnode.components.backend_base import CachingBackend, scaled_sum_model
-from bbnode.components.ort_backend import OrtBackend, OrtBackendConfig
-from bbnode.components.reference_backend import ReferenceBackend, ReferenceBackendConfig
+from bbnode.components import errors
+from bbnode.components.backends import ort
+from bbnode.components.backends.caching import CachingBackend
+from bbnode.components.backends.graphs import scaled_sum_model
+from bbnode.components.backends.ort import OrtBackend, OrtBackendConfig
+from bbnode.components.backends.reference import ReferenceBackend, ReferenceBackendConfig
 from bbnode.components.registry import ConfigTypeMismatch, build_config
 from bbnode.ir import codec
 from bbnode.ir.types import TENSOR_FLOAT
@@ -137,7 +139,7 @@ def test_a_provider_that_gives_up_leaves_it_to_another_one(monkeypatch) -> None:
     prepared = OrtBackend(OrtBackendConfig()).prepare(square())
 
     def gives_up(names, feeds, options=None):
-        raise ort_backend.ort_errors.EPFail("the device is gone")
+        raise ort.ort_errors.EPFail("the device is gone")
 
     monkeypatch.setattr(prepared, "_run", gives_up)
     (out,) = prepared.run([np.array([2, 3], F32)])
@@ -171,19 +173,19 @@ def test_settings_out_of_range_are_refused() -> None:
     ],
 )
 def test_auto_takes_cuda_where_it_is(monkeypatch, there: list[str], taken: list[str]) -> None:
-    monkeypatch.setattr(ort_backend.onnxruntime, "get_available_providers", lambda: there)
+    monkeypatch.setattr(ort.onnxruntime, "get_available_providers", lambda: there)
     assert OrtBackend(OrtBackendConfig())._providers == taken
 
 
 def test_a_listed_provider_that_does_not_start_is_told(monkeypatch) -> None:
     there = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    monkeypatch.setattr(ort_backend.onnxruntime, "get_available_providers", lambda: there)
-    real = ort_backend.onnxruntime.InferenceSession
+    monkeypatch.setattr(ort.onnxruntime, "get_available_providers", lambda: there)
+    real = ort.onnxruntime.InferenceSession
 
     def session(data, options, providers):
         return real(data, options, providers=["CPUExecutionProvider"])
 
-    monkeypatch.setattr(ort_backend.onnxruntime, "InferenceSession", session)
+    monkeypatch.setattr(ort.onnxruntime, "InferenceSession", session)
     named = OrtBackend(OrtBackendConfig(providers=tuple(there)))
     with pytest.raises(errors.BackendUnavailable, match="CUDAExecutionProvider could not be"):
         named.prepare(square())
@@ -195,7 +197,7 @@ def test_thread_counts_reach_the_session(threads: int) -> None:
     config = OrtBackendConfig(intra_op_threads=threads, inter_op_threads=threads)
     options = OrtBackend(config).prepare(square())._session.get_session_options()
     assert options.intra_op_num_threads == options.inter_op_num_threads == threads
-    parallel = ort_backend.onnxruntime.ExecutionMode.ORT_PARALLEL
+    parallel = ort.onnxruntime.ExecutionMode.ORT_PARALLEL
     assert (options.execution_mode == parallel) == (threads > 1)
 
 

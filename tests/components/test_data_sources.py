@@ -7,8 +7,12 @@ import pytest
 
 from bbnode.components import errors
 from bbnode.components.contracts import ComponentError, is_offloaded, only_reads
-from bbnode.components.data_sources import ArrayDataSource, ArrayDataSourceConfig, permutation
-from bbnode.components.sklearn_data_source import (
+from bbnode.components.data.arrays import (
+    ArrayDataSource,
+    ArrayDataSourceConfig,
+    permutation,
+)
+from bbnode.components.data.sklearn import (
     SklearnDataSource,
     SklearnDataSourceConfig,
     deal,

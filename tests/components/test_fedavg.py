@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbnode.components import errors
-from bbnode.components.claims import capped
+from bbnode.components.backends.reference import ReferenceBackend, ReferenceBackendConfig
 from bbnode.components.contracts import ComponentError
-from bbnode.components.fedavg import FedAvg, FedAvgConfig
-from bbnode.components.reference_backend import ReferenceBackend, ReferenceBackendConfig
+from bbnode.components.fedavg import FedAvg, FedAvgConfig, capped
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Composite, Metadata, ResponseBatch
 from tests.components.fakes import CTX, PEERS, Context, fedavg

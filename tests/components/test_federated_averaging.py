@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bbnode.components.mlp import mlp_forward
-from bbnode.components.onnx_model import OnnxModelConfig
-from bbnode.components.sklearn_data_source import SklearnDataSource, SklearnDataSourceConfig
+from bbnode.components.data.sklearn import SklearnDataSource, SklearnDataSourceConfig
+from bbnode.components.models.mlp import mlp_forward
+from bbnode.components.models.onnx_model import OnnxModelConfig
 from bbnode.ir.values import Composite, ResponseBatch
 from tests.components.fakes import CTX, PEERS, fedavg, onnx_model
 

@@ -7,26 +7,27 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from multiaddr import Multiaddr
 
-from bbnode.components import global_registry
-from bbnode.components import global_registry_messages as messages
 from bbnode.components.contracts import ComponentError
 from bbnode.components.errors import InvalidComponentConfig, NotEnoughPeers
-from bbnode.components.global_registry import (
-    GlobalRegistryServer,
-    GlobalRegistryServerConfig,
-    S,
-)
-from bbnode.components.global_registry_client import (
+from bbnode.components.peer_registry import messages
+from bbnode.components.peer_registry import server as server_module
+from bbnode.components.peer_registry.client import (
     GlobalRegistryClient,
     GlobalRegistryClientConfig,
     TooManyRegistries,
 )
-from bbnode.components.global_registry_messages import Announcement, Cookie, UnusableMessage
+from bbnode.components.peer_registry.messages import Announcement, Cookie, UnusableMessage
+from bbnode.components.peer_registry.server import (
+    GlobalRegistryServer,
+    GlobalRegistryServerConfig,
+    S,
+)
 from bbnode.engine import steps
 from bbnode.examples import registry as program
 from bbnode.ir.caps import MAX_PAGE_BYTES
@@ -71,6 +72,10 @@ class Context:
         return len(self.requests)
 
 
+def reads(cookie: Cookie | None, n: int) -> bytes:
+    return messages.ReadRequest(cookie=cookie, n=n).encode()
+
+
 def server(**config) -> GlobalRegistryServer:
     return GlobalRegistryServer(GlobalRegistryServerConfig(**config))
 
@@ -85,15 +90,15 @@ def asking(i: int, now_s: float = 0, wire_req_id: int = 1) -> Context:
 
 def announce(registry: GlobalRegistryServer, i: int, now_s: float = 0, as_class: str = "", port=1):
     said = Announcement(as_class=as_class, addresses=(address(i, port),))
-    answer = registry.announce(asking(i, now_s), messages.encode_announcement(said))
+    answer = registry.announce(asking(i, now_s), said.encode())
     assert answer is not None
-    return messages.decode_handshake(answer)
+    return messages.Handshake.decode(answer)
 
 
 def read(registry: GlobalRegistryServer, cookie: Cookie | None, now_s: float = 0):
-    answer = registry.read_view(asking(99, now_s), messages.encode_read(cookie, 0))
+    answer = registry.read_view(asking(99, now_s), reads(cookie, 0))
     assert answer is not None
-    return messages.decode_page(answer)
+    return messages.Page.decode(answer)
 
 
 def in_view(registry: GlobalRegistryServer, now_s: float, peer_class: str | None = None):
@@ -153,27 +158,27 @@ def test_what_is_no_message_is_refused_and_changes_nothing() -> None:
         b"",
         b"\xc1",
         b"\x80",
-        messages.encode_read(None, 0) + b"x",
+        reads(None, 0) + b"x",
         bytes(100_000),
-        messages._pack(["c", [b"\x00\x01"]]),
-        messages._pack(["c" * 65, []]),
-        messages._pack(["c", [b""] * 9]),
-        messages._pack([3, []]),
+        msgpack.packb(["c", [b"\x00\x01"]]),
+        msgpack.packb(["c" * 65, []]),
+        msgpack.packb(["c", [b""] * 9]),
+        msgpack.packb([3, []]),
     ):
         with pytest.raises(UnusableMessage):
             registry.announce(asking(1), payload)
     with pytest.raises(UnusableMessage):
-        registry.read_view(asking(1), messages._pack([[1, 2, -3], 0]))
+        registry.read_view(asking(1), msgpack.packb([[1, 2, -3], 0]))
     assert len(registry) == 0
 
 
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused_with_the_one_error(payload: bytes) -> None:
     for decode in (
-        messages.decode_announcement,
-        messages.decode_handshake,
-        messages.decode_read,
-        messages.decode_page,
+        messages.Announcement.decode,
+        messages.Handshake.decode,
+        messages.ReadRequest.decode,
+        messages.Page.decode,
     ):
         with contextlib.suppress(UnusableMessage):
             decode(payload)
@@ -207,8 +212,8 @@ def test_a_cookie_of_another_life_reads_everything_anew() -> None:
     saved = registry.serialize()
     risen = server()
     risen.restore(saved)
-    page = messages.decode_page(
-        risen.read_view(asking(99, 1, wire_req_id=2), messages.encode_read(cookie, 0)) or b""
+    page = messages.Page.decode(
+        risen.read_view(asking(99, 1, wire_req_id=2), reads(cookie, 0)) or b""
     )
     assert page.reset
     assert [row.peer for row in page.rows] == [peer(1)]
@@ -246,7 +251,7 @@ def test_a_reader_that_reads_on_ends_with_what_is_there(events, page: int, room:
         return said.more
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (messages, global_registry):
+        for module in (messages, server_module):
             patch.setattr(module, "MAX_PAGE_ROWS", page)
         for who, number in events:
             if who >= 0:
@@ -267,10 +272,10 @@ def test_a_page_fits_an_envelope_however_long_the_addresses() -> None:
     long = Multiaddr("/dns4/" + ".".join(["a" * 60] * 3) + ".example/tcp/4001")
     for i in range(600):
         said = Announcement(as_class="client", addresses=(long,) * 8)
-        registry.announce(asking(i), messages.encode_announcement(said))
-    answer = registry.read_view(asking(1), messages.encode_read(None, 0)) or b""
+        registry.announce(asking(i), said.encode())
+    answer = registry.read_view(asking(1), reads(None, 0)) or b""
     assert len(answer) <= MAX_PAGE_BYTES + 4096
-    assert messages.decode_page(answer).more
+    assert messages.Page.decode(answer).more
 
 
 # --- draws and snapshots -------------------------------------------------------------------
@@ -296,12 +301,10 @@ def test_the_registry_draws_for_others_and_leaves_them_out() -> None:
     registry = server(seed=1)
     for i in range(5):
         announce(registry, i)
-    answer = registry.read_sample(asking(2), messages.encode_read(None, 100)) or b""
-    page = messages.decode_page(answer)
+    answer = registry.read_sample(asking(2), reads(None, 100)) or b""
+    page = messages.Page.decode(answer)
     assert {row.peer for row in page.rows} == {peer(i) for i in (0, 1, 3, 4)}
-    two = messages.decode_page(
-        registry.read_sample(asking(2), messages.encode_read(None, 2)) or b""
-    )
+    two = messages.Page.decode(registry.read_sample(asking(2), reads(None, 2)) or b"")
     assert len(two.rows) == 2
 
 
@@ -334,7 +337,7 @@ def test_announcements_are_silent_within_the_heartbeat_unless_something_changed(
     assert [said(0), said(1), said(9.9)] == [1, 0, 0]
     ctx.source_peer = SERVER
     shake = messages.Handshake(ttl_ns=90 * S, heartbeat_ns=30 * S, addresses=(address(9),))
-    one.on_answer(ctx, "announce", messages.encode_handshake(shake))
+    one.on_answer(ctx, "announce", shake.encode())
     assert ctx.learned == {SERVER: (address(9),)}
     assert [said(12), said(39.8), said(39.9), said(40)] == [0, 0, 1, 0]
     ctx.addresses = (address(1, 5000),)
@@ -378,7 +381,7 @@ def test_a_view_is_believed_for_its_ttl_and_survives_a_restart() -> None:
 
 
 def test_a_view_of_many_pages_is_read_to_its_end(monkeypatch) -> None:
-    for module in (messages, global_registry):
+    for module in (messages, server_module):
         monkeypatch.setattr(module, "MAX_PAGE_ROWS", 3)
     one, registry = client(), server()
     for i in range(10):
@@ -449,7 +452,7 @@ def test_thirty_clients_a_crash_and_a_restart() -> None:
     assert len(back) == 29
     network.run(until=300 * S)
     assert len(registry.component("registry")) == 29
-    views = [n.component("others")._candidates(_at(n, "peer")) for n in others]
+    views = [n.component("others").candidates(_at(n, "peer")) for n in others]
     assert {len(view) for view in views} == {28}
     # Only while there was no registry to be chosen.
     failed = {f.kind for node in [registry, *others] for f in node.failures()}

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from bbnode.components.mlp import mlp_forward
+from bbnode.components.models.mlp import mlp_forward
 from bbnode.ir.errors import AuthorError
 from tests.components.graphs import run_ort
 

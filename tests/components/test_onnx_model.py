@@ -9,12 +9,12 @@ from onnx.helper import make_node as node
 
 from bbnode.components import errors
 from bbnode.components.autodiff import InvalidForwardModel, UnknownLoss
+from bbnode.components.backends.ort import OrtBackend, OrtBackendConfig
+from bbnode.components.backends.reference import ReferenceBackend, ReferenceBackendConfig
 from bbnode.components.contracts import ComponentError, is_offloaded
-from bbnode.components.data_sources import ArrayDataSource, ArrayDataSourceConfig
-from bbnode.components.mlp import mlp_forward
-from bbnode.components.onnx_model import OnnxModel, OnnxModelConfig
-from bbnode.components.ort_backend import OrtBackend, OrtBackendConfig
-from bbnode.components.reference_backend import ReferenceBackend, ReferenceBackendConfig
+from bbnode.components.data.arrays import ArrayDataSource, ArrayDataSourceConfig
+from bbnode.components.models.mlp import mlp_forward
+from bbnode.components.models.onnx_model import OnnxModel, OnnxModelConfig
 from bbnode.components.registry import component_class, concrete
 from tests.components.fakes import CTX, onnx_model
 from tests.components.graphs import model_of
@@ -260,9 +260,9 @@ class Counting(OrtBackend):
         super().__init__(OrtBackendConfig())
         self.built: list[str] = []
 
-    def _build(self, model):
+    def build_graph(self, model):
         self.built.append(model.graph.name.split(".")[-1])
-        return super()._build(model)
+        return super().build_graph(model)
 
 
 def test_the_bootstrap_prepares_what_a_round_needs() -> None:

@@ -14,10 +14,10 @@ from onnx.helper import make_node as node
 from onnx.reference import ReferenceEvaluator
 
 from bbnode.components import errors
+from bbnode.components.backends.ort import OrtBackend, OrtBackendConfig
+from bbnode.components.backends.primitives import PRIMITIVES
+from bbnode.components.backends.reference import ReferenceBackend, ReferenceBackendConfig
 from bbnode.components.contracts import Backend
-from bbnode.components.ort_backend import OrtBackend, OrtBackendConfig
-from bbnode.components.primitives import PRIMITIVES
-from bbnode.components.reference_backend import ReferenceBackend, ReferenceBackendConfig
 from bbnode.ir.errors import AuthorError
 from tests.components.graphs import model_of
 

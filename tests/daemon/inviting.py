@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-from bbnode.access.signing import SigningKey
+from bbnode.access.keys import SigningKey
 from bbnode.access.statement import grant
 from bbnode.access.ticket import Invitation, make_ticket
 from bbnode.daemon import assembly, config_sources, paths, ping

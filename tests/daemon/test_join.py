@@ -10,8 +10,8 @@ import pytest
 import trio
 
 from bbnode.access.errors import Refusal, StatementRefused, TicketRefused
+from bbnode.access.keys import SigningKey
 from bbnode.access.revocation import revoke
-from bbnode.access.signing import SigningKey
 from bbnode.access.statement import grant
 from bbnode.access.ticket import make_ticket
 from bbnode.daemon import config_sources, paths

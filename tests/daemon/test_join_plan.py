@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto
 
 from bbnode.compiler import Compiler
-from bbnode.components.data_sources import ArrayDataSource, ArrayDataSourceConfig
+from bbnode.components.data.arrays import ArrayDataSource, ArrayDataSourceConfig
 from bbnode.components.registry import concrete
 from bbnode.daemon import config_sources
 from bbnode.daemon.artifact import Artifact

@@ -17,7 +17,7 @@ from onnx import ModelProto
 
 from bbnode.compiler import Compiler
 from bbnode.components import ConnectedView, FedAvg, OrtBackend
-from bbnode.components.data_sources import MemoryDataSource
+from bbnode.components.data.arrays import MemoryDataSource
 from bbnode.components.registry import component_class, register_component
 from bbnode.engine import steps
 from bbnode.examples import gossip_averaging
@@ -53,7 +53,7 @@ class _FewExamples(MemoryDataSource):
     TYPE_NAME: ClassVar[str] = "test.FewExamples"
     Config: ClassVar[type] = FewExamplesConfig
 
-    def _load(self):
+    def load(self):
         labels = np.arange(self.config.samples) % 10
         return np.eye(64, dtype=np.float32)[labels], labels.astype(np.int64)
 

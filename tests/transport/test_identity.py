@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from bbnode.access.errors import IdentityError
-from bbnode.access.key_file import KEY_FILE_BYTES
+from bbnode.access.keys import KEY_FILE_BYTES
 from bbnode.transport.identity import (
     Identity,
     create_identity,

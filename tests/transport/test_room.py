@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from multiaddr import Multiaddr
 
-from bbnode.access.authorizer import PolicyAuthorizer
-from bbnode.access.buckets import Rate
 from bbnode.access.conduct import Offence
-from bbnode.access.decision import Limits
-from bbnode.access.policy import Policy
+from bbnode.access.decision import PeerRates, Rate
+from bbnode.access.policy import Policy, PolicyAuthorizer
 from bbnode.ir.caps import BACKOFF_S, ROOM_STEP_BYTES
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import (
@@ -406,7 +404,7 @@ def ruled(side: Side, policy: Policy) -> None:
 
 async def test_what_is_over_a_rate_waits_and_comes_in_order(nursery, autojump_clock):
     a, b = Side(SMALL), Side(LARGE)
-    policy = Policy(limits=Limits(messages=Rate(per_second=10, burst=5)))
+    policy = Policy(limits=PeerRates(messages=Rate(per_second=10, burst=5)))
     ruled(b, policy)
     connect(a, b, nursery)
     await quiet()
@@ -432,7 +430,7 @@ async def test_what_is_over_a_rate_waits_and_comes_in_order(nursery, autojump_cl
 
 async def test_a_fast_sender_over_its_rate_fills_its_own_queue_and_no_more(nursery, autojump_clock):
     a, b = Side(SMALL), Side(LARGE)
-    ruled(b, Policy(limits=Limits(messages=Rate(per_second=10, burst=1))))
+    ruled(b, Policy(limits=PeerRates(messages=Rate(per_second=10, burst=1))))
     connect(a, b, nursery)
     await quiet()
     for tag in range(a.limits.queue_envelopes):

@@ -1,7 +1,7 @@
 """Reverse-mode differentiation of ONNX graphs, into ONNX graphs.
 
-Rule: what comes out is plain `ai.onnx`, runs in any ONNX runtime, and knows nothing of
-bbnode. One table of rules, one per op; `vjp` adds to it.
+Rule: the results are plain `ai.onnx`, and run in any ONNX runtime. There is one table of rules,
+one per op; `vjp` adds to it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from bbnode.components.autodiff.errors import (
     UnknownLoss,
     UnsupportedGradient,
 )
-from bbnode.components.autodiff.losses import LOSSES
 from bbnode.components.autodiff.table import VjpContext, supported_ops, vjp
-from bbnode.components.autodiff.training import TrainingGraphs, gradient_graph, training_graphs
+from bbnode.components.autodiff.training import (
+    LOSSES,
+    TrainingGraphs,
+    gradient_graph,
+    training_graphs,
+)
 
 __all__ = [
     "LOSSES",

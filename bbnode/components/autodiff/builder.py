@@ -1,21 +1,31 @@
-"""Emits ONNX nodes under fresh names, into one flat list.
+"""Emits ONNX nodes under fresh names into one flat list, and reads the types of a model's values.
 
 Rule: the same op on the same inputs is emitted once, and names depend only on the order of
-the calls, so that one forward model always gives the same bytes.
+the calls, so that one forward model always has the same training graphs, byte for byte. A type
+that shape inference does not know is None; nothing here guesses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
-Attribute: TypeAlias = int | float | str | list[int]
+AttributeValue: TypeAlias = int | float | str | list[int]
 INT64 = int(TensorProto.INT64)
+
+# A dimension: its size, its symbol ("batch"), or None where inference could not tell.
+Dim: TypeAlias = int | str | None
+Dims: TypeAlias = tuple[Dim, ...]
+
+# Parameters may be of these; values between them may also have half the precision.
+TRAINABLE = frozenset({int(TensorProto.FLOAT), int(TensorProto.DOUBLE)})
+FLOATS = TRAINABLE | {int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)}
 
 
 class GraphBuilder:
@@ -36,11 +46,11 @@ class GraphBuilder:
         self._constants: dict[tuple[int, tuple[int, ...], bytes], str] = {}
 
     def public(self, name: str) -> str:
-        """`name` itself where that is free: for inputs and outputs that callers feed and read."""
+        """Return `name` itself where that is free: for inputs and outputs that callers name."""
         return self._unused(name)
 
     def fresh(self, hint: str) -> str:
-        """A name that nothing in the graph has, ending in `hint` where that is free."""
+        """Return a name that nothing in the graph has, ending in `hint` where that is free."""
         return self._unused(f"{self._prefix}{hint}")
 
     def _unused(self, base: str) -> str:
@@ -55,7 +65,7 @@ class GraphBuilder:
         return name
 
     def emit(
-        self, op_type: str, inputs: Iterable[str], outputs: int = 1, **attributes: Attribute
+        self, op_type: str, inputs: Iterable[str], outputs: int = 1, **attributes: AttributeValue
     ) -> list[str]:
         """Emit one `ai.onnx` node and return the names of its `outputs` outputs."""
         names = list(inputs)
@@ -71,12 +81,12 @@ class GraphBuilder:
         self._emitted[key] = results
         return results
 
-    def op(self, op_type: str, *inputs: str, **attributes: Attribute) -> str:
+    def op(self, op_type: str, *inputs: str, **attributes: AttributeValue) -> str:
         """Emit one node with a single output and return its name."""
         return self.emit(op_type, inputs, 1, **attributes)[0]
 
     def constant(self, array: npt.NDArray[np.generic], hint: str = "const") -> str:
-        """An initializer that holds `array`; equal arrays share one."""
+        """Return the name of an initializer that holds `array`; equal arrays share one."""
         key = (
             helper.np_dtype_to_tensor_dtype(array.dtype),
             array.shape,
@@ -90,16 +100,16 @@ class GraphBuilder:
         return name
 
     def ints(self, values: Iterable[int]) -> str:
-        """A 1-D int64 constant, as axes and shapes want it."""
+        """Return a 1-D int64 constant, as axes and shapes are."""
         return self.constant(np.asarray(list(values), dtype=np.int64), "ints")
 
     def scalar(self, value: float, elem_type: int) -> str:
-        """A 0-D constant of the given ONNX element type."""
+        """Return a 0-D constant of the given ONNX element type."""
         dtype = helper.tensor_dtype_to_np_dtype(elem_type)
         return self.constant(np.asarray(value, dtype=dtype), "scalar")
 
     def reshape_like(self, value: str, like: str) -> str:
-        """`value` in the shape of `like`, dimensions of size zero included."""
+        """Return `value` in the shape of `like`, dimensions of size zero included."""
         # allowzero: without it a 0 in the shape means "copy that dimension".
         return self.op("Reshape", value, self.op("Shape", like), allowzero=1)
 
@@ -107,7 +117,7 @@ class GraphBuilder:
 def prune(
     nodes: Iterable[NodeProto], initializers: Iterable[TensorProto], outputs: Iterable[str]
 ) -> tuple[list[NodeProto], list[TensorProto]]:
-    """Keep, in order, only what the `outputs` need."""
+    """Return, in order, only the nodes and initializers that the `outputs` need."""
     needed = set(outputs)
     kept: list[NodeProto] = []
     for node in reversed(list(nodes)):
@@ -119,7 +129,7 @@ def prune(
 
 
 def captured_names(node: NodeProto) -> set[str]:
-    """Value names that a node reads, those read inside its subgraphs included."""
+    """Return the names of the values that a node reads, inside its subgraphs too."""
     names = {name for name in node.input if name}
     for attribute in node.attribute:
         graphs = list(attribute.graphs)
@@ -129,3 +139,40 @@ def captured_names(node: NodeProto) -> set[str]:
             for inner in graph.node:
                 names |= captured_names(inner)
     return names
+
+
+@dataclass(frozen=True, slots=True)
+class InferredType:
+    """The inferred element type of a value (ONNX's number, 0: unknown), and its dimensions."""
+
+    elem_type: int
+    dims: Dims | None
+
+
+UNKNOWN = InferredType(0, None)
+
+
+def inferred_types(model: ModelProto) -> dict[str, InferredType]:
+    """Return the types of all inputs, initializers and intermediate values of `model.graph`."""
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    types: dict[str, InferredType] = {}
+    for tensor in inferred.initializer:
+        types[tensor.name] = InferredType(int(tensor.data_type), tuple(tensor.dims))
+    for info in (*inferred.input, *inferred.output, *inferred.value_info):
+        if info.type.HasField("tensor_type"):
+            types[info.name] = _from_tensor(info.type.tensor_type)
+    return types
+
+
+def _from_tensor(tensor: TypeProto.Tensor) -> InferredType:
+    if not tensor.HasField("shape"):
+        return InferredType(int(tensor.elem_type), None)
+    dims: list[Dim] = []
+    for dim in tensor.shape.dim:
+        if dim.HasField("dim_value"):
+            dims.append(int(dim.dim_value))
+        elif dim.HasField("dim_param") and dim.dim_param:
+            dims.append(dim.dim_param)
+        else:
+            dims.append(None)
+    return InferredType(int(tensor.elem_type), tuple(dims))

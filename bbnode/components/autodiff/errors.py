@@ -1,6 +1,6 @@
-"""What can be wrong with a graph that is to be differentiated.
+"""Errors of a graph that is to be differentiated.
 
-Rule: all of these are the model author's to mend, and each names the node it is about.
+Rule: all of these are the model author's to fix, and each names its node.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GradientRuleError(AutodiffError):
 
 
 class InvalidForwardModel(AutodiffError):
-    """The forward model is no model that can be trained."""
+    """The forward model cannot be trained."""
 
     def __init__(self, *, what: str, remedy: str) -> None:
         self.what = what

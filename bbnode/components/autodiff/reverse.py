@@ -10,36 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from onnx import NodeProto
 
-from bbnode.components.autodiff import (
-    rules_conv,
-    rules_elementwise,
-    rules_index,
-    rules_linear,
-    rules_norm,
-    rules_reduce,
-    rules_shape,
-)
-from bbnode.components.autodiff.builder import GraphBuilder, captured_names
+from bbnode.components.autodiff import rules
+from bbnode.components.autodiff.builder import FLOATS, GraphBuilder, InferredType, captured_names
 from bbnode.components.autodiff.errors import UnsupportedGradient
 from bbnode.components.autodiff.table import VjpContext, is_piecewise_constant, lookup
-from bbnode.components.autodiff.values import ValueType, is_float
 
-# Importing a rules module fills the table; named here so that no linter drops the import.
-RULE_MODULES = (
-    rules_conv,
-    rules_elementwise,
-    rules_index,
-    rules_linear,
-    rules_norm,
-    rules_reduce,
-    rules_shape,
-)
+RULES = rules  # importing them fills the table; named so that no linter drops the import
 
 
 def active_values(
-    nodes: Iterable[NodeProto], types: Mapping[str, ValueType], wrt: Iterable[str]
+    nodes: Iterable[NodeProto], types: Mapping[str, InferredType], wrt: Iterable[str]
 ) -> set[str]:
-    """Names of the values that vary smoothly with any value of `wrt`, `wrt` included."""
+    """Return the names of the values that vary smoothly with any of `wrt`, `wrt` included."""
     active = set(wrt)
     for node in nodes:
         if is_piecewise_constant(node.domain, node.op_type):
@@ -48,7 +30,7 @@ def active_values(
             continue
         for output in node.output:
             known = types.get(output)
-            if output and (known is None or known.elem_type == 0 or is_float(known.elem_type)):
+            if output and (known is None or known.elem_type == 0 or known.elem_type in FLOATS):
                 active.add(output)
     return active
 
@@ -56,7 +38,7 @@ def active_values(
 def pull_back(
     b: GraphBuilder,
     nodes: Sequence[NodeProto],
-    types: dict[str, ValueType],
+    types: dict[str, InferredType],
     seeds: Mapping[str, str],
     wrt: Sequence[str],
 ) -> dict[str, str]:
@@ -81,7 +63,8 @@ def pull_back(
             name = node.name or node.output[0]
             raise UnsupportedGradient(node=name, op_type=node.op_type, domain=node.domain)
         context = VjpContext(b, node, grads, types, active)
-        for name, grad in zip(node.input, entry.rule(context), strict=True):
+        # A rule leaves out trailing inputs that have no gradient.
+        for name, grad in zip(node.input, entry.rule(context), strict=False):
             if grad is not None and name in active:
                 pending.setdefault(name, []).append(grad)
     results: dict[str, str] = {}
@@ -103,5 +86,5 @@ def _collect(b: GraphBuilder, pending: dict[str, list[str]], value: str) -> str 
     return total
 
 
-def _zeros(b: GraphBuilder, types: Mapping[str, ValueType], value: str) -> str:
+def _zeros(b: GraphBuilder, types: Mapping[str, InferredType], value: str) -> str:
     return b.op("Expand", b.scalar(0.0, types[value].elem_type), b.op("Shape", value))

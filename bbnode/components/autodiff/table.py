@@ -1,7 +1,8 @@
 """The table of vector-Jacobian products, and what a rule is given.
 
 Rule: one function per op, registered by `op_type`; a rule sees one node and the gradient of
-its outputs, and returns the gradients of its inputs. More ops are added with `@vjp`.
+its outputs, and returns the gradients of its inputs (trailing ones without a gradient may be
+left out). More ops are added with `@vjp`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,57 @@ from typing import TypeAlias, TypeVar, cast
 import numpy as np
 from onnx import NodeProto, helper
 
-from bbnode.components.autodiff.builder import GraphBuilder
+from bbnode.components.autodiff.builder import AttributeValue, Dims, GraphBuilder, InferredType
 from bbnode.components.autodiff.errors import GradientRuleError
-from bbnode.components.autodiff.values import UNKNOWN, Dims, ValueType
 
 T = TypeVar("T")
+
+
+class Term:
+    """A value of the graph that a rule writes: arithmetic on terms emits nodes.
+
+    A number in it becomes a constant of the element type of `like`, a forward value.
+    """
+
+    __slots__ = ("_ctx", "_like", "name")
+
+    def __init__(self, ctx: VjpContext, name: str, like: str) -> None:
+        self._ctx = ctx
+        self.name = name
+        self._like = like
+
+    def op(self, op_type: str, *others: Term | float, **attributes: AttributeValue) -> Term:
+        """Emit an op of this value and others, which has one output."""
+        names = [
+            other.name if isinstance(other, Term) else self._ctx.scalar(other, self._like)
+            for other in others
+        ]
+        return Term(self._ctx, self._ctx.b.op(op_type, self.name, *names, **attributes), self._like)
+
+    def __add__(self, other: Term | float) -> Term:
+        return self.op("Add", other)
+
+    def __sub__(self, other: Term | float) -> Term:
+        return self.op("Sub", other)
+
+    def __rsub__(self, other: float) -> Term:
+        return Term(self._ctx, self._ctx.scalar(other, self._like), self._like).op("Sub", self)
+
+    def __mul__(self, other: Term | float) -> Term:
+        return self.op("Mul", other)
+
+    def __truediv__(self, other: Term | float) -> Term:
+        return self.op("Div", other)
+
+    def __neg__(self) -> Term:
+        return self.op("Neg")
+
+    def __gt__(self, other: Term | float) -> Term:
+        return self.op("Greater", other)
+
+    def where(self, then: Term | float, otherwise: Term | float) -> Term:
+        """Return `then` where this condition holds, `otherwise` elsewhere."""
+        return self.op("Where", then, otherwise)
 
 
 class VjpContext:
@@ -34,7 +81,7 @@ class VjpContext:
         b: GraphBuilder,
         node: NodeProto,
         grads: Sequence[str | None],
-        types: dict[str, ValueType],
+        types: dict[str, InferredType],
         active: frozenset[str] | set[str],
     ) -> None:
         self.b = b
@@ -45,50 +92,68 @@ class VjpContext:
 
     @property
     def inputs(self) -> list[str]:
-        """Input names of the node; "" where an optional one is left out."""
+        """The input names of the node; "" where an optional one is left out."""
         return list(self.node.input)
 
     @property
     def y(self) -> str:
-        """Name of the first output."""
+        """The name of the first output."""
         return self.node.output[0]
 
     @property
     def g(self) -> str:
-        """Gradient of the first output; only for ops that have a single one."""
+        """The gradient of the first output; only for ops that have a single one."""
         grad = self.grads[0]
         if grad is None:
             raise self.error("the gradient of output 0 is asked for, and there is none")
         return grad
 
+    @property
+    def dy(self) -> Term:
+        """The gradient of the first output as a term."""
+        return self.term(self.g)
+
+    @property
+    def out(self) -> Term:
+        """The first output as a term."""
+        return self.term(self.y)
+
+    def input(self, index: int) -> Term:
+        """Return an input as a term."""
+        return self.term(self.node.input[index], self.node.input[index])
+
+    def term(self, name: str, like: str | None = None) -> Term:
+        """Return a value as a term; its numbers are of the type of `like` (the first output)."""
+        return Term(self, name, self.y if like is None else like)
+
     def has(self, index: int) -> bool:
-        """Whether optional input `index` is there."""
+        """Return True if optional input `index` is there."""
         return index < len(self.node.input) and self.node.input[index] != ""
 
     def wants(self, index: int) -> bool:
-        """Whether somebody asks for the gradient of input `index`."""
+        """Return True if the gradient of input `index` is needed."""
         return self.has(index) and self.node.input[index] in self._active
 
-    def type_of(self, value: str) -> ValueType:
-        """What inference knows about `value`."""
-        return self._types.get(value, UNKNOWN)
+    def type_of(self, value: str) -> InferredType:
+        """Return the inferred type of `value`."""
+        return self._types.get(value, InferredType(0, None))
 
     def elem_type(self, value: str) -> int:
-        """ONNX element type of `value`; an error where it is not known."""
+        """Return the ONNX element type of `value`; GradientRuleError where it is unknown."""
         elem_type = self.type_of(value).elem_type
         if elem_type == 0:
             raise self.error(f"the element type of {value!r} is unknown")
         return elem_type
 
     def rank(self, value: str) -> int:
-        """Rank of `value`; an error where it is not known."""
+        """Return the rank of `value`; GradientRuleError where it is unknown."""
         dims = self.type_of(value).dims
         if dims is None:
             raise self.error(f"the rank of {value!r} is unknown")
         return len(dims)
 
     def attribute(self, name: str, default: T) -> T:
-        """Value of an attribute of the node, `default` where it is not set."""
+        """Return the value of an attribute of the node, `default` where it is not set."""
         for attribute in self.node.attribute:
             if attribute.name == name:
                 value = helper.get_attribute_value(attribute)
@@ -96,16 +161,16 @@ class VjpContext:
         return default
 
     def scalar(self, number: float, like: str) -> str:
-        """A 0-D constant of the element type of the forward value `like`."""
+        """Return a 0-D constant of the element type of the forward value `like`."""
         return self.b.scalar(number, self.elem_type(like))
 
     def axis(self, value: str, default: int) -> int:
-        """The node's `axis` attribute, counted from the front of `value`."""
+        """Return the node's `axis` attribute, counted from the front of `value`."""
         axis = int(self.attribute("axis", default))
         return axis + self.rank(value) if axis < 0 else axis
 
     def error(self, reason: str, remedy: str | None = None) -> GradientRuleError:
-        """A typed error about this node, to be raised by the rule."""
+        """Return a typed error about this node, to be raised by the rule."""
         return GradientRuleError(
             node=self.node.name or self.node.output[0],
             op_type=self.node.op_type,
@@ -154,7 +219,7 @@ class VjpContext:
 
 
 def stretched_axes(wide: Dims, narrow: Dims) -> list[int] | None:
-    """Axes of `wide` that broadcasting made or stretched; None where that is not certain."""
+    """Return the axes of `wide` that broadcasting made or stretched; None where it is uncertain."""
     extra = len(wide) - len(narrow)
     axes = list(range(extra))
     for axis, (big, small) in enumerate(zip(wide[extra:], narrow, strict=True), start=extra):
@@ -202,15 +267,15 @@ def vjp(op_type: str, *, domain: str = "", constant_inputs: Iterable[int] = ()) 
 
 
 def lookup(domain: str, op_type: str) -> TableEntry | None:
-    """The entry of an op; "ai.onnx" and "" are the same domain."""
+    """Return the entry of an op; "ai.onnx" and "" are the same domain."""
     return _TABLE.get(("" if domain == "ai.onnx" else domain, op_type))
 
 
 def is_piecewise_constant(domain: str, op_type: str) -> bool:
-    """Whether no gradient flows through the op at all."""
+    """Return True if no gradient flows through the op at all."""
     return domain in ("", "ai.onnx") and op_type in _PIECEWISE_CONSTANT
 
 
 def supported_ops() -> tuple[str, ...]:
-    """Sorted names of the `ai.onnx` ops that have a rule."""
+    """Return the sorted names of the `ai.onnx` ops that have a rule."""
     return tuple(sorted(op for domain, op in _TABLE if domain == ""))

@@ -12,14 +12,12 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bbnode.access.authorizer import PolicyAuthorizer
-from bbnode.access.buckets import Rate
 from bbnode.access.conduct import Offence
-from bbnode.access.decision import Decision, Limits
+from bbnode.access.decision import Decision, PeerRates, Rate
 from bbnode.access.errors import PolicyError, Refusal, StatementRefused
-from bbnode.access.policy import Policy
-from bbnode.access.redeem import Ledger
+from bbnode.access.policy import Policy, PolicyAuthorizer
 from bbnode.access.revocation import RevocationList
+from bbnode.access.ticket import Ledger
 from bbnode.daemon.access import files as access_files
 from bbnode.daemon.access.files import NodeAccess
 from bbnode.daemon.config import AccessSection
@@ -45,7 +43,7 @@ def apply_access(policy: Policy, config: AccessSection, blocked: Iterable[PeerId
     policy.block_only({*map(PeerId.parse, config.block), *blocked})
     policy.allow_only(map(PeerId.parse, config.allow) if config.allow else None)
     policy.set_limits(
-        Limits(
+        PeerRates(
             messages=_rate(config.messages_per_s, config.message_burst),
             bytes=_rate(config.bytes_per_s, config.byte_burst),
         )

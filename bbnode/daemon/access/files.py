@@ -18,11 +18,10 @@ from pathlib import Path
 
 from bbnode.access import revocation, statement
 from bbnode.access.errors import GrantError
-from bbnode.access.key_file import create_key_file, read_key_file
-from bbnode.access.redeem import LEDGER, Ledger
+from bbnode.access.keys import SigningKey, create_key_file, read_key_file
 from bbnode.access.revocation import REVOCATIONS, RevocationList
-from bbnode.access.signing import SigningKey
 from bbnode.access.statement import MAX_MEMBERSHIP_BYTES, Membership
+from bbnode.access.ticket import LEDGER, Ledger
 from bbnode.daemon import paths
 from bbnode.daemon.paths import StorageError
 from bbnode.ir.caps import MAX_GRANTED, MAX_LISTED_PEERS

@@ -29,8 +29,8 @@ from bbnode.access.exchange import (
     decode_message,
     encode_message,
 )
+from bbnode.access.keys import SigningKey
 from bbnode.access.revocation import RevocationList
-from bbnode.access.signing import SigningKey
 from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.access.service import AccessService
 from bbnode.ir.caps import ACCESS_STALL_S, MAX_LISTS_WAITING

@@ -21,10 +21,9 @@ from bbnode.access.exchange import (
     decode_message,
     encode_message,
 )
-from bbnode.access.redeem import Ledger, redeem
+from bbnode.access.keys import SigningKey
 from bbnode.access.revocation import RevocationList, open_revocations
-from bbnode.access.signing import SigningKey
-from bbnode.access.ticket import ticket_from_bytes
+from bbnode.access.ticket import Ledger, redeem, ticket_from_bytes
 from bbnode.daemon.access import files as access_files
 from bbnode.ir.peer import PeerId
 

@@ -16,10 +16,10 @@ import msgpack
 import numpy as np
 import trio
 
-from bbnode.access import exchange, redeem, revocation, sealed, statement, ticket
+from bbnode.access import exchange, revocation, sealed, statement, ticket
 from bbnode.access.errors import AccessRefused, Refusal
-from bbnode.access.signing import SigningKey
-from bbnode.components import global_registry_messages as registry
+from bbnode.access.keys import SigningKey
+from bbnode.components.peer_registry import messages as registry
 from bbnode.daemon import dial_back
 from bbnode.ir import codec, types, values
 from bbnode.ir.address import (
@@ -142,8 +142,8 @@ _MEMBER = statement.grant(
     _KEY, member=_PEER, not_before_s=0, expires_s=2_000_000_000, serial=1, classes=["client"]
 )
 _REVOKED = revocation.revoke(_KEY, None, serials=[1, 2], peers=[_PEER])
-_LEDGER = redeem.Ledger(
-    tickets={b"\x03" * 16: redeem.Redeemed(expires_s=2_000_000_000, peers=(_PEER,))}
+_LEDGER = ticket.Ledger(
+    tickets={b"\x03" * 16: ticket.Redeemed(expires_s=2_000_000_000, peers=(_PEER,))}
 )
 _ROW = registry.Row(peer=_PEER, as_class="client", addresses=(_ADDRESS,), gone=False)
 _COOKIE = registry.Cookie(life=1, version=2, since=3)
@@ -195,7 +195,7 @@ DECODERS: dict[str, Decoder] = {
     "revocations": Decoder(
         lambda data: revocation.open_revocations(data, _KEY.peer_id), (_REVOKED.raw,), _ACCESS
     ),
-    "ledger": Decoder(redeem.Ledger.from_bytes, (_LEDGER.to_bytes(),), _ACCESS),
+    "ledger": Decoder(ticket.Ledger.from_bytes, (_LEDGER.to_bytes(),), _ACCESS),
     "sealed": Decoder(
         lambda data: sealed.unpack_list(ticket.TICKET, data), (_TICKET.raw,), _ACCESS
     ),
@@ -212,27 +212,25 @@ DECODERS: dict[str, Decoder] = {
         _ACCESS,
     ),
     "registry_announcement": Decoder(
-        registry.decode_announcement,
-        (registry.encode_announcement(
-            registry.Announcement(as_class="client", addresses=(_ADDRESS,))
-        ),),
+        registry.Announcement.decode,
+        (registry.Announcement(as_class="client", addresses=(_ADDRESS,)).encode(),),
         (registry.UnusableMessage,),
     ),
     "registry_handshake": Decoder(
-        registry.decode_handshake,
-        (registry.encode_handshake(
-            registry.Handshake(ttl_ns=1, heartbeat_ns=2, addresses=(_ADDRESS,))
-        ),),
+        registry.Handshake.decode,
+        (registry.Handshake(ttl_ns=1, heartbeat_ns=2, addresses=(_ADDRESS,)).encode(),),
         (registry.UnusableMessage,),
     ),
     "registry_read": Decoder(
-        registry.decode_read, (registry.encode_read(_COOKIE, 3),), (registry.UnusableMessage,)
+        registry.ReadRequest.decode,
+        (registry.ReadRequest(cookie=_COOKIE, n=3).encode(),),
+        (registry.UnusableMessage,),
     ),
     "registry_page": Decoder(
-        registry.decode_page,
-        (registry.encode_page(
-            registry.Page(cookie=_COOKIE, ttl_ns=5, reset=True, more=False, rows=(_ROW, _ROW))
-        ),),
+        registry.Page.decode,
+        (registry.Page(
+            cookie=_COOKIE, ttl_ns=5, reset=True, more=False, rows=(_ROW, _ROW)
+        ).encode(),),
         (registry.UnusableMessage,),
     ),
     "dial_back_request": Decoder(

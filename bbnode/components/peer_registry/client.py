@@ -7,22 +7,20 @@ in the next look at the view. What a registry says of others is believed for its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 import msgpack
 from multiaddr import Multiaddr
 
-from bbnode.components import global_registry_messages as messages
 from bbnode.components.contracts import ComponentError, OpContext, ProtocolComponent
-from bbnode.components.errors import InvalidComponentConfig
-from bbnode.components.global_registry_messages import Cookie, Row
+from bbnode.components.peer_registry import messages as messages
+from bbnode.components.peer_registry.messages import Cookie, Row
 from bbnode.components.registry import register_component
 from bbnode.components.selectors import DrawingSelector
 from bbnode.ir import keys, opset
 from bbnode.ir.caps import MAX_BOOK_PEERS, MAX_REGISTRIES
-from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 
 DOMAIN: Final = f"{keys.PROTOCOL_DOMAIN_PREFIX}global_registry"
@@ -45,8 +43,10 @@ class TooManyRegistries(ComponentError):
 class GlobalRegistryClientConfig:
     """Settings of `GlobalRegistryClient`.
 
-    `server_slot`: the slot of the `GlobalRegistryServer` on the peers that are asked.
-    `deadline_s`: how long an answer is waited for. `max_view`: peers kept of one registry.
+    Attributes:
+        server_slot: the slot of the `GlobalRegistryServer` on the peers that are asked.
+        deadline_s: seconds that an answer is waited for.
+        max_view: peers kept of one registry.
     """
 
     server_slot: str = "registry"
@@ -56,7 +56,7 @@ class GlobalRegistryClientConfig:
 
 @dataclass(slots=True)
 class _Server:
-    """What is known of one registry."""
+    """The client's account of one registry."""
 
     next_announce_ns: int = 0
     announced: tuple[str, tuple[Multiaddr, ...]] | None = None  # what it was last told
@@ -78,11 +78,9 @@ class GlobalRegistryClient(ProtocolComponent):
 
     def __init__(self, config: GlobalRegistryClientConfig) -> None:
         super().__init__(config)
-        if config.deadline_s <= 0 or not 1 <= config.max_view <= MAX_BOOK_PEERS:
-            raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: deadline_s has to be positive and max_view in 1 .. "
-                f"{MAX_BOOK_PEERS}"
-            )
+        self.require(config.deadline_s > 0, "deadline_s has to be positive")
+        within = 1 <= config.max_view <= MAX_BOOK_PEERS
+        self.require(within, f"max_view has to be in 1 .. {MAX_BOOK_PEERS}")
         self._deadline_ns = int(config.deadline_s * 1_000_000_000)
         self._servers: dict[PeerId, _Server] = {}
 
@@ -101,7 +99,7 @@ class GlobalRegistryClient(ProtocolComponent):
         known.announced = said
         # Until there is an answer, or it is known that there is none.
         known.next_announce_ns = ctx.now_ns + self._deadline_ns
-        self._ask(ctx, server, "Announce", messages.encode_announcement(message), "announce")
+        self._ask(ctx, server, "Announce", message.encode(), "announce")
 
     def discover(self, ctx: OpContext, server: PeerId, *, n: int) -> None:
         """Read what changed in a registry; with `n`, let it draw n peers. Raises as `announce`."""
@@ -112,11 +110,11 @@ class GlobalRegistryClient(ProtocolComponent):
     # -- answers -----------------------------------------------------------------------------
 
     def on_answer(self, ctx: OpContext, tag: str, payload: bytes) -> None:
-        """A registry answered."""
+        """Handle the answer of a registry."""
         server = ctx.source_peer or ctx.self_peer
         known = self._server(server)
         if tag == "announce":
-            said = messages.decode_handshake(payload)
+            said = messages.Handshake.decode(payload)
             known.next_announce_ns = ctx.now_ns + said.heartbeat_ns
             if said.addresses and server != ctx.self_peer:
                 ctx.learn_addresses(server, said.addresses)
@@ -124,7 +122,7 @@ class GlobalRegistryClient(ProtocolComponent):
         if not known.reading:
             return  # asked before a restart: the pages before this one are gone
         known.reading = False
-        page = messages.decode_page(payload)
+        page = messages.Page.decode(payload)
         if page.reset:
             known.fresh = {}
         rows = known.rows if known.fresh is None else known.fresh
@@ -139,7 +137,7 @@ class GlobalRegistryClient(ProtocolComponent):
             known.rows, known.fresh = known.fresh, None
 
     def on_no_answer(self, ctx: OpContext, tag: str, peer: PeerId) -> None:
-        """A registry did not answer: the next call asks again."""
+        """Handle a registry that does not answer: the next call asks again."""
         known = self._server(peer)
         if tag == "announce":
             known.next_announce_ns = ctx.now_ns
@@ -149,7 +147,7 @@ class GlobalRegistryClient(ProtocolComponent):
     # -- the view ----------------------------------------------------------------------------
 
     def view(self, ctx: OpContext, peer_class: str | None) -> list[PeerId]:
-        """Peers of a class that some registry is believed to hold, without this one."""
+        """Return the peers of a class that some registry is believed to hold, without this one."""
         found = {
             row.peer
             for known in self._servers.values()
@@ -169,7 +167,8 @@ class GlobalRegistryClient(ProtocolComponent):
 
     def _read(self, ctx: OpContext, server: PeerId, known: _Server, n: int) -> None:
         op, tag = ("Sample", "sample") if n > 0 else ("CurrentView", "read")
-        self._ask(ctx, server, op, messages.encode_read(known.cookie, max(n, 0)), tag)
+        request = messages.ReadRequest(cookie=known.cookie, n=max(n, 0))
+        self._ask(ctx, server, op, request.encode(), tag)
         known.reading = True
 
     def _ask(self, ctx: OpContext, server: PeerId, op: str, payload: bytes, tag: str) -> None:
@@ -190,41 +189,35 @@ class GlobalRegistryClient(ProtocolComponent):
     # -- snapshot ----------------------------------------------------------------------------
 
     def serialize(self) -> bytes:
-        """The view; a peer that comes back announces itself and reads anew at the next call."""
+        """Return the view; a restored peer announces itself and reads anew at the next call."""
         saved = [
-            [peer.to_bytes(), known.known_until_ns, list(_packed(known.rows))]
+            [peer.to_bytes(), known.known_until_ns, [row.pack() for row in known.rows.values()]]
             for peer, known in self._servers.items()
         ]
         return bytes(msgpack.packb(saved))
 
     def restore(self, data: bytes) -> None:
-        """Take up what `serialize` gave; ComponentError when it is not ours."""
+        """Load a saved view; ComponentError for bytes of anything else."""
         if not data:
             return
-        try:
+        with self.restoring():
             self._servers = {
                 PeerId.from_bytes(peer): _Server(
                     known_until_ns=int(until_ns),
-                    rows={row.peer: row for row in map(messages.read_row, rows)},
+                    rows={row.peer: row for row in map(Row.read, rows)},
                 )
                 for peer, until_ns, rows in msgpack.unpackb(data)[:MAX_REGISTRIES]
             }
-        except (
-            ValueError,
-            TypeError,
-            LookupError,
-            msgpack.exceptions.UnpackException,
-            ComponentError,
-            DecodeError,
-        ) as error:
-            raise ComponentError(
-                f"{self.TYPE_NAME}: the saved state is not ours: {error}"
-            ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalRegistryViewConfig:
-    """Settings of `GlobalRegistryView`: fewest peers to choose from, and the seed of the draws."""
+    """Settings of `GlobalRegistryView`.
+
+    Attributes:
+        min_peers: peers that there have to be for a draw; with fewer it fails.
+        seed: of the draws.
+    """
 
     min_peers: int = 1
     seed: int = 0
@@ -240,20 +233,14 @@ class GlobalRegistryView(DrawingSelector):
     depends: ClassVar[Mapping[str, str]] = {"protocol": "directory"}
 
     def bind(self, dependencies: Mapping[str, Any]) -> None:
-        """Takes a `GlobalRegistryClient` alone."""
+        """Accept a `GlobalRegistryClient` alone."""
         client = dependencies["protocol"]
-        if not isinstance(client, GlobalRegistryClient):
-            raise InvalidComponentConfig(
-                f"{self.TYPE_NAME} reads what a {GlobalRegistryClient.TYPE_NAME} knows; slot "
-                f"'directory' has a {client.TYPE_NAME}"
-            )
+        problem = (
+            f"slot 'directory' has a {client.TYPE_NAME}, not a {GlobalRegistryClient.TYPE_NAME}"
+        )
+        self.require(isinstance(client, GlobalRegistryClient), problem)
         super().bind(dependencies)
 
-    def _candidates(self, ctx: OpContext) -> Sequence[PeerId]:
+    def candidates(self, ctx: OpContext) -> Sequence[PeerId]:
         client: GlobalRegistryClient = self.dependency("protocol")
         return client.view(ctx, ctx.peer_class)
-
-
-def _packed(rows: Mapping[PeerId, Row]) -> Iterator[list[Any]]:
-    for row in rows.values():
-        yield messages.pack_row(row)

@@ -15,10 +15,9 @@ from typing import ClassVar, Final
 
 import msgpack
 
-from bbnode.components import global_registry_messages as messages
-from bbnode.components.contracts import ComponentError, OpContext, inbound
-from bbnode.components.errors import InvalidComponentConfig
-from bbnode.components.global_registry_messages import Cookie, Page, Row
+from bbnode.components.contracts import OpContext, inbound
+from bbnode.components.peer_registry import messages as messages
+from bbnode.components.peer_registry.messages import Cookie, Page, Record, Row
 from bbnode.components.registry import register_component
 from bbnode.components.selectors import DrawingSelector, draw
 from bbnode.ir.caps import MAX_BOOK_PEERS, MAX_PAGE_BYTES, MAX_PAGE_ROWS
@@ -37,8 +36,11 @@ HEARTBEATS_PER_TTL: Final = 3
 class GlobalRegistryServerConfig:
     """Settings of `GlobalRegistryServer`.
 
-    `ttl_s`: how long an announcement stands, 30 to 300 s. `max_peers`: beyond it nobody new is
-    entered until somebody has expired. `min_peers`, `seed`: as of every selector.
+    Attributes:
+        ttl_s: seconds that an announcement is valid, 30 to 300.
+        max_peers: peers in the registry; beyond it a new one has to wait until one has expired.
+        min_peers: peers that there have to be for a draw; with fewer it fails.
+        seed: of the draws.
     """
 
     ttl_s: float = DEFAULT_TTL_S
@@ -48,7 +50,7 @@ class GlobalRegistryServerConfig:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _Registration:
     row: Row
     expires_ns: int
 
@@ -66,17 +68,14 @@ class GlobalRegistryServer(DrawingSelector):
 
     def __init__(self, config: GlobalRegistryServerConfig) -> None:
         super().__init__(config)
-        if (
-            not MIN_TTL_S <= config.ttl_s <= MAX_TTL_S
-            or not 1 <= config.max_peers <= MAX_BOOK_PEERS
-        ):
-            raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: ttl_s has to be in {MIN_TTL_S:g} .. {MAX_TTL_S:g} and "
-                f"max_peers in 1 .. {MAX_BOOK_PEERS}"
-            )
+        self.require(
+            MIN_TTL_S <= config.ttl_s <= MAX_TTL_S and 1 <= config.max_peers <= MAX_BOOK_PEERS,
+            f"ttl_s has to be in {MIN_TTL_S:g} .. {MAX_TTL_S:g} and max_peers in 1 .. "
+            f"{MAX_BOOK_PEERS}",
+        )
         self._ttl_ns = int(config.ttl_s * S)
         # In the order in which they expire: an announcement moves its peer to the end.
-        self._entries: OrderedDict[PeerId, _Entry] = OrderedDict()
+        self._entries: OrderedDict[PeerId, _Registration] = OrderedDict()
         # Who changed at which version, oldest first; those that are gone as well.
         self._changes: OrderedDict[PeerId, int] = OrderedDict()
         self._version = 0
@@ -90,41 +89,37 @@ class GlobalRegistryServer(DrawingSelector):
 
     @inbound("Announce")
     def announce(self, ctx: OpContext, payload: bytes) -> bytes | None:
-        """Enter the caller, or go on with it; a Handshake. Raises UnusableMessage."""
-        said = messages.decode_announcement(payload)
+        """Enter the caller, or renew its entry; answer a Handshake. Raises UnusableMessage."""
+        said = messages.Announcement.decode(payload)
         self._drop_expired(ctx.now_ns)
         peer = ctx.source_peer or ctx.self_peer
         entered = peer in self._entries or len(self._entries) < self.config.max_peers
         if entered:
             row = Row(peer=peer, as_class=said.as_class, addresses=said.addresses)
             known = self._entries.pop(peer, None)
-            self._entries[peer] = _Entry(row, ctx.now_ns + self._ttl_ns)
+            self._entries[peer] = _Registration(row, ctx.now_ns + self._ttl_ns)
             if known is None or known.row != row:
                 self._changed(peer)
             if said.addresses and peer != ctx.self_peer:
                 ctx.learn_addresses(peer, said.addresses)
-        return _if_asked(
-            ctx,
-            messages.encode_handshake(
-                messages.Handshake(
-                    ttl_ns=self._ttl_ns if entered else 0,
-                    heartbeat_ns=self._ttl_ns // HEARTBEATS_PER_TTL,
-                    addresses=tuple(ctx.addresses),
-                )
-            ),
+        shake = messages.Handshake(
+            ttl_ns=self._ttl_ns if entered else 0,
+            heartbeat_ns=self._ttl_ns // HEARTBEATS_PER_TTL,
+            addresses=tuple(ctx.addresses),
         )
+        return _if_asked(ctx, shake)
 
     @inbound("CurrentView")
     def read_view(self, ctx: OpContext, payload: bytes) -> bytes | None:
-        """What changed after a cookie, a page of it. Raises UnusableMessage."""
-        cookie, _ = messages.decode_read(payload)
+        """Answer a page of what changed after a cookie. Raises UnusableMessage."""
+        cookie = messages.ReadRequest.decode(payload).cookie
         self._drop_expired(ctx.now_ns)
-        return _if_asked(ctx, messages.encode_page(self._page(cookie, self._life_of(ctx))))
+        return _if_asked(ctx, self._page(cookie, self._life_of(ctx)))
 
     @inbound("Sample")
     def read_sample(self, ctx: OpContext, payload: bytes) -> bytes | None:
-        """Some peers, drawn as `sample` does, without the caller. Raises UnusableMessage."""
-        _, n = messages.decode_read(payload)
+        """Answer some peers, drawn as `sample` does, without the caller. Raises UnusableMessage."""
+        n = messages.ReadRequest.decode(payload).n
         self._drop_expired(ctx.now_ns)
         others = [peer for peer in self._entries if peer != ctx.source_peer]
         drawn = draw(sorted(others), min(n, MAX_PAGE_ROWS), self._seed, self._draws)
@@ -137,11 +132,11 @@ class GlobalRegistryServer(DrawingSelector):
             more=False,
             rows=tuple(rows),
         )
-        return _if_asked(ctx, messages.encode_page(page))
+        return _if_asked(ctx, page)
 
     # -- the selector ------------------------------------------------------------------------
 
-    def _candidates(self, ctx: OpContext) -> Sequence[PeerId]:
+    def candidates(self, ctx: OpContext) -> Sequence[PeerId]:
         self._drop_expired(ctx.now_ns)
         wanted = ctx.peer_class
         return sorted(
@@ -167,7 +162,6 @@ class GlobalRegistryServer(DrawingSelector):
         self._changes[peer] = self._version
 
     def _forget_some(self) -> None:
-        """Keep no more of those that went than there may be of those that are here."""
         gone = len(self._changes) - len(self._entries)
         while gone > self.config.max_peers:
             peer = next(each for each in self._changes if each not in self._entries)
@@ -214,31 +208,29 @@ class GlobalRegistryServer(DrawingSelector):
     # -- snapshot ----------------------------------------------------------------------------
 
     def serialize(self) -> bytes:
-        """Seed, draws, version, and who is here until when."""
+        """Return seed, draws, version, and the entries with the times at which they expire."""
         rows = [
-            [messages.pack_row(entry.row), entry.expires_ns, self._changes[peer]]
+            [entry.row.pack(), entry.expires_ns, self._changes[peer]]
             for peer, entry in self._entries.items()
         ]
         return bytes(msgpack.packb([self._seed, self._draws, self._version, rows]))
 
     def restore(self, data: bytes) -> None:
-        """Go on from what `serialize` gave, with its seed; ComponentError when it is not ours."""
+        """Load a saved state, with its seed; ComponentError for bytes of anything else."""
         if not data:
             return
-        try:
+        with self.restoring():
             seed, draws, version, rows = msgpack.unpackb(data)
             found = [
-                (messages.read_row(plain), int(expires_ns), int(changed))
+                (Row.read(plain), int(expires_ns), int(changed))
                 for plain, expires_ns, changed in rows
             ]
             self._seed, self._draws, self._version = int(seed), int(draws), int(version)
-        except (ValueError, TypeError, msgpack.exceptions.UnpackException, ComponentError) as error:
-            raise ComponentError(
-                f"{self.TYPE_NAME}: the saved state is not ours: {error}"
-            ) from error
         # A smaller max_peers than before: those that expire last stay.
         found = found[-self.config.max_peers :]
-        self._entries = OrderedDict((row.peer, _Entry(row, until)) for row, until, _ in found)
+        self._entries = OrderedDict(
+            (row.peer, _Registration(row, until)) for row, until, _ in found
+        )
         by_version = sorted(found, key=lambda item: item[2])
         self._changes = OrderedDict((row.peer, changed) for row, _, changed in by_version)
         self._forgotten = 0  # no cookie of another life is looked at
@@ -246,18 +238,18 @@ class GlobalRegistryServer(DrawingSelector):
 
 
 def _fitting(rows: Sequence[Row]) -> tuple[list[Row], bool]:
-    """The first rows, as many as a page takes, and whether some are left."""
+    """Return the first rows, as many as a page holds, and True if some are left."""
     kept: list[Row] = []
     size = 0
     for row in rows:
-        size += messages.row_bytes(row)
+        size += row.max_bytes
         if len(kept) == MAX_PAGE_ROWS or (kept and size > MAX_PAGE_BYTES):
             return kept, True
         kept.append(row)
     return kept, False
 
 
-def _if_asked(ctx: OpContext, answer: bytes) -> bytes | None:
-    """A one-way message has no answer."""
+def _if_asked(ctx: OpContext, answer: Record) -> bytes | None:
+    """Return the bytes of an answer; None to a one-way message."""
     asked = ctx.correlation is not None and ctx.correlation.kind.name == "REQUEST"
-    return answer if asked else None
+    return answer.encode() if asked else None

@@ -1,27 +1,89 @@
-"""Private key files: of a node's identity, and of a network's owner.
+"""Ed25519 keys: signing, the PeerIds that verify, and the files of private keys.
 
-Rule: the file is the 36-byte protobuf private key that libp2p's own tools write (type 1, then
-the 32-byte seed), created with mode 0600 from its first moment on, never replaced, and
-refused when others may read it.
+Rule: a signature is over `<context> NUL <body>`. The context names the kind and version of the
+signed thing, so that a signature of one kind is never one of another kind, nor anything that
+libp2p lets a peer sign with the same key. A key file is the 36-byte protobuf private key that
+libp2p's own tools write (type 1, then the 32-byte seed), created with mode 0600 from its first
+moment on, never replaced, and refused when others may read it.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from bbnode.access.errors import IdentityError
-from bbnode.access.signing import SEED_BYTES
+from bbnode.ir.peer import PeerId
 
+SEED_BYTES = 32
+SIGNATURE_BYTES = 64
+
+# A PeerId that holds its Ed25519 key: identity multihash of 36 bytes, then the protobuf
+# PublicKey{Type=Ed25519(1), Data=32 bytes} (libp2p's peer-ids spec).
+_INLINED_KEY = b"\x00\x24\x08\x01\x12\x20"
 # PrivateKey{Type=Ed25519(1), Data=32 bytes} in protobuf, from libp2p's peer-ids spec.
 _PRIVATE_KEY_PREFIX = b"\x08\x01\x12\x20"
 KEY_FILE_BYTES = len(_PRIVATE_KEY_PREFIX) + SEED_BYTES
 _PRIVATE_MODE = 0o600
 
 
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """An Ed25519 key and its PeerId. The seed is secret and stays out of `repr`."""
+
+    peer_id: PeerId
+    seed: bytes = field(repr=False)
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> Self:
+        """Return the key of a 32-byte Ed25519 seed; raises IdentityError for another length."""
+        if len(seed) != SEED_BYTES:
+            raise IdentityError(f"an Ed25519 seed has {SEED_BYTES} bytes, got {len(seed)}")
+        public = Ed25519PrivateKey.from_private_bytes(seed).public_key()
+        return cls(peer_id=PeerId.from_ed25519_public_key(public.public_bytes_raw()), seed=seed)
+
+    @classmethod
+    def generate(cls) -> Self:
+        """Return a new key from the operating system's randomness."""
+        return cls.from_seed(Ed25519PrivateKey.generate().private_bytes_raw())
+
+    def sign(self, context: bytes, body: bytes) -> bytes:
+        """Return the 64-byte signature over `body` in that context."""
+        return Ed25519PrivateKey.from_private_bytes(self.seed).sign(_message(context, body))
+
+
+def verifies(signer: PeerId, context: bytes, body: bytes, signature: bytes) -> bool:
+    """Return True if `signer` signed that; False also for a PeerId without an Ed25519 key."""
+    raw = signer.to_bytes()
+    if not can_sign(signer):
+        return False
+    try:
+        public = Ed25519PublicKey.from_public_bytes(raw[len(_INLINED_KEY) :])
+        public.verify(signature, _message(context, body))
+    except (InvalidSignature, ValueError):
+        # ValueError: bytes that are no point of the curve.
+        return False
+    return True
+
+
+def can_sign(peer: PeerId) -> bool:
+    """Return True if a PeerId holds an Ed25519 key, so that its signatures can be checked."""
+    raw = peer.to_bytes()
+    return raw.startswith(_INLINED_KEY) and len(raw) == len(_INLINED_KEY) + SEED_BYTES
+
+
+def _message(context: bytes, body: bytes) -> bytes:
+    return context + b"\0" + body
+
+
 def read_key_file(path: str | os.PathLike[str]) -> bytes:
-    """The 32-byte Ed25519 seed kept in `path`.
+    """Return the 32-byte Ed25519 seed in the file `path`.
 
     Raises IdentityError when the file is missing, unreadable, no regular file, readable by
     others, or not the 36 bytes of an Ed25519 key.

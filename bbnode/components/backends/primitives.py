@@ -14,17 +14,22 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from onnx import ModelProto, TensorProto
 
+from bbnode.components.backends.graphs import (
+    FIRST_OPSET,
+    ExecutedGraph,
+    InterpretedGraph,
+    PreparedGraph,
+    one_op_model,
+)
 from bbnode.components.errors import BackendError
-from bbnode.components.interpreter import FIRST_OPSET, InterpretedGraph
-from bbnode.components.one_op import one_op_model
 from bbnode.ir import protos
 from bbnode.ir.values import Value
 
-# Op type to method (FACTS, "Roles").
+# Op type to method.
 PRIMITIVES: Mapping[str, str] = {
     "Abs": "abs", "Add": "add", "Cast": "cast", "Concat": "concat", "Constant": "constant",
     "Div": "div", "Equal": "equal", "Exp": "exp", "Gather": "gather", "Greater": "greater",
@@ -36,48 +41,12 @@ PRIMITIVES: Mapping[str, str] = {
 }  # fmt: skip
 
 
-class PreparedGraph(Protocol):
-    """A graph that a backend made ready to run."""
-
-    def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """Outputs in graph order for inputs in graph order."""
-
-
-class ExecutedGraph:
-    """A graph of a backend that only has `execute`."""
-
-    def __init__(self, backend: Primitives, model: ModelProto) -> None:
-        self._backend = backend
-        self._model = ModelProto()
-        self._model.CopyFrom(model)  # the caller may change its own
-        self._inputs = [port.name for port in model.graph.input]
-        self._outputs = [port.name for port in model.graph.output]
-        self._label = f"{backend.TYPE_NAME}: graph {model.graph.name!r}"
-
-    def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """Outputs in graph order for inputs in graph order."""
-        check_count(self._label, self._inputs, inputs)
-        feeds = dict(zip(self._inputs, inputs, strict=True))
-        made = self._backend.execute(self._model, feeds)
-        lacking = [name for name in self._outputs if name not in made]
-        if lacking:
-            raise BackendError(f"{self._label}: execute gave no {', '.join(lacking)}; return all "
-                               "outputs of the graph by name")  # fmt: skip
-        return [made[name] for name in self._outputs]
-
-
-def check_count(label: str, names: Sequence[str], inputs: Sequence[Value]) -> None:
-    """BackendError when a graph is given more or fewer inputs than it has."""
-    if len(inputs) != len(names):
-        raise BackendError(f"{label}: {len(inputs)} input(s) for {len(names)} ({', '.join(names)})")
-
-
 class Primitives(ABC):
-    """What every backend does; see the module's rule. Tensors are the backend's own."""
+    """The methods of every backend; see the module's rule. Tensors are the backend's own."""
 
     TYPE_NAME: ClassVar[str]
 
-    # -- graphs --------------------------------------------------------------------------------
+    # -- graphs ---------------------------------------------------------------------------------
 
     def prepare(self, model: ModelProto) -> PreparedGraph:
         """Make a graph runnable.
@@ -85,7 +54,7 @@ class Primitives(ABC):
         Raises ComponentError that names the graph and the op when the backend can't run it.
         """
         if type(self).execute is not Primitives.execute:
-            return ExecutedGraph(self, model)
+            return ExecutedGraph(self.TYPE_NAME, model, self.execute)
         methods = {op: getattr(self, PRIMITIVES[op]) for op in self.own_primitives()}
         return InterpretedGraph(self.TYPE_NAME, model, methods)
 
@@ -105,7 +74,7 @@ class Primitives(ABC):
         return {port.name: value for port, value in zip(model.graph.output, results, strict=True)}
 
     def supports(self, op_type: str, opset_version: int, domain: str = "") -> bool:
-        """Whether an op of upstream ONNX can run here: domain "" (ai.onnx) or "ai.onnx.ml".
+        """Return True if an op of ONNX can run here: domain "" (ai.onnx) or "ai.onnx.ml".
 
         By default: what ONNX has at that version and did not deprecate, if this backend runs
         graphs; else the primitives that it has.
@@ -117,13 +86,13 @@ class Primitives(ABC):
 
     @classmethod
     def runs_graphs(cls) -> bool:
-        """Whether the class brings `prepare` or `execute` itself."""
+        """Return True if the class brings `prepare` or `execute` itself."""
         return cls.prepare is not Primitives.prepare or cls.execute is not Primitives.execute
 
     @classmethod
     @cache
     def own_primitives(cls) -> frozenset[str]:
-        """Op types whose method the class brings itself."""
+        """Return the op types whose method the class brings itself."""
         return frozenset(
             op_type
             for op_type, method in PRIMITIVES.items()
@@ -133,7 +102,7 @@ class Primitives(ABC):
     def _one(
         self, op_type: str, inputs: Sequence[Value | None], outputs: int = 1, **attributes: Any
     ) -> list[Value]:
-        """A primitive as a graph of one node; what is None is left out."""
+        """Run a primitive as a graph of one node; what is None is left out."""
         if not self.runs_graphs():
             has = ", ".join(sorted(self.own_primitives())) or "nothing"
             raise BackendError(
@@ -144,7 +113,7 @@ class Primitives(ABC):
         model = one_op_model(op_type, inputs, outputs, **given)
         return self.prepare(model).run([value for value in inputs if value is not None])
 
-    # -- elementwise, with broadcasting ----------------------------------------------------------
+    # -- elementwise, with broadcasting ---------------------------------------------------------
 
     def abs(self, x: Value) -> Value:
         """|x|."""
@@ -206,7 +175,7 @@ class Primitives(ABC):
         """x in the dtype with the ONNX number `to`; `saturate` is of float8 alone."""
         return self._one("Cast", [x], to=to, saturate=saturate)[0]
 
-    # -- products and reductions -----------------------------------------------------------------
+    # -- products and reductions ----------------------------------------------------------------
 
     def mat_mul(self, a: Value, b: Value) -> Value:
         """Matrix product, by numpy's rules for batches and vectors."""
@@ -244,7 +213,7 @@ class Primitives(ABC):
         inputs = [x] if axes is None else [x, axes]
         return self._one(op_type, inputs, keepdims=keep, noop_with_empty_axes=noop)[0]
 
-    # -- shapes ----------------------------------------------------------------------------------
+    # -- shapes ---------------------------------------------------------------------------------
 
     def reshape(self, x: Value, shape: Value, *, allowzero: int = 0) -> Value:
         """x in `shape` [K] int64: one -1 is worked out; 0 copies a size unless `allowzero`."""

@@ -2,21 +2,127 @@
 
 Rule: data are laid out as ONNX has them, (batch, channels, spatial axes …), with any number of
 spatial axes. A convolution's gradients are convolutions again (Dumoulin and Visin, 2016,
-arXiv:1603.07285, section 4).
+arXiv:1603.07285, section 4). What depends on sizes is computed while the graph is written, so that
+no gradient graph computes geometry; only the batch may be symbolic where a size matters. Output
+sizes and automatic padding are those of ONNX's operator pages (Conv, AveragePool).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from onnx import helper
 
-from bbnode.components.autodiff.rules_index import scatter_back
+from bbnode.components.autodiff.rules.moving import scatter_back
 from bbnode.components.autodiff.table import VjpContext, vjp
-from bbnode.components.autodiff.windows import Windows, channels, read_windows
 
 Grads = Sequence[str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """The sliding windows of a Conv or a pool, one entry per spatial axis.
+
+    Attributes:
+        sizes: of the input; None where nothing here needs them.
+        kernel, strides, dilations: of the windows.
+        before, after: padding.
+    """
+
+    sizes: tuple[int, ...] | None
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    @property
+    def pads(self) -> list[int]:
+        """The padding as ONNX writes it: all beginnings, then all ends."""
+        return [*self.before, *self.after]
+
+    def slack(self) -> list[int]:
+        """Return the padded positions behind the last window, per axis; less than the stride."""
+        if all(stride == 1 for stride in self.strides):
+            return [0] * len(self.kernel)
+        return [
+            (size + self.before[i] + self.after[i] - self._extent(i)) % self.strides[i]
+            for i, size in enumerate(self.sizes or ())
+        ]
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Return the number of unpadded positions of each window, one axis per spatial axis."""
+        total = np.ones((), np.int64)
+        for i, size in enumerate(self.sizes or ()):
+            room = size + self.before[i] + self.after[i] - self._extent(i)
+            starts = np.arange(room // self.strides[i] + 1) * self.strides[i] - self.before[i]
+            steps = np.arange(self.kernel[i]) * self.dilations[i]
+            at = starts[:, None] + steps
+            inside = ((at >= 0) & (at < size)).sum(axis=1)
+            total = np.multiply.outer(total, inside)
+        return total
+
+    def _extent(self, axis: int) -> int:
+        return self.dilations[axis] * (self.kernel[axis] - 1) + 1
+
+
+def read_windows(ctx: VjpContext, kernel: Sequence[int], *, need_sizes: bool = False) -> Windows:
+    """Return the windows of a node over its input 0; GradientRuleError for an unknown size."""
+    count = len(kernel)
+    ones = [1] * count
+    strides = tuple(ctx.attribute("strides", ones))
+    dilations = tuple(ctx.attribute("dilations", ones))
+    auto = ctx.attribute("auto_pad", "NOTSET")
+    same = auto in ("SAME_UPPER", "SAME_LOWER")
+    sizes = None
+    if need_sizes or same or any(stride != 1 for stride in strides):
+        sizes = spatial_sizes(ctx, ctx.inputs[0])
+    if same and sizes is not None:
+        before, after = [], []
+        for size, k, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
+            extent = dilation * (k - 1) + 1
+            pad = max((-(-size // stride) - 1) * stride + extent - size, 0)
+            first = pad // 2 if auto == "SAME_UPPER" else pad - pad // 2
+            before.append(first)
+            after.append(pad - first)
+    else:
+        pads = [0] * (2 * count) if auto == "VALID" else ctx.attribute("pads", [0] * (2 * count))
+        before, after = list(pads[:count]), list(pads[count:])
+    return Windows(
+        sizes=sizes,
+        kernel=tuple(kernel),
+        strides=strides,
+        dilations=dilations,
+        before=tuple(before),
+        after=tuple(after),
+    )
+
+
+def spatial_sizes(ctx: VjpContext, value: str) -> tuple[int, ...]:
+    """Return the sizes of a value behind batch and channels."""
+    dims = ctx.type_of(value).dims
+    sizes = tuple(dim for dim in (dims or ())[2:] if isinstance(dim, int))
+    if dims is None or len(sizes) != len(dims) - 2:
+        raise ctx.error(
+            f"the spatial sizes of {value!r} are unknown ({dims})",
+            "give the graph's input fixed sizes behind batch and channels; the batch may be a "
+            "symbol",
+        )
+    return sizes
+
+
+def channels(ctx: VjpContext, value: str) -> int:
+    """Return the number of channels of a value, its second axis."""
+    dims = ctx.type_of(value).dims
+    if dims is None or len(dims) < 2 or not isinstance(dims[1], int):
+        raise ctx.error(
+            f"the number of channels of {value!r} is unknown ({dims})",
+            "give the graph's input a fixed second size",
+        )
+    return dims[1]
 
 
 @vjp("Conv")
@@ -29,15 +135,13 @@ def _conv(ctx: VjpContext) -> Grads:
     shape = [int(dim) for dim in dims if isinstance(dim, int)]
     windows = read_windows(ctx, shape[2:])
     groups = int(ctx.attribute("group", 1))
-    grads: list[str | None] = [None, None]
+    grads: list[str | None] = [None, None, None]
     if ctx.wants(0):
         grads[0] = _spread(ctx, ctx.g, weight, windows, groups)
     if ctx.wants(1):
         grads[1] = _kernel_gradient(ctx, x, windows, groups, shape[1])
-    if len(ctx.inputs) > 2:
-        axes = b.ints([0, *range(2, len(shape))])
-        bias = b.op("ReduceSum", ctx.g, axes, keepdims=0) if ctx.wants(2) else None
-        grads.append(bias)
+    if ctx.wants(2):
+        grads[2] = b.op("ReduceSum", ctx.g, b.ints([0, *range(2, len(shape))]), keepdims=0)
     return grads
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import zipfile
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, TypeAlias
@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bbnode.components.contracts import ComponentError, DataSource, OpContext, offload
-from bbnode.components.errors import DataUnavailable, InvalidComponentConfig
+from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
+from bbnode.ir.types import TENSOR_FLOAT, TypeNode
 from bbnode.ir.values import Value
 
 Features: TypeAlias = npt.NDArray[np.float32]
@@ -31,7 +32,7 @@ _MAX_COUNT = (1 << 63) - 1  # epochs and cursors are int64
 
 
 def permutation(n: int, *seeds: int) -> npt.NDArray[np.int64]:
-    """A permutation of 0 .. n-1 that depends on `seeds` alone.
+    """Return a permutation of 0 .. n-1 that depends on `seeds` alone.
 
     Sorts raw PCG64 outputs: numpy keeps the streams of its bit generators for ever, but not
     those of `Generator.permutation` (NEP 19).
@@ -47,13 +48,15 @@ class MemoryDataSource(DataSource):
     order, and the same again each time. Otherwise NextBatch goes through the shuffled epochs.
     """
 
+    storage: ClassVar[Mapping[str, TypeNode]] = {"NextBatch.batch": TENSOR_FLOAT}
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        if config.batch_size < 0 or config.seed < 0:
-            raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: batch_size and seed must not be negative "
-                f"(batch_size {config.batch_size}, seed {config.seed})"
-            )
+        self.require(
+            config.batch_size >= 0 and config.seed >= 0,
+            f"batch_size and seed must not be negative (batch_size {config.batch_size}, seed "
+            f"{config.seed})",
+        )
         self._loaded: tuple[Features, Labels] | None = None
         self._epoch = 0
         self._cursor = 0  # examples of the epoch that NextBatch has given out
@@ -61,15 +64,15 @@ class MemoryDataSource(DataSource):
         self._lock = threading.RLock()
 
     @abstractmethod
-    def _load(self) -> tuple[Features, Labels]:
-        """Features [N, ...] float32 and labels [N, ...]; DataUnavailable when that fails."""
+    def load(self) -> tuple[Features, Labels]:
+        """Return features [N, ...] float32 and labels [N, ...]; DataUnavailable when that fails."""
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
         return permutation(self.num_samples, self.config.seed, epoch)
 
     @property
     def num_samples(self) -> int:
-        """Examples in this source; loads it."""
+        """The number of examples in this source, which is loaded for it."""
         return len(self._data()[0])
 
     @offload(reads_only=True)
@@ -79,12 +82,12 @@ class MemoryDataSource(DataSource):
 
     @offload(reads_only=True)
     def on_data_loaded(self, ctx: OpContext) -> None:
-        """Returns once the examples are in memory."""
+        """Return once the examples are in memory."""
         self._data()
 
     @offload
     def next_batch(self, ctx: OpContext) -> tuple[Value, Value]:
-        """The next (batch [B, ...] float32, labels [B, ...]); the last of an epoch may be short."""
+        """Return the next (batch [B, ...] float32, labels [B, ...]); the last may be short."""
         with self._lock:
             features, labels = self._data()
             if self.config.batch_size == 0:
@@ -101,7 +104,7 @@ class MemoryDataSource(DataSource):
             self._epoch = self._cursor = 0
 
     def epoch_batches(self, batch_size: int) -> Sequence[tuple[Value, Value]]:
-        """All batches of the next epoch, shuffled; an epoch that NextBatch began is left behind."""
+        """Return all batches of the next epoch, shuffled; one that NextBatch began is skipped."""
         if batch_size < 1:
             raise ComponentError(f"{self.TYPE_NAME}: a batch of {batch_size}; ask for 1 or more")
         with self._lock:
@@ -115,30 +118,24 @@ class MemoryDataSource(DataSource):
         return [(_take(features, r), _take(labels, r)) for r in rows]
 
     def serialize(self) -> bytes:
-        """Epoch and cursor; the data itself is loaded again."""
+        """Return epoch and cursor; the data itself is loaded again."""
         return bytes(msgpack.packb({"epoch": self._epoch, "cursor": self._cursor}))
 
     def restore(self, data: bytes) -> None:
-        """Go on where `serialize` was; ComponentError when the bytes are not ours."""
+        """Continue at a saved position; ComponentError for bytes of anything else."""
         if not data:
             return
-        try:
+        with self.restoring():
             state = msgpack.unpackb(data)
             epoch, cursor = state["epoch"], state["cursor"]
-        except (ValueError, TypeError, LookupError, msgpack.exceptions.UnpackException) as error:
-            raise ComponentError(
-                f"{self.TYPE_NAME}: the saved state is not ours: {error}"
-            ) from error
-        if any(type(n) is not int or not 0 <= n <= _MAX_COUNT for n in (epoch, cursor)):
-            raise ComponentError(
-                f"{self.TYPE_NAME}: saved position {epoch!r}, {cursor!r} is no count"
-            )
+            if any(type(n) is not int or not 0 <= n <= _MAX_COUNT for n in (epoch, cursor)):
+                raise ValueError(f"position {epoch!r}, {cursor!r} is no count")
         self._epoch, self._cursor = epoch, cursor
 
     def _data(self) -> tuple[Features, Labels]:
         with self._lock:
             if self._loaded is None:
-                features, labels = self._load()
+                features, labels = self.load()
                 if len(features) == 0 or len(features) != len(labels):
                     raise DataUnavailable(
                         f"{self.TYPE_NAME}: {len(features)} example(s) and {len(labels)} label(s); "
@@ -169,7 +166,7 @@ class ArrayDataSourceConfig:
     Attributes:
         path: of an .npz file on this peer.
         features, labels: names of the two arrays in it.
-        batch_size: of NextBatch; 0 is all examples at once.
+        batch_size: examples of a NextBatch; 0 is all at once.
         seed: of the shuffling.
     """
 
@@ -188,7 +185,7 @@ class ArrayDataSource(MemoryDataSource):
     Config: ClassVar[type] = ArrayDataSourceConfig
     config: ArrayDataSourceConfig
 
-    def _load(self) -> tuple[Features, Labels]:
+    def load(self) -> tuple[Features, Labels]:
         path = Path(self.config.path)
         try:
             # Without pickle: a data file must not be able to run code.

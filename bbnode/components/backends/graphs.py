@@ -1,19 +1,25 @@
-"""Runs a graph node by node, on nothing but the primitives of a backend.
+"""Graphs and the three ways in which a backend that has one can have the others.
 
-Rule: everything that can be refused is refused when the graph is prepared, all of it at once;
-a run only calls methods, by position.
+Rule: a graph of one node is how a backend that runs graphs runs a single op; it is made for dtypes
+and ranks, never for sizes, so that one prepared graph serves all tensors of a kind. A backend that
+only has `execute` runs a prepared graph by names. A backend of primitives runs it node by node:
+everything that can be refused is refused when the graph is prepared, all of it at once; a run only
+calls methods, by position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
+import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from bbnode.components.errors import BackendError
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.keys import FRAMEWORK_IR_VERSION, ONNX_OPSET_VERSION
 from bbnode.ir.values import Value
 
 # From here on all primitives take their axes as inputs, as those of `Primitives` do.
@@ -25,8 +31,129 @@ _FAILURES = (ArithmeticError, LookupError, NotImplementedError, RuntimeError, Ty
 Method = Callable[..., Any]
 
 
+class PreparedGraph(Protocol):
+    """A graph that a backend made ready to run."""
+
+    def run(self, inputs: Sequence[Value]) -> list[Value]:
+        """Return the outputs in graph order for inputs in graph order."""
+
+
+def check_count(label: str, names: Sequence[str], inputs: Sequence[Value]) -> None:
+    """Raise BackendError when a graph gets more or fewer inputs than it has."""
+    if len(inputs) != len(names):
+        raise BackendError(f"{label}: {len(inputs)} input(s) for {len(names)} ({', '.join(names)})")
+
+
+def one_op_model(
+    op_type: str, inputs: Sequence[Value | None], outputs: int = 1, **attributes: Any
+) -> ModelProto:
+    """Return a graph of one node for tensors of these dtypes and ranks, whatever their sizes.
+
+    An input that is None is left out of the node, and is no input of the graph.
+
+    Raises:
+        BackendError: ONNX knows no such op, or refuses these dtypes or ranks for it.
+    """
+    names = ["" if value is None else f"in{i}" for i, value in enumerate(inputs)]
+    results = [f"out{i}" for i in range(outputs)]
+    infos = []
+    for name, value in zip(names, inputs, strict=True):
+        if value is None:
+            continue
+        array = np.asarray(value)
+        dims = [f"{name}.{axis}" for axis in range(array.ndim)]
+        elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+        infos.append(helper.make_tensor_value_info(name, elem_type, dims))
+    try:
+        node = helper.make_node(op_type, names, results, name=op_type, **attributes)
+        types = onnx.shape_inference.infer_node_outputs(
+            onnx.defs.get_schema(op_type, ONNX_OPSET_VERSION, ""),
+            node,
+            {info.name: info.type for info in infos},
+            opset_imports=[helper.make_opsetid("", ONNX_OPSET_VERSION)],
+            ir_version=FRAMEWORK_IR_VERSION,
+        )
+    except (
+        onnx.checker.ValidationError,
+        onnx.defs.SchemaError,
+        onnx.shape_inference.InferenceError,
+        TypeError,
+        ValueError,
+    ) as error:
+        given = [str(np.asarray(v).dtype) for v in inputs if v is not None]
+        raise BackendError(
+            f"{op_type} of {given}: {error}; see the op's page in the ONNX operator list "
+            f"(opset {ONNX_OPSET_VERSION})"
+        ) from error
+    graph = helper.make_graph(
+        [node], op_type, infos, [helper.make_value_info(name, types[name]) for name in results]
+    )
+    return _model(graph)
+
+
+def scaled_sum_model() -> ModelProto:
+    """Return `acc [n] + weight [] * x [n] -> total [n]`, float32, for averages and deltas."""
+    nodes = [
+        helper.make_node("Mul", ["x", "weight"], ["scaled"], name="scale"),
+        helper.make_node("Add", ["acc", "scaled"], ["total"], name="add"),
+    ]
+    return _vector_model("scaled_sum", nodes, {"acc": ["n"], "x": ["n"], "weight": []}, "total")
+
+
+def quotient_model() -> ModelProto:
+    """Return `x [n] / by [] -> quotient [n]`, float32."""
+    nodes = [helper.make_node("Div", ["x", "by"], ["quotient"], name="divide")]
+    return _vector_model("quotient", nodes, {"x": ["n"], "by": []}, "quotient")
+
+
+def _vector_model(
+    name: str, nodes: Sequence[NodeProto], inputs: Mapping[str, list[str]], output: str
+) -> ModelProto:
+    """A model of float32 inputs of these dimensions, and one output [n]."""
+    make = partial(helper.make_tensor_value_info, elem_type=TensorProto.FLOAT)
+    graph = helper.make_graph(
+        nodes,
+        name,
+        [make(name=each, shape=dims) for each, dims in inputs.items()],
+        [make(name=output, shape=["n"])],
+    )
+    return _model(graph)
+
+
+def _model(graph: onnx.GraphProto) -> ModelProto:
+    return helper.make_model(
+        graph,
+        ir_version=FRAMEWORK_IR_VERSION,
+        opset_imports=[helper.make_opsetid("", ONNX_OPSET_VERSION)],
+    )
+
+
+class ExecutedGraph:
+    """A graph of a backend that only has `execute`."""
+
+    def __init__(self, label: str, model: ModelProto, execute: Method) -> None:
+        self._label = f"{label}: graph {model.graph.name!r}"
+        self._execute = execute
+        self._model = ModelProto()
+        self._model.CopyFrom(model)  # the caller may change its own
+        self._inputs = [port.name for port in model.graph.input]
+        self._outputs = [port.name for port in model.graph.output]
+
+    def run(self, inputs: Sequence[Value]) -> list[Value]:
+        """Return the outputs in graph order for inputs in graph order."""
+        check_count(self._label, self._inputs, inputs)
+        made = self._execute(self._model, dict(zip(self._inputs, inputs, strict=True)))
+        lacking = [name for name in self._outputs if name not in made]
+        if lacking:
+            raise BackendError(
+                f"{self._label}: execute returned no {', '.join(lacking)}; return all outputs of "
+                "the graph by name"
+            )
+        return [made[name] for name in self._outputs]
+
+
 class InterpretedGraph:
-    """A graph, and the methods that run it."""
+    """A graph that the methods of a backend run node by node."""
 
     def __init__(self, label: str, model: ModelProto, methods: Mapping[str, Method]) -> None:
         """`methods` are the primitives that there are, by op type.
@@ -58,12 +185,8 @@ class InterpretedGraph:
         self._outputs = tuple(self._slot(slots, port.name, None) for port in graph.output)
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """Outputs in graph order for inputs in graph order."""
-        if len(inputs) != len(self._inputs):
-            raise BackendError(
-                f"{self._label}: {len(inputs)} input(s) for {len(self._inputs)} "
-                f"({', '.join(self._inputs)})"
-            )
+        """Return the outputs in graph order for inputs in graph order."""
+        check_count(self._label, self._inputs, inputs)
         values = [*inputs, *self._start[len(inputs) :]]
         for name, method, taken, keywords, made, several in self._calls:
             arguments = [None if index is None else values[index] for index in taken]
@@ -125,7 +248,7 @@ class InterpretedGraph:
 
 
 def _keywords(node: NodeProto) -> dict[str, Any]:
-    """The attributes of a node as keywords; a Constant has one, its tensor."""
+    """Return the attributes of a node as keywords; a Constant has one, its tensor."""
     found = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     if node.op_type == "Constant":
         return {"value": _constant(node, found)}

@@ -19,9 +19,10 @@ import onnxruntime
 from onnx import ModelProto
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-from bbnode.components.backend_base import CachingBackend
+from bbnode.components.backends.caching import CachingBackend
+from bbnode.components.backends.graphs import check_count
 from bbnode.components.contracts import PreparedGraph
-from bbnode.components.errors import BackendError, BackendUnavailable, InvalidComponentConfig
+from bbnode.components.errors import BackendError, BackendUnavailable
 from bbnode.components.registry import register_component
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Value
@@ -48,8 +49,8 @@ class OrtBackendConfig:
     """Settings of `OrtBackend`.
 
     Attributes:
-        intra_op_threads: threads inside one op. 1: a reduction that is split over threads adds
-            in another order, and the node's other work needs the cores.
+        intra_op_threads: threads inside one op. More than one makes a reduction add in another
+            order, and takes cores from the node's other work.
         inter_op_threads: branches of one graph that run at once.
         providers: execution providers in order of preference, all of which have to be there;
             "auto" takes CUDA where it is, and the CPU.
@@ -77,14 +78,10 @@ class _OrtGraph:
         self._outputs = [port.name for port in session.get_outputs()]
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """Outputs in graph order for inputs in graph order."""
-        names = self._inputs
-        if len(inputs) != len(names):
-            raise BackendError(
-                f"{self._label}: {len(inputs)} input(s) for {len(names)} ({', '.join(names)})"
-            )
+        """Return the outputs in graph order for inputs in graph order."""
+        check_count(self._label, self._inputs, inputs)
         feeds = {}
-        for name, value in zip(names, inputs, strict=False):
+        for name, value in zip(self._inputs, inputs, strict=False):
             feeds[name] = _dense(value)
         try:
             results: list[Value] = self._run(self._outputs, feeds, None)
@@ -121,11 +118,11 @@ class OrtBackend(CachingBackend):
 
     def __init__(self, config: OrtBackendConfig) -> None:
         super().__init__(config, config.max_prepared)
-        if config.intra_op_threads < 1 or config.inter_op_threads < 1:
-            raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: thread counts have to be 1 or more, are "
-                f"{config.intra_op_threads} (intra) and {config.inter_op_threads} (inter)"
-            )
+        self.require(
+            config.intra_op_threads >= 1 and config.inter_op_threads >= 1,
+            f"thread counts have to be 1 or more, are {config.intra_op_threads} (intra) and "
+            f"{config.inter_op_threads} (inter)",
+        )
         self._providers = self._choose_providers()
 
     def _choose_providers(self) -> list[str]:
@@ -142,7 +139,7 @@ class OrtBackend(CachingBackend):
         return list(wanted)
 
     def materialize_from_wire(self, node: TypeNode, payload: memoryview) -> Value:
-        """A received tensor: a view of its payload, copied only where that is not aligned.
+        """Return a received tensor: a view of its payload, copied only where it is not aligned.
 
         ONNX Runtime computes on aligned memory alone; copied here, it is not again at each use.
         """
@@ -150,7 +147,7 @@ class OrtBackend(CachingBackend):
         tensor.flags.writeable = False
         return tensor
 
-    def _build(self, model: ModelProto) -> PreparedGraph:
+    def build_graph(self, model: ModelProto) -> PreparedGraph:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.config.intra_op_threads
         options.inter_op_num_threads = self.config.inter_op_threads

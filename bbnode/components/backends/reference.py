@@ -15,7 +15,8 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import RuntimeContextError, RuntimeImplementationError
 from onnx.reference.ops import op_loop
 
-from bbnode.components.backend_base import CachingBackend
+from bbnode.components.backends.caching import CachingBackend
+from bbnode.components.backends.graphs import check_count
 from bbnode.components.contracts import PreparedGraph
 from bbnode.components.errors import BackendError
 from bbnode.components.registry import register_component
@@ -24,7 +25,11 @@ from bbnode.ir.values import Value
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceBackendConfig:
-    """Settings of `ReferenceBackend`: how many prepared graphs are kept."""
+    """Settings of `ReferenceBackend`.
+
+    Attributes:
+        max_prepared: prepared graphs that are kept.
+    """
 
     max_prepared: int = 64
 
@@ -64,12 +69,8 @@ class _ReferenceGraph:
         self._label = label
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """Outputs in graph order for inputs in graph order."""
-        if len(inputs) != len(self._inputs):
-            raise BackendError(
-                f"{self._label}: {len(inputs)} input(s) for {len(self._inputs)} "
-                f"({', '.join(self._inputs)})"
-            )
+        """Return the outputs in graph order for inputs in graph order."""
+        check_count(self._label, self._inputs, inputs)
         feeds = dict(zip(self._inputs, inputs, strict=True))
         try:
             return list(self._evaluator.run(None, feeds))
@@ -87,7 +88,7 @@ class ReferenceBackend(CachingBackend):
     def __init__(self, config: ReferenceBackendConfig) -> None:
         super().__init__(config, config.max_prepared)
 
-    def _build(self, model: ModelProto) -> PreparedGraph:
+    def build_graph(self, model: ModelProto) -> PreparedGraph:
         label = f"{self.TYPE_NAME}: graph {model.graph.name!r}"
         kept = ModelProto()  # the evaluator keeps what it is given; the caller may change its own
         kept.CopyFrom(model)

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import ModelProto, numpy_helper
 
 from bbnode.components.autodiff import InvalidForwardModel, TrainingGraphs, training_graphs
-from bbnode.components.backend_base import scaled_sum_model
+from bbnode.components.backends.graphs import scaled_sum_model
 from bbnode.components.contracts import (
     Backend,
     ComponentError,
@@ -28,10 +28,9 @@ from bbnode.components.contracts import (
     PreparedGraph,
     offload,
 )
-from bbnode.components.errors import InvalidComponentConfig, ParameterMismatch, TrainingFailed
+from bbnode.components.errors import ParameterMismatch, TrainingFailed
 from bbnode.components.registry import register_component
 from bbnode.ir import codec, types
-from bbnode.ir.errors import DecodeError
 from bbnode.ir.values import Composite, Metadata, Value
 
 Vector = npt.NDArray[np.float32]
@@ -75,16 +74,14 @@ class OnnxModel(Model):
             AutodiffError: the model or its loss cannot be trained; says which node and why.
         """
         super().__init__(config)
-        if not (math.isfinite(config.learning_rate) and config.learning_rate > 0):
-            raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: learning_rate {config.learning_rate} is no positive number"
-            )
+        rate = config.learning_rate
+        self.require(0 < rate < math.inf, f"learning_rate {rate} is no positive number")
         self._graphs = _derive(config)
         self._shapes = [tuple(tensor.dims) for tensor in self._graphs.initial]
         self._sizes = [math.prod(shape) for shape in self._shapes]
         initial = [numpy_helper.to_array(t).reshape(-1) for t in self._graphs.initial]
         self._params = _frozen(np.concatenate(initial))
-        self._rate = np.asarray(config.learning_rate, np.float32)
+        self._rate = np.asarray(rate, np.float32)
         self._last_input: Value | None = None
         self._kept_grads: Vector | None = None
         self._prepared: dict[str, PreparedGraph] = {}
@@ -101,11 +98,11 @@ class OnnxModel(Model):
 
     @property
     def size(self) -> int:
-        """P, the length of the parameter vector."""
+        """The length P of the parameter vector."""
         return int(self._params.size)
 
     def params(self, ctx: OpContext) -> Value:
-        """The parameters, [P] float32, read-only: training replaces the vector."""
+        """Return the parameters, [P] float32, read-only: training replaces the vector."""
         return self._params
 
     def load_parameters(self, ctx: OpContext, params: Value) -> None:
@@ -118,13 +115,13 @@ class OnnxModel(Model):
         self._last_input = self._kept_grads = None
 
     def forward(self, ctx: OpContext, input: Value) -> Value:
-        """Outputs for a batch; the batch is kept for `backward`."""
+        """Return the outputs for a batch, which is kept for `backward`."""
         (output,) = self._run(self._graphs.forward, [*self._split(self._params), input])
         self._last_input = input
         return output
 
     def compute_loss(self, ctx: OpContext, input: Value, target: Value) -> Value:
-        """Mean loss over a batch, float32 scalar."""
+        """Return the mean loss over a batch, float32 scalar."""
         feeds = [*self._split(self._params), input, self._labels(target)]
         (loss,) = self._run(self._graphs.loss, feeds)
         return np.asarray(loss)
@@ -143,7 +140,7 @@ class OnnxModel(Model):
         self._kept_grads = self._join(self._run(self._graphs.pullback, feeds))
 
     def step(self, ctx: OpContext, grads: Value | None) -> None:
-        """One SGD step with `grads` [P], or with what `backward` kept (and uses up).
+        """Make an SGD step with `grads` [P], or with the gradients that `backward` kept (used up).
 
         Raises:
             ComponentError: neither is there.
@@ -169,7 +166,7 @@ class OnnxModel(Model):
 
     @offload
     def train(self, ctx: OpContext, *, epochs: int, batch: int) -> Metadata:
-        """SGD over the bound DataSource: `epochs` passes in batches of `batch`.
+        """Run SGD over the bound DataSource: `epochs` passes in batches of `batch`.
 
         Returns `num_samples` (examples of one pass), `loss` (mean over the last epoch, weighted
         by batch sizes), `steps`.
@@ -211,27 +208,23 @@ class OnnxModel(Model):
         return Metadata(num_samples=source.num_samples, loss=loss, steps=steps)
 
     def serialize(self) -> bytes:
-        """Parameters, and what forward and backward keep."""
+        """Return the parameters, and what forward and backward keep."""
         return self.freeze()()
 
     def freeze(self) -> Callable[[], bytes]:
-        """The same as references: parameters and gradients are replaced, never changed."""
+        """Capture references: parameters and gradients are replaced, never changed."""
         params = self._params
         kept = [() if v is None else (v,) for v in (self._last_input, self._kept_grads)]
         return lambda: codec.encode_value(Composite((params, *(Composite(v) for v in kept))))
 
     def restore(self, data: bytes) -> None:
-        """Take up what `serialize` gave; ComponentError when it does not fit this model."""
+        """Load a saved state; ComponentError when it does not fit this model."""
         if not data:
             return
-        try:
+        with self.restoring():
             params, last_input, grads = codec.decode_value(types.COMPOSITE, data)
             checked = self._checked(params, "saved parameters")
             kept = self._checked(grads[0], "saved gradients") if grads else None
-        except (DecodeError, ValueError, TypeError) as error:
-            raise ComponentError(
-                f"{self.TYPE_NAME}: the saved state is not ours: {error}"
-            ) from error
         self._params, self._kept_grads = checked, kept
         self._last_input = last_input[0] if last_input else None
 
@@ -259,7 +252,7 @@ class OnnxModel(Model):
         return _frozen(np.concatenate([np.reshape(part, -1) for part in parts]))
 
     def _checked(self, vector: Value, what: str) -> Vector:
-        """`vector` as one that fits and that nobody can change; copied only where it could be."""
+        """Return a vector that fits and is read-only; copied only where it is writeable."""
         if not isinstance(vector, np.ndarray) or vector.dtype != np.float32:
             kind = vector.dtype if isinstance(vector, np.ndarray) else type(vector).__name__
             raise ParameterMismatch(f"{self.TYPE_NAME}: {what} are {kind}; send a float32 vector")
@@ -276,7 +269,7 @@ class OnnxModel(Model):
         return np.require(vector, requirements=("C", "A"))
 
     def _finite(self, params: Vector, what: str) -> Vector:
-        """New parameters, unless they can't be computed with: the old ones stay then."""
+        """Return new parameters; refuse ones that are not finite, so that the old ones stay."""
         if not np.isfinite(params).all():
             raise ParameterMismatch(
                 f"{self.TYPE_NAME}: the parameters after this {what} would hold NaN or infinity; "

@@ -9,17 +9,21 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from bbnode.components.data_sources import Features, Labels, MemoryDataSource, permutation
-from bbnode.components.errors import DataUnavailable, InvalidComponentConfig
+from bbnode.components.data.arrays import Features, Labels, MemoryDataSource, permutation
+from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.ir.types import TENSOR_FLOAT, TENSOR_INT64, TypeNode
 
 Rows = npt.NDArray[np.int64]
+Dataset = Literal["digits", "iris", "wine", "breast_cancer"]
+Split = Literal["train", "test"]
+Partition = Literal["iid", "shards"]
+_CHOICES = {"dataset": Dataset, "split": Split, "partition": Partition}
 
 DIGITS_MAX = 16.0  # a pixel of scikit-learn's digits counts 0 .. 16 dots
 SHARDS_PER_CLIENT = 2  # McMahan et al., 2017 (arXiv:1602.05629), section 3
@@ -35,22 +39,22 @@ class SklearnDataSourceConfig:
     Attributes:
         dataset: which data set.
         split: the training part or the held-out part.
-        test_fraction: held out, of each class alike.
+        test_fraction: part of the examples that is held out, of each class alike; 0 to 1.
         shard, shards: this peer's share of the split, counted from 0, and how many there are.
         partition: "iid" deals shuffled examples; "shards" sorts them by label, cuts two
             pieces per peer, and deals those, so that a peer sees few classes.
-        batch_size: of NextBatch; 0 is the whole share at once.
+        batch_size: examples of a NextBatch; 0 is the whole share at once.
         seed: of deal and shuffling; the same on all peers.
         split_seed: of the split. Apart from `seed`, so that runs with different seeds are
             measured on the same held-out examples.
     """
 
-    dataset: Literal["digits", "iris", "wine", "breast_cancer"] = "digits"
-    split: Literal["train", "test"] = "train"
+    dataset: Dataset = "digits"
+    split: Split = "train"
     test_fraction: float = 0.2
     shard: int = 0
     shards: int = 1
-    partition: Literal["iid", "shards"] = "iid"
+    partition: Partition = "iid"
     batch_size: int = 0
     seed: int = 0
     split_seed: int = 0
@@ -70,35 +74,24 @@ class SklearnDataSource(MemoryDataSource):
 
     def __init__(self, config: SklearnDataSourceConfig) -> None:
         super().__init__(config)
-        if config.dataset not in _DATASETS:
-            raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: unknown dataset {config.dataset!r}; "
-                f"choose one of {', '.join(_DATASETS)}"
+        for name, choices in _CHOICES.items():
+            value, known = getattr(config, name), get_args(choices)
+            self.require(
+                value in known, f"unknown {name} {value!r}; choose one of {', '.join(known)}"
             )
-        if not 0 <= config.shard < config.shards:
-            raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: shard {config.shard} of {config.shards}; "
-                "shards count from 0 to shards - 1"
-            )
-        if not 0.0 < config.test_fraction < 1.0:
-            raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: test_fraction {config.test_fraction} is not between 0 and 1"
-            )
-        if config.split_seed < 0:
-            raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: split_seed must not be negative ({config.split_seed})"
-            )
-        if config.split not in ("train", "test") or config.partition not in ("iid", "shards"):
-            raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: split is 'train' or 'test', partition 'iid' or 'shards'; "
-                f"got {config.split!r} and {config.partition!r}"
-            )
+        self.require(
+            0 <= config.shard < config.shards,
+            f"shard {config.shard} of {config.shards}; shards count from 0 to shards - 1",
+        )
+        held_out, seed = config.test_fraction, config.split_seed
+        self.require(0 < held_out < 1, f"test_fraction {held_out} is not between 0 and 1")
+        self.require(seed >= 0, f"split_seed must not be negative ({seed})")
 
     def _order(self, epoch: int) -> Rows:
         seeds = (self.config.seed, _SHUFFLE, self.config.shard, epoch)
         return permutation(self.num_samples, *seeds)
 
-    def _load(self) -> tuple[Features, Labels]:
+    def load(self) -> tuple[Features, Labels]:
         features, labels = _fetch(self.config.dataset, self.TYPE_NAME)
         train, test = stratified_split(labels, self.config.test_fraction, self.config.split_seed)
         rows = train if self.config.split == "train" else test
@@ -119,9 +112,6 @@ class SklearnDataSource(MemoryDataSource):
         return scaled[rows].astype(np.float32), labels[rows].astype(np.int64)
 
 
-_DATASETS = ("digits", "iris", "wine", "breast_cancer")
-
-
 def _fetch(dataset: str, component: str) -> tuple[npt.NDArray[np.float64], Rows]:
     try:
         datasets: Any = importlib.import_module("sklearn.datasets")
@@ -134,7 +124,7 @@ def _fetch(dataset: str, component: str) -> tuple[npt.NDArray[np.float64], Rows]
 
 
 def stratified_split(labels: Rows, test_fraction: float, seed: int) -> tuple[Rows, Rows]:
-    """Rows of the training and of the held-out part, ascending; every class is split alike."""
+    """Return the rows of the training and the held-out part, ascending, split alike by class."""
     held_out: list[Rows] = []
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
@@ -145,7 +135,7 @@ def stratified_split(labels: Rows, test_fraction: float, seed: int) -> tuple[Row
 
 
 def deal(rows: Rows, labels: Rows, shard: int, shards: int, partition: str, seed: int) -> Rows:
-    """The rows of one of `shards` shares, ascending; the shares are disjoint and cover `rows`."""
+    """Return the rows of one of `shards` disjoint shares that cover `rows`, ascending."""
     if partition == "iid":
         shuffled = rows[permutation(len(rows), seed, _DEAL)]
         return np.sort(np.array_split(shuffled, shards)[shard])

@@ -1,0 +1,1 @@
+"""Trainable models, and a forward graph to begin with."""
