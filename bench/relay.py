@@ -26,10 +26,10 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.ir.address import peer_of_address
-from bbnode.transport.backend import EnvelopeReceived, PeerConnected
+from bbnode.transport.base import EnvelopeReceived, PeerConnected
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
 from bbnode.transport.libp2p.relay_settings import RelaySettings
+from bbnode.transport.libp2p.transport import Libp2pBackend
 from bbnode.transport.libp2p.workarounds import quiet_logging
 
 LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")

@@ -1,6 +1,6 @@
 """The policy as the transport asks it: with this machine's clocks.
 
-Rule: this is all that stands between the two. It has the methods of `bbnode.transport.backend.
+Rule: this is all that stands between the two. It has the methods of `bbnode.transport.base.
 Authorizer`, and names what it needs of a hello and a direction itself: the layers stay apart.
 """
 

@@ -47,7 +47,7 @@ from bbnode.engine import All, Node, steps
 from bbnode.ir.caps import OPEN_FILES
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import TransportEvent
+from bbnode.transport.base import TransportEvent
 from bbnode.transport.driver import Driver
 from bbnode.transport.identity import load_or_create_identity
 from bbnode.transport.unsent import Unsent

@@ -23,12 +23,12 @@ from bbnode.engine import Limits, Node, install
 from bbnode.ir.errors import DeploymentError
 from bbnode.transport import artifact_exchange
 from bbnode.transport.artifact_exchange import Provider
-from bbnode.transport.backend import Hello, TransportLimits
+from bbnode.transport.base import Hello, TransportLimits
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.relay_settings import RelaySettings
 
 if TYPE_CHECKING:
-    from bbnode.transport.libp2p.backend import Libp2pBackend
+    from bbnode.transport.libp2p.transport import Libp2pBackend
 
 # What waits for one peer on one lane of the transport: so many of the largest envelopes that the
 # node takes, but no less than this, and no more than the transport's own bound.
@@ -127,7 +127,7 @@ def make_backend(
     from bbnode.transport.libp2p import imports as libp2p_imports
 
     libp2p_imports.import_core()
-    from bbnode.transport.libp2p.backend import Libp2pBackend
+    from bbnode.transport.libp2p.transport import Libp2pBackend
 
     config = resolved.config
     hello = Hello(

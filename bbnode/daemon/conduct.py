@@ -17,7 +17,7 @@ from bbnode.daemon.access.control import AccessControl
 from bbnode.engine import steps
 from bbnode.ir.address import peer_of_address
 from bbnode.ir.peer import PeerId
-from bbnode.transport import backend as seam
+from bbnode.transport import base as seam
 
 logger = logging.getLogger(__name__)
 

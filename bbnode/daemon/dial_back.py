@@ -31,7 +31,7 @@ from bbnode.ir.caps import (
 from bbnode.ir.decoding import Boundary, clip, unpack
 from bbnode.ir.errors import BbnodeError, PeerError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Backend, ProtocolHost, ProtocolStream
+from bbnode.transport.base import Backend, ProtocolHost, ProtocolStream
 from bbnode.transport.errors import DialError
 
 DIAL_BACK_PROTOCOL: Final = "/bbnode/dial-back/1"

@@ -24,7 +24,7 @@ from bbnode.ir.address import parse_address, peer_of_address
 from bbnode.ir.caps import MAX_BOOK_PEERS, MAX_HINTS
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
     Authorizer,
     Backend,
     Direction,

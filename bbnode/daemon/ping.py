@@ -14,7 +14,7 @@ import trio
 from bbnode.ir.caps import MAX_ECHOES
 from bbnode.ir.errors import PeerError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import ProtocolHost, ProtocolStream
+from bbnode.transport.base import ProtocolHost, ProtocolStream
 
 PING_PROTOCOL = "/bbnode/ping/1"
 # As libp2p's own ping: enough that no answer can be guessed.

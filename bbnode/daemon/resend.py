@@ -16,7 +16,7 @@ import trio
 from bbnode.daemon.checkpoint import Kept
 from bbnode.engine import steps
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import PeerConnected, TransportEvent
+from bbnode.transport.base import PeerConnected, TransportEvent
 
 logger = logging.getLogger(__name__)
 

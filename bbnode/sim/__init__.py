@@ -25,7 +25,7 @@ from bbnode.sim.errors import (
     UnknownSimNode,
 )
 from bbnode.sim.faults import Crash, Cut, Faults, Save, draw_faults
-from bbnode.sim.link import MS, Link, S
+from bbnode.sim.models import MS, Link, S
 from bbnode.sim.network import Network
 from bbnode.sim.node import SimNode
 from bbnode.sim.scenario import check

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from bbnode.engine import steps
-from bbnode.sim.link import Wire
+from bbnode.sim.models import Wire
 from bbnode.sim.node import SimNode
 
 # Events are named tuples: a simulation makes several for each envelope, and a frozen dataclass

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from bbnode.engine.errors import NodeBusy
 from bbnode.engine.rng import SplitMix64, mix64
 from bbnode.sim.clock import Clock
-from bbnode.sim.link import MS, Link
+from bbnode.sim.models import MS, Link
 
 if TYPE_CHECKING:
     from bbnode.sim.network import Network

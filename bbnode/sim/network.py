@@ -23,7 +23,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.sim.agenda import Agenda, Arrival, Call, TaskDone, Wakeup
 from bbnode.sim.clock import Clock
 from bbnode.sim.errors import NameTaken, NotReached, TimeStandsStill
-from bbnode.sim.link import Link, S
+from bbnode.sim.models import Link, S
 from bbnode.sim.node import KEPT_STEPS, SimNode
 from bbnode.sim.topology import Topology
 from bbnode.sim.trace import Trace, checksum, describe

@@ -19,7 +19,7 @@ from bbnode.sim.clock import Clock
 from bbnode.sim.errors import NodeIsDown
 
 if TYPE_CHECKING:
-    from bbnode.sim.link import Wire
+    from bbnode.sim.models import Wire
 
 # Steps kept per node when nobody says; envelopes and tasks are not among them.
 KEPT_STEPS = 10_000

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from bbnode.ir.peer import PeerId
 from bbnode.sim.errors import UnknownSimNode
-from bbnode.sim.link import Link, Wire
+from bbnode.sim.models import Link, Wire
 from bbnode.sim.node import SimNode
 from bbnode.sim.trace import Trace
 

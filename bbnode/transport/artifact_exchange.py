@@ -24,7 +24,7 @@ import trio
 from bbnode.ir.caps import ARTIFACT_STALL_S, MAX_ARTIFACT_BYTES
 from bbnode.ir.errors import EnvironmentFault, PeerError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import ProtocolHost, ProtocolStream
+from bbnode.transport.base import ProtocolHost, ProtocolStream
 from bbnode.transport.errors import StreamBrokenError
 
 ARTIFACT_PROTOCOL: Final = "/bbnode/artifact/1.0.0"

@@ -12,8 +12,8 @@ from typing import Protocol
 from multiaddr import Multiaddr
 
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Direction
-from bbnode.transport.framing import Lane
+from bbnode.transport.base import Direction
+from bbnode.transport.links.framing import Lane
 
 
 class ByteStream(Protocol):

@@ -18,8 +18,8 @@ import trio
 
 from bbnode.engine import Node, steps
 from bbnode.ir.errors import BbnodeError
-from bbnode.transport import backend as seam
-from bbnode.transport.backend import Backend
+from bbnode.transport import base as seam
+from bbnode.transport.base import Backend
 from bbnode.transport.errors import (
     EnvelopeTooLargeError,
     NotAllowedError,

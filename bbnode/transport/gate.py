@@ -12,7 +12,7 @@ from collections.abc import Callable
 from bbnode.access.decision import Standing
 from bbnode.ir.caps import MAX_REASONS
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Authorizer, Decision, Direction, Hello
+from bbnode.transport.base import Authorizer, Decision, Direction, Hello
 from bbnode.transport.counters import Counters
 
 

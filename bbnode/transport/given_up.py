@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bbnode.transport.backend import SendFailed, Unsent
+from bbnode.transport.base import SendFailed, Unsent
 from bbnode.transport.counters import Counters
 from bbnode.transport.inbox import Inbox
 from bbnode.transport.outbound import Outbound

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import trio
 
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import EnvelopeReceived, TransportEvent
+from bbnode.transport.base import EnvelopeReceived, TransportEvent
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.room import FILL_SIXTEENTHS, HORIZON_S, Claim, Meter, Room
 

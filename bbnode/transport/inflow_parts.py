@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from bbnode.transport.framing import Lane, Open
+from bbnode.transport.links.framing import Lane, Open
 from bbnode.transport.room import Claim, Meter
 
 # From here on memory comes straight from the system, untouched until it is written, and goes

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from bbnode.transport.backend import Violation
+from bbnode.transport.base import Violation
 from bbnode.transport.carrier import ByteStream
 from bbnode.transport.errors import FrameError, HelloError, StreamBrokenError
-from bbnode.transport.framing import (
+from bbnode.transport.link_state import LinkEvent, LinkState
+from bbnode.transport.links.framing import (
     ChunkData,
     Frame,
     FrameDecoder,
@@ -24,12 +25,11 @@ from bbnode.transport.framing import (
     decode_open,
     decode_resume,
 )
-from bbnode.transport.hello import decode_hello
-from bbnode.transport.inflow import Inflow, WindowIgnoredError
-from bbnode.transport.link_state import LinkEvent, LinkState
+from bbnode.transport.links.hello import decode_hello
+from bbnode.transport.links.receiver import Inflow, WindowIgnoredError
 
 if TYPE_CHECKING:
-    from bbnode.transport.link import Link
+    from bbnode.transport.links.link import Link
 
 # libp2p returns at most about this much at once.
 READ_BYTES: Final = 64 * 1024

@@ -15,12 +15,12 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
-from bbnode.transport.framing import Lane, Resume
+from bbnode.transport.links.framing import Lane, Resume
 
 if TYPE_CHECKING:
-    from bbnode.transport.backend import Hello, Violation
-    from bbnode.transport.inflow import Inflow
-    from bbnode.transport.link import Link
+    from bbnode.transport.base import Hello, Violation
+    from bbnode.transport.links.link import Link
+    from bbnode.transport.links.receiver import Inflow
 
 
 class LinkState(enum.Enum):

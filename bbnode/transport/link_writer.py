@@ -14,7 +14,8 @@ import trio
 from bbnode.ir.caps import MAX_BYE_BYTES
 from bbnode.transport.carrier import ByteStream
 from bbnode.transport.errors import StreamBrokenError
-from bbnode.transport.framing import (
+from bbnode.transport.link_state import LinkState
+from bbnode.transport.links.framing import (
     FrameType,
     Lane,
     encode_ack,
@@ -22,11 +23,10 @@ from bbnode.transport.framing import (
     encode_open,
     encode_resume,
 )
-from bbnode.transport.link_state import LinkState
 from bbnode.transport.outbound import YAMUX_PAYLOAD_BYTES
 
 if TYPE_CHECKING:
-    from bbnode.transport.link import Link
+    from bbnode.transport.links.link import Link
 
 # Small messages that go in one write: about a Yamux frame.
 _BATCH_BYTES: Final = 64 * 1024

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bbnode.transport.backend import TransportMetrics
+from bbnode.transport.base import TransportMetrics
 from bbnode.transport.inbox import Inbox
 from bbnode.transport.limits import TransportLimits
-from bbnode.transport.peers import PeerTable
+from bbnode.transport.links.peers import PeerTable
 
 
 def measure(

@@ -19,7 +19,7 @@ from multiaddr import Multiaddr
 
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
     Buffer,
     Direction,
     EnvelopeReceived,
@@ -35,9 +35,9 @@ from bbnode.transport.backend import (
 )
 from bbnode.transport.counters import Counters
 from bbnode.transport.errors import EnvelopeTooLargeError, NotConnectedError, QueueFullError
-from bbnode.transport.framing import Lane
-from bbnode.transport.hello import decode_hello, encode_hello
 from bbnode.transport.inbox import Inbox
+from bbnode.transport.links.framing import Lane
+from bbnode.transport.links.hello import decode_hello, encode_hello
 from bbnode.transport.outbound import OutboundQueue
 
 

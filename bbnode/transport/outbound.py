@@ -18,10 +18,10 @@ from typing import Final
 import trio
 
 from bbnode.ir.caps import MAX_CONTROL_ENVELOPE_BYTES
-from bbnode.transport.backend import Buffer
+from bbnode.transport.base import Buffer
 from bbnode.transport.errors import EnvelopeTooLargeError, FrameError, QueueFullError
-from bbnode.transport.framing import HEADER_BYTES, Lane, Position, Resume
 from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.framing import HEADER_BYTES, Lane, Position, Resume
 
 # What a Yamux frame of libp2p's carries at most. Full frames are the fastest, so a chunk with its
 # header is a number of them.

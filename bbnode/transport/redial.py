@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from bbnode.transport.backend import TransportLimits
+from bbnode.transport.base import TransportLimits
 
 _JITTER = 0.2
 

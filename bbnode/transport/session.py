@@ -16,10 +16,10 @@ from multiaddr import Multiaddr
 
 from bbnode.ir.address import is_relayed
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Direction, Hello, PeerInfo, WantedPeer
+from bbnode.transport.base import Direction, Hello, PeerInfo, WantedPeer
 from bbnode.transport.errors import DeniedPeerError, NotConnectedError
-from bbnode.transport.inflow import Inflow
-from bbnode.transport.link import Link
+from bbnode.transport.links.link import Link
+from bbnode.transport.links.receiver import Inflow
 from bbnode.transport.outbound import OutboundQueue
 
 

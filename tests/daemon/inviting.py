@@ -25,9 +25,9 @@ from bbnode.daemon.access.protocol import AccessProtocol
 from bbnode.daemon.artifact import serialize
 from bbnode.daemon.config_sources import ResolvedConfig
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import PeerConnected, PeerDisconnected
+from bbnode.transport.base import PeerConnected, PeerDisconnected
 from bbnode.transport.identity import Identity, create_identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.transport import Libp2pBackend
 from tests.daemon.live import compiled
 from tests.patience import PATIENCE_S
 

@@ -28,7 +28,7 @@ from bbnode.daemon.reload import Changes
 from bbnode.dsl import Graph, Module, PeerSelectorSlot, types
 from bbnode.engine import Node, install, steps
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Hello
+from bbnode.transport.base import Hello
 from bbnode.transport.driver import Driver
 from bbnode.transport.errors import NotConnectedError
 from bbnode.transport.memory import MemoryBackend, MemoryNetwork

@@ -14,7 +14,7 @@ from bbnode.daemon.conduct import OFFENCE_OF_KIND, ConductWatch
 from bbnode.daemon.config import AccessSection
 from bbnode.engine import steps
 from bbnode.ir.peer import PeerId
-from bbnode.transport import backend as seam
+from bbnode.transport import base as seam
 
 OWN, PEER, FRIEND = (PeerId.from_seed(name) for name in ("own", "peer", "friend"))
 ADDRESS = Multiaddr("/ip4/127.0.0.1/tcp/1")

@@ -14,10 +14,10 @@ from multiaddr import Multiaddr
 
 from bbnode.daemon import dial_back
 from bbnode.daemon.dial_back import DialBackRefused, Outcome, may_dial
-from bbnode.transport.backend import PeerConnected
+from bbnode.transport.base import PeerConnected
 from bbnode.transport.errors import StreamBrokenError
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.transport import Libp2pBackend
 from tests.patience import PATIENCE_S
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"

@@ -17,10 +17,10 @@ from bbnode.engine import Node, install, steps
 from bbnode.examples import registry as program
 from bbnode.ir.peer import PeerId
 from bbnode.transport import mdns as mdns_file
-from bbnode.transport.backend import Backend, Hello, PeerDisconnected, TransportEvent
+from bbnode.transport.base import Backend, Hello, PeerDisconnected, TransportEvent
 from bbnode.transport.driver import Driver
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.transport import Libp2pBackend
 from bbnode.transport.memory import MemoryNetwork
 from tests.patience import PATIENCE_S
 from tests.transport.multicast import needs_multicast

@@ -10,7 +10,7 @@ from bbnode.daemon.checkpoint import Kept
 from bbnode.daemon.resend import WAIT_S, Resend
 from bbnode.engine import steps
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Direction, Hello, PeerConnected
+from bbnode.transport.base import Direction, Hello, PeerConnected
 
 A, B = PeerId.from_seed("a"), PeerId.from_seed("b")
 

@@ -19,8 +19,8 @@ from bbnode.ir.address import peer_of_address
 from bbnode.ir.envelope import CorrelationKind, WireEnvelope
 from bbnode.ir.envelope_reader import decode_envelope
 from bbnode.ir.values import Composite, Metadata, Value, type_of
-from bbnode.transport.backend import EnvelopeReceived, Hello, PeerConnected
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.base import EnvelopeReceived, Hello, PeerConnected
+from bbnode.transport.libp2p.transport import Libp2pBackend
 from tests.hostile.stranger import envelope, identity_of
 
 # Names the artifact of the network that is attacked.

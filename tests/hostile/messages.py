@@ -15,7 +15,7 @@ from bbnode.ir.address import parse_site_suffix, peer_of_address
 from bbnode.ir.envelope import CorrelationKind, WireEnvelope
 from bbnode.ir.envelope_reader import decode_envelope
 from bbnode.ir.values import Composite, Metadata
-from bbnode.transport.backend import EnvelopeReceived, Hello, TransportEvent
+from bbnode.transport.base import EnvelopeReceived, Hello, TransportEvent
 from tests.hostile.payloads import Payload, killers, large
 from tests.hostile.stranger import envelope, identity_of, liar
 

@@ -24,14 +24,14 @@ from multiaddr import Multiaddr
 from bbnode.ir.address import peer_of_address, site_suffix
 from bbnode.ir.envelope import SlotFill, WireCorrelation, WireEnvelope
 from bbnode.ir.envelope import encode_envelope as encode
-from bbnode.transport.backend import Hello, PeerConnected, TransportEvent
-from bbnode.transport.framing import FrameType, Lane, encode_header
-from bbnode.transport.hello import encode_hello
+from bbnode.transport.base import Hello, PeerConnected, TransportEvent
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
 from bbnode.transport.libp2p.carrier import LANE_PROTOCOLS
 from bbnode.transport.libp2p.tcp import BoundedTcp
+from bbnode.transport.libp2p.transport import Libp2pBackend
 from bbnode.transport.libp2p.workarounds import build_host, running
+from bbnode.transport.links.framing import FrameType, Lane, encode_header
+from bbnode.transport.links.hello import encode_hello
 from tests.chaos.cluster import ROOT
 
 Heard = Callable[[TransportEvent], None]

@@ -48,8 +48,8 @@ from bbnode.ir import bounds
 from bbnode.ir.peer import PeerId
 from bbnode.ir.seal import seal
 from bbnode.transport import artifact_exchange
-from bbnode.transport.backend import Hello
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.base import Hello
+from bbnode.transport.libp2p.transport import Libp2pBackend
 from tests.hostile.stranger import identity_of
 from tests.patience import PATIENCE_S
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bbnode.sim import MS, Clock, InvalidClock, InvalidLink, Link, S
 from bbnode.sim.clock import MAX_DRIFT_PPM
-from bbnode.sim.link import Wire
+from bbnode.sim.models import Wire
 
 TIMES = st.integers(0, 10 * 365 * 86_400 * S)
 CLOCKS = st.builds(

@@ -14,9 +14,9 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.ir.address import peer_of_address
-from bbnode.transport.backend import EnvelopeReceived, PeerConnected
+from bbnode.transport.base import EnvelopeReceived, PeerConnected
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.transport import Libp2pBackend
 
 LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")
 BLOCK = random.Random(1).randbytes(2**20)

@@ -9,7 +9,7 @@ import trio
 
 from bbnode.access.decision import Standing
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
     Direction,
     EnvelopeReceived,
     Hello,
@@ -20,7 +20,7 @@ from bbnode.transport.backend import (
 )
 from bbnode.transport.errors import DeniedPeerError, NotAllowedError, NotConnectedError
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.transport import Libp2pBackend
 from tests.patience import PATIENCE_S
 from tests.transport.test_libp2p_backend import CALM, LOOPBACK, next_event
 

@@ -22,7 +22,7 @@ from bbnode.engine import Node, install, steps
 from bbnode.engine.peers.governor import Health
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import TRIGGER, Value
-from bbnode.transport.backend import Hello
+from bbnode.transport.base import Hello
 from bbnode.transport.driver import Driver
 from bbnode.transport.errors import DeniedPeerError, NotAllowedError
 from bbnode.transport.limits import TransportLimits

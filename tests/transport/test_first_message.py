@@ -9,7 +9,7 @@ import trio
 import trio.testing
 from multiaddr import Multiaddr
 
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
     EnvelopeReceived,
     PeerConnected,
     PeerDisconnected,

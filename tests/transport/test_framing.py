@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbnode.transport.errors import FrameError
-from bbnode.transport.framing import (
+from bbnode.transport.links.framing import (
     FRAME_CAPS,
     HEADER_BYTES,
     ChunkData,

@@ -13,7 +13,7 @@ from multiaddr import Multiaddr
 from bbnode.ir.caps import MAX_CREDENTIALS_BYTES
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
     Direction,
     EnvelopeReceived,
     Hello,
@@ -25,12 +25,12 @@ from bbnode.transport.backend import (
     TransportLimits,
 )
 from bbnode.transport.errors import EnvelopeTooLargeError, ListenError, NotConnectedError
-from bbnode.transport.framing import FrameType, encode_header
-from bbnode.transport.hello import HelloError, encode_hello
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
 from bbnode.transport.libp2p.tcp import BoundedTcp
+from bbnode.transport.libp2p.transport import Libp2pBackend
 from bbnode.transport.libp2p.workarounds import build_host, running
+from bbnode.transport.links.framing import FrameType, encode_header
+from bbnode.transport.links.hello import HelloError, encode_hello
 from tests.patience import PATIENCE_S
 
 LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")

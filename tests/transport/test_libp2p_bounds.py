@@ -13,7 +13,7 @@ from libp2p.utils import encode_delim, encode_uvarint
 from multiaddr import Multiaddr
 
 from bbnode.ir.caps import MAX_NEGOTIATION_MESSAGES, MAX_UNSECURED_BYTES
-from bbnode.transport.backend import EnvelopeReceived, HelloRefused, PeerConnected
+from bbnode.transport.base import EnvelopeReceived, HelloRefused, PeerConnected
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.tcp import BoundedTcp
 from bbnode.transport.libp2p.workarounds import Bounds, build_host, running

@@ -51,9 +51,9 @@ def test_two_hosts_talk() -> None:
     said = run("""
 import trio
 from multiaddr import Multiaddr
-from bbnode.transport.backend import EnvelopeReceived, PeerConnected
+from bbnode.transport.base import EnvelopeReceived, PeerConnected
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.transport import Libp2pBackend
 
 async def main():
     a, b = (

@@ -11,7 +11,7 @@ import trio.testing
 
 from bbnode.access.decision import Standing
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
     EnvelopeReceived,
     Hello,
     HelloRefused,
@@ -23,7 +23,10 @@ from bbnode.transport.backend import (
 )
 from bbnode.transport.counters import Counters
 from bbnode.transport.errors import NotConnectedError, QueueFullError, StreamBrokenError
-from bbnode.transport.framing import (
+from bbnode.transport.gate import Gate
+from bbnode.transport.inbox import Inbox
+from bbnode.transport.link_state import LINK_MOVES, LinkEvent, LinkState
+from bbnode.transport.links.framing import (
     FrameType,
     Lane,
     Position,
@@ -31,12 +34,9 @@ from bbnode.transport.framing import (
     encode_header,
     encode_open,
 )
-from bbnode.transport.gate import Gate
-from bbnode.transport.hello import encode_hello
-from bbnode.transport.inbox import Inbox
-from bbnode.transport.link import Link
-from bbnode.transport.link_state import LINK_MOVES, LinkEvent, LinkState
-from bbnode.transport.peers import PeerTable
+from bbnode.transport.links.hello import encode_hello
+from bbnode.transport.links.link import Link
+from bbnode.transport.links.peers import PeerTable
 from tests.patience import PATIENCE_S
 from tests.transport.fakes import PipeCarrier, carrier_pair
 

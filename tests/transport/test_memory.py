@@ -7,7 +7,7 @@ import trio
 
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
     Direction,
     EnvelopeReceived,
     Hello,

@@ -10,7 +10,7 @@ import trio
 
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import EnvelopeReceived, PeerConnected
+from bbnode.transport.base import EnvelopeReceived, PeerConnected
 from bbnode.transport.errors import NotConnectedError, StreamBrokenError, TooManyStreamsError
 from tests.patience import PATIENCE_S
 from tests.transport.test_libp2p_backend import CALM, connected, make, next_event

@@ -9,7 +9,7 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import EnvelopeReceived, PeerDisconnected, TransportLimits
+from bbnode.transport.base import EnvelopeReceived, PeerDisconnected, TransportLimits
 from bbnode.transport.inbox import Inbox
 from bbnode.transport.redial import Redial
 

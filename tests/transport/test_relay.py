@@ -16,7 +16,7 @@ from bbnode.access.decision import Standing
 from bbnode.ir.address import is_relayed, parse_address, peer_of_address, split_circuit
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
     Direction,
     EnvelopeReceived,
     PeerConnected,
@@ -25,11 +25,10 @@ from bbnode.transport.backend import (
 )
 from bbnode.transport.errors import DialError, RelayRefusedError, StreamBrokenError
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p import relay_client as libp2p_relay_client
-from bbnode.transport.libp2p.backend import Libp2pBackend
 from bbnode.transport.libp2p.protocols import PumpedStream
-from bbnode.transport.libp2p.relay_client import can_be_dialled
-from bbnode.transport.libp2p.relay_messages import (
+from bbnode.transport.libp2p.relay import client as libp2p_relay_client
+from bbnode.transport.libp2p.relay.client import can_be_dialled
+from bbnode.transport.libp2p.relay.messages import (
     RELAY_PROTOCOL,
     RELAYED_PROTOCOL,
     Answer,
@@ -41,6 +40,7 @@ from bbnode.transport.libp2p.relay_messages import (
     write_request,
 )
 from bbnode.transport.libp2p.relay_settings import RelaySettings
+from bbnode.transport.libp2p.transport import Libp2pBackend
 from bbnode.transport.libp2p.windows import make_patient, write_patiently
 from tests.patience import PATIENCE_S
 from tests.transport.test_libp2p_backend import CALM, LOOPBACK, next_event

@@ -9,14 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bbnode.ir.caps import ROOM_STEP_BYTES
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
     EnvelopeReceived,
     PeerConnected,
     PeerDisconnected,
     SendFailed,
 )
-from bbnode.transport.framing import FrameType, Lane, encode_header, encode_open
 from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.framing import FrameType, Lane, encode_header, encode_open
 from tests.patience import PATIENCE_S
 from tests.transport.fakes import carrier_pair
 from tests.transport.test_link import HELLO, LARGE, SMALL, Side, connect, frame, never, quiet

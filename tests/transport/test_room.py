@@ -18,7 +18,7 @@ from bbnode.access.decision import Limits
 from bbnode.access.policy import Policy
 from bbnode.ir.caps import BACKOFF_S, ROOM_STEP_BYTES
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
     Direction,
     EnvelopeReceived,
     ProtocolViolation,
@@ -27,11 +27,11 @@ from bbnode.transport.backend import (
 )
 from bbnode.transport.counters import Counters
 from bbnode.transport.errors import QueueFullError
-from bbnode.transport.framing import FrameType, Lane, Open, encode_header, encode_open
 from bbnode.transport.gate import Gate
 from bbnode.transport.inbox import Inbox
-from bbnode.transport.inflow import Inflow
 from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.framing import FrameType, Lane, Open, encode_header, encode_open
+from bbnode.transport.links.receiver import Inflow
 from bbnode.transport.room import Meter
 from tests.patience import PATIENCE_S
 from tests.transport.fakes import carrier_pair

@@ -14,9 +14,9 @@ from bbnode.dsl import Graph, Module, types
 from bbnode.engine import Node, install, steps
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import PeerIdVec
-from bbnode.transport.backend import Hello
+from bbnode.transport.base import Hello
 from bbnode.transport.driver import Driver
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.transport import Libp2pBackend
 from tests.patience import PATIENCE_S
 from tests.transport.test_libp2p_backend import make
 

@@ -36,7 +36,7 @@ from bbnode.daemon.access.service import AccessService
 from bbnode.ir.caps import ACCESS_STALL_S, MAX_LISTS_WAITING
 from bbnode.ir.errors import BbnodeError, PeerError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Backend, Direction, ProtocolHost, ProtocolStream
+from bbnode.transport.base import Backend, Direction, ProtocolHost, ProtocolStream
 from bbnode.transport.errors import StreamBrokenError
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from bbnode.daemon.reload import Changes
 from bbnode.daemon.watch import Stalled
 from bbnode.engine import Node
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Backend
+from bbnode.transport.base import Backend
 from bbnode.transport.driver import Driver
 
 

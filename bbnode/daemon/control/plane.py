@@ -29,7 +29,7 @@ from bbnode.daemon.dial_back import Ask
 from bbnode.daemon.ping import Ping
 from bbnode.daemon.reload import Changes
 from bbnode.engine import Node, steps
-from bbnode.transport.backend import Backend
+from bbnode.transport.base import Backend
 from bbnode.transport.driver import Driver
 
 logger = logging.getLogger(__name__)

@@ -19,13 +19,13 @@ from bbnode.daemon import ping
 from bbnode.daemon.join.errors import InviterRefused, InviterUnreachable, WrongPeer
 from bbnode.daemon.join.source import Source
 from bbnode.ir.errors import BbnodeError
-from bbnode.transport.backend import Hello, PeerConnected, PeerDisconnected, ProtocolHost
+from bbnode.transport.base import Hello, PeerConnected, PeerDisconnected, ProtocolHost
 from bbnode.transport.errors import NotConnectedError, StreamBrokenError
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.relay_settings import RelaySettings
 
 if TYPE_CHECKING:
-    from bbnode.transport.libp2p.backend import Libp2pBackend
+    from bbnode.transport.libp2p.transport import Libp2pBackend
 
 # A dial gives up after 5 s; each address gets its second chance within this.
 CONNECT_TIMEOUT_S: Final = 15.0
@@ -56,7 +56,7 @@ async def dialled(identity: Identity, source: Source, credentials: bytes) -> Asy
     Raises InviterUnreachable, WrongPeer, InviterRefused, and what the body raises.
     """
     # libp2p takes half a second to import: what is wrong with a ticket shows before.
-    from bbnode.transport.libp2p.backend import Libp2pBackend
+    from bbnode.transport.libp2p.transport import Libp2pBackend
 
     backend = Libp2pBackend(
         identity,

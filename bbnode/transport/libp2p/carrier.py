@@ -20,10 +20,9 @@ from libp2p.rcmgr import Direction as Libp2pDirection
 from multiaddr import Multiaddr
 
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Direction
+from bbnode.transport.base import Direction
 from bbnode.transport.carrier import ByteStream
 from bbnode.transport.errors import StreamBrokenError
-from bbnode.transport.framing import Lane
 from bbnode.transport.libp2p.tcp import remote_endpoint
 from bbnode.transport.libp2p.windows import (
     grant_window,
@@ -39,6 +38,7 @@ from bbnode.transport.libp2p.workarounds import (
     reset_quietly,
     was_reset,
 )
+from bbnode.transport.links.framing import Lane
 
 log = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ import trio
 
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Buffer
+from bbnode.transport.base import Buffer
 from bbnode.transport.counters import Counters
 from bbnode.transport.errors import NotConnectedError, StreamBrokenError, TooManyStreamsError
 from bbnode.transport.libp2p.carrier import LANE_PROTOCOLS, Libp2pCarrier, Libp2pStream
-from bbnode.transport.link import Link
 from bbnode.transport.link_state import LinkState
+from bbnode.transport.links.link import Link
 
 log = logging.getLogger(__name__)
 

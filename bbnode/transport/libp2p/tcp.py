@@ -27,8 +27,8 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from bbnode.ir.caps import MAX_UNSECURED_BYTES
-from bbnode.transport.admission import Place
 from bbnode.transport.errors import ListenError
+from bbnode.transport.links.admission import Place
 
 log = logging.getLogger(__name__)
 

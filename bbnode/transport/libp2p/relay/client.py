@@ -23,10 +23,10 @@ from multiaddr import Multiaddr
 from bbnode.ir.address import CIRCUIT, is_relayed
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Direction
+from bbnode.transport.base import Direction
 from bbnode.transport.errors import DialError, RelayRefusedError, StreamBrokenError
 from bbnode.transport.libp2p.protocols import Protocols, PumpedStream
-from bbnode.transport.libp2p.relay_messages import (
+from bbnode.transport.libp2p.relay.messages import (
     REASONS,
     RELAY_PROTOCOL,
     RELAYED_PROTOCOL,
@@ -40,8 +40,8 @@ from bbnode.transport.libp2p.relay_messages import (
 )
 from bbnode.transport.libp2p.relay_pipe import CircuitPipe
 from bbnode.transport.libp2p.workarounds import serve_inbound
-from bbnode.transport.link import Link
 from bbnode.transport.link_state import LinkState
+from bbnode.transport.links.link import Link
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ import trio
 from bbnode.access.decision import Standing
 from bbnode.ir.caps import MAX_RECOGNISED
 from bbnode.ir.peer import PeerId
-from bbnode.transport.admission import Admission, Place, Stage
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
     Authorizer,
     Buffer,
     Direction,
@@ -39,14 +38,15 @@ from bbnode.transport.errors import (
     NotConnectedError,
     QueueFullError,
 )
-from bbnode.transport.framing import Lane, Resume
 from bbnode.transport.gate import Gate
 from bbnode.transport.given_up import GivenUp, unsent_of
 from bbnode.transport.inbox import Inbox
-from bbnode.transport.inflow import Inflow
 from bbnode.transport.limits import TransportLimits
-from bbnode.transport.link import Link
 from bbnode.transport.link_state import LinkState
+from bbnode.transport.links.admission import Admission, Place, Stage
+from bbnode.transport.links.framing import Lane, Resume
+from bbnode.transport.links.link import Link
+from bbnode.transport.links.receiver import Inflow
 from bbnode.transport.outbound import OutboundQueue, size_of
 from bbnode.transport.session import PeerSession, fresh_number, not_connected, replaces, restarted
 

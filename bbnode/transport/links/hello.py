@@ -25,7 +25,7 @@ from bbnode.ir.caps import (
     MAX_NAMES,
 )
 from bbnode.ir.decoding import Boundary, shown, unpack
-from bbnode.transport.backend import PROTOCOL_VERSION, Hello
+from bbnode.transport.base import PROTOCOL_VERSION, Hello
 from bbnode.transport.errors import HelloError
 
 # Ten names of fields with their values, and what the three lists among them hold.

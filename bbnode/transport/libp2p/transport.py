@@ -23,10 +23,8 @@ from multiaddr.utils import get_thin_waist_addresses
 from bbnode.ir.address import is_relayed, split_circuit
 from bbnode.ir.caps import MAX_STREAMS
 from bbnode.ir.peer import PeerId
-from bbnode.transport.admission import Place
-from bbnode.transport.backend import Authorizer, Hello, ProtocolHandler, ProtocolStream
+from bbnode.transport.base import Authorizer, Hello, ProtocolHandler, ProtocolStream
 from bbnode.transport.errors import DialError, ListenError
-from bbnode.transport.framing import Lane
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.bounds import Strays, reset_muxed
 from bbnode.transport.libp2p.carrier import (
@@ -36,9 +34,9 @@ from bbnode.transport.libp2p.carrier import (
     raw_of,
 )
 from bbnode.transport.libp2p.protocols import ProtocolRules, Protocols
-from bbnode.transport.libp2p.relay_client import RelayClient
-from bbnode.transport.libp2p.relay_messages import RELAY_PROTOCOL, RELAYED_PROTOCOL
-from bbnode.transport.libp2p.relay_server import RelayServer
+from bbnode.transport.libp2p.relay.client import RelayClient
+from bbnode.transport.libp2p.relay.messages import RELAY_PROTOCOL, RELAYED_PROTOCOL
+from bbnode.transport.libp2p.relay.server import RelayServer
 from bbnode.transport.libp2p.relay_settings import RelaySettings
 from bbnode.transport.libp2p.tcp import (
     BoundedTcp,
@@ -55,9 +53,11 @@ from bbnode.transport.libp2p.workarounds import (
     running,
 )
 from bbnode.transport.limits import TransportLimits
-from bbnode.transport.link import Link
-from bbnode.transport.link_backend import LinkBackend
 from bbnode.transport.link_state import LinkState
+from bbnode.transport.links.admission import Place
+from bbnode.transport.links.framing import Lane
+from bbnode.transport.links.link import Link
+from bbnode.transport.links.transport import LinkBackend
 
 # What may be under way on each of a circuit's streams: over a round trip of 50 ms to the relay
 # that is 10 MB/s, and twice it is what a circuit costs a relay whose readers rest.

@@ -17,7 +17,7 @@ from bbnode.ir.caps import MAX_DIGEST_BYTES
 from bbnode.ir.decoding import Boundary
 from bbnode.ir.errors import PeerError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import ProtocolStream
+from bbnode.transport.base import ProtocolStream
 from bbnode.transport.errors import StreamBrokenError
 
 RELAY_PROTOCOL: Final = "/bbnode/relay/1"

@@ -15,12 +15,10 @@ from typing import Final
 import trio
 
 from bbnode.ir.address import is_relayed
-from bbnode.transport.admission import Place
-from bbnode.transport.backend import Direction, Hello, Violation
+from bbnode.transport.base import Direction, Hello, Violation
 from bbnode.transport.carrier import ByteStream, Carrier
 from bbnode.transport.counters import Counters
 from bbnode.transport.errors import StreamBrokenError
-from bbnode.transport.framing import Lane, Resume
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.link_reader import LaneReader
 from bbnode.transport.link_state import (
@@ -33,6 +31,8 @@ from bbnode.transport.link_state import (
     Pulse,
 )
 from bbnode.transport.link_writer import LaneWriter
+from bbnode.transport.links.admission import Place
+from bbnode.transport.links.framing import Lane, Resume
 from bbnode.transport.outbound import OutboundQueue
 from bbnode.transport.wakeup import Signal
 

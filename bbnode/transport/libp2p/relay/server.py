@@ -21,7 +21,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.transport.counters import Counters
 from bbnode.transport.errors import NotConnectedError, StreamBrokenError, TooManyStreamsError
 from bbnode.transport.libp2p.protocols import Protocols, PumpedStream
-from bbnode.transport.libp2p.relay_messages import (
+from bbnode.transport.libp2p.relay.messages import (
     RELAY_PROTOCOL,
     RELAYED_PROTOCOL,
     Answer,
@@ -34,7 +34,7 @@ from bbnode.transport.libp2p.relay_messages import (
     write_answer,
 )
 from bbnode.transport.libp2p.relay_settings import RelaySettings
-from bbnode.transport.link import Link
+from bbnode.transport.links.link import Link
 
 log = logging.getLogger(__name__)
 

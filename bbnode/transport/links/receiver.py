@@ -21,10 +21,9 @@ from typing import Final
 from multiaddr import Multiaddr
 
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import EnvelopeReceived
+from bbnode.transport.base import EnvelopeReceived
 from bbnode.transport.counters import Counters
 from bbnode.transport.errors import FrameError
-from bbnode.transport.framing import HEADER_BYTES, Lane, Open, Position, Resume
 from bbnode.transport.inbox import Inbox
 from bbnode.transport.inflow_parts import (
     Acks,
@@ -37,6 +36,7 @@ from bbnode.transport.inflow_parts import (
     allocate,
 )
 from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.framing import HEADER_BYTES, Lane, Open, Position, Resume
 from bbnode.transport.room import Meter
 
 # An acknowledgement is due after this part of a window.

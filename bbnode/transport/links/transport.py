@@ -24,8 +24,7 @@ from bbnode.ir.address import is_relayed
 from bbnode.ir.caps import MAX_CLAIMED_ADDRESSES
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.admission import Place
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
     Authorizer,
     Buffer,
     Hello,
@@ -37,14 +36,15 @@ from bbnode.transport.backend import (
 from bbnode.transport.carrier import Carrier
 from bbnode.transport.counters import Counters
 from bbnode.transport.errors import DialError
-from bbnode.transport.hello import encode_hello
 from bbnode.transport.hints import dialable
 from bbnode.transport.inbox import Inbox
 from bbnode.transport.limits import TransportLimits
-from bbnode.transport.link import Link
 from bbnode.transport.link_state import LinkState
+from bbnode.transport.links.admission import Place
+from bbnode.transport.links.hello import encode_hello
+from bbnode.transport.links.link import Link
+from bbnode.transport.links.peers import PeerTable
 from bbnode.transport.measure import measure
-from bbnode.transport.peers import PeerTable
 from bbnode.transport.redial import Redial
 from bbnode.transport.session import PeerSession
 from bbnode.transport.wakeup import Signal
