@@ -199,7 +199,7 @@ REFUSED = [
     ("compiler/driver.py", "from bbnode.components.onnx_model import OnnxModel"),
     ("components/fedavg.py", "import importlib\nimportlib.import_module('bbnode.engine')"),
     ("transport/driver.py", "import libp2p"),
-    ("sim/world.py", "from bbnode.transport.libp2p.transport import Libp2pBackend"),
+    ("sim/world.py", "from bbnode.transport.libp2p.transport import Libp2pTransport"),
     ("examples/digits.py", "from bbnode.ir import keys"),
     ("daemon/app.py", "import pickle"),
     ("__init__.py", "from bbnode.dsl import Module"),

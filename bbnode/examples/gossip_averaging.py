@@ -43,7 +43,7 @@ from bbnode.dsl import (
     types,
     values,
 )
-from bbnode.sim import MS, Clock, Link, Network, S, SimNode
+from bbnode.sim import MS, Clock, LinkModel, Network, S, SimNode
 
 PERIOD_NS = 50 * MS
 PEERS = 8
@@ -232,7 +232,7 @@ def disagreement(network: Network, mean: Mass) -> float:
 
 def main() -> None:
     """Eight peers, a bad network, a split and a crash."""
-    link = Link(latency_ns=5 * MS, jitter_ns=10 * MS, loss=0.1, duplication=0.1, reorder=0.2)
+    link = LinkModel(latency_ns=5 * MS, jitter_ns=10 * MS, loss=0.1, duplication=0.1, reorder=0.2)
     network = Network(seed=1, link=link)
     compiled = compile_program()
     vectors = [(float(i), float(i * i)) for i in range(PEERS)]

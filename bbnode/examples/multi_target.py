@@ -39,7 +39,7 @@ from bbnode.dsl import (
     values,
 )
 from bbnode.examples.custom_index import BruteForceIndex
-from bbnode.sim import MS, Link, Network, SimNode
+from bbnode.sim import MS, LinkModel, Network, SimNode
 
 ENCODERS = 2
 STORES = 3
@@ -148,7 +148,7 @@ def compile_program() -> ModelProto:
 
 def build_network(compiled: ModelProto, seed: int = 0) -> tuple[Network, SimNode]:
     """One door, some encoders and stores, on links of 2 to 3 ms; the network and its door."""
-    network = Network(seed, link=Link(latency_ns=2 * MS, jitter_ns=MS))
+    network = Network(seed, link=LinkModel(latency_ns=2 * MS, jitter_ns=MS))
     door = network.add("door", compiled, ["door"])
     for i in range(ENCODERS):
         # Each draws its stores from a seed of its own.

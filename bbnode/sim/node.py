@@ -15,8 +15,8 @@ from multiaddr import Multiaddr
 from bbnode.engine import Node, steps
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
-from bbnode.sim.clock import Clock
 from bbnode.sim.errors import NodeIsDown
+from bbnode.sim.models import Clock
 
 if TYPE_CHECKING:
     from bbnode.sim.models import Wire

@@ -24,7 +24,7 @@ import trio
 from bbnode.ir.caps import ARTIFACT_STALL_S, MAX_ARTIFACT_BYTES
 from bbnode.ir.errors import EnvironmentFault, PeerError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.base import ProtocolHost, ProtocolStream
+from bbnode.transport.base import ProtocolStream, Transport
 from bbnode.transport.errors import StreamBrokenError
 
 ARTIFACT_PROTOCOL: Final = "/bbnode/artifact/1.0.0"
@@ -57,7 +57,7 @@ Provider = Callable[[str], BinaryIO | None]
 Progress = Callable[[int, int], None]
 
 
-def serve(backend: ProtocolHost, provide: Provider) -> None:
+def serve(backend: Transport, provide: Provider) -> None:
     """Answer requests for artifacts on all connections; before the backend runs."""
     backend.register_protocol(ARTIFACT_PROTOCOL, _server(provide))
 
@@ -88,7 +88,7 @@ def _server(provide: Provider) -> Callable[[ProtocolStream], Awaitable[None]]:
 
 
 async def fetch(
-    backend: ProtocolHost,
+    backend: Transport,
     peer: PeerId,
     sha256: str,
     file: Path,

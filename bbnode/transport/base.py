@@ -1,55 +1,57 @@
-"""The seam between the driver and whatever moves the bytes.
+"""The seam between a node and whatever carries its envelopes: what every transport does.
 
-Rule: nothing here knows libp2p. A backend owns its connections and tasks and reports through
-one bounded stream of events; the driver calls plain functions that never block.
+A transport owns its connections and tasks and reports through one bounded stream of events; the
+driver calls plain functions that never block.
 
 Delivery. A message that `send` took is delivered once, in the order of its lane, over as many
-connections as that takes; or it comes back as SendFailed with its tag: when no connection came
-about for `TransportLimits.resume_s`, when a peer began to be dialled and none of its addresses
-answered, when leave was taken, or when the peer was restarted after
-the message was begun (it may have been taken then, or not). Messages that were not begun go to
-the restarted peer. Never is one delivered twice.
+connections as that takes, or comes back as DeliveryFailed with its tag: when no connection came
+about for `TransportLimits.resume_s`, when none of the addresses of a peer answered, when one side
+closed on purpose, or when the peer was restarted after the message was begun (it may have arrived
+then, or not). Messages that were not begun go to the restarted peer. None is delivered twice.
 
 Back-pressure outwards. `send` never blocks: it queues, or raises QueueFullError for this peer
 alone.
 
-Back-pressure inwards. Readers of a connection never pause: libp2p resets a stream whose reader
-rests for 5 s. The inbox that events go through is bounded in bytes and in number, per peer
-and in all; what it refuses is kept beside it, up to the window that the peer was given, and is
-not acknowledged: its sender waits, and its engine hears of it through its own queue. So does who
-is over its rate. A peer that sends beyond its window is dropped and counted `inbound.flooded`. Of
-large messages each byte is charged as it comes; when they are short of room the slowest is given
-up and asked for again, and one that comes too slowly though there is room ends its connection
-(`links.slow`). Connects, disconnects and failed sends are never lost: their number is bounded by
-the number of connections and of queued messages, and a new connection is refused while too many of
-them lie unread.
+Back-pressure inwards. The inbox of events is bounded in bytes and in number, per peer and in
+total. What it refuses is kept beside it, up to the window that the peer was given, and is not
+acknowledged, so that the sender waits; the same holds for a peer that is over its rate. Connects,
+disconnects and failed deliveries are never lost: their number is bounded by the number of
+connections and of queued messages, and new connections are refused while too many lie unread.
+
+Access. A transport asks the `Authorizer` about each connection, each hello, and each envelope in
+either direction, before it acts on them.
 """
 
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias
 
-import trio
 from multiaddr import Multiaddr
 
-from bbnode.access.decision import Standing
+from bbnode.access.decision import Decision
+from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.errors import Violation as Violation
-from bbnode.transport.limits import TransportLimits as TransportLimits
-from bbnode.transport.unsent import Unsent as Unsent
+from bbnode.transport.errors import DialError, NotSupportedError, Violation
+from bbnode.transport.identity import Identity
+from bbnode.transport.limits import RelaySettings, TransportLimits
 
-# Version of what we speak on our streams; both sides must say the same.
+if TYPE_CHECKING:
+    # A command that only reads a key or a configuration does without its import time.
+    import trio
+
+# Version of the protocol on our streams; both sides must say the same.
 PROTOCOL_VERSION = 1
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class Direction(enum.Enum):
-    """Who dialled a connection, seen from here."""
+    """The side that dialled a connection, seen from here."""
 
     INBOUND = "inbound"
     OUTBOUND = "outbound"
@@ -57,13 +59,13 @@ class Direction(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What each side says first on every connection.
+    """The first message of each side on every connection.
 
-    `session_id` (16 hex digits, new at each start of a backend) shows that a peer has
-    restarted; `link` numbers the connections that its sender dialled, so that both sides
-    keep the same one of two; `exchange` names our numbering of what we send to this peer. The
-    backend fills in these three and `listen_addresses`. `credentials` are for the other side's
-    `Authorizer` and mean nothing to the transport.
+    The node fills in who it is; `credentials` are for the other side's `Authorizer` and mean
+    nothing to the transport, which fills in the rest: `listen_addresses`; `session_id`, 16 hex
+    digits that are new at each start, so that a restart is noticed; `link`, the number of the
+    connection among those that its sender dialled, by which both sides keep the same one of two;
+    `exchange`, which names our numbering of the messages to this peer.
     """
 
     protocol_version: int = PROTOCOL_VERSION
@@ -78,8 +80,11 @@ class Hello:
     credentials: bytes = b""
 
 
+# -- events ----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerConnected:
+class ConnectionOpened:
     """A peer said an acceptable hello; envelopes can be sent to it from now on."""
 
     peer: PeerId
@@ -89,10 +94,10 @@ class PeerConnected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerDisconnected:
+class ConnectionClosed:
     """The last connection with a peer is gone.
 
-    `goodbye`: one of the two sides took leave, so that nobody means to come back. False is a loss.
+    `goodbye`: one side closed it on purpose and does not mean to come back. False is a loss.
     """
 
     peer: PeerId
@@ -113,11 +118,11 @@ class EnvelopeReceived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendFailed:
+class DeliveryFailed:
     """A queued envelope was given up; `tag` is the one given to `send`.
 
     `blames_peer` is False where the peer did nothing wrong that it would do again: it was
-    restarted, took leave, or the bound was ours.
+    restarted, said goodbye, or the bound was ours.
     """
 
     peer: PeerId
@@ -145,10 +150,10 @@ class ProtocolViolation:
 
 
 TransportEvent: TypeAlias = (
-    PeerConnected
-    | PeerDisconnected
+    ConnectionOpened
+    | ConnectionClosed
     | EnvelopeReceived
-    | SendFailed
+    | DeliveryFailed
     | HelloRefused
     | ProtocolViolation
 )
@@ -162,19 +167,19 @@ class PeerInfo:
     direction: Direction
     address: Multiaddr
     hello: Hello
-    bytes_in: int
-    bytes_out: int
-    queued_envelopes: int
-    queued_bytes: int
+    bytes_in: int = 0
+    bytes_out: int = 0
+    queued_envelopes: int = 0
+    queued_bytes: int = 0
     # Of the queued ones, under way now.
-    unacknowledged_bytes: int
+    unacknowledged_bytes: int = 0
     # Messages, since the first connection that is not forgotten.
-    acknowledged: int
-    resent: int
-    duplicates: int
-    rtt_s: float | None
+    acknowledged: int = 0
+    resent: int = 0
+    duplicates: int = 0
+    rtt_s: float | None = None
     # trio.current_time() of the connect.
-    since_s: float
+    since_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,96 +195,200 @@ class WantedPeer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportMetrics:
-    """Everything that can be measured of a backend, at one moment."""
+    """All gauges and counters of a transport at one moment."""
 
     # Connections: with their hello, without it yet, and how many there may be.
-    connections: int
-    connections_opening: int
-    connection_slots: int
-    # Streams of all connections, and tasks of the backend.
-    streams: int
-    tasks: int
+    connections: int = 0
+    connections_opening: int = 0
+    connection_slots: int = 0
+    # Streams of all connections, and tasks of the transport.
+    streams: int = 0
+    tasks: int = 0
     # Bytes: in the muxer and unread; received without room in the inbox; in the inbox; of
     # large messages that are being received; queued; of those, under way.
-    unread_bytes: int
-    held_bytes: int
-    inbox_bytes: int
-    partial_bytes: int
-    queued_bytes: int
-    unacknowledged_bytes: int
-    inbox_envelopes: int
-    inbox_notices: int
-    queued_envelopes: int
+    unread_bytes: int = 0
+    held_bytes: int = 0
+    inbox_bytes: int = 0
+    partial_bytes: int = 0
+    queued_bytes: int = 0
+    unacknowledged_bytes: int = 0
+    inbox_envelopes: int = 0
+    inbox_notices: int = 0
+    queued_envelopes: int = 0
     # Circuits between other peers that go through us.
-    circuits: int
+    circuits: int = 0
     # Peers that are remembered, connected or not.
-    sessions: int
+    sessions: int = 0
     # Refusals of the authorizer by its reason.
-    denied: Mapping[str, int]
-    counters: Mapping[str, int]
-    peers: tuple[PeerInfo, ...]
+    denied: Mapping[str, int] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)
+    peers: tuple[PeerInfo, ...] = ()
 
 
-class Decision(Protocol):
-    """What an Authorizer answers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsent:
+    """An envelope that its peer has not acknowledged: it may have arrived, or not."""
 
-    @property
-    def allowed(self) -> bool:
-        """Whether it may be."""
-        ...
-
-    @property
-    def reason(self) -> str:
-        """Why not, one of few short ASCII words: refusals are counted by it."""
-        ...
+    peer: PeerId
+    tag: int
+    parts: tuple[memoryview, ...]
 
     @property
-    def wait_s(self) -> float:
-        """Of an envelope that may come in, and not yet: in how many seconds. Else 0."""
-        ...
+    def size(self) -> int:
+        """Bytes of all its parts."""
+        return sum(len(part) for part in self.parts)
 
-    @property
-    def standing(self) -> Standing:
-        """What the peer is to this node, of a hello that is allowed."""
-        ...
+
+# Every counter, with what it counts. All are there from the start, and none ever shrinks.
+COUNTERS: Final[dict[str, str]] = {
+    "dial.attempts": "addresses dialled",
+    "dial.failed": "addresses that could not be dialled, or where somebody else answered",
+    "links.opened": "secured connections, in both directions",
+    "links.closed": "connections that ended, for whatever reason",
+    "links.duplicate": "second connections with one peer that were closed",
+    "links.refused": "connections refused because a bound was reached",
+    "links.evicted": "strangers' connections closed to make room for another peer",
+    "links.silent": "connections closed because the peer sent nothing for too long",
+    "links.stalled": "connections closed because a transfer made no progress for too long",
+    "links.slow": "connections closed because a large message or a frame came too slowly",
+    "sockets.refused": "sockets closed at once: too many wait for a hello, in all or of a prefix",
+    "sockets.dropped": "connections without a hello that were closed to make room for another",
+    "sockets.late": "connections that did not prove in time who they are",
+    "hello.refused": "connections closed because of their first message, or for want of one",
+    "protocol.violations": "connections closed because of what came after the hello",
+    "streams.write_failed": "outgoing streams that broke and were opened again",
+    "streams.truncated": "incoming streams that ended in the middle of a frame",
+    "streams.reaped": "streams reset because they were idle, half closed or never negotiated",
+    "streams.handler_errors": "exceptions caught at the edge of a stream handler",
+    "inbound.envelopes": "envelopes received",
+    "inbound.bytes": "bytes read from our streams",
+    "inbound.duplicates": "envelopes that had come before and were dropped",
+    "inbound.superseded": "frames of a connection or round that another has replaced",
+    "inbound.unallocated": "large envelopes thrown away for want of memory",
+    "inbound.flooded": "connections dropped because the peer ignored its window, or sent what a "
+    "muxer must not",
+    "inbound.evicted": "large envelopes whose room went to a faster one: they begin again later",
+    "inbound.delayed": "times that an envelope was held because its sender was over its rate",
+    "access.denied": "connections, hellos and envelopes that the authorizer refused",
+    "outbound.envelopes": "envelopes written to our streams, those written again included",
+    "outbound.bytes": "bytes written to our streams",
+    "outbound.refused": "sends refused: not connected, queue full, too large, not allowed",
+    "outbound.failed": "queued envelopes that were given up",
+    "protocols.opened": "streams of other protocols, in both directions",
+    "protocols.refused": "streams of other protocols refused: no hello yet, or too many",
+    "protocols.failed": "handlers of other protocols that ended with an exception",
+    "relay.reserved": "reservations given to peers, renewals included",
+    "relay.refused": "requests to relay that were refused",
+    "relay.circuits_opened": "circuits that were made here between two peers",
+    "relay.circuits_closed": "circuits that ended, for whatever reason",
+    "relay.circuits_cut": "circuits that were cut at their bound of time or bytes",
+    "relay.bytes": "bytes passed on between peers",
+}
+
+
+class Counters:
+    """The counters of one transport: the names of COUNTERS."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self) -> None:
+        self._values = dict.fromkeys(COUNTERS, 0)
+
+    def add(self, name: str, amount: int = 1) -> None:
+        """Add to a counter; `name` is one of COUNTERS."""
+        self._values[name] += amount
+
+    def snapshot(self) -> dict[str, int]:
+        """Return a copy of all values."""
+        return dict(self._values)
+
+
+# -- what a node gives a transport -----------------------------------------------------------
 
 
 class Authorizer(Protocol):
-    """Who may talk. Asked in the trio thread: it must answer at once, and never raise."""
+    """The policy of a node. Asked in the trio thread: it answers at once and never raises."""
 
     def connection(self, peer: PeerId, direction: Direction) -> Decision:
-        """A connection whose handshake proved `peer`; nothing was said on it yet."""
+        """Decide on a connection whose handshake proved `peer`; nothing was said on it yet."""
         ...
 
     def hello(self, peer: PeerId, direction: Direction, hello: Hello) -> Decision:
-        """The peer's first message, with its credentials."""
+        """Decide on the peer's first message, with its credentials."""
         ...
 
     def envelope(self, peer: PeerId, direction: Direction, size: int) -> Decision:
-        """One envelope of `size` bytes from the peer (INBOUND) or to it.
+        """Decide on one envelope of `size` bytes from the peer (INBOUND) or to it.
 
-        One from the peer that is told to wait is held, and its sender with it; nothing is lost.
+        One from the peer whose decision says to wait is held, and its sender with it.
         """
         ...
 
     def is_known(self, peer: PeerId) -> bool:
-        """Whether a peer has shown to be of use: there is room that is kept for such."""
+        """Return True if a peer has been of use: there is room that is kept for such peers."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportSetup:
+    """Everything that a node gives the factory of its transport.
+
+    Attributes:
+        identity: the node's key; others know the node by its `peer_id`.
+        hello: what the node says of itself on every connection.
+        listen: addresses to listen on, as in `network.listen`.
+        announce: addresses to tell peers instead of those listened on.
+        limits: bounds, each with its reason.
+        authorizer: the policy; None lets everybody in.
+        settings: the table `[network.settings]`, as it was written.
+        relay: the table `[relay]`, for transports with Capability.RELAYS.
+        on_addresses: to be called when `Transport.listen_addresses` has changed.
+    """
+
+    identity: Identity
+    hello: Hello = field(default_factory=Hello)
+    listen: tuple[Multiaddr, ...] = ()
+    announce: tuple[Multiaddr, ...] = ()
+    limits: TransportLimits = field(default_factory=TransportLimits)
+    authorizer: Authorizer | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    relay: RelaySettings = field(default_factory=RelaySettings)
+    on_addresses: Callable[[], None] = lambda: None
+
+
+def check_can_be_dialled(own: PeerId, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
+    """Raise DeploymentError for our own id, and without any address."""
+    if peer == own:
+        raise DeploymentError(f"{peer} is this node itself; remove it from the peers to dial")
+    if not addresses:
+        raise DeploymentError(f"no address given for {peer}; name at least one")
+
+
+# -- the transport ---------------------------------------------------------------------------
+
+
+class Capability(enum.Enum):
+    """Something that not every transport can do, and that a configuration may ask for."""
+
+    # Other protocols beside the envelopes (`open_stream`): private networks, pings, dial-back,
+    # and fetching an artifact from a peer.
+    STREAMS = "streams"
+    # Connections through a third peer: the table `[relay]`.
+    RELAYS = "relays"
+    # Addresses of IP and TCP: `discovery.mdns`, and the default of `network.listen`.
+    IP = "ip"
 
 
 class ProtocolStream(Protocol):
-    """A stream of a protocol other than ours, on a connection that both sides keep.
-
-    Its calls can be cancelled, and so can be given a time-out.
-    """
+    """A stream of a protocol other than ours. Its calls may be cancelled."""
 
     @property
     def peer(self) -> PeerId:
-        """Who the connection's handshake proved the other side to be."""
+        """The other side, as the connection's handshake proved it."""
         ...
 
     async def read(self, max_bytes: int) -> bytes:
-        """Between 1 and `max_bytes` bytes; b"" at the end; StreamBrokenError after a reset."""
+        """Return 1 to `max_bytes` bytes; b"" at the end. Raises StreamBrokenError."""
         ...
 
     async def write(self, data: Buffer) -> None:
@@ -287,71 +396,59 @@ class ProtocolStream(Protocol):
         ...
 
     async def end(self) -> None:
-        """Nothing more will be written: the other side reads its end."""
+        """End this direction: the other side reads the end of the stream."""
         ...
 
 
 ProtocolHandler: TypeAlias = Callable[[ProtocolStream], Awaitable[None]]
 
 
-class ProtocolHost(Protocol):
-    """A backend that carries other protocols beside the envelopes."""
-
-    def register_protocol(self, protocol_id: str, handler: ProtocolHandler) -> None:
-        """Serve `protocol_id` on all connections; before `run`.
-
-        The stream is closed when `handler` returns and reset when it raises; what it raises is
-        counted and goes no further. Raises DeploymentError for an id that is taken.
-        """
-        ...
-
-    def open_stream(
-        self, peer: PeerId, protocol_id: str
-    ) -> AbstractAsyncContextManager[ProtocolStream]:
-        """A stream to a connected peer, closed at the end of the context, reset on an error.
-
-        Entering raises NotConnectedError, TooManyStreamsError, or StreamBrokenError when the peer
-        does not speak the protocol.
-        """
-        ...
-
-
 class EventStream(Protocol):
-    """Where a driver takes events from; one reader."""
+    """The events of a transport; one reader."""
 
     async def receive(self) -> TransportEvent:
-        """The next event; raises trio.EndOfChannel when the backend has stopped."""
+        """Return the next event; raises trio.EndOfChannel when the transport has stopped."""
         ...
 
     def receive_nowait(self) -> TransportEvent:
-        """The next event; raises trio.WouldBlock when there is none now."""
+        """Return the next event; raises trio.WouldBlock when there is none now."""
         ...
 
 
-class Backend(Protocol):
-    """What the driver needs of a transport."""
+class Transport(ABC):
+    """Carries the envelopes of one node. Everything runs in one trio thread."""
+
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
 
     @property
+    @abstractmethod
     def peer_id(self) -> PeerId:
         """Our own PeerId."""
-        ...
 
     @property
+    @abstractmethod
     def events(self) -> EventStream:
         """The bounded stream of everything that happens."""
-        ...
 
+    @abstractmethod
     def listen_addresses(self) -> list[Multiaddr]:
-        """Concrete addresses that others can dial, each ending in /p2p/<our id>."""
-        ...
+        """Return concrete addresses that others can dial, each ending in /p2p/<our id>."""
 
-    async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        """Own all tasks; say `started` once we listen; return after `stop()`.
+    @abstractmethod
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Own all tasks; call `task_status.started` once we listen; return after `stop`.
 
-        Raises ListenError for an address that cannot be had.
+        Raises ListenError for an address that cannot be listened on.
         """
-        ...
 
+    @abstractmethod
+    async def stop(self, grace_s: float) -> None:
+        """Send what is queued, wait for its acknowledgement and say goodbye to all peers.
+
+        It takes at most `grace_s` seconds. What is left then is `unsent`, and no DeliveryFailed.
+        """
+
+    @abstractmethod
     def send(self, peer: PeerId, data: Buffer | Sequence[Buffer], *, tag: int) -> None:
         """Queue one envelope; never blocks.
 
@@ -359,53 +456,76 @@ class Backend(Protocol):
         them: nobody may change them. Raises NotConnectedError, QueueFullError,
         EnvelopeTooLargeError or NotAllowedError.
         """
-        ...
 
+    @abstractmethod
+    def unsent(self) -> list[Unsent]:
+        """Return what peers have not acknowledged: now, or once stopped, at the end."""
+
+    @abstractmethod
     def keep_connected(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
         """Dial `peer` whenever it is not connected; a second call replaces the addresses.
 
-        Until its addresses were tried once, `send` takes messages for it already.
+        Until its addresses were tried once, `send` accepts messages for it already. Raises
+        DeploymentError for our own id, and without any address.
         """
-        ...
 
-    def unsent(self) -> list[Unsent]:
-        """What peers have not acknowledged: of now, and once stopped, of the end."""
-        ...
-
+    @abstractmethod
     def forget(self, peer: PeerId) -> None:
         """Dial `peer` no more; an existing connection stays."""
-        ...
 
+    @abstractmethod
     def disconnect(self, peer: PeerId) -> None:
-        """Take leave of `peer`; the PeerDisconnected event tells when it is done."""
-        ...
+        """Say goodbye to `peer`; the ConnectionClosed event tells when it is done."""
 
+    @abstractmethod
     def peers(self) -> list[PeerInfo]:
-        """Connected peers in PeerId order."""
-        ...
+        """Return the connected peers in PeerId order."""
 
+    @abstractmethod
     def wanted(self) -> list[WantedPeer]:
-        """Peers given to `keep_connected`, in PeerId order."""
-        ...
+        """Return the peers given to `keep_connected`, in PeerId order."""
 
+    @abstractmethod
     def counters(self) -> dict[str, int]:
-        """Monotonic counters by name; all names are always there."""
-        ...
+        """Return all of COUNTERS with their values."""
 
+    @abstractmethod
     def metrics(self) -> TransportMetrics:
-        """All gauges and counters."""
-        ...
+        """Return all gauges and counters."""
 
+    @abstractmethod
     def set_credentials(self, credentials: bytes) -> None:
         """Show other `credentials` in the hello of every connection from now on."""
-        ...
 
+    @abstractmethod
     def reauthorize(self) -> None:
-        """Ask the authorizer again about every connection; those now denied are closed."""
-        ...
+        """Ask the authorizer again about every connection, and close those denied now."""
 
-    async def stop(self, grace_s: float) -> None:
-        """Send what is queued, wait for its acknowledgement, take leave of all peers;
-        all within `grace_s` seconds. What is left then is `unsent`, and no SendFailed.
+    # -- what only some can do ---------------------------------------------------------------
+
+    def register_protocol(  # noqa: B027 - nothing to do without streams
+        self, protocol_id: str, handler: ProtocolHandler
+    ) -> None:
+        """Serve `protocol_id` on all connections; before `run`.
+
+        The stream is closed when `handler` returns and reset when it raises; what it raises is
+        counted and goes no further. Raises DeploymentError for an id that is taken. Without
+        Capability.STREAMS there are no such streams, and nothing is registered.
         """
-        ...
+
+    def open_stream(
+        self, peer: PeerId, protocol_id: str
+    ) -> AbstractAsyncContextManager[ProtocolStream]:
+        """Open a stream to a connected peer, closed with the context and reset on an error.
+
+        Raises NotSupportedError without Capability.STREAMS; entering raises NotConnectedError,
+        TooManyStreamsError, or StreamBrokenError when the peer does not speak the protocol.
+        """
+        raise NotSupportedError(
+            f"{type(self).__name__} carries no streams beside envelopes, so {protocol_id} can't "
+            f"be spoken with {peer}"
+        )
+
+    async def probe(self, address: Multiaddr, peer: PeerId) -> None:  # noqa: ARG002
+        """Check that `peer` answers at `address`, without a connection; raises DialError."""
+        raise DialError(f"{type(self).__name__} can't look at {address} without a connection")

@@ -10,16 +10,152 @@ for what becomes of the refused.
 
 from __future__ import annotations
 
+import enum
+import itertools
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 import trio
 
+from bbnode.ir.caps import ROOM_STEP_BYTES
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import EnvelopeReceived, TransportEvent
 from bbnode.transport.limits import TransportLimits
-from bbnode.transport.room import FILL_SIXTEENTHS, HORIZON_S, Claim, Meter, Room
+
+# A rate is taken over no less than this: a first chunk says nothing yet.
+_LEAST_SPAN_S: Final = 1.0
+# Until then a message counts as if all of it came soon; so long does a slow start of TCP take.
+FRESH_S: Final = 2.0
+# What will come within this, at the rate of now, is not given to another message. As long as an
+# honest burst of the largest messages takes; the rest of a slow one may wait for room.
+HORIZON_S: Final = 10.0
+# One that will take longer still, and has had as long, makes room for one that has waited for
+# `HORIZON_S`: else a few that are just fast enough would keep the room for hours.
+TEDIOUS_S: Final = 60.0
+
+_SERIAL = itertools.count()
+
+
+class SizeClass(enum.Enum):
+    """The kinds of message, which have room of their own each."""
+
+    # Whole when it comes.
+    SMALL = "small"
+    # Comes in parts.
+    BULK = "bulk"
+    # Larger than the share of a peer.
+    LARGE = "large"
+
+
+# How full the inbox may become by a message of this kind, from a peer that is known or not, in
+# sixteenths of `inbox_bytes`. So large ones can't keep small ones out, nor strangers those who are
+# known: the difference is kept for whoever has the higher mark.
+FILL_SIXTEENTHS: Final[dict[tuple[SizeClass, bool], int]] = {
+    (SizeClass.SMALL, True): 16,
+    (SizeClass.SMALL, False): 15,
+    (SizeClass.BULK, True): 14,
+    (SizeClass.BULK, False): 8,
+}
+
+
+@dataclass(slots=True)
+class Meter:
+    """The rate of one transfer over the last one or two spans of `span_s` in which it could move.
+
+    All times are those of the caller's clock, in seconds.
+    """
+
+    begun_at: float
+    span_s: float
+    moved: int = 0
+    # Time that does not count, and since when it has not been counting.
+    _lost_s: float = 0.0
+    _paused_at: float | None = None
+    # Two marks: counted time, and bytes moved by then.
+    _older: tuple[float, int] = (0.0, 0)
+    _newer: tuple[float, int] = (0.0, 0)
+
+    def counted_s(self, now: float) -> float:
+        """Seconds since the beginning that count."""
+        return (now if self._paused_at is None else self._paused_at) - self.begun_at - self._lost_s
+
+    def pause(self, now: float) -> None:
+        """From now on time does not count."""
+        if self._paused_at is None:
+            self._paused_at = now
+
+    def go_on(self, now: float) -> None:
+        """Time counts again."""
+        if self._paused_at is not None:
+            self._lost_s += now - self._paused_at
+            self._paused_at = None
+
+    def discount(self, seconds: float) -> None:
+        """So much of the time that counted was ours."""
+        if self._paused_at is None:
+            self._lost_s += seconds
+
+    def add(self, size: int, now: float) -> None:
+        """So many bytes came."""
+        self.moved += size
+        self._roll(self.counted_s(now))
+
+    def bytes_per_s(self, now: float) -> float:
+        """The rate of late."""
+        counted = self.counted_s(now)
+        self._roll(counted)
+        at, moved = self._older
+        return (self.moved - moved) / max(counted - at, _LEAST_SPAN_S)
+
+    def is_below(self, bytes_per_s: float, now: float) -> bool:
+        """Whether it has been slower than that, and had the time to show it."""
+        return self.counted_s(now) >= 2 * self.span_s and self.bytes_per_s(now) < bytes_per_s
+
+    def _roll(self, counted: float) -> None:
+        if counted - self._newer[0] >= self.span_s:
+            self._older, self._newer = self._newer, (counted, self.moved)
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """A large message that is being received; made by `Inbox.begin`."""
+
+    peer: PeerId
+    total: int
+    room: SizeClass
+    known: bool
+    meter: Meter
+    # Told when the room was taken back: nothing of the message is kept.
+    evicted: Callable[[], None]
+    # Bytes of the inbox that it has.
+    charged: int = 0
+    # Whether there is a connection that could bring more.
+    attached: bool = True
+    _serial: int = field(default_factory=lambda: next(_SERIAL))
+
+    def wants(self, end: int) -> int:
+        """Bytes that it has to have when it is written up to there."""
+        return min(self.total, -(-end // ROOM_STEP_BYTES) * ROOM_STEP_BYTES)
+
+    def expected(self, now: float) -> int:
+        """Bytes that it will have soon."""
+        if not self.attached:
+            return self.charged
+        if self.meter.counted_s(now) < FRESH_S:
+            return self.total
+        return min(self.total, self.charged + int(self.meter.bytes_per_s(now) * HORIZON_S))
+
+    def is_tedious(self, now: float) -> bool:
+        """Whether it takes, and will take, so long that others need not wait for it."""
+        left_s = (self.total - self.charged) / max(self.meter.bytes_per_s(now), 1.0)
+        return self.meter.counted_s(now) >= TEDIOUS_S and left_s >= TEDIOUS_S
+
+    def rank(self, now: float) -> tuple[bool, float, int]:
+        """Of two that can't both have room the lower one goes: the slower, then the older."""
+        rate = self.meter.bytes_per_s(now) if self.attached else -1.0
+        return self.known, rate, self._serial
 
 
 @dataclass(slots=True)
@@ -44,10 +180,10 @@ class Inbox:
         self._limits = limits
         self.clock = clock
         # With the kind of room that an envelope has; None of the others.
-        self._events: deque[tuple[TransportEvent, Room | None]] = deque()
+        self._events: deque[tuple[TransportEvent, SizeClass | None]] = deque()
         self._arrived = trio.Event()
         self._shares: dict[PeerId, _Share] = {}
-        self._claims: dict[Claim, None] = {}
+        self._transfers: dict[Transfer, None] = {}
         # What lies unread and what is being received, without and with only the large ones.
         self._unread = self._received = 0
         self._large_unread = self._large_received = 0
@@ -66,7 +202,7 @@ class Inbox:
         }
         for known in (True, False):
             # One message has to fit, or it would wait for ever.
-            for room in (Room.SMALL, Room.BULK):
+            for room in (SizeClass.SMALL, SizeClass.BULK):
                 self._marks[room, known] = max(self._marks[room, known], self._largest)
 
     @property
@@ -112,18 +248,18 @@ class Inbox:
                 return False
             share.large = size
             self._large_unread += size
-            room = Room.LARGE
+            room = SizeClass.LARGE
         else:
             if share.small + size > self._limits.inbox_bytes_per_peer:
                 return False
             filled = self._used + size
-            if filled > self._marks[Room.SMALL, False] and (
-                filled > self._marks[Room.SMALL, True] or not self.is_known(peer)
+            if filled > self._marks[SizeClass.SMALL, False] and (
+                filled > self._marks[SizeClass.SMALL, True] or not self.is_known(peer)
             ):
                 return False
             share.small += size
             self._unread += size
-            room = Room.SMALL
+            room = SizeClass.SMALL
         share.envelopes += 1
         self._shares[peer] = share
         self._put(event, room)
@@ -133,7 +269,7 @@ class Inbox:
 
     def begin(
         self, peer: PeerId, total: int, evicted: Callable[[], None], waited_s: float = 0.0
-    ) -> Claim | None:
+    ) -> Transfer | None:
         """Take up a message of `total` bytes; None when its bytes would not find room.
 
         Nothing is charged yet. `evicted` is called when its room was taken back since. `waited_s`
@@ -148,15 +284,15 @@ class Inbox:
         if not large and share.bulk + total > self._limits.inbox_bytes_per_peer:
             return None
         now = self.clock()
-        claim = Claim(
+        transfer = Transfer(
             peer=peer,
             total=total,
-            room=Room.LARGE if large else Room.BULK,
+            room=SizeClass.LARGE if large else SizeClass.BULK,
             known=self.is_known(peer),
             meter=Meter(begun_at=now, span_s=self._limits.slow_s),
             evicted=evicted,
         )
-        if not self._make_fit(claim, now, waited_s):
+        if not self._make_fit(transfer, now, waited_s):
             return None
         # It may have gone with the last message of its peer.
         share = self._shares.setdefault(peer, share)
@@ -165,42 +301,42 @@ class Inbox:
             share.large = total
         else:
             share.bulk += total
-        self._claims[claim] = None
-        return claim
+        self._transfers[transfer] = None
+        return transfer
 
-    def grow(self, claim: Claim, end: int) -> bool:
+    def grow(self, transfer: Transfer, end: int) -> bool:
         """Charge a message for its first `end` bytes; False when it has to wait for room."""
-        more = claim.wants(end) - claim.charged
+        more = transfer.wants(end) - transfer.charged
         if more <= 0:
             return True
         now = self.clock()
-        while not self._fits(claim, more):
-            received = self._large_received if claim.room is Room.LARGE else self._received
-            if self._fits(claim, more, received):
+        while not self._fits(transfer, more):
+            received = self._large_received if transfer.room is SizeClass.LARGE else self._received
+            if self._fits(transfer, more, received):
                 return False  # the driver makes room
-            victim = self._lowest(claim, now)
+            victim = self._lowest(transfer, now)
             if victim is None:
                 return False
             self._evict(victim)
-        self._charge(claim, more)
+        self._charge(transfer, more)
         return True
 
-    def deliver(self, claim: Claim, event: EnvelopeReceived) -> None:
+    def deliver(self, transfer: Transfer, event: EnvelopeReceived) -> None:
         """Put in a message that has come whole; all of it is charged."""
-        size = claim.charged
-        self._charge(claim, -size)
-        del self._claims[claim]
-        if claim.room is Room.LARGE:
+        size = transfer.charged
+        self._charge(transfer, -size)
+        del self._transfers[transfer]
+        if transfer.room is SizeClass.LARGE:
             self._large_unread += size
         else:
             self._unread += size
-        self._put(event, claim.room)
+        self._put(event, transfer.room)
 
-    def drop(self, claim: Claim) -> None:
+    def drop(self, transfer: Transfer) -> None:
         """A message is not received any more."""
-        self._forget(claim)
+        self._forget(transfer)
         if self.on_room is not None:
-            self.on_room(claim.peer)
+            self.on_room(transfer.peer)
 
     def close(self) -> None:
         """No more events; what lies there can still be taken."""
@@ -246,31 +382,31 @@ class Inbox:
         share = self._shares.get(peer) or _Share()
         return share if share.envelopes < self._limits.inbox_envelopes_per_peer else None
 
-    def _put(self, event: EnvelopeReceived, room: Room) -> None:
+    def _put(self, event: EnvelopeReceived, room: SizeClass) -> None:
         if self._closed:
             self._take_out(event, room)
             return
         self._envelopes += 1
         self._append(event, room)
 
-    def _append(self, event: TransportEvent, room: Room | None) -> None:
+    def _append(self, event: TransportEvent, room: SizeClass | None) -> None:
         self._events.append((event, room))
         self._arrived.set()
 
-    def _take_out(self, event: EnvelopeReceived, room: Room) -> None:
+    def _take_out(self, event: EnvelopeReceived, room: SizeClass) -> None:
         size = len(event.data)
-        if room is Room.LARGE:
+        if room is SizeClass.LARGE:
             self._large_unread -= size
         else:
             self._unread -= size
         self._give_back(event.peer, room, size)
 
-    def _give_back(self, peer: PeerId, room: Room, size: int) -> None:
+    def _give_back(self, peer: PeerId, room: SizeClass, size: int) -> None:
         share = self._shares[peer]
         share.envelopes -= 1
-        if room is Room.LARGE:
+        if room is SizeClass.LARGE:
             share.large = 0
-        elif room is Room.BULK:
+        elif room is SizeClass.BULK:
             share.bulk -= size
         else:
             share.small -= size
@@ -281,37 +417,37 @@ class Inbox:
         """The first is always taken: nobody else's small ones may keep it out for ever."""
         return not others or others + size <= self._limits.inbox_large_bytes
 
-    def _make_fit(self, claim: Claim, now: float, waited_s: float) -> bool:
+    def _make_fit(self, transfer: Transfer, now: float, waited_s: float) -> bool:
         """Have room for all of a new message, as far as can be said now.
 
         Those that are slower than they have to be make room, the lowest first, if that helps.
         """
-        soon = sum(each.expected(now) for each in self._claims if each.room is claim.room)
-        if self._will_fit(claim, soon):
+        soon = sum(each.expected(now) for each in self._transfers if each.room is transfer.room)
+        if self._will_fit(transfer, soon):
             return True
-        slow = self._slow_ones(claim, now, tedious=waited_s >= HORIZON_S)
-        if not self._will_fit(claim, soon - sum(each.expected(now) for each in slow)):
+        slow = self._slow_ones(transfer, now, tedious=waited_s >= HORIZON_S)
+        if not self._will_fit(transfer, soon - sum(each.expected(now) for each in slow)):
             return False
         for each in slow:
             soon -= each.expected(now)
             self._evict(each)
-            if self._will_fit(claim, soon):
+            if self._will_fit(transfer, soon):
                 break
         return True
 
-    def _will_fit(self, claim: Claim, soon: int) -> bool:
+    def _will_fit(self, transfer: Transfer, soon: int) -> bool:
         """Whether all of it fits beside what will have come of others soon."""
-        if claim.room is Room.LARGE:
-            return self._large_fits(self._large_unread + soon, claim.total)
-        return self._unread + soon + claim.total <= self._marks[Room.BULK, claim.known]
+        if transfer.room is SizeClass.LARGE:
+            return self._large_fits(self._large_unread + soon, transfer.total)
+        return self._unread + soon + transfer.total <= self._marks[SizeClass.BULK, transfer.known]
 
-    def _slow_ones(self, claim: Claim, now: float, *, tedious: bool) -> list[Claim]:
+    def _slow_ones(self, transfer: Transfer, now: float, *, tedious: bool) -> list[Transfer]:
         least = self._limits.slow_bytes_per_s
         slow = [
             each
-            for each in self._claims
-            if each.room is claim.room
-            and each.known <= claim.known
+            for each in self._transfers
+            if each.room is transfer.room
+            and each.known <= transfer.known
             and (
                 not each.attached
                 or each.meter.is_below(least, now)
@@ -320,33 +456,33 @@ class Inbox:
         ]
         return sorted(slow, key=lambda each: each.rank(now))
 
-    def _fits(self, claim: Claim, more: int, used: int | None = None) -> bool:
+    def _fits(self, transfer: Transfer, more: int, used: int | None = None) -> bool:
         """Whether `more` bytes fit beside what is used, which is by default what is there now."""
-        if claim.room is Room.LARGE:
+        if transfer.room is SizeClass.LARGE:
             used = self._large_used if used is None else used
-            return self._large_fits(used - claim.charged, claim.charged + more)
+            return self._large_fits(used - transfer.charged, transfer.charged + more)
         used = self._used if used is None else used
-        return used + more <= self._marks[Room.BULK, claim.known]
+        return used + more <= self._marks[SizeClass.BULK, transfer.known]
 
-    def _lowest(self, claim: Claim, now: float) -> Claim | None:
+    def _lowest(self, transfer: Transfer, now: float) -> Transfer | None:
         """The lowest of those that rank lower and have any room."""
-        rivals = [each for each in self._claims if each.room is claim.room and each.charged]
-        lowest = min(rivals, key=lambda each: each.rank(now), default=claim)
-        return lowest if lowest.rank(now) < claim.rank(now) else None
+        rivals = [each for each in self._transfers if each.room is transfer.room and each.charged]
+        lowest = min(rivals, key=lambda each: each.rank(now), default=transfer)
+        return lowest if lowest.rank(now) < transfer.rank(now) else None
 
-    def _charge(self, claim: Claim, more: int) -> None:
-        claim.charged += more
-        if claim.room is Room.LARGE:
+    def _charge(self, transfer: Transfer, more: int) -> None:
+        transfer.charged += more
+        if transfer.room is SizeClass.LARGE:
             self._large_received += more
         else:
             self._received += more
 
-    def _forget(self, claim: Claim) -> None:
-        self._charge(claim, -claim.charged)
-        del self._claims[claim]
-        self._give_back(claim.peer, claim.room, claim.total)
+    def _forget(self, transfer: Transfer) -> None:
+        self._charge(transfer, -transfer.charged)
+        del self._transfers[transfer]
+        self._give_back(transfer.peer, transfer.room, transfer.total)
 
-    def _evict(self, claim: Claim) -> None:
+    def _evict(self, transfer: Transfer) -> None:
         # The room is for whoever asked: others are not told of it.
-        self._forget(claim)
-        claim.evicted()
+        self._forget(transfer)
+        transfer.evicted()

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bbnode.access.decision import Standing
 from bbnode.ir.peer import PeerId
-from bbnode.transport.base import TransportLimits
-from bbnode.transport.counters import Counters
+from bbnode.transport.base import Counters
+from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.admission import (
     GRACE_S,
     Admission,

@@ -199,7 +199,7 @@ def drop_stream(muxed: Any) -> None:
         arrived.set()
 
 
-class Strays:
+class OrphanStreams:
     """Streams that belong to nobody any more, and since when (S18)."""
 
     def __init__(self, after_s: float) -> None:

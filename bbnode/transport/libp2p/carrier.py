@@ -21,7 +21,6 @@ from multiaddr import Multiaddr
 
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Direction
-from bbnode.transport.carrier import ByteStream
 from bbnode.transport.errors import StreamBrokenError
 from bbnode.transport.libp2p.tcp import remote_endpoint
 from bbnode.transport.libp2p.windows import (
@@ -39,6 +38,7 @@ from bbnode.transport.libp2p.workarounds import (
     was_reset,
 )
 from bbnode.transport.links.framing import Lane
+from bbnode.transport.links.link import ByteStream
 
 log = logging.getLogger(__name__)
 

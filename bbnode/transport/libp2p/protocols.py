@@ -21,12 +21,10 @@ import trio
 
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.base import Buffer
-from bbnode.transport.counters import Counters
+from bbnode.transport.base import Buffer, Counters
 from bbnode.transport.errors import NotConnectedError, StreamBrokenError, TooManyStreamsError
 from bbnode.transport.libp2p.carrier import LANE_PROTOCOLS, Libp2pCarrier, Libp2pStream
-from bbnode.transport.link_state import LinkState
-from bbnode.transport.links.link import Link
+from bbnode.transport.links.link import Link, LinkState
 
 log = logging.getLogger(__name__)
 
@@ -250,7 +248,7 @@ class Protocols:
                 stream.abort(f"nothing moved for {self._idle_s:g} s")
 
     def register(self, protocol_id: str, handler: PumpedHandler) -> None:
-        """See ProtocolHost."""
+        """See Transport."""
         if protocol_id in self._handlers or protocol_id in LANE_PROTOCOLS.values():
             raise DeploymentError(f"protocol {protocol_id} is served already; choose another id")
         if not protocol_id.startswith("/"):
@@ -281,9 +279,9 @@ class Protocols:
     async def open(
         self, link: Link | None, peer: PeerId, protocol_id: str
     ) -> AsyncIterator[PumpedStream]:
-        """See ProtocolHost.open_stream."""
+        """See Transport.open_stream."""
         if link is None or not isinstance(link.carrier, Libp2pCarrier):
-            raise NotConnectedError(f"{peer} is not connected; wait for its PeerConnected")
+            raise NotConnectedError(f"{peer} is not connected; wait for its ConnectionOpened")
         place = self._place(link, protocol_id, ours=True)
         if place is None:
             raise TooManyStreamsError(

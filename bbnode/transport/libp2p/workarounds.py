@@ -29,7 +29,7 @@ S16 a message of a negotiation, before Noise and on each stream, is read whateve
 S17 frames are read and kept whatever the window says, and streams are made without a bound, before
     anybody looks `guard_frames` in `libp2p.bounds`
 S18 a stream that was reset keeps what lies unread on it for 60 s, and one that only we have ended
-    stays for ever `drop_stream`, `Strays` in `libp2p.bounds`
+    stays for ever `drop_stream`, `OrphanStreams` in `libp2p.bounds`
 S19 a read asks the system for as much as the peer announced `ReadAheadStream` in `libp2p.tcp`
 """
 

@@ -6,7 +6,7 @@ FRAME_CAPS; a length is checked against it before anything is kept. An end of st
 but between frames is a truncation. No I/O here: the decoder is fed.
 
 Number: of an ENVELOPE, OPEN and CHUNK, the message's place in the order of its lane; of an
-ACK, the message that is expected next; of a RESUME and a START, the round (see `inflow`); of a
+ACK, the message that is expected next; of a RESUME and a START, the round (see `receiver`); of a
 PING, what its PONG repeats; of a BYE_ACK, the lane.
 """
 
@@ -92,7 +92,7 @@ FRAME_CAPS: dict[tuple[Lane, FrameType], int] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class LinkFrame:
     """One decoded frame, whole."""
 
     type: FrameType
@@ -156,7 +156,7 @@ def encode_ack(lane: Lane, position: Position) -> bytes:
     return encode_header(FrameType.ACK, len(body), position.number) + body
 
 
-def decode_ack(frame: Frame) -> tuple[Lane, Position]:
+def decode_ack(frame: LinkFrame) -> tuple[Lane, Position]:
     """What an ACK says; raises FrameError."""
     lane, offset = _unpack(_ACK, frame)
     if lane not in (Lane.CONTROL, Lane.BULK):
@@ -177,7 +177,7 @@ def encode_resume(resume: Resume) -> bytes:
     return encode_header(FrameType.RESUME, len(body), resume.round) + body
 
 
-def decode_resume(frame: Frame) -> Resume:
+def decode_resume(frame: LinkFrame) -> Resume:
     """What a RESUME says; raises FrameError."""
     record, control, bulk, offset, control_window, bulk_window = _unpack(_RESUME, frame)
     least = MAX_CONTROL_ENVELOPE_BYTES + HEADER_BYTES
@@ -198,7 +198,7 @@ def encode_open(number: int, total: int, offset: int, anchor: int = 0) -> bytes:
     return encode_header(FrameType.OPEN, _OPEN.size, number) + _OPEN.pack(total, offset, anchor)
 
 
-def decode_open(frame: Frame) -> Open:
+def decode_open(frame: LinkFrame) -> Open:
     """What an OPEN says; raises FrameError."""
     total, offset, anchor = _unpack(_OPEN, frame)
     if offset >= total:
@@ -208,7 +208,7 @@ def decode_open(frame: Frame) -> Open:
     return Open(total=total, offset=offset, anchor=anchor)
 
 
-def _unpack(layout: struct.Struct, frame: Frame) -> tuple[int, ...]:
+def _unpack(layout: struct.Struct, frame: LinkFrame) -> tuple[int, ...]:
     if len(frame.body) != layout.size:
         raise FrameError(
             f"a {frame.type.name} frame of {len(frame.body)} bytes; it has {layout.size}"
@@ -247,7 +247,7 @@ class FrameDecoder:
         """Whether the beginning of a header or of a body waits here for the rest."""
         return self._want is not None or bool(self._buffer)
 
-    def feed(self, data: bytes) -> Iterator[Frame | ChunkData]:
+    def feed(self, data: bytes) -> Iterator[LinkFrame | ChunkData]:
         """What `data` completes; raises FrameError at the first that is no frame."""
         self._view = memoryview(data)
         while True:
@@ -274,7 +274,7 @@ class FrameDecoder:
                 return
             self._want = None
             self.frames += 1
-            yield Frame(type=frame_type, number=number, body=body)
+            yield LinkFrame(type=frame_type, number=number, body=body)
 
     def _take(self, count: int) -> bytes | None:
         """The next `count` bytes, or None when they have not all come."""

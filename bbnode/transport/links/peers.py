@@ -9,46 +9,200 @@ admit is counted by its reason and goes no further.
 from __future__ import annotations
 
 import math
+import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import trio
+from multiaddr import Multiaddr
 
 from bbnode.access.decision import Standing
+from bbnode.ir.address import is_relayed
 from bbnode.ir.caps import MAX_RECOGNISED
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import (
     Authorizer,
     Buffer,
+    ConnectionClosed,
+    ConnectionOpened,
+    Counters,
+    DeliveryFailed,
     Direction,
     Hello,
     HelloRefused,
-    PeerConnected,
-    PeerDisconnected,
     PeerInfo,
     ProtocolViolation,
     Unsent,
-    Violation,
     WantedPeer,
 )
-from bbnode.transport.counters import Counters
 from bbnode.transport.errors import (
+    DeniedPeerError,
     EnvelopeTooLargeError,
     NotAllowedError,
     NotConnectedError,
     QueueFullError,
+    Violation,
 )
-from bbnode.transport.gate import Gate
-from bbnode.transport.given_up import GivenUp, unsent_of
 from bbnode.transport.inbox import Inbox
 from bbnode.transport.limits import TransportLimits
-from bbnode.transport.link_state import LinkState
-from bbnode.transport.links.admission import Admission, Place, Stage
+from bbnode.transport.links.admission import Admission, Gate, Place, Stage
 from bbnode.transport.links.framing import Lane, Resume
-from bbnode.transport.links.link import Link
-from bbnode.transport.links.receiver import Inflow
-from bbnode.transport.outbound import OutboundQueue, size_of
-from bbnode.transport.session import PeerSession, fresh_number, not_connected, replaces, restarted
+from bbnode.transport.links.link import Link, LinkState
+from bbnode.transport.links.receiver import Receiver
+from bbnode.transport.outbound import Outbound, OutboundQueue, size_of
+
+
+def fresh_number() -> int:
+    """A number that nobody else has: 63 random bits."""
+    return secrets.randbits(63)
+
+
+@dataclass(slots=True, eq=False)
+class PeerSession:
+    """What a node knows of one peer."""
+
+    peer: PeerId
+    queue: OutboundQueue
+    # Names our numbering of the messages in `queue`.
+    exchange: int = field(default_factory=fresh_number)
+    links: list[Link] = field(default_factory=list)
+    # The link on which everything is sent.
+    primary: Link | None = None
+    # What came from the peer, and the link that brings more.
+    receiver: Receiver | None = None
+    feeder: Link | None = None
+    # The process of the peer that we last talked to.
+    session_id: str = ""
+    # What it said it plays, on the link that is in use; it was announced as that.
+    classes: tuple[str, ...] = ()
+    since_s: float = 0.0
+    # Bytes of links that are closed; those of open ones are theirs.
+    bytes_in: int = 0
+    bytes_out: int = 0
+    wanted: tuple[Multiaddr, ...] | None = None
+    failed_dials: int = 0
+    last_error: str = ""
+    # The last word of our own authorizer on a connection with it was no: what fails until it
+    # says yes is no fault of the peer.
+    denied: bool = False
+    # Without a link: until when the queue is kept, and until when the record is.
+    fails_at: float = math.inf
+    forgotten_at: float = math.inf
+    # The queue is kept because somebody began to dial the peer.
+    expected: bool = False
+    # Exactly one of the two is set: whether there is a primary link.
+    up: trio.Event = field(default_factory=trio.Event)
+    down: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def speaks_as(self) -> tuple[str, tuple[str, ...]]:
+        """Its process, and the classes that it was announced with."""
+        return self.session_id, self.classes
+
+    def why_new(self, hello: Hello) -> str:
+        """Why this hello ends the connection as it was: it says another process, or classes."""
+        same = self.session_id == hello.session_id
+        return "the peer plays other classes now" if same else "the peer has restarted"
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether there is a connection, or may be one again soon."""
+        return self.primary is not None or self.fails_at < math.inf
+
+    @property
+    def unused(self) -> bool:
+        """Whether nothing would be lost with this session."""
+        kept = self.links or self.takes_messages or self.forgotten_at < math.inf
+        return self.wanted is None and not kept
+
+    def wish(self) -> WantedPeer | None:
+        """The peer as one that is kept connected, if it is."""
+        if self.wanted is None:
+            return None
+        return WantedPeer(
+            peer=self.peer,
+            addresses=self.wanted,
+            connected=self.primary is not None,
+            failed_dials=self.failed_dials,
+            last_error=self.last_error,
+        )
+
+    def expect(self, until_s: float) -> bool:
+        """Take messages until then: the peer is dialled. False when they are taken already."""
+        if self.takes_messages:
+            return False
+        self.expected, self.fails_at = True, until_s
+        return True
+
+    def await_nothing(self) -> None:
+        """The peer is there, or is given up."""
+        self.expected, self.fails_at, self.forgotten_at = False, math.inf, math.inf
+
+    def remove(self, link: Link) -> None:
+        """A link is closed; what it moved still counts."""
+        self.links.remove(link)
+        self.bytes_in += link.bytes_in
+        self.bytes_out += link.bytes_out
+
+    def info(self) -> PeerInfo | None:
+        """The peer as it is shown; None while there is no connection with a hello."""
+        link, queue = self.primary, self.queue
+        if link is None or link.hello is None:
+            return None
+        return PeerInfo(
+            peer=self.peer,
+            direction=link.carrier.direction,
+            address=link.carrier.address,
+            hello=link.hello,
+            bytes_in=self.bytes_in + sum(each.bytes_in for each in self.links),
+            bytes_out=self.bytes_out + sum(each.bytes_out for each in self.links),
+            queued_envelopes=queue.envelopes,
+            queued_bytes=queue.bytes,
+            unacknowledged_bytes=queue.unacknowledged_bytes,
+            acknowledged=queue.acknowledged,
+            resent=queue.resent,
+            duplicates=0 if self.receiver is None else self.receiver.duplicates,
+            rtt_s=link.rtt_s,
+            since_s=self.since_s,
+        )
+
+
+def not_connected(peer: PeerId, session: PeerSession | None) -> NotConnectedError:
+    """Why nothing can be queued for a peer that takes no messages."""
+    if session is not None and session.denied:
+        return DeniedPeerError(f"{peer} is not connected: it was not allowed here")
+    return NotConnectedError(f"{peer} is not connected; wait for its ConnectionOpened")
+
+
+def replaces(own: PeerId, old: Link, new: Link) -> bool:
+    """Whether `new` is kept rather than `old`, both being links of one peer.
+
+    Both sides see the same two connections and must keep the same one: the direct one if the
+    other is relayed; that of the smaller PeerId when each dialled one; of two by the same
+    dialler, the one it dialled later.
+    """
+    new_relayed = is_relayed(new.carrier.address)
+    if is_relayed(old.carrier.address) != new_relayed:
+        return not new_relayed
+    old_outbound = old.carrier.direction is Direction.OUTBOUND
+    new_outbound = new.carrier.direction is Direction.OUTBOUND
+    if old_outbound != new_outbound:
+        return new_outbound == (own < new.peer)
+    return new.dialled_number > old.dialled_number
+
+
+def restarted(old: Link, new: Link) -> bool:
+    """Whether another process of the peer speaks on `new`, or it plays other classes there.
+
+    No process of ours changes its classes. With one that does, the newest word counts: it is
+    what the authorizer decided on last.
+    """
+    if old.hello is None or new.hello is None:
+        return False
+    was, now = old.hello, new.hello
+    return (was.session_id, was.classes) != (now.session_id, now.classes)
+
 
 # Between two looks at what lies unread: what the muxer takes is bounded frame by frame, so this is
 # for the sum of many connections.
@@ -74,7 +228,9 @@ class PeerTable:
         self._inbox = inbox
         self._counters = counters
         self.gate = Gate(authorizer, counters)
-        self.given_up = GivenUp(inbox, counters)
+        # Set when the node stops: what is given up from then on is kept, and not reported.
+        self.stopping = False
+        self._kept: list[Unsent] = []
         self._sessions: dict[PeerId, PeerSession] = {}
         # Connections and who gets one.
         self.admission = Admission(limits, counters, self.knows)
@@ -127,14 +283,14 @@ class PeerTable:
         """
         now = trio.current_time()
         if place is None and link.carrier.direction is Direction.OUTBOUND:
-            place = self.admission.dial(link.peer, now, link.doom)
+            place = self.admission.dial(link.peer, now, link.abort)
         elif place is None:
-            place = self.admission.accept("", now, link.doom)
+            place = self.admission.accept("", now, link.abort)
         if place is None or place.stage is Stage.GONE:
             self.drop_if_unused(self.session(link.peer))
             return False
         self.admission.secured(place, link.peer)
-        place.drop = link.doom
+        place.drop = link.abort
         link.place = place
         self.session(link.peer).links.append(link)
         return True
@@ -154,7 +310,7 @@ class PeerTable:
 
     def check_unread(self) -> None:
         """Look at all connections: each has its bound, and all have one together."""
-        unread = {link: link.check_flood() for link in self.links() if not link.is_doomed()}
+        unread = {link: link.check_flood() for link in self.links() if not link.is_aborted()}
         total = sum(unread.values())
         while total > self._limits.all_unread_bytes:
             most = max(unread, key=unread.__getitem__)
@@ -185,9 +341,28 @@ class PeerTable:
             session.primary.wake(lane)
 
     def unsent(self) -> list[Unsent]:
-        """What peers have not acknowledged, that of the stop included."""
-        queued = [unsent_of(session, session.queue.pending()) for session in self.sessions()]
-        return [*self.given_up.kept, *(each for found in queued for each in found)]
+        """Return what peers have not acknowledged, that of the stop included."""
+        queued = [_unsent(session, session.queue.pending()) for session in self.sessions()]
+        return [*self._kept, *(each for found in queued for each in found)]
+
+    def _fail(
+        self,
+        session: PeerSession,
+        items: Iterable[Outbound],
+        reason: str,
+        *,
+        blames_peer: bool = True,
+    ) -> None:
+        """Report messages as failed; a peer is not blamed while we do not allow it ourselves."""
+        if self.stopping:
+            self._kept += _unsent(session, items)
+            return
+        blames = blames_peer and not session.denied
+        for item in items:
+            self._counters.add("outbound.failed")
+            self._inbox.notify(
+                DeliveryFailed(peer=session.peer, tag=item.tag, reason=reason, blames_peer=blames)
+            )
 
     def expect(self, session: PeerSession) -> None:
         """A peer is going to be dialled: take messages for it."""
@@ -198,7 +373,7 @@ class PeerTable:
         """It was dialled everywhere, or is not any more: what waits for nothing else fails."""
         if session.expected:
             session.expected, session.fails_at = False, math.inf
-            self.given_up.fail(session, session.queue.drain(), f"it can't be reached: {reason}")
+            self._fail(session, session.queue.drain(), f"it can't be reached: {reason}")
 
     def infos(self) -> list[PeerInfo]:
         """The connected peers, in PeerId order."""
@@ -214,9 +389,9 @@ class PeerTable:
         for session in list(self._sessions.values()):
             if now >= session.fails_at:
                 session.expected, session.fails_at = False, math.inf
-                self.given_up.fail(session, session.queue.drain(), "the peer did not come back")
-                if session.flow is not None:
-                    session.flow.drop_partial()
+                self._fail(session, session.queue.drain(), "the peer did not come back")
+                if session.receiver is not None:
+                    session.receiver.drop_partial()
                 self.drop_if_unused(session)
             if now >= session.forgotten_at:
                 session.forgotten_at = math.inf
@@ -234,7 +409,7 @@ class PeerTable:
                 reason = self.gate.connection(link.peer, direction, link.hello)
             self.session(link.peer).denied = bool(reason)
             if reason:
-                link.retire(f"not allowed any more: {reason}")
+                link.close(f"not allowed any more: {reason}")
 
     # -- LinkOwner -------------------------------------------------------------------------
 
@@ -264,15 +439,15 @@ class PeerTable:
         if restarted(old, link):
             # The old process is gone, and with it all that this link was for.
             session.primary = None
-            old.doom("the peer has restarted, or plays other classes now")
+            old.abort("the peer has restarted, or plays other classes now")
             self._promote(session, link)
             return
         self._counters.add("links.duplicate")
         if replaces(self._own, old, link):
             self._promote(session, link)
-            old.retire("another connection is kept")
+            old.close("another connection is kept")
         else:
-            link.retire("another connection is kept")
+            link.close("another connection is kept")
 
     def link_closed(self, link: Link, reason: str) -> None:
         """Fall back to another link of the peer, or report that it is gone."""
@@ -284,8 +459,8 @@ class PeerTable:
             self._remember(session.peer)
         if session.feeder is link:
             session.feeder = None
-            if session.flow is not None:
-                session.flow.rewind()
+            if session.receiver is not None:
+                session.receiver.rewind()
                 self._held.pop(session.peer, None)
         if session.primary is link:
             session.primary = None
@@ -293,7 +468,7 @@ class PeerTable:
             if spare is not None:
                 self._promote(session, spare)
             else:
-                self._lose(session, reason, for_good=link.took_leave)
+                self._lose(session, reason, for_good=link.said_goodbye)
         self.drop_if_unused(session)
 
     def hello_refused(self, link: Link, reason: str) -> None:
@@ -310,24 +485,24 @@ class PeerTable:
         if not self._inbox.crowded:
             self._inbox.notify(ProtocolViolation(peer=link.peer, reason=reason, kind=kind))
 
-    def inflow(self, link: Link) -> Inflow | None:
+    def receiver(self, link: Link) -> Receiver | None:
         """Only the feeder's messages are taken."""
         session = self._sessions.get(link.peer)
-        if session is None or session.feeder is not link or session.flow is None:
+        if session is None or session.feeder is not link or session.receiver is None:
             return None
-        if session.flow.held_bytes:
+        if session.receiver.held_bytes:
             self._held[session.peer] = None
-        return session.flow
+        return session.receiver
 
     def announce(self, link: Link | None) -> None:
         """Make the link the feeder, from where the record stands."""
         if link is None or (hello := link.hello) is None:
             return
         session = self.session(link.peer)
-        flow = session.flow
-        if flow is None or flow.exchange != hello.exchange:
+        receiver = session.receiver
+        if receiver is None or receiver.exchange != hello.exchange:
             self._drop_flow(session)
-            flow = session.flow = Inflow(
+            receiver = session.receiver = Receiver(
                 peer=session.peer,
                 exchange=hello.exchange,
                 record=fresh_number(),
@@ -338,10 +513,10 @@ class PeerTable:
                 address=link.carrier.address,
                 on_evicted=lambda: self.announce(session.feeder),
             )
-        flow.address = link.carrier.address
+        receiver.address = link.carrier.address
         session.feeder = link
         self._held.pop(session.peer, None)
-        link.resume_due = flow.announce()
+        link.resume_due = receiver.announce()
         link.wake(Lane.CONTROL)
 
     def resumed(self, link: Link, resume: Resume) -> None:
@@ -359,8 +534,8 @@ class PeerTable:
     def stalled(self, link: Link, reason: str) -> None:
         """Fail what a peer does not take: another connection would not change that."""
         session = self.session(link.peer)
-        self.given_up.fail(session, session.queue.drain(), reason)
-        link.doom(reason)
+        self._fail(session, session.queue.drain(), reason)
+        link.abort(reason)
 
     # -- room in the inbox -----------------------------------------------------------------
 
@@ -368,10 +543,10 @@ class PeerTable:
         """Take what was held: of all peers, since some room is everybody's."""
         for peer in list(self._held):
             session = self._sessions.get(peer)
-            if session is not None and session.flow is not None and session.feeder is not None:
-                if session.flow.pump():
+            if session is not None and session.receiver is not None and session.feeder is not None:
+                if session.receiver.pump():
                     session.feeder.acks_changed()
-                if session.flow.held_bytes:
+                if session.receiver.held_bytes:
                     continue
             self._held.pop(peer, None)
 
@@ -386,7 +561,7 @@ class PeerTable:
         if session.session_id not in ("", hello.session_id):
             # Before the peer is up again: what its old process did not take is no fault of the
             # new one, and the engine would hold it back for it.
-            self.given_up.fail(session, session.queue.give_up_begun(), _FORGOTTEN)
+            self._fail(session, session.queue.give_up_begun(), _FORGOTTEN)
         session.session_id, session.classes = hello.session_id, hello.classes
         session.primary = link
         session.await_nothing()
@@ -397,7 +572,7 @@ class PeerTable:
             session.up.set()
             session.down = trio.Event()
             self._inbox.notify(
-                PeerConnected(
+                ConnectionOpened(
                     peer=session.peer,
                     address=link.carrier.address,
                     direction=link.carrier.direction,
@@ -413,7 +588,7 @@ class PeerTable:
         if resume is None:
             return
         lost = session.queue.resume(resume)
-        self.given_up.fail(session, lost, _FORGOTTEN, blames_peer=False)
+        self._fail(session, lost, _FORGOTTEN, blames_peer=False)
         link.granted = resume.round
         link.wake_all()
 
@@ -422,13 +597,13 @@ class PeerTable:
         session.primary = None
         session.down.set()
         session.up = trio.Event()
-        self._inbox.notify(PeerDisconnected(peer=session.peer, reason=reason, goodbye=for_good))
+        self._inbox.notify(ConnectionClosed(peer=session.peer, reason=reason, goodbye=for_good))
         now = trio.current_time()
         session.forgotten_at = now + self._limits.remember_s
         if for_good:
-            self.given_up.fail(session, session.queue.drain(), reason, blames_peer=False)
-            if session.flow is not None:
-                session.flow.drop_partial()
+            self._fail(session, session.queue.drain(), reason, blames_peer=False)
+            if session.receiver is not None:
+                session.receiver.drop_partial()
         else:
             session.fails_at = now + self._limits.resume_s
         self._forget_oldest()
@@ -447,15 +622,17 @@ class PeerTable:
             return
         oldest = min(lost, key=lambda each: each.forgotten_at)
         oldest.await_nothing()
-        self.given_up.fail(
-            oldest, oldest.queue.drain(), "too many peers are waited for", blames_peer=False
-        )
+        self._fail(oldest, oldest.queue.drain(), "too many peers are waited for", blames_peer=False)
         self._drop_flow(oldest)
         self.drop_if_unused(oldest)
 
     def _drop_flow(self, session: PeerSession) -> None:
-        flow, session.flow, session.feeder = session.flow, None, None
+        receiver, session.receiver, session.feeder = session.receiver, None, None
         self._held.pop(session.peer, None)
-        if flow is not None:
-            flow.rewind()
-            flow.drop_partial()
+        if receiver is not None:
+            receiver.rewind()
+            receiver.drop_partial()
+
+
+def _unsent(session: PeerSession, items: Iterable[Outbound]) -> list[Unsent]:
+    return [Unsent(peer=session.peer, tag=item.tag, parts=item.parts) for item in items]

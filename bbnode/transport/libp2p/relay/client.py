@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 import trio
 from libp2p.connection_types import ConnectionType
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.exceptions import ConnectionClosedError, IOException
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
@@ -30,18 +33,68 @@ from bbnode.transport.libp2p.relay.messages import (
     REASONS,
     RELAY_PROTOCOL,
     RELAYED_PROTOCOL,
-    Answer,
-    Ask,
+    RelayAnswer,
+    RelayCommand,
+    RelayRequest,
     RelayStatus,
-    Request,
     read_answer,
     write_answer,
     write_request,
 )
-from bbnode.transport.libp2p.relay_pipe import CircuitPipe
 from bbnode.transport.libp2p.workarounds import serve_inbound
-from bbnode.transport.link_state import LinkState
-from bbnode.transport.links.link import Link
+from bbnode.transport.links.link import Link, LinkState
+
+_READ_BYTES: Final = 64 * 1024
+
+
+class CircuitPipe(ReadWriteCloser):
+    """One end of a circuit. Unlike a socket's, its reads and writes may be cancelled."""
+
+    def __init__(self, stream: PumpedStream, *, wear_bytes: float = math.inf) -> None:
+        """`worn` is set once `wear_bytes` of both directions have gone through, or it is closed."""
+        self._stream = stream
+        self._rest = memoryview(b"")
+        self._left = wear_bytes
+        self.worn = trio.Event()
+        self.closed = trio.Event()
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Between 1 and `n` bytes, b"" at the end; raises IOException."""
+        if not self._rest:
+            try:
+                data = await self._stream.read(_READ_BYTES)
+            except StreamBrokenError as error:
+                raise IOException(f"the circuit is gone: {error}") from error
+            self._count(len(data))
+            self._rest = memoryview(data)
+        count = len(self._rest) if n is None or n < 0 else n
+        part, self._rest = self._rest[:count], self._rest[count:]
+        return bytes(part)
+
+    async def write(self, data: bytes) -> None:
+        """All of `data`; raises ConnectionClosedError."""
+        try:
+            await self._stream.write(data)
+        except StreamBrokenError as error:
+            raise ConnectionClosedError(f"the circuit is gone: {error}") from error
+        self._count(len(data))
+
+    async def close(self) -> None:
+        """End it at once; whoever reads or writes comes back with an error."""
+        self.closed.set()
+        self.worn.set()
+        self._stream.abort("the circuit was closed here")
+        await trio.lowlevel.checkpoint()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """None: the address of a circuit is no IP address."""
+        return None
+
+    def _count(self, size: int) -> None:
+        self._left -= size
+        if self._left <= 0:
+            self.worn.set()
+
 
 log = logging.getLogger(__name__)
 
@@ -118,11 +171,11 @@ class RelayClient:
                 await trio.sleep(wait_s)
 
     async def _reserve(self, link: Link) -> float | None:
-        """Ask for it: the seconds until it is to be asked for again, None when never."""
+        """RelayCommand for it: the seconds until it is to be asked for again, None when never."""
         try:
             with trio.fail_after(ANSWER_S):
                 async with self._protocols.open(link, link.peer, RELAY_PROTOCOL) as stream:
-                    await write_request(stream, Request(ask=Ask.RESERVE))
+                    await write_request(stream, RelayRequest(ask=RelayCommand.RESERVE))
                     answer = await read_answer(stream)
         except StreamBrokenError as error:
             # It does not speak the protocol; or the connection is gone.
@@ -154,9 +207,9 @@ class RelayClient:
     async def _serve(self, stream: PumpedStream) -> None:
         """A relay brings somebody: let them secure the connection, and hold it."""
         if stream.peer not in self._reserved:
-            await write_answer(stream, Answer(status=RelayStatus.NO_RESERVATION))
+            await write_answer(stream, RelayAnswer(status=RelayStatus.NO_RESERVATION))
             return
-        await write_answer(stream, Answer(status=RelayStatus.OK))
+        await write_answer(stream, RelayAnswer(status=RelayStatus.OK))
         raw, address = _raw(CircuitPipe(stream), stream.link, initiator=False)
         await serve_inbound(self._host, raw, address)
 
@@ -180,7 +233,7 @@ class RelayClient:
         try:
             async with self._protocols.open(relay, relay.peer, RELAY_PROTOCOL) as stream:
                 with trio.fail_after(ANSWER_S):
-                    await write_request(stream, Request(ask=Ask.CONNECT, peer=peer))
+                    await write_request(stream, RelayRequest(ask=RelayCommand.CONNECT, peer=peer))
                     answer = await read_answer(stream)
                 if answer.status is not RelayStatus.OK:
                     raise RelayRefusedError(

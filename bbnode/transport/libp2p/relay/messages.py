@@ -31,7 +31,7 @@ _ANSWER: Final = struct.Struct("!BIQ")
 _MAX_PEER_BYTES: Final = MAX_DIGEST_BYTES + 2
 
 
-class Ask(enum.IntEnum):
+class RelayCommand(enum.IntEnum):
     """What is wanted of a relay."""
 
     RESERVE = 1
@@ -73,15 +73,15 @@ class RelayMessageError(PeerError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class RelayRequest:
     """What is asked of a relay; `peer` is whom to connect with."""
 
-    ask: Ask
+    ask: RelayCommand
     peer: PeerId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class RelayAnswer:
     """What comes of it, and for how long or how much it is good."""
 
     status: RelayStatus
@@ -89,35 +89,35 @@ class Answer:
     bytes: int = 0
 
 
-async def write_request(stream: ProtocolStream, request: Request) -> None:
-    """Ask; raises StreamBrokenError."""
+async def write_request(stream: ProtocolStream, request: RelayRequest) -> None:
+    """RelayCommand; raises StreamBrokenError."""
     peer = b"" if request.peer is None else request.peer.to_bytes()
     await stream.write(_REQUEST.pack(request.ask, len(peer)) + peer)
 
 
-async def read_request(stream: ProtocolStream) -> Request:
+async def read_request(stream: ProtocolStream) -> RelayRequest:
     """The request of a peer; raises RelayMessageError and StreamBrokenError."""
     ask, length = _REQUEST.unpack(await _read_exactly(stream, _REQUEST.size))
     if length > _MAX_PEER_BYTES:
         raise RelayMessageError(f"{stream.peer} names a peer of {length} bytes, which none has")
     raw = await _read_exactly(stream, length)
     with Boundary(f"{stream.peer} asks for something unknown", RelayMessageError):
-        request = Request(ask=Ask(ask), peer=PeerId.from_bytes(raw) if raw else None)
-    if (request.peer is None) != (request.ask is Ask.RESERVE):
+        request = RelayRequest(ask=RelayCommand(ask), peer=PeerId.from_bytes(raw) if raw else None)
+    if (request.peer is None) != (request.ask is RelayCommand.RESERVE):
         raise RelayMessageError(f"{stream.peer} asks to {request.ask.name} with a peer too many")
     return request
 
 
-async def write_answer(stream: ProtocolStream, answer: Answer) -> None:
-    """Answer; raises StreamBrokenError."""
+async def write_answer(stream: ProtocolStream, answer: RelayAnswer) -> None:
+    """RelayAnswer; raises StreamBrokenError."""
     await stream.write(_ANSWER.pack(answer.status, answer.seconds, answer.bytes))
 
 
-async def read_answer(stream: ProtocolStream) -> Answer:
+async def read_answer(stream: ProtocolStream) -> RelayAnswer:
     """The answer of a peer; raises RelayMessageError and StreamBrokenError."""
     status, seconds, size = _ANSWER.unpack(await _read_exactly(stream, _ANSWER.size))
     with Boundary(f"{stream.peer} answers something unknown", RelayMessageError):
-        return Answer(status=RelayStatus(status), seconds=seconds, bytes=size)
+        return RelayAnswer(status=RelayStatus(status), seconds=seconds, bytes=size)
 
 
 async def _read_exactly(stream: ProtocolStream, count: int) -> bytes:
