@@ -118,7 +118,7 @@ def _verdict(path: Path, name: str) -> str | None:
     layer, top = _layer(path), name.partition(".")[0]
     if top in NOWHERE:
         return "it loads code from bytes; the design forbids it"
-    if top == "libp2p" and not (layer == "transport" and path.parent.name == "libp2p"):
+    if top == "libp2p" and not (layer == "transport" and "libp2p" in path.parts):
         return "only bbnode/transport/libp2p/ may import libp2p"
     if layer == "engine":
         if top in ENGINE_NEVER:

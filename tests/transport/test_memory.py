@@ -15,9 +15,15 @@ from bbnode.transport.base import (
     EnvelopeReceived,
     Hello,
 )
-from bbnode.transport.errors import EnvelopeTooLargeError, NotConnectedError, QueueFullError
+from bbnode.transport.errors import (
+    EnvelopeTooLargeError,
+    NotAllowedError,
+    NotConnectedError,
+    QueueFullError,
+)
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.memory import MemoryNetwork, MemoryTransport
+from tests.transport.test_authorizer import Rules
 
 A, B, C = sorted(PeerId.from_seed(name) for name in "abc")
 
@@ -129,3 +135,27 @@ async def test_misuse(network, nursery):
         a.keep_connected(B, [])
     with pytest.raises(DeploymentError, match="already"):
         await network.transport(A).run()
+
+
+async def test_the_authorizer_is_asked_as_by_any_transport(network, nursery):
+    rules = Rules(blocked={B})
+    a = await start(network, nursery, A, authorizer=rules)
+    b = await start(network, nursery, B)
+    b.keep_connected(A, a.listen_addresses())
+    assert (drain(a), drain(b)) == ([], [])
+    assert a.metrics().denied == {"blocked": 1}
+    rules.blocked.clear()
+    network.connect_wanted()
+    assert [type(e) for e in drain(b)] == [ConnectionOpened]
+    rules.largest_in, rules.largest_out = 10, 5
+    b.send(A, bytes(11), tag=1)
+    b.send(A, bytes(10), tag=2)
+    up, got = drain(a)
+    assert (type(up), len(got.data)) == (ConnectionOpened, 10)
+    with pytest.raises(NotAllowedError):
+        a.send(B, bytes(6), tag=1)
+    rules.blocked.add(B)
+    a.reauthorize()
+    (gone,) = drain(b)
+    assert isinstance(gone, ConnectionClosed)
+    assert gone.reason == "not allowed any more: blocked"
