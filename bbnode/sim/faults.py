@@ -74,7 +74,7 @@ class Faults:
             _plan(network, event)
 
     def lines(self) -> list[str]:
-        """What happens, one line each, for a report."""
+        """Return the faults, one line each, for a report."""
         return [str(self.link), *(str(event) for event in self.events)]
 
 

@@ -47,7 +47,7 @@ class ArtifactFetchError(PeerError):
 
 
 class ArtifactNotStored(EnvironmentFault):
-    """What was fetched can't be written."""
+    """The fetched artifact cannot be written to disk."""
 
 
 # The artifact of a digest (lower-case hex), opened for one request, or None. Called in a worker
@@ -186,7 +186,7 @@ async def _read_exactly(stream: ProtocolStream, count: int) -> bytes:
 
 
 def _discard(partial: Path) -> None:
-    """What is no part of the artifact must not be gone on from."""
+    """Remove bytes that are no part of the artifact, so that no fetch continues from them."""
     partial.unlink(missing_ok=True)
 
 

@@ -311,22 +311,18 @@ class Authorizer(Protocol):
 
     def connection(self, peer: PeerId, direction: Direction) -> Decision:
         """Decide on a connection whose handshake proved `peer`; nothing was said on it yet."""
-        ...
 
     def hello(self, peer: PeerId, direction: Direction, hello: Hello) -> Decision:
         """Decide on the peer's first message, with its credentials."""
-        ...
 
     def envelope(self, peer: PeerId, direction: Direction, size: int) -> Decision:
         """Decide on one envelope of `size` bytes from the peer (INBOUND) or to it.
 
         One from the peer whose decision says to wait is held, and its sender with it.
         """
-        ...
 
     def is_known(self, peer: PeerId) -> bool:
         """Return True if a peer has been of use: there is room that is kept for such peers."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,19 +381,15 @@ class ProtocolStream(Protocol):
     @property
     def peer(self) -> PeerId:
         """The other side, as the connection's handshake proved it."""
-        ...
 
     async def read(self, max_bytes: int) -> bytes:
         """Return 1 to `max_bytes` bytes; b"" at the end. Raises StreamBrokenError."""
-        ...
 
     async def write(self, data: Buffer) -> None:
         """Write all of `data`; raises StreamBrokenError. A cancelled one may still be written."""
-        ...
 
     async def end(self) -> None:
         """End this direction: the other side reads the end of the stream."""
-        ...
 
 
 ProtocolHandler: TypeAlias = Callable[[ProtocolStream], Awaitable[None]]
@@ -408,11 +400,9 @@ class EventStream(Protocol):
 
     async def receive(self) -> TransportEvent:
         """Return the next event; raises trio.EndOfChannel when the transport has stopped."""
-        ...
 
     def receive_nowait(self) -> TransportEvent:
         """Return the next event; raises trio.WouldBlock when there is none now."""
-        ...
 
 
 class Transport(ABC):

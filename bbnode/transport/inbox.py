@@ -78,39 +78,39 @@ class Meter:
     _newer: tuple[float, int] = (0.0, 0)
 
     def counted_s(self, now: float) -> float:
-        """Seconds since the beginning that count."""
+        """Return the seconds since the beginning that count."""
         return (now if self._paused_at is None else self._paused_at) - self.begun_at - self._lost_s
 
     def pause(self, now: float) -> None:
-        """From now on time does not count."""
+        """Stop counting time."""
         if self._paused_at is None:
             self._paused_at = now
 
     def go_on(self, now: float) -> None:
-        """Time counts again."""
+        """Count time again."""
         if self._paused_at is not None:
             self._lost_s += now - self._paused_at
             self._paused_at = None
 
     def discount(self, seconds: float) -> None:
-        """So much of the time that counted was ours."""
+        """Do not count this time: the delay was ours."""
         if self._paused_at is None:
             self._lost_s += seconds
 
     def add(self, size: int, now: float) -> None:
-        """So many bytes came."""
+        """Count bytes that arrived."""
         self.moved += size
         self._roll(self.counted_s(now))
 
     def bytes_per_s(self, now: float) -> float:
-        """The rate of late."""
+        """Return the recent rate."""
         counted = self.counted_s(now)
         self._roll(counted)
         at, moved = self._older
         return (self.moved - moved) / max(counted - at, _LEAST_SPAN_S)
 
     def is_below(self, bytes_per_s: float, now: float) -> bool:
-        """Whether it has been slower than that, and had the time to show it."""
+        """Return True if it has been slower than that for long enough to judge."""
         return self.counted_s(now) >= 2 * self.span_s and self.bytes_per_s(now) < bytes_per_s
 
     def _roll(self, counted: float) -> None:
@@ -136,11 +136,11 @@ class Transfer:
     _serial: int = field(default_factory=lambda: next(_SERIAL))
 
     def wants(self, end: int) -> int:
-        """Bytes that it has to have when it is written up to there."""
+        """Return the bytes to charge when it is written up to there."""
         return min(self.total, -(-end // ROOM_STEP_BYTES) * ROOM_STEP_BYTES)
 
     def expected(self, now: float) -> int:
-        """Bytes that it will have soon."""
+        """Return the bytes that it will have soon."""
         if not self.attached:
             return self.charged
         if self.meter.counted_s(now) < FRESH_S:
@@ -148,19 +148,19 @@ class Transfer:
         return min(self.total, self.charged + int(self.meter.bytes_per_s(now) * HORIZON_S))
 
     def is_tedious(self, now: float) -> bool:
-        """Whether it takes, and will take, so long that others need not wait for it."""
+        """Return True if it takes, and will take, so long that others need not wait for it."""
         left_s = (self.total - self.charged) / max(self.meter.bytes_per_s(now), 1.0)
         return self.meter.counted_s(now) >= TEDIOUS_S and left_s >= TEDIOUS_S
 
     def rank(self, now: float) -> tuple[bool, float, int]:
-        """Of two that can't both have room the lower one goes: the slower, then the older."""
+        """Return its rank: of two that can't both have room the lower goes, the slower or later."""
         rate = self.meter.bytes_per_s(now) if self.attached else -1.0
         return self.known, rate, self._serial
 
 
 @dataclass(slots=True)
 class _Share:
-    """What one peer has lying in the inbox, unread or being received."""
+    """The use that one peer makes of the inbox, unread or being received."""
 
     envelopes: int = 0
     # By kind, announced bytes: of its own share a peer takes what it likes, in its own time.
@@ -207,7 +207,7 @@ class Inbox:
 
     @property
     def crowded(self) -> bool:
-        """Whether too many notices lie unread to take new connections."""
+        """True if too many notices lie unread for new connections."""
         return self._notices >= self._limits.inbox_notices
 
     @property
@@ -231,14 +231,14 @@ class Inbox:
         return self._notices
 
     def notify(self, event: TransportEvent) -> None:
-        """Put in an event that is not an envelope; dropped when nobody reads any more."""
+        """Add an event that is not an envelope; dropped once nobody reads."""
         if self._closed:
             return
         self._notices += 1
         self._append(event, None)
 
     def offer(self, event: EnvelopeReceived) -> bool:
-        """Put in an envelope that came whole; False when there is no room."""
+        """Add a small envelope; return False when there is no room."""
         peer, size = event.peer, len(event.data)
         share = self._share_for(peer)
         if share is None:
@@ -270,7 +270,7 @@ class Inbox:
     def begin(
         self, peer: PeerId, total: int, evicted: Callable[[], None], waited_s: float = 0.0
     ) -> Transfer | None:
-        """Take up a message of `total` bytes; None when its bytes would not find room.
+        """Start receiving a message of `total` bytes; return None if they would not find room.
 
         Nothing is charged yet. `evicted` is called when its room was taken back since. `waited_s`
         is for how long it has been refused.
@@ -305,7 +305,7 @@ class Inbox:
         return transfer
 
     def grow(self, transfer: Transfer, end: int) -> bool:
-        """Charge a message for its first `end` bytes; False when it has to wait for room."""
+        """Charge a message for its first `end` bytes; return False when it has to wait for room."""
         more = transfer.wants(end) - transfer.charged
         if more <= 0:
             return True
@@ -322,7 +322,7 @@ class Inbox:
         return True
 
     def deliver(self, transfer: Transfer, event: EnvelopeReceived) -> None:
-        """Put in a message that has come whole; all of it is charged."""
+        """Add a message that is complete; all of it is charged."""
         size = transfer.charged
         self._charge(transfer, -size)
         del self._transfers[transfer]
@@ -333,13 +333,13 @@ class Inbox:
         self._put(event, transfer.room)
 
     def drop(self, transfer: Transfer) -> None:
-        """A message is not received any more."""
+        """Release the room of a message that is not received any more."""
         self._forget(transfer)
         if self.on_room is not None:
             self.on_room(transfer.peer)
 
     def close(self) -> None:
-        """No more events; what lies there can still be taken."""
+        """Accept no more events; those that lie there can still be read."""
         self._closed = True
         self._arrived.set()
 
@@ -414,11 +414,11 @@ class Inbox:
             del self._shares[peer]
 
     def _large_fits(self, others: int, size: int) -> bool:
-        """The first is always taken: nobody else's small ones may keep it out for ever."""
+        """Return True if it fits. The first is always accepted, so that none waits for ever."""
         return not others or others + size <= self._limits.inbox_large_bytes
 
     def _make_fit(self, transfer: Transfer, now: float, waited_s: float) -> bool:
-        """Have room for all of a new message, as far as can be said now.
+        """Make room for all of a new message, as far as can be told now.
 
         Those that are slower than they have to be make room, the lowest first, if that helps.
         """
@@ -436,7 +436,7 @@ class Inbox:
         return True
 
     def _will_fit(self, transfer: Transfer, soon: int) -> bool:
-        """Whether all of it fits beside what will have come of others soon."""
+        """Return True if all of it fits beside what will soon have arrived of others."""
         if transfer.room is SizeClass.LARGE:
             return self._large_fits(self._large_unread + soon, transfer.total)
         return self._unread + soon + transfer.total <= self._marks[SizeClass.BULK, transfer.known]
@@ -457,7 +457,7 @@ class Inbox:
         return sorted(slow, key=lambda each: each.rank(now))
 
     def _fits(self, transfer: Transfer, more: int, used: int | None = None) -> bool:
-        """Whether `more` bytes fit beside what is used, which is by default what is there now."""
+        """Return True if `more` bytes fit beside `used`, by default what is used now."""
         if transfer.room is SizeClass.LARGE:
             used = self._large_used if used is None else used
             return self._large_fits(used - transfer.charged, transfer.charged + more)

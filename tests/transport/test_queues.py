@@ -12,7 +12,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.transport.base import ConnectionClosed, EnvelopeReceived
 from bbnode.transport.inbox import Inbox
 from bbnode.transport.limits import TransportLimits
-from bbnode.transport.links.transport import Backoff
+from bbnode.transport.links.transport import DialBackoff
 
 A, B, C = (PeerId.from_seed(name) for name in "abc")
 _ADDRESS = Multiaddr("/ip4/127.0.0.1/tcp/1")
@@ -93,7 +93,7 @@ async def test_notices_always_go_in_and_say_when_it_is_too_much():
 
 
 def test_redial_doubles_to_the_maximum_and_is_reset():
-    redial = Backoff(TransportLimits(), random.Random(1))
+    redial = DialBackoff(TransportLimits(), random.Random(1))
     delays = [redial.next_delay_s() for _ in range(60)]
     assert 0.2 <= delays[0] <= 0.24
     for n, delay in enumerate(delays):

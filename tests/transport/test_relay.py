@@ -40,7 +40,7 @@ from bbnode.transport.libp2p.relay.messages import (
     write_request,
 )
 from bbnode.transport.libp2p.transport import Libp2pTransport
-from bbnode.transport.libp2p.windows import make_patient, write_patiently
+from bbnode.transport.libp2p.workarounds import make_patient, write_patiently
 from bbnode.transport.limits import RelaySettings
 from tests.patience import PATIENCE_S
 from tests.transport.test_libp2p_backend import CALM, LOOPBACK, next_event

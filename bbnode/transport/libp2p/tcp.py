@@ -121,7 +121,7 @@ class ReadAheadStream(TrioTCPStream):
         self.on_heard: Callable[[], None] | None = None
 
     def has_come(self) -> bool:
-        """Whether the system has bytes of it that were not read yet."""
+        """Return True if the kernel has bytes of it that were not read yet."""
         try:
             # Of the system's own socket: trio's would wait, and does not tell.
             with socket.socket(fileno=os.dup(self.stream.socket.fileno())) as peeked:

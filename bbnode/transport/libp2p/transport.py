@@ -26,7 +26,6 @@ from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Authorizer, Capability, Hello, ProtocolHandler, ProtocolStream
 from bbnode.transport.errors import DialError, ListenError
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.bounds import OrphanStreams, reset_muxed
 from bbnode.transport.libp2p.carrier import (
     LANE_PROTOCOLS,
     Libp2pCarrier,
@@ -43,12 +42,14 @@ from bbnode.transport.libp2p.tcp import (
     listen_endpoint,
     remote_endpoint,
 )
-from bbnode.transport.libp2p.windows import grant_window
 from bbnode.transport.libp2p.workarounds import (
     Bounds,
+    OrphanStreams,
     build_host,
     close_quietly,
+    grant_window,
     hard_close,
+    reset_muxed,
     running,
 )
 from bbnode.transport.limits import RelaySettings, TransportLimits
@@ -417,7 +418,7 @@ class Libp2pTransport(LinkTransport):
 
 
 class _Notices(INotifee):
-    """What the network tells us of connections. `connected` runs inside the dial."""
+    """Passes libp2p's notices on connections to us. `connected` runs inside the dial."""
 
     def __init__(self, backend: Libp2pTransport) -> None:
         self._backend = backend
@@ -443,7 +444,7 @@ class _Notices(INotifee):
 
 
 def _place_of(connection: Any) -> Place | None:
-    """What the socket of a connection got when it was accepted; None for any other."""
+    """Return the place that a connection's socket got when it was accepted; None for any other."""
     stream = raw_of(connection).stream
     return stream.place if isinstance(stream, ReadAheadStream) else None
 

@@ -50,7 +50,7 @@ _FIELDS = frozenset(
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """The body of a HELLO frame; raises HelloError when `hello` is over a bound itself."""
+    """Encode a hello; raises HelloError when it is over a bound itself."""
     raw: bytes = msgpack.packb(
         {
             "protocol_version": hello.protocol_version,
@@ -70,7 +70,7 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def decode_hello(raw: bytes) -> Hello:
-    """The hello in the body of a HELLO frame; raises HelloError for anything else."""
+    """Decode a hello; raises HelloError for anything else."""
     with Boundary("the hello is malformed", HelloError):
         return _hello_of(
             unpack(

@@ -71,20 +71,16 @@ class ByteStream(Protocol):
     """One stream of a connection."""
 
     async def read(self, max_bytes: int) -> bytes:
-        """Between 1 and `max_bytes` bytes; b"" at the end; StreamBrokenError after a reset."""
-        ...
+        """Return 1 to `max_bytes` bytes; b"" at the end. Raises StreamBrokenError after a reset."""
 
     async def write(self, data: bytes | memoryview) -> None:
         """Write all of `data`; raises StreamBrokenError."""
-        ...
 
     async def end(self) -> None:
-        """Write no more: the other side reads the end; never raises."""
-        ...
+        """End this direction: the other side reads the end. Never raises."""
 
     async def reset(self) -> None:
-        """Throw the stream away, and wake who reads on it; never raises."""
-        ...
+        """Reset the stream and wake its reader; never raises."""
 
 
 class Carrier(Protocol):
@@ -92,42 +88,34 @@ class Carrier(Protocol):
 
     @property
     def peer(self) -> PeerId:
-        """Who the handshake proved the other side to be."""
-        ...
+        """The other side, as the handshake proved it."""
 
     @property
     def direction(self) -> Direction:
-        """Who dialled."""
-        ...
+        """The side that dialled."""
 
     @property
     def address(self) -> Multiaddr:
         """The remote end of the connection, with /p2p/<peer>."""
-        ...
 
     async def open(self, lane: Lane) -> ByteStream:
-        """A new outgoing stream for `lane`; raises StreamBrokenError."""
-        ...
+        """Open a stream for `lane`; raises StreamBrokenError."""
 
     def stream_count(self) -> int:
-        """Streams of the connection, of both sides and all protocols."""
-        ...
+        """Return the number of streams, of both sides and all protocols."""
 
     def unread_bytes(self) -> int:
-        """What the connection has buffered on all its streams and nobody has read."""
-        ...
+        """Return the bytes that are buffered on all streams and not yet read."""
 
     def allow_unread(self, most_bytes: int) -> None:
-        """How much may lie unread from now on, on all streams together."""
-        ...
+        """Set how many bytes may lie unread from now on, on all streams together."""
 
     async def hard_close(self) -> None:
         """End the connection at once, whatever the peer does; never raises, never hangs."""
-        ...
 
 
 class LinkState(enum.Enum):
-    """Where a link is in its life."""
+    """The states of a link."""
 
     OPENING = "opening"
     UP = "up"
@@ -136,7 +124,7 @@ class LinkState(enum.Enum):
 
 
 class LinkEvent(enum.Enum):
-    """What moves a link from one state to the next."""
+    """The events that move a link from one state to the next."""
 
     HELLO = "hello"
     CLOSE = "close"
@@ -156,7 +144,7 @@ LINK_MOVES: Final[dict[tuple[LinkState, LinkEvent], LinkState]] = {
 
 @dataclass(slots=True)
 class CloseHandshake:
-    """How far the two sides are with taking leave."""
+    """The closing handshake: how far each side is with ending its lanes."""
 
     # Lanes that the peer has ended, and those of them we owe it a BYE_ACK for.
     bye_in: set[Lane] = field(default_factory=set)
@@ -167,7 +155,7 @@ class CloseHandshake:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is under way in either direction any more."""
+        """True once nothing is in flight in either direction."""
         return self.bye_in == self.acked == set(Lane) and not self.acks_due
 
 
@@ -182,14 +170,14 @@ class Heartbeat:
     rtt_s: float | None = None
 
     def start(self, now: float) -> int:
-        """A ping goes out: its number."""
+        """Note that a ping goes out; return its number."""
         self.due = False
         self.number += 1
         self.sent_at = now
         return self.number
 
     def answered(self, number: int, now: float) -> None:
-        """A pong has come; any but that of the last ping is of no interest."""
+        """Note a pong; only that of the last ping counts."""
         if number == self.number and self.sent_at is not None:
             self.rtt_s = now - self.sent_at
             self.sent_at = None
@@ -197,13 +185,13 @@ class Heartbeat:
 
 @dataclass(slots=True)
 class StallDetector:
-    """Whether something that should move still does. Only time in which it should counts."""
+    """Detects that nothing moves any more. Only time in which something should move counts."""
 
     seen: int = -1
     since: float = 0.0
 
     def stalled(self, *, due: bool, value: int, now: float, limit_s: float) -> bool:
-        """True when `value` has not changed for `limit_s` seconds in which it was due to."""
+        """Return True if `value` has not changed for `limit_s` seconds in which it was due to."""
         if not due or value != self.seen:
             self.seen, self.since = value, now
             return False
@@ -211,47 +199,37 @@ class StallDetector:
 
 
 class LinkOwner(Protocol):
-    """Who decides about peers; the link asks it and tells it. None of these blocks."""
+    """The part that decides about peers; a link asks it and reports to it. No method blocks."""
 
     def admit_hello(self, link: Link, hello: Hello) -> str:
-        """Why a peer with this hello is not welcome; empty when it is."""
-        ...
+        """Return why a peer with this hello is refused; "" when it is not."""
 
     def link_up(self, link: Link) -> None:
-        """The peer's hello has come and is in `link.hello`."""
-        ...
+        """Take note that the peer's hello has arrived and is in `link.hello`."""
 
     def link_closed(self, link: Link, reason: str) -> None:
-        """The connection is gone."""
-        ...
+        """Take note that the connection is gone."""
 
     def hello_refused(self, link: Link, reason: str) -> None:
-        """The peer said no acceptable hello; the link closes."""
-        ...
+        """Count and report a peer without an acceptable hello; the link closes."""
 
     def violation(self, link: Link, reason: str, kind: Violation) -> None:
-        """The peer broke the protocol after its hello; the link closes."""
-        ...
+        """Count and report a breach of protocol after the hello; the link closes."""
 
     def receiver(self, link: Link) -> Receiver | None:
-        """The record that this link feeds, if it is the one to feed it."""
-        ...
+        """Return the receiver that this link feeds, if it is the one to feed it."""
 
     def announce(self, link: Link) -> None:
-        """What told the peer from where to send is lost: tell it again."""
-        ...
+        """Send RESUME again: the one that told the peer from where to send was lost."""
 
     def resumed(self, link: Link, resume: Resume) -> None:
-        """The peer says from where to send; raises FrameError."""
-        ...
+        """Handle a RESUME, which says from where to send; raises FrameError."""
 
     def sends(self, link: Link) -> bool:
-        """Whether the messages to this peer are this link's to write."""
-        ...
+        """Return True if the messages to this peer go out on this link."""
 
     def stalled(self, link: Link, reason: str) -> None:
-        """The peer takes nothing any more; the link closes."""
-        ...
+        """Fail the messages to a peer that takes nothing any more; the link closes."""
 
 
 # libp2p returns at most about this much at once.
@@ -275,7 +253,7 @@ class LaneReader:
         self.frame_since = math.inf
 
     def discount(self, seconds: float) -> None:
-        """This process stood still for so long."""
+        """Do not count this time: the process itself stood still."""
         self.frame_since += seconds
 
     async def run(self, stream: ByteStream) -> None:
@@ -484,7 +462,7 @@ class LaneWriter:
         return True
 
     def _acks(self, out: bytearray, *, force: bool) -> None:
-        """What is due; with something else to travel with, all that was taken."""
+        """Append the acknowledgements that are due; with `force`, all there are."""
         receiver = self._link.owner.receiver(self._link)
         if receiver is None:
             return
@@ -569,7 +547,7 @@ _STALL_S: Final = 2.0
 
 
 class Link:
-    """A running connection; `run` owns its tasks. What is public is for its readers, its
+    """A running connection; `run` owns its tasks. Its public members are for its readers, its
     writers and its owner.
     """
 
@@ -637,7 +615,7 @@ class Link:
         return self._reason
 
     def is_aborted(self) -> bool:
-        """Whether the connection is being cut."""
+        """Return True if the connection is being cut."""
         return self._aborted.is_set()
 
     @property
@@ -662,7 +640,7 @@ class Link:
             wake.set()
 
     def close(self, reason: str) -> None:
-        """Begin no more messages, take leave, and close; at most `goodbye_s` seconds."""
+        """Start no more messages, say goodbye and close, within `goodbye_s` seconds."""
         if self.move(LinkEvent.CLOSE, reason) is LinkState.CLOSING:
             self.said_goodbye = True
             self._close_by = trio.current_time() + self.limits.goodbye_s
@@ -722,7 +700,7 @@ class Link:
         return state
 
     def refuse(self, reason: str, kind: Violation = Violation.FRAME) -> None:
-        """The peer sent what it must not: say so, and close."""
+        """Report a breach of protocol by the peer, and close."""
         if self.is_aborted():
             return
         if self.hello is None:
@@ -732,7 +710,7 @@ class Link:
         self.abort(reason)
 
     def acks_changed(self) -> None:
-        """Something was taken: have it acknowledged, at once or with what goes out next."""
+        """Have what was received acknowledged, at once or with what goes out next."""
         receiver = self.owner.receiver(self)
         if receiver is None:
             return
@@ -746,7 +724,7 @@ class Link:
             self._life.set()
 
     def stay(self, seconds: float) -> None:
-        """Leave after so long: for a guest."""
+        """Close after this time: for a guest."""
         self._stays_until = trio.current_time() + seconds
         self._life.set()
 
@@ -761,7 +739,7 @@ class Link:
         return unread
 
     def flooded(self, reason: str) -> None:
-        """The peer sends what the muxer did not allow, or more than there is room for."""
+        """Close: the peer sends what the muxer did not allow, or more than there is room for."""
         if not self.is_aborted():
             self.counters.add("inbound.flooded")
             self.refuse(reason)
@@ -804,14 +782,14 @@ class Link:
                     self._write_again(lane)
 
     def _write_again(self, lane: Lane) -> None:
-        """A new stream takes the place of one that broke: say again what it may have lost."""
+        """Repeat on a new stream what the broken one may have lost."""
         if self.owner.sends(self):
             self.queue.rewind(lane)
         if lane is Lane.CONTROL and self.owner.receiver(self) is not None:
             self.owner.announce(self)
 
     async def _watch_outgoing(self, stream: ByteStream) -> None:
-        """Nothing comes on a stream that we opened; unread data would pile up there."""
+        """Refuse data on a stream that we opened: it would pile up unread."""
         with self._task():
             try:
                 data = await stream.read(1)
@@ -860,7 +838,7 @@ class Link:
                 self.wake(Lane.CONTROL)
 
     def _pump_now(self) -> None:
-        """Look whether there is room now, or the peer's rate allows more."""
+        """Check if there is room now, or the peer's rate allows more."""
         self._pump_at = math.inf
         receiver = self.owner.receiver(self)
         if receiver is not None:
@@ -874,7 +852,7 @@ class Link:
             self.wake(Lane.CONTROL)
 
     def _discount(self, seconds: float) -> None:
-        """This process stood still: nothing of that time is held against the peer."""
+        """Hold nothing against the peer of a time in which this process stood still."""
         for reader in self.readers.values():
             reader.discount(seconds)
         receiver = self.owner.receiver(self)
@@ -882,7 +860,7 @@ class Link:
             receiver.discount(seconds)
 
     def _check_progress(self, now: float) -> None:
-        """A peer that answers pings and moves nothing else, in either direction, or too little."""
+        """Close when a peer answers pings and moves nothing else, or too little."""
         limit_s, queue, receiver = self.limits.stall_s, self.queue, self.owner.receiver(self)
         if self._outgoing.stalled(
             due=self.owner.sends(self) and queue.unacknowledged_bytes > 0,

@@ -54,13 +54,13 @@ from bbnode.transport.outbound import Outbound, OutboundQueue, size_of
 
 
 def fresh_number() -> int:
-    """A number that nobody else has: 63 random bits."""
+    """Return a number that nobody else has: 63 random bits."""
     return secrets.randbits(63)
 
 
 @dataclass(slots=True, eq=False)
 class PeerSession:
-    """What a node knows of one peer."""
+    """The state that a node keeps of one peer, beyond its connections."""
 
     peer: PeerId
     queue: OutboundQueue
@@ -101,23 +101,23 @@ class PeerSession:
         return self.session_id, self.classes
 
     def why_new(self, hello: Hello) -> str:
-        """Why this hello ends the connection as it was: it says another process, or classes."""
+        """Return why this hello ends the old connection: another process, or other classes."""
         same = self.session_id == hello.session_id
         return "the peer plays other classes now" if same else "the peer has restarted"
 
     @property
     def takes_messages(self) -> bool:
-        """Whether there is a connection, or may be one again soon."""
+        """True if there is a connection, or may be one again soon."""
         return self.primary is not None or self.fails_at < math.inf
 
     @property
     def unused(self) -> bool:
-        """Whether nothing would be lost with this session."""
+        """True if nothing would be lost with this session."""
         kept = self.links or self.takes_messages or self.forgotten_at < math.inf
         return self.wanted is None and not kept
 
     def wish(self) -> WantedPeer | None:
-        """The peer as one that is kept connected, if it is."""
+        """Return the peer as one that is kept connected, if it is."""
         if self.wanted is None:
             return None
         return WantedPeer(
@@ -129,24 +129,24 @@ class PeerSession:
         )
 
     def expect(self, until_s: float) -> bool:
-        """Take messages until then: the peer is dialled. False when they are taken already."""
+        """Accept messages until then: the peer is dialled. False when they are accepted already."""
         if self.takes_messages:
             return False
         self.expected, self.fails_at = True, until_s
         return True
 
     def await_nothing(self) -> None:
-        """The peer is there, or is given up."""
+        """Clear the deadlines: the peer is connected, or given up."""
         self.expected, self.fails_at, self.forgotten_at = False, math.inf, math.inf
 
     def remove(self, link: Link) -> None:
-        """A link is closed; what it moved still counts."""
+        """Remove a closed link; what it moved still counts."""
         self.links.remove(link)
         self.bytes_in += link.bytes_in
         self.bytes_out += link.bytes_out
 
     def info(self) -> PeerInfo | None:
-        """The peer as it is shown; None while there is no connection with a hello."""
+        """Return the peer as it is shown; None while there is no connection with a hello."""
         link, queue = self.primary, self.queue
         if link is None or link.hello is None:
             return None
@@ -169,14 +169,14 @@ class PeerSession:
 
 
 def not_connected(peer: PeerId, session: PeerSession | None) -> NotConnectedError:
-    """Why nothing can be queued for a peer that takes no messages."""
+    """Return the error for a peer that accepts no messages."""
     if session is not None and session.denied:
         return DeniedPeerError(f"{peer} is not connected: it was not allowed here")
     return NotConnectedError(f"{peer} is not connected; wait for its ConnectionOpened")
 
 
 def replaces(own: PeerId, old: Link, new: Link) -> bool:
-    """Whether `new` is kept rather than `old`, both being links of one peer.
+    """Return True if `new` is kept rather than `old`, both being links of one peer.
 
     Both sides see the same two connections and must keep the same one: the direct one if the
     other is relayed; that of the smaller PeerId when each dialled one; of two by the same
@@ -193,7 +193,7 @@ def replaces(own: PeerId, old: Link, new: Link) -> bool:
 
 
 def restarted(old: Link, new: Link) -> bool:
-    """Whether another process of the peer speaks on `new`, or it plays other classes there.
+    """Return True if another process of the peer speaks on `new`, or it plays other classes there.
 
     No process of ours changes its classes. With one that does, the newest word counts: it is
     what the authorizer decided on last.
@@ -244,7 +244,7 @@ class PeerTable:
     # -- for the backend -------------------------------------------------------------------
 
     def session(self, peer: PeerId) -> PeerSession:
-        """The session of a peer, made when there is none."""
+        """Return the session of a peer, made when there is none."""
         session = self._sessions.get(peer)
         if session is None:
             session = PeerSession(peer, OutboundQueue(self._limits))
@@ -253,19 +253,19 @@ class PeerTable:
         return session
 
     def known(self, peer: PeerId) -> PeerSession | None:
-        """The session of a peer, if there is one."""
+        """Return the session of a peer, if there is one."""
         return self._sessions.get(peer)
 
     def sessions(self) -> list[PeerSession]:
-        """All sessions, in PeerId order."""
+        """Return all sessions, in PeerId order."""
         return [self._sessions[peer] for peer in sorted(self._sessions)]
 
     def links(self) -> list[Link]:
-        """All links, in PeerId order."""
+        """Return all links, in PeerId order."""
         return [link for session in self.sessions() for link in session.links]
 
     def admits(self, peer: PeerId, direction: Direction) -> bool:
-        """Whether one more connection with `peer` is allowed and within the bounds."""
+        """Return True if one more connection with `peer` is allowed and within the bounds."""
         session = self._sessions.get(peer)
         of_peer = len(session.links) if session else 0
         if of_peer >= self._limits.max_connections_per_peer or self._inbox.crowded:
@@ -277,7 +277,7 @@ class PeerTable:
         return not denied
 
     def add(self, link: Link, place: Place | None = None) -> bool:
-        """A new connection: it counts from now on, whether it says hello or not.
+        """Add a new connection, which counts from now on, before its hello.
 
         `place` is that of its socket; without, one of its own is asked for. False if there is none.
         """
@@ -296,7 +296,7 @@ class PeerTable:
         return True
 
     def knows(self, peer: PeerId) -> bool:
-        """Whether we want a peer, or it took what we sent to it: a stranger did neither."""
+        """Return True if we want a peer, or it acknowledged what we sent: a stranger is neither."""
         session = self._sessions.get(peer)
         if session is not None and (session.wanted is not None or session.queue.acknowledged):
             return True
@@ -309,7 +309,7 @@ class PeerTable:
             self.check_unread()
 
     def check_unread(self) -> None:
-        """Look at all connections: each has its bound, and all have one together."""
+        """Check all connections: each has its bound, and all have one together."""
         unread = {link: link.check_flood() for link in self.links() if not link.is_aborted()}
         total = sum(unread.values())
         while total > self._limits.all_unread_bytes:
@@ -318,7 +318,7 @@ class PeerTable:
             most.flooded("of all connections most lies unread on this one")
 
     def drop_if_unused(self, session: PeerSession) -> None:
-        """Forget a peer of which there is nothing to keep."""
+        """Remove the session of a peer of which there is nothing to keep."""
         if session.unused:
             self._drop_flow(session)
             self._sessions.pop(session.peer, None)
@@ -365,26 +365,26 @@ class PeerTable:
             )
 
     def expect(self, session: PeerSession) -> None:
-        """A peer is going to be dialled: take messages for it."""
+        """Accept messages for a peer that is going to be dialled."""
         if session.expect(trio.current_time() + self._limits.resume_s):
             self.on_lost()
 
     def not_reached(self, session: PeerSession, reason: str) -> None:
-        """It was dialled everywhere, or is not any more: what waits for nothing else fails."""
+        """Fail what waits for a peer that was dialled in vain, or is no longer dialled."""
         if session.expected:
             session.expected, session.fails_at = False, math.inf
             self._fail(session, session.queue.drain(), f"it can't be reached: {reason}")
 
     def infos(self) -> list[PeerInfo]:
-        """The connected peers, in PeerId order."""
+        """Return the connected peers, in PeerId order."""
         return [info for session in self.sessions() if (info := session.info()) is not None]
 
     def wanted(self) -> list[WantedPeer]:
-        """The peers that are kept connected, in PeerId order."""
+        """Return the peers that are kept connected, in PeerId order."""
         return [wish for session in self.sessions() if (wish := session.wish()) is not None]
 
     def expire(self, now: float) -> float:
-        """Give up what was kept for long enough; when to ask again (`math.inf`: no need)."""
+        """Drop what was kept for long enough; return when to call again (`math.inf`: no need)."""
         following = math.inf
         for session in list(self._sessions.values()):
             if now >= session.fails_at:
@@ -414,7 +414,7 @@ class PeerTable:
     # -- LinkOwner -------------------------------------------------------------------------
 
     def admit_hello(self, link: Link, hello: Hello) -> str:
-        """Ask the authorizer, and for a place that is not only to wait in."""
+        """Ask the authorizer, and for a place to stay."""
         reason, standing = self.gate.hello(link.peer, link.carrier.direction, hello)
         self.session(link.peer).denied = bool(reason)
         if reason:
@@ -486,7 +486,7 @@ class PeerTable:
             self._inbox.notify(ProtocolViolation(peer=link.peer, reason=reason, kind=kind))
 
     def receiver(self, link: Link) -> Receiver | None:
-        """Only the feeder's messages are taken."""
+        """Return the receiver for the feeder, whose messages alone are accepted."""
         session = self._sessions.get(link.peer)
         if session is None or session.feeder is not link or session.receiver is None:
             return None
@@ -495,7 +495,7 @@ class PeerTable:
         return session.receiver
 
     def announce(self, link: Link | None) -> None:
-        """Make the link the feeder, from where the record stands."""
+        """Make the link the feeder, and have it send from where the receiver stands."""
         if link is None or (hello := link.hello) is None:
             return
         session = self.session(link.peer)
@@ -520,19 +520,19 @@ class PeerTable:
         link.wake(Lane.CONTROL)
 
     def resumed(self, link: Link, resume: Resume) -> None:
-        """Send from there on, when this is the link to send on; raises FrameError."""
+        """Send from there on if this is the primary link; raises FrameError."""
         link.resume_in = resume
         session = self.session(link.peer)
         if session.primary is link:
             self._send_on(session, link)
 
     def sends(self, link: Link) -> bool:
-        """Only the primary link of a peer writes its envelopes."""
+        """Return True for the primary link of a peer, which writes its envelopes."""
         session = self._sessions.get(link.peer)
         return session is not None and session.primary is link and link.state is LinkState.UP
 
     def stalled(self, link: Link, reason: str) -> None:
-        """Fail what a peer does not take: another connection would not change that."""
+        """Fail what a peer does not accept: another connection would not change that."""
         session = self.session(link.peer)
         self._fail(session, session.queue.drain(), reason)
         link.abort(reason)
@@ -540,7 +540,7 @@ class PeerTable:
     # -- room in the inbox -----------------------------------------------------------------
 
     def _room_made(self, _peer: PeerId) -> None:
-        """Take what was held: of all peers, since some room is everybody's."""
+        """Accept what was held: of all peers, since some room is shared."""
         for peer in list(self._held):
             session = self._sessions.get(peer)
             if session is not None and session.receiver is not None and session.feeder is not None:
@@ -593,7 +593,7 @@ class PeerTable:
         link.wake_all()
 
     def _lose(self, session: PeerSession, reason: str, *, for_good: bool) -> None:
-        """The peer is gone: say so, and keep what waits for it for a while."""
+        """Report that the peer is gone, and keep what waits for it for a while."""
         session.primary = None
         session.down.set()
         session.up = trio.Event()
@@ -616,7 +616,7 @@ class PeerTable:
             self._known.popitem(last=False)
 
     def _forget_oldest(self) -> None:
-        """As many peers may be remembered as may be connected."""
+        """Forget the oldest lost peer when more are remembered than may be connected."""
         lost = [each for each in self._sessions.values() if each.forgotten_at < math.inf]
         if len(lost) <= self._limits.max_connections:
             return

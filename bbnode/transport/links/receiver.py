@@ -1,4 +1,4 @@
-"""What one peer sends us, over as many connections as it takes.
+"""The receiving side of a peer: what it sends us, over as many connections as it takes.
 
 Rule: a record outlives its connections. It knows which message of each lane comes next, so
 that none is taken twice, and keeps what it has of a large one. One link at a time feeds it:
@@ -85,7 +85,7 @@ class HeldBytes:
 
 @dataclass(slots=True)
 class Acks:
-    """What is owed to the sender of one lane."""
+    """The acknowledgements that are owed to the sender of one lane."""
 
     due: bool = False
     # Bytes taken since the last acknowledgement.
@@ -93,7 +93,7 @@ class Acks:
 
 
 class RateWaits:
-    """How long a sender that is over its rate has to wait, by lane."""
+    """The waits of a sender that is over its rate, by lane."""
 
     __slots__ = ("not_before",)
 
@@ -101,7 +101,7 @@ class RateWaits:
         self.not_before = dict.fromkeys(Lane, 0.0)
 
     def ask(self, lane: Lane, size: int, admit: Admit, now: float) -> float:
-        """What the authorizer says of a message; while it said to wait it is not asked."""
+        """Return the seconds that a message has to wait; a wait is not asked for twice."""
         if now < self.not_before[lane]:
             return self.not_before[lane] - now
         wait_s = admit(size)
@@ -168,17 +168,17 @@ class Receiver:
 
     @property
     def held_bytes(self) -> int:
-        """Received and without room in the inbox."""
+        """Bytes received and without room in the inbox."""
         return sum(self._held.values())
 
     @property
     def receiving(self) -> bool:
-        """Whether more of a large message should be coming now."""
+        """True while more of a large message should be arriving."""
         return self._partial is not None and not self._held_large
 
     @property
     def too_slow(self) -> bool:
-        """Whether a large message comes slower than it has to."""
+        """True if a large message arrives more slowly than it has to."""
         partial = self._partial
         if partial is None or not self.receiving:
             return False
@@ -197,12 +197,12 @@ class Receiver:
         return at
 
     def discount(self, seconds: float) -> None:
-        """This process stood still for so long."""
+        """Do not count this time: the process itself stood still."""
         if self._partial is not None:
             self._partial.meter.discount(seconds)
 
     def position(self, lane: Lane) -> Position:
-        """All that was taken of a lane: it may be acknowledged, and forgotten by its sender."""
+        """Return how far a lane was accepted: its sender may forget what is before."""
         if lane is Lane.CONTROL:
             return Position(number=self._accepted)
         if self._partial is not None:
@@ -213,7 +213,7 @@ class Receiver:
     # -- links ------------------------------------------------------------------------------
 
     def announce(self) -> Resume:
-        """A link begins to feed this record: what its sender has to know."""
+        """Start a round of this record on a link; return what its sender has to know."""
         self.rewind()
         self._attach(attached=True)
         self.round += 1
@@ -227,7 +227,7 @@ class Receiver:
         )
 
     def rewind(self) -> None:
-        """The link is gone: what it brought and was not taken will be sent again."""
+        """Drop what a lost link brought and was not accepted: it will be sent again."""
         self._held_small.clear()
         self._next[Lane.CONTROL] = self._accepted
         position = self.position(Lane.BULK)
@@ -239,7 +239,7 @@ class Receiver:
         self._attach(attached=False)
 
     def _attach(self, *, attached: bool) -> None:
-        """Whether there is a link that can bring more: its absence is not held against a sender."""
+        """Note if a link can bring more: its absence is not held against the sender."""
         partial = self._partial
         if partial is None:
             return
@@ -251,14 +251,14 @@ class Receiver:
             partial.meter.pause(self.inbox.clock())
 
     def drop_partial(self) -> None:
-        """Give back the memory of what has not come whole; it begins anew some time."""
+        """Release the memory of an incomplete message, which starts again at some time."""
         partial, self._partial = self._partial, None
         if partial is not None and partial.transfer is not None:
             partial.buffer = None
             self.inbox.drop(partial.transfer)
 
     def _evicted(self) -> None:
-        """The inbox took its room back: the message is to be sent again from its beginning."""
+        """Have a message sent again from its beginning: the inbox took its room."""
         partial, self._partial = self._partial, None
         if partial is None:
             return
@@ -274,7 +274,7 @@ class Receiver:
     # -- small messages ---------------------------------------------------------------------
 
     def small(self, number: int, data: bytes) -> None:
-        """A whole small message; raises FrameError."""
+        """Accept a small message, or hold it; raises FrameError."""
         lane = Lane.CONTROL
         self._check_size(len(data))
         if number < self._next[lane]:
@@ -287,7 +287,7 @@ class Receiver:
             self._held_small.append(held)
 
     def _take_small(self, held: HeldSmall) -> bool:
-        """Have it in the inbox, or refused; False when it has to wait."""
+        """Put it into the inbox, or drop a refused one; return False when it has to wait."""
         lane, size = Lane.CONTROL, len(held.data)
         if not held.admitted:
             wait_s = self._rates.ask(lane, size, self.admit, self.inbox.clock())
@@ -316,7 +316,7 @@ class Receiver:
     # -- large messages ---------------------------------------------------------------------
 
     def open(self, number: int, opening: Open) -> None:
-        """A large message begins or goes on; raises FrameError."""
+        """Start or continue a large message; raises FrameError."""
         self._check_size(opening.total)
         lane = Lane.BULK
         if number < self._next[lane] and not self._goes_on(number):
@@ -332,7 +332,7 @@ class Receiver:
         return self._partial is not None and self._partial.number == number
 
     def _open(self, held: HeldOpen) -> bool:
-        """Make ready for the bytes of a message; False when it has to wait."""
+        """Prepare for the bytes of a message; return False when it has to wait."""
         number, total, offset = held.number, held.opening.total, held.opening.offset
         partial = self._partial
         if partial is not None and partial.number == number:
@@ -375,7 +375,7 @@ class Receiver:
         return Meter(begun_at=self.inbox.clock(), span_s=self.limits.slow_s)
 
     def chunk(self, number: int, data: memoryview) -> None:
-        """The next bytes of a large message; raises FrameError."""
+        """Accept the next bytes of a large message, or hold them; raises FrameError."""
         if self._held_large or not self._store(number, data):
             self._hold(Lane.BULK, len(data))
             self._held_large.append(HeldBytes(number, bytes(data)))
@@ -383,7 +383,7 @@ class Receiver:
                 self._partial.meter.pause(self.inbox.clock())
 
     def _store(self, number: int, data: memoryview | bytes) -> bool:
-        """Put the bytes where they belong; False when they have to wait for room."""
+        """Store the bytes where they belong; return False when they have to wait for room."""
         partial = self._partial
         if partial is None or partial.number != number:
             if number < self._next[Lane.BULK]:
@@ -417,7 +417,7 @@ class Receiver:
     # -- room -------------------------------------------------------------------------------
 
     def pump(self) -> bool:
-        """Take what is held as far as there is room now; whether any was taken."""
+        """Accept what is held as far as there is room now; return True if any was."""
         if self._pumping:
             return False  # room that we made ourselves just now
         self._pumping = True

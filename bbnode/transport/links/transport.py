@@ -263,7 +263,7 @@ class LinkTransport(Transport):
         return link
 
     async def _expire(self) -> None:
-        """Give up what is kept for lost peers when its time is over."""
+        """Drop what is kept for lost peers when its time is over."""
         while True:
             with trio.move_on_at(self._table.expire(trio.current_time())):
                 await self._lost.wait()
@@ -306,7 +306,7 @@ class LinkTransport(Transport):
 
     async def _keep(self, session: PeerSession, scope: trio.CancelScope) -> None:
         """The dialer task of one peer. Only its waits are ever cancelled, never a dial."""
-        redial = Backoff(self._limits, self._random)
+        redial = DialBackoff(self._limits, self._random)
         up_since = math.inf
         with scope:
             while session.wanted is not None:
@@ -391,7 +391,7 @@ class LinkTransport(Transport):
         result.close()
 
 
-class Backoff:
+class DialBackoff:
     """The waits of one dialer task: exponential, with jitter.
 
     The first failure waits `redial_min_s`, each further one twice as long, up to `redial_max_s`;

@@ -109,7 +109,7 @@ ASK_AGAIN_S: Final = 60.0
 
 
 class RelayClient:
-    """What one node has with relays."""
+    """The client of one node: its reservations, and its circuits through relays."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ class RelayClient:
 
 
 class _Made:
-    """What becomes of a dial."""
+    """The result of a dial."""
 
     __slots__ = ("connection", "done", "error")
 
@@ -291,7 +291,7 @@ def _raw(pipe: CircuitPipe, relay: Link, *, initiator: bool) -> tuple[RawConnect
 
 
 def can_be_dialled(own: Sequence[Multiaddr], by: Multiaddr) -> bool:
-    """Whether somebody who is where `by` is can dial one of our addresses, as far as they tell.
+    """Return True if a peer at `by` can dial one of our addresses, as far as they tell.
 
     Of whom we reach at a public address, only a public one of ours counts; on a private network
     a private one, and on this machine any.
@@ -300,7 +300,7 @@ def can_be_dialled(own: Sequence[Multiaddr], by: Multiaddr) -> bool:
 
 
 def _reach(address: Multiaddr) -> int:
-    """How far away an address can be dialled from: 0 this machine, 1 its network, 2 anywhere."""
+    """Return from how far an address can be dialled: 0 this machine, 1 its network, 2 anywhere."""
     parts = str(address).split("/")
     if parts[1] not in ("ip4", "ip6"):
         return 2  # a name

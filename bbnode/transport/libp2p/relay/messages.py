@@ -1,4 +1,4 @@
-"""What a relay and those who use it say to each other before a circuit is theirs.
+"""The messages between a relay and its users, before a circuit is theirs.
 
 Rule: two protocols. `/bbnode/relay/1` is served by relays: one request, one answer, and after an
 accepted connect the stream is the circuit. `/bbnode/relayed/1` is served by those who hold a
@@ -32,14 +32,14 @@ _MAX_PEER_BYTES: Final = MAX_DIGEST_BYTES + 2
 
 
 class RelayCommand(enum.IntEnum):
-    """What is wanted of a relay."""
+    """The commands to a relay."""
 
     RESERVE = 1
     CONNECT = 2
 
 
 class RelayStatus(enum.IntEnum):
-    """How a request ends."""
+    """The outcome of a request."""
 
     OK = 0
     MALFORMED = 1
@@ -74,7 +74,7 @@ class RelayMessageError(PeerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayRequest:
-    """What is asked of a relay; `peer` is whom to connect with."""
+    """A request to a relay; `peer` is the one to connect with."""
 
     ask: RelayCommand
     peer: PeerId | None = None
@@ -82,7 +82,7 @@ class RelayRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayAnswer:
-    """What comes of it, and for how long or how much it is good."""
+    """The answer to a request; the time and the bytes for which it is good."""
 
     status: RelayStatus
     seconds: int = 0
