@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbnode.sim import MS, Clock, InvalidClock, InvalidLink, LinkModel, S
-from bbnode.sim.models import MAX_DRIFT_PPM, Wire
+from bbnode.sim.models import MAX_DRIFT_PPM
+from bbnode.sim.node import Wire
 
 TIMES = st.integers(0, 10 * 365 * 86_400 * S)
 CLOCKS = st.builds(

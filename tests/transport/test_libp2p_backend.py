@@ -99,7 +99,7 @@ async def test_two_nodes_exchange_envelopes_and_part(nursery):
     await b.stop(2 * PATIENCE_S)
     assert trio.current_time() - before < PATIENCE_S / 2
     gone = await next_event(a, ConnectionClosed)
-    assert gone.reason == "the peer took leave: the node stops"
+    assert gone.reason == "the peer said goodbye: the node stops"
     assert gone.goodbye
     with pytest.raises(NotConnectedError):
         a.send(b.peer_id, b"", tag=3)
@@ -130,7 +130,7 @@ async def test_who_was_dialled_takes_leave_as_well(nursery):
     await a.stop(PATIENCE_S)
     assert len((await next_event(b, EnvelopeReceived)).data) == 500_000
     gone = await next_event(b, ConnectionClosed)
-    assert gone.reason == "the peer took leave: the node stops"
+    assert gone.reason == "the peer said goodbye: the node stops"
 
 
 async def test_largest_envelopes_both_ways_at_once(nursery):

@@ -154,7 +154,7 @@ async def test_rtt_and_long_idle_stays_up(nursery, autojump_clock):
     with trio.move_on_after(3600):
         await one.closed.wait()
     assert one.state is LinkState.UP
-    assert one.rtt_s is not None
+    assert one.heartbeat.rtt_s is not None
     assert a.count("links.silent") == 0
 
 
@@ -279,7 +279,7 @@ async def test_farewell_loses_nothing_in_either_direction(nursery):
         assert sum(isinstance(e, EnvelopeReceived) for e in got_a) == 5
         assert got_a[-1] == ConnectionClosed(peer=LARGE, reason="enough", goodbye=True)
         assert got_b[-1] == ConnectionClosed(
-            peer=SMALL, reason="the peer took leave: enough", goodbye=True
+            peer=SMALL, reason="the peer said goodbye: enough", goodbye=True
         )
 
 

@@ -152,7 +152,7 @@ async def test_five_megabytes_through_a_relay_that_reads_none_of_it(nursery, mon
     assert [each.metrics().circuits for each in (a, b, r)] == [0, 0, 1]
     await a.stop(PATIENCE_S)
     gone = await next_event(b, ConnectionClosed)
-    assert (gone.peer, gone.reason) == (a.peer_id, "the peer took leave: the node stops")
+    assert (gone.peer, gone.reason) == (a.peer_id, "the peer said goodbye: the node stops")
     counters = r.counters()
     assert counters["relay.reserved"] == 2
     await until(lambda: r.counters()["relay.circuits_closed"] == 1)

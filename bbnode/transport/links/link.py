@@ -1,18 +1,29 @@
 """One connection with one peer: its four streams, its life signs and its end.
 
 Rule: each side opens one outgoing control and one outgoing bulk stream and only writes on
-them; it only reads the two that the other side opened. One task writes (`link_writer`) and one
-reads (`link_reader`) each stream. Its states and moves are the table in `link_state`.
+them; it only reads the two that the other side opened. One task writes (LaneWriter) and one reads
+(LaneReader) each stream. Every change of a link's state is a row of LINK_MOVES; an event that has
+no row in a state leaves the state as it is.
+
+Closing: a side that will send nothing more ends each of its lanes with BYE; the other side answers
+with BYE_ACK when it has read up to there, and ends its own lanes likewise. When everything is
+acknowledged both ways the connection is cut: one that is closed with data unread takes that data
+with it, and the acknowledgements among it.
+
+Stream I/O is never cancelled, since a cancelled write corrupts the whole connection in py-libp2p
+0.8.1. To get out of it one calls `Carrier.hard_close`, which makes every read and write on the
+connection return or raise.
 """
 
 from __future__ import annotations
 
 import enum
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import trio
 from multiaddr import Multiaddr
@@ -42,11 +53,6 @@ from bbnode.transport.links.framing import (
 from bbnode.transport.links.hello import decode_hello
 from bbnode.transport.links.receiver import Receiver, WindowIgnoredError
 from bbnode.transport.outbound import YAMUX_PAYLOAD_BYTES, OutboundQueue
-
-if TYPE_CHECKING:
-    from bbnode.transport.base import Hello
-    from bbnode.transport.errors import Violation
-    from bbnode.transport.links.receiver import Receiver
 
 
 class Signal:
@@ -198,38 +204,369 @@ class StallDetector:
         return now - self.since >= limit_s
 
 
-class LinkOwner(Protocol):
+class LinkOwner(ABC):
     """The part that decides about peers; a link asks it and reports to it. No method blocks."""
 
+    @abstractmethod
     def admit_hello(self, link: Link, hello: Hello) -> str:
         """Return why a peer with this hello is refused; "" when it is not."""
 
+    @abstractmethod
     def link_up(self, link: Link) -> None:
         """Take note that the peer's hello has arrived and is in `link.hello`."""
 
+    @abstractmethod
     def link_closed(self, link: Link, reason: str) -> None:
         """Take note that the connection is gone."""
 
+    @abstractmethod
     def hello_refused(self, link: Link, reason: str) -> None:
         """Count and report a peer without an acceptable hello; the link closes."""
 
+    @abstractmethod
     def violation(self, link: Link, reason: str, kind: Violation) -> None:
         """Count and report a breach of protocol after the hello; the link closes."""
 
+    @abstractmethod
     def receiver(self, link: Link) -> Receiver | None:
         """Return the receiver that this link feeds, if it is the one to feed it."""
 
+    @abstractmethod
     def announce(self, link: Link) -> None:
         """Send RESUME again: the one that told the peer from where to send was lost."""
 
+    @abstractmethod
     def resumed(self, link: Link, resume: Resume) -> None:
         """Handle a RESUME, which says from where to send; raises FrameError."""
 
+    @abstractmethod
     def sends(self, link: Link) -> bool:
         """Return True if the messages to this peer go out on this link."""
 
+    @abstractmethod
     def stalled(self, link: Link, reason: str) -> None:
         """Fail the messages to a peer that takes nothing any more; the link closes."""
+
+
+# A wake-up later than this means that this process itself stood still: bytes of the peer
+# may be waiting, so its silence so far does not count.
+_STALL_S: Final = 2.0
+
+
+class Link:
+    """A running connection; `run` owns its tasks. Its public members are for its readers, its
+    writers and its owner.
+    """
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        owner: LinkOwner,
+        *,
+        queue: OutboundQueue,
+        hello: bytes,
+        number: int,
+        limits: TransportLimits,
+        counters: Counters,
+    ) -> None:
+        self.carrier = carrier
+        self.peer = carrier.peer
+        self.owner = owner
+        self.queue = queue
+        self.limits = limits
+        self.counters = counters
+        # Counts the connections that its dialler made; the other side learns it by hello.
+        self.number = number
+        # Its place among the connections of this node, once it has one.
+        self.place: Place | None = None
+        self.hello_body = hello
+        self.hello: Hello | None = None
+        self.peer_hello_body = b""
+        self.state = LinkState.OPENING
+        self.bytes_in = self.bytes_out = 0
+        self.opened_at = self.last_heard = trio.current_time()
+        # Set when either side has closed on purpose.
+        self.said_goodbye = False
+        # Set once the hello has come or the link is closed.
+        self.settled = trio.Event()
+        # Set once the connection is gone and the owner knows.
+        self.closed = trio.Event()
+        # What we tell the peer to begin with, until it is told; what it told us.
+        self.resume_due: Resume | None = None
+        self.resume_in: Resume | None = None
+        # The round of the RESUME that our messages answer.
+        self.granted: int | None = None
+        self.heartbeat = Heartbeat()
+        self.closing = CloseHandshake()
+        self.failures = dict.fromkeys(Lane, 0)
+        self.wakes = {lane: Signal() for lane in Lane}
+        # The stream of each lane that the peer opened last.
+        self.readers: dict[Lane, LaneReader] = {}
+        self.tasks = 0
+        self._nursery: trio.Nursery | None = None
+        self._aborted = trio.Event()
+        # Why the link ends or ended; empty before.
+        self.reason = ""
+        # Until the hello has come; then until when a guest may stay.
+        from_afar = carrier.direction is Direction.OUTBOUND or is_relayed(carrier.address)
+        self._hello_s = limits.dialled_hello_s if from_afar else limits.hello_timeout_s
+        self._stays_until = math.inf
+        self._close_by = math.inf
+        self._ack_at = self._pump_at = math.inf
+        self._life = Signal()
+        self._outgoing = StallDetector()
+        self._incoming = StallDetector()
+
+    def is_aborted(self) -> bool:
+        """Return True if the connection is being cut."""
+        return self._aborted.is_set()
+
+    @property
+    def dialled_number(self) -> int:
+        """The number its dialler gave this connection."""
+        if self.carrier.direction is Direction.OUTBOUND or self.hello is None:
+            return self.number
+        return self.hello.link
+
+    def wake(self, lane: Lane) -> None:
+        """Tell the writer of a lane that there may be something to write."""
+        self.wakes[lane].set()
+
+    def wake_all(self) -> None:
+        """Tell both writers."""
+        for wake in self.wakes.values():
+            wake.set()
+
+    def close(self, reason: str) -> None:
+        """Start no more messages, say goodbye and close, within `goodbye_s` seconds."""
+        if self.move(LinkEvent.CLOSE, reason) is LinkState.CLOSING:
+            self.said_goodbye = True
+            self._close_by = trio.current_time() + self.limits.goodbye_s
+            self.wake_all()
+
+    def start_soon(self, task: Callable[[], Awaitable[object]]) -> None:
+        """Run a task that ends with the connection; raises StreamBrokenError when it is gone."""
+        if self._nursery is None or self.is_aborted():
+            raise StreamBrokenError("the connection is gone")
+        self._nursery.start_soon(task)
+
+    def abort(self, reason: str) -> None:
+        """Close at once; what is not acknowledged stays in its queue."""
+        self.move(LinkEvent.ABORT, reason)
+
+    async def run(self) -> None:
+        """Own the link's tasks until the connection is gone."""
+        self.counters.add("links.opened")
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for lane in Lane:
+                    nursery.start_soon(self._write_lane, lane, nursery)
+                nursery.start_soon(self._watch_life)
+                await self._aborted.wait()
+                await self.carrier.hard_close()
+                # All I/O has come back by now, or belongs to a connection that is gone.
+                nursery.cancel_scope.cancel()
+        finally:
+            self._nursery = None
+            self.abort("the node stops")
+            with trio.CancelScope(shield=True):
+                await self.carrier.hard_close()
+            self.counters.add("links.closed")
+            self.owner.link_closed(self, self.reason)
+            self.closed.set()
+
+    async def serve_inbound(self, lane: Lane, stream: ByteStream) -> None:
+        """Read one stream that the peer opened, to its end."""
+        reader = self.readers[lane] = LaneReader(self, lane)
+        with self._task():
+            await reader.run(stream)
+
+    def move(self, event: LinkEvent, reason: str) -> LinkState:
+        """Go to the state that LINK_MOVES names, if it names one."""
+        if (self.state, event) not in LINK_MOVES:
+            return self.state
+        state = self.state = LINK_MOVES[self.state, event]
+        self.reason = self.reason or reason
+        if state is LinkState.CLOSED:
+            self._aborted.set()
+            self.settled.set()
+            self.wake_all()
+        self._life.set()
+        return state
+
+    def refuse(self, reason: str, kind: Violation = Violation.FRAME) -> None:
+        """Report a breach of protocol by the peer, and close."""
+        if self.is_aborted():
+            return
+        if self.hello is None:
+            self.owner.hello_refused(self, reason)
+        else:
+            self.owner.violation(self, reason, kind)
+        self.abort(reason)
+
+    def acks_changed(self) -> None:
+        """Have what was received acknowledged, at once or with what goes out next."""
+        receiver = self.owner.receiver(self)
+        if receiver is None:
+            return
+        if any(acks.due for acks in receiver.lanes.values()):
+            self.wake(Lane.CONTROL)
+        elif receiver.lanes[Lane.CONTROL].since and self._ack_at == math.inf:
+            self._ack_at = trio.current_time() + self.limits.ack_delay_s
+            self._life.set()
+        if receiver.held_bytes and self._pump_at == math.inf:
+            self._pump_at = receiver.pump_at
+            self._life.set()
+
+    def stay(self, seconds: float) -> None:
+        """Close after this time: for a guest."""
+        self._stays_until = trio.current_time() + seconds
+        self._life.set()
+
+    def check_flood(self) -> int:
+        """Close when the peer's unread bytes are more than its streams' windows allow.
+
+        How many they are.
+        """
+        unread = self.carrier.unread_bytes()
+        if unread > self.limits.unread_bytes:
+            self.flooded(f"the peer ignores our receive window: {unread} bytes lie unread")
+        return unread
+
+    def flooded(self, reason: str) -> None:
+        """Close: the peer sends what the muxer did not allow, or more than there is room for."""
+        if not self.is_aborted():
+            self.counters.add("inbound.flooded")
+            self.refuse(reason)
+
+    @contextmanager
+    def _task(self) -> Iterator[None]:
+        self.tasks += 1
+        try:
+            yield
+        finally:
+            self.tasks -= 1
+
+    async def _write_lane(self, lane: Lane, nursery: trio.Nursery) -> None:
+        with self._task():
+            while not self.is_aborted():
+                try:
+                    stream = await self.carrier.open(lane)
+                except StreamBrokenError as error:
+                    reason = f"cannot open a {lane.label} stream: {error}"
+                    if self.hello is None:
+                        # Most likely the peer does not speak our protocol at all.
+                        self.refuse(reason)
+                    self.abort(reason)
+                    return
+                nursery.start_soon(self._watch_outgoing, stream)
+                try:
+                    await LaneWriter(self, lane, stream).run()
+                except StreamBrokenError as error:
+                    if self.is_aborted():
+                        return
+                    self.counters.add("streams.write_failed")
+                    self.failures[lane] += 1
+                    if self.failures[lane] >= self.limits.write_failures:
+                        self.abort(f"writing on the {lane.label} stream failed again: {error}")
+                        return
+                    # libp2p sends no reset by itself, and the peer would wait for the rest.
+                    await stream.reset()
+                    # On the next stream, repeat what this one may have lost.
+                    if self.owner.sends(self):
+                        self.queue.rewind(lane)
+                    if lane is Lane.CONTROL and self.owner.receiver(self) is not None:
+                        self.owner.announce(self)
+
+    async def _watch_outgoing(self, stream: ByteStream) -> None:
+        """Refuse data on a stream that we opened: it would pile up unread."""
+        with self._task():
+            try:
+                data = await stream.read(1)
+            except StreamBrokenError:
+                return
+            if data:
+                self.refuse("the peer wrote on a stream that is ours to write on")
+
+    async def _watch_life(self) -> None:
+        """Ping, and close what is silent, stalled, late with its hello, or slow to leave."""
+        limits = self.limits
+        next_ping = self.opened_at + limits.ping_interval_s
+        while not self.is_aborted():
+            due = min(next_ping, self.last_heard + limits.silence_s, self._close_by, self._ack_at)
+            if self.state is LinkState.OPENING:
+                due = min(due, self.opened_at + self._hello_s)
+            due = min(due, self._stays_until, self._pump_at)
+            with trio.move_on_at(due):
+                await self._life.wait()
+            if self.is_aborted():
+                return
+            now = trio.current_time()
+            if now > due + _STALL_S:
+                # Nothing of that time is held against the peer.
+                self.last_heard = now
+                for timed in (*self.readers.values(), self.owner.receiver(self)):
+                    if timed is not None:
+                        timed.discount(now - due)
+            receiver = self.owner.receiver(self)
+            if now >= self._ack_at:
+                self._ack_at = math.inf
+                if receiver is not None and receiver.lanes[Lane.CONTROL].since:
+                    receiver.lanes[Lane.CONTROL].due = True
+                    self.wake(Lane.CONTROL)
+            if now >= self._pump_at:
+                # There may be room now, or the peer's rate may allow more.
+                self._pump_at = math.inf
+                if receiver is not None:
+                    receiver.pump()
+                    self.acks_changed()
+            if self.state is LinkState.OPENING and now >= self.opened_at + self._hello_s:
+                self.refuse(f"no hello within {self._hello_s:g} s")
+            elif now >= self._stays_until:
+                self._stays_until = math.inf
+                self.close("a guest's time is over")
+            elif now >= self._close_by:
+                self.abort("closing took too long")
+            elif now >= self.last_heard + limits.silence_s:
+                self.counters.add("links.silent")
+                self.abort(f"the peer was silent for {limits.silence_s:g} s")
+            else:
+                self._check_progress(now)
+            if now >= next_ping:
+                next_ping = now + limits.ping_interval_s
+                self.heartbeat.due = True
+                self.wake(Lane.CONTROL)
+
+    def _check_progress(self, now: float) -> None:
+        """Close when a peer answers pings and moves nothing else, or too little."""
+        limit_s, queue, receiver = self.limits.stall_s, self.queue, self.owner.receiver(self)
+        if self._outgoing.stalled(
+            due=self.owner.sends(self) and queue.unacknowledged_bytes > 0,
+            value=queue.acknowledged + queue.acknowledged_bytes,
+            now=now,
+            limit_s=limit_s,
+        ):
+            self.counters.add("links.stalled")
+            self.owner.stalled(self, f"the peer took nothing of what we sent for {limit_s:g} s")
+        elif receiver is not None and self._incoming.stalled(
+            due=receiver.receiving, value=receiver.progress, now=now, limit_s=limit_s
+        ):
+            self.counters.add("links.stalled")
+            receiver.drop_partial()
+            self.abort(f"nothing more of a message that was begun came for {limit_s:g} s")
+        elif receiver is not None and receiver.too_slow:
+            receiver.drop_partial()
+            least = self.limits.slow_bytes_per_s
+            self._too_slow(f"a large message came at less than {least:g} bytes a second")
+        elif any(
+            now >= reader.frame_since + self.limits.frame_s for reader in self.readers.values()
+        ):
+            self._too_slow(f"a frame took longer than {self.limits.frame_s:g} s")
+
+    def _too_slow(self, reason: str) -> None:
+        self.counters.add("links.slow")
+        self.refuse(reason, Violation.SLOW)
 
 
 # libp2p returns at most about this much at once.
@@ -401,7 +738,7 @@ class LaneReader:
         link.closing.bye_in.add(self._lane)
         link.closing.acks_due.append(self._lane)
         link.wake(Lane.CONTROL)
-        link.close(f"the peer took leave: {reason}")
+        link.close(f"the peer said goodbye: {reason}")
 
 
 # Small messages that go in one write: about a Yamux frame.
@@ -435,7 +772,7 @@ class LaneWriter:
         """Write what is owed and small; False when there is nothing."""
         link = self._link
         out = bytearray()
-        heartbeat, farewell = link.heartbeat, link.closing
+        heartbeat, closing = link.heartbeat, link.closing
         if heartbeat.pong_due is not None:
             number, heartbeat.pong_due = heartbeat.pong_due, None
             out += encode_header(FrameType.PONG, 0, number)
@@ -444,7 +781,7 @@ class LaneWriter:
         if link.resume_due is not None:
             out += encode_resume(link.resume_due)
             link.resume_due = None
-        acked = list(farewell.acks_due)
+        acked = list(closing.acks_due)
         sent = self._small(out)
         # Last, so that one acknowledgement speaks for all that came meanwhile; but before a
         # BYE_ACK, after which the other side may be gone.
@@ -456,8 +793,8 @@ class LaneWriter:
         await self._write(bytes(out))
         link.counters.add("outbound.envelopes", sent)
         if acked:
-            del farewell.acks_due[: len(acked)]
-            if farewell.complete:
+            del closing.acks_due[: len(acked)]
+            if closing.complete:
                 link.abort("goodbye")
         return True
 
@@ -466,8 +803,8 @@ class LaneWriter:
         receiver = self._link.owner.receiver(self._link)
         if receiver is None:
             return
-        force = force or any(acks.due for acks in receiver.acks.values())
-        for lane, acks in receiver.acks.items():
+        force = force or any(acks.due for acks in receiver.lanes.values())
+        for lane, acks in receiver.lanes.items():
             if acks.due or (force and acks.since):
                 out += encode_ack(lane, receiver.position(lane))
                 acks.due, acks.since = False, 0
@@ -516,13 +853,14 @@ class LaneWriter:
         return True
 
     def _start(self, out: bytearray) -> None:
+        """Begin the round that the peer has asked for, once a stream."""
         granted = self._link.granted
         if self._started != granted and granted is not None:
             out += encode_header(FrameType.START, 0, granted)
             self._started = granted
 
     async def _bye(self) -> bool:
-        """End the lane when leave is taken; False when there is nothing to end."""
+        """End the lane when the link closes; False when there is nothing to end."""
         link, lane = self._link, self._lane
         if link.state is not LinkState.CLOSING or lane in link.closing.bye_out:
             return False
@@ -539,352 +877,3 @@ class LaneWriter:
             raise StreamBrokenError("the connection was closed during a write")
         link.bytes_out += len(data)
         link.counters.add("outbound.bytes", len(data))
-
-
-# A wake-up later than this means that this process itself stood still: bytes of the peer
-# may be waiting, so its silence so far does not count.
-_STALL_S: Final = 2.0
-
-
-class Link:
-    """A running connection; `run` owns its tasks. Its public members are for its readers, its
-    writers and its owner.
-    """
-
-    def __init__(
-        self,
-        carrier: Carrier,
-        owner: LinkOwner,
-        *,
-        queue: OutboundQueue,
-        hello: bytes,
-        number: int,
-        limits: TransportLimits,
-        counters: Counters,
-    ) -> None:
-        self.carrier = carrier
-        self.peer = carrier.peer
-        self.owner = owner
-        self.queue = queue
-        self.limits = limits
-        self.counters = counters
-        # Counts the connections that its dialler made; the other side learns it by hello.
-        self.number = number
-        # Its place among the connections of this node, once it has one.
-        self.place: Place | None = None
-        self.hello_body = hello
-        self.hello: Hello | None = None
-        self.peer_hello_body = b""
-        self.state = LinkState.OPENING
-        self.bytes_in = self.bytes_out = 0
-        self.opened_at = self.last_heard = trio.current_time()
-        # Whether leave was taken, by either side.
-        self.said_goodbye = False
-        # Set once the hello has come or the link is closed.
-        self.settled = trio.Event()
-        # Set once the connection is gone and the owner knows.
-        self.closed = trio.Event()
-        # What we tell the peer to begin with, until it is told; what it told us.
-        self.resume_due: Resume | None = None
-        self.resume_in: Resume | None = None
-        # The round of the RESUME that our messages answer.
-        self.granted: int | None = None
-        self.heartbeat = Heartbeat()
-        self.closing = CloseHandshake()
-        self.failures = dict.fromkeys(Lane, 0)
-        self.wakes = {lane: Signal() for lane in Lane}
-        # The stream of each lane that the peer opened last.
-        self.readers: dict[Lane, LaneReader] = {}
-        self.tasks = 0
-        self._nursery: trio.Nursery | None = None
-        self._aborted = trio.Event()
-        self._reason = ""
-        # Until the hello has come; then until when a guest may stay.
-        from_afar = carrier.direction is Direction.OUTBOUND or is_relayed(carrier.address)
-        self._hello_s = limits.dialled_hello_s if from_afar else limits.hello_timeout_s
-        self._stays_until = math.inf
-        self._close_by = math.inf
-        self._ack_at = self._pump_at = math.inf
-        self._life = Signal()
-        self._outgoing = StallDetector()
-        self._incoming = StallDetector()
-
-    @property
-    def reason(self) -> str:
-        """Why the link ends or ended; empty before."""
-        return self._reason
-
-    def is_aborted(self) -> bool:
-        """Return True if the connection is being cut."""
-        return self._aborted.is_set()
-
-    @property
-    def rtt_s(self) -> float | None:
-        """Round trip of the last ping in seconds, with the time it waited to be written."""
-        return self.heartbeat.rtt_s
-
-    @property
-    def dialled_number(self) -> int:
-        """The number its dialler gave this connection."""
-        if self.carrier.direction is Direction.OUTBOUND or self.hello is None:
-            return self.number
-        return self.hello.link
-
-    def wake(self, lane: Lane) -> None:
-        """Tell the writer of a lane that there may be something to write."""
-        self.wakes[lane].set()
-
-    def wake_all(self) -> None:
-        """Tell both writers."""
-        for wake in self.wakes.values():
-            wake.set()
-
-    def close(self, reason: str) -> None:
-        """Start no more messages, say goodbye and close, within `goodbye_s` seconds."""
-        if self.move(LinkEvent.CLOSE, reason) is LinkState.CLOSING:
-            self.said_goodbye = True
-            self._close_by = trio.current_time() + self.limits.goodbye_s
-            self.wake_all()
-
-    def start_soon(self, task: Callable[[], Awaitable[object]]) -> None:
-        """Run a task that ends with the connection; raises StreamBrokenError when it is gone."""
-        if self._nursery is None or self.is_aborted():
-            raise StreamBrokenError("the connection is gone")
-        self._nursery.start_soon(task)
-
-    def abort(self, reason: str) -> None:
-        """Close at once; what is not acknowledged stays in its queue."""
-        self.move(LinkEvent.ABORT, reason)
-
-    async def run(self) -> None:
-        """Own the link's tasks until the connection is gone."""
-        self.counters.add("links.opened")
-        try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                for lane in Lane:
-                    nursery.start_soon(self._write_lane, lane, nursery)
-                nursery.start_soon(self._watch_life)
-                await self._aborted.wait()
-                await self.carrier.hard_close()
-                # All I/O has come back by now, or belongs to a connection that is gone.
-                nursery.cancel_scope.cancel()
-        finally:
-            self._nursery = None
-            self.abort("the node stops")
-            with trio.CancelScope(shield=True):
-                await self.carrier.hard_close()
-            self.counters.add("links.closed")
-            self.owner.link_closed(self, self._reason)
-            self.closed.set()
-
-    async def serve_inbound(self, lane: Lane, stream: ByteStream) -> None:
-        """Read one stream that the peer opened, to its end."""
-        reader = self.readers[lane] = LaneReader(self, lane)
-        with self._task():
-            await reader.run(stream)
-
-    # -- for readers and writers -------------------------------------------------------------
-
-    def move(self, event: LinkEvent, reason: str) -> LinkState:
-        """Go to the state that LINK_MOVES names, if it names one."""
-        if (self.state, event) not in LINK_MOVES:
-            return self.state
-        state = self.state = LINK_MOVES[self.state, event]
-        self._reason = self._reason or reason
-        if state is LinkState.CLOSED:
-            self._aborted.set()
-            self.settled.set()
-            self.wake_all()
-        self._life.set()
-        return state
-
-    def refuse(self, reason: str, kind: Violation = Violation.FRAME) -> None:
-        """Report a breach of protocol by the peer, and close."""
-        if self.is_aborted():
-            return
-        if self.hello is None:
-            self.owner.hello_refused(self, reason)
-        else:
-            self.owner.violation(self, reason, kind)
-        self.abort(reason)
-
-    def acks_changed(self) -> None:
-        """Have what was received acknowledged, at once or with what goes out next."""
-        receiver = self.owner.receiver(self)
-        if receiver is None:
-            return
-        if any(acks.due for acks in receiver.acks.values()):
-            self.wake(Lane.CONTROL)
-        elif receiver.acks[Lane.CONTROL].since and self._ack_at == math.inf:
-            self._ack_at = trio.current_time() + self.limits.ack_delay_s
-            self._life.set()
-        if receiver.held_bytes and self._pump_at == math.inf:
-            self._pump_at = receiver.pump_at
-            self._life.set()
-
-    def stay(self, seconds: float) -> None:
-        """Close after this time: for a guest."""
-        self._stays_until = trio.current_time() + seconds
-        self._life.set()
-
-    def check_flood(self) -> int:
-        """Close when the peer's unread bytes are more than its streams' windows allow.
-
-        How many they are.
-        """
-        unread = self.carrier.unread_bytes()
-        if unread > self.limits.unread_bytes:
-            self.flooded(f"the peer ignores our receive window: {unread} bytes lie unread")
-        return unread
-
-    def flooded(self, reason: str) -> None:
-        """Close: the peer sends what the muxer did not allow, or more than there is room for."""
-        if not self.is_aborted():
-            self.counters.add("inbound.flooded")
-            self.refuse(reason)
-
-    # -- tasks -------------------------------------------------------------------------------
-
-    @contextmanager
-    def _task(self) -> Iterator[None]:
-        self.tasks += 1
-        try:
-            yield
-        finally:
-            self.tasks -= 1
-
-    async def _write_lane(self, lane: Lane, nursery: trio.Nursery) -> None:
-        with self._task():
-            while not self.is_aborted():
-                try:
-                    stream = await self.carrier.open(lane)
-                except StreamBrokenError as error:
-                    reason = f"cannot open a {lane.label} stream: {error}"
-                    if self.hello is None:
-                        # Most likely the peer does not speak our protocol at all.
-                        self.refuse(reason)
-                    self.abort(reason)
-                    return
-                nursery.start_soon(self._watch_outgoing, stream)
-                try:
-                    await LaneWriter(self, lane, stream).run()
-                except StreamBrokenError as error:
-                    if self.is_aborted():
-                        return
-                    self.counters.add("streams.write_failed")
-                    self.failures[lane] += 1
-                    if self.failures[lane] >= self.limits.write_failures:
-                        self.abort(f"writing on the {lane.label} stream failed again: {error}")
-                        return
-                    # libp2p sends no reset by itself, and the peer would wait for the rest.
-                    await stream.reset()
-                    self._write_again(lane)
-
-    def _write_again(self, lane: Lane) -> None:
-        """Repeat on a new stream what the broken one may have lost."""
-        if self.owner.sends(self):
-            self.queue.rewind(lane)
-        if lane is Lane.CONTROL and self.owner.receiver(self) is not None:
-            self.owner.announce(self)
-
-    async def _watch_outgoing(self, stream: ByteStream) -> None:
-        """Refuse data on a stream that we opened: it would pile up unread."""
-        with self._task():
-            try:
-                data = await stream.read(1)
-            except StreamBrokenError:
-                return
-            if data:
-                self.refuse("the peer wrote on a stream that is ours to write on")
-
-    async def _watch_life(self) -> None:
-        """Ping, and close what is silent, stalled, late with its hello, or slow to leave."""
-        limits = self.limits
-        next_ping = self.opened_at + limits.ping_interval_s
-        while not self.is_aborted():
-            due = min(next_ping, self.last_heard + limits.silence_s, self._close_by, self._ack_at)
-            if self.state is LinkState.OPENING:
-                due = min(due, self.opened_at + self._hello_s)
-            due = min(due, self._stays_until, self._pump_at)
-            with trio.move_on_at(due):
-                await self._life.wait()
-            if self.is_aborted():
-                return
-            now = trio.current_time()
-            if now > due + _STALL_S:
-                self.last_heard = now
-                self._discount(now - due)
-            if now >= self._ack_at:
-                self._ack_at = math.inf
-                self._acknowledge_now()
-            if now >= self._pump_at:
-                self._pump_now()
-            if self.state is LinkState.OPENING and now >= self.opened_at + self._hello_s:
-                self.refuse(f"no hello within {self._hello_s:g} s")
-            elif now >= self._stays_until:
-                self._stays_until = math.inf
-                self.close("a guest's time is over")
-            elif now >= self._close_by:
-                self.abort("the farewell took too long")
-            elif now >= self.last_heard + limits.silence_s:
-                self.counters.add("links.silent")
-                self.abort(f"the peer was silent for {limits.silence_s:g} s")
-            else:
-                self._check_progress(now)
-            if now >= next_ping:
-                next_ping = now + limits.ping_interval_s
-                self.heartbeat.due = True
-                self.wake(Lane.CONTROL)
-
-    def _pump_now(self) -> None:
-        """Check if there is room now, or the peer's rate allows more."""
-        self._pump_at = math.inf
-        receiver = self.owner.receiver(self)
-        if receiver is not None:
-            receiver.pump()
-            self.acks_changed()
-
-    def _acknowledge_now(self) -> None:
-        receiver = self.owner.receiver(self)
-        if receiver is not None and receiver.acks[Lane.CONTROL].since:
-            receiver.acks[Lane.CONTROL].due = True
-            self.wake(Lane.CONTROL)
-
-    def _discount(self, seconds: float) -> None:
-        """Hold nothing against the peer of a time in which this process stood still."""
-        for reader in self.readers.values():
-            reader.discount(seconds)
-        receiver = self.owner.receiver(self)
-        if receiver is not None:
-            receiver.discount(seconds)
-
-    def _check_progress(self, now: float) -> None:
-        """Close when a peer answers pings and moves nothing else, or too little."""
-        limit_s, queue, receiver = self.limits.stall_s, self.queue, self.owner.receiver(self)
-        if self._outgoing.stalled(
-            due=self.owner.sends(self) and queue.unacknowledged_bytes > 0,
-            value=queue.acknowledged + queue.acknowledged_bytes,
-            now=now,
-            limit_s=limit_s,
-        ):
-            self.counters.add("links.stalled")
-            self.owner.stalled(self, f"the peer took nothing of what we sent for {limit_s:g} s")
-        elif receiver is not None and self._incoming.stalled(
-            due=receiver.receiving, value=receiver.progress, now=now, limit_s=limit_s
-        ):
-            self.counters.add("links.stalled")
-            receiver.drop_partial()
-            self.abort(f"nothing more of a message that was begun came for {limit_s:g} s")
-        elif receiver is not None and receiver.too_slow:
-            receiver.drop_partial()
-            least = self.limits.slow_bytes_per_s
-            self._too_slow(f"a large message came at less than {least:g} bytes a second")
-        elif any(
-            now >= reader.frame_since + self.limits.frame_s for reader in self.readers.values()
-        ):
-            self._too_slow(f"a frame took longer than {self.limits.frame_s:g} s")
-
-    def _too_slow(self, reason: str) -> None:
-        self.counters.add("links.slow")
-        self.refuse(reason, Violation.SLOW)

@@ -48,7 +48,7 @@ from bbnode.transport.inbox import Inbox
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.admission import Admission, Gate, Place, Stage
 from bbnode.transport.links.framing import Lane, Resume
-from bbnode.transport.links.link import Link, LinkState
+from bbnode.transport.links.link import Link, LinkOwner, LinkState
 from bbnode.transport.links.receiver import Receiver
 from bbnode.transport.outbound import Outbound, OutboundQueue, size_of
 
@@ -163,7 +163,7 @@ class PeerSession:
             acknowledged=queue.acknowledged,
             resent=queue.resent,
             duplicates=0 if self.receiver is None else self.receiver.duplicates,
-            rtt_s=link.rtt_s,
+            rtt_s=link.heartbeat.rtt_s,
             since_s=self.since_s,
         )
 
@@ -211,8 +211,8 @@ UNREAD_CHECK_S = 1.0
 _FORGOTTEN = "the peer has restarted or forgotten us: it may have come or not"
 
 
-class PeerTable:
-    """All peers of a node; implements LinkOwner."""
+class PeerTable(LinkOwner):
+    """All peers of a node."""
 
     def __init__(
         self,
@@ -472,7 +472,6 @@ class PeerTable:
         self.drop_if_unused(session)
 
     def hello_refused(self, link: Link, reason: str) -> None:
-        """Count and report a stranger."""
         self._counters.add("hello.refused")
         if not self._inbox.crowded:
             self._inbox.notify(
@@ -480,13 +479,11 @@ class PeerTable:
             )
 
     def violation(self, link: Link, reason: str, kind: Violation) -> None:
-        """Count and report a peer that broke the protocol."""
         self._counters.add("protocol.violations")
         if not self._inbox.crowded:
             self._inbox.notify(ProtocolViolation(peer=link.peer, reason=reason, kind=kind))
 
     def receiver(self, link: Link) -> Receiver | None:
-        """Return the receiver for the feeder, whose messages alone are accepted."""
         session = self._sessions.get(link.peer)
         if session is None or session.feeder is not link or session.receiver is None:
             return None
@@ -520,19 +517,16 @@ class PeerTable:
         link.wake(Lane.CONTROL)
 
     def resumed(self, link: Link, resume: Resume) -> None:
-        """Send from there on if this is the primary link; raises FrameError."""
         link.resume_in = resume
         session = self.session(link.peer)
         if session.primary is link:
             self._send_on(session, link)
 
     def sends(self, link: Link) -> bool:
-        """Return True for the primary link of a peer, which writes its envelopes."""
         session = self._sessions.get(link.peer)
         return session is not None and session.primary is link and link.state is LinkState.UP
 
     def stalled(self, link: Link, reason: str) -> None:
-        """Fail what a peer does not accept: another connection would not change that."""
         session = self.session(link.peer)
         self._fail(session, session.queue.drain(), reason)
         link.abort(reason)

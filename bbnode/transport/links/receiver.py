@@ -18,7 +18,7 @@ import mmap
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from multiaddr import Multiaddr
 
@@ -39,8 +39,15 @@ _ALIGN_BYTES: Final = 64
 # For how many seconds a held message waits at least, so that a rate is not asked for each one.
 _RATE_WAIT_S: Final = 0.05
 
+# An acknowledgement is due after this part of a window.
+_ACK_PART: Final = 4
+
 # In how many seconds an envelope of this size may come in: 0 is now, `math.inf` is never.
 Admit = Callable[[int], float]
+
+
+class WindowIgnoredError(FrameError):
+    """The peer sends more than the window it was given."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,31 +91,52 @@ class HeldBytes:
 
 
 @dataclass(slots=True)
-class Acks:
-    """The acknowledgements that are owed to the sender of one lane."""
+class LaneState:
+    """One lane of a sender: its window, the acknowledgements owed to it, and what is held."""
 
+    window: int
+    # Set when an acknowledgement is due; bytes accepted since the last one.
     due: bool = False
-    # Bytes taken since the last acknowledgement.
     since: int = 0
+    # The next number to come in.
+    next: int = 1
+    held: deque[Any] = field(default_factory=deque)
+    held_bytes: int = 0
+    # Until then a message has to wait for its sender's rate.
+    not_before: float = 0.0
 
+    def accept(self, size: int) -> None:
+        """Count bytes that were accepted; an acknowledgement is due after a part of a window."""
+        self.since += size
+        if self.since * _ACK_PART >= self.window:
+            self.due = True
 
-class RateWaits:
-    """The waits of a sender that is over its rate, by lane."""
-
-    __slots__ = ("not_before",)
-
-    def __init__(self) -> None:
-        self.not_before = dict.fromkeys(Lane, 0.0)
-
-    def ask(self, lane: Lane, size: int, admit: Admit, now: float) -> float:
+    def wait_s(self, size: int, admit: Admit, now: float) -> float:
         """Return the seconds that a message has to wait; a wait is not asked for twice."""
-        if now < self.not_before[lane]:
-            return self.not_before[lane] - now
+        if now < self.not_before:
+            return self.not_before - now
         wait_s = admit(size)
         if 0 < wait_s < math.inf:
             wait_s = max(wait_s, _RATE_WAIT_S)
-            self.not_before[lane] = now + wait_s
+            self.not_before = now + wait_s
         return wait_s
+
+    def hold(self, item: object, size: int, lane: Lane) -> None:
+        """Keep something until there is room for it; raises WindowIgnoredError."""
+        self.held.append(item)
+        self.held_bytes += size
+        # On the bulk lane an OPEN is not charged to its sender; it stands before 64 KiB and more.
+        window = self.window if lane is Lane.CONTROL else self.window + self.window // 8
+        if self.held_bytes > window:
+            raise WindowIgnoredError(
+                f"the peer ignores its window: {self.held_bytes} bytes are held on the "
+                f"{lane.label} lane, where {window} may be"
+            )
+
+    def drop_held(self, following: int) -> None:
+        """Drop what is held: it will be sent again, from the number `following` on."""
+        self.held.clear()
+        self.held_bytes, self.next = 0, following
 
 
 def allocate(size: int, anchor: int) -> memoryview:
@@ -123,14 +151,6 @@ def allocate(size: int, anchor: int) -> memoryview:
         with contextlib.suppress(OSError):  # a kernel without them
             mapped.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(mapped)[skipped:]
-
-
-# An acknowledgement is due after this part of a window.
-_ACK_PART: Final = 4
-
-
-class WindowIgnoredError(FrameError):
-    """The peer sends more than the window it was given."""
 
 
 @dataclass(slots=True, eq=False)
@@ -151,30 +171,32 @@ class Receiver:
     duplicates: int = 0
     # Bytes taken of large messages; only grows.
     progress: int = 0
-    acks: dict[Lane, Acks] = field(default_factory=lambda: {lane: Acks() for lane in Lane})
-    # The next numbers to come in, and of small messages the next that the inbox has not got.
-    _next: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 1))
+    lanes: dict[Lane, LaneState] = field(init=False)
+    # Of small messages, the next that the inbox has not got.
     _accepted: int = 1
     _partial: Partial | None = None
     # The large message that was given up last: it takes nobody else's room for that.
     _evicted_number: int = 0
-    _rates: RateWaits = field(default_factory=RateWaits)
-    _held_small: deque[HeldSmall] = field(default_factory=deque)
-    _held_large: deque[HeldOpen | HeldBytes] = field(default_factory=deque)
-    _held: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
+    _control: LaneState = field(init=False)
+    _bulk: LaneState = field(init=False)
     _pumping: bool = False
+
+    def __post_init__(self) -> None:
+        self._control = LaneState(self.limits.control_window_bytes)
+        self._bulk = LaneState(self.limits.bulk_window_bytes)
+        self.lanes = {Lane.CONTROL: self._control, Lane.BULK: self._bulk}
 
     # -- what stands ------------------------------------------------------------------------
 
     @property
     def held_bytes(self) -> int:
         """Bytes received and without room in the inbox."""
-        return sum(self._held.values())
+        return self._control.held_bytes + self._bulk.held_bytes
 
     @property
     def receiving(self) -> bool:
         """True while more of a large message should be arriving."""
-        return self._partial is not None and not self._held_large
+        return self._partial is not None and not self._bulk.held
 
     @property
     def too_slow(self) -> bool:
@@ -187,14 +209,12 @@ class Receiver:
     @property
     def pump_at(self) -> float:
         """When to `pump` though nobody made room; `math.inf` when nothing is held."""
-        if not (self._held_small or self._held_large):
+        waiting = [lane for lane in self.lanes.values() if lane.held]
+        if not waiting:
             return math.inf
         now = self.inbox.clock()
-        at = now + self.limits.room_check_s
-        for lane, held in ((Lane.CONTROL, self._held_small), (Lane.BULK, self._held_large)):
-            if held and self._rates.not_before[lane] > now:
-                at = min(at, self._rates.not_before[lane])
-        return at
+        ends = [lane.not_before for lane in waiting if lane.not_before > now]
+        return min(now + self.limits.room_check_s, *ends)
 
     def discount(self, seconds: float) -> None:
         """Do not count this time: the process itself stood still."""
@@ -207,8 +227,8 @@ class Receiver:
             return Position(number=self._accepted)
         if self._partial is not None:
             return Position(number=self._partial.number, offset=self._partial.stored)
-        first = next((each for each in self._held_large if isinstance(each, HeldOpen)), None)
-        return Position(number=self._next[Lane.BULK] if first is None else first.number)
+        first = next((each for each in self._bulk.held if isinstance(each, HeldOpen)), None)
+        return Position(number=self._bulk.next if first is None else first.number)
 
     # -- links ------------------------------------------------------------------------------
 
@@ -228,14 +248,9 @@ class Receiver:
 
     def rewind(self) -> None:
         """Drop what a lost link brought and was not accepted: it will be sent again."""
-        self._held_small.clear()
-        self._next[Lane.CONTROL] = self._accepted
-        position = self.position(Lane.BULK)
-        self._held_large.clear()
-        self._next[Lane.BULK] = position.number
-        self._held = dict.fromkeys(Lane, 0)
-        for acks in self.acks.values():
-            acks.due, acks.since = False, 0
+        for kind, lane in self.lanes.items():
+            lane.drop_held(self.position(kind).number)
+            lane.due, lane.since = False, 0
         self._attach(attached=False)
 
     def _attach(self, *, attached: bool) -> None:
@@ -266,43 +281,40 @@ class Receiver:
         self._evicted_number = partial.number
         self.counters.add("inbound.evicted")
         # What is held comes after it on its lane.
-        self._held_large.clear()
-        self._held[Lane.BULK] = 0
-        self._next[Lane.BULK] = partial.number
+        self._bulk.drop_held(partial.number)
         self.on_evicted()
 
     # -- small messages ---------------------------------------------------------------------
 
     def small(self, number: int, data: bytes) -> None:
         """Accept a small message, or hold it; raises FrameError."""
-        lane = Lane.CONTROL
+        lane = self._control
         self._check_size(len(data))
-        if number < self._next[lane]:
+        if number < lane.next:
             self._duplicate(lane)
             return
-        self._next[lane] = number + 1
+        lane.next = number + 1
         held = HeldSmall(number, data)
-        if self._held_small or not self._take_small(held):
-            self._hold(lane, len(data) + HEADER_BYTES)
-            self._held_small.append(held)
+        if lane.held or not self._take_small(held):
+            lane.hold(held, len(data) + HEADER_BYTES, Lane.CONTROL)
 
     def _take_small(self, held: HeldSmall) -> bool:
         """Put it into the inbox, or drop a refused one; return False when it has to wait."""
-        lane, size = Lane.CONTROL, len(held.data)
+        lane, size = self._control, len(held.data)
         if not held.admitted:
-            wait_s = self._rates.ask(lane, size, self.admit, self.inbox.clock())
+            wait_s = lane.wait_s(size, self.admit, self.inbox.clock())
             if 0 < wait_s < math.inf:
                 self.counters.add("inbound.delayed")
                 return False
             if wait_s == math.inf:
                 self._accepted = held.number + 1
-                self._took(lane, HEADER_BYTES)
+                lane.accept(HEADER_BYTES)
                 return True
             held.admitted = True
         if not self._offer(held.data):
             return False
         self._accepted = held.number + 1
-        self._took(lane, size + HEADER_BYTES)
+        lane.accept(size + HEADER_BYTES)
         return True
 
     def _offer(self, data: bytes) -> bool:
@@ -318,18 +330,14 @@ class Receiver:
     def open(self, number: int, opening: Open) -> None:
         """Start or continue a large message; raises FrameError."""
         self._check_size(opening.total)
-        lane = Lane.BULK
-        if number < self._next[lane] and not self._goes_on(number):
+        lane, partial = self._bulk, self._partial
+        if number < lane.next and (partial is None or partial.number != number):
             self._duplicate(lane)
             return
-        self._next[lane] = number + 1
+        lane.next = number + 1
         held = HeldOpen(number, opening)
-        if self._held_large or not self._open(held):
-            self._hold(lane, HEADER_BYTES)
-            self._held_large.append(held)
-
-    def _goes_on(self, number: int) -> bool:
-        return self._partial is not None and self._partial.number == number
+        if lane.held or not self._open(held):
+            lane.hold(held, HEADER_BYTES, Lane.BULK)
 
     def _open(self, held: HeldOpen) -> bool:
         """Prepare for the bytes of a message; return False when it has to wait."""
@@ -347,7 +355,7 @@ class Receiver:
             raise FrameError(f"message {number} goes on at byte {offset}; none of it is here")
         self.drop_partial()
         if held.admitted is None:
-            wait_s = self._rates.ask(Lane.BULK, total, self.admit, self.inbox.clock())
+            wait_s = self._bulk.wait_s(total, self.admit, self.inbox.clock())
             if 0 < wait_s < math.inf:
                 self.counters.add("inbound.delayed")
                 return False
@@ -376,9 +384,8 @@ class Receiver:
 
     def chunk(self, number: int, data: memoryview) -> None:
         """Accept the next bytes of a large message, or hold them; raises FrameError."""
-        if self._held_large or not self._store(number, data):
-            self._hold(Lane.BULK, len(data))
-            self._held_large.append(HeldBytes(number, bytes(data)))
+        if self._bulk.held or not self._store(number, data):
+            self._bulk.hold(HeldBytes(number, bytes(data)), len(data), Lane.BULK)
             if self._partial is not None:
                 self._partial.meter.pause(self.inbox.clock())
 
@@ -386,7 +393,7 @@ class Receiver:
         """Store the bytes where they belong; return False when they have to wait for room."""
         partial = self._partial
         if partial is None or partial.number != number:
-            if number < self._next[Lane.BULK]:
+            if number < self._bulk.next:
                 return True  # the rest of a duplicate
             raise FrameError(f"a part of message {number}, which was not opened")
         end = partial.stored + len(data)
@@ -400,11 +407,11 @@ class Receiver:
         partial.stored = end
         partial.meter.add(len(data), self.inbox.clock())
         self.progress += len(data)
-        self._took(Lane.BULK, len(data))
+        self._bulk.accept(len(data))
         if end < partial.total:
             return True
         self._partial = None
-        self.acks[Lane.BULK].due = True
+        self._bulk.due = True
         if transfer is not None and partial.buffer is not None:
             self.counters.add("inbound.envelopes")
             whole = partial.buffer.toreadonly()
@@ -427,56 +434,31 @@ class Receiver:
             self._pumping = False
 
     def _pump(self) -> bool:
-        before = self.held_bytes
-        lane = Lane.CONTROL
-        while self._held_small and self._take_small(self._held_small[0]):
-            held = self._held_small.popleft()
-            self._held[lane] -= len(held.data) + HEADER_BYTES
-            if not self._held_small:
-                self._accepted = self._next[lane]
-        while self._held_large:
-            each = self._held_large[0]
+        before, small, bulk = self.held_bytes, self._control, self._bulk
+        while small.held and self._take_small(small.held[0]):
+            small.held_bytes -= len(small.held.popleft().data) + HEADER_BYTES
+            if not small.held:
+                self._accepted = small.next
+        while bulk.held:
+            each = bulk.held[0]
             if isinstance(each, HeldBytes):
-                if not self._store(each.number, each.data):
-                    break
-                self._held[Lane.BULK] -= len(each.data)
-            elif self._open(each):
-                self._held[Lane.BULK] -= HEADER_BYTES
+                taken, size = self._store(each.number, each.data), len(each.data)
             else:
+                taken, size = self._open(each), HEADER_BYTES
+            if not taken:
                 break
-            self._held_large.popleft()
+            bulk.held.popleft()
+            bulk.held_bytes -= size
         if self._partial is not None:
             meter, now = self._partial.meter, self.inbox.clock()
-            meter.pause(now) if self._held_large else meter.go_on(now)
+            meter.pause(now) if bulk.held else meter.go_on(now)
         return self.held_bytes < before
 
-    def _hold(self, lane: Lane, size: int) -> None:
-        self._held[lane] += size
-        window = self.limits.bulk_window_bytes
-        if lane is Lane.CONTROL:
-            window = self.limits.control_window_bytes
-        else:
-            # An OPEN is not charged to its sender; it stands before 64 KiB and more.
-            window += window // 8
-        if self._held[lane] > window:
-            raise WindowIgnoredError(
-                f"the peer ignores its window: {self._held[lane]} bytes are held on the "
-                f"{lane.label} lane, where {window} may be"
-            )
-
-    def _took(self, lane: Lane, size: int) -> None:
-        acks = self.acks[lane]
-        acks.since += size
-        limits, control = self.limits, lane is Lane.CONTROL
-        window = limits.control_window_bytes if control else limits.bulk_window_bytes
-        if acks.since * _ACK_PART >= window:
-            acks.due = True
-
-    def _duplicate(self, lane: Lane) -> None:
-        # Its sender has not heard of our acknowledgement: say it again.
+    def _duplicate(self, lane: LaneState) -> None:
+        # Its sender has not heard of our acknowledgement: repeat it.
         self.duplicates += 1
         self.counters.add("inbound.duplicates")
-        self.acks[lane].due = True
+        lane.due = True
 
     def _check_size(self, size: int) -> None:
         if size > self.limits.max_message_bytes:
