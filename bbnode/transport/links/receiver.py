@@ -214,7 +214,7 @@ class Receiver:
             return math.inf
         now = self.inbox.clock()
         ends = [lane.not_before for lane in waiting if lane.not_before > now]
-        return min(now + self.limits.room_check_s, *ends)
+        return min([now + self.limits.room_check_s, *ends])
 
     def discount(self, seconds: float) -> None:
         """Do not count this time: the process itself stood still."""

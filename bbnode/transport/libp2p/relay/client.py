@@ -171,7 +171,7 @@ class RelayClient:
                 await trio.sleep(wait_s)
 
     async def _reserve(self, link: Link) -> float | None:
-        """RelayCommand for it: the seconds until it is to be asked for again, None when never."""
+        """Ask for it; return the seconds until it is to be asked for again, None for never."""
         try:
             with trio.fail_after(ANSWER_S):
                 async with self._protocols.open(link, link.peer, RELAY_PROTOCOL) as stream:

@@ -90,13 +90,13 @@ class RelayAnswer:
 
 
 async def write_request(stream: ProtocolStream, request: RelayRequest) -> None:
-    """RelayCommand; raises StreamBrokenError."""
+    """Send a request; raises StreamBrokenError."""
     peer = b"" if request.peer is None else request.peer.to_bytes()
     await stream.write(_REQUEST.pack(request.ask, len(peer)) + peer)
 
 
 async def read_request(stream: ProtocolStream) -> RelayRequest:
-    """The request of a peer; raises RelayMessageError and StreamBrokenError."""
+    """Read the request of a peer; raises RelayMessageError and StreamBrokenError."""
     ask, length = _REQUEST.unpack(await _read_exactly(stream, _REQUEST.size))
     if length > _MAX_PEER_BYTES:
         raise RelayMessageError(f"{stream.peer} names a peer of {length} bytes, which none has")
@@ -109,12 +109,12 @@ async def read_request(stream: ProtocolStream) -> RelayRequest:
 
 
 async def write_answer(stream: ProtocolStream, answer: RelayAnswer) -> None:
-    """RelayAnswer; raises StreamBrokenError."""
+    """Send an answer; raises StreamBrokenError."""
     await stream.write(_ANSWER.pack(answer.status, answer.seconds, answer.bytes))
 
 
 async def read_answer(stream: ProtocolStream) -> RelayAnswer:
-    """The answer of a peer; raises RelayMessageError and StreamBrokenError."""
+    """Read the answer of a peer; raises RelayMessageError and StreamBrokenError."""
     status, seconds, size = _ANSWER.unpack(await _read_exactly(stream, _ANSWER.size))
     with Boundary(f"{stream.peer} answers something unknown", RelayMessageError):
         return RelayAnswer(status=RelayStatus(status), seconds=seconds, bytes=size)
