@@ -35,6 +35,7 @@ from bbnode.transport.base import (
     TransportSetup,
     Unsent,
     WantedPeer,
+    read_exactly,
 )
 from bbnode.transport.errors import (
     DeniedPeerError,
@@ -102,4 +103,5 @@ __all__ = [
     "Unsent",
     "Violation",
     "WantedPeer",
+    "read_exactly",
 ]

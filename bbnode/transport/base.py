@@ -36,7 +36,7 @@ from multiaddr import Multiaddr
 from bbnode.access.decision import Decision
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.errors import DialError, NotSupportedError, Violation
+from bbnode.transport.errors import DialError, NotSupportedError, StreamBrokenError, Violation
 from bbnode.transport.identity import Identity
 from bbnode.transport.limits import RelaySettings, TransportLimits
 
@@ -393,6 +393,17 @@ class ProtocolStream(Protocol):
 
 
 ProtocolHandler: TypeAlias = Callable[[ProtocolStream], Awaitable[None]]
+
+
+async def read_exactly(stream: ProtocolStream, count: int) -> bytes:
+    """Return the next `count` bytes; raises StreamBrokenError when the stream ends before."""
+    data = b""
+    while len(data) < count:
+        part = await stream.read(count - len(data))
+        if not part:
+            raise StreamBrokenError(f"{stream.peer} ended in the middle of a message")
+        data += part
+    return data
 
 
 class EventStream(Protocol):

@@ -4,7 +4,7 @@ Rule: envelopes are bounded per peer and in all, in number and in bytes, and ref
 is no room; notices (all other events) always go in, and `crowded` says when so many lie
 unread that no new connection should be taken. A large message is charged as it comes (`room`);
 when room is short the slowest of those that are being received is taken back, so that the
-others come whole. The one that ranks highest can always go on: nothing is stuck. See `backend`
+others come whole. The one that ranks highest can always go on: nothing is stuck. See `base`
 for what becomes of the refused.
 """
 
@@ -153,7 +153,7 @@ class Transfer:
         return self.meter.counted_s(now) >= TEDIOUS_S and left_s >= TEDIOUS_S
 
     def rank(self, now: float) -> tuple[bool, float, int]:
-        """Return its rank: of two that can't both have room the lower goes, the slower or later."""
+        """Return its rank: of two that can't both have room the lower goes, the slower or older."""
         rate = self.meter.bytes_per_s(now) if self.attached else -1.0
         return self.known, rate, self._serial
 
@@ -170,8 +170,20 @@ class _Share:
     large: int = 0
 
 
+@dataclass(slots=True)
+class _Pool:
+    """Bytes that share a budget: those that lie unread, and those of messages being received."""
+
+    unread: int = 0
+    received: int = 0
+
+    @property
+    def used(self) -> int:
+        return self.unread + self.received
+
+
 class Inbox:
-    """The one EventStream of a backend."""
+    """The events on their way to the driver: the EventStream of a transport."""
 
     def __init__(
         self, limits: TransportLimits, *, clock: Callable[[], float] = trio.current_time
@@ -184,11 +196,10 @@ class Inbox:
         self._arrived = trio.Event()
         self._shares: dict[PeerId, _Share] = {}
         self._transfers: dict[Transfer, None] = {}
-        # What lies unread and what is being received, without and with only the large ones.
-        self._unread = self._received = 0
-        self._large_unread = self._large_received = 0
-        self._envelopes = 0
-        self._notices = 0
+        # Large messages have a budget of their own.
+        self._shared, self._large = _Pool(), _Pool()
+        # Envelopes and other events that lie unread.
+        self.envelopes = self.notices = 0
         self._closed = False
         # Called with the peer after room was made.
         self.on_room: Callable[[PeerId], None] | None = None
@@ -208,33 +219,23 @@ class Inbox:
     @property
     def crowded(self) -> bool:
         """True if too many notices lie unread for new connections."""
-        return self._notices >= self._limits.inbox_notices
+        return self.notices >= self._limits.inbox_notices
 
     @property
     def envelope_bytes(self) -> int:
         """Bytes of all envelopes that lie unread."""
-        return self._unread + self._large_unread
+        return self._shared.unread + self._large.unread
 
     @property
     def partial_bytes(self) -> int:
         """Bytes charged for the messages that are being received."""
-        return self._received + self._large_received
-
-    @property
-    def envelopes(self) -> int:
-        """Envelopes that lie unread."""
-        return self._envelopes
-
-    @property
-    def notices(self) -> int:
-        """Other events that lie unread."""
-        return self._notices
+        return self._shared.received + self._large.received
 
     def notify(self, event: TransportEvent) -> None:
         """Add an event that is not an envelope; dropped once nobody reads."""
         if self._closed:
             return
-        self._notices += 1
+        self.notices += 1
         self._append(event, None)
 
     def offer(self, event: EnvelopeReceived) -> bool:
@@ -244,28 +245,25 @@ class Inbox:
         if share is None:
             return False
         if size > self._largest:
-            if share.large or (self._large_used and not self._large_fits(self._large_used, size)):
+            if share.large or (not self._large_fits(self._large.used, size)):
                 return False
             share.large = size
-            self._large_unread += size
             room = SizeClass.LARGE
         else:
             if share.small + size > self._limits.inbox_bytes_per_peer:
                 return False
-            filled = self._used + size
+            filled = self._shared.used + size
             if filled > self._marks[SizeClass.SMALL, False] and (
                 filled > self._marks[SizeClass.SMALL, True] or not self.is_known(peer)
             ):
                 return False
             share.small += size
-            self._unread += size
             room = SizeClass.SMALL
         share.envelopes += 1
         self._shares[peer] = share
+        self._pool(room).unread += size
         self._put(event, room)
         return True
-
-    # -- messages that come in parts ----------------------------------------------------------
 
     def begin(
         self, peer: PeerId, total: int, evicted: Callable[[], None], waited_s: float = 0.0
@@ -310,9 +308,9 @@ class Inbox:
         if more <= 0:
             return True
         now = self.clock()
-        while not self._fits(transfer, more):
-            received = self._large_received if transfer.room is SizeClass.LARGE else self._received
-            if self._fits(transfer, more, received):
+        pool = self._pool(transfer.room)
+        while not self._fits(transfer, more, pool.used):
+            if self._fits(transfer, more, pool.received):
                 return False  # the driver makes room
             victim = self._lowest(transfer, now)
             if victim is None:
@@ -326,10 +324,7 @@ class Inbox:
         size = transfer.charged
         self._charge(transfer, -size)
         del self._transfers[transfer]
-        if transfer.room is SizeClass.LARGE:
-            self._large_unread += size
-        else:
-            self._unread += size
+        self._pool(transfer.room).unread += size
         self._put(event, transfer.room)
 
     def drop(self, transfer: Transfer) -> None:
@@ -359,26 +354,19 @@ class Inbox:
             raise trio.EndOfChannel if self._closed else trio.WouldBlock
         event, room = self._events.popleft()
         if room is not None and isinstance(event, EnvelopeReceived):
-            self._envelopes -= 1
+            self.envelopes -= 1
             self._take_out(event, room)
             if self.on_room is not None:
                 self.on_room(event.peer)
         else:
-            self._notices -= 1
+            self.notices -= 1
         return event
 
-    # -- inside --------------------------------------------------------------------------------
-
-    @property
-    def _used(self) -> int:
-        return self._unread + self._received
-
-    @property
-    def _large_used(self) -> int:
-        return self._large_unread + self._large_received
+    def _pool(self, room: SizeClass) -> _Pool:
+        return self._large if room is SizeClass.LARGE else self._shared
 
     def _share_for(self, peer: PeerId) -> _Share | None:
-        """The share of a peer that may have one envelope more."""
+        """Return the share of a peer that may have one envelope more."""
         share = self._shares.get(peer) or _Share()
         return share if share.envelopes < self._limits.inbox_envelopes_per_peer else None
 
@@ -386,7 +374,7 @@ class Inbox:
         if self._closed:
             self._take_out(event, room)
             return
-        self._envelopes += 1
+        self.envelopes += 1
         self._append(event, room)
 
     def _append(self, event: TransportEvent, room: SizeClass | None) -> None:
@@ -395,10 +383,7 @@ class Inbox:
 
     def _take_out(self, event: EnvelopeReceived, room: SizeClass) -> None:
         size = len(event.data)
-        if room is SizeClass.LARGE:
-            self._large_unread -= size
-        else:
-            self._unread -= size
+        self._pool(room).unread -= size
         self._give_back(event.peer, room, size)
 
     def _give_back(self, peer: PeerId, room: SizeClass, size: int) -> None:
@@ -438,8 +423,11 @@ class Inbox:
     def _will_fit(self, transfer: Transfer, soon: int) -> bool:
         """Return True if all of it fits beside what will soon have arrived of others."""
         if transfer.room is SizeClass.LARGE:
-            return self._large_fits(self._large_unread + soon, transfer.total)
-        return self._unread + soon + transfer.total <= self._marks[SizeClass.BULK, transfer.known]
+            return self._large_fits(self._large.unread + soon, transfer.total)
+        return (
+            self._shared.unread + soon + transfer.total
+            <= self._marks[SizeClass.BULK, transfer.known]
+        )
 
     def _slow_ones(self, transfer: Transfer, now: float, *, tedious: bool) -> list[Transfer]:
         least = self._limits.slow_bytes_per_s
@@ -456,26 +444,20 @@ class Inbox:
         ]
         return sorted(slow, key=lambda each: each.rank(now))
 
-    def _fits(self, transfer: Transfer, more: int, used: int | None = None) -> bool:
-        """Return True if `more` bytes fit beside `used`, by default what is used now."""
+    def _fits(self, transfer: Transfer, more: int, used: int) -> bool:
         if transfer.room is SizeClass.LARGE:
-            used = self._large_used if used is None else used
             return self._large_fits(used - transfer.charged, transfer.charged + more)
-        used = self._used if used is None else used
         return used + more <= self._marks[SizeClass.BULK, transfer.known]
 
     def _lowest(self, transfer: Transfer, now: float) -> Transfer | None:
-        """The lowest of those that rank lower and have any room."""
+        """Return the lowest of those that rank lower and have any room."""
         rivals = [each for each in self._transfers if each.room is transfer.room and each.charged]
         lowest = min(rivals, key=lambda each: each.rank(now), default=transfer)
         return lowest if lowest.rank(now) < transfer.rank(now) else None
 
     def _charge(self, transfer: Transfer, more: int) -> None:
         transfer.charged += more
-        if transfer.room is SizeClass.LARGE:
-            self._large_received += more
-        else:
-            self._received += more
+        self._pool(transfer.room).received += more
 
     def _forget(self, transfer: Transfer) -> None:
         self._charge(transfer, -transfer.charged)

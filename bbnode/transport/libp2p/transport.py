@@ -49,7 +49,7 @@ from bbnode.transport.libp2p.workarounds import (
     close_quietly,
     grant_window,
     hard_close,
-    reset_muxed,
+    reset_quietly,
     running,
 )
 from bbnode.transport.limits import RelaySettings, TransportLimits
@@ -359,7 +359,7 @@ class Libp2pTransport(LinkTransport):
             for muxed in self._strays.overdue(self._stray_streams(), now):
                 if self._nursery is not None:
                     self._counters.add("streams.reaped")
-                    self._nursery.start_soon(reset_muxed, muxed)
+                    self._nursery.start_soon(reset_quietly, muxed)
 
     def _stray_streams(self) -> set[Any]:
         """Streams that nobody here will read or end: those of which only one side is open, those

@@ -19,17 +19,16 @@ S11 ping replies are written by the task that reads: with both sides sending, an
 S12 a reset does not wake its own reader    `reset_quietly`, `drop_stale_event`
 S13 each read sends an update of the window: half of all packets, and of all system calls, are
     of 12 bytes; and the window begins with 256 KiB, and grows to 4 MiB before anything was said
-    `grant_window`, `steady_window` in `libp2p.windows`
+    `grant_window`, `steady_window`
 S14 a reset that comes while somebody reads looks like a clean end `was_reset`
 S15 a write gives up after 5 s without room in the reader's window, and a relay that does not
-    rest has to keep everything `make_patient`, `write_patiently` in `libp2p.windows`
+    rest has to keep everything `make_patient`, `write_patiently`
 S16 a message of a negotiation, before Noise and on each stream, is read whatever length it
-    announces; it need not be text, and there is no end of them `bound_negotiations` in
-    `libp2p.bounds`
+    announces; it need not be text, and there is no end of them `bound_negotiations`
 S17 frames are read and kept whatever the window says, and streams are made without a bound, before
-    anybody looks `guard_frames` in `libp2p.bounds`
+    anybody looks `guard_frames`
 S18 a stream that was reset keeps what lies unread on it for 60 s, and one that only we have ended
-    stays for ever `drop_stream`, `OrphanStreams` in `libp2p.bounds`
+    stays for ever `drop_stream`, `OrphanStreams`
 S19 a read asks the system for as much as the peer announced `ReadAheadStream` in `libp2p.tcp`
 """
 
@@ -348,30 +347,13 @@ class OrphanStreams:
         self._since: dict[Any, float] = {}
 
     def overdue(self, found: set[Any], now_s: float) -> list[Any]:
-        """Those of what was found at this look that have been there for long enough."""
+        """Return those of the found streams that have been there for long enough."""
         self._since = {each: self._since.get(each, now_s) for each in found}
         due = [each for each, since in self._since.items() if now_s - since >= self._after_s]
         for each in due:
             del self._since[each]
         return due
 
-
-async def reset_muxed(muxed: Any) -> None:
-    """Reset a stream that has no owner, and wake the task that reads on it (S12).
-
-    It waits for its turn to write, at most until the end of the connection.
-    """
-    arrived = muxed.conn.stream_events.get(muxed.stream_id)
-    try:
-        await muxed.reset()
-    except Exception as error:  # noqa: BLE001 - declared boundary: libp2p lets anything out
-        log.debug("a reset failed: %r", error)
-    drop_stream(muxed)
-    if arrived is not None:
-        arrived.set()
-
-
-log = logging.getLogger(__name__)
 
 # Over the 15 s after which our own pings end a silent connection: negotiations end with
 # their connection and are never cancelled in the middle of a write (S4).
@@ -521,8 +503,11 @@ def guard_streams(host: Any, on_fault: Callable[[], None], max_streams: int = MA
 
 
 async def reset_quietly(stream: Any) -> None:
-    """Reset a stream whatever its state, and wake the task that reads on it (S12)."""
-    muxed = stream.muxed_stream
+    """Reset a stream, or a muxed one without owner, and wake the task that reads on it (S12).
+
+    It waits for its turn to write, at most until the end of the connection.
+    """
+    muxed = getattr(stream, "muxed_stream", stream)
     arrived = muxed.conn.stream_events.get(muxed.stream_id)
     try:
         await stream.reset()

@@ -8,6 +8,7 @@ and resume are the same. Whoever dialled it has the next one before the relay cu
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import math
@@ -218,18 +219,21 @@ class RelayClient:
 
         Raises RelayRefusedError with the relay's reason, and DialError.
         """
-        made = _Made()
+        report, result = trio.open_memory_channel[Any](1)
         try:
-            relay.start_soon(partial(self._hold, relay, peer, made))
+            relay.start_soon(partial(self._hold, relay, peer, report))
         except StreamBrokenError as error:
             raise DialError(f"no circuit through {relay.peer}: {error}") from error
-        await made.done.wait()
-        if made.error is not None:
-            raise made.error
-        return made.connection
+        try:
+            made = await result.receive()
+        except trio.EndOfChannel:
+            raise DialError(f"the connection with the relay {relay.peer} is gone") from None
+        if isinstance(made, DialError):
+            raise made
+        return made
 
-    async def _hold(self, relay: Link, peer: PeerId, made: _Made) -> None:
-        """Open a circuit and keep its stream until it is closed."""
+    async def _hold(self, relay: Link, peer: PeerId, report: trio.MemorySendChannel[Any]) -> None:
+        """Open a circuit, report its connection or a DialError, and keep it until it is closed."""
         try:
             async with self._protocols.open(relay, relay.peer, RELAY_PROTOCOL) as stream:
                 with trio.fail_after(ANSWER_S):
@@ -242,27 +246,29 @@ class RelayClient:
                     )
                 pipe = CircuitPipe(stream, wear_bytes=answer.bytes * USED_UP)
                 raw, _ = _raw(pipe, relay, initiator=True)
-                made.connection = await self._host.get_network().upgrade_outbound_raw_conn(
-                    raw, ID(peer.to_bytes())
+                report.send_nowait(
+                    await self._host.get_network().upgrade_outbound_raw_conn(
+                        raw, ID(peer.to_bytes())
+                    )
                 )
-                made.done.set()
+                report.close()
                 with trio.move_on_after(answer.seconds * USED_UP):
                     await pipe.worn.wait()
                 if not pipe.closed.is_set():
                     await self._replace(relay, peer)
                 await pipe.closed.wait()
-        except DialError as error:
-            made.error = error
-        except trio.TooSlowError as error:
-            made.error = DialError(f"the relay {relay.peer} was silent for {ANSWER_S:g} s")
-            made.error.__cause__ = error
         except Exception as error:  # noqa: BLE001 - declared boundary: libp2p lets anything out
-            made.error = DialError(f"no circuit through {relay.peer} to {peer}: {error!r}")
-            made.error.__cause__ = error
+            failure = error
+            if isinstance(error, trio.TooSlowError):
+                failure = DialError(f"the relay {relay.peer} was silent for {ANSWER_S:g} s")
+            elif not isinstance(error, DialError):
+                failure = DialError(f"no circuit through {relay.peer} to {peer}: {error!r}")
+            if failure is not error:
+                failure.__cause__ = error
+            with contextlib.suppress(trio.ClosedResourceError, trio.BrokenResourceError):
+                report.send_nowait(failure)
         finally:
-            if made.connection is None and made.error is None:
-                made.error = DialError(f"the connection with the relay {relay.peer} is gone")
-            made.done.set()
+            report.close()
 
     async def _replace(self, relay: Link, peer: PeerId) -> None:
         """A new circuit, which both sides keep rather than the old one."""
@@ -271,17 +277,6 @@ class RelayClient:
         except DialError as error:
             # The old one is cut at its bound; the peer is dialled again then.
             log.info("a circuit was not replaced: %s", error)
-
-
-class _Made:
-    """The result of a dial."""
-
-    __slots__ = ("connection", "done", "error")
-
-    def __init__(self) -> None:
-        self.connection: Any = None
-        self.error: DialError | None = None
-        self.done = trio.Event()
 
 
 def _raw(pipe: CircuitPipe, relay: Link, *, initiator: bool) -> tuple[RawConnection, Multiaddr]:

@@ -17,8 +17,7 @@ from bbnode.ir.caps import MAX_DIGEST_BYTES
 from bbnode.ir.decoding import Boundary
 from bbnode.ir.errors import PeerError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.base import ProtocolStream
-from bbnode.transport.errors import StreamBrokenError
+from bbnode.transport.base import ProtocolStream, read_exactly
 
 RELAY_PROTOCOL: Final = "/bbnode/relay/1"
 RELAYED_PROTOCOL: Final = "/bbnode/relayed/1"
@@ -97,10 +96,10 @@ async def write_request(stream: ProtocolStream, request: RelayRequest) -> None:
 
 async def read_request(stream: ProtocolStream) -> RelayRequest:
     """Read the request of a peer; raises RelayMessageError and StreamBrokenError."""
-    ask, length = _REQUEST.unpack(await _read_exactly(stream, _REQUEST.size))
+    ask, length = _REQUEST.unpack(await read_exactly(stream, _REQUEST.size))
     if length > _MAX_PEER_BYTES:
         raise RelayMessageError(f"{stream.peer} names a peer of {length} bytes, which none has")
-    raw = await _read_exactly(stream, length)
+    raw = await read_exactly(stream, length)
     with Boundary(f"{stream.peer} asks for something unknown", RelayMessageError):
         request = RelayRequest(ask=RelayCommand(ask), peer=PeerId.from_bytes(raw) if raw else None)
     if (request.peer is None) != (request.ask is RelayCommand.RESERVE):
@@ -115,16 +114,6 @@ async def write_answer(stream: ProtocolStream, answer: RelayAnswer) -> None:
 
 async def read_answer(stream: ProtocolStream) -> RelayAnswer:
     """Read the answer of a peer; raises RelayMessageError and StreamBrokenError."""
-    status, seconds, size = _ANSWER.unpack(await _read_exactly(stream, _ANSWER.size))
+    status, seconds, size = _ANSWER.unpack(await read_exactly(stream, _ANSWER.size))
     with Boundary(f"{stream.peer} answers something unknown", RelayMessageError):
         return RelayAnswer(status=RelayStatus(status), seconds=seconds, bytes=size)
-
-
-async def _read_exactly(stream: ProtocolStream, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = await stream.read(count - len(data))
-        if not part:
-            raise StreamBrokenError(f"{stream.peer} ended in the middle of a message")
-        data += part
-    return data
