@@ -56,9 +56,9 @@ from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 
 from bbnode.ir.address import peer_of_address
-from bbnode.transport.backend import EnvelopeReceived, PeerConnected
+from bbnode.transport.base import ConnectionOpened, EnvelopeReceived
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.transport import Libp2pTransport
 from bbnode.transport.libp2p.workarounds import quiet_logging
 
 LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")
@@ -124,7 +124,7 @@ async def send_back(stream: Any) -> None:
     await _daemon_metrics.send_back(stream, BARE_READ_BYTES, BARE_WRITE_BYTES)
 
 
-async def answer(backend: Libp2pBackend) -> None:
+async def answer(backend: Libp2pTransport) -> None:
     """Give back small envelopes, and say of large ones that they are here."""
     while True:
         event = await backend.events.receive()
@@ -140,7 +140,7 @@ async def serve() -> None:
     host.set_stream_handler(BULK_PROTOCOL, swallow)
     host.set_stream_handler(ECHO_PROTOCOL, echo)
     host.set_stream_handler(BACK_PROTOCOL, send_back)
-    backend = Libp2pBackend(Identity.from_seed(b"d" * 32), listen=[LOOPBACK])
+    backend = Libp2pTransport(Identity.from_seed(b"d" * 32), listen=[LOOPBACK])
     async with host.run(listen_addrs=[LOOPBACK]), trio.open_nursery() as nursery:
         await nursery.start(backend.run)
         nursery.start_soon(answer, backend)
@@ -182,7 +182,7 @@ class Bare:
 class Ours:
     """A transport that is connected with the other process."""
 
-    def __init__(self, backend: Libp2pBackend, address: Multiaddr) -> None:
+    def __init__(self, backend: Libp2pTransport, address: Multiaddr) -> None:
         self._backend = backend
         self._peer = peer_of_address(address)
         self._data = bytes(BULK_BYTES)
@@ -242,7 +242,7 @@ async def both_sides() -> AsyncIterator[tuple[Bare, Ours, list[Any]]]:
         ]
         bare_address, our_address = found[0]
         host = bare_host(b"a" * 32)
-        backend = Libp2pBackend(Identity.from_seed(b"b" * 32), listen=[])
+        backend = Libp2pTransport(Identity.from_seed(b"b" * 32), listen=[])
         async with host.run(listen_addrs=[]), trio.open_nursery() as nursery:
             streams = [
                 await open_bare(host, bare_address, p) for p in (BULK_PROTOCOL, ECHO_PROTOCOL)
@@ -251,7 +251,7 @@ async def both_sides() -> AsyncIterator[tuple[Bare, Ours, list[Any]]]:
             await nursery.start(backend.run)
             ours = Ours(backend, our_address)
             backend.keep_connected(peer_of_address(our_address), [our_address])
-            while not isinstance(await backend.events.receive(), PeerConnected):
+            while not isinstance(await backend.events.receive(), ConnectionOpened):
                 pass
             yield Bare(*streams), ours, back
             nursery.cancel_scope.cancel()

@@ -26,11 +26,11 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.ir.address import peer_of_address
-from bbnode.transport.backend import EnvelopeReceived, PeerConnected
+from bbnode.transport.base import ConnectionOpened, EnvelopeReceived
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
-from bbnode.transport.libp2p.relay_settings import RelaySettings
+from bbnode.transport.libp2p.transport import Libp2pTransport
 from bbnode.transport.libp2p.workarounds import quiet_logging
+from bbnode.transport.limits import RelaySettings
 
 LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")
 BULK_BYTES = 64 * 1024 * 1024
@@ -41,18 +41,18 @@ ROUND_TRIPS = 200
 LOOK_S = 0.005
 
 
-def dial_only(seed: bytes) -> Libp2pBackend:
+def dial_only(seed: bytes) -> Libp2pTransport:
     """A node that nobody can dial."""
-    return Libp2pBackend(Identity.from_seed(seed * 32), listen=[], relay=RelaySettings(use=True))
+    return Libp2pTransport(Identity.from_seed(seed * 32), listen=[], relay=RelaySettings(use=True))
 
 
-async def until_connected(backend: Libp2pBackend, address: Multiaddr) -> None:
+async def until_connected(backend: Libp2pTransport, address: Multiaddr) -> None:
     """Dial an address until its peer has said hello."""
     peer = peer_of_address(address)
     backend.keep_connected(peer, [address])
     while True:
         event = await backend.events.receive()
-        if isinstance(event, PeerConnected) and event.peer == peer:
+        if isinstance(event, ConnectionOpened) and event.peer == peer:
             return
 
 
@@ -61,7 +61,7 @@ async def until_connected(backend: Libp2pBackend, address: Multiaddr) -> None:
 
 async def relay() -> None:
     """Relay until standard input ends."""
-    backend = Libp2pBackend(
+    backend = Libp2pTransport(
         Identity.from_seed(b"r" * 32), listen=[LOOPBACK], relay=RelaySettings(serve=True)
     )
     async with trio.open_nursery() as nursery:
@@ -73,7 +73,7 @@ async def relay() -> None:
 
 async def serve(relay_address: Multiaddr) -> None:
     """Be the other end, of both ways, until standard input ends."""
-    open_node = Libp2pBackend(Identity.from_seed(b"d" * 32), listen=[LOOPBACK])
+    open_node = Libp2pTransport(Identity.from_seed(b"d" * 32), listen=[LOOPBACK])
     hidden = dial_only(b"h")
     async with trio.open_nursery() as nursery:
         for each in (open_node, hidden):
@@ -89,7 +89,7 @@ async def serve(relay_address: Multiaddr) -> None:
         nursery.cancel_scope.cancel()
 
 
-async def answer(backend: Libp2pBackend) -> None:
+async def answer(backend: Libp2pTransport) -> None:
     """Give back small envelopes, and say of large ones that they are here."""
     while True:
         event = await backend.events.receive()
@@ -104,7 +104,7 @@ async def answer(backend: Libp2pBackend) -> None:
 class Way:
     """A connection with the other end."""
 
-    def __init__(self, backend: Libp2pBackend, address: Multiaddr) -> None:
+    def __init__(self, backend: Libp2pTransport, address: Multiaddr) -> None:
         self._backend = backend
         self._peer = peer_of_address(address)
 

@@ -120,7 +120,7 @@ def _verdict(path: Path, name: str) -> str | None:
     layer, top = _layer(path), name.partition(".")[0]
     if top in NOWHERE:
         return "it loads code from bytes; the design forbids it"
-    if top == "libp2p" and not (layer == "transport" and path.parent.name == "libp2p"):
+    if top == "libp2p" and not (layer == "transport" and "libp2p" in path.parts):
         return "only bbnode/transport/libp2p/ may import libp2p"
     if layer == "engine":
         if top in ENGINE_NEVER:
@@ -195,13 +195,13 @@ REFUSED = [
     ("ir/keys.py", "from ..dsl import graph"),
     ("ir/keys.py", "import onnxruntime"),
     ("dsl/graph.py", "from bbnode.engine.node import Node"),
-    ("access/policy.py", "from bbnode.transport.backend import Direction"),
+    ("access/policy.py", "from bbnode.transport.base import Direction"),
     ("access/policy.py", "import trio"),
     ("engine/plan.py", "from bbnode.access.policy import Policy"),
     ("compiler/driver.py", "from bbnode.components.models.onnx_model import OnnxModel"),
     ("components/fedavg.py", "import importlib\nimportlib.import_module('bbnode.engine')"),
     ("transport/driver.py", "import libp2p"),
-    ("sim/world.py", "from bbnode.transport.libp2p.backend import Libp2pBackend"),
+    ("sim/world.py", "from bbnode.transport.libp2p.transport import Libp2pTransport"),
     ("examples/digits.py", "from bbnode.ir import keys"),
     ("daemon/app.py", "import pickle"),
     ("__init__.py", "from bbnode.dsl import Module"),

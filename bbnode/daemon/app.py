@@ -47,10 +47,9 @@ from bbnode.engine import All, Node, steps
 from bbnode.ir.caps import OPEN_FILES
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import TransportEvent
+from bbnode.transport.base import TransportEvent, Unsent
 from bbnode.transport.driver import Driver
 from bbnode.transport.identity import load_or_create_identity
-from bbnode.transport.unsent import Unsent
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +129,7 @@ class Daemon:
         access = assembly.make_access(resolved, self._identity)
         self._artifact = assembly.find_artifact(resolved)
         self._node, saved = keeper.take_up(self._state_dir, self._artifact.sha256, self._install)
-        self._backend = assembly.make_backend(
+        self._backend = assembly.make_transport(
             resolved, self._artifact, self._identity, self._node, access
         )
         self._access = AccessProtocol(access, self._backend, self._state_dir, self._identity)

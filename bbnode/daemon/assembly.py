@@ -10,7 +10,7 @@ import importlib
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from multiaddr import Multiaddr
 
@@ -18,17 +18,23 @@ from bbnode import __version__
 from bbnode.daemon import paths
 from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.artifact import Artifact, load_artifact, parse_artifact, serialize
+from bbnode.daemon.config import NodeConfig
 from bbnode.daemon.config_sources import ResolvedConfig
 from bbnode.engine import Limits, Node, install
 from bbnode.ir.errors import DeploymentError
-from bbnode.transport import artifact_exchange
+from bbnode.transport import (
+    Capability,
+    Hello,
+    Identity,
+    NotSupportedError,
+    RelaySettings,
+    Transport,
+    TransportLimits,
+    TransportSetup,
+    artifact_exchange,
+    registry,
+)
 from bbnode.transport.artifact_exchange import Provider
-from bbnode.transport.backend import Hello, TransportLimits
-from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.relay_settings import RelaySettings
-
-if TYPE_CHECKING:
-    from bbnode.transport.libp2p.backend import Libp2pBackend
 
 # What waits for one peer on one lane of the transport: so many of the largest envelopes that the
 # node takes, but no less than this, and no more than the transport's own bound.
@@ -111,48 +117,67 @@ def artifact_source(resolved: ResolvedConfig, artifact: Artifact) -> Provider:
     return provide
 
 
-def make_backend(
+def make_transport(
     resolved: ResolvedConfig,
     artifact: Artifact,
     identity: Identity,
     node: Node,
     access: AccessControl,
-) -> Libp2pBackend:
-    """The transport of a node, which gives its artifact to whoever may connect.
+) -> Transport:
+    """Return the transport of a node, which gives its artifact to whoever may connect.
 
-    Raises the errors of its addresses.
+    Raises UnknownTransport, BrokenPlugin, NotSupportedError and the errors of its addresses.
     """
-    # Not before the node is installed: an error of the configuration shows half a second
-    # sooner without libp2p's import.
-    from bbnode.transport.libp2p import imports as libp2p_imports
-
-    libp2p_imports.import_core()
-    from bbnode.transport.libp2p.backend import Libp2pBackend
-
     config = resolved.config
-    hello = Hello(
-        agent_version=f"bbnode/{__version__}",
-        artifact_sha256=artifact.sha256,
-        classes=node.classes,
-        targets=node.targets,
-        credentials=access.credentials,
+    network = config.network
+    # The default address is one of libp2p's: another transport is told what the file says.
+    listens = network.transport == "libp2p" or "listen" in network.model_fields_set
+    transport = registry.make_transport(
+        network.transport,
+        TransportSetup(
+            identity=identity,
+            hello=Hello(
+                agent_version=f"bbnode/{__version__}",
+                artifact_sha256=artifact.sha256,
+                classes=node.classes,
+                targets=node.targets,
+                credentials=access.credentials,
+            ),
+            listen=tuple(map(Multiaddr, network.listen)) if listens else (),
+            announce=tuple(map(Multiaddr, network.announce)),
+            limits=_transport_limits(config.limits.effective()["envelope_bytes"]),
+            authorizer=access.authorizer,
+            settings=network.settings,
+            relay=RelaySettings(**config.relay.model_dump()),
+            # Reservations with relays come and go.
+            on_addresses=lambda: node.set_addresses(transport.listen_addresses()),
+        ),
     )
-    caps = config.limits.effective()
-    backend = Libp2pBackend(
-        identity,
-        listen=[Multiaddr(text) for text in config.network.listen],
-        announce=[Multiaddr(text) for text in config.network.announce],
-        hello=hello,
-        limits=_transport_limits(caps["envelope_bytes"]),
-        authorizer=access.authorizer,
-        relay=RelaySettings(**config.relay.model_dump()),
+    _check_capabilities(transport, config, access)
+    access.on_change = transport.reauthorize
+    access.on_credentials = transport.set_credentials
+    artifact_exchange.serve(transport, artifact_source(resolved, artifact))
+    return transport
+
+
+def _check_capabilities(transport: Transport, config: NodeConfig, access: AccessControl) -> None:
+    """Raise NotSupportedError if the configuration asks for what the transport cannot do."""
+    asked = (
+        (Capability.STREAMS, "a private network (access.network)", access.network is not None),
+        (Capability.RELAYS, "relay.serve", config.relay.serve),
+        (
+            Capability.RELAYS,
+            "relay.use",
+            config.relay.use and "use" in config.relay.model_fields_set,
+        ),
+        (Capability.IP, "discovery.mdns", config.discovery.mdns),
     )
-    # Reservations with relays come and go.
-    backend.on_addresses = lambda: node.set_addresses(backend.listen_addresses())
-    access.on_change = backend.reauthorize
-    access.on_credentials = backend.set_credentials
-    artifact_exchange.serve(backend, artifact_source(resolved, artifact))
-    return backend
+    for capability, key, is_asked in asked:
+        if is_asked and capability not in transport.capabilities:
+            raise NotSupportedError(
+                f"the transport {config.network.transport!r} has no {capability.value}, which "
+                f"{key} needs: leave it out, or choose another network.transport"
+            )
 
 
 def _transport_limits(envelope_bytes: int | None) -> TransportLimits:

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from multiaddr import Multiaddr
 
+from bbnode import transport as seam
 from bbnode.access.conduct import Offence
 from bbnode.daemon.access.control import AccessControl
 from bbnode.engine import steps
 from bbnode.ir.address import peer_of_address
 from bbnode.ir.peer import PeerId
-from bbnode.transport import backend as seam
 
 logger = logging.getLogger(__name__)
 

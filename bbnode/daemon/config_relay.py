@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from bbnode.daemon.config_values import Section, key
-from bbnode.transport.libp2p.relay_settings import RelaySettings
+from bbnode.transport.limits import RelaySettings
 
 DEFAULTS = RelaySettings()
 

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgpack
 import trio
@@ -31,7 +31,7 @@ from bbnode.ir.caps import (
 from bbnode.ir.decoding import Boundary, clip, unpack
 from bbnode.ir.errors import BbnodeError, PeerError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Backend, ProtocolHost, ProtocolStream
+from bbnode.transport.base import ProtocolStream, Transport
 from bbnode.transport.errors import DialError
 
 DIAL_BACK_PROTOCOL: Final = "/bbnode/dial-back/1"
@@ -91,18 +91,10 @@ class DialBack:
         }
 
 
-class DialBackHost(Backend, ProtocolHost, Protocol):
-    """A backend that carries the protocol, and can look at an address."""
-
-    async def probe(self, address: Multiaddr, peer: PeerId) -> None:
-        """See that `peer` answers at `address`, without a connection; raises DialError."""
-        ...
-
-
 Ask = Callable[[PeerId | None], Awaitable[DialBack]]
 
 
-def register(backend: DialBackHost) -> Ask:
+def register(backend: Transport) -> Ask:
     """Dial back for others, and return the function that has it done for us; before `run`."""
     backend.register_protocol(DIAL_BACK_PROTOCOL, DialBackServer(backend).serve)
 
@@ -135,7 +127,7 @@ def register(backend: DialBackHost) -> Ask:
 class DialBackServer:
     """Dials back for the peers of one node."""
 
-    def __init__(self, backend: DialBackHost) -> None:
+    def __init__(self, backend: Transport) -> None:
         """Nothing is dialled before somebody asks."""
         self._backend = backend
         self._working = 0
@@ -225,11 +217,11 @@ def _ip(address: Multiaddr) -> ipaddress.IPv4Address | ipaddress.IPv6Address | N
     return mapped or (None if ip.is_unspecified or ip.is_multicast else ip)
 
 
-def _direct(backend: Backend) -> list[PeerId]:
+def _direct(backend: Transport) -> list[PeerId]:
     return [info.peer for info in backend.peers() if not is_relayed(info.address)]
 
 
-async def _ask_one(backend: DialBackHost, peer: PeerId) -> DialBack:
+async def _ask_one(backend: Transport, peer: PeerId) -> DialBack:
     """One peer's answer; raises DialBackRefused, and as `open_stream`."""
     own = [each for each in backend.listen_addresses() if not is_relayed(each)][
         :MAX_CLAIMED_ADDRESSES

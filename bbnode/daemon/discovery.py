@@ -24,12 +24,12 @@ from bbnode.ir.address import parse_address, peer_of_address
 from bbnode.ir.caps import MAX_BOOK_PEERS, MAX_HINTS
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
     Authorizer,
-    Backend,
+    ConnectionClosed,
+    ConnectionOpened,
     Direction,
-    PeerConnected,
-    PeerDisconnected,
+    Transport,
     TransportEvent,
 )
 from bbnode.transport.hints import dialable
@@ -64,7 +64,7 @@ class Discovery:
     def __init__(
         self,
         node: Node,
-        backend: Backend,
+        backend: Transport,
         network: NetworkSection,
         settings: DiscoverySection,
         *,
@@ -129,10 +129,10 @@ class Discovery:
     def heard(self, event: TransportEvent) -> None:
         """Take up an event of the transport, before the node does."""
         match event:
-            case PeerConnected(peer=peer, address=address):
+            case ConnectionOpened(peer=peer, address=address):
                 self._left.discard(peer)
                 _remember(self._seen, peer, address)
-            case PeerDisconnected(peer=peer, goodbye=True):
+            case ConnectionClosed(peer=peer, goodbye=True):
                 self._left.add(peer)
 
     def reach(self, step: steps.SendEnvelope) -> bool:

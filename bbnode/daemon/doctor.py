@@ -28,6 +28,7 @@ from bbnode.daemon.config_sources import ResolvedConfig
 from bbnode.ir.caps import MIN_FREE_BYTES
 from bbnode.ir.errors import BbnodeError
 from bbnode.transport.identity import Identity, create_identity, load_identity
+from bbnode.transport.registry import transport_names
 
 # Tickets and memberships are checked with five minutes of allowance.
 MAX_CLOCK_ERROR_US = 60_000_000
@@ -191,6 +192,15 @@ def _identity(patient: Patient) -> Finding:
 
 def _ports(patient: Patient) -> Finding:
     """That the addresses to listen on can be had."""
+    network = patient.resolved.config.network
+    if network.transport not in transport_names():
+        return _failed(
+            "ports",
+            f"no installed package brings the transport {network.transport!r}",
+            f"install it, or set network.transport to one of {', '.join(transport_names())}",
+        )
+    if network.transport != "libp2p":
+        return _skipped("ports", f"the transport {network.transport!r} looks after its own")
     from bbnode.transport.libp2p.tcp import listen_endpoint
 
     if not patient.resolved.config.network.listen:
@@ -218,6 +228,8 @@ def _reach(patient: Patient) -> Finding:
     entries = patient.resolved.config.network.bootstrap
     if not entries:
         return _skipped("bootstrap", "no peers are configured")
+    if patient.resolved.config.network.transport != "libp2p":
+        return _skipped("bootstrap", "only addresses of libp2p are looked at")
     from bbnode.transport.libp2p.tcp import CONNECT_TIMEOUT_S, listen_endpoint
 
     silent = []

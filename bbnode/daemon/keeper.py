@@ -20,8 +20,8 @@ from bbnode.daemon.rounds import Rounds
 from bbnode.engine import Node
 from bbnode.ir.caps import MAX_KEPT_UNSENT_BYTES
 from bbnode.ir.errors import BbnodeError
+from bbnode.transport.base import Unsent
 from bbnode.transport.driver import trio_clock_ns
-from bbnode.transport.unsent import Unsent
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from bbnode.engine.peers.governor import BlockReason
 from bbnode.engine.requests import Verdict
 from bbnode.engine.steps import RECEIVE_FAILURES
 from bbnode.ir.caps import MAX_PEER_SERIES
-from bbnode.transport.backend import Direction, TransportMetrics
+from bbnode.transport.base import Direction, TransportMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

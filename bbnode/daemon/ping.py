@@ -14,7 +14,7 @@ import trio
 from bbnode.ir.caps import MAX_ECHOES
 from bbnode.ir.errors import PeerError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import ProtocolHost, ProtocolStream
+from bbnode.transport.base import ProtocolStream, Transport
 
 PING_PROTOCOL = "/bbnode/ping/1"
 # As libp2p's own ping: enough that no answer can be guessed.
@@ -27,13 +27,13 @@ class WrongEcho(PeerError):
     """A peer sent back something else than it was sent."""
 
 
-def register(backend: ProtocolHost) -> Ping:
+def register(backend: Transport) -> Ping:
     """Answer pings of others, and return the function that sends ours; before `run`."""
     backend.register_protocol(PING_PROTOCOL, echo)
     return to(backend)
 
 
-def to(backend: ProtocolHost) -> Ping:
+def to(backend: Transport) -> Ping:
     """The function that pings a connected peer."""
 
     async def ping(peer: PeerId) -> float:

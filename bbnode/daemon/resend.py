@@ -16,7 +16,7 @@ import trio
 from bbnode.daemon.checkpoint import Kept
 from bbnode.engine import steps
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import PeerConnected, TransportEvent
+from bbnode.transport.base import ConnectionOpened, TransportEvent
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Resend:
 
     def heard(self, event: TransportEvent) -> None:
         """Take up an event of the transport: a peer that is back gets what waits for it."""
-        if not self._waiting or not isinstance(event, PeerConnected):
+        if not self._waiting or not isinstance(event, ConnectionOpened):
             return
         found = self._waiting.pop(event.peer, ())
         for each in found:

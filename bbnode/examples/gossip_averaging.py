@@ -42,7 +42,7 @@ from bbnode.dsl import (
     types,
     values,
 )
-from bbnode.sim import MS, Link, Network, S, SimNode
+from bbnode.sim import MS, LinkModel, Network, S, SimNode
 
 PERIOD_NS = 50 * MS
 PEERS = 8
@@ -200,7 +200,7 @@ def disagreement(network: Network, mean: Mass) -> float:
 
 def main() -> None:
     """Run eight peers, a bad network, a split and a crash."""
-    link = Link(latency_ns=5 * MS, jitter_ns=10 * MS, loss=0.1, duplication=0.1, reorder=0.2)
+    link = LinkModel(latency_ns=5 * MS, jitter_ns=10 * MS, loss=0.1, duplication=0.1, reorder=0.2)
     network = Network(seed=1, link=link)
     compiled = compile_program()
     vectors = [(float(i), float(i * i)) for i in range(PEERS)]

@@ -42,7 +42,7 @@ from bbnode.dsl import (
     values,
 )
 from bbnode.examples.custom_index import BruteForceIndex
-from bbnode.sim import MS, Link, Network, SimNode
+from bbnode.sim import MS, LinkModel, Network, SimNode
 
 IDS_PER_STORE = 1000  # store 0 numbers from 0, store 1 from 1000, store 2 from 2000
 
@@ -138,7 +138,7 @@ def compile_program() -> ModelProto:
 
 def build_network(compiled: ModelProto, seed: int = 0) -> tuple[Network, SimNode]:
     """Build a network of a door, two encoders and three stores, and return it with the door."""
-    network = Network(seed, link=Link(latency_ns=2 * MS, jitter_ns=MS))
+    network = Network(seed, link=LinkModel(latency_ns=2 * MS, jitter_ns=MS))
     door = network.add("door", compiled, ["door"])
     for i in range(2):
         config = {"stores": {"seed": seed + 10 + i}}  # each draws its stores for itself

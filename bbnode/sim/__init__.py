@@ -11,7 +11,6 @@ them is simulated.
 from __future__ import annotations
 
 from bbnode.engine import steps
-from bbnode.sim.clock import Clock
 from bbnode.sim.errors import (
     InvalidClock,
     InvalidLink,
@@ -25,7 +24,7 @@ from bbnode.sim.errors import (
     UnknownSimNode,
 )
 from bbnode.sim.faults import Crash, Cut, Faults, Save, draw_faults
-from bbnode.sim.link import MS, Link, S
+from bbnode.sim.models import MS, Clock, LinkModel, S
 from bbnode.sim.network import Network
 from bbnode.sim.node import SimNode
 from bbnode.sim.scenario import check
@@ -35,7 +34,7 @@ __all__ = [
     "MS",
     "S",
     "Clock",
-    "Link",
+    "LinkModel",
     "Network",
     "SimNode",
     "Trace",

@@ -1,4 +1,4 @@
-"""What will happen, in order: what is due now, and the one heap of what is due later.
+"""The schedule of a simulation: a queue of events that are due now, and a heap of later ones.
 
 Rule: things of the same time happen in the order in which they were planned. An event is plain
 data; whether it still matters (its node may have crashed, its connection may be gone) is found
@@ -13,15 +13,14 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from bbnode.engine import steps
-from bbnode.sim.link import Wire
-from bbnode.sim.node import SimNode
+from bbnode.sim.node import SimNode, Wire
 
 # Events are named tuples: a simulation makes several for each envelope, and a frozen dataclass
 # takes three times as long to make.
 
 
 class Wakeup(NamedTuple):
-    """A node wants to be polled."""
+    """A node asked to be polled."""
 
     node: SimNode
     life: int
@@ -45,7 +44,7 @@ class TaskDone(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Something that the simulation's author planned."""
+    """A call that the simulation's author scheduled."""
 
     action: Callable[[], object]
 
@@ -78,7 +77,7 @@ class Agenda:
         return len(self._due) + len(self._heap)
 
     def plan(self, when_ns: int, event: Event) -> None:
-        """Let something happen at a time; what is past happens now."""
+        """Schedule an event; one in the past happens now."""
         if when_ns <= self._now_ns:
             self._due.append(event)
             return
@@ -91,7 +90,7 @@ class Agenda:
                 self._sweep()
 
     def wake(self, node: SimNode, when_ns: int) -> None:
-        """Let a node be polled at a time, unless it is polled before."""
+        """Have a node polled at a time, unless it is polled before."""
         if node.wake_ns is not None and when_ns >= node.wake_ns:
             return
         node.wake_ns = when_ns
@@ -100,7 +99,7 @@ class Agenda:
             self.plan(when_ns, Wakeup(node, node.life))
 
     def next_ns(self) -> int | None:
-        """When the next event happens, or None."""
+        """Return when the next event happens, or None."""
         due = self._due
         while due and _is_stale(self._now_ns, due[0]):
             due.popleft()
@@ -115,7 +114,7 @@ class Agenda:
         return None
 
     def take(self, until_ns: int) -> tuple[int, Event] | None:
-        """The next event with its time; None when none happens up to `until_ns`.
+        """Remove and return the next event with its time; None when there is none up to `until_ns`.
 
         From then on it is that time.
         """
@@ -158,13 +157,13 @@ class Agenda:
 
 
 def _is_stale(when_ns: int, event: Event) -> bool:
-    """Whether a node does not want to be polled then any more."""
+    """Return True for a wakeup of which its node thinks otherwise by now."""
     if type(event) is not Wakeup:
         return False
     return event.life != event.node.life or event.node.wake_ns != when_ns
 
 
 def _forget(when_ns: int, event: Event) -> None:
-    """Note that a wakeup is in the heap no more."""
+    """Note that a wakeup has left the heap."""
     if type(event) is Wakeup and event.life == event.node.life and event.node.planned_ns == when_ns:
         event.node.planned_ns = None

@@ -1,4 +1,4 @@
-"""What can be wrong with a simulation. All of it is the fault of who wrote the simulation."""
+"""Errors of a simulation. All of them are the fault of its author."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class NodeIsDown(SimError):
 
 
 class NotReached(SimError):
-    """What a run waited for did not come about: the time is over, or nothing is left to do."""
+    """A run ended before its condition came true: time is over, or nothing is left to happen."""
 
 
 class TimeStandsStill(SimError):

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from bbnode.engine.errors import NodeBusy
 from bbnode.engine.rng import SplitMix64, mix64
-from bbnode.sim.clock import Clock
-from bbnode.sim.link import MS, Link
+from bbnode.sim.models import MS, Clock, LinkModel
 
 if TYPE_CHECKING:
     from bbnode.sim.network import Network
@@ -65,7 +64,7 @@ class Faults:
     plans the rest.
     """
 
-    link: Link
+    link: LinkModel
     clocks: Mapping[str, Clock] = field(default_factory=dict)
     events: tuple[Fault, ...] = ()
 
@@ -75,7 +74,7 @@ class Faults:
             _plan(network, event)
 
     def lines(self) -> list[str]:
-        """What happens, one line each, for a report."""
+        """Return the faults, one line each, for a report."""
         return [str(self.link), *(str(event) for event in self.events)]
 
 
@@ -104,7 +103,7 @@ def draw_faults(
     def per_mille() -> float:
         return below(_MAX_PER_MILLE + 1) / 1000
 
-    link = Link(
+    link = LinkModel(
         latency_ns=MS + below(_MAX_LATENCY_NS),
         jitter_ns=below(_MAX_JITTER_NS),
         loss=per_mille(),

@@ -1,4 +1,4 @@
-"""What has to hold of every network, whatever its program and its faults.
+"""Invariants: they hold in every network, whatever its program and its faults.
 
 Rule: each check looks between events, raises InvariantBroken that says what, where and when,
 and changes nothing. They ask the nodes by their public entry points alone.
@@ -79,7 +79,7 @@ def check_failures(network: Network, allowed: Collection[str]) -> None:
 
 
 def table_sizes(network: Network) -> Mapping[str, int]:
-    """The largest size of each table over all nodes that run."""
+    """Return the largest size of each table over all nodes that run."""
     counters = [node.node.counters() for node in network.nodes if node.is_up]
     return {name: max((c.get(name, 0) for c in counters), default=0) for name in TABLES}
 

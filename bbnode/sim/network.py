@@ -1,5 +1,9 @@
 """The network: nodes, the links between them, and the run of virtual time.
 
+Both directions between two nodes come into being together and go up and down together. A
+connection is made when somebody wants it, nothing cuts it and both nodes run; both nodes hear of
+it, as from a transport, with the other's classes and address.
+
 Rule: one heap of events, taken in order; a node is polled when something came to it or when
 it asked to be, and what it tells its host is carried out at once. Computing takes no time,
 but for offloaded work, which takes as long as its node is told to need.
@@ -7,10 +11,9 @@ but for offloaded work, which takes as long as its node is told to need.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from multiaddr import Multiaddr
@@ -21,11 +24,9 @@ from bbnode.engine.rng import mix64
 from bbnode.ir.ids import fnv1a_64
 from bbnode.ir.peer import PeerId
 from bbnode.sim.agenda import Agenda, Arrival, Call, TaskDone, Wakeup
-from bbnode.sim.clock import Clock
-from bbnode.sim.errors import NameTaken, NotReached, TimeStandsStill
-from bbnode.sim.link import Link, S
-from bbnode.sim.node import KEPT_STEPS, SimNode
-from bbnode.sim.topology import Topology
+from bbnode.sim.errors import NameTaken, NotReached, TimeStandsStill, UnknownSimNode
+from bbnode.sim.models import Clock, LinkModel, S
+from bbnode.sim.node import KEPT_STEPS, SimNode, Wire
 from bbnode.sim.trace import Trace, checksum, describe
 
 # How long a run waits when nobody says: longer than any deadline that is not a mistake.
@@ -37,7 +38,7 @@ _WORD = (1 << 64) - 1
 Observer = Callable[[int, SimNode, steps.Step], None]
 
 
-class Network(Topology):
+class Network:
     """Simulated nodes and what lies between them.
 
     `add` the nodes, `invoke` on them, `run_until_idle`, and look at what they said. Everything
@@ -49,7 +50,7 @@ class Network(Topology):
         self,
         seed: int = 0,
         *,
-        link: Link | None = None,
+        link: LinkModel | None = None,
         mesh: bool = True,
         threads: bool = False,
         observe: Observer | None = None,
@@ -68,7 +69,11 @@ class Network(Topology):
             trace: where to note what happens; a new one if not given.
             kept_steps: steps that each node keeps to be looked at, the newest.
         """
-        super().__init__(seed, link or Link(), Trace() if trace is None else trace)
+        self.seed = seed
+        self.trace = Trace() if trace is None else trace
+        self.now_ns = 0
+        self._link = link or LinkModel()
+        self._nodes: dict[str, SimNode] = {}
         self._mesh = mesh
         self._threads = threads
         self._observe = observe
@@ -142,7 +147,7 @@ class Network(Topology):
         return made
 
     def crash(self, node: SimNode | str) -> None:
-        """Let a node die: its connections break, and what it did not save is lost."""
+        """Crash a node: its connections break, and what it did not save is lost."""
         dead = self.find(node)
         if not dead.is_up:
             return
@@ -152,7 +157,7 @@ class Network(Topology):
         dead.go_down()
 
     def restart(self, node: SimNode | str) -> None:
-        """Bring a crashed node up again, from its last `SimNode.checkpoint` if there is one.
+        """Restart a crashed node, from its last `SimNode.checkpoint` if there is one.
 
         Raises:
             BbnodeError: whatever `install` and `Node.restore` raise.
@@ -166,14 +171,136 @@ class Network(Topology):
         for wire in risen.wires.values():
             self.establish(wire)
 
+    def __getitem__(self, name: str) -> SimNode:
+        """Return the node of that name; raises UnknownSimNode."""
+        found = self._nodes.get(name)
+        if found is None:
+            known = ", ".join(list(self._nodes)[:10]) or "none"
+            raise UnknownSimNode(f"there is no node {name!r}; there are: {known}")
+        return found
+
+    @property
+    def nodes(self) -> list[SimNode]:
+        """The nodes, in the order in which they were added."""
+        return list(self._nodes.values())
+
+    @staticmethod
+    def peer_id(name: str) -> PeerId:
+        """Return the PeerId of the node of that name, which need not exist yet."""
+        return PeerId.from_seed(name)
+
+    def find(self, node: SimNode | str) -> SimNode:
+        """Return the node itself, or the one of that name; raises UnknownSimNode."""
+        if isinstance(node, str):
+            return self[node]
+        if self._nodes.get(node.name) is not node:
+            raise UnknownSimNode(f"the node {node.name!r} belongs to another network")
+        return node
+
+    # -- connections -------------------------------------------------------------------------
+
+    def connect(
+        self, one: SimNode | str, other: SimNode | str, link: LinkModel | None = None
+    ) -> None:
+        """Connect two nodes, and again whenever that is possible after a fault."""
+        there, back = self.pair(one, other)
+        there.wanted = back.wanted = True
+        if link is not None:
+            there.link = back.link = link
+        self.establish(there)
+
+    def disconnect(self, one: SimNode | str, other: SimNode | str) -> None:
+        """End the connection of two nodes, for good."""
+        there, back = self.pair(one, other)
+        there.wanted = back.wanted = False
+        self.sever(there, "disconnected on purpose")
+
+    def set_link(self, source: SimNode | str, target: SimNode | str, link: LinkModel) -> None:
+        """Change one direction of a link; what is under way arrives as it would have."""
+        self.pair(source, target)[0].link = link
+
+    def set_links(self, link: LinkModel) -> None:
+        """Change all links, those to come as well; what is under way arrives as it would have."""
+        self._link = link
+        for node in self._nodes.values():
+            for wire in node.wires.values():
+                wire.link = link
+
+    def cut(self, one: SimNode | str, other: SimNode | str) -> None:
+        """Break the connection of two nodes and allow none until `heal`."""
+        there, back = self.pair(one, other)
+        there.cut = back.cut = True
+        self.sever(there, "the network was cut")
+
+    def heal(self, one: SimNode | str, other: SimNode | str) -> None:
+        """Allow connections of two nodes again; wanted ones come back at once."""
+        there, back = self.pair(one, other)
+        there.cut = back.cut = False
+        self.establish(there)
+
+    def partition(self, *groups: Iterable[SimNode | str]) -> None:
+        """Cut every node of a group from all nodes of the other groups."""
+        for one, other in self._across(groups):
+            self.cut(one, other)
+
+    def heal_all(self) -> None:
+        """Undo all cuts."""
+        for node in self._nodes.values():
+            for wire in list(node.wires.values()):
+                if wire.cut:
+                    self.heal(node, wire.target)
+
+    def pair(self, one: SimNode | str, other: SimNode | str) -> tuple[Wire, Wire]:
+        """Return both directions between two nodes."""
+        a, b = self.find(one), self.find(other)
+        if a is b:
+            raise UnknownSimNode(f"{a.name} needs no link with itself; name two nodes")
+        if b.peer_id not in a.wires:
+            a.wires[b.peer_id] = Wire(a, b, self._link, self.seed)
+            b.wires[a.peer_id] = Wire(b, a, self._link, self.seed)
+        return a.wires[b.peer_id], b.wires[a.peer_id]
+
+    def establish(self, wire: Wire) -> None:
+        """Make a connection that is wanted, if it is possible."""
+        a, b = wire.source, wire.target
+        if wire.up or wire.cut or not wire.wanted or not (a.is_up and b.is_up):
+            return
+        self.trace.note(self.now_ns, a.name, f"connect {b.name}")
+        for each in self.pair(a, b):
+            each.up = True
+            each.session += 1
+        a.node.peer_connected(b.peer_id, b.classes, (b.address,))
+        b.node.peer_connected(a.peer_id, a.classes, (a.address,))
+
+    def sever(self, wire: Wire, reason: str) -> None:
+        """End a connection; both sides hear of it, and what is under way is lost."""
+        if not wire.up:
+            return
+        a, b = wire.source, wire.target
+        self.trace.note(self.now_ns, a.name, f"disconnect {b.name}")
+        for each in self.pair(a, b):
+            each.up = False
+        a.node.peer_disconnected(b.peer_id, reason)
+        b.node.peer_disconnected(a.peer_id, reason)
+
+    def _across(
+        self, groups: Iterable[Iterable[SimNode | str]]
+    ) -> Iterator[tuple[SimNode, SimNode]]:
+        found = [[self.find(node) for node in group] for group in groups]
+        for index, group in enumerate(found):
+            for later in found[index + 1 :]:
+                for one in group:
+                    for other in later:
+                        yield one, other
+
     # -- time --------------------------------------------------------------------------------
 
     def at(self, when_ns: int, action: Callable[[], object]) -> None:
-        """Call something at a time of the network, for instance a fault; the past is now."""
+        """Call `action` at a time of the network, for instance a fault; the past is now."""
         self._agenda.plan(max(when_ns, self.now_ns), Call(action))
 
     def run(self, until: int) -> None:
-        """Let everything happen up to and at the time `until`, in nanoseconds."""
+        """Run all events up to and at the time `until`, in nanoseconds."""
         while self._step(until):
             pass
         self.now_ns = max(self.now_ns, until)
@@ -209,13 +336,13 @@ class Network(Topology):
             )
 
     def counters(self) -> dict[str, int]:
-        """What was counted: polls, tasks, envelopes by what became of them."""
+        """Return the counts of polls, of tasks, and of envelopes by their outcome."""
         return dict(self._counts)
 
     # -- events ------------------------------------------------------------------------------
 
     def _step(self, until_ns: int) -> bool:
-        """Let the next event happen; False when there is none up to `until_ns`."""
+        """Run the next event; return False when there is none up to `until_ns`."""
         taken = self._agenda.take(until_ns)
         if taken is None:
             return False
@@ -310,16 +437,12 @@ class Network(Topology):
         else:
             work()
 
-    # -- waking ------------------------------------------------------------------------------
-
     def _start(self, node: SimNode) -> None:
-        node.node.set_wake(functools.partial(self._woken, node))
-        self._woken(node)
+        def wake() -> None:
+            self._agenda.wake(node, self.now_ns)
 
-    def _woken(self, node: SimNode) -> None:
-        self._agenda.wake(node, self.now_ns)
-
-    # -- small things ------------------------------------------------------------------------
+        node.node.set_wake(wake)
+        wake()
 
     def _plan(self, model: ModelProto, targets: tuple[str, ...]) -> ProgramPlan:
         key = (id(model), targets)
@@ -334,7 +457,7 @@ class Network(Topology):
         return str(peer) if found is None else found.name
 
     def _state(self) -> str:
-        """What an error says of the network: who waits for what."""
+        """Return what waits for what, for an error message."""
         waiting = [
             f"{node.name}: {entry.what} waits for {entry.whom or entry.why}"
             for node in self._nodes.values()

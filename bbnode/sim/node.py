@@ -1,4 +1,4 @@
-"""One simulated peer: a real node, what it told its host, and how to bring it up again.
+"""One simulated peer: a real node, its steps, and its connections.
 
 Rule: the node is driven by its network alone; what is asked of it here goes through its
 entry points, as a host's calls do.
@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from multiaddr import Multiaddr
 
 from bbnode.engine import Node, steps
+from bbnode.engine.rng import SplitMix64, mix64
+from bbnode.ir.ids import fnv1a_64
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
-from bbnode.sim.clock import Clock
 from bbnode.sim.errors import NodeIsDown
+from bbnode.sim.models import Clock, LinkModel
 
-if TYPE_CHECKING:
-    from bbnode.sim.link import Wire
+_TWO_64: Final = 1 << 64
 
 # Steps kept per node when nobody says; envelopes and tasks are not among them.
 KEPT_STEPS = 10_000
@@ -83,7 +84,7 @@ class SimNode:
 
     @property
     def is_up(self) -> bool:
-        """Whether it runs."""
+        """True while it runs."""
         return self._node is not None
 
     @property
@@ -92,11 +93,11 @@ class SimNode:
         return self._classes
 
     def invoke(self, target: str, inputs: Mapping[str, Value]) -> int:
-        """Start an execution at the next poll; its id. Raises as `Node.invoke`, or NodeIsDown."""
+        """Start an execution at the next poll and return its id; raises as `Node.invoke`."""
         return self.node.invoke(target, inputs)
 
     def deliver_event(self, target: str, input: str, value: Value) -> int:  # noqa: A002
-        """Start an execution with one input; its id. Raises as `Node.deliver_event`."""
+        """Start an execution with one input and return its id. Raises as `Node.deliver_event`."""
         return self.node.deliver_event(target, input, value)
 
     def checkpoint(self) -> None:
@@ -104,7 +105,7 @@ class SimNode:
         self._saved = self.node.snapshot(self.clock.local_ns(self._now_ns()))
 
     def component(self, slot: str) -> Any:
-        """The component of a slot, to be looked at; a restart makes a new one.
+        """Return the component of a slot, to be looked at; a restart makes a new one.
 
         Raises UnknownSlot, or NodeIsDown.
         """
@@ -113,28 +114,28 @@ class SimNode:
     # -- what it said ------------------------------------------------------------------------
 
     def seen(self, kind: type[Kind]) -> list[Kind]:
-        """The kept steps of one class, oldest first."""
+        """Return the kept steps of one class, oldest first."""
         return [step for _, step in self._steps if isinstance(step, kind)]
 
     def history(self) -> list[tuple[int, steps.Step]]:
-        """All kept steps with the network's time, oldest first."""
+        """Return all kept steps with the network's time, oldest first."""
         return list(self._steps)
 
     def values(self, topic: str) -> list[Value]:
-        """The values of all app events with this topic, oldest first."""
+        """Return the values of all app events with this topic, oldest first."""
         return [event.value for event in self.seen(steps.AppEvent) if event.topic == topic]
 
     def outputs(self, execution: int) -> dict[str, Value]:
-        """What one execution of this node handed out: topic to the last value."""
+        """Return the outputs of one execution of this node: topic to the last value."""
         events = self.seen(steps.AppEvent)
         return {event.topic: event.value for event in events if event.execution == execution}
 
     def failures(self) -> list[steps.OpFailed]:
-        """The ops that failed on this node, oldest first."""
+        """Return the ops that failed on this node, oldest first."""
         return self.seen(steps.OpFailed)
 
     def has_finished(self, execution: int) -> bool:
-        """Whether an execution that was started here has ended."""
+        """Return True if an execution that was started here has ended."""
         ended = self.seen(steps.ExecutionFinished)
         return any(step.execution == execution for step in ended)
 
@@ -145,16 +146,69 @@ class SimNode:
         self._steps.append((at_ns, step))
 
     def go_down(self) -> None:
-        """Lose everything but what was saved."""
+        """Drop everything but the last checkpoint."""
         self._node = None
         self.wake_ns = self.planned_ns = None
         self.life += 1
 
     def come_up(self) -> None:
-        """Install anew, as the next incarnation, and take up the last checkpoint."""
+        """Install anew, as the next incarnation, from the last checkpoint."""
         node = self._bring_up(self._incarnation + 1)
         if self._saved is not None:
             node.restore(self._saved)
         self._node = node
         self._incarnation = node.incarnation
         self.life += 1
+
+
+class Wire:
+    """One direction between two nodes.
+
+    It draws from a stream of its own, a function of the network's seed and the two names; so what
+    happens between two nodes does not depend on who else is there. It keeps the order of what it
+    carries, as the streams of a real connection do, except where it is told to reorder.
+
+    `wanted`: somebody connected them; `cut`: the network keeps them apart; `up`: connected now.
+    What was sent in an earlier `session` never arrives: it went down with its connection.
+    """
+
+    __slots__ = ("_last_ns", "_rng", "cut", "link", "session", "source", "target", "up", "wanted")
+
+    def __init__(self, source: SimNode, target: SimNode, link: LinkModel, seed: int) -> None:
+        self.source = source
+        self.target = target
+        self.link = link
+        self.session = 0
+        self.up = False
+        self.wanted = False
+        self.cut = False
+        self._last_ns = 0
+        stream = fnv1a_64(f"{source.name}\0{target.name}".encode())
+        self._rng = SplitMix64(mix64(mix64(seed % _TWO_64) ^ stream))
+
+    def arrivals(self, now_ns: int) -> list[int]:
+        """Return when an envelope that is sent now arrives: never, once, or twice."""
+        # A fault that a link does not have costs no draw: links without faults are the rule.
+        link = self.link
+        if link.loss and self._happens(link.loss):
+            return []
+        if link.duplication and self._happens(link.duplication):
+            return [self._arrival(now_ns), self._arrival(now_ns)]
+        return [self._arrival(now_ns)]
+
+    def _arrival(self, now_ns: int) -> int:
+        link = self.link
+        at_ns = now_ns + link.latency_ns
+        if link.jitter_ns:
+            at_ns += self._up_to(link.jitter_ns)
+        if link.reorder and self._happens(link.reorder):
+            return at_ns + 1 + self._up_to(link.reorder_ns)
+        if at_ns > self._last_ns:
+            self._last_ns = at_ns
+        return self._last_ns
+
+    def _happens(self, probability: float) -> bool:
+        return self._rng.next_u64() < int(probability * _TWO_64)
+
+    def _up_to(self, most: int) -> int:
+        return self._rng.next_u64() * (most + 1) >> 64

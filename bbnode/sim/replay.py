@@ -17,7 +17,7 @@ from bbnode.sim.trace import Trace
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run it and say how it went; the exit code."""
+    """Run the scenario, report the outcome and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bbnode.sim.replay", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("scenario", help="MODULE:FUNCTION, as a failure names it")

@@ -20,7 +20,7 @@ Scenario: TypeAlias = Callable[..., Network]
 
 
 def check(scenario: Scenario, seed: int, **settings: int) -> Network:
-    """Run a scenario with one seed; the network that it ran.
+    """Run a scenario with one seed and return the network that it ran.
 
     Raises:
         ScenarioFailed: an invariant is broken, or something was raised that nobody expected
@@ -30,7 +30,7 @@ def check(scenario: Scenario, seed: int, **settings: int) -> Network:
 
 
 def run(scenario: Scenario, seed: int, trace: Trace, settings: Mapping[str, int]) -> Network:
-    """As `check`, with a trace that can be looked at when it fails."""
+    """Run as `check` does, with a trace that can be looked at when it fails."""
     try:
         return scenario(seed, trace, **settings)
     except (BbnodeError, AssertionError) as error:
@@ -41,7 +41,7 @@ def run(scenario: Scenario, seed: int, trace: Trace, settings: Mapping[str, int]
 
 
 def command(scenario: Scenario, seed: int, settings: Mapping[str, int]) -> str:
-    """The command that runs a scenario again, from the folder that its module is found in."""
+    """Return the command that repeats a scenario, in the folder that its module is found in."""
     words = ["python", "-m", "bbnode.sim.replay", _name(scenario), "--seed", str(seed)]
     for name, value in settings.items():
         words += ["--set", f"{name}={value}"]

@@ -1,4 +1,4 @@
-"""What happened, in an order and a form that two runs can be compared by.
+"""The trace of a run, in a form by which two runs can be compared.
 
 Rule: a line holds names, numbers and checksums, never an address of an object or a text that
 another machine could word differently. The digest covers all lines; only the newest are kept.
@@ -48,7 +48,7 @@ class Trace:
         return self._hash.hexdigest()
 
     def lines(self) -> list[str]:
-        """The newest lines, oldest first."""
+        """Return the newest lines, oldest first."""
         self._take_up()
         return list(self._lines)
 
@@ -62,7 +62,7 @@ class Trace:
 
 
 def describe(step: steps.Step, name_of: Callable[[PeerId], str]) -> str:
-    """One step as the words of a line; what an envelope holds is told by its checksum."""
+    """Return a step as a line of the trace; an envelope's content is told by its checksum."""
     match step:
         case steps.SendEnvelope():
             return f"send {name_of(step.peer)} {step.size} {checksum(*step.parts)}"
@@ -93,7 +93,7 @@ def describe(step: steps.Step, name_of: Callable[[PeerId], str]) -> str:
 
 
 def checksum(*parts: bytes | memoryview) -> str:
-    """CRC-32 over buffers, as eight hex digits."""
+    """Return the CRC-32 over buffers, as eight hex digits."""
     crc = 0
     for part in parts:
         crc = zlib.crc32(part, crc)
@@ -101,7 +101,7 @@ def checksum(*parts: bytes | memoryview) -> str:
 
 
 def value_checksum(value: Value) -> str:
-    """CRC-32 of a value's payload; the name of its class where it has none."""
+    """Return the CRC-32 of a value's payload; the name of its class where it has none."""
     try:
         return checksum(*codec.encode_parts(value))
     except BbnodeError:

@@ -1,3 +1,107 @@
-"""Transport: moves envelopes between peers. `backend` is the seam, the rest implements it."""
+"""Transports: whatever moves envelopes between peers, and all that the author of one needs.
+
+A transport is a subclass of `Transport`. A package adds its own by an entry point of the group
+`bbnode.transports` that names a factory, which gets a `TransportSetup`; a node uses it when its
+configuration says `network.transport = "<name>"`. A transport that is made of connections has
+most of its work done by `bbnode.transport.links.transport.LinkTransport`.
+"""
 
 from __future__ import annotations
+
+from bbnode.access.decision import Decision, Standing
+from bbnode.ir.peer import PeerId
+from bbnode.transport.base import (
+    COUNTERS,
+    PROTOCOL_VERSION,
+    Authorizer,
+    Buffer,
+    Capability,
+    ConnectionClosed,
+    ConnectionOpened,
+    Counters,
+    DeliveryFailed,
+    Direction,
+    EnvelopeReceived,
+    EventStream,
+    Hello,
+    HelloRefused,
+    PeerInfo,
+    ProtocolHandler,
+    ProtocolStream,
+    ProtocolViolation,
+    Transport,
+    TransportEvent,
+    TransportMetrics,
+    TransportSetup,
+    Unsent,
+    WantedPeer,
+    read_exactly,
+)
+from bbnode.transport.errors import (
+    DeniedPeerError,
+    DialError,
+    EnvelopeTooLargeError,
+    FrameError,
+    HelloError,
+    InsecureTransportError,
+    ListenError,
+    NotAllowedError,
+    NotConnectedError,
+    NotSupportedError,
+    QueueFullError,
+    StreamBrokenError,
+    TooManyStreamsError,
+    UnknownTransport,
+    Violation,
+)
+from bbnode.transport.identity import Identity
+from bbnode.transport.limits import RelaySettings, TransportLimits
+
+__all__ = [
+    "COUNTERS",
+    "PROTOCOL_VERSION",
+    "Authorizer",
+    "Buffer",
+    "Capability",
+    "ConnectionClosed",
+    "ConnectionOpened",
+    "Counters",
+    "Decision",
+    "DeliveryFailed",
+    "DeniedPeerError",
+    "DialError",
+    "Direction",
+    "EnvelopeReceived",
+    "EnvelopeTooLargeError",
+    "EventStream",
+    "FrameError",
+    "Hello",
+    "HelloError",
+    "HelloRefused",
+    "Identity",
+    "InsecureTransportError",
+    "ListenError",
+    "NotAllowedError",
+    "NotConnectedError",
+    "NotSupportedError",
+    "PeerId",
+    "PeerInfo",
+    "ProtocolHandler",
+    "ProtocolStream",
+    "ProtocolViolation",
+    "QueueFullError",
+    "RelaySettings",
+    "Standing",
+    "StreamBrokenError",
+    "TooManyStreamsError",
+    "Transport",
+    "TransportEvent",
+    "TransportLimits",
+    "TransportMetrics",
+    "TransportSetup",
+    "UnknownTransport",
+    "Unsent",
+    "Violation",
+    "WantedPeer",
+    "read_exactly",
+]

@@ -24,7 +24,7 @@ import trio
 from bbnode.ir.caps import ARTIFACT_STALL_S, MAX_ARTIFACT_BYTES
 from bbnode.ir.errors import EnvironmentFault, PeerError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import ProtocolHost, ProtocolStream
+from bbnode.transport.base import ProtocolStream, Transport, read_exactly
 from bbnode.transport.errors import StreamBrokenError
 
 ARTIFACT_PROTOCOL: Final = "/bbnode/artifact/1.0.0"
@@ -47,7 +47,7 @@ class ArtifactFetchError(PeerError):
 
 
 class ArtifactNotStored(EnvironmentFault):
-    """What was fetched can't be written."""
+    """The fetched artifact cannot be written to disk."""
 
 
 # The artifact of a digest (lower-case hex), opened for one request, or None. Called in a worker
@@ -57,7 +57,7 @@ Provider = Callable[[str], BinaryIO | None]
 Progress = Callable[[int, int], None]
 
 
-def serve(backend: ProtocolHost, provide: Provider) -> None:
+def serve(backend: Transport, provide: Provider) -> None:
     """Answer requests for artifacts on all connections; before the backend runs."""
     backend.register_protocol(ARTIFACT_PROTOCOL, _server(provide))
 
@@ -65,7 +65,7 @@ def serve(backend: ProtocolHost, provide: Provider) -> None:
 def _server(provide: Provider) -> Callable[[ProtocolStream], Awaitable[None]]:
     async def handle(stream: ProtocolStream) -> None:
         with trio.fail_after(ARTIFACT_STALL_S):
-            digest, offset = _REQUEST.unpack(await _read_exactly(stream, _REQUEST.size))
+            digest, offset = _REQUEST.unpack(await read_exactly(stream, _REQUEST.size))
         data = await trio.to_thread.run_sync(provide, digest.hex())
         if data is None:
             await stream.write(_ANSWER.pack(_Status.UNKNOWN, 0))
@@ -88,7 +88,7 @@ def _server(provide: Provider) -> Callable[[ProtocolStream], Awaitable[None]]:
 
 
 async def fetch(
-    backend: ProtocolHost,
+    backend: Transport,
     peer: PeerId,
     sha256: str,
     file: Path,
@@ -149,7 +149,7 @@ async def fetch(
 async def _read_answer(stream: ProtocolStream, peer: PeerId, sha256: str, partial: Path) -> int:
     """The size of the whole."""
     with trio.move_on_after(ARTIFACT_STALL_S) as scope:
-        status, size = _ANSWER.unpack(await _read_exactly(stream, _ANSWER.size))
+        status, size = _ANSWER.unpack(await read_exactly(stream, _ANSWER.size))
     if scope.cancelled_caught:
         raise ArtifactFetchError(f"{peer} did not answer within {ARTIFACT_STALL_S:g} s; try again")
     if status == _Status.PAST_END:
@@ -175,18 +175,8 @@ async def _read(stream: ProtocolStream, peer: PeerId) -> bytes:
     )
 
 
-async def _read_exactly(stream: ProtocolStream, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = await stream.read(count - len(data))
-        if not part:
-            raise ArtifactFetchError(f"{stream.peer} ended in the middle of a message")
-        data += part
-    return data
-
-
 def _discard(partial: Path) -> None:
-    """What is no part of the artifact must not be gone on from."""
+    """Remove bytes that are no part of the artifact, so that no fetch continues from them."""
     partial.unlink(missing_ok=True)
 
 

@@ -2,7 +2,7 @@
 
 Rule: take what the transport brought, poll, carry out the steps, sleep until the next
 deadline or wake. The driver decides nothing: what a step means stands in the engine, how
-bytes move in the backend. Offloaded work runs in worker threads, so the loop is free to
+bytes move in the transport. Offloaded work runs in worker threads, so the loop is free to
 answer pings and to read streams while a model trains.
 """
 
@@ -16,10 +16,10 @@ from typing import Any
 
 import trio
 
+from bbnode import transport as seam
 from bbnode.engine import Node, steps
 from bbnode.ir.errors import BbnodeError
-from bbnode.transport import backend as seam
-from bbnode.transport.backend import Backend
+from bbnode.transport.base import Transport
 from bbnode.transport.errors import (
     EnvelopeTooLargeError,
     NotAllowedError,
@@ -49,12 +49,12 @@ def trio_clock_ns() -> int:
 
 
 class Driver:
-    """Drives one `Node` over one `Backend` until `stop` is called."""
+    """Drives one `Node` over one `Transport` until `stop` is called."""
 
     def __init__(
         self,
         node: Node,
-        backend: Backend,
+        transport: Transport,
         *,
         observe: StepObserver | None = None,
         heard: Callable[[seam.TransportEvent], None] | None = None,
@@ -68,7 +68,7 @@ class Driver:
         a peer dialled that something is to be sent to; True when it is, and takes messages.
         """
         self._node = node
-        self._backend = backend
+        self._transport = transport
         self._observe = observe
         self._heard = heard
         self._reach = reach
@@ -80,7 +80,7 @@ class Driver:
         self._counts: Counter[str] = Counter()
 
     def counters(self) -> dict[str, int]:
-        """What the driver counted: polls, tasks, failed sends by kind."""
+        """Return the counts of polls, of tasks, and of failed sends by kind."""
         return dict(self._counts)
 
     @property
@@ -118,14 +118,15 @@ class Driver:
         await self._stopped.wait()
 
     def take_rest(self) -> int:
-        """Give the node what the transport still brings, after `run`; how many envelopes.
+        """Pass the rest of the transport's events to the node, after `run`.
 
-        Their senders were told that they came: they belong into the node's last snapshot.
+        Return how many envelopes: their senders were told that they arrived, so that they belong
+        into the node's last snapshot.
         """
         envelopes = 0
         with contextlib.suppress(trio.WouldBlock, trio.EndOfChannel):
             while True:
-                event = self._backend.events.receive_nowait()
+                event = self._transport.events.receive_nowait()
                 envelopes += isinstance(event, seam.EnvelopeReceived)
                 self._take(event)
         return envelopes
@@ -148,7 +149,7 @@ class Driver:
 
     async def _pump(self) -> None:
         """Feed the node from the transport; many events share one poll."""
-        events = self._backend.events
+        events = self._transport.events
         while True:
             try:
                 self._take(await events.receive())
@@ -167,11 +168,11 @@ class Driver:
         match event:
             case seam.EnvelopeReceived(peer=peer, data=data, observed_address=address):
                 node.deliver_inbound(peer, data, address)
-            case seam.PeerConnected(peer=peer, hello=hello):
+            case seam.ConnectionOpened(peer=peer, hello=hello):
                 node.peer_connected(peer, hello.classes, hello.listen_addresses)
-            case seam.PeerDisconnected(peer=peer, reason=reason):
+            case seam.ConnectionClosed(peer=peer, reason=reason):
                 node.peer_disconnected(peer, reason)
-            case seam.SendFailed(peer=peer, tag=tag, reason=reason, blames_peer=blames_peer):
+            case seam.DeliveryFailed(peer=peer, tag=tag, reason=reason, blames_peer=blames_peer):
                 self._counts["driver.send_failed"] += 1
                 node.send_failed(peer, reason, tag=tag, blames_peer=blames_peer)
             case seam.HelloRefused():
@@ -200,11 +201,11 @@ class Driver:
         """Hand an envelope to the transport; the node hears when that fails."""
         try:
             try:
-                self._backend.send(step.peer, step.parts, tag=step.tag)
+                self._transport.send(step.peer, step.parts, tag=step.tag)
             except NotConnectedError:
                 if self._reach is None or not self._reach(step):
                     raise
-                self._backend.send(step.peer, step.parts, tag=step.tag)
+                self._transport.send(step.peer, step.parts, tag=step.tag)
         except BbnodeError as error:
             # The engine hears of it as of any failed send; its requests, its governor and its
             # backoff draw the conclusions.

@@ -51,6 +51,14 @@ class HelloError(PeerError):
     """The first message of a connection is not an acceptable hello."""
 
 
+class NotSupportedError(DeploymentError):
+    """The transport that the node was given cannot do this."""
+
+
+class UnknownTransport(DeploymentError):
+    """No installed package brings a transport of this name."""
+
+
 class StreamBrokenError(EnvironmentFault):
     """A stream was reset, or its connection is gone; the connection may still be usable."""
 
@@ -68,7 +76,7 @@ class RelayRefusedError(DialError):
 
 
 class Violation(enum.Enum):
-    """How a peer did not keep the protocol."""
+    """The way in which a peer broke the protocol."""
 
     # A frame that is none, or has no place.
     FRAME = "frame"

@@ -22,7 +22,7 @@ _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Scope(enum.Enum):
-    """How far an IP address reaches."""
+    """The scope of an IP address: from where it can be reached."""
 
     LOOPBACK = "loopback"  # this machine
     LINK = "link"  # this cable; also where clouds keep their metadata
@@ -44,7 +44,7 @@ MAY_CLAIM: Final[Mapping[Scope, frozenset[Scope]]] = {
 
 
 def ip_of(address: Multiaddr) -> _Ip | None:
-    """The IP address that it begins with; None where it begins with something else."""
+    """Return the IP address that it begins with; None where it begins with something else."""
     parts = str(address).split("/")
     if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
         return None
@@ -54,7 +54,7 @@ def ip_of(address: Multiaddr) -> _Ip | None:
 
 
 def scope_of(ip: _Ip) -> Scope:
-    """How far it reaches."""
+    """Return the scope of an IP address."""
     if ip.is_unspecified or ip.is_multicast:
         return Scope.NOWHERE
     if ip.is_loopback:
@@ -69,7 +69,7 @@ def scope_of(ip: _Ip) -> Scope:
 def dialable(
     claimed: Iterable[Multiaddr], *, seen: Multiaddr | None, good: bool
 ) -> tuple[Multiaddr, ...]:
-    """Those of a peer's own addresses that are dialled, the first ones first, MAX_HINTS at most.
+    """Return those of a peer's own addresses that may be dialled, in order, MAX_HINTS at most.
 
     `seen` is where its connection came from.
     """

@@ -20,19 +20,19 @@ class Identity(SigningKey):
 
 
 def load_identity(path: str | os.PathLike[str]) -> Identity:
-    """The identity kept in `path`; raises IdentityError as `read_key_file` does."""
+    """Return the identity kept in `path`; raises IdentityError as `read_key_file` does."""
     return Identity.from_seed(read_key_file(path))
 
 
 def create_identity(path: str | os.PathLike[str]) -> Identity:
-    """A new identity, written to `path`, which must not exist; raises IdentityError."""
+    """Create an identity in `path`, which must not exist; raises IdentityError."""
     identity = Identity.generate()
     create_key_file(path, identity.seed)
     return identity
 
 
 def load_or_create_identity(path: str | os.PathLike[str]) -> Identity:
-    """The identity kept in `path`, made on the first call; raises IdentityError."""
+    """Return the identity kept in `path`, created on the first call; raises IdentityError."""
     file = Path(path)
     if not os.path.lexists(file):
         try:

@@ -4,27 +4,163 @@ Rule: envelopes are bounded per peer and in all, in number and in bytes, and ref
 is no room; notices (all other events) always go in, and `crowded` says when so many lie
 unread that no new connection should be taken. A large message is charged as it comes (`room`);
 when room is short the slowest of those that are being received is taken back, so that the
-others come whole. The one that ranks highest can always go on: nothing is stuck. See `backend`
+others come whole. The one that ranks highest can always go on: nothing is stuck. See `base`
 for what becomes of the refused.
 """
 
 from __future__ import annotations
 
+import enum
+import itertools
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 import trio
 
+from bbnode.ir.caps import ROOM_STEP_BYTES
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import EnvelopeReceived, TransportEvent
+from bbnode.transport.base import EnvelopeReceived, TransportEvent
 from bbnode.transport.limits import TransportLimits
-from bbnode.transport.room import FILL_SIXTEENTHS, HORIZON_S, Claim, Meter, Room
+
+# A rate is taken over no less than this: a first chunk says nothing yet.
+_LEAST_SPAN_S: Final = 1.0
+# Until then a message counts as if all of it came soon; so long does a slow start of TCP take.
+FRESH_S: Final = 2.0
+# What will come within this, at the rate of now, is not given to another message. As long as an
+# honest burst of the largest messages takes; the rest of a slow one may wait for room.
+HORIZON_S: Final = 10.0
+# One that will take longer still, and has had as long, makes room for one that has waited for
+# `HORIZON_S`: else a few that are just fast enough would keep the room for hours.
+TEDIOUS_S: Final = 60.0
+
+_SERIAL = itertools.count()
+
+
+class SizeClass(enum.Enum):
+    """The kinds of message, which have room of their own each."""
+
+    # Whole when it comes.
+    SMALL = "small"
+    # Comes in parts.
+    BULK = "bulk"
+    # Larger than the share of a peer.
+    LARGE = "large"
+
+
+# How full the inbox may become by a message of this kind, from a peer that is known or not, in
+# sixteenths of `inbox_bytes`. So large ones can't keep small ones out, nor strangers those who are
+# known: the difference is kept for whoever has the higher mark.
+FILL_SIXTEENTHS: Final[dict[tuple[SizeClass, bool], int]] = {
+    (SizeClass.SMALL, True): 16,
+    (SizeClass.SMALL, False): 15,
+    (SizeClass.BULK, True): 14,
+    (SizeClass.BULK, False): 8,
+}
+
+
+@dataclass(slots=True)
+class Meter:
+    """The rate of one transfer over the last one or two spans of `span_s` in which it could move.
+
+    All times are those of the caller's clock, in seconds.
+    """
+
+    begun_at: float
+    span_s: float
+    moved: int = 0
+    # Time that does not count, and since when it has not been counting.
+    _lost_s: float = 0.0
+    _paused_at: float | None = None
+    # Two marks: counted time, and bytes moved by then.
+    _older: tuple[float, int] = (0.0, 0)
+    _newer: tuple[float, int] = (0.0, 0)
+
+    def counted_s(self, now: float) -> float:
+        """Return the seconds since the beginning that count."""
+        return (now if self._paused_at is None else self._paused_at) - self.begun_at - self._lost_s
+
+    def pause(self, now: float) -> None:
+        """Stop counting time."""
+        if self._paused_at is None:
+            self._paused_at = now
+
+    def go_on(self, now: float) -> None:
+        """Count time again."""
+        if self._paused_at is not None:
+            self._lost_s += now - self._paused_at
+            self._paused_at = None
+
+    def discount(self, seconds: float) -> None:
+        """Do not count this time: the delay was ours."""
+        if self._paused_at is None:
+            self._lost_s += seconds
+
+    def add(self, size: int, now: float) -> None:
+        """Count bytes that arrived."""
+        self.moved += size
+        self._roll(self.counted_s(now))
+
+    def bytes_per_s(self, now: float) -> float:
+        """Return the recent rate."""
+        counted = self.counted_s(now)
+        self._roll(counted)
+        at, moved = self._older
+        return (self.moved - moved) / max(counted - at, _LEAST_SPAN_S)
+
+    def is_below(self, bytes_per_s: float, now: float) -> bool:
+        """Return True if it has been slower than that for long enough to judge."""
+        return self.counted_s(now) >= 2 * self.span_s and self.bytes_per_s(now) < bytes_per_s
+
+    def _roll(self, counted: float) -> None:
+        if counted - self._newer[0] >= self.span_s:
+            self._older, self._newer = self._newer, (counted, self.moved)
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """A large message that is being received; made by `Inbox.begin`."""
+
+    peer: PeerId
+    total: int
+    room: SizeClass
+    known: bool
+    meter: Meter
+    # Told when the room was taken back: nothing of the message is kept.
+    evicted: Callable[[], None]
+    # Bytes of the inbox that it has.
+    charged: int = 0
+    # Whether there is a connection that could bring more.
+    attached: bool = True
+    _serial: int = field(default_factory=lambda: next(_SERIAL))
+
+    def wants(self, end: int) -> int:
+        """Return the bytes to charge when it is written up to there."""
+        return min(self.total, -(-end // ROOM_STEP_BYTES) * ROOM_STEP_BYTES)
+
+    def expected(self, now: float) -> int:
+        """Return the bytes that it will have soon."""
+        if not self.attached:
+            return self.charged
+        if self.meter.counted_s(now) < FRESH_S:
+            return self.total
+        return min(self.total, self.charged + int(self.meter.bytes_per_s(now) * HORIZON_S))
+
+    def is_tedious(self, now: float) -> bool:
+        """Return True if it takes, and will take, so long that others need not wait for it."""
+        left_s = (self.total - self.charged) / max(self.meter.bytes_per_s(now), 1.0)
+        return self.meter.counted_s(now) >= TEDIOUS_S and left_s >= TEDIOUS_S
+
+    def rank(self, now: float) -> tuple[bool, float, int]:
+        """Return its rank: of two that can't both have room the lower goes, the slower or older."""
+        rate = self.meter.bytes_per_s(now) if self.attached else -1.0
+        return self.known, rate, self._serial
 
 
 @dataclass(slots=True)
 class _Share:
-    """What one peer has lying in the inbox, unread or being received."""
+    """The use that one peer makes of the inbox, unread or being received."""
 
     envelopes: int = 0
     # By kind, announced bytes: of its own share a peer takes what it likes, in its own time.
@@ -34,8 +170,20 @@ class _Share:
     large: int = 0
 
 
+@dataclass(slots=True)
+class _Pool:
+    """Bytes that share a budget: those that lie unread, and those of messages being received."""
+
+    unread: int = 0
+    received: int = 0
+
+    @property
+    def used(self) -> int:
+        return self.unread + self.received
+
+
 class Inbox:
-    """The one EventStream of a backend."""
+    """The events on their way to the driver: the EventStream of a transport."""
 
     def __init__(
         self, limits: TransportLimits, *, clock: Callable[[], float] = trio.current_time
@@ -44,15 +192,14 @@ class Inbox:
         self._limits = limits
         self.clock = clock
         # With the kind of room that an envelope has; None of the others.
-        self._events: deque[tuple[TransportEvent, Room | None]] = deque()
+        self._events: deque[tuple[TransportEvent, SizeClass | None]] = deque()
         self._arrived = trio.Event()
         self._shares: dict[PeerId, _Share] = {}
-        self._claims: dict[Claim, None] = {}
-        # What lies unread and what is being received, without and with only the large ones.
-        self._unread = self._received = 0
-        self._large_unread = self._large_received = 0
-        self._envelopes = 0
-        self._notices = 0
+        self._transfers: dict[Transfer, None] = {}
+        # Large messages have a budget of their own.
+        self._shared, self._large = _Pool(), _Pool()
+        # Envelopes and other events that lie unread.
+        self.envelopes = self.notices = 0
         self._closed = False
         # Called with the peer after room was made.
         self.on_room: Callable[[PeerId], None] | None = None
@@ -66,75 +213,62 @@ class Inbox:
         }
         for known in (True, False):
             # One message has to fit, or it would wait for ever.
-            for room in (Room.SMALL, Room.BULK):
+            for room in (SizeClass.SMALL, SizeClass.BULK):
                 self._marks[room, known] = max(self._marks[room, known], self._largest)
 
     @property
     def crowded(self) -> bool:
-        """Whether too many notices lie unread to take new connections."""
-        return self._notices >= self._limits.inbox_notices
+        """True if too many notices lie unread for new connections."""
+        return self.notices >= self._limits.inbox_notices
 
     @property
     def envelope_bytes(self) -> int:
         """Bytes of all envelopes that lie unread."""
-        return self._unread + self._large_unread
+        return self._shared.unread + self._large.unread
 
     @property
     def partial_bytes(self) -> int:
         """Bytes charged for the messages that are being received."""
-        return self._received + self._large_received
-
-    @property
-    def envelopes(self) -> int:
-        """Envelopes that lie unread."""
-        return self._envelopes
-
-    @property
-    def notices(self) -> int:
-        """Other events that lie unread."""
-        return self._notices
+        return self._shared.received + self._large.received
 
     def notify(self, event: TransportEvent) -> None:
-        """Put in an event that is not an envelope; dropped when nobody reads any more."""
+        """Add an event that is not an envelope; dropped once nobody reads."""
         if self._closed:
             return
-        self._notices += 1
+        self.notices += 1
         self._append(event, None)
 
     def offer(self, event: EnvelopeReceived) -> bool:
-        """Put in an envelope that came whole; False when there is no room."""
+        """Add a small envelope; return False when there is no room."""
         peer, size = event.peer, len(event.data)
         share = self._share_for(peer)
         if share is None:
             return False
         if size > self._largest:
-            if share.large or (self._large_used and not self._large_fits(self._large_used, size)):
+            if share.large or (not self._large_fits(self._large.used, size)):
                 return False
             share.large = size
-            self._large_unread += size
-            room = Room.LARGE
+            room = SizeClass.LARGE
         else:
             if share.small + size > self._limits.inbox_bytes_per_peer:
                 return False
-            filled = self._used + size
-            if filled > self._marks[Room.SMALL, False] and (
-                filled > self._marks[Room.SMALL, True] or not self.is_known(peer)
+            filled = self._shared.used + size
+            if filled > self._marks[SizeClass.SMALL, False] and (
+                filled > self._marks[SizeClass.SMALL, True] or not self.is_known(peer)
             ):
                 return False
             share.small += size
-            self._unread += size
-            room = Room.SMALL
+            room = SizeClass.SMALL
         share.envelopes += 1
         self._shares[peer] = share
+        self._pool(room).unread += size
         self._put(event, room)
         return True
 
-    # -- messages that come in parts ----------------------------------------------------------
-
     def begin(
         self, peer: PeerId, total: int, evicted: Callable[[], None], waited_s: float = 0.0
-    ) -> Claim | None:
-        """Take up a message of `total` bytes; None when its bytes would not find room.
+    ) -> Transfer | None:
+        """Start receiving a message of `total` bytes; return None if they would not find room.
 
         Nothing is charged yet. `evicted` is called when its room was taken back since. `waited_s`
         is for how long it has been refused.
@@ -148,15 +282,15 @@ class Inbox:
         if not large and share.bulk + total > self._limits.inbox_bytes_per_peer:
             return None
         now = self.clock()
-        claim = Claim(
+        transfer = Transfer(
             peer=peer,
             total=total,
-            room=Room.LARGE if large else Room.BULK,
+            room=SizeClass.LARGE if large else SizeClass.BULK,
             known=self.is_known(peer),
             meter=Meter(begun_at=now, span_s=self._limits.slow_s),
             evicted=evicted,
         )
-        if not self._make_fit(claim, now, waited_s):
+        if not self._make_fit(transfer, now, waited_s):
             return None
         # It may have gone with the last message of its peer.
         share = self._shares.setdefault(peer, share)
@@ -165,45 +299,42 @@ class Inbox:
             share.large = total
         else:
             share.bulk += total
-        self._claims[claim] = None
-        return claim
+        self._transfers[transfer] = None
+        return transfer
 
-    def grow(self, claim: Claim, end: int) -> bool:
-        """Charge a message for its first `end` bytes; False when it has to wait for room."""
-        more = claim.wants(end) - claim.charged
+    def grow(self, transfer: Transfer, end: int) -> bool:
+        """Charge a message for its first `end` bytes; return False when it has to wait for room."""
+        more = transfer.wants(end) - transfer.charged
         if more <= 0:
             return True
         now = self.clock()
-        while not self._fits(claim, more):
-            received = self._large_received if claim.room is Room.LARGE else self._received
-            if self._fits(claim, more, received):
+        pool = self._pool(transfer.room)
+        while not self._fits(transfer, more, pool.used):
+            if self._fits(transfer, more, pool.received):
                 return False  # the driver makes room
-            victim = self._lowest(claim, now)
+            victim = self._lowest(transfer, now)
             if victim is None:
                 return False
             self._evict(victim)
-        self._charge(claim, more)
+        self._charge(transfer, more)
         return True
 
-    def deliver(self, claim: Claim, event: EnvelopeReceived) -> None:
-        """Put in a message that has come whole; all of it is charged."""
-        size = claim.charged
-        self._charge(claim, -size)
-        del self._claims[claim]
-        if claim.room is Room.LARGE:
-            self._large_unread += size
-        else:
-            self._unread += size
-        self._put(event, claim.room)
+    def deliver(self, transfer: Transfer, event: EnvelopeReceived) -> None:
+        """Add a message that is complete; all of it is charged."""
+        size = transfer.charged
+        self._charge(transfer, -size)
+        del self._transfers[transfer]
+        self._pool(transfer.room).unread += size
+        self._put(event, transfer.room)
 
-    def drop(self, claim: Claim) -> None:
-        """A message is not received any more."""
-        self._forget(claim)
+    def drop(self, transfer: Transfer) -> None:
+        """Release the room of a message that is not received any more."""
+        self._forget(transfer)
         if self.on_room is not None:
-            self.on_room(claim.peer)
+            self.on_room(transfer.peer)
 
     def close(self) -> None:
-        """No more events; what lies there can still be taken."""
+        """Accept no more events; those that lie there can still be read."""
         self._closed = True
         self._arrived.set()
 
@@ -223,54 +354,44 @@ class Inbox:
             raise trio.EndOfChannel if self._closed else trio.WouldBlock
         event, room = self._events.popleft()
         if room is not None and isinstance(event, EnvelopeReceived):
-            self._envelopes -= 1
+            self.envelopes -= 1
             self._take_out(event, room)
             if self.on_room is not None:
                 self.on_room(event.peer)
         else:
-            self._notices -= 1
+            self.notices -= 1
         return event
 
-    # -- inside --------------------------------------------------------------------------------
-
-    @property
-    def _used(self) -> int:
-        return self._unread + self._received
-
-    @property
-    def _large_used(self) -> int:
-        return self._large_unread + self._large_received
+    def _pool(self, room: SizeClass) -> _Pool:
+        return self._large if room is SizeClass.LARGE else self._shared
 
     def _share_for(self, peer: PeerId) -> _Share | None:
-        """The share of a peer that may have one envelope more."""
+        """Return the share of a peer that may have one envelope more."""
         share = self._shares.get(peer) or _Share()
         return share if share.envelopes < self._limits.inbox_envelopes_per_peer else None
 
-    def _put(self, event: EnvelopeReceived, room: Room) -> None:
+    def _put(self, event: EnvelopeReceived, room: SizeClass) -> None:
         if self._closed:
             self._take_out(event, room)
             return
-        self._envelopes += 1
+        self.envelopes += 1
         self._append(event, room)
 
-    def _append(self, event: TransportEvent, room: Room | None) -> None:
+    def _append(self, event: TransportEvent, room: SizeClass | None) -> None:
         self._events.append((event, room))
         self._arrived.set()
 
-    def _take_out(self, event: EnvelopeReceived, room: Room) -> None:
+    def _take_out(self, event: EnvelopeReceived, room: SizeClass) -> None:
         size = len(event.data)
-        if room is Room.LARGE:
-            self._large_unread -= size
-        else:
-            self._unread -= size
+        self._pool(room).unread -= size
         self._give_back(event.peer, room, size)
 
-    def _give_back(self, peer: PeerId, room: Room, size: int) -> None:
+    def _give_back(self, peer: PeerId, room: SizeClass, size: int) -> None:
         share = self._shares[peer]
         share.envelopes -= 1
-        if room is Room.LARGE:
+        if room is SizeClass.LARGE:
             share.large = 0
-        elif room is Room.BULK:
+        elif room is SizeClass.BULK:
             share.bulk -= size
         else:
             share.small -= size
@@ -278,40 +399,43 @@ class Inbox:
             del self._shares[peer]
 
     def _large_fits(self, others: int, size: int) -> bool:
-        """The first is always taken: nobody else's small ones may keep it out for ever."""
+        """Return True if it fits. The first is always accepted, so that none waits for ever."""
         return not others or others + size <= self._limits.inbox_large_bytes
 
-    def _make_fit(self, claim: Claim, now: float, waited_s: float) -> bool:
-        """Have room for all of a new message, as far as can be said now.
+    def _make_fit(self, transfer: Transfer, now: float, waited_s: float) -> bool:
+        """Make room for all of a new message, as far as can be told now.
 
         Those that are slower than they have to be make room, the lowest first, if that helps.
         """
-        soon = sum(each.expected(now) for each in self._claims if each.room is claim.room)
-        if self._will_fit(claim, soon):
+        soon = sum(each.expected(now) for each in self._transfers if each.room is transfer.room)
+        if self._will_fit(transfer, soon):
             return True
-        slow = self._slow_ones(claim, now, tedious=waited_s >= HORIZON_S)
-        if not self._will_fit(claim, soon - sum(each.expected(now) for each in slow)):
+        slow = self._slow_ones(transfer, now, tedious=waited_s >= HORIZON_S)
+        if not self._will_fit(transfer, soon - sum(each.expected(now) for each in slow)):
             return False
         for each in slow:
             soon -= each.expected(now)
             self._evict(each)
-            if self._will_fit(claim, soon):
+            if self._will_fit(transfer, soon):
                 break
         return True
 
-    def _will_fit(self, claim: Claim, soon: int) -> bool:
-        """Whether all of it fits beside what will have come of others soon."""
-        if claim.room is Room.LARGE:
-            return self._large_fits(self._large_unread + soon, claim.total)
-        return self._unread + soon + claim.total <= self._marks[Room.BULK, claim.known]
+    def _will_fit(self, transfer: Transfer, soon: int) -> bool:
+        """Return True if all of it fits beside what will soon have arrived of others."""
+        if transfer.room is SizeClass.LARGE:
+            return self._large_fits(self._large.unread + soon, transfer.total)
+        return (
+            self._shared.unread + soon + transfer.total
+            <= self._marks[SizeClass.BULK, transfer.known]
+        )
 
-    def _slow_ones(self, claim: Claim, now: float, *, tedious: bool) -> list[Claim]:
+    def _slow_ones(self, transfer: Transfer, now: float, *, tedious: bool) -> list[Transfer]:
         least = self._limits.slow_bytes_per_s
         slow = [
             each
-            for each in self._claims
-            if each.room is claim.room
-            and each.known <= claim.known
+            for each in self._transfers
+            if each.room is transfer.room
+            and each.known <= transfer.known
             and (
                 not each.attached
                 or each.meter.is_below(least, now)
@@ -320,33 +444,27 @@ class Inbox:
         ]
         return sorted(slow, key=lambda each: each.rank(now))
 
-    def _fits(self, claim: Claim, more: int, used: int | None = None) -> bool:
-        """Whether `more` bytes fit beside what is used, which is by default what is there now."""
-        if claim.room is Room.LARGE:
-            used = self._large_used if used is None else used
-            return self._large_fits(used - claim.charged, claim.charged + more)
-        used = self._used if used is None else used
-        return used + more <= self._marks[Room.BULK, claim.known]
+    def _fits(self, transfer: Transfer, more: int, used: int) -> bool:
+        if transfer.room is SizeClass.LARGE:
+            return self._large_fits(used - transfer.charged, transfer.charged + more)
+        return used + more <= self._marks[SizeClass.BULK, transfer.known]
 
-    def _lowest(self, claim: Claim, now: float) -> Claim | None:
-        """The lowest of those that rank lower and have any room."""
-        rivals = [each for each in self._claims if each.room is claim.room and each.charged]
-        lowest = min(rivals, key=lambda each: each.rank(now), default=claim)
-        return lowest if lowest.rank(now) < claim.rank(now) else None
+    def _lowest(self, transfer: Transfer, now: float) -> Transfer | None:
+        """Return the lowest of those that rank lower and have any room."""
+        rivals = [each for each in self._transfers if each.room is transfer.room and each.charged]
+        lowest = min(rivals, key=lambda each: each.rank(now), default=transfer)
+        return lowest if lowest.rank(now) < transfer.rank(now) else None
 
-    def _charge(self, claim: Claim, more: int) -> None:
-        claim.charged += more
-        if claim.room is Room.LARGE:
-            self._large_received += more
-        else:
-            self._received += more
+    def _charge(self, transfer: Transfer, more: int) -> None:
+        transfer.charged += more
+        self._pool(transfer.room).received += more
 
-    def _forget(self, claim: Claim) -> None:
-        self._charge(claim, -claim.charged)
-        del self._claims[claim]
-        self._give_back(claim.peer, claim.room, claim.total)
+    def _forget(self, transfer: Transfer) -> None:
+        self._charge(transfer, -transfer.charged)
+        del self._transfers[transfer]
+        self._give_back(transfer.peer, transfer.room, transfer.total)
 
-    def _evict(self, claim: Claim) -> None:
+    def _evict(self, transfer: Transfer) -> None:
         # The room is for whoever asked: others are not told of it.
-        self._forget(claim)
-        claim.evicted()
+        self._forget(transfer)
+        transfer.evicted()

@@ -1,4 +1,4 @@
-"""Bounds of a transport.
+"""Bounds and settings of a transport.
 
 Rule: whatever a peer or our own engine can make grow stands here with its default, its unit
 and the reason; each bound has a typed failure or a counter.
@@ -127,7 +127,7 @@ class TransportLimits:
     dialled_hello_s: float = bound(10.0, "s", "the same of whom we dialled, and through a relay")
     ping_interval_s: float = bound(5.0, "s", "between two pings")
     silence_s: float = bound(15.0, "s", "without a byte of a peer: three pings")
-    farewell_s: float = bound(
+    goodbye_s: float = bound(
         5.0, "s", "that two sides take leave before the connection is cut anyway"
     )
     redial_min_s: float = bound(0.2, "s", "before a peer is dialled again")
@@ -137,3 +137,25 @@ class TransportLimits:
     direct_retry_s: float = bound(
         30.0, "s", "between two direct dials of a peer that is connected through a relay"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelaySettings:
+    """The part that a node plays in relaying, neither by default; and the bounds of a relay."""
+
+    # Relay for peers that may connect with us.
+    serve: bool = False
+    # Be reached through relays when nobody can dial us, and dial through them.
+    use: bool = False
+    # Peers that may be reached through us, for how long without asking again (an hour, as in
+    # libp2p's circuit relay).
+    reservations: int = 128
+    reservation_s: int = 3600
+    # Circuits at a time, in all and with one peer as an end. What one end does not
+    # read is kept here, 2 MiB a circuit at most.
+    circuits: int = 256
+    circuits_per_peer: int = 32
+    # After this, and after so many bytes of both directions, a circuit is cut. Its dialler has a
+    # new one before that, so that nothing waits; one that nobody cares for ends.
+    circuit_s: int = 3600
+    circuit_bytes: int = 4 * 1024**3

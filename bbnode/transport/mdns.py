@@ -48,7 +48,7 @@ class MdnsUnavailable(EnvironmentFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MdnsRecord:
-    """What a TXT record says: who is where, and of which network and program."""
+    """The content of a TXT record: a peer, its addresses, and the digest of network and program."""
 
     peer: PeerId
     addresses: tuple[Multiaddr, ...]
@@ -56,12 +56,12 @@ class MdnsRecord:
 
 
 def network_digest(network: str, artifact_sha256: str) -> str:
-    """What peers of one private network (or none, "") with one artifact show: 32 hex digits."""
+    """Return the digest of a private network ("": none) and an artifact: 32 hex digits."""
     return hashlib.sha256(f"{network}\0{artifact_sha256}".encode()).hexdigest()[:32]
 
 
 def encode_txt(record: MdnsRecord) -> bytes:
-    """The strings of a TXT record; addresses that do not fit one are left out."""
+    """Encode a TXT record; addresses that do not fit a string are left out."""
     strings = [f"bbnode={record.digest}".encode()]
     strings += [
         f"dnsaddr={address}".encode() for address in record.addresses[:MAX_CLAIMED_ADDRESSES]
@@ -70,7 +70,7 @@ def encode_txt(record: MdnsRecord) -> bytes:
 
 
 def decode_txt(text: bytes) -> MdnsRecord | None:
-    """The record that the strings of a TXT record say; None when they name no one peer."""
+    """Decode a TXT record; None unless it names exactly one peer."""
     peers: set[PeerId] = set()
     addresses: list[Multiaddr] = []
     digest = ""
@@ -92,7 +92,7 @@ def decode_txt(text: bytes) -> MdnsRecord | None:
 
 
 def is_local(address: Multiaddr) -> bool:
-    """Whether an address belongs into multicast DNS: IP and TCP, and nothing in between."""
+    """Return True if an address belongs in multicast DNS: IP and TCP, and nothing in between."""
     names = [protocol.name for protocol in address.protocols()]
     return names in (["ip4", "tcp", "p2p"], ["ip6", "tcp", "p2p"])
 
@@ -136,7 +136,7 @@ class Mdns:
 
     @property
     def dropped(self) -> int:
-        """Names for which there was no room."""
+        """The number of names for which there was no room."""
         return self._dropped
 
     async def run(
@@ -211,7 +211,7 @@ class Mdns:
         change: zeroconf.ServiceStateChange,
         token: trio.lowlevel.TrioToken,
     ) -> None:
-        """A name came, went or says something else; called in a thread of zeroconf's."""
+        """Note that a name came, went or changed; called in a thread of zeroconf's."""
         if name == self._name:
             return
         record = None

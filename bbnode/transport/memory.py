@@ -1,15 +1,17 @@
-"""The in-memory backend: the same seam, within one process and without any time.
+"""The in-memory transport: nodes of one process, without a network and without time.
 
-Rule: deterministic. A MemoryNetwork holds the backends; connecting, sending and delivering
-happen at once, in the order of the calls; nothing here sleeps, draws or runs a task of its
-own. Bounds, errors, counters and events are those of a real backend, but that a lost
-connection fails at once what is queued. Time passes only where a driver is slow: what its
-inbox refuses stays in the sender's queue until room is made.
+Rule: deterministic. A MemoryNetwork holds the transports; connecting, sending and delivering
+happen at once, in the order of the calls; nothing here sleeps, draws or runs a task of its own.
+Bounds, errors, counters, events and the questions to the authorizer are those of any transport,
+except that a lost connection fails at once what is queued, and that a rate delays nothing. Time
+passes only where a driver is slow: what its inbox refuses stays in the sender's queue until there
+is room.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,33 +21,44 @@ from multiaddr import Multiaddr
 
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
+    Authorizer,
     Buffer,
+    ConnectionClosed,
+    ConnectionOpened,
+    Counters,
+    DeliveryFailed,
     Direction,
     EnvelopeReceived,
     Hello,
-    PeerConnected,
-    PeerDisconnected,
     PeerInfo,
-    SendFailed,
-    TransportLimits,
+    Transport,
     TransportMetrics,
+    TransportSetup,
     Unsent,
     WantedPeer,
+    check_can_be_dialled,
 )
-from bbnode.transport.counters import Counters
-from bbnode.transport.errors import EnvelopeTooLargeError, NotConnectedError, QueueFullError
-from bbnode.transport.framing import Lane
-from bbnode.transport.hello import decode_hello, encode_hello
+from bbnode.transport.errors import (
+    EnvelopeTooLargeError,
+    ListenError,
+    NotAllowedError,
+    NotConnectedError,
+    QueueFullError,
+)
 from bbnode.transport.inbox import Inbox
-from bbnode.transport.outbound import OutboundQueue
+from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.admission import Gate
+from bbnode.transport.links.framing import Lane
+from bbnode.transport.links.hello import decode_hello, encode_hello
+from bbnode.transport.outbound import OutboundQueue, size_of
 
 
 @dataclass(slots=True)
 class _Connection:
-    """One side of a connection between two backends."""
+    """One side of a connection between two transports."""
 
-    backend: MemoryBackend
+    other: MemoryTransport
     direction: Direction
     hello: Hello
     queue: OutboundQueue
@@ -55,54 +68,60 @@ class _Connection:
 
 
 class MemoryNetwork:
-    """The hub: who runs, and who can reach whom."""
+    """The nodes of one process that can reach each other."""
 
     def __init__(self) -> None:
-        self._running: dict[PeerId, MemoryBackend] = {}
+        self._running: dict[PeerId, MemoryTransport] = {}
         self._cut: set[frozenset[PeerId]] = set()
         self._ports = itertools.count(1)
         self._sessions = itertools.count(1)
 
-    def backend(
-        self, peer: PeerId, *, hello: Hello | None = None, limits: TransportLimits | None = None
-    ) -> MemoryBackend:
-        """A new backend for `peer` on this network; it takes part once it runs."""
-        return MemoryBackend(
+    def transport(
+        self,
+        peer: PeerId,
+        *,
+        hello: Hello | None = None,
+        limits: TransportLimits | None = None,
+        authorizer: Authorizer | None = None,
+    ) -> MemoryTransport:
+        """Return a new transport for `peer` on this network; it takes part once it runs."""
+        return MemoryTransport(
             self,
             peer,
             port=next(self._ports),
             hello=replace(hello or Hello(), session_id=f"{next(self._sessions):016x}"),
             limits=limits or TransportLimits(),
+            authorizer=authorizer,
         )
 
     def cut(self, one: PeerId, other: PeerId) -> None:
         """Break the connection of two peers and allow none until `heal`."""
         self._cut.add(frozenset((one, other)))
-        backend = self._running.get(one)
-        if backend is not None:
-            backend.drop(other, "the network was cut")
+        transport = self._running.get(one)
+        if transport is not None:
+            transport.drop(other, "the network was cut")
 
     def heal(self, one: PeerId, other: PeerId) -> None:
         """Allow connections of two peers again; wanted ones come back at once."""
         self._cut.discard(frozenset((one, other)))
         self.connect_wanted()
 
-    def reachable(self, source: PeerId, target: PeerId) -> MemoryBackend | None:
-        """The running backend of `target`, if `source` can reach it."""
+    def reachable(self, source: PeerId, target: PeerId) -> MemoryTransport | None:
+        """Return the running transport of `target`, if `source` can reach it."""
         if frozenset((source, target)) in self._cut:
             return None
         return self._running.get(target)
 
-    def join(self, backend: MemoryBackend) -> None:
-        """Take a started backend in; raises DeploymentError when its PeerId runs already."""
-        if backend.peer_id in self._running:
-            raise DeploymentError(f"{backend.peer_id} runs on this network already")
-        self._running[backend.peer_id] = backend
+    def join(self, transport: MemoryTransport) -> None:
+        """Add a started transport; raises DeploymentError when its PeerId runs already."""
+        if transport.peer_id in self._running:
+            raise DeploymentError(f"{transport.peer_id} runs on this network already")
+        self._running[transport.peer_id] = transport
         self.connect_wanted()
 
-    def leave(self, backend: MemoryBackend) -> None:
-        """Take a stopped backend out."""
-        self._running.pop(backend.peer_id, None)
+    def leave(self, transport: MemoryTransport) -> None:
+        """Remove a stopped transport."""
+        self._running.pop(transport.peer_id, None)
 
     def connect_wanted(self) -> None:
         """Make all connections that are wanted and possible, in PeerId order."""
@@ -110,8 +129,32 @@ class MemoryNetwork:
             self._running[peer].connect_wanted()
 
 
-class MemoryBackend:
-    """A Backend on a MemoryNetwork; made by `MemoryNetwork.backend`."""
+# Networks by name, for nodes that are made from configurations.
+_NETWORKS: dict[str, MemoryNetwork] = {}
+
+
+def from_setup(setup: TransportSetup) -> MemoryTransport:
+    """Return the transport of a node whose configuration says `network.transport = "memory"`.
+
+    All nodes of this process whose `[network.settings]` have the same `network` reach each other.
+    Raises DeploymentError for other settings, and ListenError for an address to listen on.
+    """
+    settings = dict(setup.settings)
+    name = settings.pop("network", "")
+    if settings or not isinstance(name, str):
+        raise DeploymentError(
+            "the in-memory transport has one setting, network.settings.network, the name of its "
+            f"network; found {', '.join(settings) or repr(name)}"
+        )
+    if setup.listen or setup.announce:
+        raise ListenError("the in-memory transport listens on no address: leave network.listen out")
+    return _NETWORKS.setdefault(name, MemoryNetwork()).transport(
+        setup.identity.peer_id, hello=setup.hello, limits=setup.limits, authorizer=setup.authorizer
+    )
+
+
+class MemoryTransport(Transport):
+    """A Transport on a MemoryNetwork; made by `MemoryNetwork.transport`."""
 
     def __init__(
         self,
@@ -121,6 +164,7 @@ class MemoryBackend:
         port: int,
         hello: Hello,
         limits: TransportLimits,
+        authorizer: Authorizer | None = None,
     ) -> None:
         self._network = network
         self._peer = peer
@@ -128,8 +172,9 @@ class MemoryBackend:
         self._hello = replace(hello, listen_addresses=(self._address,))
         self._limits = limits
         self._counters = Counters()
+        self._gate = Gate(authorizer, self._counters)
         self._inbox = Inbox(limits)
-        self._inbox.on_room = self._room_made
+        self._inbox.on_room, self._inbox.is_known = self._room_made, self._gate.is_known
         self._connections: dict[PeerId, _Connection] = {}
         self._wanted: dict[PeerId, tuple[Multiaddr, ...]] = {}
         # What was not delivered when it stopped.
@@ -138,20 +183,18 @@ class MemoryBackend:
         self._stopping = trio.Event()
         self._stopped = trio.Event()
 
-    # -- Backend ---------------------------------------------------------------------------
+    # -- Transport -------------------------------------------------------------------------
 
     @property
     def peer_id(self) -> PeerId:
-        """Our own PeerId."""
         return self._peer
 
     @property
     def events(self) -> Inbox:
-        """The bounded stream of everything that happens."""
         return self._inbox
 
     def listen_addresses(self) -> list[Multiaddr]:
-        """One `/memory/<port>/p2p/<id>` address."""
+        """Return one `/memory/<port>/p2p/<id>` address."""
         return [self._address]
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
@@ -172,62 +215,52 @@ class MemoryBackend:
             self._stopped.set()
 
     def send(self, peer: PeerId, data: Buffer | Sequence[Buffer], *, tag: int) -> None:
-        """See Backend."""
         connection = self._connections.get(peer)
         try:
             if connection is None:
-                raise NotConnectedError(f"{peer} is not connected; wait for its PeerConnected")
+                raise NotConnectedError(f"{peer} is not connected; wait for its ConnectionOpened")
+            if reason := self._gate.envelope(peer, Direction.OUTBOUND, size_of(data)):
+                raise NotAllowedError(f"nothing may be sent to {peer}: {reason}")
             connection.queue.put(peer, data, tag)
-        except (NotConnectedError, QueueFullError, EnvelopeTooLargeError):
+        except (NotConnectedError, QueueFullError, EnvelopeTooLargeError, NotAllowedError):
             self._counters.add("outbound.refused")
             raise
         self._pump(connection)
 
     def keep_connected(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
-        """See Backend; raises DeploymentError for our own id or without any address."""
-        if peer == self._peer:
-            raise DeploymentError(f"{peer} is this node itself; remove it from the peers to dial")
-        if not addresses:
-            raise DeploymentError(f"no address given for {peer}; name at least one")
+        check_can_be_dialled(self._peer, peer, addresses)
         self._wanted[peer] = tuple(addresses)
         if self._running:
             self.connect_wanted()
 
     def unsent(self) -> list[Unsent]:
-        """See Backend."""
-        queues = ((peer, each.queue) for peer, each in sorted(self._connections.items()))
         queued = [
             Unsent(peer=peer, tag=item.tag, parts=item.parts)
-            for peer, queue in queues
-            for item in queue.pending()
+            for peer, connection in sorted(self._connections.items())
+            for item in connection.queue.pending()
         ]
         return [*self._kept, *queued]
 
     def forget(self, peer: PeerId) -> None:
-        """See Backend."""
         self._wanted.pop(peer, None)
 
     def disconnect(self, peer: PeerId) -> None:
-        """See Backend. A peer that is still wanted, by either side, comes back at once."""
+        """Close the connection. A peer that is still wanted, by either side, comes back at once."""
         self.drop(peer, "disconnected on purpose", goodbye=True)
         self._network.connect_wanted()
 
     def peers(self) -> list[PeerInfo]:
-        """See Backend."""
         return [
             PeerInfo(
                 peer=peer,
                 direction=connection.direction,
-                address=connection.backend._address,
+                address=connection.other._address,
                 hello=connection.hello,
                 bytes_in=connection.bytes_in,
                 bytes_out=connection.bytes_out,
                 queued_envelopes=connection.queue.envelopes,
                 queued_bytes=connection.queue.bytes,
-                unacknowledged_bytes=0,
                 acknowledged=connection.queue.acknowledged,
-                resent=0,
-                duplicates=0,
                 rtt_s=0.0,
                 since_s=connection.since_s,
             )
@@ -235,7 +268,6 @@ class MemoryBackend:
         ]
 
     def wanted(self) -> list[WantedPeer]:
-        """See Backend."""
         return [
             WantedPeer(
                 peer=peer,
@@ -248,43 +280,35 @@ class MemoryBackend:
         ]
 
     def counters(self) -> dict[str, int]:
-        """See Backend."""
         return self._counters.snapshot()
 
     def metrics(self) -> TransportMetrics:
-        """See Backend. There are no streams, no tasks and nothing under way."""
+        """Return the gauges. There are no streams, no tasks and nothing under way."""
         queues = [connection.queue for connection in self._connections.values()]
         return TransportMetrics(
             connections=len(self._connections),
-            connections_opening=0,
             connection_slots=self._limits.max_connections,
-            streams=0,
-            tasks=0,
-            unread_bytes=0,
-            held_bytes=0,
             inbox_bytes=self._inbox.envelope_bytes,
-            partial_bytes=0,
             queued_bytes=sum(queue.bytes for queue in queues),
-            unacknowledged_bytes=0,
             inbox_envelopes=self._inbox.envelopes,
             inbox_notices=self._inbox.notices,
             queued_envelopes=sum(queue.envelopes for queue in queues),
-            circuits=0,
             sessions=len(self._connections),
-            denied={},
+            denied=dict(self._gate.denied),
             counters=self._counters.snapshot(),
             peers=tuple(self.peers()),
         )
 
     def set_credentials(self, credentials: bytes) -> None:
-        """See Backend."""
         self._hello = replace(self._hello, credentials=credentials)
 
     def reauthorize(self) -> None:
-        """See Backend. Nobody is kept out of this network."""
+        for peer, connection in sorted(self._connections.items()):
+            if reason := self._refusal(connection.other, connection.direction):
+                self.drop(peer, f"not allowed any more: {reason}", goodbye=True)
 
     async def stop(self, grace_s: float) -> None:
-        """See Backend. What a slow driver has not made room for by then is `unsent`."""
+        """Stop; what a slow driver has not made room for within `grace_s` is `unsent`."""
         if self._running:
             with trio.move_on_after(grace_s):
                 for _, connection in sorted(self._connections.items()):
@@ -299,24 +323,34 @@ class MemoryBackend:
         """Connect with every wanted peer that runs and can be reached."""
         for peer in sorted(self._wanted):
             other = self._network.reachable(self._peer, peer)
-            if other is not None and peer not in self._connections and self._running:
-                self._counters.add("dial.attempts")
-                self._open(other, Direction.OUTBOUND)
-                other._open(self, Direction.INBOUND)
+            if other is None or peer in self._connections or not self._running:
+                continue
+            self._counters.add("dial.attempts")
+            if self._refusal(other, Direction.OUTBOUND) or other._refusal(self, Direction.INBOUND):
+                self._counters.add("dial.failed")
+                continue
+            self._open(other, Direction.OUTBOUND)
+            other._open(self, Direction.INBOUND)
+
+    def _refusal(self, other: MemoryTransport, direction: Direction) -> str:
+        """Return the authorizer's reason against a connection; "" when there is none."""
+        return (
+            self._gate.connection(other._peer, direction, None)
+            or self._gate.hello(other._peer, direction, other._hello)[0]
+        )
 
     def drop(self, peer: PeerId, reason: str, *, goodbye: bool = False) -> None:
         """End the connection with a peer on both sides."""
         connection = self._connections.get(peer)
         if connection is not None:
-            other = connection.backend
             self._close(peer, reason, goodbye=goodbye)
-            other._close(self._peer, reason, goodbye=goodbye)
+            connection.other._close(self._peer, reason, goodbye=goodbye)
 
-    def _open(self, other: MemoryBackend, direction: Direction) -> None:
+    def _open(self, other: MemoryTransport, direction: Direction) -> None:
         # Through its bytes, so that what a real peer would refuse is refused here.
         hello = decode_hello(encode_hello(other._hello))
         self._connections[other._peer] = _Connection(
-            backend=other,
+            other=other,
             direction=direction,
             hello=hello,
             queue=OutboundQueue(self._limits),
@@ -324,7 +358,7 @@ class MemoryBackend:
         )
         self._counters.add("links.opened")
         self._inbox.notify(
-            PeerConnected(
+            ConnectionOpened(
                 peer=other._peer, address=other._address, direction=direction, hello=hello
             )
         )
@@ -334,10 +368,10 @@ class MemoryBackend:
         if connection is None:
             return
         self._counters.add("links.closed")
-        self._inbox.notify(PeerDisconnected(peer=peer, reason=reason, goodbye=goodbye))
+        self._inbox.notify(ConnectionClosed(peer=peer, reason=reason, goodbye=goodbye))
         for item in connection.queue.drain():
             self._counters.add("outbound.failed")
-            self._inbox.notify(SendFailed(peer=peer, tag=item.tag, reason=reason))
+            self._inbox.notify(DeliveryFailed(peer=peer, tag=item.tag, reason=reason))
 
     # -- delivery --------------------------------------------------------------------------
 
@@ -345,15 +379,17 @@ class MemoryBackend:
         """Move queued envelopes into the other side's inbox until it refuses one."""
         for lane in Lane:
             while (item := connection.queue.head(lane)) is not None:
-                if not connection.backend._receive(self, b"".join(item.parts)):
+                if not connection.other._receive(self, b"".join(item.parts)):
                     return
                 connection.bytes_out += item.size
                 self._counters.add("outbound.envelopes")
                 self._counters.add("outbound.bytes", item.size)
                 connection.queue.pop(lane)
 
-    def _receive(self, sender: MemoryBackend, data: bytes) -> bool:
+    def _receive(self, sender: MemoryTransport, data: bytes) -> bool:
         connection = self._connections[sender._peer]
+        if self._gate.admits_from(sender._peer)(len(data)) == math.inf:
+            return True  # refused, and counted
         if not self._inbox.offer(
             EnvelopeReceived(peer=sender._peer, data=data, observed_address=sender._address)
         ):
@@ -368,6 +404,6 @@ class MemoryBackend:
         for each in [peer, *sorted(self._connections)]:
             connection = self._connections.get(each)
             if connection is not None:
-                back = connection.backend._connections.get(self._peer)
+                back = connection.other._connections.get(self._peer)
                 if back is not None:
-                    connection.backend._pump(back)
+                    connection.other._pump(back)

@@ -18,10 +18,10 @@ from typing import Final
 import trio
 
 from bbnode.ir.caps import MAX_CONTROL_ENVELOPE_BYTES
-from bbnode.transport.backend import Buffer
+from bbnode.transport.base import Buffer
 from bbnode.transport.errors import EnvelopeTooLargeError, FrameError, QueueFullError
-from bbnode.transport.framing import HEADER_BYTES, Lane, Position, Resume
 from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.framing import HEADER_BYTES, Lane, Position, Resume
 
 # What a Yamux frame of libp2p's carries at most. Full frames are the fastest, so a chunk with its
 # header is a number of them.
@@ -61,7 +61,7 @@ class Outbound:
         return self.ends[at] - len(self.parts[at])
 
     def bytes_from(self, offset: int, length: int) -> Iterator[memoryview]:
-        """The `length` bytes from `offset` on, uncopied."""
+        """Yield the `length` bytes from `offset` on, uncopied."""
         index = bisect_right(self.ends, offset)
         while length > 0:
             part = self.parts[index]
@@ -75,7 +75,7 @@ class Outbound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What to write next of a large message; `opens` when its OPEN goes first."""
+    """The next part of a large message to write; `opens` when its OPEN goes first."""
 
     item: Outbound
     number: int
@@ -85,13 +85,13 @@ class Piece:
 
 
 def size_of(data: Buffer | Sequence[Buffer]) -> int:
-    """Bytes of all the buffers."""
+    """Return the size of all buffers in bytes."""
     parts = (data,) if isinstance(data, bytes | bytearray | memoryview) else data
     return sum(memoryview(part).nbytes for part in parts)
 
 
 def freeze(data: Buffer | Sequence[Buffer]) -> tuple[memoryview, ...]:
-    """The buffers as flat views that nobody changes any more.
+    """Return the buffers as flat views that nobody changes any more.
 
     `bytes` and read-only views are kept as they are, which is what their owner promises by
     them; what can be written is copied.
@@ -151,7 +151,7 @@ class OutboundQueue:
     # -- in --------------------------------------------------------------------------------
 
     def put(self, peer: object, data: Buffer | Sequence[Buffer], tag: int) -> Lane:
-        """Queue a message for `peer` and say on which lane.
+        """Queue a message for `peer` and return its lane.
 
         Raises EnvelopeTooLargeError or QueueFullError and keeps nothing then.
         """
@@ -183,7 +183,7 @@ class OutboundQueue:
     # -- out -------------------------------------------------------------------------------
 
     def next_control(self) -> Outbound | None:
-        """The next small message, if the window allows it; it counts as sent."""
+        """Return the next small message, if the window allows it; it counts as sent."""
         lane = self._lanes[Lane.CONTROL]
         if lane.cursor >= len(lane.items):
             return None
@@ -200,7 +200,7 @@ class OutboundQueue:
         return item
 
     def next_piece(self) -> Piece | None:
-        """The next part of a large message, if the window allows it; it counts as sent."""
+        """Return the next part of a large message, if the window allows it; it counts as sent."""
         lane = self._lanes[Lane.BULK]
         if lane.cursor >= len(lane.items):
             return None
@@ -231,7 +231,7 @@ class OutboundQueue:
     # -- acknowledgements ------------------------------------------------------------------
 
     def acknowledge(self, kind: Lane, position: Position) -> None:
-        """The peer has taken a lane up to here; raises FrameError for more than was sent."""
+        """Drop what the peer has acknowledged; raises FrameError for more than was sent."""
         lane = self._lanes[kind]
         number, offset = position.number, position.offset
         if number > lane.next_number:
@@ -273,7 +273,7 @@ class OutboundQueue:
         item.charged = item.sent - offset
 
     def resume(self, resume: Resume) -> list[Outbound]:
-        """Go on from where the receiver says it is; raises FrameError.
+        """Continue from where the receiver says it is; raises FrameError.
 
         Returns what has to be given up: the receiver has forgotten what it had received (it
         was restarted, or we were away for too long), so that what was begun and not
@@ -301,7 +301,7 @@ class OutboundQueue:
         return lost
 
     def give_up_begun(self) -> list[Outbound]:
-        """Take out what was begun and not acknowledged: its receiver is gone."""
+        """Remove what was begun and not acknowledged: its receiver is gone."""
         lost: list[Outbound] = []
         for lane in self._lanes.values():
             begun = [item for item in lane.items if item.number is not None]
@@ -313,7 +313,7 @@ class OutboundQueue:
         return lost
 
     def rewind(self, kind: Lane) -> None:
-        """What carried a lane is gone: begin again after the last acknowledged byte."""
+        """Start a lane again after the last acknowledged byte: its stream is gone."""
         lane = self._lanes[kind]
         lane.cursor = lane.unacked = 0
         for item in lane.items:
@@ -325,11 +325,11 @@ class OutboundQueue:
     # -- giving up -------------------------------------------------------------------------
 
     def pending(self) -> list[Outbound]:
-        """All that waits or is not acknowledged, in the order of lanes and places."""
+        """Return all that waits or is not acknowledged, by lane, in order."""
         return [item for lane in self._lanes.values() for item in lane.items]
 
     def drain(self) -> list[Outbound]:
-        """Take out and release all, in that order."""
+        """Remove and return all, in that order."""
         items = self.pending()
         for lane in self._lanes.values():
             lane.items.clear()
@@ -339,12 +339,12 @@ class OutboundQueue:
         return items
 
     def head(self, kind: Lane) -> Outbound | None:
-        """The oldest message of a lane (for a transport that delivers at once)."""
+        """Return the oldest message of a lane (for a transport that delivers at once)."""
         items = self._lanes[kind].items
         return items[0] if items else None
 
     def pop(self, kind: Lane) -> None:
-        """The oldest message of a lane was delivered whole."""
+        """Remove the oldest message of a lane: it was delivered."""
         item = self._lanes[kind].items.popleft()
         self.acknowledged += 1
         self.acknowledged_bytes += item.size

@@ -17,7 +17,7 @@ from bbnode.access.ticket import Invitation, Ledger, Redeemed, make_ticket
 from bbnode.ir.address import parse_address
 from bbnode.ir.caps import CLOCK_SKEW_S, MAX_ADMITTED, MAX_LISTED_PEERS, MAX_REFUSED
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Authorizer, Direction, Hello
+from bbnode.transport.base import Authorizer, Direction, Hello
 from tests.access.strategies import DAY_S, GRANTER, MEMBER, NETWORK, NOW_S, OTHER, OWNER, member_of
 
 PEER = MEMBER.peer_id

@@ -25,9 +25,9 @@ from bbnode.daemon.access.protocol import AccessProtocol
 from bbnode.daemon.artifact import serialize
 from bbnode.daemon.config_sources import ResolvedConfig
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import PeerConnected, PeerDisconnected
+from bbnode.transport.base import ConnectionClosed, ConnectionOpened
 from bbnode.transport.identity import Identity, create_identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.transport import Libp2pTransport
 from tests.daemon.live import compiled
 from tests.patience import PATIENCE_S
 
@@ -44,7 +44,7 @@ class Inviter:
     sha256: str
     access: AccessControl
     protocol: AccessProtocol
-    backend: Libp2pBackend
+    backend: Libp2pTransport
     # Who connected, with the classes it plays, and who left.
     came: list[tuple[PeerId, tuple[str, ...]]] = field(default_factory=list)
     left: list[tuple[PeerId, str]] = field(default_factory=list)
@@ -85,10 +85,10 @@ class Inviter:
         async def follow() -> None:
             while True:
                 match await self.backend.events.receive():
-                    case PeerConnected(peer=peer, hello=hello):
+                    case ConnectionOpened(peer=peer, hello=hello):
                         self.came.append((peer, hello.classes))
                         self.protocol.peer_up(peer)
-                    case PeerDisconnected(peer=peer, reason=reason):
+                    case ConnectionClosed(peer=peer, reason=reason):
                         self.left.append((peer, reason))
                 self.news.set()
                 self.news = trio.Event()
@@ -130,7 +130,7 @@ def make(folder: Path, *, private: bool, name: str = "server", **flags: Any) -> 
     access = assembly.make_access(resolved, identity)
     artifact = assembly.find_artifact(resolved)
     node = assembly.install_node(resolved, artifact, identity, incarnation=1)
-    backend = assembly.make_backend(resolved, artifact, identity, node, access)
+    backend = assembly.make_transport(resolved, artifact, identity, node, access)
     protocol = AccessProtocol(access, backend, resolved.state_dir, identity)
     ping.register(backend)
     return Inviter(identity, resolved, artifact.sha256, access, protocol, backend)

@@ -28,10 +28,10 @@ from bbnode.daemon.reload import Changes
 from bbnode.dsl import Graph, Module, PeerSelectorSlot, types
 from bbnode.engine import Node, install, steps
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Hello
+from bbnode.transport.base import Hello
 from bbnode.transport.driver import Driver
 from bbnode.transport.errors import NotConnectedError
-from bbnode.transport.memory import MemoryBackend, MemoryNetwork
+from bbnode.transport.memory import MemoryNetwork, MemoryTransport
 from tests.patience import PATIENCE_S
 
 SERVER, CLIENT, STRANGER = (PeerId.from_seed(name) for name in ("server", "client", "stranger"))
@@ -64,7 +64,7 @@ class Live:
     """One node, everything of it."""
 
     node: Node
-    backend: MemoryBackend
+    backend: MemoryTransport
     driver: Driver
     plane: ControlPlane
     state_dir: Path
@@ -131,7 +131,7 @@ def make(
 ) -> Live:
     """A node that does not run yet."""
     node = install(compiled(), [role], peer_id=peer, seed=1)
-    backend = network.backend(peer, hello=Hello(classes=node.classes, targets=node.targets))
+    backend = network.transport(peer, hello=Hello(classes=node.classes, targets=node.targets))
     live: Live
     driver = Driver(node, backend, observe=lambda step: live.observe(step))
     resolved = config_sources.resolve(

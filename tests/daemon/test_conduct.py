@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from multiaddr import Multiaddr
 
+from bbnode import transport as seam
 from bbnode.access.conduct import Offence
 from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.conduct import OFFENCE_OF_KIND, ConductWatch
 from bbnode.daemon.config import AccessSection
 from bbnode.engine import steps
 from bbnode.ir.peer import PeerId
-from bbnode.transport import backend as seam
 
 OWN, PEER, FRIEND = (PeerId.from_seed(name) for name in ("own", "peer", "friend"))
 ADDRESS = Multiaddr("/ip4/127.0.0.1/tcp/1")
@@ -75,7 +75,7 @@ def test_what_is_no_fault_of_a_peer(watched: Watched, step: steps.Step) -> None:
 def test_events_of_the_transport(watched: Watched) -> None:
     watch = watched.watch
     watch.heard(seam.HelloRefused(peer=PEER, address=ADDRESS, reason="not allowed: blocklisted"))
-    watch.heard(seam.PeerDisconnected(peer=PEER, reason="the peer was silent"))
+    watch.heard(seam.ConnectionClosed(peer=PEER, reason="the peer was silent"))
     assert watched.says() == "it has done nothing wrong"
     watch.heard(seam.HelloRefused(peer=PEER, address=ADDRESS, reason="no hello within 10 s"))
     watch.observe(steps.Telemetry(name="receive.forged", attributes={"peer": PEER}))

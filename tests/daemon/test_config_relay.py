@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from bbnode.daemon.config_relay import RelaySection
-from bbnode.transport.libp2p.relay_settings import RelaySettings
+from bbnode.transport.limits import RelaySettings
 
 
 def test_the_table_is_the_settings_with_relays_used() -> None:

@@ -14,10 +14,10 @@ from multiaddr import Multiaddr
 
 from bbnode.daemon import dial_back
 from bbnode.daemon.dial_back import DialBackRefused, Outcome, may_dial
-from bbnode.transport.backend import PeerConnected
+from bbnode.transport.base import ConnectionOpened
 from bbnode.transport.errors import StreamBrokenError
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.transport import Libp2pTransport
 from tests.patience import PATIENCE_S
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
@@ -26,11 +26,11 @@ LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 @asynccontextmanager
 async def asker(
     *, announce: list[str] | None = None
-) -> AsyncIterator[tuple[Libp2pBackend, dial_back.Ask, Libp2pBackend]]:
+) -> AsyncIterator[tuple[Libp2pTransport, dial_back.Ask, Libp2pTransport]]:
     """A node, its way of asking, and the one that it is connected with."""
-    other = Libp2pBackend(Identity.generate(), listen=[Multiaddr(LOOPBACK)])
+    other = Libp2pTransport(Identity.generate(), listen=[Multiaddr(LOOPBACK)])
     dial_back.register(other)
-    one = Libp2pBackend(
+    one = Libp2pTransport(
         Identity.generate(),
         listen=[Multiaddr(LOOPBACK)],
         announce=[Multiaddr(text) for text in announce or ()],
@@ -43,7 +43,7 @@ async def asker(
                 await nursery.start(backend.run)
             one.keep_connected(other.peer_id, other.listen_addresses())
             for backend in (one, other):
-                while not isinstance(await backend.events.receive(), PeerConnected):
+                while not isinstance(await backend.events.receive(), ConnectionOpened):
                     pass
             yield one, ask, other
             for backend in (one, other):
@@ -102,7 +102,7 @@ async def test_malformed_requests_reset_their_stream_alone(request_bytes: bytes)
 
 
 async def test_who_has_no_peers_is_told_so() -> None:
-    ask = dial_back.register(Libp2pBackend(Identity.generate(), listen=[]))
+    ask = dial_back.register(Libp2pTransport(Identity.generate(), listen=[]))
     with pytest.raises(DialBackRefused, match="nobody can be asked"):
         await ask(None)
 
@@ -128,7 +128,7 @@ def test_nobody_is_made_to_dial_somebody_else(address: str, seen: str, allowed: 
     assert may_dial(Multiaddr(address), Multiaddr(seen)) is allowed
 
 
-async def _answer_to(one: Libp2pBackend, other: Libp2pBackend, request_bytes: bytes) -> bytes:
+async def _answer_to(one: Libp2pTransport, other: Libp2pTransport, request_bytes: bytes) -> bytes:
     """What comes back; nothing when the stream is reset."""
     async with one.open_stream(other.peer_id, dial_back.DIAL_BACK_PROTOCOL) as stream:
         with contextlib.suppress(StreamBrokenError):
@@ -138,7 +138,7 @@ async def _answer_to(one: Libp2pBackend, other: Libp2pBackend, request_bytes: by
     return b""
 
 
-async def _fails(ask: dial_back.Ask, other: Libp2pBackend) -> str:
+async def _fails(ask: dial_back.Ask, other: Libp2pTransport) -> str:
     with pytest.raises(DialBackRefused) as caught:
         await ask(other.peer_id)
     return str(caught.value)

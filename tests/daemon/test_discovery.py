@@ -17,10 +17,10 @@ from bbnode.engine import Node, install, steps
 from bbnode.examples import registry as program
 from bbnode.ir.peer import PeerId
 from bbnode.transport import mdns as mdns_file
-from bbnode.transport.backend import Backend, Hello, PeerDisconnected, TransportEvent
+from bbnode.transport.base import ConnectionClosed, Hello, Transport, TransportEvent
 from bbnode.transport.driver import Driver
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.transport import Libp2pTransport
 from bbnode.transport.memory import MemoryNetwork
 from tests.patience import PATIENCE_S
 from tests.transport.multicast import needs_multicast
@@ -31,7 +31,7 @@ class Peer:
     """A node with its transport and its discovery."""
 
     node: Node
-    backend: Backend
+    backend: Transport
     discovery: Discovery
     driver: Driver | None = None
     seen: list[steps.Step] = field(default_factory=list)
@@ -68,7 +68,7 @@ def bring_up(role: str, seed: int) -> Node:
     )
 
 
-def with_discovery(node: Node, backend: Backend, *bootstrap: Multiaddr, **settings) -> Peer:
+def with_discovery(node: Node, backend: Transport, *bootstrap: Multiaddr, **settings) -> Peer:
     network = NetworkSection(bootstrap=[str(address) for address in bootstrap])
     found = Discovery(node, backend, network, DiscoverySection(**settings))
     return Peer(node, backend, found)
@@ -100,7 +100,9 @@ async def running(peer: Peer) -> AsyncIterator[Peer]:
 
 def in_memory(network: MemoryNetwork, role: str, seed: int, *bootstrap: Multiaddr, **settings):
     node = bring_up(role, seed)
-    backend = network.backend(node.peer_id, hello=Hello(classes=node.classes, targets=node.targets))
+    backend = network.transport(
+        node.peer_id, hello=Hello(classes=node.classes, targets=node.targets)
+    )
     return with_discovery(node, backend, *bootstrap, **settings)
 
 
@@ -110,7 +112,7 @@ def on_loopback(role: str, seed: int, *bootstrap: Multiaddr, **settings) -> Peer
     node = install(
         program.compile_program(), [role], peer_id=identity.peer_id, config=config, seed=seed
     )
-    backend = Libp2pBackend(
+    backend = Libp2pTransport(
         identity,
         listen=[Multiaddr("/ip4/127.0.0.1/tcp/0")],
         hello=Hello(classes=node.classes, targets=node.targets),
@@ -321,7 +323,7 @@ async def test_on_real_connections_peers_meet_and_a_goodbye_is_respected(who: st
                     assert registry.discovery.counters()["discovery.dialling"] == 0
             await registry.until(lambda: _lost(registry, two))
             # It stopped, and said so.
-            gone = [e for e in registry.events if isinstance(e, PeerDisconnected)]
+            gone = [e for e in registry.events if isinstance(e, ConnectionClosed)]
             assert gone[-1].peer == two.node.peer_id
             assert gone[-1].goodbye
             assert not registry.discovery._left

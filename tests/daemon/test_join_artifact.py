@@ -14,7 +14,7 @@ from bbnode.daemon.join.artifact import MAX_ATTEMPTS, cache_file, obtain
 from bbnode.daemon.join.dial import Dialled
 from bbnode.daemon.join.errors import InviterLost
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Hello, ProtocolHandler
+from bbnode.transport.base import Hello, ProtocolHandler
 from bbnode.transport.errors import StreamBrokenError
 
 INVITER, OWN = PeerId.from_seed("inviter"), PeerId.from_seed("own")

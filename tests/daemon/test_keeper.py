@@ -14,7 +14,7 @@ from bbnode.daemon.checkpoint import Checkpoint
 from bbnode.daemon.keeper import Keeper, take_up
 from bbnode.engine.errors import SnapshotRefused
 from bbnode.ir.peer import PeerId
-from bbnode.transport.unsent import Unsent
+from bbnode.transport.base import Unsent
 
 SHA = "a" * 64
 

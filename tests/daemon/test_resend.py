@@ -10,13 +10,13 @@ from bbnode.daemon.checkpoint import Kept
 from bbnode.daemon.resend import WAIT_S, Resend
 from bbnode.engine import steps
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Direction, Hello, PeerConnected
+from bbnode.transport.base import ConnectionOpened, Direction, Hello
 
 A, B = PeerId.from_seed("a"), PeerId.from_seed("b")
 
 
-def connected(peer: PeerId) -> PeerConnected:
-    return PeerConnected(
+def connected(peer: PeerId) -> ConnectionOpened:
+    return ConnectionOpened(
         peer=peer, address=Multiaddr("/memory/1"), direction=Direction.INBOUND, hello=Hello()
     )
 

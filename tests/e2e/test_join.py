@@ -206,7 +206,7 @@ def test_laptops_join_a_private_network_and_leave_it(server: Server, tmp_path: P
                 said(second, "executions")
                 second.send_signal(signal.SIGINT)
                 left = events.until(lambda e: e["type"] == "peer_down" and e["peer"] == two.peer)
-                assert "took leave" in left["reason"]
+                assert "said goodbye" in left["reason"]
             assert second.wait(PATIENCE_S) == 0
             first.send_signal(signal.SIGINT)
             assert first.wait(PATIENCE_S) == 0

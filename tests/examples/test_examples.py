@@ -33,7 +33,7 @@ from bbnode.examples import (
     quickstart,
 )
 from bbnode.ir.values import TRIGGER
-from bbnode.sim import MS, Link, Network, S
+from bbnode.sim import MS, LinkModel, Network, S
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -346,7 +346,7 @@ def test_gossip_averaging_gets_to_the_mean_whatever_happens(capsys) -> None:
     assert float(books.rpartition(" ")[2]) < 1e-9
 
 
-def gossiping(values, link: Link | None = None) -> Network:
+def gossiping(values, link: LinkModel | None = None) -> Network:
     network = Network(link=link)
     for number, value in enumerate(values):
         gossip_averaging.add_peer(network, gossip_averaging.compile_program(), number, value)
@@ -355,11 +355,11 @@ def gossiping(values, link: Link | None = None) -> Network:
 
 def test_mass_that_is_under_way_comes_back_with_the_next_message() -> None:
     """All messages are lost for a while: what they carried is only late."""
-    network = gossiping([(0.0,), (10.0,)], Link(loss=1.0))
+    network = gossiping([(0.0,), (10.0,)], LinkModel(loss=1.0))
     network.run(until=S)
     peers = [gossip_averaging.push_sum(node) for node in network.nodes]
     assert sum(peer.held[-1] for peer in peers) < 1e-5
-    network.set_links(Link())
+    network.set_links(LinkModel())
     network.run(until=4 * S + 10 * MS)  # between two ticks, with nothing under way
     assert sum(peer.held[-1] for peer in peers) == pytest.approx(2)
     assert [peer.estimate()[0] for peer in peers] == [pytest.approx(5)] * 2

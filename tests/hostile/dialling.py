@@ -10,7 +10,7 @@ from multiaddr import Multiaddr
 
 from bbnode.ir.address import peer_of_address
 from bbnode.ir.envelope import WireEnvelope, encode_envelope
-from bbnode.transport.backend import Hello
+from bbnode.transport.base import Hello
 from bbnode.transport.errors import NotConnectedError, QueueFullError
 from tests.hostile.stranger import identity_of, liar
 

@@ -12,7 +12,7 @@ from multiaddr import Multiaddr
 from bbnode.ir.address import peer_of_address
 from bbnode.ir.envelope import CorrelationKind
 from bbnode.transport.errors import NotConnectedError, QueueFullError
-from bbnode.transport.framing import FrameType, Lane, encode_header
+from bbnode.transport.links.framing import FrameType, Lane, encode_header
 from tests.hostile.stranger import envelope, hello_frame, liar, stranger
 
 CONNECTIONS = 20

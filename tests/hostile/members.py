@@ -18,8 +18,8 @@ from bbnode.ir import codec, keys, protos, types
 from bbnode.ir.address import peer_of_address
 from bbnode.ir.envelope import CorrelationKind, WireEnvelope, decode_envelope
 from bbnode.ir.values import Composite, Metadata, Value, type_of
-from bbnode.transport.backend import EnvelopeReceived, Hello, PeerConnected
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.base import ConnectionOpened, EnvelopeReceived, Hello
+from bbnode.transport.libp2p.transport import Libp2pTransport
 from tests.hostile.stranger import envelope, identity_of
 
 # Names the artifact of the network that is attacked.
@@ -61,13 +61,13 @@ LIES: Mapping[str, tuple[Callable[[], Value], str]] = {
 
 
 @asynccontextmanager
-async def member(address: Multiaddr, seed: int, **hello: Any) -> AsyncIterator[Libp2pBackend]:
+async def member(address: Multiaddr, seed: int, **hello: Any) -> AsyncIterator[Libp2pTransport]:
     """A peer that keeps our protocol, connected; its events are the attack's to read."""
-    backend = Libp2pBackend(identity_of(seed), listen=[], hello=Hello(**hello))
+    backend = Libp2pTransport(identity_of(seed), listen=[], hello=Hello(**hello))
     async with trio.open_nursery() as nursery:
         await nursery.start(backend.run)
         backend.keep_connected(peer_of_address(address), [address])
-        while not isinstance(await backend.events.receive(), PeerConnected):
+        while not isinstance(await backend.events.receive(), ConnectionOpened):
             pass
         yield backend
         # What was sent has been taken.

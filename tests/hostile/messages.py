@@ -14,7 +14,7 @@ from bbnode.ir import codec, keys, protos, types
 from bbnode.ir.address import parse_site_suffix, peer_of_address
 from bbnode.ir.envelope import CorrelationKind, WireEnvelope, decode_envelope
 from bbnode.ir.values import Composite, Metadata
-from bbnode.transport.backend import EnvelopeReceived, Hello, TransportEvent
+from bbnode.transport.base import EnvelopeReceived, Hello, TransportEvent
 from tests.hostile.payloads import Payload, killers, large
 from tests.hostile.stranger import envelope, identity_of, liar
 

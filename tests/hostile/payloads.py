@@ -25,7 +25,7 @@ _LONG_ADDRESS = parse_address("/ip4/10.0.0.1" * 40).to_bytes()
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Bytes that claim to be of a type; `refused`: no value is made of them."""
+    """Bytes that transfer to be of a type; `refused`: no value is made of them."""
 
     name: str
     node: TypeNode

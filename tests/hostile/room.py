@@ -10,7 +10,7 @@ from multiaddr import Multiaddr
 
 from bbnode.ir.address import peer_of_address
 from bbnode.transport.errors import NotConnectedError, QueueFullError
-from bbnode.transport.framing import FrameType, Lane, encode_header, encode_open
+from bbnode.transport.links.framing import FrameType, Lane, encode_header, encode_open
 from tests.hostile.stranger import frame, hello_frame, liar, stranger
 from tests.patience import PATIENCE_S
 

@@ -24,14 +24,14 @@ from multiaddr import Multiaddr
 from bbnode.ir.address import peer_of_address, site_suffix
 from bbnode.ir.envelope import SlotFill, WireCorrelation, WireEnvelope
 from bbnode.ir.envelope import encode_envelope as encode
-from bbnode.transport.backend import Hello, PeerConnected, TransportEvent
-from bbnode.transport.framing import FrameType, Lane, encode_header
-from bbnode.transport.hello import encode_hello
+from bbnode.transport.base import ConnectionOpened, Hello, TransportEvent
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
 from bbnode.transport.libp2p.carrier import LANE_PROTOCOLS
 from bbnode.transport.libp2p.tcp import BoundedTcp
+from bbnode.transport.libp2p.transport import Libp2pTransport
 from bbnode.transport.libp2p.workarounds import build_host, running
+from bbnode.transport.links.framing import FrameType, Lane, encode_header
+from bbnode.transport.links.hello import encode_hello
 from tests.chaos.cluster import ROOT
 
 Heard = Callable[[TransportEvent], None]
@@ -121,24 +121,24 @@ async def stranger(address: Multiaddr, seed: int = 1) -> AsyncIterator[Stranger]
 @asynccontextmanager
 async def liar(
     address: Multiaddr, seed: int = 1, *, heard: Heard | None = None, **settings: Any
-) -> AsyncIterator[tuple[Libp2pBackend, Identity]]:
+) -> AsyncIterator[tuple[Libp2pTransport, Identity]]:
     """A peer that keeps our protocol to the letter, connected; what it sends is up to the test.
 
-    `settings` are of `Libp2pBackend`; what comes from the node is given to `heard`, or thrown away.
+    `settings` are of `Libp2pTransport`; what comes from the node goes to `heard`, or is dropped.
     """
     identity = identity_of(seed)
-    backend = Libp2pBackend(identity, listen=[], **{"hello": Hello(), **settings})
+    backend = Libp2pTransport(identity, listen=[], **{"hello": Hello(), **settings})
     async with trio.open_nursery() as nursery:
         await nursery.start(backend.run)
         backend.keep_connected(peer_of_address(address), [address])
-        while not isinstance(await backend.events.receive(), PeerConnected):
+        while not isinstance(await backend.events.receive(), ConnectionOpened):
             pass
         nursery.start_soon(_drain, backend, heard)
         yield backend, identity
         nursery.cancel_scope.cancel()
 
 
-async def _drain(backend: Libp2pBackend, heard: Heard | None) -> None:
+async def _drain(backend: Libp2pTransport, heard: Heard | None) -> None:
     while True:
         event = await backend.events.receive()
         if heard is not None:

@@ -48,8 +48,8 @@ from bbnode.ir import bounds
 from bbnode.ir.peer import PeerId
 from bbnode.ir.seal import seal
 from bbnode.transport import artifact_exchange
-from bbnode.transport.backend import Hello
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.base import Hello
+from bbnode.transport.libp2p.transport import Libp2pTransport
 from tests.hostile.stranger import identity_of
 from tests.patience import PATIENCE_S
 
@@ -255,7 +255,7 @@ class Fed(Module):
 async def offering(data: bytes) -> AsyncIterator[Multiaddr]:
     """A stranger that offers an artifact to whoever joins."""
     sha256 = hashlib.sha256(data).hexdigest()
-    backend = Libp2pBackend(
+    backend = Libp2pTransport(
         identity_of(1),
         listen=[Multiaddr("/ip4/127.0.0.1/tcp/0")],
         hello=Hello(artifact_sha256=sha256, classes=("server",)),

@@ -27,11 +27,11 @@ from bbnode.dsl import (
     values,
 )
 from bbnode.ir.errors import BbnodeError
-from bbnode.sim import Link
+from bbnode.sim import LinkModel
 
 MS = 1_000_000
 S = 1_000_000_000
-LOST = Link(loss=1.0)
+LOST = LinkModel(loss=1.0)
 
 
 class Ask(Module):

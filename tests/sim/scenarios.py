@@ -24,7 +24,7 @@ from bbnode.examples import gossip_averaging
 from bbnode.examples.federated_digits import FederatedRound
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.values import TRIGGER, PeerIdVec
-from bbnode.sim import MS, Link, Network, S, SimNode, Trace, draw_faults
+from bbnode.sim import MS, LinkModel, Network, S, SimNode, Trace, draw_faults
 from bbnode.sim.invariants import check_at_rest, check_failures, check_waits, require
 from tests.sim import programs
 
@@ -163,7 +163,7 @@ def examples(name: str) -> int:
 
 
 def build_federated(
-    seed: int, trace: Trace, link: Link, clocks: dict, *, kept_steps: int = 10_000
+    seed: int, trace: Trace, link: LinkModel, clocks: dict, *, kept_steps: int = 10_000
 ) -> tuple[Network, SimNode, Ledger]:
     """A server that nothing kills, and its clients."""
     ledger: list[Ledger] = []
@@ -216,7 +216,7 @@ def federated(
         network.at(i * every_ns, ledger.begin)
     run_and_look(network, rounds * every_ns + 2 * ROUND_NS + ledger.stopped_ns)
     # Faults are over: a round of its own goes well, with everybody.
-    network.set_links(Link())
+    network.set_links(LinkModel())
     network.run_until_idle()
     check_waits(network)
     check_at_rest(network)
@@ -243,7 +243,7 @@ def gossip(seed: int, trace: Trace, peers: int = 6, outages: int = 6) -> Network
     faults.schedule(network)
     run_and_look(network, 4 * S, check_books)
     # While messages get lost, what they carry is late; without losses all agree.
-    network.set_links(Link())
+    network.set_links(LinkModel())
     mean = np.mean(vectors, axis=0)
     for _ in range(60):
         run_and_look(network, network.now_ns + S, check_books)

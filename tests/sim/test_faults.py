@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bbnode.engine import steps
-from bbnode.sim import Link, Network, NodeIsDown, S
+from bbnode.sim import LinkModel, Network, NodeIsDown, S
 from tests.sim import programs
 from tests.sim.programs import MS, component, number
 from tests.sim.test_network import asked, notes
@@ -22,7 +22,7 @@ def test_what_is_lost_is_missing_in_the_answer() -> None:
     asker = net.add("asker", programs.ask(quorum=2), ["asker"])
     for i in range(3):
         net.add(f"worker-{i}", programs.ask(quorum=2), ["worker"])
-    net.set_link("worker-1", "asker", Link(loss=1.0))
+    net.set_link("worker-1", "asker", LinkModel(loss=1.0))
     execution = asker.invoke("asker", {"x": number(1)})
     net.run_until_idle()
     answers = asker.outputs(execution)["answers"]
@@ -33,7 +33,7 @@ def test_what_is_lost_is_missing_in_the_answer() -> None:
 
 
 def test_below_the_quorum_the_op_fails() -> None:
-    net, asker = asked(link=Link(loss=1.0))
+    net, asker = asked(link=LinkModel(loss=1.0))
     execution = asker.invoke("asker", {"x": number(1)})
     net.run_until_idle()
     assert [failed.kind for failed in asker.failures()] == ["QuorumNotReached"]
@@ -42,7 +42,7 @@ def test_below_the_quorum_the_op_fails() -> None:
 
 
 def test_what_arrives_twice_counts_once() -> None:
-    net, writer, keeper = notes(link=Link(duplication=1.0, jitter_ns=MS))
+    net, writer, keeper = notes(link=LinkModel(duplication=1.0, jitter_ns=MS))
     write(net, writer, 1, 2, 3)
     assert component(keeper, "notes").seen == [1.0, 2.0, 3.0]
     assert net.counters()["envelopes.duplicated"] == 3
@@ -50,7 +50,7 @@ def test_what_arrives_twice_counts_once() -> None:
 
 
 def test_what_is_overtaken_arrives_all_the_same() -> None:
-    net, writer, keeper = notes(link=Link(reorder=0.5, reorder_ns=20 * MS))
+    net, writer, keeper = notes(link=LinkModel(reorder=0.5, reorder_ns=20 * MS))
     for value in range(20):
         writer.invoke("writer", {"note": number(value)})
         net.run(until=net.now_ns + MS)
@@ -180,7 +180,7 @@ def test_a_node_may_crash_in_the_middle_of_its_steps() -> None:
 
 def test_faults_can_be_planned_and_are_part_of_the_trace() -> None:
     def run() -> Network:
-        net, writer, _ = notes(seed=3, link=Link(jitter_ns=MS))
+        net, writer, _ = notes(seed=3, link=LinkModel(jitter_ns=MS))
         net.at(20 * MS, lambda: net.crash("keeper"))
         net.at(40 * MS, lambda: net.restart("keeper"))
         for value in range(30):

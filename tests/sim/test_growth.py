@@ -15,7 +15,7 @@ import pytest
 
 from bbnode.examples import gossip_averaging
 from bbnode.ir.values import TRIGGER
-from bbnode.sim import MS, Link, Network, Trace
+from bbnode.sim import MS, LinkModel, Network, Trace
 from bbnode.sim.invariants import AT_REST, check_at_rest, check_waits, table_sizes
 from tests.sim import programs, scenarios
 
@@ -38,13 +38,13 @@ def rounds(network: Network, ledger: scenarios.Ledger, count: int) -> None:
 
 def lossy_federated() -> tuple[Network, scenarios.Ledger]:
     """Answers come twice and out of order; now and then one is missing at the deadline."""
-    link = Link(latency_ns=MS, jitter_ns=2 * MS, duplication=0.2, reorder=0.2, loss=0.01)
+    link = LinkModel(latency_ns=MS, jitter_ns=2 * MS, duplication=0.2, reorder=0.2, loss=0.01)
     network, _, ledger = scenarios.build_federated(1, Trace(kept=10), link, {}, kept_steps=10)
     return network, ledger
 
 
 def gossip(peers: int = 4) -> Network:
-    link = Link(latency_ns=MS, jitter_ns=2 * MS, duplication=0.2, reorder=0.2, loss=0.05)
+    link = LinkModel(latency_ns=MS, jitter_ns=2 * MS, duplication=0.2, reorder=0.2, loss=0.05)
     network = Network(1, link=link, trace=Trace(kept=10), kept_steps=10)
     compiled = scenarios.gossip_program()
     for i in range(peers):
@@ -110,7 +110,7 @@ def asked_by_one(workers: int) -> Network:
 
     Answers come one after the other: a node takes 4,096 events between two polls at most.
     """
-    link = Link(latency_ns=MS, jitter_ns=100 * MS)
+    link = LinkModel(latency_ns=MS, jitter_ns=100 * MS)
     network = Network(link=link, mesh=False, trace=Trace(kept=10))
     asker = network.add("asker", programs.rounds(quorum=0), ["server"])
     for i in range(workers):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbnode.sim import MS, Clock, InvalidClock, InvalidLink, Link, S
-from bbnode.sim.clock import MAX_DRIFT_PPM
-from bbnode.sim.link import Wire
+from bbnode.sim import MS, Clock, InvalidClock, InvalidLink, LinkModel, S
+from bbnode.sim.models import MAX_DRIFT_PPM
+from bbnode.sim.node import Wire
 
 TIMES = st.integers(0, 10 * 365 * 86_400 * S)
 CLOCKS = st.builds(
@@ -20,23 +20,23 @@ CLOCKS = st.builds(
 )
 
 
-def wire(link: Link, seed: int = 0, source: str = "a", target: str = "b") -> Wire:
+def wire(link: LinkModel, seed: int = 0, source: str = "a", target: str = "b") -> Wire:
     return Wire(SimpleNamespace(name=source), SimpleNamespace(name=target), link, seed)
 
 
 def test_a_plain_link_adds_its_latency_and_nothing_else() -> None:
-    made = wire(Link(latency_ns=5 * MS))
+    made = wire(LinkModel(latency_ns=5 * MS))
     assert [made.arrivals(at) for at in (0, 1, 7 * MS)] == [[5 * MS], [5 * MS + 1], [12 * MS]]
 
 
 def test_loss_and_duplication_at_their_ends() -> None:
-    assert wire(Link(loss=1.0)).arrivals(0) == []
-    assert wire(Link(duplication=1.0)).arrivals(0) == [MS, MS]
-    assert wire(Link(loss=1.0, duplication=1.0)).arrivals(0) == []
+    assert wire(LinkModel(loss=1.0)).arrivals(0) == []
+    assert wire(LinkModel(duplication=1.0)).arrivals(0) == [MS, MS]
+    assert wire(LinkModel(loss=1.0, duplication=1.0)).arrivals(0) == []
 
 
 def test_faults_come_as_often_as_they_should() -> None:
-    made = wire(Link(loss=0.25, duplication=0.5))
+    made = wire(LinkModel(loss=0.25, duplication=0.5))
     counts = [len(made.arrivals(0)) for _ in range(20_000)]
     # Four standard deviations of the binomial: 0.25 ± 0.0123, and half of what is left.
     assert abs(counts.count(0) / 20_000 - 0.25) < 0.0123
@@ -44,7 +44,7 @@ def test_faults_come_as_often_as_they_should() -> None:
 
 
 def test_a_link_keeps_the_order_whatever_its_jitter() -> None:
-    made = wire(Link(latency_ns=MS, jitter_ns=10 * MS))
+    made = wire(LinkModel(latency_ns=MS, jitter_ns=10 * MS))
     sent = list(range(0, 100 * MS, MS // 2))
     arrivals = [made.arrivals(at)[0] for at in sent]
     assert arrivals == sorted(arrivals)
@@ -53,7 +53,7 @@ def test_a_link_keeps_the_order_whatever_its_jitter() -> None:
 
 
 def test_a_reordered_envelope_is_overtaken_and_holds_up_nobody() -> None:
-    made = wire(Link(reorder=0.3, reorder_ns=5 * MS))
+    made = wire(LinkModel(reorder=0.3, reorder_ns=5 * MS))
     sent = list(range(0, 100 * MS, MS))
     arrivals = [made.arrivals(at)[0] for at in sent]
     assert arrivals != sorted(arrivals)
@@ -63,7 +63,7 @@ def test_a_reordered_envelope_is_overtaken_and_holds_up_nobody() -> None:
 
 
 def test_draws_follow_from_seed_and_names_alone() -> None:
-    link = Link(loss=0.5, jitter_ns=MS)
+    link = LinkModel(loss=0.5, jitter_ns=MS)
 
     def drawn(**who: object) -> list[list[int]]:
         made = wire(link, **who)
@@ -82,7 +82,7 @@ def test_draws_follow_from_seed_and_names_alone() -> None:
 )  # fmt: skip
 def test_a_wrong_link_is_refused_by_the_name_of_its_field(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidLink, match=next(iter(wrong))):
-        Link(**wrong)
+        LinkModel(**wrong)
 
 
 @pytest.mark.parametrize("wrong", [{"drift_ppm": MAX_DRIFT_PPM + 1}, {"offset_ns": -1}])

@@ -15,7 +15,7 @@ from bbnode.engine import Limits, steps
 from bbnode.engine.errors import OversizePayload
 from bbnode.sim import (
     Clock,
-    Link,
+    LinkModel,
     NameTaken,
     Network,
     NotReached,
@@ -69,7 +69,7 @@ def test_nodes_hear_of_each_other_with_classes_and_addresses() -> None:
 
 def test_without_a_mesh_only_what_is_connected_is() -> None:
     net, asker = asked(mesh=False)
-    net.connect("asker", "worker-1", Link(latency_ns=7 * MS))
+    net.connect("asker", "worker-1", LinkModel(latency_ns=7 * MS))
     execution = asker.invoke("asker", {"x": number(1)})
     net.run_until_idle()
     answers = asker.outputs(execution)["answers"]
@@ -134,7 +134,7 @@ def test_run_until_a_condition() -> None:
 
 
 def test_an_error_says_who_waits_for_whom() -> None:
-    net, asker = asked(link=Link(loss=1.0), workers=1)
+    net, asker = asked(link=LinkModel(loss=1.0), workers=1)
     asker.invoke("asker", {"x": number(1)})
     with pytest.raises(NotReached, match=f"asker: .*{net['worker-0'].peer_id}"):
         net.run_until_idle(limit_ns=S)
@@ -183,7 +183,7 @@ def test_tasks_run_in_threads_only_when_asked_for(threads: bool, monkeypatch) ->
 
 
 def noisy(seed: int, threads: bool = False) -> Trace:
-    link = Link(jitter_ns=3 * MS, loss=0.1, duplication=0.2, reorder=0.2)
+    link = LinkModel(jitter_ns=3 * MS, loss=0.1, duplication=0.2, reorder=0.2)
     net = Network(seed, link=link, threads=threads)
     writer = net.add("writer", programs.notes(), ["writer"])
     for i in range(4):

@@ -6,10 +6,10 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Direction
+from bbnode.transport.base import Direction
 from bbnode.transport.errors import StreamBrokenError
-from bbnode.transport.framing import Lane
-from bbnode.transport.link import Link
+from bbnode.transport.links.framing import Lane
+from bbnode.transport.links.link import Link
 
 
 class PipeStream:

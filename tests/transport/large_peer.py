@@ -14,9 +14,9 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.ir.address import peer_of_address
-from bbnode.transport.backend import EnvelopeReceived, PeerConnected
+from bbnode.transport.base import ConnectionOpened, EnvelopeReceived
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.transport import Libp2pTransport
 
 LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")
 BLOCK = random.Random(1).randbytes(2**20)
@@ -28,7 +28,7 @@ def peak_bytes() -> int:
 
 
 async def receive(size: int) -> None:
-    backend = Libp2pBackend(Identity.from_seed(b"r" * 32), listen=[LOOPBACK])
+    backend = Libp2pTransport(Identity.from_seed(b"r" * 32), listen=[LOOPBACK])
     async with trio.open_nursery() as nursery:
         await nursery.start(backend.run)
         print(backend.listen_addresses()[0], flush=True)
@@ -45,13 +45,13 @@ async def receive(size: int) -> None:
 
 
 async def send(size: int, address: Multiaddr) -> None:
-    backend = Libp2pBackend(Identity.from_seed(b"s" * 32), listen=[])
+    backend = Libp2pTransport(Identity.from_seed(b"s" * 32), listen=[])
     data = BLOCK * (size // len(BLOCK))
     async with trio.open_nursery() as nursery:
         await nursery.start(backend.run)
         peer = peer_of_address(address)
         backend.keep_connected(peer, [address])
-        while not isinstance(await backend.events.receive(), PeerConnected):
+        while not isinstance(await backend.events.receive(), ConnectionOpened):
             pass
         before = peak_bytes()
         backend.send(peer, data, tag=1)

@@ -11,7 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from bbnode.access.decision import Standing
 from bbnode.ir.peer import PeerId
-from bbnode.transport.admission import (
+from bbnode.transport.base import Counters
+from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.admission import (
     GRACE_S,
     Admission,
     Place,
@@ -19,8 +21,6 @@ from bbnode.transport.admission import (
     prefixes_of,
     reserved,
 )
-from bbnode.transport.backend import TransportLimits
-from bbnode.transport.counters import Counters
 
 LIMITS = TransportLimits(
     max_connections=8,

@@ -21,7 +21,7 @@ from bbnode.transport.artifact_exchange import (
     fetch,
     serve,
 )
-from bbnode.transport.backend import ProtocolHandler
+from bbnode.transport.base import ProtocolHandler
 
 PEER = PeerId.parse("12D3KooWLkHMEPJ3cTgdLCx8X6wT38PaozEnDAmXZnTNyuSyCdJr")
 ARTIFACT = bytes(range(256)) * (CHUNK_BYTES // 64)  # four chunks

@@ -9,18 +9,18 @@ import trio
 
 from bbnode.access.decision import Standing
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
+    ConnectionClosed,
+    ConnectionOpened,
+    DeliveryFailed,
     Direction,
     EnvelopeReceived,
     Hello,
     HelloRefused,
-    PeerConnected,
-    PeerDisconnected,
-    SendFailed,
 )
 from bbnode.transport.errors import DeniedPeerError, NotAllowedError, NotConnectedError
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.transport import Libp2pTransport
 from tests.patience import PATIENCE_S
 from tests.transport.test_libp2p_backend import CALM, LOOPBACK, next_event
 
@@ -58,8 +58,8 @@ class Rules:
         return True
 
 
-def make(name: str, rules: Rules | None = None, credentials: bytes = b"") -> Libp2pBackend:
-    return Libp2pBackend(
+def make(name: str, rules: Rules | None = None, credentials: bytes = b"") -> Libp2pTransport:
+    return Libp2pTransport(
         Identity.from_seed(name.encode() * 32),
         listen=[LOOPBACK],
         hello=Hello(credentials=credentials),
@@ -68,7 +68,7 @@ def make(name: str, rules: Rules | None = None, credentials: bytes = b"") -> Lib
     )
 
 
-async def start(nursery: trio.Nursery, *backends: Libp2pBackend) -> None:
+async def start(nursery: trio.Nursery, *backends: Libp2pTransport) -> None:
     for backend in backends:
         await nursery.start(backend.run)
 
@@ -80,7 +80,7 @@ async def test_a_blocked_peer_gets_no_link_and_others_do(nursery):
     await start(nursery, a, b, c)
     for other in (b, c):
         other.keep_connected(a.peer_id, a.listen_addresses())
-    assert (await next_event(a, PeerConnected)).peer == c.peer_id
+    assert (await next_event(a, ConnectionOpened)).peer == c.peer_id
     with trio.fail_after(PATIENCE_S):
         while not a.metrics().denied.get("blocked"):
             await trio.lowlevel.checkpoint()
@@ -97,7 +97,7 @@ async def test_credentials_decide_with_the_hello(nursery):
     assert (refused.peer, refused.reason) == (b.peer_id, "not allowed: no_member")
     b.forget(a.peer_id)
     c.keep_connected(a.peer_id, a.listen_addresses())
-    assert (await next_event(a, PeerConnected)).hello.credentials == b"statement"
+    assert (await next_event(a, ConnectionOpened)).hello.credentials == b"statement"
 
 
 @pytest.mark.parametrize("size", [100, 200_000])
@@ -106,7 +106,7 @@ async def test_envelopes_over_a_budget_are_dropped_and_acknowledged(nursery, siz
     a, b = make("a", rules), make("b")
     await start(nursery, a, b)
     b.keep_connected(a.peer_id, a.listen_addresses())
-    await next_event(b, PeerConnected)
+    await next_event(b, ConnectionOpened)
     b.send(a.peer_id, bytes(size), tag=1)
     b.send(a.peer_id, b"small", tag=2)
     assert (await next_event(a, EnvelopeReceived)).data == b"small"
@@ -123,7 +123,7 @@ async def test_nothing_is_sent_that_is_not_allowed(nursery):
     a, b = make("a", rules), make("b")
     await start(nursery, a, b)
     b.keep_connected(a.peer_id, a.listen_addresses())
-    await next_event(a, PeerConnected)
+    await next_event(a, ConnectionOpened)
     with pytest.raises(NotAllowedError, match="budget"):
         a.send(b.peer_id, [b"x" * 6, b"x" * 5], tag=1)
     a.send(b.peer_id, b"x" * 10, tag=2)
@@ -135,12 +135,12 @@ async def test_a_list_that_changes_closes_what_is_open(nursery):
     a, b = make("a", rules), make("b")
     await start(nursery, a, b)
     b.keep_connected(a.peer_id, a.listen_addresses())
-    await next_event(a, PeerConnected)
+    await next_event(a, ConnectionOpened)
     a.reauthorize()
     assert a.peers()
     rules.blocked.add(b.peer_id)
     a.reauthorize()
-    gone = await next_event(a, PeerDisconnected)
+    gone = await next_event(a, ConnectionClosed)
     assert gone.reason == "not allowed any more: blocked"
 
 
@@ -157,8 +157,8 @@ async def test_who_is_refused_waits_longer_each_time(nursery):
     assert times[-1] - times[0] >= 0.8 * (0.2 + 0.4 + 0.8)
 
 
-async def failed(backend: Libp2pBackend) -> SendFailed:
-    return await next_event(backend, SendFailed)
+async def failed(backend: Libp2pTransport) -> DeliveryFailed:
+    return await next_event(backend, DeliveryFailed)
 
 
 async def test_a_peer_that_we_deny_is_not_blamed(nursery):
@@ -193,12 +193,12 @@ async def test_a_peer_that_is_allowed_again_comes_back_by_itself(nursery):
     a, b = make("a", rules), make("b")
     await start(nursery, a, b)
     a.keep_connected(b.peer_id, b.listen_addresses())
-    assert (await next_event(a, PeerConnected)).peer == b.peer_id
+    assert (await next_event(a, ConnectionOpened)).peer == b.peer_id
     rules.credentials = b"statement"
     a.reauthorize()
-    await next_event(a, PeerDisconnected)
+    await next_event(a, ConnectionClosed)
     with trio.fail_after(PATIENCE_S):
         while not a.metrics().denied.get("no_member", 0) >= 2:
             await trio.lowlevel.checkpoint()
     rules.credentials = None
-    assert (await next_event(a, PeerConnected)).peer == b.peer_id
+    assert (await next_event(a, ConnectionOpened)).peer == b.peer_id

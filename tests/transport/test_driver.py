@@ -22,11 +22,11 @@ from bbnode.engine import Node, install, steps
 from bbnode.engine.peers.governor import Health
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import TRIGGER, Value
-from bbnode.transport.backend import Hello
+from bbnode.transport.base import Hello
 from bbnode.transport.driver import Driver
 from bbnode.transport.errors import DeniedPeerError, NotAllowedError
 from bbnode.transport.limits import TransportLimits
-from bbnode.transport.memory import MemoryBackend, MemoryNetwork
+from bbnode.transport.memory import MemoryNetwork, MemoryTransport
 from tests.patience import PATIENCE_S
 
 SERVER, CLIENT = PeerId.from_seed("server"), PeerId.from_seed("client")
@@ -113,7 +113,7 @@ def held() -> Any:
 @dataclass
 class Party:
     node: Node
-    backend: MemoryBackend
+    backend: MemoryTransport
     driver: Driver
     seen: list[steps.Step]
     news: trio.Event
@@ -139,7 +139,7 @@ def make(
     limits: TransportLimits | None = None,
 ) -> Party:
     node = install(compiled, [role], peer_id=peer, seed=1)
-    backend = network.backend(
+    backend = network.transport(
         peer, hello=Hello(classes=node.classes, targets=node.targets), limits=limits
     )
     party: Party

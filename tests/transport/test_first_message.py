@@ -9,11 +9,11 @@ import trio
 import trio.testing
 from multiaddr import Multiaddr
 
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
+    ConnectionClosed,
+    ConnectionOpened,
+    DeliveryFailed,
     EnvelopeReceived,
-    PeerConnected,
-    PeerDisconnected,
-    SendFailed,
 )
 from bbnode.transport.errors import NotConnectedError
 from tests.transport.test_libp2p_backend import make, next_event
@@ -37,10 +37,10 @@ async def test_a_message_to_who_was_here_before_waits_as_well(nursery) -> None:
     for node in (a, b):
         await nursery.start(node.run)
     a.keep_connected(b.peer_id, b.listen_addresses())
-    await next_event(a, PeerConnected)
+    await next_event(a, ConnectionOpened)
     a.forget(b.peer_id)
     a.disconnect(b.peer_id)
-    assert (await next_event(a, PeerDisconnected)).goodbye
+    assert (await next_event(a, ConnectionClosed)).goodbye
     with pytest.raises(NotConnectedError):
         a.send(b.peer_id, b"gone", tag=0)
     a.keep_connected(b.peer_id, b.listen_addresses())
@@ -55,7 +55,7 @@ async def test_it_fails_when_no_address_answers(nursery) -> None:
         port = server.getsockname()[1]
     a.keep_connected(b.peer_id, [Multiaddr(f"/ip4/127.0.0.1/tcp/{port}")])
     a.send(b.peer_id, b"anybody?", tag=7)
-    failed = await next_event(a, SendFailed)
+    failed = await next_event(a, DeliveryFailed)
     assert (failed.peer, failed.tag, failed.blames_peer) == (b.peer_id, 7, True)
     assert str(port) in failed.reason
     # It is dialled on, and messages fail at once until it is there.
@@ -73,6 +73,6 @@ async def test_it_fails_when_nobody_dials_any_more(nursery) -> None:
         a.send(b.peer_id, b"hello", tag=3)
         await trio.testing.wait_all_tasks_blocked()
         a.forget(b.peer_id)
-        assert (await next_event(a, SendFailed)).tag == 3
+        assert (await next_event(a, DeliveryFailed)).tag == 3
         with pytest.raises(NotConnectedError):
             a.send(b.peer_id, b"hello", tag=4)

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bbnode.transport.errors import FrameError
-from bbnode.transport.framing import (
+from bbnode.transport.links.framing import (
     FRAME_CAPS,
     HEADER_BYTES,
     ChunkData,
-    Frame,
     FrameDecoder,
     FrameType,
     Lane,
+    LinkFrame,
     Open,
     Position,
     Resume,
@@ -32,13 +32,13 @@ from bbnode.transport.framing import (
 _control = st.lists(
     st.one_of(
         st.builds(
-            Frame,
+            LinkFrame,
             type=st.just(FrameType.ENVELOPE),
             number=st.integers(0, 2**64 - 1),
             body=st.binary(max_size=200),
         ),
         st.builds(
-            Frame,
+            LinkFrame,
             type=st.sampled_from([FrameType.PING, FrameType.PONG, FrameType.BYE_ACK]),
             number=st.integers(0, 2**64 - 1),
             body=st.just(b""),
@@ -67,7 +67,7 @@ def test_garbage_is_a_frame_error_or_frames(raw, lane):
     except FrameError:
         return
     for frame in frames:
-        if isinstance(frame, Frame):
+        if isinstance(frame, LinkFrame):
             assert len(frame.body) <= FRAME_CAPS[lane, frame.type]
 
 
@@ -137,13 +137,13 @@ def test_open_says_how_much_comes_from_where_and_what_is_its_largest_part():
 )
 def test_bodies_that_say_nothing_sensible(decode, frame_type, body):
     with pytest.raises(FrameError):
-        decode(Frame(type=frame_type, number=1, body=body))
+        decode(LinkFrame(type=frame_type, number=1, body=body))
 
 
 @pytest.mark.parametrize(("lane", "frame_type"), sorted(FRAME_CAPS))
 def test_length_is_checked_before_the_body_comes(lane, frame_type):
     cap = FRAME_CAPS[lane, frame_type]
-    whole = [Frame(type=frame_type, number=0, body=b"")] if not cap else []
+    whole = [LinkFrame(type=frame_type, number=0, body=b"")] if not cap else []
     assert list(FrameDecoder(lane).feed(encode_header(frame_type, cap))) == whole
     with pytest.raises(FrameError, match="at most"):
         list(FrameDecoder(lane).feed(encode_header(frame_type, cap + 1)))

@@ -16,9 +16,9 @@ from bbnode.ir.caps import (
     MAX_NAME_BYTES,
     MAX_NAMES,
 )
-from bbnode.transport.backend import Hello
+from bbnode.transport.base import Hello
 from bbnode.transport.errors import HelloError
-from bbnode.transport.hello import decode_hello, encode_hello
+from bbnode.transport.links.hello import decode_hello, encode_hello
 
 _HELLO = Hello(
     agent_version="bbnode/0.1.0",

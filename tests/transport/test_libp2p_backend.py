@@ -13,24 +13,24 @@ from multiaddr import Multiaddr
 from bbnode.ir.caps import MAX_CREDENTIALS_BYTES
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
+    ConnectionClosed,
+    ConnectionOpened,
+    DeliveryFailed,
     Direction,
     EnvelopeReceived,
     Hello,
     HelloRefused,
-    PeerConnected,
-    PeerDisconnected,
     ProtocolViolation,
-    SendFailed,
-    TransportLimits,
 )
 from bbnode.transport.errors import EnvelopeTooLargeError, ListenError, NotConnectedError
-from bbnode.transport.framing import FrameType, encode_header
-from bbnode.transport.hello import HelloError, encode_hello
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
 from bbnode.transport.libp2p.tcp import BoundedTcp
+from bbnode.transport.libp2p.transport import Libp2pTransport
 from bbnode.transport.libp2p.workarounds import build_host, running
+from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.framing import FrameType, encode_header
+from bbnode.transport.links.hello import HelloError, encode_hello
 from tests.patience import PATIENCE_S
 
 LOOPBACK = Multiaddr("/ip4/127.0.0.1/tcp/0")
@@ -43,17 +43,17 @@ CALM = TransportLimits(
     authenticate_s=PATIENCE_S,
     hello_timeout_s=PATIENCE_S,
     dialled_hello_s=PATIENCE_S,
-    farewell_s=PATIENCE_S,
+    goodbye_s=PATIENCE_S,
 )
 
 
-def make(name: str, listen: Multiaddr = LOOPBACK, **options) -> Libp2pBackend:
-    return Libp2pBackend(
+def make(name: str, listen: Multiaddr = LOOPBACK, **options) -> Libp2pTransport:
+    return Libp2pTransport(
         Identity.from_seed(name.encode() * 32), listen=[listen], **{"limits": CALM, **options}
     )
 
 
-async def next_event(backend: Libp2pBackend, kind: type):
+async def next_event(backend: Libp2pTransport, kind: type):
     """The next event of this kind; others before it are skipped."""
     with trio.fail_after(PATIENCE_S):
         while True:
@@ -62,15 +62,15 @@ async def next_event(backend: Libp2pBackend, kind: type):
                 return event
 
 
-async def connected(nursery, *backends: Libp2pBackend) -> None:
+async def connected(nursery, *backends: Libp2pTransport) -> None:
     """Start them, and connect all with the first."""
     for backend in backends:
         await nursery.start(backend.run)
     hub, *others = backends
     for other in others:
         other.keep_connected(hub.peer_id, hub.listen_addresses())
-        await next_event(other, PeerConnected)
-        await next_event(hub, PeerConnected)
+        await next_event(other, ConnectionOpened)
+        await next_event(hub, ConnectionOpened)
 
 
 async def test_two_nodes_exchange_envelopes_and_part(nursery):
@@ -79,12 +79,12 @@ async def test_two_nodes_exchange_envelopes_and_part(nursery):
     await nursery.start(a.run)
     await nursery.start(b.run)
     b.keep_connected(a.peer_id, a.listen_addresses())
-    up = await next_event(b, PeerConnected)
+    up = await next_event(b, ConnectionOpened)
     assert (up.peer, up.direction) == (a.peer_id, Direction.OUTBOUND)
     assert (up.hello.classes, up.hello.artifact_sha256) == (("server",), "ab" * 32)
     assert list(up.hello.listen_addresses) == a.listen_addresses()
     assert up.address in a.listen_addresses()
-    inbound = await next_event(a, PeerConnected)
+    inbound = await next_event(a, ConnectionOpened)
     assert (inbound.peer, inbound.direction) == (b.peer_id, Direction.INBOUND)
     big = bytes(range(256)) * 8192
     b.send(a.peer_id, [big, memoryview(big)], tag=1)
@@ -98,13 +98,13 @@ async def test_two_nodes_exchange_envelopes_and_part(nursery):
     before = trio.current_time()
     await b.stop(2 * PATIENCE_S)
     assert trio.current_time() - before < PATIENCE_S / 2
-    gone = await next_event(a, PeerDisconnected)
-    assert gone.reason == "the peer took leave: the node stops"
+    gone = await next_event(a, ConnectionClosed)
+    assert gone.reason == "the peer said goodbye: the node stops"
     assert gone.goodbye
     with pytest.raises(NotConnectedError):
         a.send(b.peer_id, b"", tag=3)
     with pytest.raises(trio.EndOfChannel):
-        await next_event(b, SendFailed)
+        await next_event(b, DeliveryFailed)
     assert a.counters()["links.closed"] == a.counters()["links.opened"] == 1
 
 
@@ -116,7 +116,7 @@ async def test_new_credentials_are_shown_on_new_connections(nursery):
     a.set_credentials(b"new")
     await nursery.start(c.run)
     a.keep_connected(c.peer_id, c.listen_addresses())
-    assert (await next_event(c, PeerConnected)).hello.credentials == b"new"
+    assert (await next_event(c, ConnectionOpened)).hello.credentials == b"new"
     (info,) = b.peers()
     assert info.hello.credentials == b"old"
 
@@ -129,8 +129,8 @@ async def test_who_was_dialled_takes_leave_as_well(nursery):
     a.send(b.peer_id, b"x" * 500_000, tag=1)
     await a.stop(PATIENCE_S)
     assert len((await next_event(b, EnvelopeReceived)).data) == 500_000
-    gone = await next_event(b, PeerDisconnected)
-    assert gone.reason == "the peer took leave: the node stops"
+    gone = await next_event(b, ConnectionClosed)
+    assert gone.reason == "the peer said goodbye: the node stops"
 
 
 async def test_largest_envelopes_both_ways_at_once(nursery):
@@ -166,7 +166,7 @@ async def test_simultaneous_dials_end_in_one_connection(nursery):
     a.keep_connected(b.peer_id, b.listen_addresses())
     b.keep_connected(a.peer_id, a.listen_addresses())
     for backend in (a, b):
-        await next_event(backend, PeerConnected)
+        await next_event(backend, ConnectionOpened)
     a.send(b.peer_id, b"x", tag=1)
     b.send(a.peer_id, b"y", tag=1)
     for backend in (a, b):
@@ -194,9 +194,9 @@ async def test_peer_that_comes_late_and_comes_back_on_its_port(nursery):
     for _ in range(2):
         b = make("b", address)
         await nursery.start(b.run)
-        assert (await next_event(a, PeerConnected)).peer == late
+        assert (await next_event(a, ConnectionOpened)).peer == late
         await b.stop(PATIENCE_S)
-        await next_event(a, PeerDisconnected)
+        await next_event(a, ConnectionClosed)
     a.forget(late)
     assert a.wanted() == []
 
@@ -218,7 +218,7 @@ async def test_second_address_is_tried(nursery):
     await nursery.start(b.run)
     dead = Multiaddr(f"/ip4/127.0.0.1/tcp/{free_port()}")
     a.keep_connected(b.peer_id, [dead, *b.listen_addresses()])
-    assert (await next_event(a, PeerConnected)).address in b.listen_addresses()
+    assert (await next_event(a, ConnectionOpened)).address in b.listen_addresses()
 
 
 async def test_disconnect_fails_what_is_not_sent(nursery):
@@ -233,11 +233,11 @@ async def test_disconnect_fails_what_is_not_sent(nursery):
     with trio.fail_after(PATIENCE_S):
         while len(failed) + sent < 3:
             event = await a.events.receive()
-            if isinstance(event, SendFailed):
+            if isinstance(event, DeliveryFailed):
                 failed.append(event.tag)
             sent = a.counters()["outbound.envelopes"]
     assert failed == list(range(sent, 3))
-    gone = await next_event(b, PeerDisconnected)
+    gone = await next_event(b, ConnectionClosed)
     assert "disconnected on purpose" in gone.reason
 
 
@@ -378,8 +378,8 @@ async def test_what_is_under_way_when_the_connection_dies_arrives_once(nursery):
                 await trio.lowlevel.checkpoint()
         # As if the cable was pulled: neither side takes leave.
         for link in b._table.links():
-            link.doom("cut")
-        await next_event(b, PeerDisconnected)
+            link.abort("cut")
+        await next_event(b, ConnectionClosed)
     got = [bytes((await next_event(a, EnvelopeReceived)).data) for _ in messages]
     assert sorted(got) == sorted(messages)
     with trio.fail_after(PATIENCE_S):
@@ -399,7 +399,7 @@ async def test_gauges_go_up_and_come_back(nursery):
     assert (idle.connections, idle.streams, idle.queued_bytes, idle.sessions) == (0, 0, 0, 0)
     for _ in range(2):
         b.keep_connected(a.peer_id, a.listen_addresses())
-        await next_event(a, PeerConnected)
+        await next_event(a, ConnectionOpened)
         a.send(b.peer_id, bytes(300_000), tag=1)
         busy = a.metrics()
         assert (busy.connections, busy.queued_bytes, busy.queued_envelopes) == (1, 300_000, 1)
@@ -412,7 +412,7 @@ async def test_gauges_go_up_and_come_back(nursery):
         assert a.metrics().peers[0].acknowledged >= 1
         b.forget(a.peer_id)
         b.disconnect(a.peer_id)
-        await next_event(a, PeerDisconnected)
+        await next_event(a, ConnectionClosed)
         with trio.fail_after(PATIENCE_S):
             while a.metrics().tasks != idle.tasks or a.metrics().connections:
                 await trio.lowlevel.checkpoint()
@@ -430,5 +430,5 @@ async def test_ipv6_loopback(nursery):
         pytest.skip(str(error))
     await nursery.start(b.run)
     b.keep_connected(a.peer_id, a.listen_addresses())
-    await next_event(b, PeerConnected)
-    assert (await next_event(a, PeerConnected)).address.value_for_protocol("ip6") == "::1"
+    await next_event(b, ConnectionOpened)
+    assert (await next_event(a, ConnectionOpened)).address.value_for_protocol("ip6") == "::1"

@@ -13,7 +13,7 @@ from libp2p.utils import encode_delim, encode_uvarint
 from multiaddr import Multiaddr
 
 from bbnode.ir.caps import MAX_NEGOTIATION_MESSAGES, MAX_UNSECURED_BYTES
-from bbnode.transport.backend import EnvelopeReceived, HelloRefused, PeerConnected
+from bbnode.transport.base import ConnectionOpened, EnvelopeReceived, HelloRefused
 from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p.tcp import BoundedTcp
 from bbnode.transport.libp2p.workarounds import Bounds, build_host, running
@@ -245,7 +245,7 @@ async def test_silent_sockets_shut_no_newcomer_out(nursery):
     for _ in range(12):
         nursery.start_soon(closed_late, await tcp(a.listen_addresses()[0]))
     b.keep_connected(a.peer_id, a.listen_addresses())
-    assert (await next_event(a, PeerConnected)).peer == b.peer_id
+    assert (await next_event(a, ConnectionOpened)).peer == b.peer_id
     assert a.counters()["sockets.dropped"] >= 1
     assert a.metrics().connections_opening <= 4
 
@@ -263,7 +263,7 @@ async def test_strangers_with_hellos_leave_room_for_whom_we_know(nursery):
     for node in (a, friend, *strangers):
         await nursery.start(node.run)
     friend.keep_connected(a.peer_id, a.listen_addresses())
-    await next_event(a, PeerConnected)
+    await next_event(a, ConnectionOpened)
     a.send(friend.peer_id, b"we deal with each other", tag=1)
     await until(lambda: a.peers()[0].acknowledged)
     friend.forget(a.peer_id)
@@ -271,12 +271,12 @@ async def test_strangers_with_hellos_leave_room_for_whom_we_know(nursery):
     await until(lambda: not a.peers())
     for stranger in strangers[:3]:
         stranger.keep_connected(a.peer_id, a.listen_addresses())
-        await next_event(a, PeerConnected)
+        await next_event(a, ConnectionOpened)
     strangers[3].keep_connected(a.peer_id, a.listen_addresses())
     assert "places for strangers" in (await next_event(a, HelloRefused)).reason
     strangers[3].forget(a.peer_id)
     friend.keep_connected(a.peer_id, a.listen_addresses())
-    assert (await next_event(a, PeerConnected)).peer == friend.peer_id
+    assert (await next_event(a, ConnectionOpened)).peer == friend.peer_id
 
 
 @pytest.mark.parametrize("newer", [False, True])
@@ -286,7 +286,7 @@ async def test_streams_that_belong_to_nobody_are_reset(nursery, newer):
     await nursery.start(a.run)
     await nursery.start(b.run)
     b.keep_connected(a.peer_id, a.listen_addresses())
-    await next_event(b, PeerConnected)
+    await next_event(b, ConnectionOpened)
     # Two lanes of each side.
     await until(lambda: a.metrics().streams == 4)
     (connection,) = b._links
@@ -321,7 +321,7 @@ async def test_a_stream_on_which_nothing_moves_is_reset(nursery):
     await nursery.start(a.run)
     await nursery.start(b.run)
     b.keep_connected(a.peer_id, a.listen_addresses())
-    await next_event(b, PeerConnected)
+    await next_event(b, ConnectionOpened)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(b.open_stream(a.peer_id, TAKE))
         with trio.fail_after(PATIENCE_S):

@@ -51,13 +51,13 @@ def test_two_hosts_talk() -> None:
     said = run("""
 import trio
 from multiaddr import Multiaddr
-from bbnode.transport.backend import EnvelopeReceived, PeerConnected
+from bbnode.transport.base import EnvelopeReceived, ConnectionOpened
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.transport import Libp2pTransport
 
 async def main():
     a, b = (
-        Libp2pBackend(Identity.from_seed(name * 32), listen=[Multiaddr("/ip4/127.0.0.1/tcp/0")])
+        Libp2pTransport(Identity.from_seed(name * 32), listen=[Multiaddr("/ip4/127.0.0.1/tcp/0")])
         for name in (b"a", b"b")
     )
     with trio.fail_after(120):
@@ -65,7 +65,7 @@ async def main():
             await nursery.start(a.run)
             await nursery.start(b.run)
             b.keep_connected(a.peer_id, a.listen_addresses())
-            while not isinstance(await b.events.receive(), PeerConnected):
+            while not isinstance(await b.events.receive(), ConnectionOpened):
                 pass
             b.send(a.peer_id, b"hello", tag=0)
             while not isinstance(event := await a.events.receive(), EnvelopeReceived):

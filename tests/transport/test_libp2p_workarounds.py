@@ -26,10 +26,10 @@ from bbnode.transport.identity import Identity
 from bbnode.transport.libp2p import workarounds as libp2p_workarounds
 from bbnode.transport.libp2p.carrier import Libp2pCarrier, Libp2pStream, socket_of
 from bbnode.transport.libp2p.tcp import BoundedTcp, listen_endpoint
-from bbnode.transport.libp2p.windows import grant_window
 from bbnode.transport.libp2p.workarounds import (
     bound_handshakes,
     build_host,
+    grant_window,
     hard_close,
     require_noise_alone,
     reset_quietly,

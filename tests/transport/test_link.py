@@ -11,19 +11,21 @@ import trio.testing
 
 from bbnode.access.decision import Standing
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
+    ConnectionClosed,
+    ConnectionOpened,
+    Counters,
+    DeliveryFailed,
     EnvelopeReceived,
     Hello,
     HelloRefused,
-    PeerConnected,
-    PeerDisconnected,
     ProtocolViolation,
-    SendFailed,
-    TransportLimits,
 )
-from bbnode.transport.counters import Counters
 from bbnode.transport.errors import NotConnectedError, QueueFullError, StreamBrokenError
-from bbnode.transport.framing import (
+from bbnode.transport.inbox import Inbox
+from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.admission import Gate
+from bbnode.transport.links.framing import (
     FrameType,
     Lane,
     Position,
@@ -31,12 +33,9 @@ from bbnode.transport.framing import (
     encode_header,
     encode_open,
 )
-from bbnode.transport.gate import Gate
-from bbnode.transport.hello import encode_hello
-from bbnode.transport.inbox import Inbox
-from bbnode.transport.link import Link
-from bbnode.transport.link_state import LINK_MOVES, LinkEvent, LinkState
-from bbnode.transport.peers import PeerTable
+from bbnode.transport.links.hello import encode_hello
+from bbnode.transport.links.link import LINK_MOVES, Link, LinkEvent, LinkState
+from bbnode.transport.links.peers import PeerTable
 from tests.patience import PATIENCE_S
 from tests.transport.fakes import PipeCarrier, carrier_pair
 
@@ -113,16 +112,16 @@ async def quiet() -> None:
 
 def test_moves_never_leave_closed():
     assert all(state is not LinkState.CLOSED for state, _ in LINK_MOVES)
-    for state in (LinkState.OPENING, LinkState.UP, LinkState.RETIRING):
-        assert LINK_MOVES[state, LinkEvent.DOOM] is LinkState.CLOSED
+    for state in (LinkState.OPENING, LinkState.UP, LinkState.CLOSING):
+        assert LINK_MOVES[state, LinkEvent.ABORT] is LinkState.CLOSED
 
 
 async def test_hello_then_envelopes_on_both_lanes(nursery):
     a, b = Side(SMALL), Side(LARGE)
     connect(a, b, nursery)
     await quiet()
-    assert [type(e) for e in a.drain()] == [PeerConnected]
-    assert [type(e) for e in b.drain()] == [PeerConnected]
+    assert [type(e) for e in a.drain()] == [ConnectionOpened]
+    assert [type(e) for e in b.drain()] == [ConnectionOpened]
     big = bytes(range(256)) * 2_000
     a.table.send(LARGE, b"small", 1)
     a.table.send(LARGE, [b"", big[:300_000], memoryview(big)[300_000:]], 2)
@@ -155,7 +154,7 @@ async def test_rtt_and_long_idle_stays_up(nursery, autojump_clock):
     with trio.move_on_after(3600):
         await one.closed.wait()
     assert one.state is LinkState.UP
-    assert one.rtt_s is not None
+    assert one.heartbeat.rtt_s is not None
     assert a.count("links.silent") == 0
 
 
@@ -172,7 +171,7 @@ async def test_silent_peer_is_gone_after_15_s(nursery, autojump_clock):
         await one.closed.wait()
     assert trio.current_time() - start == pytest.approx(15, abs=0.5)
     (gone,) = a.drain()
-    assert isinstance(gone, PeerDisconnected)
+    assert isinstance(gone, ConnectionClosed)
     assert "silent" in gone.reason
     assert a.count("links.silent") == 1
 
@@ -271,16 +270,16 @@ async def test_farewell_loses_nothing_in_either_direction(nursery):
             b.table.send(SMALL, bytes([n]) * 10, n)
         await a.table.session(LARGE).queue.wait_idle()
         await b.table.session(SMALL).queue.wait_idle()
-        one.retire("enough")
+        one.close("enough")
         with trio.fail_after(PATIENCE_S):
             await one.closed.wait()
             await other.closed.wait()
         got_b, got_a = b.drain(), a.drain()
         assert sum(isinstance(e, EnvelopeReceived) for e in got_b) == 5
         assert sum(isinstance(e, EnvelopeReceived) for e in got_a) == 5
-        assert got_a[-1] == PeerDisconnected(peer=LARGE, reason="enough", goodbye=True)
-        assert got_b[-1] == PeerDisconnected(
-            peer=SMALL, reason="the peer took leave: enough", goodbye=True
+        assert got_a[-1] == ConnectionClosed(peer=LARGE, reason="enough", goodbye=True)
+        assert got_b[-1] == ConnectionClosed(
+            peer=SMALL, reason="the peer said goodbye: enough", goodbye=True
         )
 
 
@@ -290,7 +289,7 @@ async def test_farewell_of_a_peer_that_does_not_answer_is_bounded(nursery, autoj
     link = a.link(out, nursery)
     await (await inward.open(Lane.CONTROL)).write(HELLO)
     await link.settled.wait()
-    link.retire("enough")
+    link.close("enough")
     start = trio.current_time()
     with trio.fail_after(6):
         await link.closed.wait()
@@ -310,14 +309,14 @@ async def test_a_peer_that_does_not_come_back_fails_its_queue_in_order(nursery, 
     await inward.hard_close()
     with trio.fail_after(PATIENCE_S):
         await link.closed.wait()
-    assert [type(e) for e in a.drain()] == [PeerConnected, PeerDisconnected]
+    assert [type(e) for e in a.drain()] == [ConnectionOpened, ConnectionClosed]
     # It may come back, so more is taken for it, for a while.
     a.table.send(LARGE, b"meanwhile", 12)
     lost_at = trio.current_time()
     assert a.table.expire(lost_at + 29) == lost_at + 30
     assert a.drain() == []
     a.table.expire(lost_at + 30)
-    assert [e.tag for e in a.drain() if isinstance(e, SendFailed)] == [12, 10, 11]
+    assert [e.tag for e in a.drain() if isinstance(e, DeliveryFailed)] == [12, 10, 11]
     with pytest.raises(NotConnectedError):
         a.table.send(LARGE, b"too late", 13)
     assert a.table.known(LARGE) is not None
@@ -343,8 +342,8 @@ async def test_simultaneous_dials_keep_the_link_of_the_smaller_id(nursery, small
     for side in (a, b):
         events = side.drain()
         assert sum(isinstance(e, EnvelopeReceived) for e in events) == 10
-        assert sum(isinstance(e, PeerConnected) for e in events) == 1
-        assert not any(isinstance(e, PeerDisconnected | SendFailed) for e in events)
+        assert sum(isinstance(e, ConnectionOpened) for e in events) == 1
+        assert not any(isinstance(e, ConnectionClosed | DeliveryFailed) for e in events)
         assert side.count("links.duplicate") == 1
 
 
@@ -359,7 +358,7 @@ async def test_second_dial_of_one_side_replaces_the_first(nursery):
                 await link.closed.wait()
         assert {link.state for link in second} == {LinkState.UP}
         for link in second:
-            link.doom("end of this half of the test")
+            link.abort("end of this half of the test")
         await quiet()
 
 
@@ -371,7 +370,7 @@ async def test_the_newest_word_on_the_classes_counts(nursery, it_dials_last):
     b.classes = ("client",)
     connect(*((b, a) if it_dials_last else (a, b)), nursery)
     await quiet()
-    played = [e.hello.classes if isinstance(e, PeerConnected) else None for e in a.drain()]
+    played = [e.hello.classes if isinstance(e, ConnectionOpened) else None for e in a.drain()]
     assert played[:3] == [("server",), None, ("client",)]
     # A peer that keeps the other connection of the two is gone; it never is what it was.
     assert played[3:] == ([None] if it_dials_last else [])
@@ -391,7 +390,7 @@ async def test_restarted_peer_replaces_its_old_self_whoever_dialled(nursery):
             await stale.closed.wait()
         await quiet()
         events = a.drain()
-        assert [type(e) for e in events] == [PeerDisconnected, PeerConnected]
+        assert [type(e) for e in events] == [ConnectionClosed, ConnectionOpened]
         assert events[0].reason == "the peer has restarted"
         a.table.send(LARGE, b"to the new one", 1)
         await quiet()
@@ -414,7 +413,7 @@ async def test_slow_driver_is_waited_for_and_its_sender_feels_it(nursery, autoju
     # Nobody took anything for most of a minute: the links stand, what was sent is held and
     # not acknowledged, and that is all that there is room for.
     assert {one.state, other.state} == {LinkState.UP}
-    assert b.table.session(SMALL).flow.held_bytes > 100_000
+    assert b.table.session(SMALL).receiver.held_bytes > 100_000
     with pytest.raises(QueueFullError):
         a.table.send(LARGE, b"", 9)
     got = [e.data[0] for e in b.drain()]
@@ -423,7 +422,7 @@ async def test_slow_driver_is_waited_for_and_its_sender_feels_it(nursery, autoju
     got += [e.data[0] for e in b.drain()]
     assert sorted(got) == [0, 0, 1, 1, 2, 2, 3]
     assert b.count("inbound.flooded") == 0
-    assert b.table.session(SMALL).flow.held_bytes == 0
+    assert b.table.session(SMALL).receiver.held_bytes == 0
 
 
 def small_frame(number: int, body: bytes) -> bytes:
@@ -522,7 +521,7 @@ async def test_cancelled_from_outside_still_closes_and_reports():
     assert one.state is LinkState.CLOSED
     assert one.carrier.closed
     assert a.table.links() == []
-    assert [type(e) for e in a.drain()] == [PeerConnected, PeerDisconnected]
+    assert [type(e) for e in a.drain()] == [ConnectionOpened, ConnectionClosed]
 
 
 async def test_of_all_connections_the_one_with_most_unread_goes(nursery):
@@ -533,7 +532,7 @@ async def test_of_all_connections_the_one_with_most_unread_goes(nursery):
     for link, size in zip(links, (400, 900, 300), strict=True):
         link.carrier._pipes[0].buffer += bytes(size)
     a.table.check_unread()
-    assert [link.is_doomed() for link in links] == [False, True, False]
+    assert [link.is_aborted() for link in links] == [False, True, False]
     assert a.count("inbound.flooded") == 1
 
 
@@ -561,5 +560,5 @@ async def test_a_guest_stays_for_30_s_and_few_are_there(nursery, autojump_clock)
     assert "as many guests as may be" in refused.reason
     await guest.closed.wait()
     assert "guest's time" in guest.reason
-    assert 30 <= trio.current_time() - begun <= 30 + 2 * guest.limits.farewell_s
+    assert 30 <= trio.current_time() - begun <= 30 + 2 * guest.limits.goodbye_s
     assert a.table.admission.settled == a.table.admission.waiting == 0

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from bbnode.ir.caps import MAX_CONTROL_ENVELOPE_BYTES, MAX_ENVELOPE_BYTES
 from bbnode.ir.peer import PeerId
 from bbnode.transport.errors import EnvelopeTooLargeError, FrameError, QueueFullError
-from bbnode.transport.framing import HEADER_BYTES, Lane, Position, Resume
 from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.framing import HEADER_BYTES, Lane, Position, Resume
 from bbnode.transport.outbound import CHUNK_BYTES, Outbound, OutboundQueue
 
 A = PeerId.from_seed("a")

@@ -10,7 +10,7 @@ import trio
 
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import EnvelopeReceived, PeerConnected
+from bbnode.transport.base import ConnectionOpened, EnvelopeReceived
 from bbnode.transport.errors import NotConnectedError, StreamBrokenError, TooManyStreamsError
 from tests.patience import PATIENCE_S
 from tests.transport.test_libp2p_backend import CALM, connected, make, next_event
@@ -124,7 +124,7 @@ async def test_streams_of_a_peer_are_bounded_on_both_sides(nursery):
     c = make("c", limits=limits)
     await connected(nursery, c)
     c.keep_connected(a.peer_id, a.listen_addresses())
-    await next_event(c, PeerConnected)
+    await next_event(c, ConnectionOpened)
     async with c.open_stream(a.peer_id, FETCH):
         with pytest.raises(TooManyStreamsError):
             await c.open_stream(a.peer_id, FETCH).__aenter__()
@@ -137,7 +137,7 @@ async def test_the_death_of_the_connection_ends_its_streams(nursery):
     await connected(nursery, a, b)
     async with b.open_stream(a.peer_id, FETCH) as stream:
         for link in b._table.links():
-            link.doom("cut")
+            link.abort("cut")
         with trio.fail_after(PATIENCE_S), pytest.raises(StreamBrokenError):
             await stream.read(1)
         with trio.fail_after(PATIENCE_S), pytest.raises(StreamBrokenError):

@@ -9,9 +9,10 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import EnvelopeReceived, PeerDisconnected, TransportLimits
+from bbnode.transport.base import ConnectionClosed, EnvelopeReceived
 from bbnode.transport.inbox import Inbox
-from bbnode.transport.redial import Redial
+from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.transport import DialBackoff
 
 A, B, C = (PeerId.from_seed(name) for name in "abc")
 _ADDRESS = Multiaddr("/ip4/127.0.0.1/tcp/1")
@@ -53,12 +54,12 @@ async def test_large_messages_have_a_budget_of_their_own():
     for _ in range(3):
         inbox.receive_nowait()
     claims = [inbox.begin(B, 20, never), inbox.begin(A, 50, never)]
-    for claim in claims:
-        assert claim is not None
-        assert inbox.grow(claim, 1)
+    for transfer in claims:
+        assert transfer is not None
+        assert inbox.grow(transfer, 1)
     assert inbox.partial_bytes == 70
-    for claim in claims:
-        inbox.drop(claim)
+    for transfer in claims:
+        inbox.drop(transfer)
     assert (inbox.envelope_bytes, inbox.partial_bytes, inbox.envelopes) == (0, 0, 0)
 
 
@@ -75,7 +76,7 @@ async def test_room_is_told_of():
 
 async def test_notices_always_go_in_and_say_when_it_is_too_much():
     inbox = Inbox(TransportLimits(inbox_notices=2))
-    notice = PeerDisconnected(peer=A, reason="")
+    notice = ConnectionClosed(peer=A, reason="")
     for _ in range(2):
         assert not inbox.crowded
         inbox.notify(notice)
@@ -92,7 +93,7 @@ async def test_notices_always_go_in_and_say_when_it_is_too_much():
 
 
 def test_redial_doubles_to_the_maximum_and_is_reset():
-    redial = Redial(TransportLimits(), random.Random(1))
+    redial = DialBackoff(TransportLimits(), random.Random(1))
     delays = [redial.next_delay_s() for _ in range(60)]
     assert 0.2 <= delays[0] <= 0.24
     for n, delay in enumerate(delays):

@@ -16,32 +16,32 @@ from bbnode.access.decision import Standing
 from bbnode.ir.address import is_relayed, parse_address, peer_of_address, split_circuit
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
+    ConnectionClosed,
+    ConnectionOpened,
+    DeliveryFailed,
     Direction,
     EnvelopeReceived,
-    PeerConnected,
-    PeerDisconnected,
-    SendFailed,
 )
 from bbnode.transport.errors import DialError, RelayRefusedError, StreamBrokenError
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p import relay_client as libp2p_relay_client
-from bbnode.transport.libp2p.backend import Libp2pBackend
 from bbnode.transport.libp2p.protocols import PumpedStream
-from bbnode.transport.libp2p.relay_client import can_be_dialled
-from bbnode.transport.libp2p.relay_messages import (
+from bbnode.transport.libp2p.relay import client as libp2p_relay_client
+from bbnode.transport.libp2p.relay.client import can_be_dialled
+from bbnode.transport.libp2p.relay.messages import (
     RELAY_PROTOCOL,
     RELAYED_PROTOCOL,
-    Answer,
-    Ask,
+    RelayAnswer,
+    RelayCommand,
+    RelayRequest,
     RelayStatus,
-    Request,
     read_answer,
     write_answer,
     write_request,
 )
-from bbnode.transport.libp2p.relay_settings import RelaySettings
-from bbnode.transport.libp2p.windows import make_patient, write_patiently
+from bbnode.transport.libp2p.transport import Libp2pTransport
+from bbnode.transport.libp2p.workarounds import make_patient, write_patiently
+from bbnode.transport.limits import RelaySettings
 from tests.patience import PATIENCE_S
 from tests.transport.test_libp2p_backend import CALM, LOOPBACK, next_event
 
@@ -51,8 +51,8 @@ MIB = 2**20
 QUICK = replace(CALM, redial_max_s=0.4, direct_retry_s=0.1)
 
 
-def relay_node(name: str = "r", **settings) -> Libp2pBackend:
-    return Libp2pBackend(
+def relay_node(name: str = "r", **settings) -> Libp2pTransport:
+    return Libp2pTransport(
         Identity.from_seed(name.encode() * 32),
         listen=[LOOPBACK],
         relay=RelaySettings(serve=True, **settings),
@@ -60,8 +60,8 @@ def relay_node(name: str = "r", **settings) -> Libp2pBackend:
     )
 
 
-def dial_only(name: str, relay: RelaySettings = USE, **options) -> Libp2pBackend:
-    return Libp2pBackend(
+def dial_only(name: str, relay: RelaySettings = USE, **options) -> Libp2pTransport:
+    return Libp2pTransport(
         Identity.from_seed(name.encode() * 32),
         listen=[],
         relay=relay,
@@ -69,7 +69,7 @@ def dial_only(name: str, relay: RelaySettings = USE, **options) -> Libp2pBackend
     )
 
 
-def waiting_events(backend: Libp2pBackend) -> list[object]:
+def waiting_events(backend: Libp2pTransport) -> list[object]:
     """What lies unread."""
     found: list[object] = []
     with contextlib.suppress(trio.WouldBlock):
@@ -84,16 +84,18 @@ async def until(condition) -> None:
             await trio.lowlevel.checkpoint()
 
 
-async def join(relays: list[Libp2pBackend], *nodes: Libp2pBackend) -> None:
+async def join(relays: list[Libp2pTransport], *nodes: Libp2pTransport) -> None:
     """Have nodes that run connected with all relays, and reachable through each."""
     for node in nodes:
         for relay in relays:
             node.keep_connected(relay.peer_id, relay.listen_addresses())
-            await next_event(node, PeerConnected)
+            await next_event(node, ConnectionOpened)
         await until(lambda node=node: len(node.listen_addresses()) == len(relays))
 
 
-async def trio_of_nodes(nursery, **settings) -> tuple[Libp2pBackend, Libp2pBackend, Libp2pBackend]:
+async def trio_of_nodes(
+    nursery, **settings
+) -> tuple[Libp2pTransport, Libp2pTransport, Libp2pTransport]:
     """A relay and two nodes that hold reservations with it."""
     r, a, b = relay_node(**settings), dial_only("a"), dial_only("b")
     for node in (r, a, b):
@@ -102,17 +104,17 @@ async def trio_of_nodes(nursery, **settings) -> tuple[Libp2pBackend, Libp2pBacke
     return r, a, b
 
 
-async def connect(a: Libp2pBackend, b: Libp2pBackend) -> None:
+async def connect(a: Libp2pTransport, b: Libp2pTransport) -> None:
     a.keep_connected(b.peer_id, b.listen_addresses())
     for one, other in ((a, b), (b, a)):
-        assert (await next_event(one, PeerConnected)).peer == other.peer_id
+        assert (await next_event(one, ConnectionOpened)).peer == other.peer_id
 
 
 def payload(size: int, seed: int = 0) -> bytes:
     return hashlib.shake_256(bytes([seed])).digest(size)
 
 
-def direct_of(node: Libp2pBackend, peer: PeerId):
+def direct_of(node: Libp2pTransport, peer: PeerId):
     link = node._direct_link(peer)
     assert link is not None
     return link
@@ -133,7 +135,7 @@ async def test_five_megabytes_through_a_relay_that_reads_none_of_it(nursery, mon
     (address,) = b.listen_addresses()
     assert str(address) == f"{r.listen_addresses()[0]}/p2p-circuit/p2p/{b.peer_id}"
     a.keep_connected(b.peer_id, [address])
-    up, inbound = await next_event(a, PeerConnected), await next_event(b, PeerConnected)
+    up, inbound = await next_event(a, ConnectionOpened), await next_event(b, ConnectionOpened)
     assert (up.address, up.direction) == (address, Direction.OUTBOUND)
     assert list(up.hello.listen_addresses) == [address]
     assert inbound.peer == peer_of_address(inbound.address) == a.peer_id
@@ -149,8 +151,8 @@ async def test_five_megabytes_through_a_relay_that_reads_none_of_it(nursery, mon
     await until(lambda: not a.metrics().queued_bytes)
     assert [each.metrics().circuits for each in (a, b, r)] == [0, 0, 1]
     await a.stop(PATIENCE_S)
-    gone = await next_event(b, PeerDisconnected)
-    assert (gone.peer, gone.reason) == (a.peer_id, "the peer took leave: the node stops")
+    gone = await next_event(b, ConnectionClosed)
+    assert (gone.peer, gone.reason) == (a.peer_id, "the peer said goodbye: the node stops")
     counters = r.counters()
     assert counters["relay.reserved"] == 2
     await until(lambda: r.counters()["relay.circuits_closed"] == 1)
@@ -194,7 +196,7 @@ async def test_another_relay_takes_over_and_nothing_is_lost_or_doubled(nursery):
     await join(list(relays.values()), a, b)
     # Only the way through one of them is given.
     a.keep_connected(b.peer_id, b.listen_addresses()[:1])
-    await next_event(a, PeerConnected)
+    await next_event(a, ConnectionOpened)
     sent = [payload(5 * MIB, seed=n) for n in range(4)]
     for n, data in enumerate(sent):
         a.send(b.peer_id, data, tag=n)
@@ -217,17 +219,17 @@ async def test_another_relay_takes_over_and_nothing_is_lost_or_doubled(nursery):
     assert carrying() != killed
     assert is_relayed(next(p for p in b.peers() if p.peer == a.peer_id).address)
     await until(lambda: a.metrics().queued_envelopes == 0)
-    assert not any(isinstance(event, SendFailed) for event in waiting_events(a))
+    assert not any(isinstance(event, DeliveryFailed) for event in waiting_events(a))
 
 
 async def test_a_direct_connection_replaces_a_circuit(nursery):
     r, b = relay_node(), dial_only("b")
-    a = Libp2pBackend(Identity.from_seed(b"a" * 32), listen=[LOOPBACK], relay=USE, limits=QUICK)
+    a = Libp2pTransport(Identity.from_seed(b"a" * 32), listen=[LOOPBACK], relay=USE, limits=QUICK)
     for node in (r, a, b):
         await nursery.start(node.run)
     await join([r], b)
     a.keep_connected(r.peer_id, r.listen_addresses())
-    await next_event(a, PeerConnected)
+    await next_event(a, ConnectionOpened)
     await connect(a, b)
     assert is_relayed(b.peers()[0].address) or is_relayed(b.peers()[1].address)
     sent = [payload(2 * MIB, seed=n) for n in range(8)]
@@ -259,7 +261,7 @@ async def test_reservations_are_bounded(nursery):
         await nursery.start(node.run)
     await join([r], a)
     b.keep_connected(r.peer_id, r.listen_addresses())
-    await next_event(b, PeerConnected)
+    await next_event(b, ConnectionOpened)
     await until(lambda: r.counters()["relay.refused"] == 1)
     assert b.listen_addresses() == []
     with pytest.raises(RelayRefusedError, match="no reservation") as refused:
@@ -269,8 +271,8 @@ async def test_reservations_are_bounded(nursery):
     await a.stop(PATIENCE_S)
     await until(lambda: r._table.known(a.peer_id).primary is None)
     async with b.open_stream(r.peer_id, RELAY_PROTOCOL) as stream:
-        await write_request(stream, Request(ask=Ask.RESERVE))
-        assert await read_answer(stream) == Answer(status=RelayStatus.OK, seconds=3600)
+        await write_request(stream, RelayRequest(ask=RelayCommand.RESERVE))
+        assert await read_answer(stream) == RelayAnswer(status=RelayStatus.OK, seconds=3600)
 
 
 @pytest.mark.parametrize("bound", ["circuits", "circuits_per_peer"])
@@ -306,7 +308,7 @@ async def test_a_circuit_is_replaced_before_its_time_is_over(nursery, monkeypatc
     a.send(b.peer_id, b"still here", tag=1)
     assert (await next_event(b, EnvelopeReceived)).data == b"still here"
     assert r.counters()["relay.circuits_cut"] == 0
-    assert not any(isinstance(event, PeerDisconnected) for event in waiting_events(a))
+    assert not any(isinstance(event, ConnectionClosed) for event in waiting_events(a))
 
 
 async def test_a_circuit_that_nobody_replaces_is_cut(nursery, monkeypatch):
@@ -314,8 +316,8 @@ async def test_a_circuit_that_nobody_replaces_is_cut(nursery, monkeypatch):
     # A machine too busy to secure a connection in that time has the next circuit to do it.
     r, a, b = await trio_of_nodes(nursery, circuit_s=2)
     a.keep_connected(b.peer_id, b.listen_addresses())
-    await next_event(a, PeerConnected)
-    assert (await next_event(a, PeerDisconnected)).peer == b.peer_id
+    await next_event(a, ConnectionOpened)
+    assert (await next_event(a, ConnectionClosed)).peer == b.peer_id
     assert r.counters()["relay.circuits_cut"] >= 1
 
 
@@ -324,7 +326,7 @@ async def test_a_relay_keeps_nothing_for_an_end_that_does_not_read(nursery):
     read_on, got = trio.Event(), bytearray()
 
     async def rest(stream) -> None:
-        await write_answer(stream, Answer(status=RelayStatus.OK))
+        await write_answer(stream, RelayAnswer(status=RelayStatus.OK))
         await read_on.wait()
         while part := await stream.read(65_536):
             got.extend(part)
@@ -333,7 +335,7 @@ async def test_a_relay_keeps_nothing_for_an_end_that_does_not_read(nursery):
     data, written = payload(8 * MIB), 0
     with trio.fail_after(PATIENCE_S):
         async with a.open_stream(r.peer_id, RELAY_PROTOCOL) as stream:
-            await write_request(stream, Request(ask=Ask.CONNECT, peer=b.peer_id))
+            await write_request(stream, RelayRequest(ask=RelayCommand.CONNECT, peer=b.peer_id))
             assert (await read_answer(stream)).status is RelayStatus.OK
 
             async def write_all() -> None:
@@ -389,7 +391,7 @@ class Decision:
 
 async def test_whom_the_relay_denies_has_no_circuit(nursery):
     a, b = dial_only("a"), dial_only("b")
-    r = Libp2pBackend(
+    r = Libp2pTransport(
         Identity.from_seed(b"r" * 32),
         listen=[LOOPBACK],
         relay=RelaySettings(serve=True),
@@ -432,7 +434,7 @@ async def test_a_relay_answers_what_it_does_not_do(nursery):
     await connect(a, b)
     # b would relay, but not over a connection that is relayed itself.
     async with a.open_stream(b.peer_id, RELAY_PROTOCOL) as stream:
-        await write_request(stream, Request(ask=Ask.RESERVE))
+        await write_request(stream, RelayRequest(ask=RelayCommand.RESERVE))
         assert (await read_answer(stream)).status is RelayStatus.RELAYED
     for garbage in (b"\x09\x00", b"\x02\x00", b"\x01\xff", b"\x02\x03abc"):
         async with a.open_stream(r.peer_id, RELAY_PROTOCOL) as stream:
@@ -476,7 +478,7 @@ async def test_without_relays_nothing_is_reserved(nursery):
     for node in (r, a):
         await nursery.start(node.run)
     a.keep_connected(r.peer_id, r.listen_addresses())
-    await next_event(a, PeerConnected)
+    await next_event(a, ConnectionOpened)
     assert a.listen_addresses() == []
     assert r.counters()["protocols.opened"] == 0
 
@@ -489,7 +491,7 @@ async def test_a_relay_too_many_takes_the_place_of_one_that_goes(nursery, monkey
     await join(relays[:1], a)
     for relay in relays[1:]:
         a.keep_connected(relay.peer_id, relay.listen_addresses())
-        await next_event(a, PeerConnected)
+        await next_event(a, ConnectionOpened)
     assert [split_circuit(each)[1] for each in a.listen_addresses()] == [relays[0].peer_id]
     # Those that wait for a place go with their connection as well.
     a.forget(relays[1].peer_id)

@@ -9,14 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bbnode.ir.caps import ROOM_STEP_BYTES
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
+    ConnectionClosed,
+    ConnectionOpened,
+    DeliveryFailed,
     EnvelopeReceived,
-    PeerConnected,
-    PeerDisconnected,
-    SendFailed,
 )
-from bbnode.transport.framing import FrameType, Lane, encode_header, encode_open
 from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.framing import FrameType, Lane, encode_header, encode_open
 from tests.patience import PATIENCE_S
 from tests.transport.fakes import carrier_pair
 from tests.transport.test_link import HELLO, LARGE, SMALL, Side, connect, frame, never, quiet
@@ -34,7 +34,7 @@ async def idle(side: Side, peer=LARGE) -> None:
 
 
 async def cut(link) -> None:
-    link.doom("cut")
+    link.abort("cut")
     await link.closed.wait()
 
 
@@ -69,7 +69,7 @@ async def test_a_large_message_goes_on_where_it_was_cut(nursery, writes):
     connect(a, b, nursery)
     await idle(a)
     assert sorted(received(b)) == sorted([BIG, b"while it was away"])
-    assert not any(isinstance(e, SendFailed) for e in a.drain())
+    assert not any(isinstance(e, DeliveryFailed) for e in a.drain())
     assert b.count("inbound.duplicates") == 0
     # What the other side had is not sent again.
     again = a.count("outbound.bytes") - written
@@ -112,13 +112,13 @@ async def test_a_restarted_peer_gets_what_was_not_begun_and_the_rest_fails(nurse
     await idle(a)
     assert received(new) == [b"not begun"]
     events = a.drain()
-    assert [e.tag for e in events if isinstance(e, SendFailed)] == [1]
+    assert [e.tag for e in events if isinstance(e, DeliveryFailed)] == [1]
     # The failure comes before the new process is up: the engine holds back whom it heard of last.
     assert [type(e) for e in events] == [
-        PeerConnected,
-        PeerDisconnected,
-        SendFailed,
-        PeerConnected,
+        ConnectionOpened,
+        ConnectionClosed,
+        DeliveryFailed,
+        ConnectionOpened,
     ]
 
 
@@ -221,13 +221,13 @@ async def test_a_burst_arrives_one_by_one_in_the_room_that_there_is(nursery):
         # Nobody reads: the next ones wait at their sender but for a window.
         await quiet()
         assert (b.inbox.envelopes, b.inbox.partial_bytes) == (1, 0)
-        assert b.table.session(SMALL).flow.held_bytes <= limits.bulk_window_bytes * 9 // 8
+        assert b.table.session(SMALL).receiver.held_bytes <= limits.bulk_window_bytes * 9 // 8
         assert a.table.session(LARGE).queue.envelopes == 3 - tag
         with trio.fail_after(PATIENCE_S):
             event = await b.inbox.receive()
         assert bytes(event.data) == bytes([tag]) + BIG
     await idle(a)
-    assert not any(isinstance(e, SendFailed) for e in a.drain())
+    assert not any(isinstance(e, DeliveryFailed) for e in a.drain())
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ async def test_stalls_are_by_progress_in_either_direction(nursery, autojump_cloc
         await one.closed.wait()
     # It answered pings all the time.
     assert trio.current_time() - start >= limits.stall_s
-    failed = [e for e in a.drain() if isinstance(e, SendFailed)]
+    failed = [e for e in a.drain() if isinstance(e, DeliveryFailed)]
     assert [e.tag for e in failed] == [2]
     assert "took nothing" in failed[0].reason
     assert a.count("links.stalled") == 1

@@ -16,21 +16,19 @@ from bbnode.access.decision import PeerRates, Rate
 from bbnode.access.policy import Policy, PolicyAuthorizer
 from bbnode.ir.caps import BACKOFF_S, ROOM_STEP_BYTES
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
+    Counters,
+    DeliveryFailed,
     Direction,
     EnvelopeReceived,
     ProtocolViolation,
-    SendFailed,
-    Violation,
 )
-from bbnode.transport.counters import Counters
-from bbnode.transport.errors import QueueFullError
-from bbnode.transport.framing import FrameType, Lane, Open, encode_header, encode_open
-from bbnode.transport.gate import Gate
-from bbnode.transport.inbox import Inbox
-from bbnode.transport.inflow import Inflow
+from bbnode.transport.errors import QueueFullError, Violation
+from bbnode.transport.inbox import Inbox, Meter
 from bbnode.transport.limits import TransportLimits
-from bbnode.transport.room import Meter
+from bbnode.transport.links.admission import Gate
+from bbnode.transport.links.framing import FrameType, Lane, Open, encode_header, encode_open
+from bbnode.transport.links.receiver import Receiver
 from tests.patience import PATIENCE_S
 from tests.transport.fakes import carrier_pair
 from tests.transport.test_link import HELLO, LARGE, SMALL, Side, connect, frame, quiet, small_frame
@@ -71,10 +69,10 @@ class Sender:
     sent: int = 0
     done: int = 0
     evictions: int = 0
-    flow: Inflow = field(init=False)
+    receiver: Receiver = field(init=False)
 
     def __post_init__(self) -> None:
-        self.flow = Inflow(
+        self.receiver = Receiver(
             peer=self.peer,
             exchange=1,
             record=1,
@@ -85,11 +83,11 @@ class Sender:
             address=ADDRESS,
             on_evicted=self._again,
         )
-        self.flow.announce()
+        self.receiver.announce()
 
     def _again(self) -> None:
         self.evictions += 1
-        bulk = self.flow.announce().bulk
+        bulk = self.receiver.announce().bulk
         self.number, self.sent = bulk.number, bulk.offset
 
     @property
@@ -98,23 +96,23 @@ class Sender:
 
     def turn(self) -> None:
         """Send the next bytes, if the window allows it."""
-        if self.finished or self.flow.held_bytes + self.at_once > LIMITS.bulk_window_bytes:
+        if self.finished or self.receiver.held_bytes + self.at_once > LIMITS.bulk_window_bytes:
             return
         total, number = self.sizes[self.number - 1], self.number
         if self.sent == 0:
-            self.flow.open(number, Open(total=total, offset=0, anchor=0))
+            self.receiver.open(number, Open(total=total, offset=0, anchor=0))
         size = min(self.at_once, total - self.sent)
         self.sent += size
         if self.sent == total:
             self.number, self.sent = number + 1, 0
-        self.flow.chunk(number, memoryview(bytes(size)))
+        self.receiver.chunk(number, memoryview(bytes(size)))
 
 
 def charges(inbox: Inbox, senders: list[Sender]) -> int:
     return sum(
-        sender.flow._partial.claim.charged
+        sender.receiver._partial.transfer.charged
         for sender in senders
-        if sender.flow._partial is not None and sender.flow._partial.claim is not None
+        if sender.receiver._partial is not None and sender.receiver._partial.transfer is not None
     )
 
 
@@ -156,7 +154,7 @@ def test_whatever_the_order_all_that_honest_ones_send_comes_whole(seed, sizes, h
                 got[event.peer] += len(event.data)
         if turn % 20 == 0:
             for each in everybody:
-                each.flow.pump()
+                each.receiver.pump()
         assert inbox.partial_bytes == charges(inbox, everybody)
         assert 0 <= inbox.partial_bytes <= LIMITS.inbox_bytes + LIMITS.inbox_large_bytes
         if all(each.finished for each in senders) and not inbox.envelopes:
@@ -164,7 +162,7 @@ def test_whatever_the_order_all_that_honest_ones_send_comes_whole(seed, sizes, h
     for each in senders:
         assert got[each.peer] == sum(each.sizes), f"{each.peer} is stuck"
     for each in everybody:
-        each.flow.drop_partial()
+        each.receiver.drop_partial()
     assert (inbox.partial_bytes, inbox.envelope_bytes, inbox.envelopes) == (0, 0, 0)
     assert not inbox._shares
 
@@ -228,7 +226,7 @@ def test_the_slowest_goes_first_and_begins_again():
         clock.now += 0.02
         for each in fast:
             each.turn()
-            each.flow.pump()
+            each.receiver.pump()
     assert not any(each.finished for each in fast), "they wait a while"
     for _ in range(200):
         clock.now += 0.5
@@ -236,7 +234,7 @@ def test_the_slowest_goes_first_and_begins_again():
             inbox.receive_nowait()
         for each in fast:
             each.turn()
-            each.flow.pump()
+            each.receiver.pump()
     assert all(each.finished for each in fast)
     assert [each.evictions for each in slow] == [1, 1]
     # Nothing is lost: there is room again, and they begin anew.
@@ -246,7 +244,7 @@ def test_the_slowest_goes_first_and_begins_again():
             inbox.receive_nowait()
         for each in slow:
             each.turn()
-            each.flow.pump()
+            each.receiver.pump()
     assert all(each.finished for each in slow)
 
 
@@ -258,7 +256,7 @@ def test_a_meter_counts_only_time_in_which_more_could_have_come():
     assert not meter.is_below(1e9, 1000.0)
     meter.go_on(1000.0)
     assert meter.counted_s(1001.0) == 6.0
-    meter.excuse(1.0)
+    meter.discount(1.0)
     assert meter.counted_s(1001.0) == 5.0
     for second in range(60):
         meter.add(2000, 1001.0 + second)
@@ -301,17 +299,17 @@ async def test_what_was_taken_back_is_sent_again_on_the_same_link(nursery):
     a.table.send(LARGE, message, 1)
     a.table.send(LARGE, b"small", 2)
     await quiet()
-    (claim,) = b.inbox._claims
-    assert claim.charged == ROOM_STEP_BYTES
-    b.inbox._evict(claim)
+    (transfer,) = b.inbox._transfers
+    assert transfer.charged == ROOM_STEP_BYTES
+    b.inbox._evict(transfer)
     assert (b.inbox.partial_bytes, b.count("inbound.evicted")) == (0, 1)
     go_on.set()
     with trio.fail_after(PATIENCE_S):
         await a.table.session(LARGE).queue.wait_idle()
     got = [bytes(e.data) for e in b.drain() if isinstance(e, EnvelopeReceived)]
     assert got == [b"small", message]
-    assert not one.is_doomed()
-    assert not other.is_doomed()
+    assert not one.is_aborted()
+    assert not other.is_aborted()
     assert b.inbox.partial_bytes == 0
 
 
@@ -321,7 +319,7 @@ async def test_a_byte_now_and_then_is_too_slow(nursery, autojump_clock):
     await bulk.write(encode_open(1, 64 * MIB, 0) + encode_header(FrameType.CHUNK, MIB, 1))
     start = trio.current_time()
     with trio.fail_after(3 * a.limits.slow_s):
-        while not link.is_doomed():
+        while not link.is_aborted():
             await bulk.write(b"x")
             await trio.sleep(5)
         await link.closed.wait()
@@ -351,7 +349,7 @@ async def test_a_slow_uplink_is_fast_enough(nursery, autojump_clock):
     a.table.send(LARGE, bytes(20 * MIB), 1)
     await a.table.session(LARGE).queue.wait_idle()
     assert trio.current_time() > 200
-    assert not other.is_doomed()
+    assert not other.is_aborted()
     assert b.count("links.slow") == 0
 
 
@@ -370,7 +368,7 @@ async def test_what_we_hold_is_not_slow(nursery, autojump_clock):
         assert len(event.data) == 3 * MIB
     await a.table.session(LARGE).queue.wait_idle()
     assert b.count("links.slow") == b.count("links.stalled") == 0
-    assert not other.is_doomed()
+    assert not other.is_aborted()
 
 
 async def test_a_frame_has_to_come_whole_in_time(nursery, autojump_clock):
@@ -385,7 +383,7 @@ async def test_a_frame_has_to_come_whole_in_time(nursery, autojump_clock):
     await control.write(encode_header(FrameType.ENVELOPE, 65_536, 4))
     start = trio.current_time()
     with trio.fail_after(2 * a.limits.frame_s):
-        while not link.is_doomed():
+        while not link.is_aborted():
             await control.write(b"x")
             await trio.sleep(5)
         await link.closed.wait()
@@ -423,7 +421,7 @@ async def test_what_is_over_a_rate_waits_and_comes_in_order(nursery, autojump_cl
     assert [each for each in got if len(each) < 100] == small
     assert [each for each in got if len(each) > 100] == large
     await a.table.session(LARGE).queue.wait_idle()
-    assert not any(isinstance(event, SendFailed) for event in a.drain())
+    assert not any(isinstance(event, DeliveryFailed) for event in a.drain())
     assert b.count("inbound.delayed") > 0
     assert b.count("access.denied") == b.count("links.slow") == b.count("links.stalled") == 0
 
@@ -443,7 +441,7 @@ async def test_a_fast_sender_over_its_rate_fills_its_own_queue_and_no_more(nurse
             a.table.send(LARGE, bytes(10_000), sent)
             sent += 1
     assert sent < 10
-    assert b.table.session(SMALL).flow.held_bytes <= b.limits.control_window_bytes
+    assert b.table.session(SMALL).receiver.held_bytes <= b.limits.control_window_bytes
 
 
 async def test_who_is_cut_off_is_sent_away_and_gets_nothing_in(nursery, autojump_clock):
@@ -457,7 +455,7 @@ async def test_who_is_cut_off_is_sent_away_and_gets_nothing_in(nursery, autojump
         pass
     a.table.send(LARGE, b"more of it", 1)
     b.table.reauthorize()
-    with trio.fail_after(b.limits.farewell_s + 1):
+    with trio.fail_after(b.limits.goodbye_s + 1):
         await one.closed.wait()
     assert not any(isinstance(event, EnvelopeReceived) for event in b.drain())
     assert b.table.gate.denied["misconduct"] >= 1

@@ -14,9 +14,9 @@ from bbnode.dsl import Graph, Module, types
 from bbnode.engine import Node, install, steps
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import PeerIdVec
-from bbnode.transport.backend import Hello
+from bbnode.transport.base import Hello
 from bbnode.transport.driver import Driver
-from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport.libp2p.transport import Libp2pTransport
 from tests.patience import PATIENCE_S
 from tests.transport.test_libp2p_backend import make
 
@@ -43,7 +43,7 @@ class Party:
 
     def __init__(self, name: str, role: str) -> None:
         compiled = Compiler().compile(Ask().build())
-        self.backend: Libp2pBackend = make(name, hello=Hello(classes=(role,)))
+        self.backend: Libp2pTransport = make(name, hello=Hello(classes=(role,)))
         self.node: Node = install(compiled, [role], peer_id=self.backend.peer_id, seed=1)
         self.driver = Driver(self.node, self.backend, observe=self._observe, reach=self._reach)
         self.seen: list[steps.Step] = []

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -36,7 +36,7 @@ from bbnode.daemon.access.service import AccessService
 from bbnode.ir.caps import ACCESS_STALL_S, MAX_LISTS_WAITING
 from bbnode.ir.errors import BbnodeError, PeerError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Backend, Direction, ProtocolHost, ProtocolStream
+from bbnode.transport.base import Direction, ProtocolStream, Transport
 from bbnode.transport.errors import StreamBrokenError
 
 logger = logging.getLogger(__name__)
@@ -50,17 +50,13 @@ class AccessSilent(PeerError):
     """A peer did not answer over the access protocol."""
 
 
-class AccessHost(Backend, ProtocolHost, Protocol):
-    """A backend that carries the protocol as well."""
-
-
 class AccessProtocol:
     """One node's part in it."""
 
     def __init__(
         self,
         control: AccessControl,
-        backend: AccessHost,
+        backend: Transport,
         state_dir: Path,
         key: SigningKey,
         *,
@@ -147,7 +143,7 @@ class AccessProtocol:
         )
 
 
-async def ask(backend: ProtocolHost, peer: PeerId, request: bytes) -> Message:
+async def ask(backend: Transport, peer: PeerId, request: bytes) -> Message:
     """One request to a connected peer.
 
     Raises AccessSilent, AccessRefused for what is no answer, and as `open_stream`.
@@ -160,7 +156,7 @@ async def ask(backend: ProtocolHost, peer: PeerId, request: bytes) -> Message:
     raise AccessSilent(f"{peer} did not answer within {ACCESS_STALL_S:g} s; try again")
 
 
-async def redeem(backend: ProtocolHost, peer: PeerId, ticket: bytes) -> Member:
+async def redeem(backend: Transport, peer: PeerId, ticket: bytes) -> Member:
     """The membership that a ticket brings, as the inviter sent it: still to be checked.
 
     Raises TicketRefused with the inviter's reason, and as `ask`.

@@ -19,7 +19,7 @@ from bbnode.daemon.reload import Changes
 from bbnode.daemon.watch import Stalled
 from bbnode.engine import Node
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Backend
+from bbnode.transport.base import Transport
 from bbnode.transport.driver import Driver
 
 
@@ -54,7 +54,7 @@ class Host:
     # All that the artifact has; the node's own are among them.
     artifact_targets: tuple[str, ...]
     node: Node
-    backend: Backend
+    backend: Transport
     driver: Driver
     events: Feed
     logs: Feed

@@ -17,7 +17,7 @@ from bbnode.daemon.control.host import Host
 from bbnode.daemon.watch import THINGS
 from bbnode.ir.caps import MIN_FREE_BYTES
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import PeerInfo, WantedPeer
+from bbnode.transport.base import PeerInfo, WantedPeer
 from bbnode.transport.driver import trio_clock_ns
 
 # Of an address: how it is known that a connection goes through a relay (multiaddr's protocol).

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
@@ -19,13 +19,18 @@ from bbnode.daemon import ping
 from bbnode.daemon.join.errors import InviterRefused, InviterUnreachable, WrongPeer
 from bbnode.daemon.join.source import Source
 from bbnode.ir.errors import BbnodeError
-from bbnode.transport.backend import Hello, PeerConnected, PeerDisconnected, ProtocolHost
-from bbnode.transport.errors import NotConnectedError, StreamBrokenError
-from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.relay_settings import RelaySettings
-
-if TYPE_CHECKING:
-    from bbnode.transport.libp2p.backend import Libp2pBackend
+from bbnode.transport import (
+    ConnectionClosed,
+    ConnectionOpened,
+    Hello,
+    Identity,
+    NotConnectedError,
+    RelaySettings,
+    StreamBrokenError,
+    Transport,
+    TransportSetup,
+)
+from bbnode.transport.registry import make_transport
 
 # A dial gives up after 5 s; each address gets its second chance within this.
 CONNECT_TIMEOUT_S: Final = 15.0
@@ -44,7 +49,7 @@ _OTHER_KEY: Final = "does not correspond to the received pubkey"
 class Dialled:
     """The connection: what protocols are spoken on, and what the peer said of itself."""
 
-    backend: ProtocolHost
+    backend: Transport
     hello: Hello
     address: str
 
@@ -55,14 +60,13 @@ async def dialled(identity: Identity, source: Source, credentials: bytes) -> Asy
 
     Raises InviterUnreachable, WrongPeer, InviterRefused, and what the body raises.
     """
-    # libp2p takes half a second to import: what is wrong with a ticket shows before.
-    from bbnode.transport.libp2p.backend import Libp2pBackend
-
-    backend = Libp2pBackend(
-        identity,
-        listen=(),
-        relay=RelaySettings(use=True),
-        hello=Hello(agent_version=f"bbnode-join/{__version__}", credentials=credentials),
+    backend = make_transport(
+        "libp2p",
+        TransportSetup(
+            identity=identity,
+            relay=RelaySettings(use=True),
+            hello=Hello(agent_version=f"bbnode-join/{__version__}", credentials=credentials),
+        ),
     )
     failure: BbnodeError | None = None
     async with trio.open_nursery() as nursery:
@@ -82,7 +86,7 @@ async def dialled(identity: Identity, source: Source, credentials: bytes) -> Asy
         raise failure
 
 
-async def _connected(backend: Libp2pBackend, source: Source) -> Dialled:
+async def _connected(backend: Transport, source: Source) -> Dialled:
     up = await _first_hello(backend, source)
     send_ping = ping.to(backend)
     with trio.move_on_after(ACCEPT_TIMEOUT_S):
@@ -98,14 +102,14 @@ async def _connected(backend: Libp2pBackend, source: Source) -> Dialled:
     raise _refused(source)
 
 
-async def _first_hello(backend: Libp2pBackend, source: Source) -> PeerConnected:
+async def _first_hello(backend: Transport, source: Source) -> ConnectionOpened:
     tries = 2 * len(source.addresses)
     with trio.move_on_after(CONNECT_TIMEOUT_S):
         while True:
             with trio.move_on_after(_LOOK_EVERY_S):
                 while True:
                     event = await backend.events.receive()
-                    if isinstance(event, PeerConnected):
+                    if isinstance(event, ConnectionOpened):
                         return event
             (wanted,) = backend.wanted()
             if wanted.failed_dials >= tries:
@@ -125,12 +129,12 @@ async def _first_hello(backend: Libp2pBackend, source: Source) -> PeerConnected:
     )
 
 
-def _was_cut(backend: Libp2pBackend) -> bool:
+def _was_cut(backend: Transport) -> bool:
     """Whether a connection has ended since it was made."""
     cut = False
     while True:
         try:
-            cut |= isinstance(backend.events.receive_nowait(), PeerDisconnected)
+            cut |= isinstance(backend.events.receive_nowait(), ConnectionClosed)
         except trio.WouldBlock:
             return cut
 
@@ -143,7 +147,7 @@ def _refused(source: Source) -> InviterRefused:
     return InviterRefused(f"{source.inviter} closed the connection as soon as it knew us; {how}")
 
 
-async def _drain(backend: Libp2pBackend) -> None:
+async def _drain(backend: Transport) -> None:
     """Take what nobody waits for, until the backend has stopped."""
     try:
         while True:

@@ -1,1 +1,34 @@
-"""The transport over py-libp2p: the only place that imports it."""
+"""The transport over py-libp2p, `network.transport = "libp2p"`: the only place that imports it."""
+
+from __future__ import annotations
+
+from bbnode.ir.errors import DeploymentError
+from bbnode.transport.base import Transport, TransportSetup
+
+
+def from_setup(setup: TransportSetup) -> Transport:
+    """Return the libp2p transport of a node; raises ListenError and DeploymentError.
+
+    What a node never uses of libp2p is not imported, if nobody has imported libp2p before.
+    """
+    if setup.settings:
+        raise DeploymentError(
+            f"the libp2p transport has no settings: remove {', '.join(setup.settings)} from "
+            "[network.settings]"
+        )
+    from bbnode.transport.libp2p.imports import import_core
+
+    import_core()
+    from bbnode.transport.libp2p.transport import Libp2pTransport
+
+    transport = Libp2pTransport(
+        setup.identity,
+        listen=setup.listen,
+        announce=setup.announce,
+        hello=setup.hello,
+        limits=setup.limits,
+        authorizer=setup.authorizer,
+        relay=setup.relay,
+    )
+    transport.on_addresses = setup.on_addresses
+    return transport

@@ -20,25 +20,23 @@ from libp2p.rcmgr import Direction as Libp2pDirection
 from multiaddr import Multiaddr
 
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Direction
-from bbnode.transport.carrier import ByteStream
+from bbnode.transport.base import Direction
 from bbnode.transport.errors import StreamBrokenError
-from bbnode.transport.framing import Lane
 from bbnode.transport.libp2p.tcp import remote_endpoint
-from bbnode.transport.libp2p.windows import (
-    grant_window,
-    growing_window,
-    make_patient,
-    steady_window,
-    write_patiently,
-)
 from bbnode.transport.libp2p.workarounds import (
     close_quietly,
     drop_stale_event,
+    grant_window,
+    growing_window,
     hard_close,
+    make_patient,
     reset_quietly,
+    steady_window,
     was_reset,
+    write_patiently,
 )
+from bbnode.transport.links.framing import Lane
+from bbnode.transport.links.link import ByteStream, Carrier
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +49,7 @@ LANE_PROTOCOLS: Final[dict[Lane, TProtocol]] = {
 }
 
 
-class Libp2pStream:
+class Libp2pStream(ByteStream):
     """A ByteStream on a libp2p stream. Nothing of it may be cancelled."""
 
     __slots__ = ("_stream",)
@@ -65,7 +63,6 @@ class Libp2pStream:
         return self._stream
 
     async def read(self, max_bytes: int) -> bytes:
-        """See ByteStream."""
         try:
             data: bytes = await self._stream.read(max_bytes)
         except StreamEOF:
@@ -109,27 +106,25 @@ class Libp2pStream:
 
     @property
     def gone(self) -> bool:
-        """Whether its connection has ended: libp2p shows that as a clean end of the stream."""
+        """True if its connection has ended, which libp2p shows as a clean end of the stream."""
         return bool(self._stream.muxed_stream.conn.event_shutting_down.is_set())
 
     async def end(self) -> None:
-        """See ByteStream."""
         try:
             await self._stream.close_write()
         except Exception as error:  # noqa: BLE001 - declared boundary, see the module
             log.debug("ending a stream failed: %r", error)
 
     async def close(self) -> None:
-        """Give the stream back, both directions; never raises."""
+        """Close both directions of the stream; never raises."""
         await close_quietly(self._stream)
 
     async def reset(self) -> None:
-        """See ByteStream."""
         await reset_quietly(self._stream)
 
 
 def raw_of(connection: Any) -> RawConnection:
-    """What a libp2p connection runs over; AttributeError if libp2p's layers changed."""
+    """Return the raw connection below a libp2p one; AttributeError if libp2p's layers changed."""
     raw: RawConnection = connection.muxed_conn.secured_conn.conn.read_writer.read_write_closer
     return raw
 
@@ -151,7 +146,7 @@ def remote_address(connection: Any, peer: PeerId) -> Multiaddr:
     return Multiaddr(f"/{family}/{host}/tcp/{port}/p2p/{peer}")
 
 
-class Libp2pCarrier:
+class Libp2pCarrier(Carrier):
     """A Carrier on a libp2p SwarmConn."""
 
     def __init__(self, host: Any, connection: Any, on_closed: Callable[[Any], None]) -> None:
@@ -166,21 +161,17 @@ class Libp2pCarrier:
 
     @property
     def peer(self) -> PeerId:
-        """Who the Noise handshake proved the other side to be."""
         return self._peer
 
     @property
     def direction(self) -> Direction:
-        """Who dialled."""
         return self._direction
 
     @property
     def address(self) -> Multiaddr:
-        """The remote end, with /p2p/<peer>."""
         return self._address
 
     async def open(self, lane: Lane) -> ByteStream:
-        """See Carrier."""
         return await self.open_protocol(LANE_PROTOCOLS[lane])
 
     async def open_protocol(self, protocol_id: str) -> Libp2pStream:
@@ -202,19 +193,15 @@ class Libp2pCarrier:
         return Libp2pStream(stream)
 
     def stream_count(self) -> int:
-        """See Carrier."""
         return len(self._connection.streams)
 
     def unread_bytes(self) -> int:
-        """See Carrier."""
         return int(self._connection.muxed_conn.guard.held())
 
     def allow_unread(self, most_bytes: int) -> None:
-        """See Carrier."""
         self._connection.muxed_conn.guard.unread_bytes = most_bytes
 
     async def hard_close(self) -> None:
-        """See Carrier."""
         if self._closed:
             return
         self._closed = True

@@ -21,12 +21,10 @@ import trio
 
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Buffer
-from bbnode.transport.counters import Counters
+from bbnode.transport.base import Buffer, Counters, ProtocolStream
 from bbnode.transport.errors import NotConnectedError, StreamBrokenError, TooManyStreamsError
 from bbnode.transport.libp2p.carrier import LANE_PROTOCOLS, Libp2pCarrier, Libp2pStream
-from bbnode.transport.link import Link
-from bbnode.transport.link_state import LinkState
+from bbnode.transport.links.link import Link, LinkState
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +39,7 @@ _WRITE_BYTES: Final = 4 * 65_524
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolRules:
-    """How the streams of one protocol are treated."""
+    """The bounds of one protocol's streams."""
 
     # Of one peer, in each direction; the protocols that have no rules share
     # `protocol_streams_per_peer`.
@@ -52,7 +50,7 @@ class ProtocolRules:
     patient: bool
 
 
-class PumpedStream:
+class PumpedStream(ProtocolStream):
     """A ProtocolStream: two tasks move the bytes, the caller's calls can be cancelled."""
 
     def __init__(self, link: Link, stream: Libp2pStream, *, patient: bool = False) -> None:
@@ -80,11 +78,9 @@ class PumpedStream:
 
     @property
     def peer(self) -> PeerId:
-        """Who the connection's handshake proved the other side to be."""
         return self.link.peer
 
     async def read(self, max_bytes: int) -> bytes:
-        """See ProtocolStream."""
         await trio.lowlevel.checkpoint()
         while not self._ahead:
             if self._ended:
@@ -101,19 +97,17 @@ class PumpedStream:
         return data
 
     async def write(self, data: Buffer) -> None:
-        """See ProtocolStream."""
         view = memoryview(data).cast("B")
         async with self._lock:
             for at in range(0, len(view), _WRITE_BYTES):
                 await self._pass_on(bytes(view[at : at + _WRITE_BYTES]))
 
     async def end(self) -> None:
-        """See ProtocolStream."""
         async with self._lock:
             await self._pass_on(None)
 
     async def _pass_on(self, part: bytes | None) -> None:
-        """Give a part to the writer, and wait until it is written."""
+        """Pass a part to the writer, and wait until it is written."""
         if self._broken is not None:
             raise StreamBrokenError(str(self._broken)) from self._broken
         try:
@@ -250,7 +244,6 @@ class Protocols:
                 stream.abort(f"nothing moved for {self._idle_s:g} s")
 
     def register(self, protocol_id: str, handler: PumpedHandler) -> None:
-        """See ProtocolHost."""
         if protocol_id in self._handlers or protocol_id in LANE_PROTOCOLS.values():
             raise DeploymentError(f"protocol {protocol_id} is served already; choose another id")
         if not protocol_id.startswith("/"):
@@ -281,9 +274,9 @@ class Protocols:
     async def open(
         self, link: Link | None, peer: PeerId, protocol_id: str
     ) -> AsyncIterator[PumpedStream]:
-        """See ProtocolHost.open_stream."""
+        """See Transport.open_stream."""
         if link is None or not isinstance(link.carrier, Libp2pCarrier):
-            raise NotConnectedError(f"{peer} is not connected; wait for its PeerConnected")
+            raise NotConnectedError(f"{peer} is not connected; wait for its ConnectionOpened")
         place = self._place(link, protocol_id, ours=True)
         if place is None:
             raise TooManyStreamsError(

@@ -27,8 +27,8 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
 from bbnode.ir.caps import MAX_UNSECURED_BYTES
-from bbnode.transport.admission import Place
 from bbnode.transport.errors import ListenError
+from bbnode.transport.links.admission import Place
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class ReadAheadStream(TrioTCPStream):
         self.on_heard: Callable[[], None] | None = None
 
     def has_come(self) -> bool:
-        """Whether the system has bytes of it that were not read yet."""
+        """Return True if the kernel has bytes of it that were not read yet."""
         try:
             # Of the system's own socket: trio's would wait, and does not tell.
             with socket.socket(fileno=os.dup(self.stream.socket.fileno())) as peeked:

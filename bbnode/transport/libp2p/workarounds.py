@@ -1,4 +1,4 @@
-"""What py-libp2p 0.8.1 gets wrong, and what we do about it.
+"""Work-arounds for the faults of py-libp2p 0.8.1.
 
 Rule: one function or class per fault, named after what it gives; `harden` applies those that
 change a host, before it runs; each has a test against real hosts. The numbers S1 to S10 are
@@ -19,24 +19,24 @@ S11 ping replies are written by the task that reads: with both sides sending, an
 S12 a reset does not wake its own reader    `reset_quietly`, `drop_stale_event`
 S13 each read sends an update of the window: half of all packets, and of all system calls, are
     of 12 bytes; and the window begins with 256 KiB, and grows to 4 MiB before anything was said
-    `grant_window`, `steady_window` in `libp2p.windows`
+    `grant_window`, `steady_window`
 S14 a reset that comes while somebody reads looks like a clean end `was_reset`
 S15 a write gives up after 5 s without room in the reader's window, and a relay that does not
-    rest has to keep everything `make_patient`, `write_patiently` in `libp2p.windows`
+    rest has to keep everything `make_patient`, `write_patiently`
 S16 a message of a negotiation, before Noise and on each stream, is read whatever length it
-    announces; it need not be text, and there is no end of them `bound_negotiations` in
-    `libp2p.bounds`
+    announces; it need not be text, and there is no end of them `bound_negotiations`
 S17 frames are read and kept whatever the window says, and streams are made without a bound, before
-    anybody looks `guard_frames` in `libp2p.bounds`
+    anybody looks `guard_frames`
 S18 a stream that was reset keeps what lies unread on it for 60 s, and one that only we have ended
-    stays for ever `drop_stream`, `Strays` in `libp2p.bounds`
+    stays for ever `drop_stream`, `OrphanStreams`
 S19 a read asks the system for as much as the peer announced `ReadAheadStream` in `libp2p.tcp`
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -46,24 +46,314 @@ from libp2p import new_host
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_x25519_pair
 from libp2p.custom_types import TProtocol
+from libp2p.io.exceptions import IOException
+from libp2p.io.utils import read_exactly
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection import swarm_connection
 from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
+from libp2p.protocol_muxer.multiselect import DEFAULT_NEGOTIATE_TIMEOUT
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
 from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.yamux import yamux
+from libp2p.stream_muxer.yamux.yamux import DEFAULT_WINDOW_SIZE, Yamux, YamuxStream
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
-from libp2p.stream_muxer.yamux.yamux import Yamux
 from libp2p.transport.exceptions import SecurityUpgradeFailure
 from multiaddr import Multiaddr
 
-from bbnode.ir.caps import DIALLED_HANDSHAKE_S, MAX_STREAMS
+from bbnode.ir.caps import (
+    DIALLED_HANDSHAKE_S,
+    MAX_NEGOTIATION_BYTES,
+    MAX_NEGOTIATION_MESSAGES,
+    MAX_STREAMS,
+)
 from bbnode.transport.errors import InsecureTransportError
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.bounds import bound_negotiations, drop_stream, guard_frames
 from bbnode.transport.libp2p.tcp import BoundedTcp, ReadAheadStream
-from bbnode.transport.libp2p.windows import steady_window
+
+
+async def grant_window(stream: Any, window_bytes: int) -> None:
+    """Let the peer send `window_bytes` on a stream at once, and tell it of room by quarters (S13).
+
+    How much really comes is bounded by our own acknowledgements.
+    """
+    steady_window(stream, window_bytes)
+    muxed = stream.muxed_stream
+    more = window_bytes - DEFAULT_WINDOW_SIZE
+    if more > 0:
+        muxed.recv_window += more
+        await muxed.send_window_update(more)
+
+
+def steady_window(stream: Any, window_bytes: int = DEFAULT_WINDOW_SIZE) -> None:
+    """Let the window not grow, and tell the peer of room by quarters of it.
+
+    For a stream that is new: libp2p would double it with each small read of the negotiation, to
+    4 MiB before the first byte of ours (S13).
+    """
+    muxed = stream.muxed_stream
+    pending = 0
+
+    async def release(*, bytes_read: int = 0) -> None:
+        nonlocal pending
+        pending += bytes_read
+        if pending * 4 >= window_bytes:
+            released, pending = pending, 0
+            muxed.recv_window += released
+            await muxed.send_window_update(released)
+
+    muxed._auto_tune_and_send_window_update = release
+
+
+def growing_window(stream: Any) -> None:
+    """Let libp2p do with the window what it does: undoes `steady_window`."""
+    vars(stream.muxed_stream).pop("_auto_tune_and_send_window_update", None)
+
+
+class _RoomyStream(YamuxStream):
+    """A stream that tells its writer of room in the window, and of its end (S15)."""
+
+    room: trio.Event
+
+    @property
+    def send_window(self) -> int:
+        return int(self.__dict__["send_window"])
+
+    @send_window.setter
+    def send_window(self, value: int) -> None:
+        self.__dict__["send_window"] = value
+        self.room.set()
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.__dict__["closed"])
+
+    @closed.setter
+    def closed(self, value: bool) -> None:
+        self.__dict__["closed"] = value
+        self.room.set()
+
+
+def make_patient(stream: Any) -> None:
+    """Ready a stream for `write_patiently`."""
+    muxed = stream.muxed_stream
+    muxed.room = trio.Event()
+    # libp2p makes its streams itself, of the one class that it knows.
+    muxed.__class__ = _RoomyStream
+
+
+async def write_patiently(stream: Any, data: bytes) -> None:
+    """Write no more than the reader's window has room for, and wait for room without end (S15).
+
+    One task writes a stream, so the room stays. It ends when the stream or its connection does.
+    libp2p itself would look for room every 10 ms, and give up after 5 s.
+    """
+    muxed = stream.muxed_stream
+    at = 0
+    while at < len(data):
+        while muxed.send_window <= 0 and not muxed.closed:
+            muxed.room = trio.Event()
+            await muxed.room.wait()
+        part = data[at : at + max(muxed.send_window, 1)]
+        await stream.write(part)
+        at += len(part)
+
 
 log = logging.getLogger(__name__)
+
+# Bytes of a length up to that: more are refused before they are read.
+_LENGTH_BYTES: Final = 2
+
+_HEADER: Final = struct.Struct(yamux.YAMUX_HEADER_FORMAT)
+# The frame of a stream that we have forgotten; and all that fits into a new stream's window.
+_UNKNOWN_STREAM_BYTES: Final = yamux.DEFAULT_WINDOW_SIZE
+
+
+class BoundedCommunicator(MultiselectCommunicator):
+    """One side of a negotiation: short messages, and few of them (S16)."""
+
+    def __init__(self, read_writer: Any) -> None:
+        super().__init__(read_writer)
+        self._left = MAX_NEGOTIATION_MESSAGES
+
+    async def read(self) -> str:
+        """The next message; raises MultiselectCommunicatorError for what is none."""
+        self._left -= 1
+        if self._left < 0:
+            raise MultiselectCommunicatorError("the negotiation does not come to an end")
+        try:
+            size = await self._length()
+            if not 0 < size <= MAX_NEGOTIATION_BYTES:
+                raise MultiselectCommunicatorError(f"a message of {size} bytes")
+            message = await read_exactly(self.read_writer, size)
+            if message[-1:] != b"\n":
+                raise MultiselectCommunicatorError("a message without its end of line")
+            return message[:-1].decode()
+        except (IOException, UnicodeDecodeError) as error:
+            raise MultiselectCommunicatorError("fail to read a message") from error
+
+    async def _length(self) -> int:
+        length = 0
+        for at in range(_LENGTH_BYTES):
+            (byte,) = await read_exactly(self.read_writer, 1)
+            length |= (byte & 0x7F) << (7 * at)
+            if byte < 0x80:
+                return length
+        raise MultiselectCommunicatorError("a message of a length that no message has")
+
+
+def bound_negotiations(host: Any) -> None:
+    """Negotiate by short messages alone: of connections, of muxers and of each stream (S16)."""
+    upgrader = host.get_network().upgrader
+    stages = (upgrader.security_multistream, upgrader.muxer_multistream)
+    for owner in (host, *(stage._selector for stage in stages)):
+        _bound_server(owner.multiselect)
+        _bound_client(owner.multiselect_client)
+
+
+def _bound_server(server: Any) -> None:
+    inner = server.negotiate
+
+    async def negotiate(
+        communicator: Any, negotiate_timeout: float = DEFAULT_NEGOTIATE_TIMEOUT
+    ) -> Any:
+        return await inner(BoundedCommunicator(communicator.read_writer), negotiate_timeout)
+
+    server.negotiate = negotiate
+
+
+def _bound_client(client: Any) -> None:
+    inner = client.select_one_of
+
+    async def select_one_of(
+        protocols: Any, communicator: Any, negotiate_timeout: float = DEFAULT_NEGOTIATE_TIMEOUT
+    ) -> Any:
+        bounded = BoundedCommunicator(communicator.read_writer)
+        return await inner(protocols, bounded, negotiate_timeout)
+
+    client.select_one_of = select_one_of
+
+
+class FrameGuard:
+    """Looks at the header of each Yamux frame of a connection before libp2p does (S17).
+
+    `read` takes the place of the secured connection's: libp2p asks it for a header, and then for
+    the body of a DATA frame, whatever it will do with it.
+    """
+
+    __slots__ = ("_body", "_max_streams", "_muxer", "_on_refused", "_read", "unread_bytes")
+
+    def __init__(
+        self,
+        muxer: Any,
+        *,
+        unread_bytes: int,
+        max_streams: int,
+        on_refused: Callable[[Any, str], None],
+    ) -> None:
+        self._muxer = muxer
+        self._read: Callable[[int | None], Awaitable[bytes]] = muxer.secured_conn.read
+        self._max_streams = max_streams
+        self._on_refused = on_refused
+        # What is left of the frame that is being read.
+        self._body = 0
+        # What all streams together may hold.
+        self.unread_bytes = unread_bytes
+
+    async def read(self, n: int | None = None) -> bytes:
+        """As the secured connection reads; raises IOException at a frame that must not be."""
+        data = await self._read(n)
+        if self._body:
+            self._body -= len(data)
+        elif len(data) == yamux.HEADER_SIZE:
+            reason = self._fault(data)
+            if reason:
+                self._on_refused(self._muxer, reason)
+                raise IOException(reason)
+        return data
+
+    def _fault(self, header: bytes) -> str:
+        """Why a frame must not be; "" when it may."""
+        version, kind, flags, number, length = _HEADER.unpack(header)
+        if version != 0 or kind > yamux.TYPE_GO_AWAY:
+            return f"no frame of the muxer: version {version}, type {kind}"
+        if kind > yamux.TYPE_WINDOW_UPDATE:
+            return ""
+        streams = self._muxer.streams
+        stream = streams.get(number)
+        if stream is None and flags & yamux.FLAG_SYN:
+            # The side that dialled has the odd numbers.
+            if number == 0 or (number % 2 == 1) == self._muxer.is_initiator_value:
+                return f"a new stream has number {number}, which is not the peer's to give"
+            if len(streams) >= self._max_streams:
+                return f"more than {self._max_streams} streams"
+        if kind == yamux.TYPE_DATA and length:
+            self._body = length
+            window = _UNKNOWN_STREAM_BYTES if stream is None else stream.recv_window
+            if length > window:
+                return f"the peer ignores our receive window: {length} bytes, {window} are open"
+            if self.held() + length > self.unread_bytes:
+                return f"the peer ignores our receive windows: over {self.unread_bytes} bytes"
+        return ""
+
+    def held(self) -> int:
+        """Return the bytes that lie unread on all streams."""
+        return sum(map(len, self._muxer.stream_buffers.values()))
+
+
+def guard_frames(
+    host: Any,
+    *,
+    unread_bytes: int,
+    max_streams: int,
+    on_refused: Callable[[Any, str], None],
+) -> None:
+    """Have each connection's frames checked before they are read (S17).
+
+    `on_refused` is given the muxer and the reason; the connection ends by itself.
+    """
+    upgrader = host.get_network().upgrader
+    inner = upgrader.upgrade_connection
+
+    async def upgrade_connection(secured: Any, peer_id: Any) -> Any:
+        muxer = await inner(secured, peer_id)
+        muxer.guard = guard = FrameGuard(
+            muxer, unread_bytes=unread_bytes, max_streams=max_streams, on_refused=on_refused
+        )
+        secured.read = guard.read
+        return muxer
+
+    upgrader.upgrade_connection = upgrade_connection
+
+
+def drop_stream(muxed: Any) -> None:
+    """Forget a stream that was reset, with what lies unread on it (S18)."""
+    muxer, number = muxed.conn, muxed.stream_id
+    if muxer.streams.get(number) is not muxed:
+        return
+    del muxer.streams[number]
+    muxer.stream_buffers.pop(number, None)
+    arrived = muxer.stream_events.pop(number, None)
+    if arrived is not None:
+        arrived.set()
+
+
+class OrphanStreams:
+    """Streams that belong to nobody any more, and since when (S18)."""
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+        self._since: dict[Any, float] = {}
+
+    def overdue(self, found: set[Any], now_s: float) -> list[Any]:
+        """Return those of the found streams that have been there for long enough."""
+        self._since = {each: self._since.get(each, now_s) for each in found}
+        due = [each for each, since in self._since.items() if now_s - since >= self._after_s]
+        for each in due:
+            del self._since[each]
+        return due
+
 
 # Over the 15 s after which our own pings end a silent connection: negotiations end with
 # their connection and are never cancelled in the middle of a write (S4).
@@ -131,7 +421,7 @@ def build_host(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a host allows a connection, and whom it tells of one that took more."""
+    """The bounds of a connection, and the functions that are told of a breach."""
 
     # For Noise, of who dialled us; and for the muxer after it.
     authenticate_s: float = DIALLED_HANDSHAKE_S
@@ -213,8 +503,11 @@ def guard_streams(host: Any, on_fault: Callable[[], None], max_streams: int = MA
 
 
 async def reset_quietly(stream: Any) -> None:
-    """Reset a stream whatever its state, and wake the task that reads on it (S12)."""
-    muxed = stream.muxed_stream
+    """Reset a stream, or a muxed one without owner, and wake the task that reads on it (S12).
+
+    It waits for its turn to write, at most until the end of the connection.
+    """
+    muxed = getattr(stream, "muxed_stream", stream)
     arrived = muxed.conn.stream_events.get(muxed.stream_id)
     try:
         await stream.reset()
@@ -233,7 +526,7 @@ def drop_stale_event(stream: Any) -> None:
 
 
 def was_reset(stream: Any) -> bool:
-    """Whether what looks like the end of a stream is a reset by the peer (S14).
+    """Return True if what looks like the end of a stream is a reset by the peer (S14).
 
     The death of the connection is not: that marks all its streams.
     """

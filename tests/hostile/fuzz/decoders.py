@@ -40,11 +40,11 @@ from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
 from bbnode.transport import mdns
-from bbnode.transport.backend import Hello
+from bbnode.transport.base import Hello
 from bbnode.transport.errors import FrameError, HelloError, StreamBrokenError
-from bbnode.transport.framing import FrameDecoder, FrameType, Lane, encode_header
-from bbnode.transport.hello import decode_hello, encode_hello
-from bbnode.transport.libp2p import relay_messages as relay
+from bbnode.transport.libp2p.relay import messages as relay
+from bbnode.transport.links.framing import FrameDecoder, FrameType, Lane, encode_header
+from bbnode.transport.links.hello import decode_hello, encode_hello
 
 CORPUS = Path(__file__).with_name("corpus")
 

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import enum
 import ipaddress
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from bbnode.access.decision import Standing
+from bbnode.access.decision import Decision, Standing
+from bbnode.ir.caps import MAX_REASONS
 from bbnode.ir.peer import PeerId
-from bbnode.transport.counters import Counters
+from bbnode.transport.base import Authorizer, Counters, Direction, Hello
 from bbnode.transport.limits import TransportLimits
 
 # IP version -> lengths of the two prefixes that are counted: one host, and one site.
@@ -29,7 +31,7 @@ PREFIX_BITS: Final[dict[int, tuple[int, int]]] = {4: (32, 24), 6: (64, 48)}
 
 
 class Stage(enum.Enum):
-    """How far a connection has come."""
+    """The progress of a connection."""
 
     SILENT = "silent"
     SPEAKING = "speaking"
@@ -96,7 +98,7 @@ class _Group:
         return ""
 
     def crowd(self, place: Place) -> int:
-        """How many there are beside a place, of its wider prefix."""
+        """Return how many places share the wider prefix of this one."""
         return self.by_prefix[place.prefixes[-1]]
 
 
@@ -139,7 +141,7 @@ class Admission:
     # -- a connection's life -----------------------------------------------------------------
 
     def accept(self, address: str, now_s: float, drop: Callable[[str], None]) -> Place | None:
-        """A place for a connection from an IP address ("": through a relay), if it gets one."""
+        """Return a place for a connection from an IP address ("": a relay), if it gets one."""
         prefixes, bounded = prefixes_of(address)
         place = Place(prefixes, bounded, now_s, drop)
         limits, waiting = self._limits, self._waiting
@@ -157,21 +159,21 @@ class Admission:
         return place
 
     def dial(self, peer: PeerId, now_s: float, drop: Callable[[str], None]) -> Place:
-        """The place of a connection that we made: it does not wait."""
+        """Return the place of a connection that we made: it does not wait."""
         return Place(("dialled",), False, now_s, drop, Stage.SECURED, peer, dialled=True)
 
     def heard(self, place: Place) -> None:
-        """The first bytes have come."""
+        """Note that the first bytes have arrived."""
         if place.stage is Stage.SILENT:
             place.stage = Stage.SPEAKING
 
     def secured(self, place: Place, peer: PeerId) -> None:
-        """The handshake has proved who it is."""
+        """Note that the handshake has proved the peer."""
         if place.stage in (Stage.SILENT, Stage.SPEAKING):
             place.stage, place.peer = Stage.SECURED, peer
 
     def hello(self, place: Place, peer: PeerId, standing: Standing, now_s: float) -> str:
-        """Settle a connection whose hello is acceptable; the reason against it, or ""."""
+        """Settle a connection whose hello is acceptable; return the reason against it, or ""."""
         if place.stage is Stage.GONE:
             return "its place was given away"
         self._waiting.remove(place)
@@ -193,7 +195,7 @@ class Admission:
         return ""
 
     def left(self, place: Place) -> None:
-        """It is gone, however far it had come; a second call does nothing."""
+        """Release the place of a connection that is gone; a second call does nothing."""
         if place.stage is Stage.SETTLED and place.peer is not None:
             self._settled_of[place.peer] -= 1
             if not self._settled_of[place.peer]:
@@ -281,7 +283,7 @@ class Admission:
         return True
 
     def _recognise(self) -> None:
-        """Strangers that we have dealt with meanwhile are strangers no more."""
+        """Reclassify strangers that we have dealt with meanwhile."""
         for place in list(self._strangers.places):
             if place.peer is not None and self._known(place.peer):
                 self._strangers.remove(place)
@@ -294,12 +296,12 @@ class Admission:
 
 
 def reserved(limits: TransportLimits) -> int:
-    """Connections that strangers never get; a quarter of all where there are few."""
+    """Return how many connections strangers never get; a quarter of all where there are few."""
     return min(limits.reserved_connections, limits.max_connections // 4)
 
 
 def prefixes_of(address: str) -> tuple[tuple[str, ...], bool]:
-    """The prefixes of an IP address, narrow and wide, and whether they are bounded."""
+    """Return the prefixes of an IP address, narrow and wide, and True if they are bounded."""
     if not address:
         return ("relayed",), False
     ip = ipaddress.ip_address(address.split("%")[0])
@@ -307,3 +309,64 @@ def prefixes_of(address: str) -> tuple[tuple[str, ...], bool]:
         ip = ip.ipv4_mapped
     networks = (ipaddress.ip_network((ip, bits), strict=False) for bits in PREFIX_BITS[ip.version])
     return tuple(map(str, networks)), ip.is_global
+
+
+class Gate:
+    """The authorizer, with its refusals counted. Each method returns the reason against, or ""."""
+
+    def __init__(self, authorizer: Authorizer | None, counters: Counters) -> None:
+        self._authorizer = authorizer
+        self._counters = counters
+        # Refusals by reason.
+        self.denied: Counter[str] = Counter()
+
+    def connection(self, peer: PeerId, direction: Direction, hello: Hello | None) -> str:
+        """Decide on a connection, before or after its hello."""
+        if self._authorizer is None:
+            return ""
+        if hello is not None:
+            return self.hello(peer, direction, hello)[0]
+        return self._reason(self._authorizer.connection(peer, direction))
+
+    def hello(self, peer: PeerId, direction: Direction, hello: Hello) -> tuple[str, Standing]:
+        """Decide on a hello: return the reason against it, and the standing of the peer."""
+        if self._authorizer is None:
+            return "", Standing.STRANGER
+        decision = self._authorizer.hello(peer, direction, hello)
+        return self._reason(decision), decision.standing
+
+    def envelope(self, peer: PeerId, direction: Direction, size: int) -> str:
+        """Decide on one envelope from a peer or to it."""
+        if self._authorizer is None:
+            return ""
+        return self._reason(self._authorizer.envelope(peer, direction, size))
+
+    def admits_from(self, peer: PeerId) -> Callable[[int], float]:
+        """Return a function from the size of an envelope to the seconds it has to wait, or inf."""
+        authorizer = self._authorizer
+        if authorizer is None:
+            return lambda _size: 0.0
+
+        def admit(size: int) -> float:
+            decision = authorizer.envelope(peer, Direction.INBOUND, size)
+            if decision.allowed:
+                return 0.0
+            if decision.wait_s > 0:
+                return decision.wait_s  # late, and not refused
+            self._reason(decision)
+            return math.inf
+
+        return admit
+
+    def is_known(self, peer: PeerId) -> bool:
+        """Return True if a peer is known to be of use."""
+        return self._authorizer is None or self._authorizer.is_known(peer)
+
+    def _reason(self, decision: Decision) -> str:
+        if decision.allowed:
+            return ""
+        reason = decision.reason or "not allowed"
+        known = reason in self.denied or len(self.denied) < MAX_REASONS
+        self.denied[reason if known else "other"] += 1
+        self._counters.add("access.denied")
+        return reason

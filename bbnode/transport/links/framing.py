@@ -6,7 +6,7 @@ FRAME_CAPS; a length is checked against it before anything is kept. An end of st
 but between frames is a truncation. No I/O here: the decoder is fed.
 
 Number: of an ENVELOPE, OPEN and CHUNK, the message's place in the order of its lane; of an
-ACK, the message that is expected next; of a RESUME and a START, the round (see `inflow`); of a
+ACK, the message that is expected next; of a RESUME and a START, the round (see `receiver`); of a
 PING, what its PONG repeats; of a BYE_ACK, the lane.
 """
 
@@ -51,7 +51,7 @@ class Lane(enum.IntEnum):
 
 
 class FrameType(enum.IntEnum):
-    """What a frame is."""
+    """The type of a frame."""
 
     HELLO = 1
     PING = 2
@@ -92,7 +92,7 @@ FRAME_CAPS: dict[tuple[Lane, FrameType], int] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class LinkFrame:
     """One decoded frame, whole."""
 
     type: FrameType
@@ -110,7 +110,7 @@ class ChunkData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far a lane was taken: all before `number`, and `offset` bytes of that."""
+    """A position in a lane: all messages before `number`, and `offset` bytes of that one."""
 
     number: int
     offset: int = 0
@@ -118,7 +118,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """What a sender says of a large message before its chunks, in bytes.
+    """The header of a large message, sent before its chunks; all in bytes.
 
     `anchor` is where in the message its largest part begins, such as the numbers of a tensor. The
     receiver puts the message into memory so that this byte is aligned, and nobody has to copy the
@@ -132,7 +132,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """What a receiver tells a sender before anything else: whence, and how much at a time.
+    """The first word of a receiver to a sender: from where to send, and how much at a time.
 
     `record` names the receiver's memory of this sender; another one remembers nothing.
     """
@@ -146,18 +146,18 @@ class Resume:
 
 
 def encode_header(frame_type: FrameType, body_bytes: int, number: int = 0) -> bytes:
-    """The 16 header bytes of a frame with a body of `body_bytes` bytes."""
+    """Encode the header of a frame with a body of `body_bytes` bytes."""
     return _HEADER.pack(frame_type, 0, 0, body_bytes, number)
 
 
 def encode_ack(lane: Lane, position: Position) -> bytes:
-    """A whole ACK frame."""
+    """Encode an ACK."""
     body = _ACK.pack(lane, position.offset)
     return encode_header(FrameType.ACK, len(body), position.number) + body
 
 
-def decode_ack(frame: Frame) -> tuple[Lane, Position]:
-    """What an ACK says; raises FrameError."""
+def decode_ack(frame: LinkFrame) -> tuple[Lane, Position]:
+    """Return the lane and position of an ACK; raises FrameError."""
     lane, offset = _unpack(_ACK, frame)
     if lane not in (Lane.CONTROL, Lane.BULK):
         raise FrameError(f"an ACK of lane {lane}, which does not exist")
@@ -165,7 +165,7 @@ def decode_ack(frame: Frame) -> tuple[Lane, Position]:
 
 
 def encode_resume(resume: Resume) -> bytes:
-    """A whole RESUME frame."""
+    """Encode a RESUME."""
     body = _RESUME.pack(
         resume.record,
         resume.control.number,
@@ -177,8 +177,8 @@ def encode_resume(resume: Resume) -> bytes:
     return encode_header(FrameType.RESUME, len(body), resume.round) + body
 
 
-def decode_resume(frame: Frame) -> Resume:
-    """What a RESUME says; raises FrameError."""
+def decode_resume(frame: LinkFrame) -> Resume:
+    """Decode a RESUME; raises FrameError."""
     record, control, bulk, offset, control_window, bulk_window = _unpack(_RESUME, frame)
     least = MAX_CONTROL_ENVELOPE_BYTES + HEADER_BYTES
     if min(control_window, bulk_window) < least:
@@ -194,12 +194,12 @@ def decode_resume(frame: Frame) -> Resume:
 
 
 def encode_open(number: int, total: int, offset: int, anchor: int = 0) -> bytes:
-    """A whole OPEN frame."""
+    """Encode an OPEN."""
     return encode_header(FrameType.OPEN, _OPEN.size, number) + _OPEN.pack(total, offset, anchor)
 
 
-def decode_open(frame: Frame) -> Open:
-    """What an OPEN says; raises FrameError."""
+def decode_open(frame: LinkFrame) -> Open:
+    """Decode an OPEN; raises FrameError."""
     total, offset, anchor = _unpack(_OPEN, frame)
     if offset >= total:
         raise FrameError(f"a message of {total} bytes is opened at byte {offset}")
@@ -208,7 +208,7 @@ def decode_open(frame: Frame) -> Open:
     return Open(total=total, offset=offset, anchor=anchor)
 
 
-def _unpack(layout: struct.Struct, frame: Frame) -> tuple[int, ...]:
+def _unpack(layout: struct.Struct, frame: LinkFrame) -> tuple[int, ...]:
     if len(frame.body) != layout.size:
         raise FrameError(
             f"a {frame.type.name} frame of {len(frame.body)} bytes; it has {layout.size}"
@@ -239,16 +239,16 @@ class FrameDecoder:
 
     @property
     def mid_frame(self) -> bool:
-        """Whether an end of stream now would cut a frame short."""
+        """True if an end of stream now would cut a frame short."""
         return self._want is not None or bool(self._buffer) or self._chunk_left > 0
 
     @property
     def keeps_bytes(self) -> bool:
-        """Whether the beginning of a header or of a body waits here for the rest."""
+        """True if the beginning of a header or of a body waits here for the rest."""
         return self._want is not None or bool(self._buffer)
 
-    def feed(self, data: bytes) -> Iterator[Frame | ChunkData]:
-        """What `data` completes; raises FrameError at the first that is no frame."""
+    def feed(self, data: bytes) -> Iterator[LinkFrame | ChunkData]:
+        """Yield what `data` completes; raises FrameError at the first bytes that are no frame."""
         self._view = memoryview(data)
         while True:
             if self._chunk_left:
@@ -274,10 +274,10 @@ class FrameDecoder:
                 return
             self._want = None
             self.frames += 1
-            yield Frame(type=frame_type, number=number, body=body)
+            yield LinkFrame(type=frame_type, number=number, body=body)
 
     def _take(self, count: int) -> bytes | None:
-        """The next `count` bytes, or None when they have not all come."""
+        """Return the next `count` bytes, or None when they have not all arrived."""
         missing = count - len(self._buffer)
         if missing > len(self._view):
             self._buffer += self._view

@@ -8,14 +8,18 @@ and resume are the same. Whoever dialled it has the next one before the relay cu
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 import trio
 from libp2p.connection_types import ConnectionType
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.exceptions import ConnectionClosedError, IOException
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
@@ -23,25 +27,75 @@ from multiaddr import Multiaddr
 from bbnode.ir.address import CIRCUIT, is_relayed
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import Direction
+from bbnode.transport.base import Direction
 from bbnode.transport.errors import DialError, RelayRefusedError, StreamBrokenError
 from bbnode.transport.libp2p.protocols import Protocols, PumpedStream
-from bbnode.transport.libp2p.relay_messages import (
+from bbnode.transport.libp2p.relay.messages import (
     REASONS,
     RELAY_PROTOCOL,
     RELAYED_PROTOCOL,
-    Answer,
-    Ask,
+    RelayAnswer,
+    RelayCommand,
+    RelayRequest,
     RelayStatus,
-    Request,
     read_answer,
     write_answer,
     write_request,
 )
-from bbnode.transport.libp2p.relay_pipe import CircuitPipe
 from bbnode.transport.libp2p.workarounds import serve_inbound
-from bbnode.transport.link import Link
-from bbnode.transport.link_state import LinkState
+from bbnode.transport.links.link import Link, LinkState
+
+_READ_BYTES: Final = 64 * 1024
+
+
+class CircuitPipe(ReadWriteCloser):
+    """One end of a circuit. Unlike a socket's, its reads and writes may be cancelled."""
+
+    def __init__(self, stream: PumpedStream, *, wear_bytes: float = math.inf) -> None:
+        """`worn` is set once `wear_bytes` of both directions have gone through, or it is closed."""
+        self._stream = stream
+        self._rest = memoryview(b"")
+        self._left = wear_bytes
+        self.worn = trio.Event()
+        self.closed = trio.Event()
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Between 1 and `n` bytes, b"" at the end; raises IOException."""
+        if not self._rest:
+            try:
+                data = await self._stream.read(_READ_BYTES)
+            except StreamBrokenError as error:
+                raise IOException(f"the circuit is gone: {error}") from error
+            self._count(len(data))
+            self._rest = memoryview(data)
+        count = len(self._rest) if n is None or n < 0 else n
+        part, self._rest = self._rest[:count], self._rest[count:]
+        return bytes(part)
+
+    async def write(self, data: bytes) -> None:
+        """All of `data`; raises ConnectionClosedError."""
+        try:
+            await self._stream.write(data)
+        except StreamBrokenError as error:
+            raise ConnectionClosedError(f"the circuit is gone: {error}") from error
+        self._count(len(data))
+
+    async def close(self) -> None:
+        """End it at once; whoever reads or writes comes back with an error."""
+        self.closed.set()
+        self.worn.set()
+        self._stream.abort("the circuit was closed here")
+        await trio.lowlevel.checkpoint()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """None: the address of a circuit is no IP address."""
+        return None
+
+    def _count(self, size: int) -> None:
+        self._left -= size
+        if self._left <= 0:
+            self.worn.set()
+
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +110,7 @@ ASK_AGAIN_S: Final = 60.0
 
 
 class RelayClient:
-    """What one node has with relays."""
+    """The client of one node: its reservations, and its circuits through relays."""
 
     def __init__(
         self,
@@ -118,11 +172,11 @@ class RelayClient:
                 await trio.sleep(wait_s)
 
     async def _reserve(self, link: Link) -> float | None:
-        """Ask for it: the seconds until it is to be asked for again, None when never."""
+        """Ask for it; return the seconds until it is to be asked for again, None for never."""
         try:
             with trio.fail_after(ANSWER_S):
                 async with self._protocols.open(link, link.peer, RELAY_PROTOCOL) as stream:
-                    await write_request(stream, Request(ask=Ask.RESERVE))
+                    await write_request(stream, RelayRequest(ask=RelayCommand.RESERVE))
                     answer = await read_answer(stream)
         except StreamBrokenError as error:
             # It does not speak the protocol; or the connection is gone.
@@ -154,9 +208,9 @@ class RelayClient:
     async def _serve(self, stream: PumpedStream) -> None:
         """A relay brings somebody: let them secure the connection, and hold it."""
         if stream.peer not in self._reserved:
-            await write_answer(stream, Answer(status=RelayStatus.NO_RESERVATION))
+            await write_answer(stream, RelayAnswer(status=RelayStatus.NO_RESERVATION))
             return
-        await write_answer(stream, Answer(status=RelayStatus.OK))
+        await write_answer(stream, RelayAnswer(status=RelayStatus.OK))
         raw, address = _raw(CircuitPipe(stream), stream.link, initiator=False)
         await serve_inbound(self._host, raw, address)
 
@@ -165,22 +219,25 @@ class RelayClient:
 
         Raises RelayRefusedError with the relay's reason, and DialError.
         """
-        made = _Made()
+        report, result = trio.open_memory_channel[Any](1)
         try:
-            relay.start_soon(partial(self._hold, relay, peer, made))
+            relay.start_soon(partial(self._hold, relay, peer, report))
         except StreamBrokenError as error:
             raise DialError(f"no circuit through {relay.peer}: {error}") from error
-        await made.done.wait()
-        if made.error is not None:
-            raise made.error
-        return made.connection
+        try:
+            made = await result.receive()
+        except trio.EndOfChannel:
+            raise DialError(f"the connection with the relay {relay.peer} is gone") from None
+        if isinstance(made, DialError):
+            raise made
+        return made
 
-    async def _hold(self, relay: Link, peer: PeerId, made: _Made) -> None:
-        """Open a circuit and keep its stream until it is closed."""
+    async def _hold(self, relay: Link, peer: PeerId, report: trio.MemorySendChannel[Any]) -> None:
+        """Open a circuit, report its connection or a DialError, and keep it until it is closed."""
         try:
             async with self._protocols.open(relay, relay.peer, RELAY_PROTOCOL) as stream:
                 with trio.fail_after(ANSWER_S):
-                    await write_request(stream, Request(ask=Ask.CONNECT, peer=peer))
+                    await write_request(stream, RelayRequest(ask=RelayCommand.CONNECT, peer=peer))
                     answer = await read_answer(stream)
                 if answer.status is not RelayStatus.OK:
                     raise RelayRefusedError(
@@ -189,27 +246,29 @@ class RelayClient:
                     )
                 pipe = CircuitPipe(stream, wear_bytes=answer.bytes * USED_UP)
                 raw, _ = _raw(pipe, relay, initiator=True)
-                made.connection = await self._host.get_network().upgrade_outbound_raw_conn(
-                    raw, ID(peer.to_bytes())
+                report.send_nowait(
+                    await self._host.get_network().upgrade_outbound_raw_conn(
+                        raw, ID(peer.to_bytes())
+                    )
                 )
-                made.done.set()
+                report.close()
                 with trio.move_on_after(answer.seconds * USED_UP):
                     await pipe.worn.wait()
                 if not pipe.closed.is_set():
                     await self._replace(relay, peer)
                 await pipe.closed.wait()
-        except DialError as error:
-            made.error = error
-        except trio.TooSlowError as error:
-            made.error = DialError(f"the relay {relay.peer} was silent for {ANSWER_S:g} s")
-            made.error.__cause__ = error
         except Exception as error:  # noqa: BLE001 - declared boundary: libp2p lets anything out
-            made.error = DialError(f"no circuit through {relay.peer} to {peer}: {error!r}")
-            made.error.__cause__ = error
+            failure = error
+            if isinstance(error, trio.TooSlowError):
+                failure = DialError(f"the relay {relay.peer} was silent for {ANSWER_S:g} s")
+            elif not isinstance(error, DialError):
+                failure = DialError(f"no circuit through {relay.peer} to {peer}: {error!r}")
+            if failure is not error:
+                failure.__cause__ = error
+            with contextlib.suppress(trio.ClosedResourceError, trio.BrokenResourceError):
+                report.send_nowait(failure)
         finally:
-            if made.connection is None and made.error is None:
-                made.error = DialError(f"the connection with the relay {relay.peer} is gone")
-            made.done.set()
+            report.close()
 
     async def _replace(self, relay: Link, peer: PeerId) -> None:
         """A new circuit, which both sides keep rather than the old one."""
@@ -220,17 +279,6 @@ class RelayClient:
             log.info("a circuit was not replaced: %s", error)
 
 
-class _Made:
-    """What becomes of a dial."""
-
-    __slots__ = ("connection", "done", "error")
-
-    def __init__(self) -> None:
-        self.connection: Any = None
-        self.error: DialError | None = None
-        self.done = trio.Event()
-
-
 def _raw(pipe: CircuitPipe, relay: Link, *, initiator: bool) -> tuple[RawConnection, Multiaddr]:
     """A circuit as libp2p takes it. Who is at its other end, the handshake proves."""
     address = Multiaddr(f"{relay.carrier.address}/{CIRCUIT}")
@@ -238,7 +286,7 @@ def _raw(pipe: CircuitPipe, relay: Link, *, initiator: bool) -> tuple[RawConnect
 
 
 def can_be_dialled(own: Sequence[Multiaddr], by: Multiaddr) -> bool:
-    """Whether somebody who is where `by` is can dial one of our addresses, as far as they tell.
+    """Return True if a peer at `by` can dial one of our addresses, as far as they tell.
 
     Of whom we reach at a public address, only a public one of ours counts; on a private network
     a private one, and on this machine any.
@@ -247,7 +295,7 @@ def can_be_dialled(own: Sequence[Multiaddr], by: Multiaddr) -> bool:
 
 
 def _reach(address: Multiaddr) -> int:
-    """How far away an address can be dialled from: 0 this machine, 1 its network, 2 anywhere."""
+    """Return from how far an address can be dialled: 0 this machine, 1 its network, 2 anywhere."""
     parts = str(address).split("/")
     if parts[1] not in ("ip4", "ip6"):
         return 2  # a name

@@ -18,23 +18,23 @@ import trio
 
 from bbnode.ir.address import is_relayed
 from bbnode.ir.peer import PeerId
-from bbnode.transport.counters import Counters
+from bbnode.transport.base import Counters
 from bbnode.transport.errors import NotConnectedError, StreamBrokenError, TooManyStreamsError
 from bbnode.transport.libp2p.protocols import Protocols, PumpedStream
-from bbnode.transport.libp2p.relay_messages import (
+from bbnode.transport.libp2p.relay.messages import (
     RELAY_PROTOCOL,
     RELAYED_PROTOCOL,
-    Answer,
-    Ask,
+    RelayAnswer,
+    RelayCommand,
     RelayMessageError,
+    RelayRequest,
     RelayStatus,
-    Request,
     read_answer,
     read_request,
     write_answer,
 )
-from bbnode.transport.libp2p.relay_settings import RelaySettings
-from bbnode.transport.link import Link
+from bbnode.transport.limits import RelaySettings
+from bbnode.transport.links.link import Link
 
 log = logging.getLogger(__name__)
 
@@ -88,17 +88,17 @@ class RelayServer:
         except StreamBrokenError as error:
             log.debug("the asker of a relay is gone: %s", error)
 
-    async def _decide(self, stream: PumpedStream, request: Request) -> None:
+    async def _decide(self, stream: PumpedStream, request: RelayRequest) -> None:
         if is_relayed(stream.link.carrier.address):
             await self._refuse(stream, RelayStatus.RELAYED)
-        elif request.ask is Ask.RESERVE or request.peer is None:
+        elif request.ask is RelayCommand.RESERVE or request.peer is None:
             await self._reserve(stream)
         else:
             await self._connect(stream, request.peer)
 
     async def _refuse(self, stream: PumpedStream, status: RelayStatus) -> None:
         self._counters.add("relay.refused")
-        await write_answer(stream, Answer(status=status))
+        await write_answer(stream, RelayAnswer(status=status))
 
     async def _reserve(self, stream: PumpedStream) -> None:
         settings, now = self._settings, trio.current_time()
@@ -113,7 +113,9 @@ class RelayServer:
                 return
         self._reserved[stream.peer] = now + settings.reservation_s
         self._counters.add("relay.reserved")
-        await write_answer(stream, Answer(status=RelayStatus.OK, seconds=settings.reservation_s))
+        await write_answer(
+            stream, RelayAnswer(status=RelayStatus.OK, seconds=settings.reservation_s)
+        )
 
     # -- circuits --------------------------------------------------------------------------
 
@@ -172,7 +174,9 @@ class RelayServer:
         settings = self._settings
         await write_answer(
             near,
-            Answer(status=RelayStatus.OK, seconds=settings.circuit_s, bytes=settings.circuit_bytes),
+            RelayAnswer(
+                status=RelayStatus.OK, seconds=settings.circuit_s, bytes=settings.circuit_bytes
+            ),
         )
         left = settings.circuit_bytes
         async with trio.open_nursery() as nursery:

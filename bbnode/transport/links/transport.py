@@ -1,6 +1,6 @@
-"""A backend made of links: peers, dialer tasks, start and stop. No libp2p in it.
+"""A transport made of links: peers, dialer tasks, start and stop.
 
-Rule: everything a backend does beside opening connections is here; a subclass listens and
+Rule: everything that a transport does beside opening connections is here; a subclass listens and
 dials (`_serve`, `_dial`), and hands each new connection to `_attach`. All tasks are children
 of `run`.
 """
@@ -11,7 +11,7 @@ import contextlib
 import math
 import random
 import secrets
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -22,42 +22,38 @@ from multiaddr import Multiaddr
 
 from bbnode.ir.address import is_relayed
 from bbnode.ir.caps import MAX_CLAIMED_ADDRESSES
-from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.admission import Place
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
     Authorizer,
     Buffer,
+    Counters,
     Hello,
     PeerInfo,
+    Transport,
     TransportMetrics,
     Unsent,
     WantedPeer,
+    check_can_be_dialled,
 )
-from bbnode.transport.carrier import Carrier
-from bbnode.transport.counters import Counters
 from bbnode.transport.errors import DialError
-from bbnode.transport.hello import encode_hello
 from bbnode.transport.hints import dialable
 from bbnode.transport.inbox import Inbox
 from bbnode.transport.limits import TransportLimits
-from bbnode.transport.link import Link
-from bbnode.transport.link_state import LinkState
-from bbnode.transport.measure import measure
-from bbnode.transport.peers import PeerTable
-from bbnode.transport.redial import Redial
-from bbnode.transport.session import PeerSession
-from bbnode.transport.wakeup import Signal
+from bbnode.transport.links.admission import Place
+from bbnode.transport.links.hello import encode_hello
+from bbnode.transport.links.link import Carrier, Link, LinkState, Signal
+from bbnode.transport.links.peers import PeerSession, PeerTable
 
 # Happy eyeballs (RFC 8305, section 5): the next address gets its chance after this, or at
 # once when the one before has failed.
 _STAGGER_S: Final = 0.25
 # A connection that lasted as long was a success; one that ends sooner makes the next wait longer.
 _STEADY_S: Final = 10.0
+_JITTER: Final = 0.2
 
 
-class LinkBackend(ABC):
-    """The part of a Backend that does not depend on how connections are made."""
+class LinkTransport(Transport):
+    """The part of a Transport that does not depend on how connections are made."""
 
     def __init__(
         self,
@@ -106,88 +102,88 @@ class LinkBackend(ABC):
         """Connect and `_attach`; raises DialError. Its time-outs are inside: never cancelled."""
 
     @abstractmethod
-    def listen_addresses(self) -> list[Multiaddr]:
-        """See Backend."""
+    async def _maintain(self) -> None:
+        """Look after what fails silently, until cancelled."""
 
-    @abstractmethod
-    async def _tend(self) -> None:
-        """Look at what goes wrong in silence, until cancelled."""
-
-    def _detours(self, peer: PeerId) -> Sequence[Multiaddr]:  # noqa: ARG002
-        """More addresses of a peer, to be tried after those that were given."""
+    def _relay_routes(self, peer: PeerId) -> Sequence[Multiaddr]:  # noqa: ARG002
+        """Return more addresses of a peer, to be tried after those that were given."""
         return ()
 
     def _circuits(self) -> int:
-        """Circuits of other peers that go through us."""
+        """Return how many circuits of other peers go through us."""
         return 0
 
-    # -- Backend ---------------------------------------------------------------------------
+    # -- Transport -------------------------------------------------------------------------
 
     @property
     def peer_id(self) -> PeerId:
-        """Our own PeerId."""
         return self._own
 
     @property
     def events(self) -> Inbox:
-        """The bounded stream of everything that happens."""
         return self._inbox
 
     def send(self, peer: PeerId, data: Buffer | Sequence[Buffer], *, tag: int) -> None:
-        """See Backend."""
         self._table.send(peer, data, tag)
 
     def peers(self) -> list[PeerInfo]:
-        """See Backend."""
         return self._table.infos()
 
     def wanted(self) -> list[WantedPeer]:
-        """See Backend."""
         return self._table.wanted()
 
     def counters(self) -> dict[str, int]:
-        """See Backend."""
         return self._counters.snapshot()
 
     def metrics(self) -> TransportMetrics:
-        """See Backend."""
+        table, inbox = self._table, self._inbox
+        links, sessions = table.links(), table.sessions()
+        queues = [session.queue for session in sessions]
+        receivers = [session.receiver for session in sessions if session.receiver is not None]
         own_tasks = 0 if self._nursery is None else len(self._nursery.child_tasks)
-        return measure(
-            self._table,
-            self._inbox,
-            self._limits,
-            counters=self._counters.snapshot(),
-            own_tasks=own_tasks,
+        up = sum(link.hello is not None for link in links)
+        return TransportMetrics(
+            connections=up,
+            connections_opening=len(links) - up + table.admission.sockets,
+            connection_slots=self._limits.max_connections,
+            streams=sum(link.carrier.stream_count() for link in links),
+            tasks=own_tasks + sum(link.tasks for link in links),
+            unread_bytes=sum(link.carrier.unread_bytes() for link in links),
+            held_bytes=sum(receiver.held_bytes for receiver in receivers),
+            inbox_bytes=inbox.envelope_bytes,
+            partial_bytes=inbox.partial_bytes,
+            queued_bytes=sum(queue.bytes for queue in queues),
+            unacknowledged_bytes=sum(queue.unacknowledged_bytes for queue in queues),
+            inbox_envelopes=inbox.envelopes,
+            inbox_notices=inbox.notices,
+            queued_envelopes=sum(queue.envelopes for queue in queues),
             circuits=self._circuits(),
+            sessions=len(sessions),
+            denied=dict(table.gate.denied),
+            counters=self._counters.snapshot(),
+            peers=tuple(table.infos()),
         )
 
     def set_credentials(self, credentials: bytes) -> None:
-        """See Backend; raises HelloError for more than a hello can carry."""
+        """Show them from now on; raises HelloError for more than a hello can carry."""
         made = replace(self._hello, credentials=credentials)
         encode_hello(made)
         self._hello = made
 
     def reauthorize(self) -> None:
-        """See Backend."""
         self._table.reauthorize()
 
     def keep_connected(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
-        """See Backend; raises DeploymentError for our own id or without any address."""
-        if peer == self._own:
-            raise DeploymentError(f"{peer} is this node itself; remove it from the peers to dial")
-        if not addresses:
-            raise DeploymentError(f"no address given for {peer}; name at least one")
+        check_can_be_dialled(self._own, peer, addresses)
         session = self._table.session(peer)
         session.wanted = tuple(dict.fromkeys(addresses))[:MAX_CLAIMED_ADDRESSES]
         if self._nursery is not None and peer not in self._dialers:
             self._start_dialer(session)
 
     def unsent(self) -> list[Unsent]:
-        """See Backend."""
         return self._table.unsent()
 
     def forget(self, peer: PeerId) -> None:
-        """See Backend."""
         session = self._table.known(peer)
         if session is None or session.wanted is None:
             return
@@ -195,29 +191,27 @@ class LinkBackend(ABC):
         scope = self._dialers.pop(peer, None)
         if scope is not None:
             scope.cancel()
-        self._table.not_reached(session, "it is not dialled any more")
+        self._table.not_reached(session, "it is no longer dialled")
         self._table.drop_if_unused(session)
 
     def disconnect(self, peer: PeerId) -> None:
-        """See Backend."""
         session = self._table.known(peer)
         for link in list(session.links) if session is not None else ():
-            link.retire("disconnected on purpose")
+            link.close("disconnected on purpose")
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        """See Backend; raises ListenError."""
         try:
             async with self._serve(), trio.open_nursery() as nursery:
                 self._nursery = nursery
                 nursery.start_soon(self._expire, name="forget lost peers")
                 nursery.start_soon(self._table.watch_unread, name="watch what lies unread")
-                nursery.start_soon(self._tend, name="tend connections")
+                nursery.start_soon(self._maintain, name="maintain connections")
                 for session in self._table.sessions():
                     if session.wanted is not None:
                         self._start_dialer(session)
                 task_status.started()
                 await self._stopping.wait()
-                await self._take_leave()
+                await self._say_goodbye()
                 self._nursery = None
                 nursery.cancel_scope.cancel()
         finally:
@@ -226,9 +220,9 @@ class LinkBackend(ABC):
             self._stopped.set()
 
     async def stop(self, grace_s: float) -> None:
-        """See Backend; a second call does not lengthen the first."""
+        """Stop within `grace_s`; a second call does not lengthen the first."""
         if not self._stopping.is_set():
-            self._table.given_up.keeping = True
+            self._table.stopping = True
             self._grace_s = grace_s
             self._stopping.set()
         await self._stopped.wait()
@@ -269,33 +263,33 @@ class LinkBackend(ABC):
         return link
 
     async def _expire(self) -> None:
-        """Give up, when its time has come, what is kept for peers that were lost."""
+        """Drop what is kept for lost peers when its time is over."""
         while True:
             with trio.move_on_at(self._table.expire(trio.current_time())):
                 await self._lost.wait()
 
-    async def _take_leave(self) -> None:
+    async def _say_goodbye(self) -> None:
         """Have what is queued acknowledged, then say goodbye, within the grace of `stop`."""
         for scope in self._dialers.values():
             scope.cancel()
         await self._close_listeners()
         deadline = trio.current_time() + self._grace_s
-        # Half of the grace for what is queued, the rest for the farewell.
+        # Half of the grace for what is queued, the rest for the goodbyes.
         with trio.move_on_at(deadline - self._grace_s / 2):
             for session in self._table.sessions():
                 if session.primary is not None:
                     await session.queue.wait_idle()
-        # What is relayed goes first: it needs the connection with its relay for its farewell.
+        # What is relayed goes first: it needs the connection with its relay for its goodbye.
         relayed = [link for link in self._table.links() if is_relayed(link.carrier.address)]
         half = (trio.current_time() + deadline) / 2
         for links, until in ((relayed, half), (self._table.links(), deadline)):
             for link in links:
-                link.retire("the node stops")
+                link.close("the node stops")
             with trio.move_on_at(until):
                 for link in links:
                     await link.closed.wait()
         for link in self._table.links():
-            link.doom("the node stops")
+            link.abort("the node stops")
         self._table.expire(math.inf)
         for link in self._table.links():
             # hard_close does not hang.
@@ -312,7 +306,7 @@ class LinkBackend(ABC):
 
     async def _keep(self, session: PeerSession, scope: trio.CancelScope) -> None:
         """The dialer task of one peer. Only its waits are ever cancelled, never a dial."""
-        redial = Redial(self._limits, self._random)
+        redial = DialBackoff(self._limits, self._random)
         up_since = math.inf
         with scope:
             while session.wanted is not None:
@@ -329,7 +323,7 @@ class LinkBackend(ABC):
                         await session.up.wait()
                         continue
                 # The direct ones first: a detour has a little less than its chance.
-                ways = dict.fromkeys([*session.wanted, *self._detours(session.peer)])
+                ways = dict.fromkeys([*session.wanted, *self._relay_routes(session.peer)])
                 await self._dial_round(session, sorted(ways, key=is_relayed))
                 if session.up.is_set():
                     continue
@@ -395,3 +389,35 @@ class LinkBackend(ABC):
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             result.send_nowait(not reason)
         result.close()
+
+
+class DialBackoff:
+    """The waits of one dialer task: exponential, with jitter.
+
+    The first failure waits `redial_min_s`, each further one twice as long, up to `redial_max_s`;
+    the jitter keeps many peers of one restarted server from coming back in step.
+    """
+
+    __slots__ = ("_limits", "_random", "failures")
+
+    def __init__(self, limits: TransportLimits, rng: random.Random) -> None:
+        self._limits = limits
+        self._random = rng
+        self.failures = 0
+
+    def reset(self) -> None:
+        """A connection came about: the next failure waits the minimum again."""
+        self.failures = 0
+
+    def next_delay_s(self, *, denied: bool = False) -> float:
+        """Count a failure and return the seconds to wait after it.
+
+        `denied`: our own authorizer was in the way, which may think otherwise soon.
+        """
+        limits = self._limits
+        # 2 ** 32 times any minimum is over every maximum; a bound keeps the float finite.
+        base = limits.redial_min_s * 2.0 ** min(self.failures, 32)
+        self.failures += 1
+        spread = min(base, limits.redial_max_s) * self._random.uniform(1 - _JITTER, 1 + _JITTER)
+        most_s = min(limits.redial_max_s, limits.redial_denied_s) if denied else limits.redial_max_s
+        return min(max(spread, limits.redial_min_s), most_s)

@@ -1,4 +1,4 @@
-"""What a relay and those who use it say to each other before a circuit is theirs.
+"""The messages between a relay and its users, before a circuit is theirs.
 
 Rule: two protocols. `/bbnode/relay/1` is served by relays: one request, one answer, and after an
 accepted connect the stream is the circuit. `/bbnode/relayed/1` is served by those who hold a
@@ -17,8 +17,7 @@ from bbnode.ir.caps import MAX_DIGEST_BYTES
 from bbnode.ir.decoding import Boundary
 from bbnode.ir.errors import PeerError
 from bbnode.ir.peer import PeerId
-from bbnode.transport.backend import ProtocolStream
-from bbnode.transport.errors import StreamBrokenError
+from bbnode.transport.base import ProtocolStream, read_exactly
 
 RELAY_PROTOCOL: Final = "/bbnode/relay/1"
 RELAYED_PROTOCOL: Final = "/bbnode/relayed/1"
@@ -31,15 +30,15 @@ _ANSWER: Final = struct.Struct("!BIQ")
 _MAX_PEER_BYTES: Final = MAX_DIGEST_BYTES + 2
 
 
-class Ask(enum.IntEnum):
-    """What is wanted of a relay."""
+class RelayCommand(enum.IntEnum):
+    """The commands to a relay."""
 
     RESERVE = 1
     CONNECT = 2
 
 
 class RelayStatus(enum.IntEnum):
-    """How a request ends."""
+    """The outcome of a request."""
 
     OK = 0
     MALFORMED = 1
@@ -73,58 +72,48 @@ class RelayMessageError(PeerError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What is asked of a relay; `peer` is whom to connect with."""
+class RelayRequest:
+    """A request to a relay; `peer` is the one to connect with."""
 
-    ask: Ask
+    ask: RelayCommand
     peer: PeerId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What comes of it, and for how long or how much it is good."""
+class RelayAnswer:
+    """The answer to a request; the time and the bytes for which it is good."""
 
     status: RelayStatus
     seconds: int = 0
     bytes: int = 0
 
 
-async def write_request(stream: ProtocolStream, request: Request) -> None:
-    """Ask; raises StreamBrokenError."""
+async def write_request(stream: ProtocolStream, request: RelayRequest) -> None:
+    """Send a request; raises StreamBrokenError."""
     peer = b"" if request.peer is None else request.peer.to_bytes()
     await stream.write(_REQUEST.pack(request.ask, len(peer)) + peer)
 
 
-async def read_request(stream: ProtocolStream) -> Request:
-    """The request of a peer; raises RelayMessageError and StreamBrokenError."""
-    ask, length = _REQUEST.unpack(await _read_exactly(stream, _REQUEST.size))
+async def read_request(stream: ProtocolStream) -> RelayRequest:
+    """Read the request of a peer; raises RelayMessageError and StreamBrokenError."""
+    ask, length = _REQUEST.unpack(await read_exactly(stream, _REQUEST.size))
     if length > _MAX_PEER_BYTES:
         raise RelayMessageError(f"{stream.peer} names a peer of {length} bytes, which none has")
-    raw = await _read_exactly(stream, length)
+    raw = await read_exactly(stream, length)
     with Boundary(f"{stream.peer} asks for something unknown", RelayMessageError):
-        request = Request(ask=Ask(ask), peer=PeerId.from_bytes(raw) if raw else None)
-    if (request.peer is None) != (request.ask is Ask.RESERVE):
+        request = RelayRequest(ask=RelayCommand(ask), peer=PeerId.from_bytes(raw) if raw else None)
+    if (request.peer is None) != (request.ask is RelayCommand.RESERVE):
         raise RelayMessageError(f"{stream.peer} asks to {request.ask.name} with a peer too many")
     return request
 
 
-async def write_answer(stream: ProtocolStream, answer: Answer) -> None:
-    """Answer; raises StreamBrokenError."""
+async def write_answer(stream: ProtocolStream, answer: RelayAnswer) -> None:
+    """Send an answer; raises StreamBrokenError."""
     await stream.write(_ANSWER.pack(answer.status, answer.seconds, answer.bytes))
 
 
-async def read_answer(stream: ProtocolStream) -> Answer:
-    """The answer of a peer; raises RelayMessageError and StreamBrokenError."""
-    status, seconds, size = _ANSWER.unpack(await _read_exactly(stream, _ANSWER.size))
+async def read_answer(stream: ProtocolStream) -> RelayAnswer:
+    """Read the answer of a peer; raises RelayMessageError and StreamBrokenError."""
+    status, seconds, size = _ANSWER.unpack(await read_exactly(stream, _ANSWER.size))
     with Boundary(f"{stream.peer} answers something unknown", RelayMessageError):
-        return Answer(status=RelayStatus(status), seconds=seconds, bytes=size)
-
-
-async def _read_exactly(stream: ProtocolStream, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = await stream.read(count - len(data))
-        if not part:
-            raise StreamBrokenError(f"{stream.peer} ended in the middle of a message")
-        data += part
-    return data
+        return RelayAnswer(status=RelayStatus(status), seconds=seconds, bytes=size)

@@ -9,46 +9,200 @@ admit is counted by its reason and goes no further.
 from __future__ import annotations
 
 import math
+import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import trio
+from multiaddr import Multiaddr
 
 from bbnode.access.decision import Standing
+from bbnode.ir.address import is_relayed
 from bbnode.ir.caps import MAX_RECOGNISED
 from bbnode.ir.peer import PeerId
-from bbnode.transport.admission import Admission, Place, Stage
-from bbnode.transport.backend import (
+from bbnode.transport.base import (
     Authorizer,
     Buffer,
+    ConnectionClosed,
+    ConnectionOpened,
+    Counters,
+    DeliveryFailed,
     Direction,
     Hello,
     HelloRefused,
-    PeerConnected,
-    PeerDisconnected,
     PeerInfo,
     ProtocolViolation,
     Unsent,
-    Violation,
     WantedPeer,
 )
-from bbnode.transport.counters import Counters
 from bbnode.transport.errors import (
+    DeniedPeerError,
     EnvelopeTooLargeError,
     NotAllowedError,
     NotConnectedError,
     QueueFullError,
+    Violation,
 )
-from bbnode.transport.framing import Lane, Resume
-from bbnode.transport.gate import Gate
-from bbnode.transport.given_up import GivenUp, unsent_of
 from bbnode.transport.inbox import Inbox
-from bbnode.transport.inflow import Inflow
 from bbnode.transport.limits import TransportLimits
-from bbnode.transport.link import Link
-from bbnode.transport.link_state import LinkState
-from bbnode.transport.outbound import OutboundQueue, size_of
-from bbnode.transport.session import PeerSession, fresh_number, not_connected, replaces, restarted
+from bbnode.transport.links.admission import Admission, Gate, Place, Stage
+from bbnode.transport.links.framing import Lane, Resume
+from bbnode.transport.links.link import Link, LinkOwner, LinkState
+from bbnode.transport.links.receiver import Receiver
+from bbnode.transport.outbound import Outbound, OutboundQueue, size_of
+
+
+def fresh_number() -> int:
+    """Return a number that nobody else has: 63 random bits."""
+    return secrets.randbits(63)
+
+
+@dataclass(slots=True, eq=False)
+class PeerSession:
+    """The state that a node keeps of one peer, beyond its connections."""
+
+    peer: PeerId
+    queue: OutboundQueue
+    # Names our numbering of the messages in `queue`.
+    exchange: int = field(default_factory=fresh_number)
+    links: list[Link] = field(default_factory=list)
+    # The link on which everything is sent.
+    primary: Link | None = None
+    # What came from the peer, and the link that brings more.
+    receiver: Receiver | None = None
+    feeder: Link | None = None
+    # The process of the peer that we last talked to.
+    session_id: str = ""
+    # What it said it plays, on the link that is in use; it was announced as that.
+    classes: tuple[str, ...] = ()
+    since_s: float = 0.0
+    # Bytes of links that are closed; those of open ones are theirs.
+    bytes_in: int = 0
+    bytes_out: int = 0
+    wanted: tuple[Multiaddr, ...] | None = None
+    failed_dials: int = 0
+    last_error: str = ""
+    # The last word of our own authorizer on a connection with it was no: what fails until it
+    # says yes is no fault of the peer.
+    denied: bool = False
+    # Without a link: until when the queue is kept, and until when the record is.
+    fails_at: float = math.inf
+    forgotten_at: float = math.inf
+    # The queue is kept because somebody began to dial the peer.
+    expected: bool = False
+    # Exactly one of the two is set: whether there is a primary link.
+    up: trio.Event = field(default_factory=trio.Event)
+    down: trio.Event = field(default_factory=trio.Event)
+
+    @property
+    def speaks_as(self) -> tuple[str, tuple[str, ...]]:
+        """Its process, and the classes that it was announced with."""
+        return self.session_id, self.classes
+
+    def why_new(self, hello: Hello) -> str:
+        """Return why this hello ends the old connection: another process, or other classes."""
+        same = self.session_id == hello.session_id
+        return "the peer plays other classes now" if same else "the peer has restarted"
+
+    @property
+    def takes_messages(self) -> bool:
+        """True if there is a connection, or may be one again soon."""
+        return self.primary is not None or self.fails_at < math.inf
+
+    @property
+    def unused(self) -> bool:
+        """True if nothing would be lost with this session."""
+        kept = self.links or self.takes_messages or self.forgotten_at < math.inf
+        return self.wanted is None and not kept
+
+    def wish(self) -> WantedPeer | None:
+        """Return the peer as one that is kept connected, if it is."""
+        if self.wanted is None:
+            return None
+        return WantedPeer(
+            peer=self.peer,
+            addresses=self.wanted,
+            connected=self.primary is not None,
+            failed_dials=self.failed_dials,
+            last_error=self.last_error,
+        )
+
+    def expect(self, until_s: float) -> bool:
+        """Accept messages until then: the peer is dialled. False when they are accepted already."""
+        if self.takes_messages:
+            return False
+        self.expected, self.fails_at = True, until_s
+        return True
+
+    def await_nothing(self) -> None:
+        """Clear the deadlines: the peer is connected, or given up."""
+        self.expected, self.fails_at, self.forgotten_at = False, math.inf, math.inf
+
+    def remove(self, link: Link) -> None:
+        """Remove a closed link; what it moved still counts."""
+        self.links.remove(link)
+        self.bytes_in += link.bytes_in
+        self.bytes_out += link.bytes_out
+
+    def info(self) -> PeerInfo | None:
+        """Return the peer as it is shown; None while there is no connection with a hello."""
+        link, queue = self.primary, self.queue
+        if link is None or link.hello is None:
+            return None
+        return PeerInfo(
+            peer=self.peer,
+            direction=link.carrier.direction,
+            address=link.carrier.address,
+            hello=link.hello,
+            bytes_in=self.bytes_in + sum(each.bytes_in for each in self.links),
+            bytes_out=self.bytes_out + sum(each.bytes_out for each in self.links),
+            queued_envelopes=queue.envelopes,
+            queued_bytes=queue.bytes,
+            unacknowledged_bytes=queue.unacknowledged_bytes,
+            acknowledged=queue.acknowledged,
+            resent=queue.resent,
+            duplicates=0 if self.receiver is None else self.receiver.duplicates,
+            rtt_s=link.heartbeat.rtt_s,
+            since_s=self.since_s,
+        )
+
+
+def not_connected(peer: PeerId, session: PeerSession | None) -> NotConnectedError:
+    """Return the error for a peer that accepts no messages."""
+    if session is not None and session.denied:
+        return DeniedPeerError(f"{peer} is not connected: it was not allowed here")
+    return NotConnectedError(f"{peer} is not connected; wait for its ConnectionOpened")
+
+
+def replaces(own: PeerId, old: Link, new: Link) -> bool:
+    """Return True if `new` is kept rather than `old`, both being links of one peer.
+
+    Both sides see the same two connections and must keep the same one: the direct one if the
+    other is relayed; that of the smaller PeerId when each dialled one; of two by the same
+    dialler, the one it dialled later.
+    """
+    new_relayed = is_relayed(new.carrier.address)
+    if is_relayed(old.carrier.address) != new_relayed:
+        return not new_relayed
+    old_outbound = old.carrier.direction is Direction.OUTBOUND
+    new_outbound = new.carrier.direction is Direction.OUTBOUND
+    if old_outbound != new_outbound:
+        return new_outbound == (own < new.peer)
+    return new.dialled_number > old.dialled_number
+
+
+def restarted(old: Link, new: Link) -> bool:
+    """Return True if another process of the peer speaks on `new`, or it plays other classes there.
+
+    No process of ours changes its classes. With one that does, the newest word counts: it is
+    what the authorizer decided on last.
+    """
+    if old.hello is None or new.hello is None:
+        return False
+    was, now = old.hello, new.hello
+    return (was.session_id, was.classes) != (now.session_id, now.classes)
+
 
 # Between two looks at what lies unread: what the muxer takes is bounded frame by frame, so this is
 # for the sum of many connections.
@@ -57,8 +211,8 @@ UNREAD_CHECK_S = 1.0
 _FORGOTTEN = "the peer has restarted or forgotten us: it may have come or not"
 
 
-class PeerTable:
-    """All peers of a node; implements LinkOwner."""
+class PeerTable(LinkOwner):
+    """All peers of a node."""
 
     def __init__(
         self,
@@ -74,7 +228,9 @@ class PeerTable:
         self._inbox = inbox
         self._counters = counters
         self.gate = Gate(authorizer, counters)
-        self.given_up = GivenUp(inbox, counters)
+        # Set when the node stops: what is given up from then on is kept, and not reported.
+        self.stopping = False
+        self._kept: list[Unsent] = []
         self._sessions: dict[PeerId, PeerSession] = {}
         # Connections and who gets one.
         self.admission = Admission(limits, counters, self.knows)
@@ -88,7 +244,7 @@ class PeerTable:
     # -- for the backend -------------------------------------------------------------------
 
     def session(self, peer: PeerId) -> PeerSession:
-        """The session of a peer, made when there is none."""
+        """Return the session of a peer, made when there is none."""
         session = self._sessions.get(peer)
         if session is None:
             session = PeerSession(peer, OutboundQueue(self._limits))
@@ -97,19 +253,19 @@ class PeerTable:
         return session
 
     def known(self, peer: PeerId) -> PeerSession | None:
-        """The session of a peer, if there is one."""
+        """Return the session of a peer, if there is one."""
         return self._sessions.get(peer)
 
     def sessions(self) -> list[PeerSession]:
-        """All sessions, in PeerId order."""
+        """Return all sessions, in PeerId order."""
         return [self._sessions[peer] for peer in sorted(self._sessions)]
 
     def links(self) -> list[Link]:
-        """All links, in PeerId order."""
+        """Return all links, in PeerId order."""
         return [link for session in self.sessions() for link in session.links]
 
     def admits(self, peer: PeerId, direction: Direction) -> bool:
-        """Whether one more connection with `peer` is allowed and within the bounds."""
+        """Return True if one more connection with `peer` is allowed and within the bounds."""
         session = self._sessions.get(peer)
         of_peer = len(session.links) if session else 0
         if of_peer >= self._limits.max_connections_per_peer or self._inbox.crowded:
@@ -121,26 +277,26 @@ class PeerTable:
         return not denied
 
     def add(self, link: Link, place: Place | None = None) -> bool:
-        """A new connection: it counts from now on, whether it says hello or not.
+        """Add a new connection, which counts from now on, before its hello.
 
         `place` is that of its socket; without, one of its own is asked for. False if there is none.
         """
         now = trio.current_time()
         if place is None and link.carrier.direction is Direction.OUTBOUND:
-            place = self.admission.dial(link.peer, now, link.doom)
+            place = self.admission.dial(link.peer, now, link.abort)
         elif place is None:
-            place = self.admission.accept("", now, link.doom)
+            place = self.admission.accept("", now, link.abort)
         if place is None or place.stage is Stage.GONE:
             self.drop_if_unused(self.session(link.peer))
             return False
         self.admission.secured(place, link.peer)
-        place.drop = link.doom
+        place.drop = link.abort
         link.place = place
         self.session(link.peer).links.append(link)
         return True
 
     def knows(self, peer: PeerId) -> bool:
-        """Whether we want a peer, or it took what we sent to it: a stranger did neither."""
+        """Return True if we want a peer, or it acknowledged what we sent: a stranger is neither."""
         session = self._sessions.get(peer)
         if session is not None and (session.wanted is not None or session.queue.acknowledged):
             return True
@@ -153,8 +309,8 @@ class PeerTable:
             self.check_unread()
 
     def check_unread(self) -> None:
-        """Look at all connections: each has its bound, and all have one together."""
-        unread = {link: link.check_flood() for link in self.links() if not link.is_doomed()}
+        """Check all connections: each has its bound, and all have one together."""
+        unread = {link: link.check_flood() for link in self.links() if not link.is_aborted()}
         total = sum(unread.values())
         while total > self._limits.all_unread_bytes:
             most = max(unread, key=unread.__getitem__)
@@ -162,7 +318,7 @@ class PeerTable:
             most.flooded("of all connections most lies unread on this one")
 
     def drop_if_unused(self, session: PeerSession) -> None:
-        """Forget a peer of which there is nothing to keep."""
+        """Remove the session of a peer of which there is nothing to keep."""
         if session.unused:
             self._drop_flow(session)
             self._sessions.pop(session.peer, None)
@@ -185,38 +341,57 @@ class PeerTable:
             session.primary.wake(lane)
 
     def unsent(self) -> list[Unsent]:
-        """What peers have not acknowledged, that of the stop included."""
-        queued = [unsent_of(session, session.queue.pending()) for session in self.sessions()]
-        return [*self.given_up.kept, *(each for found in queued for each in found)]
+        """Return what peers have not acknowledged, that of the stop included."""
+        queued = [_unsent(session, session.queue.pending()) for session in self.sessions()]
+        return [*self._kept, *(each for found in queued for each in found)]
+
+    def _fail(
+        self,
+        session: PeerSession,
+        items: Iterable[Outbound],
+        reason: str,
+        *,
+        blames_peer: bool = True,
+    ) -> None:
+        """Report messages as failed; a peer is not blamed while we do not allow it ourselves."""
+        if self.stopping:
+            self._kept += _unsent(session, items)
+            return
+        blames = blames_peer and not session.denied
+        for item in items:
+            self._counters.add("outbound.failed")
+            self._inbox.notify(
+                DeliveryFailed(peer=session.peer, tag=item.tag, reason=reason, blames_peer=blames)
+            )
 
     def expect(self, session: PeerSession) -> None:
-        """A peer is going to be dialled: take messages for it."""
+        """Accept messages for a peer that is going to be dialled."""
         if session.expect(trio.current_time() + self._limits.resume_s):
             self.on_lost()
 
     def not_reached(self, session: PeerSession, reason: str) -> None:
-        """It was dialled everywhere, or is not any more: what waits for nothing else fails."""
+        """Fail what waits for a peer that was dialled in vain, or is no longer dialled."""
         if session.expected:
             session.expected, session.fails_at = False, math.inf
-            self.given_up.fail(session, session.queue.drain(), f"it can't be reached: {reason}")
+            self._fail(session, session.queue.drain(), f"it can't be reached: {reason}")
 
     def infos(self) -> list[PeerInfo]:
-        """The connected peers, in PeerId order."""
+        """Return the connected peers, in PeerId order."""
         return [info for session in self.sessions() if (info := session.info()) is not None]
 
     def wanted(self) -> list[WantedPeer]:
-        """The peers that are kept connected, in PeerId order."""
+        """Return the peers that are kept connected, in PeerId order."""
         return [wish for session in self.sessions() if (wish := session.wish()) is not None]
 
     def expire(self, now: float) -> float:
-        """Give up what was kept for long enough; when to ask again (`math.inf`: no need)."""
+        """Drop what was kept for long enough; return when to call again (`math.inf`: no need)."""
         following = math.inf
         for session in list(self._sessions.values()):
             if now >= session.fails_at:
                 session.expected, session.fails_at = False, math.inf
-                self.given_up.fail(session, session.queue.drain(), "the peer did not come back")
-                if session.flow is not None:
-                    session.flow.drop_partial()
+                self._fail(session, session.queue.drain(), "the peer did not come back")
+                if session.receiver is not None:
+                    session.receiver.drop_partial()
                 self.drop_if_unused(session)
             if now >= session.forgotten_at:
                 session.forgotten_at = math.inf
@@ -234,12 +409,12 @@ class PeerTable:
                 reason = self.gate.connection(link.peer, direction, link.hello)
             self.session(link.peer).denied = bool(reason)
             if reason:
-                link.retire(f"not allowed any more: {reason}")
+                link.close(f"not allowed any more: {reason}")
 
     # -- LinkOwner -------------------------------------------------------------------------
 
     def admit_hello(self, link: Link, hello: Hello) -> str:
-        """Ask the authorizer, and for a place that is not only to wait in."""
+        """Ask the authorizer, and for a place to stay."""
         reason, standing = self.gate.hello(link.peer, link.carrier.direction, hello)
         self.session(link.peer).denied = bool(reason)
         if reason:
@@ -264,15 +439,15 @@ class PeerTable:
         if restarted(old, link):
             # The old process is gone, and with it all that this link was for.
             session.primary = None
-            old.doom("the peer has restarted, or plays other classes now")
+            old.abort("the peer has restarted, or plays other classes now")
             self._promote(session, link)
             return
         self._counters.add("links.duplicate")
         if replaces(self._own, old, link):
             self._promote(session, link)
-            old.retire("another connection is kept")
+            old.close("another connection is kept")
         else:
-            link.retire("another connection is kept")
+            link.close("another connection is kept")
 
     def link_closed(self, link: Link, reason: str) -> None:
         """Fall back to another link of the peer, or report that it is gone."""
@@ -284,8 +459,8 @@ class PeerTable:
             self._remember(session.peer)
         if session.feeder is link:
             session.feeder = None
-            if session.flow is not None:
-                session.flow.rewind()
+            if session.receiver is not None:
+                session.receiver.rewind()
                 self._held.pop(session.peer, None)
         if session.primary is link:
             session.primary = None
@@ -293,11 +468,10 @@ class PeerTable:
             if spare is not None:
                 self._promote(session, spare)
             else:
-                self._lose(session, reason, for_good=link.took_leave)
+                self._lose(session, reason, for_good=link.said_goodbye)
         self.drop_if_unused(session)
 
     def hello_refused(self, link: Link, reason: str) -> None:
-        """Count and report a stranger."""
         self._counters.add("hello.refused")
         if not self._inbox.crowded:
             self._inbox.notify(
@@ -305,29 +479,27 @@ class PeerTable:
             )
 
     def violation(self, link: Link, reason: str, kind: Violation) -> None:
-        """Count and report a peer that broke the protocol."""
         self._counters.add("protocol.violations")
         if not self._inbox.crowded:
             self._inbox.notify(ProtocolViolation(peer=link.peer, reason=reason, kind=kind))
 
-    def inflow(self, link: Link) -> Inflow | None:
-        """Only the feeder's messages are taken."""
+    def receiver(self, link: Link) -> Receiver | None:
         session = self._sessions.get(link.peer)
-        if session is None or session.feeder is not link or session.flow is None:
+        if session is None or session.feeder is not link or session.receiver is None:
             return None
-        if session.flow.held_bytes:
+        if session.receiver.held_bytes:
             self._held[session.peer] = None
-        return session.flow
+        return session.receiver
 
     def announce(self, link: Link | None) -> None:
-        """Make the link the feeder, from where the record stands."""
+        """Make the link the feeder, and have it send from where the receiver stands."""
         if link is None or (hello := link.hello) is None:
             return
         session = self.session(link.peer)
-        flow = session.flow
-        if flow is None or flow.exchange != hello.exchange:
+        receiver = session.receiver
+        if receiver is None or receiver.exchange != hello.exchange:
             self._drop_flow(session)
-            flow = session.flow = Inflow(
+            receiver = session.receiver = Receiver(
                 peer=session.peer,
                 exchange=hello.exchange,
                 record=fresh_number(),
@@ -338,40 +510,37 @@ class PeerTable:
                 address=link.carrier.address,
                 on_evicted=lambda: self.announce(session.feeder),
             )
-        flow.address = link.carrier.address
+        receiver.address = link.carrier.address
         session.feeder = link
         self._held.pop(session.peer, None)
-        link.resume_due = flow.announce()
+        link.resume_due = receiver.announce()
         link.wake(Lane.CONTROL)
 
     def resumed(self, link: Link, resume: Resume) -> None:
-        """Send from there on, when this is the link to send on; raises FrameError."""
         link.resume_in = resume
         session = self.session(link.peer)
         if session.primary is link:
             self._send_on(session, link)
 
     def sends(self, link: Link) -> bool:
-        """Only the primary link of a peer writes its envelopes."""
         session = self._sessions.get(link.peer)
         return session is not None and session.primary is link and link.state is LinkState.UP
 
     def stalled(self, link: Link, reason: str) -> None:
-        """Fail what a peer does not take: another connection would not change that."""
         session = self.session(link.peer)
-        self.given_up.fail(session, session.queue.drain(), reason)
-        link.doom(reason)
+        self._fail(session, session.queue.drain(), reason)
+        link.abort(reason)
 
     # -- room in the inbox -----------------------------------------------------------------
 
     def _room_made(self, _peer: PeerId) -> None:
-        """Take what was held: of all peers, since some room is everybody's."""
+        """Accept what was held: of all peers, since some room is shared."""
         for peer in list(self._held):
             session = self._sessions.get(peer)
-            if session is not None and session.flow is not None and session.feeder is not None:
-                if session.flow.pump():
+            if session is not None and session.receiver is not None and session.feeder is not None:
+                if session.receiver.pump():
                     session.feeder.acks_changed()
-                if session.flow.held_bytes:
+                if session.receiver.held_bytes:
                     continue
             self._held.pop(peer, None)
 
@@ -386,7 +555,7 @@ class PeerTable:
         if session.session_id not in ("", hello.session_id):
             # Before the peer is up again: what its old process did not take is no fault of the
             # new one, and the engine would hold it back for it.
-            self.given_up.fail(session, session.queue.give_up_begun(), _FORGOTTEN)
+            self._fail(session, session.queue.give_up_begun(), _FORGOTTEN)
         session.session_id, session.classes = hello.session_id, hello.classes
         session.primary = link
         session.await_nothing()
@@ -397,7 +566,7 @@ class PeerTable:
             session.up.set()
             session.down = trio.Event()
             self._inbox.notify(
-                PeerConnected(
+                ConnectionOpened(
                     peer=session.peer,
                     address=link.carrier.address,
                     direction=link.carrier.direction,
@@ -413,22 +582,22 @@ class PeerTable:
         if resume is None:
             return
         lost = session.queue.resume(resume)
-        self.given_up.fail(session, lost, _FORGOTTEN, blames_peer=False)
+        self._fail(session, lost, _FORGOTTEN, blames_peer=False)
         link.granted = resume.round
         link.wake_all()
 
     def _lose(self, session: PeerSession, reason: str, *, for_good: bool) -> None:
-        """The peer is gone: say so, and keep what waits for it for a while."""
+        """Report that the peer is gone, and keep what waits for it for a while."""
         session.primary = None
         session.down.set()
         session.up = trio.Event()
-        self._inbox.notify(PeerDisconnected(peer=session.peer, reason=reason, goodbye=for_good))
+        self._inbox.notify(ConnectionClosed(peer=session.peer, reason=reason, goodbye=for_good))
         now = trio.current_time()
         session.forgotten_at = now + self._limits.remember_s
         if for_good:
-            self.given_up.fail(session, session.queue.drain(), reason, blames_peer=False)
-            if session.flow is not None:
-                session.flow.drop_partial()
+            self._fail(session, session.queue.drain(), reason, blames_peer=False)
+            if session.receiver is not None:
+                session.receiver.drop_partial()
         else:
             session.fails_at = now + self._limits.resume_s
         self._forget_oldest()
@@ -441,21 +610,23 @@ class PeerTable:
             self._known.popitem(last=False)
 
     def _forget_oldest(self) -> None:
-        """As many peers may be remembered as may be connected."""
+        """Forget the oldest lost peer when more are remembered than may be connected."""
         lost = [each for each in self._sessions.values() if each.forgotten_at < math.inf]
         if len(lost) <= self._limits.max_connections:
             return
         oldest = min(lost, key=lambda each: each.forgotten_at)
         oldest.await_nothing()
-        self.given_up.fail(
-            oldest, oldest.queue.drain(), "too many peers are waited for", blames_peer=False
-        )
+        self._fail(oldest, oldest.queue.drain(), "too many peers are waited for", blames_peer=False)
         self._drop_flow(oldest)
         self.drop_if_unused(oldest)
 
     def _drop_flow(self, session: PeerSession) -> None:
-        flow, session.flow, session.feeder = session.flow, None, None
+        receiver, session.receiver, session.feeder = session.receiver, None, None
         self._held.pop(session.peer, None)
-        if flow is not None:
-            flow.rewind()
-            flow.drop_partial()
+        if receiver is not None:
+            receiver.rewind()
+            receiver.drop_partial()
+
+
+def _unsent(session: PeerSession, items: Iterable[Outbound]) -> list[Unsent]:
+    return [Unsent(peer=session.peer, tag=item.tag, parts=item.parts) for item in items]

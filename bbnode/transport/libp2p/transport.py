@@ -23,12 +23,9 @@ from multiaddr.utils import get_thin_waist_addresses
 from bbnode.ir.address import is_relayed, split_circuit
 from bbnode.ir.caps import MAX_STREAMS
 from bbnode.ir.peer import PeerId
-from bbnode.transport.admission import Place
-from bbnode.transport.backend import Authorizer, Hello, ProtocolHandler, ProtocolStream
+from bbnode.transport.base import Authorizer, Capability, Hello, ProtocolHandler, ProtocolStream
 from bbnode.transport.errors import DialError, ListenError
-from bbnode.transport.framing import Lane
 from bbnode.transport.identity import Identity
-from bbnode.transport.libp2p.bounds import Strays, reset_muxed
 from bbnode.transport.libp2p.carrier import (
     LANE_PROTOCOLS,
     Libp2pCarrier,
@@ -36,40 +33,44 @@ from bbnode.transport.libp2p.carrier import (
     raw_of,
 )
 from bbnode.transport.libp2p.protocols import ProtocolRules, Protocols
-from bbnode.transport.libp2p.relay_client import RelayClient
-from bbnode.transport.libp2p.relay_messages import RELAY_PROTOCOL, RELAYED_PROTOCOL
-from bbnode.transport.libp2p.relay_server import RelayServer
-from bbnode.transport.libp2p.relay_settings import RelaySettings
+from bbnode.transport.libp2p.relay.client import RelayClient
+from bbnode.transport.libp2p.relay.messages import RELAY_PROTOCOL, RELAYED_PROTOCOL
+from bbnode.transport.libp2p.relay.server import RelayServer
 from bbnode.transport.libp2p.tcp import (
     BoundedTcp,
     ReadAheadStream,
     listen_endpoint,
     remote_endpoint,
 )
-from bbnode.transport.libp2p.windows import grant_window
 from bbnode.transport.libp2p.workarounds import (
     Bounds,
+    OrphanStreams,
     build_host,
     close_quietly,
+    grant_window,
     hard_close,
+    reset_quietly,
     running,
 )
-from bbnode.transport.limits import TransportLimits
-from bbnode.transport.link import Link
-from bbnode.transport.link_backend import LinkBackend
-from bbnode.transport.link_state import LinkState
+from bbnode.transport.limits import RelaySettings, TransportLimits
+from bbnode.transport.links.admission import Place
+from bbnode.transport.links.framing import Lane
+from bbnode.transport.links.link import Link, LinkState
+from bbnode.transport.links.transport import LinkTransport
 
 # What may be under way on each of a circuit's streams: over a round trip of 50 ms to the relay
 # that is 10 MB/s, and twice it is what a circuit costs a relay whose readers rest.
 _CIRCUIT_WINDOW_BYTES: Final = 512 * 1024
 # Between two looks for streams that are idle or belong to nobody.
-_TEND_S: Final = 2.0
+_MAINTAIN_S: Final = 2.0
 # How long a circuit waits for the connection with its relay: a dial and a hello.
 _RELAY_S: Final = 10.0
 
 
-class Libp2pBackend(LinkBackend):
-    """A Backend on py-libp2p 0.8.1."""
+class Libp2pTransport(LinkTransport):
+    """A Transport on py-libp2p 0.8.1."""
+
+    capabilities = frozenset(Capability)
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class Libp2pBackend(LinkBackend):
             on_fault=lambda: self._counters.add("streams.handler_errors"),
         )
         self._tcp.admit = self._admitted
-        self._strays = Strays(self._limits.stray_stream_s)
+        self._strays = OrphanStreams(self._limits.stray_stream_s)
         self._links: dict[Any, Link] = {}
         self._protocols = Protocols(
             self._counters,
@@ -171,7 +172,6 @@ class Libp2pBackend(LinkBackend):
         return [*relayed, *self._addresses]
 
     def register_protocol(self, protocol_id: str, handler: ProtocolHandler) -> None:
-        """See ProtocolHost."""
         self._protocols.register(protocol_id, handler)
         self._handle_protocol(protocol_id)
 
@@ -185,12 +185,11 @@ class Libp2pBackend(LinkBackend):
     def open_stream(
         self, peer: PeerId, protocol_id: str
     ) -> AbstractAsyncContextManager[ProtocolStream]:
-        """See ProtocolHost."""
         session = self._table.known(peer)
         link = None if session is None else session.primary
         return self._protocols.open(link, peer, protocol_id)
 
-    # -- LinkBackend -----------------------------------------------------------------------
+    # -- LinkTransport -----------------------------------------------------------------------
 
     @asynccontextmanager
     async def _serve(self) -> AsyncIterator[None]:
@@ -229,7 +228,7 @@ class Libp2pBackend(LinkBackend):
         return link
 
     async def probe(self, address: Multiaddr, peer: PeerId) -> None:
-        """See that `peer` answers at an IP address, by the handshake alone; raises DialError.
+        """Check that `peer` answers at an IP address, by the handshake alone; raises DialError.
 
         No connection comes of it, so that it can be cancelled; its time-outs are inside.
         """
@@ -246,7 +245,7 @@ class Libp2pBackend(LinkBackend):
 
     # -- relays ----------------------------------------------------------------------------
 
-    def _detours(self, peer: PeerId) -> Sequence[Multiaddr]:
+    def _relay_routes(self, peer: PeerId) -> Sequence[Multiaddr]:
         return () if self._relay_client is None else self._relay_client.routes(peer)
 
     def _circuits(self) -> int:
@@ -314,7 +313,7 @@ class Libp2pBackend(LinkBackend):
         """The network says that a connection is gone."""
         link = self._links.get(connection)
         if link is not None:
-            link.doom("the connection was closed")
+            link.abort("the connection was closed")
 
     def _frame_refused(self, muxer: Any, reason: str) -> None:
         """A frame must not be: the muxer ends the connection, and its peer is told of here."""
@@ -352,15 +351,15 @@ class Libp2pBackend(LinkBackend):
         self._links.pop(connection, None)
         self._lanes.pop(connection, None)
 
-    async def _tend(self) -> None:
+    async def _maintain(self) -> None:
         while True:
-            await trio.sleep(_TEND_S)
+            await trio.sleep(_MAINTAIN_S)
             now = trio.current_time()
             self._protocols.reap(now)
             for muxed in self._strays.overdue(self._stray_streams(), now):
                 if self._nursery is not None:
                     self._counters.add("streams.reaped")
-                    self._nursery.start_soon(reset_muxed, muxed)
+                    self._nursery.start_soon(reset_quietly, muxed)
 
     def _stray_streams(self) -> set[Any]:
         """Streams that nobody here will read or end: those of which only one side is open, those
@@ -419,9 +418,9 @@ class Libp2pBackend(LinkBackend):
 
 
 class _Notices(INotifee):
-    """What the network tells us of connections. `connected` runs inside the dial."""
+    """Passes libp2p's notices on connections to us. `connected` runs inside the dial."""
 
-    def __init__(self, backend: Libp2pBackend) -> None:
+    def __init__(self, backend: Libp2pTransport) -> None:
         self._backend = backend
 
     async def connected(self, network: Any, conn: Any) -> None:  # noqa: ARG002
@@ -445,7 +444,7 @@ class _Notices(INotifee):
 
 
 def _place_of(connection: Any) -> Place | None:
-    """What the socket of a connection got when it was accepted; None for any other."""
+    """Return the place that a connection's socket got when it was accepted; None for any other."""
     stream = raw_of(connection).stream
     return stream.place if isinstance(stream, ReadAheadStream) else None
 

@@ -1,0 +1,82 @@
+"""The models of a simulation: what a link does to envelopes, and how a clock runs.
+
+Rule: integers only, so that a run gives the same numbers on every machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from bbnode.sim.errors import InvalidClock, InvalidLink
+
+_MILLION = 1_000_000
+
+# 10 %. Quartz drifts by some 100 ppm; beyond this it is no clock but a mistake in the unit.
+MAX_DRIFT_PPM = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """A clock that starts at `offset_ns` and runs `drift_ppm` parts per million too fast.
+
+    Raises:
+        InvalidClock: the drift is beyond MAX_DRIFT_PPM, or the offset is negative.
+    """
+
+    offset_ns: int = 0
+    drift_ppm: int = 0
+
+    def __post_init__(self) -> None:
+        if abs(self.drift_ppm) > MAX_DRIFT_PPM or self.offset_ns < 0:
+            raise InvalidClock(
+                f"a clock of {self.drift_ppm} ppm from {self.offset_ns} ns; give a drift within "
+                f"±{MAX_DRIFT_PPM} ppm and an offset of 0 or more"
+            )
+
+    def local_ns(self, true_ns: int) -> int:
+        """Return the time that this clock shows at a time of the network."""
+        return self.offset_ns + true_ns * (_MILLION + self.drift_ppm) // _MILLION
+
+    def true_ns(self, local_ns: int) -> int:
+        """Return the first time of the network at which this clock shows `local_ns` or more."""
+        elapsed = max(0, local_ns - self.offset_ns)
+        return -(-elapsed * _MILLION // (_MILLION + self.drift_ppm))
+
+
+MS: Final = 1_000_000  # nanoseconds
+S: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkModel:
+    """One direction of a link. Times in nanoseconds, probabilities per envelope.
+
+    Attributes:
+        latency_ns: every envelope takes as long.
+        jitter_ns: and up to as much longer, drawn uniformly.
+        loss: probability that an envelope vanishes without a word.
+        duplication: probability that it arrives twice.
+        reorder: probability that it is held back, so that later ones overtake it.
+        reorder_ns: for how long at most.
+
+    Raises:
+        InvalidLink: a time is negative or a probability is not within 0 .. 1.
+    """
+
+    latency_ns: int = MS
+    jitter_ns: int = 0
+    loss: float = 0.0
+    duplication: float = 0.0
+    reorder: float = 0.0
+    reorder_ns: int = 10 * MS
+
+    def __post_init__(self) -> None:
+        for name in ("latency_ns", "jitter_ns", "reorder_ns"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise InvalidLink(f"{name} is {value!r}; give nanoseconds, an integer of 0 or more")
+        for name in ("loss", "duplication", "reorder"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise InvalidLink(f"{name} is {value!r}; give a probability between 0 and 1")

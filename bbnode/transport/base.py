@@ -1,0 +1,532 @@
+"""The seam between a node and whatever carries its envelopes: what every transport does.
+
+A transport owns its connections and tasks and reports through one bounded stream of events; the
+driver calls plain functions that never block.
+
+Delivery. A message that `send` took is delivered once, in the order of its lane, over as many
+connections as that takes, or comes back as DeliveryFailed with its tag: when no connection came
+about for `TransportLimits.resume_s`, when none of the addresses of a peer answered, when one side
+closed on purpose, or when the peer was restarted after the message was begun (it may have arrived
+then, or not). Messages that were not begun go to the restarted peer. None is delivered twice.
+
+Back-pressure outwards. `send` never blocks: it queues, or raises QueueFullError for this peer
+alone.
+
+Back-pressure inwards. The inbox of events is bounded in bytes and in number, per peer and in
+total. What it refuses is kept beside it, up to the window that the peer was given, and is not
+acknowledged, so that the sender waits; the same holds for a peer that is over its rate. Connects,
+disconnects and failed deliveries are never lost: their number is bounded by the number of
+connections and of queued messages, and new connections are refused while too many lie unread.
+
+Access. A transport asks the `Authorizer` about each connection, each hello, and each envelope in
+either direction, before it acts on them.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias
+
+from multiaddr import Multiaddr
+
+from bbnode.access.decision import Decision
+from bbnode.ir.errors import DeploymentError
+from bbnode.ir.peer import PeerId
+from bbnode.transport.errors import DialError, NotSupportedError, StreamBrokenError, Violation
+from bbnode.transport.identity import Identity
+from bbnode.transport.limits import RelaySettings, TransportLimits
+
+if TYPE_CHECKING:
+    # A command that only reads a key or a configuration does without its import time.
+    import trio
+
+# Version of the protocol on our streams; both sides must say the same.
+PROTOCOL_VERSION = 1
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class Direction(enum.Enum):
+    """The side that dialled a connection, seen from here."""
+
+    INBOUND = "inbound"
+    OUTBOUND = "outbound"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """The first message of each side on every connection.
+
+    The node fills in who it is; `credentials` are for the other side's `Authorizer` and mean
+    nothing to the transport, which fills in the rest: `listen_addresses`; `session_id`, 16 hex
+    digits that are new at each start, so that a restart is noticed; `link`, the number of the
+    connection among those that its sender dialled, by which both sides keep the same one of two;
+    `exchange`, which names our numbering of the messages to this peer.
+    """
+
+    protocol_version: int = PROTOCOL_VERSION
+    agent_version: str = ""
+    artifact_sha256: str = ""
+    classes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    listen_addresses: tuple[Multiaddr, ...] = ()
+    session_id: str = "0" * 16
+    link: int = 0
+    exchange: int = 0
+    credentials: bytes = b""
+
+
+# -- events ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOpened:
+    """A peer said an acceptable hello; envelopes can be sent to it from now on."""
+
+    peer: PeerId
+    address: Multiaddr
+    direction: Direction
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionClosed:
+    """The last connection with a peer is gone.
+
+    `goodbye`: one side closed it on purpose and does not mean to come back. False is a loss.
+    """
+
+    peer: PeerId
+    reason: str
+    goodbye: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvelopeReceived:
+    """One whole envelope; `peer` is what the connection's handshake proved.
+
+    A large one is a read-only view of memory that is its receiver's alone from now on.
+    """
+
+    peer: PeerId
+    data: bytes | memoryview
+    observed_address: Multiaddr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryFailed:
+    """A queued envelope was given up; `tag` is the one given to `send`.
+
+    `blames_peer` is False where the peer did nothing wrong that it would do again: it was
+    restarted, said goodbye, or the bound was ours.
+    """
+
+    peer: PeerId
+    tag: int
+    reason: str
+    blames_peer: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HelloRefused:
+    """A peer connected and said no hello that we accept; its connection was closed."""
+
+    peer: PeerId
+    address: Multiaddr
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProtocolViolation:
+    """A peer that had said hello sent what it must not; that connection was closed."""
+
+    peer: PeerId
+    reason: str
+    kind: Violation = Violation.FRAME
+
+
+TransportEvent: TypeAlias = (
+    ConnectionOpened
+    | ConnectionClosed
+    | EnvelopeReceived
+    | DeliveryFailed
+    | HelloRefused
+    | ProtocolViolation
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerInfo:
+    """A connected peer, for status and metrics. Times are in seconds."""
+
+    peer: PeerId
+    direction: Direction
+    address: Multiaddr
+    hello: Hello
+    bytes_in: int = 0
+    bytes_out: int = 0
+    queued_envelopes: int = 0
+    queued_bytes: int = 0
+    # Of the queued ones, under way now.
+    unacknowledged_bytes: int = 0
+    # Messages, since the first connection that is not forgotten.
+    acknowledged: int = 0
+    resent: int = 0
+    duplicates: int = 0
+    rtt_s: float | None = None
+    # trio.current_time() of the connect.
+    since_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedPeer:
+    """A peer given to `keep_connected`, and how its dialling goes."""
+
+    peer: PeerId
+    addresses: tuple[Multiaddr, ...]
+    connected: bool
+    failed_dials: int
+    last_error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportMetrics:
+    """All gauges and counters of a transport at one moment."""
+
+    # Connections: with their hello, without it yet, and how many there may be.
+    connections: int = 0
+    connections_opening: int = 0
+    connection_slots: int = 0
+    # Streams of all connections, and tasks of the transport.
+    streams: int = 0
+    tasks: int = 0
+    # Bytes: in the muxer and unread; received without room in the inbox; in the inbox; of
+    # large messages that are being received; queued; of those, under way.
+    unread_bytes: int = 0
+    held_bytes: int = 0
+    inbox_bytes: int = 0
+    partial_bytes: int = 0
+    queued_bytes: int = 0
+    unacknowledged_bytes: int = 0
+    inbox_envelopes: int = 0
+    inbox_notices: int = 0
+    queued_envelopes: int = 0
+    # Circuits between other peers that go through us.
+    circuits: int = 0
+    # Peers that are remembered, connected or not.
+    sessions: int = 0
+    # Refusals of the authorizer by its reason.
+    denied: Mapping[str, int] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)
+    peers: tuple[PeerInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsent:
+    """An envelope that its peer has not acknowledged: it may have arrived, or not."""
+
+    peer: PeerId
+    tag: int
+    parts: tuple[memoryview, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its parts."""
+        return sum(len(part) for part in self.parts)
+
+
+# Every counter, with what it counts. All are there from the start, and none ever shrinks.
+COUNTERS: Final[dict[str, str]] = {
+    "dial.attempts": "addresses dialled",
+    "dial.failed": "addresses that could not be dialled, or where somebody else answered",
+    "links.opened": "secured connections, in both directions",
+    "links.closed": "connections that ended, for whatever reason",
+    "links.duplicate": "second connections with one peer that were closed",
+    "links.refused": "connections refused because a bound was reached",
+    "links.evicted": "strangers' connections closed to make room for another peer",
+    "links.silent": "connections closed because the peer sent nothing for too long",
+    "links.stalled": "connections closed because a transfer made no progress for too long",
+    "links.slow": "connections closed because a large message or a frame came too slowly",
+    "sockets.refused": "sockets closed at once: too many wait for a hello, in all or of a prefix",
+    "sockets.dropped": "connections without a hello that were closed to make room for another",
+    "sockets.late": "connections that did not prove in time who they are",
+    "hello.refused": "connections closed because of their first message, or for want of one",
+    "protocol.violations": "connections closed because of what came after the hello",
+    "streams.write_failed": "outgoing streams that broke and were opened again",
+    "streams.truncated": "incoming streams that ended in the middle of a frame",
+    "streams.reaped": "streams reset because they were idle, half closed or never negotiated",
+    "streams.handler_errors": "exceptions caught at the edge of a stream handler",
+    "inbound.envelopes": "envelopes received",
+    "inbound.bytes": "bytes read from our streams",
+    "inbound.duplicates": "envelopes that had come before and were dropped",
+    "inbound.superseded": "frames of a connection or round that another has replaced",
+    "inbound.unallocated": "large envelopes thrown away for want of memory",
+    "inbound.flooded": "connections dropped because the peer ignored its window, or sent what a "
+    "muxer must not",
+    "inbound.evicted": "large envelopes whose room went to a faster one: they begin again later",
+    "inbound.delayed": "times that an envelope was held because its sender was over its rate",
+    "access.denied": "connections, hellos and envelopes that the authorizer refused",
+    "outbound.envelopes": "envelopes written to our streams, those written again included",
+    "outbound.bytes": "bytes written to our streams",
+    "outbound.refused": "sends refused: not connected, queue full, too large, not allowed",
+    "outbound.failed": "queued envelopes that were given up",
+    "protocols.opened": "streams of other protocols, in both directions",
+    "protocols.refused": "streams of other protocols refused: no hello yet, or too many",
+    "protocols.failed": "handlers of other protocols that ended with an exception",
+    "relay.reserved": "reservations given to peers, renewals included",
+    "relay.refused": "requests to relay that were refused",
+    "relay.circuits_opened": "circuits that were made here between two peers",
+    "relay.circuits_closed": "circuits that ended, for whatever reason",
+    "relay.circuits_cut": "circuits that were cut at their bound of time or bytes",
+    "relay.bytes": "bytes passed on between peers",
+}
+
+
+class Counters:
+    """The counters of one transport: the names of COUNTERS."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self) -> None:
+        self._values = dict.fromkeys(COUNTERS, 0)
+
+    def add(self, name: str, amount: int = 1) -> None:
+        """Add to a counter; `name` is one of COUNTERS."""
+        self._values[name] += amount
+
+    def snapshot(self) -> dict[str, int]:
+        """Return a copy of all values."""
+        return dict(self._values)
+
+
+# -- what a node gives a transport -----------------------------------------------------------
+
+
+class Authorizer(Protocol):
+    """The policy of a node. Asked in the trio thread: it answers at once and never raises."""
+
+    def connection(self, peer: PeerId, direction: Direction) -> Decision:
+        """Decide on a connection whose handshake proved `peer`; nothing was said on it yet."""
+
+    def hello(self, peer: PeerId, direction: Direction, hello: Hello) -> Decision:
+        """Decide on the peer's first message, with its credentials."""
+
+    def envelope(self, peer: PeerId, direction: Direction, size: int) -> Decision:
+        """Decide on one envelope of `size` bytes from the peer (INBOUND) or to it.
+
+        One from the peer whose decision says to wait is held, and its sender with it.
+        """
+
+    def is_known(self, peer: PeerId) -> bool:
+        """Return True if a peer has been of use: there is room that is kept for such peers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportSetup:
+    """Everything that a node gives the factory of its transport.
+
+    Attributes:
+        identity: the node's key; others know the node by its `peer_id`.
+        hello: what the node says of itself on every connection.
+        listen: addresses to listen on, as in `network.listen`.
+        announce: addresses to tell peers instead of those listened on.
+        limits: bounds, each with its reason.
+        authorizer: the policy; None lets everybody in.
+        settings: the table `[network.settings]`, as it was written.
+        relay: the table `[relay]`, for transports with Capability.RELAYS.
+        on_addresses: to be called when `Transport.listen_addresses` has changed.
+    """
+
+    identity: Identity
+    hello: Hello = field(default_factory=Hello)
+    listen: tuple[Multiaddr, ...] = ()
+    announce: tuple[Multiaddr, ...] = ()
+    limits: TransportLimits = field(default_factory=TransportLimits)
+    authorizer: Authorizer | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    relay: RelaySettings = field(default_factory=RelaySettings)
+    on_addresses: Callable[[], None] = lambda: None
+
+
+def check_can_be_dialled(own: PeerId, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
+    """Raise DeploymentError for our own id, and without any address."""
+    if peer == own:
+        raise DeploymentError(f"{peer} is this node itself; remove it from the peers to dial")
+    if not addresses:
+        raise DeploymentError(f"no address given for {peer}; name at least one")
+
+
+# -- the transport ---------------------------------------------------------------------------
+
+
+class Capability(enum.Enum):
+    """Something that not every transport can do, and that a configuration may ask for."""
+
+    # Other protocols beside the envelopes (`open_stream`): private networks, pings, dial-back,
+    # and fetching an artifact from a peer.
+    STREAMS = "streams"
+    # Connections through a third peer: the table `[relay]`.
+    RELAYS = "relays"
+    # Addresses of IP and TCP: `discovery.mdns`, and the default of `network.listen`.
+    IP = "ip"
+
+
+class ProtocolStream(Protocol):
+    """A stream of a protocol other than ours. Its calls may be cancelled."""
+
+    @property
+    def peer(self) -> PeerId:
+        """The other side, as the connection's handshake proved it."""
+
+    async def read(self, max_bytes: int) -> bytes:
+        """Return 1 to `max_bytes` bytes; b"" at the end. Raises StreamBrokenError."""
+
+    async def write(self, data: Buffer) -> None:
+        """Write all of `data`; raises StreamBrokenError. A cancelled one may still be written."""
+
+    async def end(self) -> None:
+        """End this direction: the other side reads the end of the stream."""
+
+
+ProtocolHandler: TypeAlias = Callable[[ProtocolStream], Awaitable[None]]
+
+
+async def read_exactly(stream: ProtocolStream, count: int) -> bytes:
+    """Return the next `count` bytes; raises StreamBrokenError when the stream ends before."""
+    data = b""
+    while len(data) < count:
+        part = await stream.read(count - len(data))
+        if not part:
+            raise StreamBrokenError(f"{stream.peer} ended in the middle of a message")
+        data += part
+    return data
+
+
+class EventStream(Protocol):
+    """The events of a transport; one reader."""
+
+    async def receive(self) -> TransportEvent:
+        """Return the next event; raises trio.EndOfChannel when the transport has stopped."""
+
+    def receive_nowait(self) -> TransportEvent:
+        """Return the next event; raises trio.WouldBlock when there is none now."""
+
+
+class Transport(ABC):
+    """Carries the envelopes of one node. Everything runs in one trio thread."""
+
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+
+    @property
+    @abstractmethod
+    def peer_id(self) -> PeerId:
+        """Our own PeerId."""
+
+    @property
+    @abstractmethod
+    def events(self) -> EventStream:
+        """The bounded stream of everything that happens."""
+
+    @abstractmethod
+    def listen_addresses(self) -> list[Multiaddr]:
+        """Return concrete addresses that others can dial, each ending in /p2p/<our id>."""
+
+    @abstractmethod
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Own all tasks; call `task_status.started` once we listen; return after `stop`.
+
+        Raises ListenError for an address that cannot be listened on.
+        """
+
+    @abstractmethod
+    async def stop(self, grace_s: float) -> None:
+        """Send what is queued, wait for its acknowledgement and say goodbye to all peers.
+
+        It takes at most `grace_s` seconds. What is left then is `unsent`, and no DeliveryFailed.
+        """
+
+    @abstractmethod
+    def send(self, peer: PeerId, data: Buffer | Sequence[Buffer], *, tag: int) -> None:
+        """Queue one envelope; never blocks.
+
+        `bytes` and read-only views are kept by reference until the peer has acknowledged
+        them: nobody may change them. Raises NotConnectedError, QueueFullError,
+        EnvelopeTooLargeError or NotAllowedError.
+        """
+
+    @abstractmethod
+    def unsent(self) -> list[Unsent]:
+        """Return what peers have not acknowledged: now, or once stopped, at the end."""
+
+    @abstractmethod
+    def keep_connected(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
+        """Dial `peer` whenever it is not connected; a second call replaces the addresses.
+
+        Until its addresses were tried once, `send` accepts messages for it already. Raises
+        DeploymentError for our own id, and without any address.
+        """
+
+    @abstractmethod
+    def forget(self, peer: PeerId) -> None:
+        """Dial `peer` no more; an existing connection stays."""
+
+    @abstractmethod
+    def disconnect(self, peer: PeerId) -> None:
+        """Say goodbye to `peer`; the ConnectionClosed event tells when it is done."""
+
+    @abstractmethod
+    def peers(self) -> list[PeerInfo]:
+        """Return the connected peers in PeerId order."""
+
+    @abstractmethod
+    def wanted(self) -> list[WantedPeer]:
+        """Return the peers given to `keep_connected`, in PeerId order."""
+
+    @abstractmethod
+    def counters(self) -> dict[str, int]:
+        """Return all of COUNTERS with their values."""
+
+    @abstractmethod
+    def metrics(self) -> TransportMetrics:
+        """Return all gauges and counters."""
+
+    @abstractmethod
+    def set_credentials(self, credentials: bytes) -> None:
+        """Show other `credentials` in the hello of every connection from now on."""
+
+    @abstractmethod
+    def reauthorize(self) -> None:
+        """Ask the authorizer again about every connection, and close those denied now."""
+
+    # -- what only some can do ---------------------------------------------------------------
+
+    def register_protocol(  # noqa: B027 - nothing to do without streams
+        self, protocol_id: str, handler: ProtocolHandler
+    ) -> None:
+        """Serve `protocol_id` on all connections; before `run`.
+
+        The stream is closed when `handler` returns and reset when it raises; what it raises is
+        counted and goes no further. Raises DeploymentError for an id that is taken. Without
+        Capability.STREAMS there are no such streams, and nothing is registered.
+        """
+
+    def open_stream(
+        self, peer: PeerId, protocol_id: str
+    ) -> AbstractAsyncContextManager[ProtocolStream]:
+        """Open a stream to a connected peer, closed with the context and reset on an error.
+
+        Raises NotSupportedError without Capability.STREAMS; entering raises NotConnectedError,
+        TooManyStreamsError, or StreamBrokenError when the peer does not speak the protocol.
+        """
+        raise NotSupportedError(
+            f"{type(self).__name__} carries no streams beside envelopes, so {protocol_id} can't "
+            f"be spoken with {peer}"
+        )
+
+    async def probe(self, address: Multiaddr, peer: PeerId) -> None:  # noqa: ARG002
+        """Check that `peer` answers at `address`, without a connection; raises DialError."""
+        raise DialError(f"{type(self).__name__} can't look at {address} without a connection")

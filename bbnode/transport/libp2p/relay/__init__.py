@@ -1,0 +1,1 @@
+"""Circuits through a third peer, for those that cannot reach each other."""

@@ -1,0 +1,879 @@
+"""One connection with one peer: its four streams, its life signs and its end.
+
+Rule: each side opens one outgoing control and one outgoing bulk stream and only writes on
+them; it only reads the two that the other side opened. One task writes (LaneWriter) and one reads
+(LaneReader) each stream. Every change of a link's state is a row of LINK_MOVES; an event that has
+no row in a state leaves the state as it is.
+
+Closing: a side that will send nothing more ends each of its lanes with BYE; the other side answers
+with BYE_ACK when it has read up to there, and ends its own lanes likewise. When everything is
+acknowledged both ways the connection is cut: one that is closed with data unread takes that data
+with it, and the acknowledgements among it.
+
+Stream I/O is never cancelled, since a cancelled write corrupts the whole connection in py-libp2p
+0.8.1. To get out of it one calls `Carrier.hard_close`, which makes every read and write on the
+connection return or raise.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import trio
+from multiaddr import Multiaddr
+
+from bbnode.ir.address import is_relayed
+from bbnode.ir.caps import MAX_BYE_BYTES
+from bbnode.ir.peer import PeerId
+from bbnode.transport.base import Counters, Direction, Hello
+from bbnode.transport.errors import FrameError, HelloError, StreamBrokenError, Violation
+from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.admission import Place
+from bbnode.transport.links.framing import (
+    ChunkData,
+    FrameDecoder,
+    FrameType,
+    Lane,
+    LinkFrame,
+    Resume,
+    decode_ack,
+    decode_open,
+    decode_resume,
+    encode_ack,
+    encode_header,
+    encode_open,
+    encode_resume,
+)
+from bbnode.transport.links.hello import decode_hello
+from bbnode.transport.links.receiver import Receiver, WindowIgnoredError
+from bbnode.transport.outbound import YAMUX_PAYLOAD_BYTES, OutboundQueue
+
+
+class Signal:
+    """Set by anyone, awaited by one task; calls between two waits are one."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def set(self) -> None:
+        """Wake the waiter, or let its next `wait` return at once."""
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Return once the signal was set since the last return."""
+        await self._event.wait()
+        self._event = trio.Event()
+
+
+class ByteStream(Protocol):
+    """One stream of a connection."""
+
+    async def read(self, max_bytes: int) -> bytes:
+        """Return 1 to `max_bytes` bytes; b"" at the end. Raises StreamBrokenError after a reset."""
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Write all of `data`; raises StreamBrokenError."""
+
+    async def end(self) -> None:
+        """End this direction: the other side reads the end. Never raises."""
+
+    async def reset(self) -> None:
+        """Reset the stream and wake its reader; never raises."""
+
+
+class Carrier(Protocol):
+    """One secured connection with an authenticated peer."""
+
+    @property
+    def peer(self) -> PeerId:
+        """The other side, as the handshake proved it."""
+
+    @property
+    def direction(self) -> Direction:
+        """The side that dialled."""
+
+    @property
+    def address(self) -> Multiaddr:
+        """The remote end of the connection, with /p2p/<peer>."""
+
+    async def open(self, lane: Lane) -> ByteStream:
+        """Open a stream for `lane`; raises StreamBrokenError."""
+
+    def stream_count(self) -> int:
+        """Return the number of streams, of both sides and all protocols."""
+
+    def unread_bytes(self) -> int:
+        """Return the bytes that are buffered on all streams and not yet read."""
+
+    def allow_unread(self, most_bytes: int) -> None:
+        """Set how many bytes may lie unread from now on, on all streams together."""
+
+    async def hard_close(self) -> None:
+        """End the connection at once, whatever the peer does; never raises, never hangs."""
+
+
+class LinkState(enum.Enum):
+    """The states of a link."""
+
+    OPENING = "opening"
+    UP = "up"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+class LinkEvent(enum.Enum):
+    """The events that move a link from one state to the next."""
+
+    HELLO = "hello"
+    CLOSE = "close"
+    ABORT = "abort"
+
+
+LINK_MOVES: Final[dict[tuple[LinkState, LinkEvent], LinkState]] = {
+    (LinkState.OPENING, LinkEvent.HELLO): LinkState.UP,
+    # Nothing was exchanged yet that could be lost.
+    (LinkState.OPENING, LinkEvent.CLOSE): LinkState.CLOSED,
+    (LinkState.OPENING, LinkEvent.ABORT): LinkState.CLOSED,
+    (LinkState.UP, LinkEvent.CLOSE): LinkState.CLOSING,
+    (LinkState.UP, LinkEvent.ABORT): LinkState.CLOSED,
+    (LinkState.CLOSING, LinkEvent.ABORT): LinkState.CLOSED,
+}
+
+
+@dataclass(slots=True)
+class CloseHandshake:
+    """The closing handshake: how far each side is with ending its lanes."""
+
+    # Lanes that the peer has ended, and those of them we owe it a BYE_ACK for.
+    bye_in: set[Lane] = field(default_factory=set)
+    acks_due: list[Lane] = field(default_factory=list)
+    # Lanes that we have ended, and those the peer has read to their end.
+    bye_out: set[Lane] = field(default_factory=set)
+    acked: set[Lane] = field(default_factory=set)
+
+    @property
+    def complete(self) -> bool:
+        """True once nothing is in flight in either direction."""
+        return self.bye_in == self.acked == set(Lane) and not self.acks_due
+
+
+@dataclass(slots=True)
+class Heartbeat:
+    """The pings of a link: one under way at most, and one answer owed at most."""
+
+    due: bool = False
+    number: int = 0
+    sent_at: float | None = None
+    pong_due: int | None = None
+    rtt_s: float | None = None
+
+    def start(self, now: float) -> int:
+        """Note that a ping goes out; return its number."""
+        self.due = False
+        self.number += 1
+        self.sent_at = now
+        return self.number
+
+    def answered(self, number: int, now: float) -> None:
+        """Note a pong; only that of the last ping counts."""
+        if number == self.number and self.sent_at is not None:
+            self.rtt_s = now - self.sent_at
+            self.sent_at = None
+
+
+@dataclass(slots=True)
+class StallDetector:
+    """Detects that nothing moves any more. Only time in which something should move counts."""
+
+    seen: int = -1
+    since: float = 0.0
+
+    def stalled(self, *, due: bool, value: int, now: float, limit_s: float) -> bool:
+        """Return True if `value` has not changed for `limit_s` seconds in which it was due to."""
+        if not due or value != self.seen:
+            self.seen, self.since = value, now
+            return False
+        return now - self.since >= limit_s
+
+
+class LinkOwner(ABC):
+    """The part that decides about peers; a link asks it and reports to it. No method blocks."""
+
+    @abstractmethod
+    def admit_hello(self, link: Link, hello: Hello) -> str:
+        """Return why a peer with this hello is refused; "" when it is not."""
+
+    @abstractmethod
+    def link_up(self, link: Link) -> None:
+        """Take note that the peer's hello has arrived and is in `link.hello`."""
+
+    @abstractmethod
+    def link_closed(self, link: Link, reason: str) -> None:
+        """Take note that the connection is gone."""
+
+    @abstractmethod
+    def hello_refused(self, link: Link, reason: str) -> None:
+        """Count and report a peer without an acceptable hello; the link closes."""
+
+    @abstractmethod
+    def violation(self, link: Link, reason: str, kind: Violation) -> None:
+        """Count and report a breach of protocol after the hello; the link closes."""
+
+    @abstractmethod
+    def receiver(self, link: Link) -> Receiver | None:
+        """Return the receiver that this link feeds, if it is the one to feed it."""
+
+    @abstractmethod
+    def announce(self, link: Link) -> None:
+        """Send RESUME again: the one that told the peer from where to send was lost."""
+
+    @abstractmethod
+    def resumed(self, link: Link, resume: Resume) -> None:
+        """Handle a RESUME, which says from where to send; raises FrameError."""
+
+    @abstractmethod
+    def sends(self, link: Link) -> bool:
+        """Return True if the messages to this peer go out on this link."""
+
+    @abstractmethod
+    def stalled(self, link: Link, reason: str) -> None:
+        """Fail the messages to a peer that takes nothing any more; the link closes."""
+
+
+# A wake-up later than this means that this process itself stood still: bytes of the peer
+# may be waiting, so its silence so far does not count.
+_STALL_S: Final = 2.0
+
+
+class Link:
+    """A running connection; `run` owns its tasks. Its public members are for its readers, its
+    writers and its owner.
+    """
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        owner: LinkOwner,
+        *,
+        queue: OutboundQueue,
+        hello: bytes,
+        number: int,
+        limits: TransportLimits,
+        counters: Counters,
+    ) -> None:
+        self.carrier = carrier
+        self.peer = carrier.peer
+        self.owner = owner
+        self.queue = queue
+        self.limits = limits
+        self.counters = counters
+        # Counts the connections that its dialler made; the other side learns it by hello.
+        self.number = number
+        # Its place among the connections of this node, once it has one.
+        self.place: Place | None = None
+        self.hello_body = hello
+        self.hello: Hello | None = None
+        self.peer_hello_body = b""
+        self.state = LinkState.OPENING
+        self.bytes_in = self.bytes_out = 0
+        self.opened_at = self.last_heard = trio.current_time()
+        # Set when either side has closed on purpose.
+        self.said_goodbye = False
+        # Set once the hello has come or the link is closed.
+        self.settled = trio.Event()
+        # Set once the connection is gone and the owner knows.
+        self.closed = trio.Event()
+        # What we tell the peer to begin with, until it is told; what it told us.
+        self.resume_due: Resume | None = None
+        self.resume_in: Resume | None = None
+        # The round of the RESUME that our messages answer.
+        self.granted: int | None = None
+        self.heartbeat = Heartbeat()
+        self.closing = CloseHandshake()
+        self.failures = dict.fromkeys(Lane, 0)
+        self.wakes = {lane: Signal() for lane in Lane}
+        # The stream of each lane that the peer opened last.
+        self.readers: dict[Lane, LaneReader] = {}
+        self.tasks = 0
+        self._nursery: trio.Nursery | None = None
+        self._aborted = trio.Event()
+        # Why the link ends or ended; empty before.
+        self.reason = ""
+        # Until the hello has come; then until when a guest may stay.
+        from_afar = carrier.direction is Direction.OUTBOUND or is_relayed(carrier.address)
+        self._hello_s = limits.dialled_hello_s if from_afar else limits.hello_timeout_s
+        self._stays_until = math.inf
+        self._close_by = math.inf
+        self._ack_at = self._pump_at = math.inf
+        self._life = Signal()
+        self._outgoing = StallDetector()
+        self._incoming = StallDetector()
+
+    def is_aborted(self) -> bool:
+        """Return True if the connection is being cut."""
+        return self._aborted.is_set()
+
+    @property
+    def dialled_number(self) -> int:
+        """The number its dialler gave this connection."""
+        if self.carrier.direction is Direction.OUTBOUND or self.hello is None:
+            return self.number
+        return self.hello.link
+
+    def wake(self, lane: Lane) -> None:
+        """Tell the writer of a lane that there may be something to write."""
+        self.wakes[lane].set()
+
+    def wake_all(self) -> None:
+        """Tell both writers."""
+        for wake in self.wakes.values():
+            wake.set()
+
+    def close(self, reason: str) -> None:
+        """Start no more messages, say goodbye and close, within `goodbye_s` seconds."""
+        if self.move(LinkEvent.CLOSE, reason) is LinkState.CLOSING:
+            self.said_goodbye = True
+            self._close_by = trio.current_time() + self.limits.goodbye_s
+            self.wake_all()
+
+    def start_soon(self, task: Callable[[], Awaitable[object]]) -> None:
+        """Run a task that ends with the connection; raises StreamBrokenError when it is gone."""
+        if self._nursery is None or self.is_aborted():
+            raise StreamBrokenError("the connection is gone")
+        self._nursery.start_soon(task)
+
+    def abort(self, reason: str) -> None:
+        """Close at once; what is not acknowledged stays in its queue."""
+        self.move(LinkEvent.ABORT, reason)
+
+    async def run(self) -> None:
+        """Own the link's tasks until the connection is gone."""
+        self.counters.add("links.opened")
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for lane in Lane:
+                    nursery.start_soon(self._write_lane, lane, nursery)
+                nursery.start_soon(self._watch_life)
+                await self._aborted.wait()
+                await self.carrier.hard_close()
+                # All I/O has come back by now, or belongs to a connection that is gone.
+                nursery.cancel_scope.cancel()
+        finally:
+            self._nursery = None
+            self.abort("the node stops")
+            with trio.CancelScope(shield=True):
+                await self.carrier.hard_close()
+            self.counters.add("links.closed")
+            self.owner.link_closed(self, self.reason)
+            self.closed.set()
+
+    async def serve_inbound(self, lane: Lane, stream: ByteStream) -> None:
+        """Read one stream that the peer opened, to its end."""
+        reader = self.readers[lane] = LaneReader(self, lane)
+        with self._task():
+            await reader.run(stream)
+
+    def move(self, event: LinkEvent, reason: str) -> LinkState:
+        """Go to the state that LINK_MOVES names, if it names one."""
+        if (self.state, event) not in LINK_MOVES:
+            return self.state
+        state = self.state = LINK_MOVES[self.state, event]
+        self.reason = self.reason or reason
+        if state is LinkState.CLOSED:
+            self._aborted.set()
+            self.settled.set()
+            self.wake_all()
+        self._life.set()
+        return state
+
+    def refuse(self, reason: str, kind: Violation = Violation.FRAME) -> None:
+        """Report a breach of protocol by the peer, and close."""
+        if self.is_aborted():
+            return
+        if self.hello is None:
+            self.owner.hello_refused(self, reason)
+        else:
+            self.owner.violation(self, reason, kind)
+        self.abort(reason)
+
+    def acks_changed(self) -> None:
+        """Have what was received acknowledged, at once or with what goes out next."""
+        receiver = self.owner.receiver(self)
+        if receiver is None:
+            return
+        if any(acks.due for acks in receiver.lanes.values()):
+            self.wake(Lane.CONTROL)
+        elif receiver.lanes[Lane.CONTROL].since and self._ack_at == math.inf:
+            self._ack_at = trio.current_time() + self.limits.ack_delay_s
+            self._life.set()
+        if receiver.held_bytes and self._pump_at == math.inf:
+            self._pump_at = receiver.pump_at
+            self._life.set()
+
+    def stay(self, seconds: float) -> None:
+        """Close after this time: for a guest."""
+        self._stays_until = trio.current_time() + seconds
+        self._life.set()
+
+    def check_flood(self) -> int:
+        """Close when the peer's unread bytes are more than its streams' windows allow.
+
+        How many they are.
+        """
+        unread = self.carrier.unread_bytes()
+        if unread > self.limits.unread_bytes:
+            self.flooded(f"the peer ignores our receive window: {unread} bytes lie unread")
+        return unread
+
+    def flooded(self, reason: str) -> None:
+        """Close: the peer sends what the muxer did not allow, or more than there is room for."""
+        if not self.is_aborted():
+            self.counters.add("inbound.flooded")
+            self.refuse(reason)
+
+    @contextmanager
+    def _task(self) -> Iterator[None]:
+        self.tasks += 1
+        try:
+            yield
+        finally:
+            self.tasks -= 1
+
+    async def _write_lane(self, lane: Lane, nursery: trio.Nursery) -> None:
+        with self._task():
+            while not self.is_aborted():
+                try:
+                    stream = await self.carrier.open(lane)
+                except StreamBrokenError as error:
+                    reason = f"cannot open a {lane.label} stream: {error}"
+                    if self.hello is None:
+                        # Most likely the peer does not speak our protocol at all.
+                        self.refuse(reason)
+                    self.abort(reason)
+                    return
+                nursery.start_soon(self._watch_outgoing, stream)
+                try:
+                    await LaneWriter(self, lane, stream).run()
+                except StreamBrokenError as error:
+                    if self.is_aborted():
+                        return
+                    self.counters.add("streams.write_failed")
+                    self.failures[lane] += 1
+                    if self.failures[lane] >= self.limits.write_failures:
+                        self.abort(f"writing on the {lane.label} stream failed again: {error}")
+                        return
+                    # libp2p sends no reset by itself, and the peer would wait for the rest.
+                    await stream.reset()
+                    # On the next stream, repeat what this one may have lost.
+                    if self.owner.sends(self):
+                        self.queue.rewind(lane)
+                    if lane is Lane.CONTROL and self.owner.receiver(self) is not None:
+                        self.owner.announce(self)
+
+    async def _watch_outgoing(self, stream: ByteStream) -> None:
+        """Refuse data on a stream that we opened: it would pile up unread."""
+        with self._task():
+            try:
+                data = await stream.read(1)
+            except StreamBrokenError:
+                return
+            if data:
+                self.refuse("the peer wrote on a stream that is ours to write on")
+
+    async def _watch_life(self) -> None:
+        """Ping, and close what is silent, stalled, late with its hello, or slow to leave."""
+        limits = self.limits
+        next_ping = self.opened_at + limits.ping_interval_s
+        while not self.is_aborted():
+            due = min(next_ping, self.last_heard + limits.silence_s, self._close_by, self._ack_at)
+            if self.state is LinkState.OPENING:
+                due = min(due, self.opened_at + self._hello_s)
+            due = min(due, self._stays_until, self._pump_at)
+            with trio.move_on_at(due):
+                await self._life.wait()
+            if self.is_aborted():
+                return
+            now = trio.current_time()
+            if now > due + _STALL_S:
+                # Nothing of that time is held against the peer.
+                self.last_heard = now
+                for timed in (*self.readers.values(), self.owner.receiver(self)):
+                    if timed is not None:
+                        timed.discount(now - due)
+            receiver = self.owner.receiver(self)
+            if now >= self._ack_at:
+                self._ack_at = math.inf
+                if receiver is not None and receiver.lanes[Lane.CONTROL].since:
+                    receiver.lanes[Lane.CONTROL].due = True
+                    self.wake(Lane.CONTROL)
+            if now >= self._pump_at:
+                # There may be room now, or the peer's rate may allow more.
+                self._pump_at = math.inf
+                if receiver is not None:
+                    receiver.pump()
+                    self.acks_changed()
+            if self.state is LinkState.OPENING and now >= self.opened_at + self._hello_s:
+                self.refuse(f"no hello within {self._hello_s:g} s")
+            elif now >= self._stays_until:
+                self._stays_until = math.inf
+                self.close("a guest's time is over")
+            elif now >= self._close_by:
+                self.abort("closing took too long")
+            elif now >= self.last_heard + limits.silence_s:
+                self.counters.add("links.silent")
+                self.abort(f"the peer was silent for {limits.silence_s:g} s")
+            else:
+                self._check_progress(now)
+            if now >= next_ping:
+                next_ping = now + limits.ping_interval_s
+                self.heartbeat.due = True
+                self.wake(Lane.CONTROL)
+
+    def _check_progress(self, now: float) -> None:
+        """Close when a peer answers pings and moves nothing else, or too little."""
+        limit_s, queue, receiver = self.limits.stall_s, self.queue, self.owner.receiver(self)
+        if self._outgoing.stalled(
+            due=self.owner.sends(self) and queue.unacknowledged_bytes > 0,
+            value=queue.acknowledged + queue.acknowledged_bytes,
+            now=now,
+            limit_s=limit_s,
+        ):
+            self.counters.add("links.stalled")
+            self.owner.stalled(self, f"the peer took nothing of what we sent for {limit_s:g} s")
+        elif receiver is not None and self._incoming.stalled(
+            due=receiver.receiving, value=receiver.progress, now=now, limit_s=limit_s
+        ):
+            self.counters.add("links.stalled")
+            receiver.drop_partial()
+            self.abort(f"nothing more of a message that was begun came for {limit_s:g} s")
+        elif receiver is not None and receiver.too_slow:
+            receiver.drop_partial()
+            least = self.limits.slow_bytes_per_s
+            self._too_slow(f"a large message came at less than {least:g} bytes a second")
+        elif any(
+            now >= reader.frame_since + self.limits.frame_s for reader in self.readers.values()
+        ):
+            self._too_slow(f"a frame took longer than {self.limits.frame_s:g} s")
+
+    def _too_slow(self, reason: str) -> None:
+        self.counters.add("links.slow")
+        self.refuse(reason, Violation.SLOW)
+
+
+# libp2p returns at most about this much at once.
+READ_BYTES: Final = 64 * 1024
+
+_MESSAGES: Final = (FrameType.ENVELOPE, FrameType.OPEN, FrameType.START, FrameType.BYE)
+
+
+class LaneReader:
+    """The reader of one incoming stream of a link."""
+
+    __slots__ = ("_decoder", "_lane", "_link", "_round", "frame_since")
+
+    def __init__(self, link: Link, lane: Lane) -> None:
+        self._link = link
+        self._lane = lane
+        self._decoder = FrameDecoder(lane)
+        # The last START.
+        self._round = 0
+        # When the first byte came of a frame that has not come whole; inf when there is none.
+        self.frame_since = math.inf
+
+    def discount(self, seconds: float) -> None:
+        """Do not count this time: the process itself stood still."""
+        self.frame_since += seconds
+
+    async def run(self, stream: ByteStream) -> None:
+        """Read to the end of the stream, or until another one takes its place."""
+        link, lane = self._link, self._lane
+        try:
+            while data := await stream.read(READ_BYTES):
+                link.last_heard = trio.current_time()
+                link.bytes_in += len(data)
+                link.counters.add("inbound.bytes", len(data))
+                if link.readers[lane] is not self:
+                    return
+                whole = self._decoder.frames
+                for frame in self._decoder.feed(data):
+                    if isinstance(frame, ChunkData) and link.hello is not None:
+                        if (receiver := self._receiver()) is not None:
+                            receiver.chunk(frame.number, frame.data)
+                        continue
+                    await self._on_frame(frame)
+                    if link.is_aborted():
+                        return
+                if not self._decoder.keeps_bytes:
+                    self.frame_since = math.inf
+                elif self.frame_since == math.inf or self._decoder.frames != whole:
+                    self.frame_since = link.last_heard
+                link.acks_changed()
+                link.check_flood()
+        except WindowIgnoredError as error:
+            link.counters.add("inbound.flooded")
+            link.refuse(str(error), Violation.FLOOD)
+            return
+        except FrameError as error:
+            link.refuse(str(error))
+            return
+        except StreamBrokenError:
+            # The peer resets a stream on which its write failed, and opens another.
+            if self._decoder.mid_frame:
+                link.counters.add("streams.truncated")
+            return
+        if self._decoder.mid_frame:
+            link.counters.add("streams.truncated")
+        if lane not in link.closing.bye_in and link.readers[lane] is self:
+            # libp2p shows the death of the other process as a clean end of stream.
+            link.abort(f"the peer ended its {lane.label} stream without a goodbye")
+
+    async def _on_frame(self, frame: LinkFrame | ChunkData) -> None:
+        link = self._link
+        if isinstance(frame, LinkFrame) and frame.type is FrameType.HELLO:
+            self._on_hello(frame.body)
+            return
+        if link.hello is None and not await self._hello_came(frame):
+            return
+        if isinstance(frame, ChunkData):
+            if (receiver := self._receiver()) is not None:
+                receiver.chunk(frame.number, frame.data)
+            return
+        if frame.type in _MESSAGES and self._lane in link.closing.bye_in:
+            raise FrameError(f"{frame.type.name} after the goodbye of its lane")
+        match frame.type:
+            case FrameType.PING:
+                link.heartbeat.pong_due = frame.number
+                link.wake(Lane.CONTROL)
+            case FrameType.PONG:
+                link.heartbeat.answered(frame.number, trio.current_time())
+            case FrameType.ENVELOPE:
+                if (receiver := self._receiver()) is not None:
+                    receiver.small(frame.number, frame.body)
+            case FrameType.OPEN:
+                opening = decode_open(frame)
+                if (receiver := self._receiver()) is not None:
+                    receiver.open(frame.number, opening)
+            case FrameType.START:
+                self._round = frame.number
+            case FrameType.RESUME:
+                link.owner.resumed(link, decode_resume(frame))
+            case FrameType.ACK:
+                self._on_ack(frame)
+            case FrameType.BYE:
+                self._on_bye(frame.body)
+            case FrameType.BYE_ACK:
+                if frame.number not in (Lane.CONTROL, Lane.BULK):
+                    raise FrameError(f"a BYE_ACK for lane {frame.number}, which does not exist")
+                link.closing.acked.add(Lane(frame.number))
+                if link.closing.complete:
+                    link.abort("goodbye")
+
+    async def _hello_came(self, frame: LinkFrame | ChunkData) -> bool:
+        link = self._link
+        if self._lane is Lane.CONTROL:
+            name = frame.type.name if isinstance(frame, LinkFrame) else "CHUNK"
+            link.refuse(f"the first frame is {name}, not HELLO")
+            return False
+        # The hello went out before this frame, on the other stream of the same connection:
+        # its reader only has to get its turn. The hello's deadline bounds it.
+        await link.settled.wait()
+        return link.hello is not None
+
+    def _receiver(self) -> Receiver | None:
+        """The record that takes what comes here; None when it will be sent again elsewhere."""
+        receiver = self._link.owner.receiver(self._link)
+        if receiver is not None and self._round == receiver.round:
+            return receiver
+        if receiver is not None and self._round > receiver.round:
+            raise FrameError(f"messages of round {self._round}; the last was {receiver.round}")
+        self._link.counters.add("inbound.superseded")
+        return None
+
+    def _on_hello(self, body: bytes) -> None:
+        link = self._link
+        if link.hello is not None:
+            # Each new control stream of a connection begins with the same hello.
+            if body != link.peer_hello_body:
+                raise FrameError("a second hello that differs from the first")
+            return
+        try:
+            hello = decode_hello(body)
+        except HelloError as error:
+            link.refuse(str(error))
+            return
+        reason = link.owner.admit_hello(link, hello)
+        if reason:
+            link.refuse(reason)
+            return
+        link.hello, link.peer_hello_body = hello, body
+        if link.move(LinkEvent.HELLO, "") is LinkState.UP:
+            link.settled.set()
+            link.owner.link_up(link)
+            link.wake_all()
+
+    def _on_ack(self, frame: LinkFrame) -> None:
+        link = self._link
+        lane, position = decode_ack(frame)
+        if link.granted is None:
+            raise FrameError("an ACK before anything was sent")
+        link.queue.acknowledge(lane, position)
+        link.failures[lane] = 0
+        # The window is open again.
+        link.wake(lane)
+
+    def _on_bye(self, body: bytes) -> None:
+        reason = body.decode("ascii", "replace")
+        if not body.isascii() or not reason.isprintable():
+            raise FrameError("the reason of a goodbye is not printable ASCII")
+        link = self._link
+        link.closing.bye_in.add(self._lane)
+        link.closing.acks_due.append(self._lane)
+        link.wake(Lane.CONTROL)
+        link.close(f"the peer said goodbye: {reason}")
+
+
+# Small messages that go in one write: about a Yamux frame.
+_BATCH_BYTES: Final = 64 * 1024
+
+
+class LaneWriter:
+    """The writer of one stream of a link."""
+
+    __slots__ = ("_lane", "_link", "_started", "_stream")
+
+    def __init__(self, link: Link, lane: Lane, stream: ByteStream) -> None:
+        self._link = link
+        self._lane = lane
+        self._stream = stream
+        # The round that was started on this stream.
+        self._started: int | None = None
+
+    async def run(self) -> None:
+        """Write until the link is closed; raises StreamBrokenError."""
+        link, lane = self._link, self._lane
+        if lane is Lane.CONTROL:
+            hello = link.hello_body
+            await self._write(encode_header(FrameType.HELLO, len(hello)) + hello)
+        step = self._control if lane is Lane.CONTROL else self._bulk
+        while not link.is_aborted():
+            if not await step() and not await self._bye():
+                await link.wakes[lane].wait()
+
+    async def _control(self) -> bool:
+        """Write what is owed and small; False when there is nothing."""
+        link = self._link
+        out = bytearray()
+        heartbeat, closing = link.heartbeat, link.closing
+        if heartbeat.pong_due is not None:
+            number, heartbeat.pong_due = heartbeat.pong_due, None
+            out += encode_header(FrameType.PONG, 0, number)
+        if heartbeat.due:
+            out += encode_header(FrameType.PING, 0, heartbeat.start(trio.current_time()))
+        if link.resume_due is not None:
+            out += encode_resume(link.resume_due)
+            link.resume_due = None
+        acked = list(closing.acks_due)
+        sent = self._small(out)
+        # Last, so that one acknowledgement speaks for all that came meanwhile; but before a
+        # BYE_ACK, after which the other side may be gone.
+        self._acks(out, force=bool(out) or bool(acked))
+        for lane in acked:
+            out += encode_header(FrameType.BYE_ACK, 0, lane)
+        if not out:
+            return False
+        await self._write(bytes(out))
+        link.counters.add("outbound.envelopes", sent)
+        if acked:
+            del closing.acks_due[: len(acked)]
+            if closing.complete:
+                link.abort("goodbye")
+        return True
+
+    def _acks(self, out: bytearray, *, force: bool) -> None:
+        """Append the acknowledgements that are due; with `force`, all there are."""
+        receiver = self._link.owner.receiver(self._link)
+        if receiver is None:
+            return
+        force = force or any(acks.due for acks in receiver.lanes.values())
+        for lane, acks in receiver.lanes.items():
+            if acks.due or (force and acks.since):
+                out += encode_ack(lane, receiver.position(lane))
+                acks.due, acks.since = False, 0
+
+    def _small(self, out: bytearray) -> int:
+        """Small messages, as many as go in one write."""
+        link, sent = self._link, 0
+        if link.granted is None or not link.owner.sends(link):
+            return sent
+        while len(out) < _BATCH_BYTES:
+            item = link.queue.next_control()
+            if item is None or item.number is None:
+                break
+            self._start(out)
+            out += encode_header(FrameType.ENVELOPE, item.size, item.number)
+            for part in item.parts:
+                out += part
+            sent += 1
+        return sent
+
+    async def _bulk(self) -> bool:
+        """Write one part of a large message; False when there is nothing, or no window."""
+        link = self._link
+        if link.granted is None or not link.owner.sends(link):
+            return False
+        piece = link.queue.next_piece()
+        if piece is None:
+            return False
+        out = bytearray()
+        self._start(out)
+        if piece.opens:
+            item = piece.item
+            out += encode_open(piece.number, item.size, piece.offset, item.anchor)
+        out += encode_header(FrameType.CHUNK, piece.length, piece.number)
+        first, *others = piece.item.bytes_from(piece.offset, piece.length)
+        # The first Yamux frame is put together here; the rest is cut out of the message by
+        # libp2p, and copied for the first time when it is.
+        room = max(0, YAMUX_PAYLOAD_BYTES - len(out))
+        out += first[:room]
+        await self._write(bytes(out))
+        for view in (first[room:], *others):
+            if len(view):
+                await self._write(view)
+        if piece.offset + piece.length == piece.item.size:
+            link.counters.add("outbound.envelopes")
+        return True
+
+    def _start(self, out: bytearray) -> None:
+        """Begin the round that the peer has asked for, once a stream."""
+        granted = self._link.granted
+        if self._started != granted and granted is not None:
+            out += encode_header(FrameType.START, 0, granted)
+            self._started = granted
+
+    async def _bye(self) -> bool:
+        """End the lane when the link closes; False when there is nothing to end."""
+        link, lane = self._link, self._lane
+        if link.state is not LinkState.CLOSING or lane in link.closing.bye_out:
+            return False
+        reason = link.reason.encode("ascii", "replace")[:MAX_BYE_BYTES]
+        await self._write(encode_header(FrameType.BYE, len(reason)) + reason)
+        link.closing.bye_out.add(lane)
+        return True
+
+    async def _write(self, data: bytes | memoryview) -> None:
+        link = self._link
+        await self._stream.write(data)
+        if link.is_aborted():
+            # libp2p lets a write on a connection that we closed end as if it had succeeded.
+            raise StreamBrokenError("the connection was closed during a write")
+        link.bytes_out += len(data)
+        link.counters.add("outbound.bytes", len(data))

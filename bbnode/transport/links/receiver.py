@@ -1,0 +1,467 @@
+"""The receiving side of a peer: what it sends us, over as many connections as it takes.
+
+Rule: a record outlives its connections. It knows which message of each lane comes next, so
+that none is taken twice, and keeps what it has of a large one. One link at a time feeds it:
+`announce` says on which, with a round that the sender repeats (START) before what it sends;
+anything else that comes, of an older round or from another link, is ignored and will be
+sent again. What the inbox has no room for, or its sender's rate does not allow yet, is held
+here, within the window that the peer was given, and not acknowledged. A large message whose room
+went to a faster one is forgotten and asked for again. A sender may leave numbers out: it has given
+those up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from multiaddr import Multiaddr
+
+from bbnode.ir.peer import PeerId
+from bbnode.transport.base import Counters, EnvelopeReceived
+from bbnode.transport.errors import FrameError
+from bbnode.transport.inbox import Inbox, Meter, Transfer
+from bbnode.transport.limits import TransportLimits
+from bbnode.transport.links.framing import HEADER_BYTES, Lane, Open, Position, Resume
+
+# From here on memory comes straight from the system, untouched until it is written, and goes
+# back when the message is dropped. A bytearray is cleared first: 0.3 s a GiB with the loop
+# standing still.
+_MAPPED_BYTES: Final = 1024 * 1024
+# A line of the processor's cache, and more than any number type asks for. Memory that is not
+# mapped begins at a multiple of 16 only, which is enough for all of those too.
+_ALIGN_BYTES: Final = 64
+# For how many seconds a held message waits at least, so that a rate is not asked for each one.
+_RATE_WAIT_S: Final = 0.05
+
+# An acknowledgement is due after this part of a window.
+_ACK_PART: Final = 4
+
+# In how many seconds an envelope of this size may come in: 0 is now, `math.inf` is never.
+Admit = Callable[[int], float]
+
+
+class WindowIgnoredError(FrameError):
+    """The peer sends more than the window it was given."""
+
+
+@dataclass(slots=True, eq=False)
+class Partial:
+    """A large message that is being received; without a transfer it is thrown away."""
+
+    number: int
+    total: int
+    meter: Meter
+    transfer: Transfer | None = None
+    buffer: memoryview | None = None
+    stored: int = 0
+
+
+@dataclass(slots=True)
+class HeldSmall:
+    """A held small message; `admitted` once the authorizer let it in."""
+
+    number: int
+    data: bytes
+    admitted: bool = False
+
+
+@dataclass(slots=True)
+class HeldOpen:
+    """A held OPEN; `admitted` once the authorizer let it in, None before it was asked."""
+
+    number: int
+    opening: Open
+    admitted: bool | None = None
+    # Since when there is no room for it; inf for one that is to wait until there is.
+    waits_since: float | None = None
+
+
+@dataclass(slots=True)
+class HeldBytes:
+    """Held bytes of a CHUNK."""
+
+    number: int
+    data: bytes
+
+
+@dataclass(slots=True)
+class LaneState:
+    """One lane of a sender: its window, the acknowledgements owed to it, and what is held."""
+
+    window: int
+    # Set when an acknowledgement is due; bytes accepted since the last one.
+    due: bool = False
+    since: int = 0
+    # The next number to come in.
+    next: int = 1
+    held: deque[Any] = field(default_factory=deque)
+    held_bytes: int = 0
+    # Until then a message has to wait for its sender's rate.
+    not_before: float = 0.0
+
+    def accept(self, size: int) -> None:
+        """Count bytes that were accepted; an acknowledgement is due after a part of a window."""
+        self.since += size
+        if self.since * _ACK_PART >= self.window:
+            self.due = True
+
+    def wait_s(self, size: int, admit: Admit, now: float) -> float:
+        """Return the seconds that a message has to wait; a wait is not asked for twice."""
+        if now < self.not_before:
+            return self.not_before - now
+        wait_s = admit(size)
+        if 0 < wait_s < math.inf:
+            wait_s = max(wait_s, _RATE_WAIT_S)
+            self.not_before = now + wait_s
+        return wait_s
+
+    def hold(self, item: object, size: int, lane: Lane) -> None:
+        """Keep something until there is room for it; raises WindowIgnoredError."""
+        self.held.append(item)
+        self.held_bytes += size
+        # On the bulk lane an OPEN is not charged to its sender; it stands before 64 KiB and more.
+        window = self.window if lane is Lane.CONTROL else self.window + self.window // 8
+        if self.held_bytes > window:
+            raise WindowIgnoredError(
+                f"the peer ignores its window: {self.held_bytes} bytes are held on the "
+                f"{lane.label} lane, where {window} may be"
+            )
+
+    def drop_held(self, following: int) -> None:
+        """Drop what is held: it will be sent again, from the number `following` on."""
+        self.held.clear()
+        self.held_bytes, self.next = 0, following
+
+
+def allocate(size: int, anchor: int) -> memoryview:
+    """Memory for one message, with its byte `anchor` aligned; raises MemoryError or OSError."""
+    skipped = -anchor % _ALIGN_BYTES
+    if size < _MAPPED_BYTES:
+        return memoryview(bytearray(skipped + size))[skipped:]
+    # Private, which is not Python's default: of shared memory Linux gives small pages only, whose
+    # 16,000 faults take a 64 MiB message 50 ms; large ones take 4.
+    mapped = mmap.mmap(-1, skipped + size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(mapped)[skipped:]
+
+
+@dataclass(slots=True, eq=False)
+class Receiver:
+    """The record of one sender's numbering."""
+
+    peer: PeerId
+    exchange: int
+    record: int
+    limits: TransportLimits
+    inbox: Inbox
+    counters: Counters
+    admit: Admit
+    address: Multiaddr
+    # Called when what was received of a large message was given up for a faster one.
+    on_evicted: Callable[[], None]
+    round: int = 0
+    duplicates: int = 0
+    # Bytes taken of large messages; only grows.
+    progress: int = 0
+    lanes: dict[Lane, LaneState] = field(init=False)
+    # Of small messages, the next that the inbox has not got.
+    _accepted: int = 1
+    _partial: Partial | None = None
+    # The large message that was given up last: it takes nobody else's room for that.
+    _evicted_number: int = 0
+    _control: LaneState = field(init=False)
+    _bulk: LaneState = field(init=False)
+    _pumping: bool = False
+
+    def __post_init__(self) -> None:
+        self._control = LaneState(self.limits.control_window_bytes)
+        self._bulk = LaneState(self.limits.bulk_window_bytes)
+        self.lanes = {Lane.CONTROL: self._control, Lane.BULK: self._bulk}
+
+    # -- what stands ------------------------------------------------------------------------
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes received and without room in the inbox."""
+        return self._control.held_bytes + self._bulk.held_bytes
+
+    @property
+    def receiving(self) -> bool:
+        """True while more of a large message should be arriving."""
+        return self._partial is not None and not self._bulk.held
+
+    @property
+    def too_slow(self) -> bool:
+        """True if a large message arrives more slowly than it has to."""
+        partial = self._partial
+        if partial is None or not self.receiving:
+            return False
+        return partial.meter.is_below(self.limits.slow_bytes_per_s, self.inbox.clock())
+
+    @property
+    def pump_at(self) -> float:
+        """When to `pump` though nobody made room; `math.inf` when nothing is held."""
+        waiting = [lane for lane in self.lanes.values() if lane.held]
+        if not waiting:
+            return math.inf
+        now = self.inbox.clock()
+        ends = [lane.not_before for lane in waiting if lane.not_before > now]
+        return min([now + self.limits.room_check_s, *ends])
+
+    def discount(self, seconds: float) -> None:
+        """Do not count this time: the process itself stood still."""
+        if self._partial is not None:
+            self._partial.meter.discount(seconds)
+
+    def position(self, lane: Lane) -> Position:
+        """Return how far a lane was accepted: its sender may forget what is before."""
+        if lane is Lane.CONTROL:
+            return Position(number=self._accepted)
+        if self._partial is not None:
+            return Position(number=self._partial.number, offset=self._partial.stored)
+        first = next((each for each in self._bulk.held if isinstance(each, HeldOpen)), None)
+        return Position(number=self._bulk.next if first is None else first.number)
+
+    # -- links ------------------------------------------------------------------------------
+
+    def announce(self) -> Resume:
+        """Start a round of this record on a link; return what its sender has to know."""
+        self.rewind()
+        self._attach(attached=True)
+        self.round += 1
+        return Resume(
+            round=self.round,
+            record=self.record,
+            control=self.position(Lane.CONTROL),
+            bulk=self.position(Lane.BULK),
+            control_window=self.limits.control_window_bytes,
+            bulk_window=self.limits.bulk_window_bytes,
+        )
+
+    def rewind(self) -> None:
+        """Drop what a lost link brought and was not accepted: it will be sent again."""
+        for kind, lane in self.lanes.items():
+            lane.drop_held(self.position(kind).number)
+            lane.due, lane.since = False, 0
+        self._attach(attached=False)
+
+    def _attach(self, *, attached: bool) -> None:
+        """Note if a link can bring more: its absence is not held against the sender."""
+        partial = self._partial
+        if partial is None:
+            return
+        if partial.transfer is not None:
+            partial.transfer.attached = attached
+        if attached:
+            partial.meter.go_on(self.inbox.clock())
+        else:
+            partial.meter.pause(self.inbox.clock())
+
+    def drop_partial(self) -> None:
+        """Release the memory of an incomplete message, which starts again at some time."""
+        partial, self._partial = self._partial, None
+        if partial is not None and partial.transfer is not None:
+            partial.buffer = None
+            self.inbox.drop(partial.transfer)
+
+    def _evicted(self) -> None:
+        """Have a message sent again from its beginning: the inbox took its room."""
+        partial, self._partial = self._partial, None
+        if partial is None:
+            return
+        partial.buffer = None
+        self._evicted_number = partial.number
+        self.counters.add("inbound.evicted")
+        # What is held comes after it on its lane.
+        self._bulk.drop_held(partial.number)
+        self.on_evicted()
+
+    # -- small messages ---------------------------------------------------------------------
+
+    def small(self, number: int, data: bytes) -> None:
+        """Accept a small message, or hold it; raises FrameError."""
+        lane = self._control
+        self._check_size(len(data))
+        if number < lane.next:
+            self._duplicate(lane)
+            return
+        lane.next = number + 1
+        held = HeldSmall(number, data)
+        if lane.held or not self._take_small(held):
+            lane.hold(held, len(data) + HEADER_BYTES, Lane.CONTROL)
+
+    def _take_small(self, held: HeldSmall) -> bool:
+        """Put it into the inbox, or drop a refused one; return False when it has to wait."""
+        lane, size = self._control, len(held.data)
+        if not held.admitted:
+            wait_s = lane.wait_s(size, self.admit, self.inbox.clock())
+            if 0 < wait_s < math.inf:
+                self.counters.add("inbound.delayed")
+                return False
+            if wait_s == math.inf:
+                self._accepted = held.number + 1
+                lane.accept(HEADER_BYTES)
+                return True
+            held.admitted = True
+        if not self._offer(held.data):
+            return False
+        self._accepted = held.number + 1
+        lane.accept(size + HEADER_BYTES)
+        return True
+
+    def _offer(self, data: bytes) -> bool:
+        taken = self.inbox.offer(
+            EnvelopeReceived(peer=self.peer, data=data, observed_address=self.address)
+        )
+        if taken:
+            self.counters.add("inbound.envelopes")
+        return taken
+
+    # -- large messages ---------------------------------------------------------------------
+
+    def open(self, number: int, opening: Open) -> None:
+        """Start or continue a large message; raises FrameError."""
+        self._check_size(opening.total)
+        lane, partial = self._bulk, self._partial
+        if number < lane.next and (partial is None or partial.number != number):
+            self._duplicate(lane)
+            return
+        lane.next = number + 1
+        held = HeldOpen(number, opening)
+        if lane.held or not self._open(held):
+            lane.hold(held, HEADER_BYTES, Lane.BULK)
+
+    def _open(self, held: HeldOpen) -> bool:
+        """Prepare for the bytes of a message; return False when it has to wait."""
+        number, total, offset = held.number, held.opening.total, held.opening.offset
+        partial = self._partial
+        if partial is not None and partial.number == number:
+            if total != partial.total or offset > partial.stored:
+                raise FrameError(
+                    f"message {number} goes on at byte {offset} of {total}; "
+                    f"{partial.stored} of {partial.total} are here"
+                )
+            partial.stored = offset
+            return True
+        if offset:
+            raise FrameError(f"message {number} goes on at byte {offset}; none of it is here")
+        self.drop_partial()
+        if held.admitted is None:
+            wait_s = self._bulk.wait_s(total, self.admit, self.inbox.clock())
+            if 0 < wait_s < math.inf:
+                self.counters.add("inbound.delayed")
+                return False
+            held.admitted = wait_s == 0
+        if not held.admitted:
+            self._partial = Partial(number, total, self._meter())
+            return True
+        now = self.inbox.clock()
+        if held.waits_since is None:
+            held.waits_since = math.inf if number == self._evicted_number else now
+        transfer = self.inbox.begin(self.peer, total, self._evicted, now - held.waits_since)
+        if transfer is None:
+            return False
+        try:
+            buffer = allocate(total, held.opening.anchor)
+        except (MemoryError, OSError):
+            self.inbox.drop(transfer)
+            self.counters.add("inbound.unallocated")
+            self._partial = Partial(number, total, self._meter())
+            return True
+        self._partial = Partial(number, total, transfer.meter, transfer, buffer)
+        return True
+
+    def _meter(self) -> Meter:
+        return Meter(begun_at=self.inbox.clock(), span_s=self.limits.slow_s)
+
+    def chunk(self, number: int, data: memoryview) -> None:
+        """Accept the next bytes of a large message, or hold them; raises FrameError."""
+        if self._bulk.held or not self._store(number, data):
+            self._bulk.hold(HeldBytes(number, bytes(data)), len(data), Lane.BULK)
+            if self._partial is not None:
+                self._partial.meter.pause(self.inbox.clock())
+
+    def _store(self, number: int, data: memoryview | bytes) -> bool:
+        """Store the bytes where they belong; return False when they have to wait for room."""
+        partial = self._partial
+        if partial is None or partial.number != number:
+            if number < self._bulk.next:
+                return True  # the rest of a duplicate
+            raise FrameError(f"a part of message {number}, which was not opened")
+        end = partial.stored + len(data)
+        if end > partial.total:
+            raise FrameError(f"message {number} is longer than the {partial.total} bytes it said")
+        transfer = partial.transfer
+        if transfer is not None and not self.inbox.grow(transfer, end):
+            return False
+        if partial.buffer is not None:
+            partial.buffer[partial.stored : end] = data
+        partial.stored = end
+        partial.meter.add(len(data), self.inbox.clock())
+        self.progress += len(data)
+        self._bulk.accept(len(data))
+        if end < partial.total:
+            return True
+        self._partial = None
+        self._bulk.due = True
+        if transfer is not None and partial.buffer is not None:
+            self.counters.add("inbound.envelopes")
+            whole = partial.buffer.toreadonly()
+            self.inbox.deliver(
+                transfer,
+                EnvelopeReceived(peer=self.peer, data=whole, observed_address=self.address),
+            )
+        return True
+
+    # -- room -------------------------------------------------------------------------------
+
+    def pump(self) -> bool:
+        """Accept what is held as far as there is room now; return True if any was."""
+        if self._pumping:
+            return False  # room that we made ourselves just now
+        self._pumping = True
+        try:
+            return self._pump()
+        finally:
+            self._pumping = False
+
+    def _pump(self) -> bool:
+        before, small, bulk = self.held_bytes, self._control, self._bulk
+        while small.held and self._take_small(small.held[0]):
+            small.held_bytes -= len(small.held.popleft().data) + HEADER_BYTES
+            if not small.held:
+                self._accepted = small.next
+        while bulk.held:
+            each = bulk.held[0]
+            if isinstance(each, HeldBytes):
+                taken, size = self._store(each.number, each.data), len(each.data)
+            else:
+                taken, size = self._open(each), HEADER_BYTES
+            if not taken:
+                break
+            bulk.held.popleft()
+            bulk.held_bytes -= size
+        if self._partial is not None:
+            meter, now = self._partial.meter, self.inbox.clock()
+            meter.pause(now) if bulk.held else meter.go_on(now)
+        return self.held_bytes < before
+
+    def _duplicate(self, lane: LaneState) -> None:
+        # Its sender has not heard of our acknowledgement: repeat it.
+        self.duplicates += 1
+        self.counters.add("inbound.duplicates")
+        lane.due = True
+
+    def _check_size(self, size: int) -> None:
+        if size > self.limits.max_message_bytes:
+            raise FrameError(
+                f"a message of {size} bytes; at most {self.limits.max_message_bytes} are taken"
+            )
