@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from bbnode.daemon.config_values import Section, key
+from bbnode.daemon.config.values import Section, key
 from bbnode.transport.libp2p.relay_settings import RelaySettings
 
 DEFAULTS = RelaySettings()

@@ -14,9 +14,10 @@ from pathlib import Path
 import trio
 
 from bbnode.components.contracts import ComponentError
-from bbnode.daemon import checkpoint, paths
-from bbnode.daemon.checkpoint import Checkpoint, Kept
-from bbnode.daemon.rounds import Rounds
+from bbnode.daemon import paths
+from bbnode.daemon.invoke.rounds import Rounds
+from bbnode.daemon.state import checkpoint
+from bbnode.daemon.state.checkpoint import Checkpoint, Kept
 from bbnode.engine import Node
 from bbnode.ir.caps import MAX_KEPT_UNSENT_BYTES
 from bbnode.ir.errors import BbnodeError

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from bbnode.daemon.artifact import (
+from bbnode.daemon.artifacts.artifact import (
     ArtifactUnreadable,
     InvalidArtifact,
     load_artifact,

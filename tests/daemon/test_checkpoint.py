@@ -13,9 +13,9 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from bbnode.daemon import checkpoint
-from bbnode.daemon.checkpoint import Checkpoint, Kept
 from bbnode.daemon.paths import StorageError
+from bbnode.daemon.state import checkpoint
+from bbnode.daemon.state.checkpoint import Checkpoint, Kept
 from bbnode.ir.peer import PeerId
 
 SHA = "a" * 64

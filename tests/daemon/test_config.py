@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbnode.daemon import config_sources, paths
-from bbnode.daemon.config import LIMIT_PRESETS, LimitsSection, NodeConfig, keys, overrides
-from bbnode.daemon.config_sources import ConfigError, resolve, shown
+from bbnode.daemon import paths
+from bbnode.daemon.config import LIMIT_PRESETS, LimitsSection, NodeConfig, keys, overrides, sources
+from bbnode.daemon.config.sources import ConfigError, resolve, shown
 from bbnode.ir.caps import MAX_CONFIG_BYTES
 
 PEER = "12D3KooWLkHMEPJ3cTgdLCx8X6wT38PaozEnDAmXZnTNyuSyCdJr"
@@ -183,7 +183,7 @@ def test_a_file_stores_only_what_differs_and_reads_back_the_same(toml, tmp_path:
         "invoke": [{"target": "s"}],
     }
     copy = tmp_path / "copy.toml"
-    config_sources.write(copy, config, comment="made by a test")
+    sources.write(copy, config, comment="made by a test")
     assert copy.read_text().startswith("# made by a test\n")
     assert resolve(copy, environ={}).config == config
 
@@ -194,12 +194,12 @@ def test_wait_for_is_written_under_the_name_that_it_is_read_with(toml, tmp_path:
     wait = config.invoke[0].wait_for
     assert wait is not None
     assert (wait.peer_class, wait.enough_peers) == ("client", 3)
-    config_sources.write(tmp_path / "copy.toml", config)
+    sources.write(tmp_path / "copy.toml", config)
     assert resolve(tmp_path / "copy.toml", environ={}).config == config
 
 
 def test_every_key_is_documented() -> None:
-    reference = config_sources.reference()
+    reference = sources.reference()
     for path, field in keys():
         assert field.description, path
         assert f"#   {path[-1]} = " in reference

@@ -12,8 +12,8 @@ import pytest
 import trio
 from multiaddr import Multiaddr
 
-from bbnode.daemon import dial_back
-from bbnode.daemon.dial_back import DialBackRefused, Outcome, may_dial
+from bbnode.daemon.network import dial_back
+from bbnode.daemon.network.dial_back import DialBackRefused, Outcome, may_dial
 from bbnode.transport.backend import PeerConnected
 from bbnode.transport.errors import StreamBrokenError
 from bbnode.transport.identity import Identity

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multiaddr import Multiaddr
 
-from bbnode.daemon.dial_plan import (
+from bbnode.daemon.network.dial_plan import (
     BOOTSTRAP_MOVES,
     DIAL_RATES,
     GIVE_UP_S,

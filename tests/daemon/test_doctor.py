@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bbnode.daemon import doctor, paths
-from bbnode.daemon.config_sources import ResolvedConfig, resolve
-from bbnode.daemon.doctor import Verdict
+from bbnode.daemon import paths
+from bbnode.daemon.config.sources import ResolvedConfig, resolve
+from bbnode.daemon.observing import doctor
+from bbnode.daemon.observing.doctor import Verdict
 from bbnode.transport.identity import create_identity
 
 PEER = "12D3KooWLkHMEPJ3cTgdLCx8X6wT38PaozEnDAmXZnTNyuSyCdJr"

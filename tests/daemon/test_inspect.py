@@ -5,10 +5,10 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from bbnode.daemon.artifact import InvalidArtifact
-from bbnode.daemon.explain import UnknownValue, explain
-from bbnode.daemon.inspect import describe, wire_pairs
-from bbnode.daemon.listing import listing
+from bbnode.daemon.artifacts.artifact import InvalidArtifact
+from bbnode.daemon.artifacts.explain import UnknownValue, explain
+from bbnode.daemon.artifacts.inspect import describe, wire_pairs
+from bbnode.daemon.artifacts.listing import listing
 from bbnode.ir import keys, protos
 from tests.daemon.views import federated, relay
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbnode.daemon.picture import PictureTooLarge, program, to_html, to_svg
-from bbnode.daemon.picture.columns import ITEM_GAP, place
-from bbnode.daemon.picture.geometry import Layout, Rect
-from bbnode.daemon.picture.layout import lay_out
-from bbnode.daemon.picture.program import read
-from bbnode.daemon.picture.rows import rows_of, without_implied
-from bbnode.daemon.picture.text import clean, duration, fit, width_of
+from bbnode.daemon.artifacts.picture import PictureTooLarge, program, to_html, to_svg
+from bbnode.daemon.artifacts.picture.columns import ITEM_GAP, place
+from bbnode.daemon.artifacts.picture.geometry import Layout, Rect
+from bbnode.daemon.artifacts.picture.layout import lay_out
+from bbnode.daemon.artifacts.picture.program import read
+from bbnode.daemon.artifacts.picture.rows import rows_of, without_implied
+from bbnode.daemon.artifacts.picture.text import clean, duration, fit, width_of
 from bbnode.ir import keys, protos
 from tests.daemon.views import federated, relay
 

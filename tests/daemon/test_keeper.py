@@ -8,10 +8,11 @@ import pytest
 import trio
 import trio.testing
 
-from bbnode.daemon import checkpoint, paths
 from bbnode.daemon import keeper as keeper_file
-from bbnode.daemon.checkpoint import Checkpoint
+from bbnode.daemon import paths
 from bbnode.daemon.keeper import Keeper, take_up
+from bbnode.daemon.state import checkpoint
+from bbnode.daemon.state.checkpoint import Checkpoint
 from bbnode.engine.errors import SnapshotRefused
 from bbnode.ir.peer import PeerId
 from bbnode.transport.unsent import Unsent

@@ -6,8 +6,8 @@ import trio
 import trio.testing
 from multiaddr import Multiaddr
 
-from bbnode.daemon.checkpoint import Kept
-from bbnode.daemon.resend import WAIT_S, Resend
+from bbnode.daemon.state.checkpoint import Kept
+from bbnode.daemon.state.resend import WAIT_S, Resend
 from bbnode.engine import steps
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import Direction, Hello, PeerConnected

@@ -39,8 +39,8 @@ from bbnode.components import (
 )
 from bbnode.components.autodiff import InvalidForwardModel
 from bbnode.components.errors import BackendError
-from bbnode.daemon import ping
-from bbnode.daemon.artifact import InvalidArtifact, parse_artifact, serialize
+from bbnode.daemon.artifacts.artifact import InvalidArtifact, parse_artifact, serialize
+from bbnode.daemon.network import ping
 from bbnode.dsl import BackendSlot, DataSourceSlot, Graph, ModelSlot, Module, types
 from bbnode.engine import install
 from bbnode.engine.errors import InvalidArtifact as NotInstalled

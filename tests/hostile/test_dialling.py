@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from bbnode.daemon.dial_plan import DIAL_RATES, Word
+from bbnode.daemon.network.dial_plan import DIAL_RATES, Word
 from bbnode.ir.caps import MAX_HINTS
 from tests.chaos.cluster import Cluster
 from tests.hostile.dialling import PORTS_VARIABLE

@@ -36,12 +36,12 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Print the configuration: flags over environment over file over defaults."""
-    from bbnode.daemon import config_sources
+    from bbnode.daemon.config import sources
 
     resolved = load_config(config, settings)
     rows = [
         (key, value, source)
-        for key, value, source in config_sources.shown(resolved)
+        for key, value, source in sources.shown(resolved)
         if all_keys or source != "default"
     ]
     if as_json:
@@ -49,7 +49,7 @@ def show(
         output.json_object({"file": str(resolved.file), "keys": shown})
         return
     for key, value, source in rows:
-        text = "(unset)" if value is None else config_sources.toml_value(value)
+        text = "(unset)" if value is None else sources.toml_value(value)
         output.data(f"{key} = {text}" + (f"  # {_place(source, resolved.file)}" if origin else ""))
 
 
@@ -62,16 +62,16 @@ def reference(
     as_json: JsonOption = False,
 ) -> None:
     """Print every key with its default, its unit and what it does."""
-    from bbnode.daemon import config_sources, limits_reference
+    from bbnode.daemon.config import reference, sources
 
     if not limits:
         if as_json:
             raise typer.BadParameter("there is --json for --limits alone")
-        output.data(config_sources.reference().rstrip("\n"))
+        output.data(sources.reference().rstrip("\n"))
     elif as_json:
-        output.json_object({"limits": [asdict(cap) for cap in limits_reference.every_limit()]})
+        output.json_object({"limits": [asdict(cap) for cap in reference.every_limit()]})
     else:
-        output.data(limits_reference.as_text().rstrip("\n"))
+        output.data(reference.as_text().rstrip("\n"))
 
 
 def _place(source: str, file: object) -> str:

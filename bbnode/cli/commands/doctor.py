@@ -13,7 +13,7 @@ def command(
     config: ConfigOption = DEFAULT_CONFIG, settings: SetOption = None, as_json: JsonOption = False
 ) -> int:
     """Check disk, clock, ports, artifact and components of a node; works while it runs too."""
-    from bbnode.daemon import doctor
+    from bbnode.daemon.observing import doctor
 
     findings = []
     for finding in doctor.examine(load_config(config, settings)):

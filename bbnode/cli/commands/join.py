@@ -18,7 +18,7 @@ from bbnode.cli import access_options, output
 from bbnode.cli.common import JsonOption, SetOption, pairs
 
 if TYPE_CHECKING:
-    from bbnode.daemon.config_sources import ResolvedConfig
+    from bbnode.daemon.config.sources import ResolvedConfig
     from bbnode.daemon.join.prepare import JoinOptions, Prepared
     from bbnode.daemon.join.service import Service
 
@@ -113,7 +113,7 @@ def _service(name: str, *, system: bool) -> Service:
 
 def _prepare(options: JoinOptions, *, level: str | None) -> Prepared:
     # Before libp2p is imported, which adds a log handler where there is none.
-    from bbnode.daemon import logs
+    from bbnode.daemon.observing import logs
 
     logs.configure(level if level in ("debug", "info", "warning", "error") else "warning", "auto")
     import trio
@@ -163,8 +163,9 @@ def _ask() -> None:
 
 
 def _run(resolved: ResolvedConfig, inviter: str, *, as_json: bool) -> int:
-    from bbnode.daemon import logs, paths
-    from bbnode.daemon.app import run_daemon
+    from bbnode.daemon import paths
+    from bbnode.daemon.lifecycle.app import run_daemon
+    from bbnode.daemon.observing import logs
 
     # All paths are absolute by now. Somebody else's program runs where no file is.
     paths.enter_empty_dir(resolved.state_dir)

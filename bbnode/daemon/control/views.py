@@ -14,7 +14,7 @@ import trio
 
 from bbnode import __version__
 from bbnode.daemon.control.host import Host
-from bbnode.daemon.watch import THINGS
+from bbnode.daemon.observing.watch import THINGS
 from bbnode.ir.caps import MIN_FREE_BYTES
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import PeerInfo, WantedPeer

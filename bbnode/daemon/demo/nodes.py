@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from bbnode.daemon import config_sources, paths
-from bbnode.daemon.config import NodeConfig
+from bbnode.daemon import paths
+from bbnode.daemon.config import NodeConfig, sources
 from bbnode.ir.errors import EnvironmentFault
 from bbnode.transport.identity import Identity, create_identity
 
@@ -197,5 +197,5 @@ def make_one(folder: Path, identity: Identity, settings: dict[str, Any]) -> Demo
         {"node": {"name": name, "state_dir": str(folder / "state")}, **settings}
     )
     file = folder / "node.toml"
-    config_sources.write(file, config, comment=f"{name} of `bbnode demo`")
+    sources.write(file, config, comment=f"{name} of `bbnode demo`")
     return DemoNode(name=name, folder=folder, identity=identity, config=file)

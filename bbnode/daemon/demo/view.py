@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from bbnode.daemon.live_view import LiveView
+from bbnode.daemon.observing.live_view import LiveView
 from bbnode.ir.texts import printable
 
 _SHOWN_ROUNDS = 12

@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from bbnode.daemon import paths
-from bbnode.daemon.artifact import Artifact, InvalidArtifact, load_artifact
+from bbnode.daemon.artifacts.artifact import Artifact, InvalidArtifact, load_artifact
 from bbnode.daemon.join.dial import Dialled
 from bbnode.daemon.join.errors import InviterLost
 from bbnode.ir.peer import PeerId

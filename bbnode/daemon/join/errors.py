@@ -1,7 +1,7 @@
 """What can go wrong while joining, one class each.
 
 Rule: one line that says what to do next; a ticket's own faults are `TicketRefused` of
-`bbnode.access`, the artifact's are of `bbnode.daemon.artifact` and `artifact_exchange`.
+`bbnode.access`, the artifact's are of `bbnode.daemon.artifacts.artifact` and `artifact_exchange`.
 """
 
 from __future__ import annotations

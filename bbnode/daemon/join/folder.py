@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bbnode.daemon import config_sources, paths
-from bbnode.daemon.config_sources import ResolvedConfig
+from bbnode.daemon import paths
+from bbnode.daemon.config import sources
+from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.join.source import Source
 
 CONFIG_NAME = "node.toml"
@@ -70,7 +71,7 @@ class Folder:
             **settings,
         }
         file = self.config_file if self.config_file.exists() else earlier
-        made = config_sources.resolve(file, environ={}, flags=flags)
+        made = sources.resolve(file, environ={}, flags=flags)
         return ResolvedConfig(
             config=made.config, file=self.config_file.absolute(), origins=made.origins
         )
@@ -86,7 +87,7 @@ class Folder:
 
     def write_config(self, resolved: ResolvedConfig) -> None:
         """Write the configuration alone. Raises StorageError."""
-        config_sources.write(self.config_file, resolved.config, comment=_COMMENT)
+        sources.write(self.config_file, resolved.config, comment=_COMMENT)
 
     def _from_here(self, path: Path) -> str:
         """A path as the configuration has it: counted from its directory where it is below."""

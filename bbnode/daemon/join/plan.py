@@ -26,7 +26,7 @@ from bbnode.components.settings import (
     path_settings,
     stored_settings,
 )
-from bbnode.daemon.artifact import Artifact
+from bbnode.daemon.artifacts.artifact import Artifact
 from bbnode.daemon.config import NodeConfig
 from bbnode.daemon.join.errors import ComponentsMissing, SlotsNotConfigured, TargetNeeded
 from bbnode.engine.errors import UnknownSlot, UnsupportedOps, did_you_mean

@@ -18,16 +18,17 @@ from bbnode.access import statement
 from bbnode.access.errors import AccessRefused
 from bbnode.access.revocation import open_revocations
 from bbnode.access.statement import Membership
-from bbnode.daemon import assembly, paths
+from bbnode.daemon import paths
 from bbnode.daemon.access import files as access_files
 from bbnode.daemon.access import protocol as access_protocol
-from bbnode.daemon.config_sources import ResolvedConfig
+from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.join.artifact import Obtained, obtain
 from bbnode.daemon.join.dial import Dialled, dialled
 from bbnode.daemon.join.errors import InviterRefused, NothingOffered
 from bbnode.daemon.join.folder import Folder
 from bbnode.daemon.join.plan import Plan, choose_target, make_plan, with_absolute_paths
 from bbnode.daemon.join.source import Source
+from bbnode.daemon.lifecycle import assembly
 from bbnode.ir.peer import PeerId
 from bbnode.transport.artifact_exchange import Progress
 from bbnode.transport.identity import Identity, load_or_create_identity

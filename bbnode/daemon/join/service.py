@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bbnode.daemon import paths
-from bbnode.daemon.config_sources import ConfigError, ResolvedConfig
+from bbnode.daemon.config.sources import ConfigError, ResolvedConfig
 from bbnode.daemon.join.folder import Folder
 from bbnode.daemon.join.prepare import Prepared
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from bbnode.daemon.control import views
 from bbnode.daemon.control.host import Host
-from bbnode.daemon.live_view import LiveView
+from bbnode.daemon.observing.live_view import LiveView
 from bbnode.ir.texts import printable
 
 if TYPE_CHECKING:

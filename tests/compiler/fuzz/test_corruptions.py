@@ -17,7 +17,7 @@ from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto
 
 from bbnode.compiler import Compiler
 from bbnode.compiler.errors import CompileError, Internal, PassInvariantBroken
-from bbnode.daemon.artifact import InvalidArtifact, parse_artifact
+from bbnode.daemon.artifacts.artifact import InvalidArtifact, parse_artifact
 from bbnode.dsl import Graph, Module
 from bbnode.dsl import types as dsl_types
 from bbnode.engine import install

@@ -17,7 +17,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from bbnode.compiler import Compiler, flow
 from bbnode.compiler.errors import CompileError, Internal, ModelOutOfBounds, UnboundSlot
-from bbnode.daemon.artifact import InvalidArtifact, parse_artifact
+from bbnode.daemon.artifacts.artifact import InvalidArtifact, parse_artifact
 from bbnode.engine import plan_program
 from bbnode.ir import keys, protos, types
 from bbnode.ir.caps import MAX_GRAPH_DEPTH

@@ -20,7 +20,7 @@ from bbnode.access import exchange, redeem, revocation, sealed, statement, ticke
 from bbnode.access.errors import AccessRefused, Refusal
 from bbnode.access.signing import SigningKey
 from bbnode.components import global_registry_messages as registry
-from bbnode.daemon import dial_back
+from bbnode.daemon.network import dial_back
 from bbnode.ir import codec, types, values
 from bbnode.ir.address import (
     address_from_bytes,

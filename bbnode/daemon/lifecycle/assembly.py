@@ -17,8 +17,8 @@ from multiaddr import Multiaddr
 from bbnode import __version__
 from bbnode.daemon import paths
 from bbnode.daemon.access.control import AccessControl
-from bbnode.daemon.artifact import Artifact, load_artifact, parse_artifact, serialize
-from bbnode.daemon.config_sources import ResolvedConfig
+from bbnode.daemon.artifacts.artifact import Artifact, load_artifact, parse_artifact, serialize
+from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.engine import Limits, Node, install
 from bbnode.ir.errors import DeploymentError
 from bbnode.transport import artifact_exchange
@@ -59,7 +59,7 @@ def find_artifact(resolved: ResolvedConfig) -> Artifact:
     given = resolved.config.artifact
     if given.path is not None:
         return load_artifact(resolved.absolute(given.path), expected_sha256=given.sha256)
-    from bbnode.daemon.build import compile_module
+    from bbnode.daemon.artifacts.build import compile_module
 
     module = str(given.module)  # ArtifactSection has exactly one of the two
     return parse_artifact(serialize(compile_module(module, given.args)), module)

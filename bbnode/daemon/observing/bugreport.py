@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from bbnode import __version__
-from bbnode.daemon import doctor, paths
-from bbnode.daemon.config_sources import ResolvedConfig, shown
+from bbnode.daemon import paths
+from bbnode.daemon.config.sources import ResolvedConfig, shown
 from bbnode.daemon.control.client import ControlClient
+from bbnode.daemon.observing import doctor
 from bbnode.ir.errors import BbnodeError
 
 # Of the log's end: enough to see what happened before somebody asked.

@@ -22,9 +22,10 @@ from typing import Any
 
 from multiaddr import Multiaddr
 
-from bbnode.daemon import assembly, paths
-from bbnode.daemon.artifact import Artifact
-from bbnode.daemon.config_sources import ResolvedConfig
+from bbnode.daemon import paths
+from bbnode.daemon.artifacts.artifact import Artifact
+from bbnode.daemon.config.sources import ResolvedConfig
+from bbnode.daemon.lifecycle import assembly
 from bbnode.ir.caps import MIN_FREE_BYTES
 from bbnode.ir.errors import BbnodeError
 from bbnode.transport.identity import Identity, create_identity, load_identity
@@ -284,7 +285,7 @@ def _dial_back(patient: Patient) -> Finding:
         return _skipped("dial-back", "it listens nowhere and only dials")
     from bbnode.daemon.control.client import ControlClient
     from bbnode.daemon.control.errors import ControlError, ControlTimeout, NotRunning
-    from bbnode.daemon.dial_back import ANSWER_S, MAX_ASKED, REQUEST_S
+    from bbnode.daemon.network.dial_back import ANSWER_S, MAX_ASKED, REQUEST_S
 
     patience_s = MAX_ASKED * (ANSWER_S + REQUEST_S) + REQUEST_S
     socket_path = paths.control_socket(patient.state_dir)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bbnode.daemon.picture import columns, rows, text
-from bbnode.daemon.picture.geometry import (
+from bbnode.daemon.artifacts.picture import columns, rows, text
+from bbnode.daemon.artifacts.picture.geometry import (
     Chip,
     Layout,
     PlacedBox,
@@ -19,7 +19,7 @@ from bbnode.daemon.picture.geometry import (
     PlacedWire,
     Rect,
 )
-from bbnode.daemon.picture.program import Box, Panel, Program, Wire
+from bbnode.daemon.artifacts.picture.program import Box, Panel, Program, Wire
 
 MARGIN = 24.0
 TITLE_HEIGHT = 62.0

@@ -15,7 +15,7 @@ import onnx
 from onnx import FunctionProto, NodeProto
 
 from bbnode.compiler.seams import is_natural
-from bbnode.daemon.artifact import InvalidArtifact, serialize
+from bbnode.daemon.artifacts.artifact import InvalidArtifact, serialize
 from bbnode.ir import keys, protos
 from bbnode.ir.address import site_suffix
 from bbnode.ir.slots import Binding

@@ -23,7 +23,7 @@ from bbnode import __version__
 from bbnode.access.decision import Reason
 from bbnode.daemon.control import views
 from bbnode.daemon.control.host import Host
-from bbnode.daemon.watch import THINGS
+from bbnode.daemon.observing.watch import THINGS
 from bbnode.engine.ops.gates import REASON_DUPLICATE
 from bbnode.engine.peers.governor import BlockReason
 from bbnode.engine.requests import Verdict

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bbnode.daemon.picture.program import Box, Panel, Wire
+from bbnode.daemon.artifacts.picture.program import Box, Panel, Wire
 
 
 @dataclass(slots=True)

@@ -11,9 +11,15 @@ from itertools import pairwise
 
 import onnx
 
-from bbnode.daemon.picture import layout, text
-from bbnode.daemon.picture.geometry import Layout, PlacedBox, PlacedEdge, PlacedPanel, PlacedWire
-from bbnode.daemon.picture.program import Program, read
+from bbnode.daemon.artifacts.picture import layout, text
+from bbnode.daemon.artifacts.picture.geometry import (
+    Layout,
+    PlacedBox,
+    PlacedEdge,
+    PlacedPanel,
+    PlacedWire,
+)
+from bbnode.daemon.artifacts.picture.program import Program, read
 
 FONT = "Inter, 'Segoe UI', 'Liberation Sans', Helvetica, Arial, sans-serif"
 INK, SOFT_INK, PALE_INK = "#1b2733", "#5b6875", "#8a96a3"

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from bbnode.daemon.rounds import Rounds
+from bbnode.daemon.invoke.rounds import Rounds
 from bbnode.engine.parking import Waiting
 from bbnode.transport.driver import trio_clock_ns
 

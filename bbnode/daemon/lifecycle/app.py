@@ -18,31 +18,25 @@ from typing import Any
 
 import trio
 
-from bbnode.daemon import (
-    assembly,
-    checkpoint,
-    dial_back,
-    keeper,
-    logs,
-    paths,
-    ping,
-    sd_notify,
-    signals,
-)
+from bbnode.daemon import keeper, paths
 from bbnode.daemon.access.protocol import AccessProtocol
-from bbnode.daemon.conduct import ConductWatch
-from bbnode.daemon.config_sources import ResolvedConfig
+from bbnode.daemon.config.reload import Changes, compare
+from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.plane import ControlPlane
 from bbnode.daemon.control.trace import TRACE_STEPS
-from bbnode.daemon.discovery import Discovery
-from bbnode.daemon.events import step_to_event
+from bbnode.daemon.invoke.rounds import Rounds
 from bbnode.daemon.last_resort import LastResort
-from bbnode.daemon.record_file import RecordFile
-from bbnode.daemon.reload import Changes, compare
-from bbnode.daemon.resend import Resend
-from bbnode.daemon.rounds import Rounds
-from bbnode.daemon.watch import Stalled, Watch, Watched
+from bbnode.daemon.lifecycle import assembly, sd_notify, stopping
+from bbnode.daemon.network import dial_back, ping
+from bbnode.daemon.network.conduct import ConductWatch
+from bbnode.daemon.network.discovery import Discovery
+from bbnode.daemon.observing import logs
+from bbnode.daemon.observing.events import step_to_event
+from bbnode.daemon.observing.watch import Stalled, Watch, Watched
+from bbnode.daemon.state import checkpoint
+from bbnode.daemon.state.record_file import RecordFile
+from bbnode.daemon.state.resend import Resend
 from bbnode.engine import All, Node, steps
 from bbnode.ir.caps import OPEN_FILES
 from bbnode.ir.errors import BbnodeError
@@ -231,7 +225,7 @@ class Daemon:
         """Serve until a signal or the control plane's `stop`."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(
-                signals.watch, self._ask_to_stop, self._reload_on_signal, self._stop_begins
+                stopping.watch, self._ask_to_stop, self._reload_on_signal, self._stop_begins
             )
             await nursery.start(self._control.run)
             if self._companion is not None:

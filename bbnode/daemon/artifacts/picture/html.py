@@ -12,8 +12,8 @@ from typing import Any
 
 import onnx
 
-from bbnode.daemon.picture import layout, svg, text
-from bbnode.daemon.picture.program import Program, read
+from bbnode.daemon.artifacts.picture import layout, svg, text
+from bbnode.daemon.artifacts.picture.program import Program, read
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 

@@ -13,8 +13,8 @@ import onnx
 from onnx import FunctionProto, NodeProto
 
 from bbnode.compiler import all_pass_names
-from bbnode.daemon.artifact import serialize
-from bbnode.daemon.attributes import show
+from bbnode.daemon.artifacts.artifact import serialize
+from bbnode.daemon.artifacts.attributes import show
 from bbnode.daemon.paths import StorageError, write_atomically
 from bbnode.ir import keys, protos
 from bbnode.ir.types import TypeNode

@@ -16,8 +16,8 @@ from typing import Any
 import trio
 
 from bbnode.daemon.config import InputValue, InvokeSection, TextInput
-from bbnode.daemon.events import summarize
-from bbnode.daemon.given_numbers import numbers
+from bbnode.daemon.invoke.numbers import numbers
+from bbnode.daemon.observing.events import summarize
 from bbnode.engine import Node, steps
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.types import TypeNode

@@ -14,8 +14,8 @@ import onnx
 from onnx import FunctionProto, NodeProto
 
 from bbnode.compiler import flow
-from bbnode.daemon.inspect import WirePair, bindings_of, deadline_of, mains_of, wire_pairs
-from bbnode.daemon.picture import details, text
+from bbnode.daemon.artifacts.inspect import WirePair, bindings_of, deadline_of, mains_of, wire_pairs
+from bbnode.daemon.artifacts.picture import details, text
 from bbnode.ir import keys, protos
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.plain_proto import function_of

@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from bbnode.daemon.checkpoint import Kept
+from bbnode.daemon.state.checkpoint import Kept
 from bbnode.engine import steps
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import PeerConnected, TransportEvent

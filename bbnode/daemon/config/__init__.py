@@ -15,8 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, model_validator
 
-from bbnode.daemon.config_relay import RelaySection
-from bbnode.daemon.config_values import (
+from bbnode.daemon.config.values import (
     Address,
     Cap,
     Count,
@@ -30,7 +29,8 @@ from bbnode.daemon.config_values import (
     Seconds,
     Section,
 )
-from bbnode.daemon.config_values import key as _key
+from bbnode.daemon.config.values import key as _key
+from bbnode.daemon.config_relay import RelaySection
 
 KIB = 1024
 MIB = 1024 * KIB

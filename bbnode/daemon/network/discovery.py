@@ -18,7 +18,7 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.daemon.config import DiscoverySection, NetworkSection
-from bbnode.daemon.dial_plan import DIAL_RATES, BootstrapPlan, DialBudget, LearnedPlan, Word
+from bbnode.daemon.network.dial_plan import DIAL_RATES, BootstrapPlan, DialBudget, LearnedPlan, Word
 from bbnode.engine import Node, steps
 from bbnode.ir.address import parse_address, peer_of_address
 from bbnode.ir.caps import MAX_BOOK_PEERS, MAX_HINTS

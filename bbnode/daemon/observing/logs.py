@@ -25,7 +25,7 @@ _OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "a
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.123Z INFO  bbnode.daemon.app: listening address=/ip4/…`."""
+    """`2026-01-31T12:00:00.123Z INFO  bbnode.daemon.lifecycle.app: listening address=/ip4/…`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record on one line; the traceback, where there is one, on lines of its own."""

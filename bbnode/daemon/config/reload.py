@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bbnode.daemon.config_sources import ResolvedConfig, shown
+from bbnode.daemon.config.sources import ResolvedConfig, shown
 
 # Keys, and tables by their prefix, that take effect on SIGHUP.
 RELOADABLE = (

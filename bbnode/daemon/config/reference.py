@@ -10,8 +10,8 @@ import textwrap
 from itertools import groupby
 
 from bbnode.daemon.config import LIMIT_PRESETS, LimitsSection
+from bbnode.daemon.config.values import Section
 from bbnode.daemon.config_relay import RelaySection
-from bbnode.daemon.config_values import Section
 from bbnode.ir import caps
 from bbnode.ir.caps import Cap
 from bbnode.transport.limits import TransportLimits
