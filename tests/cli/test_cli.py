@@ -16,7 +16,7 @@ import pytest
 from bbnode import __version__
 from bbnode.cli import exits
 from bbnode.cli.main import command_names, main
-from bbnode.daemon.config import sources
+from bbnode.daemon.config import reference, sources
 from bbnode.transport.identity import load_identity
 
 ROOT = Path(__file__).parent.parent.parent
@@ -131,7 +131,7 @@ def test_init_writes_nothing_when_an_option_is_wrong(run, tmp_path: Path) -> Non
 
 
 def test_init_reference_prints_the_keys(run) -> None:
-    assert run("init", "--reference")[:2] == (0, sources.reference())
+    assert run("init", "--reference")[:2] == (0, reference.as_toml())
 
 
 def test_id_never_makes_an_identity(run, tmp_path: Path) -> None:

@@ -59,19 +59,32 @@ def reference(
         bool,
         typer.Option("--limits", help="The bounds on what others can make a node do, instead."),
     ] = False,
+    components: Annotated[
+        bool,
+        typer.Option("--components", help="The settings of shipped components, instead."),
+    ] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="As docs/config.md has it, with types.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print every key with its default, its unit and what it does."""
-    from bbnode.daemon.config import reference, sources
+    from bbnode.daemon.config import reference as pages
 
-    if not limits:
-        if as_json:
-            raise typer.BadParameter("there is --json for --limits alone")
-        output.data(sources.reference().rstrip("\n"))
-    elif as_json:
-        output.json_object({"limits": [asdict(cap) for cap in reference.every_limit()]})
+    if limits and (components or markdown):
+        raise typer.BadParameter("--limits goes with --json alone")
+    if as_json and not limits:
+        raise typer.BadParameter("there is --json for --limits alone")
+    if as_json:
+        output.json_object({"limits": [asdict(cap) for cap in pages.every_limit()]})
+        return
+    if limits:
+        page = pages.limits_text()
+    elif components:
+        page = pages.components_markdown()
     else:
-        output.data(reference.as_text().rstrip("\n"))
+        page = pages.config_markdown() if markdown else pages.as_toml()
+    output.data(page.rstrip("\n"))
 
 
 def _place(source: str, file: object) -> str:

@@ -83,7 +83,9 @@ def command(
     from bbnode.daemon.config import NodeConfig, sources
 
     if reference:
-        output.data(sources.reference().rstrip("\n"))
+        from bbnode.daemon.config.reference import as_toml
+
+        output.data(as_toml().rstrip("\n"))
         return
     if (artifact is None) == (module is None):
         raise typer.BadParameter(

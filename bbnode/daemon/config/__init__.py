@@ -1,71 +1,97 @@
-"""The configuration of a node: every key of `node.toml`, with default and unit.
+"""The configuration of a node: every key of `node.toml`, with type, default and unit.
 
 Rule: the models below are the one list of keys. The file stores only what differs from the
-defaults, `resolve` (in `config_sources`) is the only place that decides precedence, and the
-reference that `bbnode init --reference` prints is generated from these descriptions.
-
-Byte counts, event counts and their reasons come from the design's table of caps; a limit
-left out follows the preset.
+defaults, `resolve` (in `sources`) is the only place that decides precedence, and the references
+(`reference`) are generated from these descriptions. A value that can be seen to be wrong is
+refused when it is read, with the remedy. A limit left out follows its preset.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, model_validator
+import multiaddr
+import multiaddr.exceptions
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from bbnode.daemon.config.values import (
-    Address,
-    Cap,
-    Count,
-    FilePath,
-    ModuleClass,
-    PeerAddress,
-    PeerText,
-    PositiveSeconds,
-    Rate,
-    RateOrZero,
-    Seconds,
-    Section,
-)
-from bbnode.daemon.config.values import key as _key
-from bbnode.daemon.config_relay import RelaySection
+from bbnode.ir.errors import DecodeError
+from bbnode.ir.peer import PeerId
+from bbnode.transport.libp2p.relay_settings import RelaySettings
 
-KIB = 1024
-MIB = 1024 * KIB
 
-# Defaults of the caps: (normal machine, edge device). None means unbounded.
-LIMIT_PRESETS: dict[str, dict[str, int | None]] = {
-    "default": {
-        "bus_events": 1024,
-        "ingress_events": 4 * 1024,
-        "ingress_bytes": 256 * MIB,
-        "app_event_bytes": 1 * MIB,
-        "invoke_inputs": 100,
-        "invoke_bytes": 10 * MIB,
-        "completion_bytes": 4 * MIB,
-        "failure_detail_bytes": 4 * KIB,
-        "envelope_bytes": 256 * MIB,
-        "envelope_fills": 64,
-        "sender_addresses": 8,
-        "sender_address_bytes": 256,
-        "cycle_ops": None,
-        "pending_async": None,
-        "frames": None,
-        "frames_per_peer": 4 * 1024,
-        "outbound": None,
-    },
-    "edge": {
-        "ingress_bytes": 8 * MIB,
-        "app_event_bytes": 64 * KIB,
-        "invoke_inputs": 16,
-        "invoke_bytes": 256 * KIB,
-        "completion_bytes": 64 * KIB,
-        "envelope_bytes": 256 * KIB,
-        "frames_per_peer": 256,
-    },
-}
+def _check_multiaddr(text: Any) -> Any:
+    if isinstance(text, str):
+        try:
+            multiaddr.Multiaddr(text)
+        except (ValueError, multiaddr.exceptions.Error) as error:
+            raise ValueError(f"{text!r} is not a multiaddr (like /ip4/127.0.0.1/tcp/4001)") from (
+                error
+            )
+    return text
+
+
+def _check_peer_address(text: Any) -> Any:
+    _check_multiaddr(text)
+    if isinstance(text, str) and "/p2p/" not in text:
+        raise ValueError(f"{text!r} names no peer: it has to end with /p2p/ID (`bbnode id`)")
+    return text
+
+
+def _check_peer(text: Any) -> Any:
+    if isinstance(text, str):
+        try:
+            PeerId.parse(text)
+        except DecodeError as error:
+            raise ValueError(f"{error}; `bbnode id` prints one") from error
+    return text
+
+
+def _check_module_class(text: Any) -> Any:
+    if isinstance(text, str) and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
+        raise ValueError(f"{text!r} does not name a class as package.module:Class")
+    return text
+
+
+# Strict everywhere else, but TOML has no paths.
+FilePath = Annotated[Path, Field(strict=False)]
+Address = Annotated[
+    str, BeforeValidator(_check_multiaddr), Field(json_schema_extra={"format": "multiaddr"})
+]
+PeerAddress = Annotated[
+    str, BeforeValidator(_check_peer_address), Field(json_schema_extra={"format": "multiaddr"})
+]
+PeerText = Annotated[
+    str, BeforeValidator(_check_peer), Field(json_schema_extra={"format": "peer id"})
+]
+ModuleClass = Annotated[str, BeforeValidator(_check_module_class)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Cap = Annotated[int, Field(ge=1)] | None
+PositiveRate = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
+# A rate with a default: 0 turns it off.
+RateOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """Base of all tables: unknown keys are errors, values do not change once read."""
+
+    # Strict: "3" is not 3, and true is not 1. A file says what it means.
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, strict=True)
+
+
+def _key(default: Any, description: str, *, unit: str = "", **extra: Any) -> Any:
+    """One key of the file; `unit` is what its number counts.
+
+    A list or table default is copied by pydantic for each instance.
+    """
+    return Field(
+        default=default, description=description, json_schema_extra={"unit": unit}, **extra
+    )
 
 
 def _check_input(value: Any) -> Any:
@@ -85,7 +111,7 @@ def _check_input(value: Any) -> Any:
 
 
 class NodeSection(Section):
-    """Who this node is and what it says."""
+    """The node itself: its name, its files, its log."""
 
     name: str = _key(
         "bbnode",
@@ -118,7 +144,7 @@ class NodeSection(Section):
 
 
 class ArtifactSection(Section):
-    """What this node runs: exactly one of `path` and `module`."""
+    """The program that this node runs: exactly one of `path` and `module`."""
 
     path: FilePath | None = _key(None, "compiled artifact (.onnx); relative to this file")
     sha256: str | None = _key(
@@ -146,7 +172,7 @@ class ArtifactSection(Section):
 
 
 class NetworkSection(Section):
-    """Where this node listens and whom it dials."""
+    """The addresses that this node listens on, and the peers that it dials."""
 
     listen: list[Address] = _key(
         ["/ip4/127.0.0.1/tcp/0"],
@@ -161,7 +187,7 @@ class NetworkSection(Section):
 
 
 class DiscoverySection(Section):
-    """How this node finds peers beside those that find it."""
+    """Finding peers, beside those that find this node."""
 
     min_peers: Count | None = _key(
         None,
@@ -170,45 +196,94 @@ class DiscoverySection(Section):
     )
     learn: bool = _key(
         True,
-        "dial peers that the program sends to, or that were lost, where they are said to be "
-        "(by registries and by themselves), for a minute each",
+        "dial peers that the program sends to, or whose connection was lost, for a minute each, at "
+        "the addresses that registries or the peers themselves gave",
     )
     mdns: bool = _key(
-        False, "announce this node on the local network and dial those that run the same there"
+        False,
+        "announce this node on the local network, and dial nodes there that run the same artifact",
     )
     mdns_interfaces: list[str] = _key(
-        [], "IP addresses of the interfaces to do that on; none: all of them"
+        [], "IP addresses of the interfaces for mDNS; none: all of them"
+    )
+
+
+_RELAY = RelaySettings()
+# What a relay's answers have room for: 32 bits of seconds, 64 bits of bytes.
+RelayDuration = Annotated[int, Field(ge=1, le=2**32 - 1)]
+RelayBytes = Annotated[int, Field(ge=1, le=2**63 - 1)]
+# A node has 1,024 connections at most, and each circuit takes two streams.
+Circuits = Annotated[int, Field(ge=1, le=1024)]
+
+
+class RelaySection(Section):
+    """Relaying for other peers, and being reached through relays."""
+
+    serve: bool = _key(
+        _RELAY.serve, "relay for peers that may connect with this node and that nobody can dial"
+    )
+    use: bool = _key(
+        True,
+        "dial through relays; and while this node has no public address, be reached through relays "
+        "among the peers that it dials",
+    )
+    reservations: Circuits = _key(
+        _RELAY.reservations, "peers that may be reached through this node", unit="peers"
+    )
+    reservation_s: RelayDuration = _key(
+        _RELAY.reservation_s, "time after which they have to ask again", unit="s"
+    )
+    circuits: Circuits = _key(
+        _RELAY.circuits, "circuits through this node at a time", unit="circuits"
+    )
+    circuits_per_peer: Circuits = _key(
+        _RELAY.circuits_per_peer,
+        "of those, with one peer as an end; of a node that uses relays, through each of them",
+        unit="circuits",
+    )
+    circuit_s: RelayDuration = _key(
+        _RELAY.circuit_s,
+        "time after which a circuit is cut; whoever dialled it takes another before that",
+        unit="s",
+    )
+    circuit_bytes: RelayBytes = _key(
+        _RELAY.circuit_bytes,
+        "bytes of both directions after which a circuit is cut, likewise",
+        unit="bytes",
     )
 
 
 class AccessSection(Section):
-    """Who may talk to this node; rates are of each peer, for what comes in from it."""
+    """Access to this node; rates are per peer, for what comes in from it."""
 
     network: PeerText | None = _key(
         None,
-        "id of the private network this node belongs to; without a membership of it that is good "
-        "now, the node does not start; unset: that of the membership in the state directory, or "
-        "open to all",
+        "id of the private network this node belongs to; without a valid membership of it the node "
+        "does not start; unset: the network of the membership in the state directory, or open to "
+        "all",
     )
     allow: list[PeerText] = _key(
         [], "ids of the only peers that may connect; none: everybody who is not blocked"
     )
     block: list[PeerText] = _key(
-        [], "ids of peers that may not; `bbnode peers block` adds others and keeps them by itself"
+        [],
+        "ids of peers that may not connect; `bbnode peers block` adds others and stores them",
     )
     messages_per_s: RateOrZero = _key(
-        2000.0, "envelopes in the long run; what is over waits at the peer; 0: no limit", unit="1/s"
+        2000.0,
+        "sustained rate of envelopes; what exceeds it waits at the peer; 0: no limit",
+        unit="1/s",
     )
-    message_burst: Rate = _key(
-        None, "envelopes at once; unset: those of one second", unit="envelopes"
+    message_burst: PositiveRate = _key(
+        None, "envelopes at once; unset: as many as in one second", unit="envelopes"
     )
-    bytes_per_s: Rate = _key(
+    bytes_per_s: PositiveRate = _key(
         None,
-        "bytes of envelopes in the long run; what is over waits at the peer; unset: no limit",
+        "sustained rate of bytes in envelopes; what exceeds it waits at the peer; unset: no limit",
         unit="bytes/s",
     )
-    byte_burst: Rate = _key(
-        None, "bytes of envelopes at once; unset: those of one second", unit="bytes"
+    byte_burst: PositiveRate = _key(
+        None, "bytes of envelopes at once; unset: as many as in one second", unit="bytes"
     )
 
     @model_validator(mode="after")
@@ -232,7 +307,7 @@ InputValue = Annotated[
 
 
 class WaitFor(Section):
-    """What has to be there before the first round starts."""
+    """Peers that have to be connected before the first round starts."""
 
     peer_class: str = _key(..., "class of peer to wait for", alias="class")
     peers: Count = _key(..., "peers of that class that make the start immediate")
@@ -272,7 +347,7 @@ class InvokeSection(Section):
 
 
 class ControlSection(Section):
-    """Who may ask this node, and where: its unix socket is always there."""
+    """Access to the control plane; its unix socket is always there."""
 
     group: str | None = _key(
         None, "group that may use the control socket as well (mode 0660); unset: the owner alone"
@@ -327,10 +402,13 @@ class LimitsSection(Section):
     outbound: Cap = _key(None, "envelopes that wait to be sent", unit="envelopes")
 
     def effective(self) -> dict[str, int | None]:
-        """Every cap with its preset filled in; None is unbounded."""
-        caps = {**LIMIT_PRESETS["default"], **LIMIT_PRESETS[self.preset]}
-        given = {name: getattr(self, name) for name in caps}
-        caps |= {name: value for name, value in given.items() if value is not None}
+        """Return every cap with its preset filled in; None is unbounded."""
+        # The engine's import takes longer than reading a configuration does.
+        from bbnode.engine import Limits
+
+        preset = dataclasses.asdict(Limits.edge() if self.preset == "edge" else Limits())
+        given = {name: getattr(self, name) for name in preset}
+        caps = preset | {name: value for name, value in given.items() if value is not None}
         if self.ingress_events is None and caps["bus_events"] is not None:
             caps["ingress_events"] = 4 * caps["bus_events"]
         return caps
@@ -339,56 +417,58 @@ class LimitsSection(Section):
 class NodeConfig(Section):
     """Everything that `node.toml` can say."""
 
-    node: NodeSection = _key(NodeSection(), "who this node is and what it says")
-    artifact: ArtifactSection = _key(..., "what this node runs")
-    network: NetworkSection = _key(NetworkSection(), "where it listens and whom it dials")
-    discovery: DiscoverySection = _key(DiscoverySection(), "how it finds peers")
-    relay: RelaySection = _key(
-        RelaySection(), "whether it relays for others, and is reached through relays itself"
+    node: NodeSection = _key(NodeSection(), "its name, its files, its log")
+    artifact: ArtifactSection = _key(..., "the program that it runs")
+    network: NetworkSection = _key(
+        NetworkSection(), "the addresses that it listens on, and the peers that it dials"
     )
-    access: AccessSection = _key(AccessSection(), "who may talk to it")
+    discovery: DiscoverySection = _key(DiscoverySection(), "finding peers")
+    relay: RelaySection = _key(
+        RelaySection(), "relaying for other peers, and being reached through relays"
+    )
+    access: AccessSection = _key(AccessSection(), "access to this node")
     slots: dict[str, dict[str, Any]] = _key(
         {},
         "settings of the component bound to the slot NAME; its Config class says "
         "which there are, and checks them at install",
     )
     invoke: list[InvokeSection] = _key([], "[[invoke]]: targets that this node starts by itself")
-    control: ControlSection = _key(ControlSection(), "who may ask this node, and where")
+    control: ControlSection = _key(ControlSection(), "access to the control plane")
     limits: LimitsSection = _key(LimitsSection(), "caps on what comes in and is under way")
 
 
 def overrides(config: NodeConfig) -> dict[str, Any]:
-    """What a file has to say to give this configuration: only what differs from the defaults."""
+    """Return what a file has to say to get this configuration: what differs from the defaults."""
     return config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
-def keys(
-    model: type[BaseModel] = NodeConfig, prefix: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Path and pydantic field of every key, depth first, in the order of the models.
+def tables(
+    model: type[Section] = NodeConfig, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], type[Section]]]:
+    """Yield path and model of every table, depth first, in the order of the models.
 
-    A list of tables shows as `name[]` in the path, a free table as a leaf.
+    The items of a list of tables show as `name[]` in the path.
     """
+    yield path, model
     for name, field in model.model_fields.items():
-        path = (*prefix, field.alias or name)
         table = table_of(field.annotation)
-        if table is None:
-            yield path, field
-        elif _is_list(field.annotation):
-            yield from keys(table, (*prefix, f"{path[-1]}[]"))
-        else:
-            yield from keys(table, path)
+        if table is not None:
+            mark = "[]" if getattr(field.annotation, "__origin__", None) is list else ""
+            yield from tables(table, (*path, f"{field.alias or name}{mark}"))
+
+
+def keys() -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield path and pydantic field of every key; a free table, as `slots`, is a key."""
+    # What stands beside the sections, the free tables, comes last.
+    for path, model in sorted(tables(), key=lambda table: not table[0]):
+        for name, field in model.model_fields.items():
+            if table_of(field.annotation) is None:
+                yield (*path, field.alias or name), field
 
 
 def table_of(annotation: Any) -> type[Section] | None:
-    """The section that an annotation holds: itself, optional, or as a list of tables."""
+    """Return the section that an annotation holds: itself, optional, or as a list of tables."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     arguments = [a for a in getattr(annotation, "__args__", ()) if a is not type(None)]
-    if len(arguments) == 1:
-        return table_of(arguments[0])
-    return None
-
-
-def _is_list(annotation: Any) -> bool:
-    return getattr(annotation, "__origin__", None) is list
+    return table_of(arguments[0]) if len(arguments) == 1 else None

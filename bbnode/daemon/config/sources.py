@@ -139,37 +139,6 @@ def write(file: Path, config: NodeConfig, *, comment: str = "") -> None:
     paths.write_atomically(file, text.encode("utf-8"), mode=0o644)
 
 
-def reference() -> str:
-    """Every key with description, unit and default, as a commented TOML file."""
-    lines: list[str] = []
-    table = ""
-    for path, field in keys():
-        # Free tables are tables as well: their heading shows that a name goes there.
-        header = _header(path[:-1]) or f"[{path[-1]}.NAME]"
-        if header != table:
-            table = header
-            lines += ["", f"# {header}"]
-        unit = (field.json_schema_extra or {}).get("unit", "")
-        lines.append(f"#   {path[-1]} = {_default_text(field)}{f'  ({unit})' if unit else ''}")
-        lines.append(f"#       {field.description}")
-    return "\n".join(lines).strip("\n") + "\n"
-
-
-def _header(path: Sequence[str]) -> str:
-    name = ".".join(part.removesuffix("[]") for part in path)
-    if not name:
-        return ""
-    return f"[[{name}]]" if path[-1].endswith("[]") else f"[{name}]"
-
-
-def _default_text(field: Any) -> str:
-    if field.is_required():
-        return "(required)"
-    if field.default is None:
-        return "(unset)"
-    return toml_value(field.default)
-
-
 def toml_value(value: Any) -> str:
     """A value as TOML writes it, on one line."""
     if isinstance(value, dict):
