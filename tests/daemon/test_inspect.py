@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from bbnode.daemon.artifacts.artifact import InvalidArtifact
-from bbnode.daemon.artifacts.explain import UnknownValue, explain
-from bbnode.daemon.artifacts.inspect import describe, wire_pairs
+from bbnode.daemon.artifacts.artifact import ArtifactRejected
+from bbnode.daemon.artifacts.explain import NoSuchValue, explain
+from bbnode.daemon.artifacts.inspect import describe, wire_edges
 from bbnode.daemon.artifacts.listing import listing
 from bbnode.ir import keys, protos
 from tests.daemon.views import federated, relay
@@ -34,7 +34,7 @@ def test_describe_tells_of_targets_slots_and_wire_edges() -> None:
 
 def test_a_receiver_that_nobody_sends_to_is_told_of() -> None:
     main = next(f for f in relay().functions if f.name.startswith("relay#"))
-    pairs = list(wire_pairs([main]))
+    pairs = list(wire_edges([main]))
     assert len(pairs) == 2
     assert all(pair.source is None and pair.send is None for pair in pairs)
 
@@ -45,7 +45,7 @@ def test_a_site_id_that_is_none_is_refused(text: str) -> None:
     for node in model.functions[0].node:
         if protos.is_wire(node, keys.OP_RECV_REQ):
             protos.set_meta(node, keys.SITE_ID_KEY, text)
-    with pytest.raises(InvalidArtifact, match="site id"):
+    with pytest.raises(ArtifactRejected, match="site id"):
         describe(model)
 
 
@@ -91,7 +91,7 @@ def test_explain_tells_of_an_input_and_of_an_output() -> None:
     [("Params_0", "Params_0.params"), ("LoadParameters_0.cmf", "LoadParameters_0.cmd")],
 )
 def test_a_value_that_never_was_gets_a_hint(asked: str, hint: str) -> None:
-    with pytest.raises(UnknownValue, match=rf"{asked}.*did you mean.*{hint}"):
+    with pytest.raises(NoSuchValue, match=rf"{asked}.*did you mean.*{hint}"):
         explain(asked, *federated())
 
 

@@ -22,7 +22,7 @@ def command(
             output.data(f"{finding.verdict:<7}  {finding.check:<15}  {output.cell(finding.detail)}")
             if finding.remedy:
                 output.data(f"{'':<7}  {'':<15}  -> {finding.remedy}")
-    failed = any(finding.verdict is doctor.Verdict.FAILED for finding in findings)
+    failed = any(finding.verdict is doctor.CheckResult.FAILED for finding in findings)
     if as_json:
         output.json_object({"ok": not failed, "checks": [f.as_json() for f in findings]})
     return exits.FAILURE if failed else exits.OK

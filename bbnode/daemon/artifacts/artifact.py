@@ -25,7 +25,7 @@ class ArtifactUnreadable(EnvironmentFault):
     """The artifact's file can't be read."""
 
 
-class InvalidArtifact(AuthorError):
+class ArtifactRejected(AuthorError):
     """The file is not a compiled artifact of bbnode, or not the one that was expected."""
 
 
@@ -50,12 +50,12 @@ class Artifact:
 def load_artifact(path: Path, *, expected_sha256: str | None = None) -> Artifact:
     """Read and check a compiled artifact.
 
-    Raises ArtifactUnreadable, or InvalidArtifact for a wrong digest, for what is no ONNX
+    Raises ArtifactUnreadable, or ArtifactRejected for a wrong digest, for what is no ONNX
     model, and for a model that was not compiled.
     """
     try:
         if path.stat().st_size > MAX_ARTIFACT_BYTES:
-            raise InvalidArtifact(f"{path}: larger than the 2 GiB that an ONNX file can have")
+            raise ArtifactRejected(f"{path}: larger than the 2 GiB that an ONNX file can have")
         data = path.read_bytes()
     except OSError as error:
         raise ArtifactUnreadable(
@@ -69,7 +69,7 @@ def parse_artifact(data: bytes, where: str, *, expected_sha256: str | None = Non
     """The artifact in `data`; `where` names it in errors."""
     sha256 = hashlib.sha256(data).hexdigest()
     if expected_sha256 is not None and sha256 != expected_sha256.lower():
-        raise InvalidArtifact(
+        raise ArtifactRejected(
             f"{where}: its sha256 is {sha256}, expected {expected_sha256.lower()}; the file was "
             "changed, fetch it again or correct artifact.sha256"
         )
@@ -77,26 +77,26 @@ def parse_artifact(data: bytes, where: str, *, expected_sha256: str | None = Non
     try:
         model.ParseFromString(data)
     except (ProtobufDecodeError, RecursionError) as error:
-        raise InvalidArtifact(
+        raise ArtifactRejected(
             f"{where}: not an ONNX model ({len(data)} bytes); make it with `bbnode compile`"
         ) from error
     try:
         check_bounds(model)
     except OutOfBounds as error:
-        raise InvalidArtifact(f"{where}: {error}") from error
+        raise ArtifactRejected(f"{where}: {error}") from error
     passport = protos.get_meta(model, keys.COMPILED_KEY)
     if passport is None:
-        raise InvalidArtifact(
+        raise ArtifactRejected(
             f"{where}: an ONNX model that bbnode has not compiled; run `bbnode compile` on its "
             "Module"
         )
     if passport != keys.COMPILED_CURRENT_VERSION:
-        raise InvalidArtifact(
+        raise ArtifactRejected(
             f"{where}: compiled as {passport!r}, this bbnode runs "
             f"{keys.COMPILED_CURRENT_VERSION!r}; compile it again"
         )
     if not is_intact(model):
-        raise InvalidArtifact(
+        raise ArtifactRejected(
             f"{where}: it was changed after it was compiled; fetch or compile it again"
         )
     names = Counter((f.domain, f.name, f.overload) for f in model.functions)
@@ -105,7 +105,7 @@ def parse_artifact(data: bytes, where: str, *, expected_sha256: str | None = Non
     )
     for name, count in (*names.items(), *targets.items()):
         if count > 1:
-            raise InvalidArtifact(
+            raise ArtifactRejected(
                 f"{where}: {count} functions in it are called {'::'.join(name)!r:.80}; compile it "
                 "again"
             )

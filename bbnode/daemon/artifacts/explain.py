@@ -21,7 +21,7 @@ from bbnode.ir.plain_proto import function_of
 RECORDED = "recorded"
 
 
-class UnknownValue(DeploymentError):
+class NoSuchValue(DeploymentError):
     """The program never had a value of that name."""
 
 
@@ -35,14 +35,14 @@ def explain(value: str, model: onnx.ModelProto, report: CompileReport) -> dict[s
         report: of its compile, with `explain=True`.
 
     Raises:
-        UnknownValue: no pass ever saw that name; names ones like it.
+        NoSuchValue: no pass ever saw that name; names ones like it.
     """
     events = report.values.get(value)
     if events is None:
         near = get_close_matches(value, report.values, n=3, cutoff=0.5)
         ports = [name for name in report.values if name.partition(".")[0] == value]
         hint = f"; did you mean {' or '.join(ports[:3] or near)}?" if ports or near else ""
-        raise UnknownValue(f"the program has no value {value!r}{hint}")
+        raise NoSuchValue(f"the program has no value {value!r}{hint}")
     places = [_place(f, name, report) for f, name in _scopes(model, value) if _has(f, name)]
     return {
         "value": value,

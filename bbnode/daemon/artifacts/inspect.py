@@ -15,7 +15,7 @@ import onnx
 from onnx import FunctionProto, NodeProto
 
 from bbnode.compiler.seams import is_natural
-from bbnode.daemon.artifacts.artifact import InvalidArtifact, serialize
+from bbnode.daemon.artifacts.artifact import ArtifactRejected, serialize
 from bbnode.ir import keys, protos
 from bbnode.ir.address import site_suffix
 from bbnode.ir.slots import Binding
@@ -74,7 +74,7 @@ def _target(main: FunctionProto, bindings: Mapping[str, list[Binding]]) -> dict[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WirePair:
+class WireEdge:
     """A Recv-flavoured node and the Send-flavoured one that feeds it.
 
     `source` and `send` are None when no target of the artifact sends to it.
@@ -87,10 +87,10 @@ class WirePair:
     site_id: int
 
 
-def wire_pairs(mains: Sequence[FunctionProto]) -> Iterator[WirePair]:
+def wire_edges(mains: Sequence[FunctionProto]) -> Iterator[WireEdge]:
     """All wire edges between partition mains, found by the site that a Send addresses.
 
-    Raises InvalidArtifact for a site id that is no 64-bit number.
+    Raises ArtifactRejected for a site id that is no 64-bit number.
     """
     senders: dict[str, tuple[FunctionProto, NodeProto]] = {}
     for main in mains:
@@ -106,13 +106,13 @@ def wire_pairs(mains: Sequence[FunctionProto]) -> Iterator[WirePair]:
                 continue
             site_id = _site_id(site, node)
             source, send = senders.get(site_suffix(site_id).hex(), (None, None))
-            yield WirePair(source=source, send=send, to=main, recv=node, site_id=site_id)
+            yield WireEdge(source=source, send=send, to=main, recv=node, site_id=site_id)
 
 
 def _site_id(text: str, node: NodeProto) -> int:
     site_id = int(text) if is_natural(text) else MAX_SITE_ID + 1
     if site_id > MAX_SITE_ID:
-        raise InvalidArtifact(
+        raise ArtifactRejected(
             f"op {node.name!r} has the site id {text:.40}, which is no 64-bit number; compile the "
             "program again"
         )
@@ -121,7 +121,7 @@ def _site_id(text: str, node: NodeProto) -> int:
 
 def _wire_edges(mains: Sequence[FunctionProto]) -> Iterator[dict[str, Any]]:
     gates = {main.name: _gates(main) for main in mains}
-    for pair in wire_pairs(mains):
+    for pair in wire_edges(mains):
         send, recv = pair.send, pair.recv
         sent: list[str] = []
         if pair.source is not None and send is not None:
@@ -157,13 +157,13 @@ def _deadline(send: NodeProto | None) -> int:
 
 
 def deadline_of(node: NodeProto) -> int:
-    """The deadline that an op has, in ns, or 0. Raises InvalidArtifact for what is no number."""
+    """The deadline that an op has, in ns, or 0. Raises ArtifactRejected for what is no number."""
     found = protos.get_attr(node, keys.ATTR_DEADLINE_NS)
     if type(found) is int:
         return found
     text = protos.get_meta(node, keys.DEADLINE_NS_KEY) or "0"
     if found is not None or not is_natural(text):
-        raise InvalidArtifact(
+        raise ArtifactRejected(
             f"op {node.name!r:.80} has a deadline that is no number; compile the program again"
         )
     return int(text)

@@ -18,7 +18,7 @@ from typing import Any
 
 import trio
 
-from bbnode.daemon import keeper, paths
+from bbnode.daemon import paths
 from bbnode.daemon.access.protocol import AccessProtocol
 from bbnode.daemon.config.reload import Changes, compare
 from bbnode.daemon.config.sources import ResolvedConfig
@@ -26,14 +26,14 @@ from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.plane import ControlPlane
 from bbnode.daemon.control.trace import TRACE_STEPS
 from bbnode.daemon.invoke.rounds import Rounds
-from bbnode.daemon.last_resort import LastResort
 from bbnode.daemon.lifecycle import assembly, sd_notify, stopping
+from bbnode.daemon.lifecycle.stopping import LastResort
 from bbnode.daemon.network import dial_back, ping
 from bbnode.daemon.network.conduct import ConductWatch
 from bbnode.daemon.network.discovery import Discovery
 from bbnode.daemon.observing import logs
 from bbnode.daemon.observing.events import step_to_event
-from bbnode.daemon.observing.watch import Stalled, Watch, Watched
+from bbnode.daemon.observing.watch import Stalled, Watch, WatchTargets
 from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state.record_file import RecordFile
 from bbnode.daemon.state.resend import Resend
@@ -123,7 +123,9 @@ class Daemon:
         self._identity = load_or_create_identity(paths.identity_file(self._state_dir))
         access = assembly.make_access(resolved, self._identity)
         self._artifact = assembly.find_artifact(resolved)
-        self._node, saved = keeper.take_up(self._state_dir, self._artifact.sha256, self._install)
+        self._node, saved = checkpoint.restore_or_install(
+            self._state_dir, self._artifact.sha256, self._install
+        )
         self._backend = assembly.make_backend(
             resolved, self._artifact, self._identity, self._node, access
         )
@@ -152,7 +154,7 @@ class Daemon:
         self._preparing: set[str] = set()
         self._progress = trio.Event()  # something changed that `_prepare_components` waits for
         self._rounds: list[Rounds] = []
-        self._keeper = keeper.Keeper(
+        self._keeper = checkpoint.Checkpointer(
             self._state_dir, self._artifact.sha256, self._node, self._rounds
         )
         self._control = ControlPlane(
@@ -187,7 +189,7 @@ class Daemon:
         self._control.host.discovery = self._discovery.as_json
         self._keeper.on_saved = self._control.host.note_saved
         self._watch = Watch(
-            watched=Watched(
+            watched=WatchTargets(
                 node=self._node,
                 rounds=self._rounds,
                 tasks_running=lambda: self._driver.tasks_running,

@@ -1,20 +1,33 @@
-"""Signals of the daemon: stop, stop at once, reload.
+"""Stopping a daemon: the signals that ask for it, and the last resort when it takes too long.
 
-Rule: SIGTERM and SIGINT stop it, a second one ends the process where it stands; SIGHUP reloads.
-Nothing else of the process's signals is touched.
+Rule: SIGTERM and SIGINT stop it, a second one ends the process at once; SIGHUP reloads. A process
+that was told to stop ends in time, whatever its loop does: the last resort waits neither for the
+loop, nor for another thread, nor for a lock that one of them may hold. A thread of its own ends
+the process at the deadline; should that thread not get its turn, because native code keeps the
+interpreter's lock, the kernel ends the process with SIGALRM soon after.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Final
 
 import trio
 
 logger = logging.getLogger(__name__)
+
+# The exit code of a stop whose state could not be saved in time.
+NOT_SAVED: Final = 1
+# For the last lines of the log: whoever reads them may not take them.
+SAY_S: Final = 0.5
+# Beyond the deadline, for the thread; then the kernel.
+ALARM_SLACK_S: Final = 2.0
 
 
 async def watch(
@@ -52,3 +65,44 @@ def _before(signum: signal.Signals, first: Callable[[], None]) -> None:
             handler(number, frame)
 
     signal.signal(signum, both)
+
+
+class LastResort:
+    """Ends this process when a stop takes longer than it may."""
+
+    def __init__(self, leave: Callable[[int], None] = os._exit) -> None:
+        """`leave` ends the process with a code."""
+        self._leave = leave
+        self._timer: threading.Timer | None = None
+        # Whether the state of the node is on disk: the stop is a good one, if not a whole one.
+        self.saved = False
+
+    def arm(self, within_s: float) -> None:
+        """End the process in so many seconds; the first call counts. On the main thread."""
+        if self._timer is not None:
+            return
+        self._timer = threading.Timer(within_s, self._end, [within_s])
+        self._timer.daemon = True
+        self._timer.start()
+        signal.setitimer(signal.ITIMER_REAL, within_s + ALARM_SLACK_S)
+
+    def disarm(self) -> None:
+        """The stop is over."""
+        if self._timer is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            self._timer.cancel()
+            self._timer.join()
+            self._timer = None
+
+    def _end(self, within_s: float) -> None:
+        # Whoever stands still may hold the lock of the log, or its reader may be stuck.
+        said = threading.Thread(target=self._say, args=[within_s], daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads can be had
+            said.start()
+            said.join(SAY_S)
+        self._leave(0 if self.saved else NOT_SAVED)
+
+    def _say(self, within_s: float) -> None:
+        state = "saved" if self.saved else "not saved: the last checkpoint counts"
+        logger.warning("stop took too long, leaving", extra={"after_s": within_s, "state": state})
+        logging.shutdown()

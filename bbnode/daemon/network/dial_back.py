@@ -45,7 +45,7 @@ REQUEST_S: Final = 5.0
 MAX_ASKED: Final = 3
 
 
-class Outcome(StrEnum):
+class DialResult(StrEnum):
     """What became of one address."""
 
     REACHED = "reached"  # somebody answered there, and proved to be the asker
@@ -62,7 +62,7 @@ class Tried:
     """One address, as the asked peer found it."""
 
     address: Multiaddr
-    outcome: Outcome
+    outcome: DialResult
     detail: str
 
     def as_json(self) -> dict[str, str]:
@@ -122,7 +122,7 @@ def register(backend: DialBackHost) -> Ask:
             except BbnodeError as error:
                 refusals.append(f"{each.short}: {error}")
                 continue
-            if any(tried.outcome is not Outcome.SKIPPED for tried in said.tried):
+            if any(tried.outcome is not DialResult.SKIPPED for tried in said.tried):
                 return said
             found = found or said
         if found is None:
@@ -183,16 +183,16 @@ class DialBackServer:
         tried: dict[Multiaddr, Tried] = {}
 
         async def look(address: Multiaddr) -> None:
-            outcome, detail = Outcome.REACHED, ""
+            outcome, detail = DialResult.REACHED, ""
             if seen is None:
-                outcome, detail = Outcome.SKIPPED, "its connection is relayed"
+                outcome, detail = DialResult.SKIPPED, "its connection is relayed"
             elif not may_dial(address, seen):
-                outcome, detail = Outcome.SKIPPED, "another place than where it connects from"
+                outcome, detail = DialResult.SKIPPED, "another place than where it connects from"
             else:
                 try:
                     await self._backend.probe(address, peer)
                 except DialError as error:
-                    outcome, detail = Outcome.FAILED, str(error)[:MAX_DETAIL]
+                    outcome, detail = DialResult.FAILED, str(error)[:MAX_DETAIL]
             tried[address] = Tried(address=address, outcome=outcome, detail=detail)
 
         async with trio.open_nursery() as nursery:
@@ -286,10 +286,10 @@ def decode_answer(peer: PeerId, raw: bytes) -> DialBack:
 
 def _row(row: Any) -> Tried:
     match row:
-        case [bytes() as address, str() as outcome, str() as detail] if outcome in list(Outcome):
+        case [bytes() as address, str() as outcome, str() as detail] if outcome in list(DialResult):
             return Tried(
                 address=address_from_bytes(address),
-                outcome=Outcome(outcome),
+                outcome=DialResult(outcome),
                 detail=clip(detail, MAX_DETAIL),
             )
     raise DialBackRefused("the answer is malformed")

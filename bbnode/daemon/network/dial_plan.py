@@ -1,6 +1,6 @@
 """Whom to dial: a choice among bootstrap peers, and peers that were learned of.
 
-Rule: pure; times are arguments, in seconds of one monotonic clock. `BootstrapPlan` is the table
+Rule: pure; times are arguments, in seconds of one monotonic clock. `BootstrapDialPlan` is the table
 below: it wants k peers, tries that many at a time and one more whenever its patience ends, and
 leaves the others alone once k are there. A learned peer is wanted for a while, and no longer, and
 how many are at all has a rate: DIAL_RATES, by whose word it is.
@@ -28,7 +28,7 @@ GIVE_UP_S: Final = 60.0
 _ROUNDING_S: Final = 1e-6
 
 
-class Stand(enum.Enum):
+class DialState(enum.Enum):
     """How it stands with one bootstrap peer."""
 
     LEFT = "left"  # not dialled
@@ -36,7 +36,7 @@ class Stand(enum.Enum):
     UP = "up"
 
 
-class Happening(enum.Enum):
+class PeerChange(enum.Enum):
     """What can happen to it."""
 
     NEEDED = "needed"  # fewer than k are up, and it is its turn
@@ -45,21 +45,21 @@ class Happening(enum.Enum):
     LOST = "lost"
 
 
-BOOTSTRAP_MOVES: Final[Mapping[tuple[Stand, Happening], Stand]] = {
-    (Stand.LEFT, Happening.NEEDED): Stand.DIALLED,
-    (Stand.LEFT, Happening.CONNECTED): Stand.UP,
-    (Stand.DIALLED, Happening.CONNECTED): Stand.UP,
-    (Stand.DIALLED, Happening.ENOUGH): Stand.LEFT,
-    (Stand.UP, Happening.LOST): Stand.LEFT,
+BOOTSTRAP_MOVES: Final[Mapping[tuple[DialState, PeerChange], DialState]] = {
+    (DialState.LEFT, PeerChange.NEEDED): DialState.DIALLED,
+    (DialState.LEFT, PeerChange.CONNECTED): DialState.UP,
+    (DialState.DIALLED, PeerChange.CONNECTED): DialState.UP,
+    (DialState.DIALLED, PeerChange.ENOUGH): DialState.LEFT,
+    (DialState.UP, PeerChange.LOST): DialState.LEFT,
 }
 
 
-class BootstrapPlan:
+class BootstrapDialPlan:
     """Which bootstrap peers to keep connected; all of them where `min_peers` is None."""
 
     def __init__(self, peers: Iterable[PeerId], min_peers: int | None = None) -> None:
         # In the order in which they are tried; who was lost goes to the end.
-        self._stands = dict.fromkeys(peers, Stand.LEFT)
+        self._stands = dict.fromkeys(peers, DialState.LEFT)
         self._min_peers = min_peers
         self._extra = 0
         self._waiting_since_s: float | None = None
@@ -70,31 +70,31 @@ class BootstrapPlan:
         count = len(self._stands)
         return count if self._min_peers is None else min(self._min_peers, count)
 
-    def stand(self, peer: PeerId) -> Stand | None:
+    def stand(self, peer: PeerId) -> DialState | None:
         """How it stands with a peer; None for one that is no bootstrap peer."""
         return self._stands.get(peer)
 
     def advance(self, connected: Collection[PeerId], now_s: float) -> list[PeerId]:
         """Take up who is connected now; who is to be kept connected, in the order of turns."""
         for peer, stand in list(self._stands.items()):
-            if (peer in connected) != (stand is Stand.UP):
-                self._happens(peer, Happening.CONNECTED if peer in connected else Happening.LOST)
-        missing = self.enough - self._count(Stand.UP)
+            if (peer in connected) != (stand is DialState.UP):
+                self._happens(peer, PeerChange.CONNECTED if peer in connected else PeerChange.LOST)
+        missing = self.enough - self._count(DialState.UP)
         if missing <= 0:
             self._extra, self._waiting_since_s = 0, None
             for peer in list(self._stands):
-                self._happens(peer, Happening.ENOUGH)
+                self._happens(peer, PeerChange.ENOUGH)
         else:
             self._lose_patience(now_s)
-            free = missing + self._extra - self._count(Stand.DIALLED)
-            left = [peer for peer, stand in self._stands.items() if stand is Stand.LEFT]
+            free = missing + self._extra - self._count(DialState.DIALLED)
+            left = [peer for peer, stand in self._stands.items() if stand is DialState.LEFT]
             for peer in left[: max(free, 0)]:
-                self._happens(peer, Happening.NEEDED)
-        return [peer for peer, stand in self._stands.items() if stand is not Stand.LEFT]
+                self._happens(peer, PeerChange.NEEDED)
+        return [peer for peer, stand in self._stands.items() if stand is not DialState.LEFT]
 
     def next_s(self) -> float:
         """When to advance at the latest if nothing happens; infinity for never."""
-        if self._waiting_since_s is None or Stand.LEFT not in self._stands.values():
+        if self._waiting_since_s is None or DialState.LEFT not in self._stands.values():
             return math.inf
         return self._waiting_since_s + PATIENCE_S
 
@@ -105,15 +105,15 @@ class BootstrapPlan:
             self._waiting_since_s += PATIENCE_S
             self._extra += 1
 
-    def _happens(self, peer: PeerId, what: Happening) -> None:
+    def _happens(self, peer: PeerId, what: PeerChange) -> None:
         stand = BOOTSTRAP_MOVES.get((self._stands[peer], what))
         if stand is None:
             return
-        if what is Happening.LOST:
+        if what is PeerChange.LOST:
             del self._stands[peer]
         self._stands[peer] = stand
 
-    def _count(self, wanted: Stand) -> int:
+    def _count(self, wanted: DialState) -> int:
         return sum(stand is wanted for stand in self._stands.values())
 
 
@@ -126,7 +126,7 @@ class Learned:
     until_s: float
 
 
-class Word(enum.Enum):
+class HintSource(enum.Enum):
     """Whose word it is that a peer is at an address."""
 
     TOLD = "told"  # of the program, as a registry, on a peer that was never connected
@@ -136,7 +136,7 @@ class Word(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
+class DialRate:
     """Peers that are dialled on somebody's word: at once, and in the long run; and for how long
     each is after it was last wanted.
     """
@@ -148,11 +148,11 @@ class Rate:
 
 # A program that asks all of a registry's peers at once may dial as many as there is room for. Of
 # peers that are lost most dial us, and nothing is worse than dialling for strangers.
-DIAL_RATES: Final[Mapping[Word, Rate]] = {
-    Word.TOLD: Rate(burst=MAX_LEARNED, per_second=8.0, give_up_s=GIVE_UP_S),
-    Word.OWN: Rate(burst=8, per_second=1.0, give_up_s=GIVE_UP_S),
+DIAL_RATES: Final[Mapping[HintSource, DialRate]] = {
+    HintSource.TOLD: DialRate(burst=MAX_LEARNED, per_second=8.0, give_up_s=GIVE_UP_S),
+    HintSource.OWN: DialRate(burst=8, per_second=1.0, give_up_s=GIVE_UP_S),
     # Five attempts.
-    Word.STRANGER: Rate(burst=4, per_second=0.2, give_up_s=5.0),
+    HintSource.STRANGER: DialRate(burst=4, per_second=0.2, give_up_s=5.0),
 }
 
 
@@ -161,20 +161,23 @@ class DialBudget:
 
     def __init__(self) -> None:
         # By word: up to when what was taken is paid for.
-        self._paid_s = dict.fromkeys(Word, -math.inf)
+        self._paid_s = dict.fromkeys(HintSource, -math.inf)
         # Of peers whose own word was taken: when; the oldest first.
         self._taken_s: OrderedDict[PeerId, float] = OrderedDict()
 
-    def take(self, word: Word, peer: PeerId, now_s: float) -> bool:
+    def take(self, word: HintSource, peer: PeerId, now_s: float) -> bool:
         """Dial one more; False when that would be too many."""
         rate = DIAL_RATES[word]
-        if word is not Word.TOLD and now_s < self._taken_s.get(peer, -math.inf) + OWN_WORD_EVERY_S:
+        if (
+            word is not HintSource.TOLD
+            and now_s < self._taken_s.get(peer, -math.inf) + OWN_WORD_EVERY_S
+        ):
             return False
         paid_s = max(self._paid_s[word], now_s) + 1 / rate.per_second
         if paid_s - now_s > rate.burst / rate.per_second + _ROUNDING_S:
             return False
         self._paid_s[word] = paid_s
-        if word is not Word.TOLD:
+        if word is not HintSource.TOLD:
             self._taken_s.pop(peer, None)
             self._taken_s[peer] = now_s
             if len(self._taken_s) > MAX_WORDS:
@@ -182,7 +185,7 @@ class DialBudget:
         return True
 
 
-class LearnedPlan:
+class LearnedDialPlan:
     """Which learned peers to dial: those that were wanted lately, or that are still told of."""
 
     def __init__(self, max_peers: int = MAX_LEARNED) -> None:

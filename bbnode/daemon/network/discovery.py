@@ -18,7 +18,13 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.daemon.config import DiscoverySection, NetworkSection
-from bbnode.daemon.network.dial_plan import DIAL_RATES, BootstrapPlan, DialBudget, LearnedPlan, Word
+from bbnode.daemon.network.dial_plan import (
+    DIAL_RATES,
+    BootstrapDialPlan,
+    DialBudget,
+    HintSource,
+    LearnedDialPlan,
+)
 from bbnode.engine import Node, steps
 from bbnode.ir.address import parse_address, peer_of_address
 from bbnode.ir.caps import MAX_BOOK_PEERS, MAX_HINTS
@@ -88,7 +94,7 @@ class Discovery:
         # Said goodbye, or were sent away, and their PeerDown is still to come.
         self._left: set[PeerId] = set()
         self._kept: dict[PeerId, tuple[Multiaddr, ...]] = {}
-        self._learned = LearnedPlan()
+        self._learned = LearnedDialPlan()
         self._budget = DialBudget()
         # Where peers that were connected came from; and those among them with whom the program
         # exchanged something.
@@ -102,7 +108,7 @@ class Discovery:
         self._scope = trio.CancelScope()
         self._running = False
         self._bootstrap: dict[PeerId, tuple[Multiaddr, ...]] = {}
-        self._plan = BootstrapPlan(())
+        self._plan = BootstrapDialPlan(())
         self.configure(network, settings)
 
     # -- what others tell --------------------------------------------------------------------
@@ -115,7 +121,7 @@ class Discovery:
             by_peer.setdefault(peer_of_address(address), []).append(address)
         by_peer.pop(self._node.peer_id, None)
         self._bootstrap = {peer: tuple(found) for peer, found in by_peer.items()}
-        self._plan = BootstrapPlan(self._bootstrap, settings.min_peers)
+        self._plan = BootstrapDialPlan(self._bootstrap, settings.min_peers)
         for peer in self._bootstrap:
             self.note(peer, Origin.BOOTSTRAP)
         self._wake.set()
@@ -179,10 +185,10 @@ class Discovery:
         if not self._admits(peer):
             return
         now_s, word = trio.current_time(), self._whose_word(peer)
-        if word is Word.TOLD:
+        if word is HintSource.TOLD:
             addresses = addresses[:MAX_HINTS]
         else:
-            addresses = dialable(addresses, seen=self._seen[peer], good=word is Word.OWN)
+            addresses = dialable(addresses, seen=self._seen[peer], good=word is HintSource.OWN)
         if not addresses:
             self._counts["discovery.refused_hints"] += 1
             return
@@ -197,12 +203,14 @@ class Discovery:
             self._counts["discovery.redialled" if known else "discovery.learned"] += 1
             self._wake.set()
 
-    def _whose_word(self, peer: PeerId) -> Word:
+    def _whose_word(self, peer: PeerId) -> HintSource:
         """Who says where a peer is: it had to be connected to say anything itself."""
         if peer not in self._seen:
-            return Word.TOLD
+            return HintSource.TOLD
         # A member of our private network, or one that the program had to do with.
-        return Word.OWN if self._network_id or peer in self._exchanged else Word.STRANGER
+        return (
+            HintSource.OWN if self._network_id or peer in self._exchanged else HintSource.STRANGER
+        )
 
     def _who_dialled(self, peer: PeerId) -> Origin:
         """Of a peer that is seen for the first time, and that nobody told of."""

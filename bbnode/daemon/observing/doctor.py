@@ -38,7 +38,7 @@ _TIME_ERROR = 5
 _EARLIEST_S = 1_666_569_600
 
 
-class Verdict(StrEnum):
+class CheckResult(StrEnum):
     """How a check ended. WARNING works, but not as well as it could."""
 
     PASSED = "PASSED"
@@ -52,7 +52,7 @@ class Finding:
     """What one check found; `remedy` says what to do, and is empty when it passed."""
 
     check: str
-    verdict: Verdict
+    verdict: CheckResult
     detail: str
     remedy: str = ""
 
@@ -67,7 +67,7 @@ class Finding:
 
 
 @dataclass(slots=True, kw_only=True)
-class Patient:
+class CheckContext:
     """The node that is looked at, and what earlier checks found out about it."""
 
     resolved: ResolvedConfig
@@ -81,20 +81,22 @@ class Patient:
         return self.resolved.state_dir.absolute()
 
 
-Check = Callable[[Patient], Finding]
+Check = Callable[[CheckContext], Finding]
 
 
 def examine(resolved: ResolvedConfig) -> Iterator[Finding]:
     """Run all checks; each finding as soon as it is there."""
-    patient = Patient(resolved=resolved)
+    patient = CheckContext(resolved=resolved)
     for name, check in CHECKS.items():
         try:
             yield check(patient)
         except BbnodeError as error:
-            yield Finding(check=name, verdict=Verdict.FAILED, detail=str(error), remedy="see there")
+            yield Finding(
+                check=name, verdict=CheckResult.FAILED, detail=str(error), remedy="see there"
+            )
 
 
-def _state_dir(patient: Patient) -> Finding:
+def _state_dir(patient: CheckContext) -> Finding:
     """That the directory can be written and synced to disk."""
     place = patient.state_dir
     try:
@@ -110,7 +112,7 @@ def _state_dir(patient: Patient) -> Finding:
     return _passed("state directory", f"{place} can be written")
 
 
-def _lock(patient: Patient) -> Finding:
+def _lock(patient: CheckContext) -> Finding:
     """Whether a daemon runs on it."""
     try:
         with paths.lock_state_dir(patient.state_dir):
@@ -120,7 +122,7 @@ def _lock(patient: Patient) -> Finding:
         return _passed("daemon", str(error).partition(";")[0])
 
 
-def _disk(patient: Patient) -> Finding:
+def _disk(patient: CheckContext) -> Finding:
     """Free bytes and inodes."""
     free = shutil.disk_usage(patient.state_dir).free
     found = os.statvfs(patient.state_dir)
@@ -132,7 +134,7 @@ def _disk(patient: Patient) -> Finding:
     return _passed("disk", shown)
 
 
-def _clock(_patient: Patient) -> Finding:
+def _clock(_patient: CheckContext) -> Finding:
     """That the machine knows the time: tickets and memberships expire."""
     now = time.time()
     if now < _EARLIEST_S:
@@ -144,7 +146,7 @@ def _clock(_patient: Patient) -> Finding:
     if not synchronised or error_us > MAX_CLOCK_ERROR_US:
         return Finding(
             check="clock",
-            verdict=Verdict.WARNING,
+            verdict=CheckResult.WARNING,
             detail="the clock is not kept by NTP",
             remedy="run chrony or systemd-timesyncd: tickets and memberships expire by the clock",
         )
@@ -173,13 +175,13 @@ def _kernel_clock() -> tuple[bool, int] | None:
     return None if answer < 0 else (answer != _TIME_ERROR, int(state.maxerror))
 
 
-def _identity(patient: Patient) -> Finding:
+def _identity(patient: CheckContext) -> Finding:
     """That the key is there, readable, and its owner's alone."""
     file = paths.identity_file(patient.state_dir)
     if not file.exists():
         return Finding(
             check="identity",
-            verdict=Verdict.WARNING,
+            verdict=CheckResult.WARNING,
             detail=f"{file} is not there yet",
             remedy="the first `bbnode run` makes it; keep a copy of it",
         )
@@ -190,7 +192,7 @@ def _identity(patient: Patient) -> Finding:
     return _passed("identity", str(patient.identity.peer_id))
 
 
-def _ports(patient: Patient) -> Finding:
+def _ports(patient: CheckContext) -> Finding:
     """That the addresses to listen on can be had."""
     from bbnode.transport.libp2p.tcp import listen_endpoint
 
@@ -214,7 +216,7 @@ def _ports(patient: Patient) -> Finding:
     return _passed("ports", f"{', '.join(patient.resolved.config.network.listen)} can be had")
 
 
-def _reach(patient: Patient) -> Finding:
+def _reach(patient: CheckContext) -> Finding:
     """That the bootstrap peers' ports answer."""
     entries = patient.resolved.config.network.bootstrap
     if not entries:
@@ -236,14 +238,14 @@ def _reach(patient: Patient) -> Finding:
     if silent:
         return Finding(
             check="bootstrap",
-            verdict=Verdict.WARNING,
+            verdict=CheckResult.WARNING,
             detail="; ".join(silent),
             remedy="the others answer; remove it from network.bootstrap if it is gone for good",
         )
     return _passed("bootstrap", f"{len(entries)} of {len(entries)} ports answer")
 
 
-def _going_on(patient: Patient) -> Finding:
+def _going_on(patient: CheckContext) -> Finding:
     """That nothing of the running node stands still."""
     if not patient.running:
         return _skipped("going on", "no daemon runs")
@@ -270,14 +272,14 @@ def judge_going_on(told: Mapping[str, Any]) -> Finding:
     if waiting:
         return Finding(
             check="going on",
-            verdict=Verdict.WARNING,
+            verdict=CheckResult.WARNING,
             detail=waiting,
             remedy="start those peers, or see why they do not connect: bbnode peers",
         )
     return _passed("going on", "nothing stands still")
 
 
-def _dial_back(patient: Patient) -> Finding:
+def _dial_back(patient: CheckContext) -> Finding:
     """That a peer which is connected reaches this node at an address that it announces."""
     if not patient.running:
         return _skipped("dial-back", "no daemon runs: nobody is connected")
@@ -315,14 +317,14 @@ def judge_dial_back(told: Mapping[str, Any]) -> Finding:
         )
     return Finding(
         check="dial-back",
-        verdict=Verdict.WARNING,
+        verdict=CheckResult.WARNING,
         detail=f"{asked} sees this node at {told['seen_at'] or 'no address of its own'}, "
         "which is none of those that it announces",
         remedy="forward the port there and set network.announce, if others are to dial this node",
     )
 
 
-def _artifact(patient: Patient) -> Finding:
+def _artifact(patient: CheckContext) -> Finding:
     """That it is whole, unchanged and compiled."""
     assembly.import_components(patient.resolved.config.node.components)
     try:
@@ -332,7 +334,7 @@ def _artifact(patient: Patient) -> Finding:
     return _passed("artifact", f"sha256 {patient.artifact.sha256}, {patient.artifact.size} bytes")
 
 
-def _components(patient: Patient) -> Finding:
+def _components(patient: CheckContext) -> Finding:
     """That the targets can be installed with the components and settings of this node."""
     if patient.artifact is None:
         return _skipped("components", "there is no artifact")
@@ -364,12 +366,12 @@ CHECKS: dict[str, Check] = {
 
 
 def _passed(check: str, detail: str) -> Finding:
-    return Finding(check=check, verdict=Verdict.PASSED, detail=detail)
+    return Finding(check=check, verdict=CheckResult.PASSED, detail=detail)
 
 
 def _skipped(check: str, detail: str) -> Finding:
-    return Finding(check=check, verdict=Verdict.SKIPPED, detail=detail)
+    return Finding(check=check, verdict=CheckResult.SKIPPED, detail=detail)
 
 
 def _failed(check: str, detail: str, remedy: str) -> Finding:
-    return Finding(check=check, verdict=Verdict.FAILED, detail=detail, remedy=remedy)
+    return Finding(check=check, verdict=CheckResult.FAILED, detail=detail, remedy=remedy)

@@ -23,7 +23,7 @@ from bbnode import __version__
 from bbnode.access.decision import Reason
 from bbnode.daemon.control import views
 from bbnode.daemon.control.host import Host
-from bbnode.daemon.observing.watch import THINGS
+from bbnode.daemon.observing.watch import LIVENESS_CHECKS
 from bbnode.engine.ops.gates import REASON_DUPLICATE
 from bbnode.engine.peers.governor import BlockReason
 from bbnode.engine.requests import Verdict
@@ -285,7 +285,7 @@ def _stalled(host: Host) -> Metric:
         "bbnode_stalled", "1 for what has not gone on for longer than it may", labels=["what"]
     )
     found = {each.what for each in host.stalled()}
-    for thing in THINGS:
+    for thing in LIVENESS_CHECKS:
         family.add_metric([thing.what], float(thing.what in found))
     return family
 

@@ -1,6 +1,6 @@
 """The watch over a daemon: what should go on, and has not for longer than it may.
 
-Rule: THINGS stands below as data, one row for each thing that can stand still; looking changes
+Rule: LIVENESS_CHECKS stands below as data, one row for each thing that can stand still; looking changes
 nothing and asks nobody. An idle node is well, and one that waits for peers says so and is well too.
 The task of the watch looks at a period, so that what stands still is logged, told and counted
 when it begins and when it ends, and it compares the wall clock with the steady one.
@@ -52,7 +52,7 @@ class NodeView(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Watched:
+class WatchTargets:
     """Where the watch looks. All times are trio's, in seconds."""
 
     node: NodeView
@@ -70,11 +70,11 @@ class Watched:
     membership: Callable[[], str] = lambda: ""
 
 
-Look = Callable[[Watched, float], str]
+Look = Callable[[WatchTargets, float], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thing:
+class LivenessCheck:
     """Something that should go on: `look` says why it does not, or "".
 
     What `blocks` keeps the node from its work: then it is not ready.
@@ -99,7 +99,7 @@ class Stalled:
         return {"what": self.what, "detail": self.detail, "for_s": round(self.for_s, 1)}
 
 
-def _poll(watched: Watched, now_s: float) -> str:
+def _poll(watched: WatchTargets, now_s: float) -> str:
     due_ns = watched.node.next_deadline()
     late_s = 0.0 if due_ns is None else now_s - due_ns / 1e9
     if late_s <= POLL_SLACK_S:
@@ -107,7 +107,7 @@ def _poll(watched: Watched, now_s: float) -> str:
     return f"the engine should have been polled {late_s:.0f} s ago"
 
 
-def _requests(watched: Watched, now_s: float) -> str:
+def _requests(watched: WatchTargets, now_s: float) -> str:
     for each in watched.node.waiting():
         late_s = now_s - each.until_ns / 1e9
         given_up = each.why.endswith("(given up)")
@@ -119,7 +119,7 @@ def _requests(watched: Watched, now_s: float) -> str:
     return ""
 
 
-def _rounds(watched: Watched, now_s: float) -> str:
+def _rounds(watched: WatchTargets, now_s: float) -> str:
     if not watched.rounds:
         return ""
     in_time = {w.execution for w in watched.node.waiting() if w.until_ns / 1e9 >= now_s}
@@ -131,7 +131,7 @@ def _rounds(watched: Watched, now_s: float) -> str:
     return ""
 
 
-def _snapshots(watched: Watched, now_s: float) -> str:
+def _snapshots(watched: WatchTargets, now_s: float) -> str:
     every_s = watched.save_every_s()
     age_s = now_s - watched.saved_s()
     if not every_s or age_s <= SNAPSHOT_PERIODS * every_s + SNAPSHOT_SLACK_S:
@@ -139,26 +139,26 @@ def _snapshots(watched: Watched, now_s: float) -> str:
     return f"no checkpoint for {age_s:.0f} s; one is due every {every_s:g} s, the log says why"
 
 
-def _bootstrap(watched: Watched, now_s: float) -> str:
+def _bootstrap(watched: WatchTargets, now_s: float) -> str:
     since_s = watched.alone_since_s()
     if since_s is None or now_s - since_s <= ALONE_S:
         return ""
     return f"no peer is connected for {now_s - since_s:.0f} s, and none of network.bootstrap"
 
 
-def _membership(watched: Watched, _now_s: float) -> str:
+def _membership(watched: WatchTargets, _now_s: float) -> str:
     reason = watched.membership()
     return reason and f"this node's own membership does not hold: {reason}"
 
 
-THINGS: Final[tuple[Thing, ...]] = (
-    Thing(what="poll", blocks=True, look=_poll),
-    Thing(what="requests", blocks=True, look=_requests),
-    Thing(what="rounds", blocks=True, look=_rounds),
-    Thing(what="bootstrap", blocks=True, look=_bootstrap),
-    Thing(what="membership", blocks=True, look=_membership),
+LIVENESS_CHECKS: Final[tuple[LivenessCheck, ...]] = (
+    LivenessCheck(what="poll", blocks=True, look=_poll),
+    LivenessCheck(what="requests", blocks=True, look=_requests),
+    LivenessCheck(what="rounds", blocks=True, look=_rounds),
+    LivenessCheck(what="bootstrap", blocks=True, look=_bootstrap),
+    LivenessCheck(what="membership", blocks=True, look=_membership),
     # The node works on; what it would lose by a crash grows.
-    Thing(what="snapshots", blocks=False, look=_snapshots),
+    LivenessCheck(what="snapshots", blocks=False, look=_snapshots),
 )
 
 
@@ -166,7 +166,7 @@ THINGS: Final[tuple[Thing, ...]] = (
 class Watch:
     """The watch over one daemon."""
 
-    watched: Watched
+    watched: WatchTargets
     # Told of what begins to stand still, and goes on.
     publish: Callable[[Mapping[str, Any]], None] = lambda _: None
     unix_s: Callable[[], float] = time.time
@@ -175,9 +175,9 @@ class Watch:
     clock_steps: int = 0
 
     def look(self) -> list[Stalled]:
-        """Whatever stands still now, in the order of THINGS."""
+        """Whatever stands still now, in the order of LIVENESS_CHECKS."""
         now_s = trio.current_time()
-        found = ((thing, thing.look(self.watched, now_s)) for thing in THINGS)
+        found = ((thing, thing.look(self.watched, now_s)) for thing in LIVENESS_CHECKS)
         return [
             Stalled(
                 what=thing.what,

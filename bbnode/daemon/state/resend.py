@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from bbnode.daemon.state.checkpoint import Kept
+from bbnode.daemon.state.checkpoint import UnsentEnvelope
 from bbnode.engine import steps
 from bbnode.ir.peer import PeerId
 from bbnode.transport.backend import PeerConnected, TransportEvent
@@ -32,7 +32,7 @@ class Resend:
 
     def __init__(
         self,
-        kept: Sequence[Kept],
+        kept: Sequence[UnsentEnvelope],
         *,
         send: Callable[[steps.SendEnvelope], None],
         failed: Failed,
@@ -42,7 +42,7 @@ class Resend:
         self._failed = failed
         # None: there was no room to keep its bytes.
         self._lost = [each for each in kept if each.data is None]
-        self._waiting: dict[PeerId, list[Kept]] = {}
+        self._waiting: dict[PeerId, list[UnsentEnvelope]] = {}
         for each in kept:
             if each.data is not None:
                 self._waiting.setdefault(each.peer, []).append(each)

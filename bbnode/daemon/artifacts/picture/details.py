@@ -12,7 +12,7 @@ from typing import TypedDict
 from onnx import AttributeProto, FunctionProto, NodeProto
 
 from bbnode.compiler import flow
-from bbnode.daemon.artifacts.attributes import cut, show
+from bbnode.daemon.artifacts.listing import cut, show
 from bbnode.ir import keys, protos
 from bbnode.ir.plain_proto import function_of
 from bbnode.ir.slots import Binding

@@ -14,7 +14,7 @@ import onnx
 from onnx import FunctionProto, NodeProto
 
 from bbnode.compiler import flow
-from bbnode.daemon.artifacts.inspect import WirePair, bindings_of, deadline_of, mains_of, wire_pairs
+from bbnode.daemon.artifacts.inspect import WireEdge, bindings_of, deadline_of, mains_of, wire_edges
 from bbnode.daemon.artifacts.picture import details, text
 from bbnode.ir import keys, protos
 from bbnode.ir.errors import DeploymentError
@@ -116,7 +116,7 @@ def read(model: onnx.ModelProto) -> Program:
         )
     bindings = bindings_of(model)
     graphs = {f.name: f for f in model.functions if f.domain == keys.BACKEND_SUBGRAPH_DOMAIN}
-    pairs = list(wire_pairs(mains))
+    pairs = list(wire_edges(mains))
     far = _far_ends(pairs)
     readers = [
         _Reader(index, function, bindings.get(function.name, []), graphs, far)
@@ -137,7 +137,7 @@ def _is_body(function: FunctionProto, mains: list[FunctionProto]) -> bool:
     return function.domain != keys.BACKEND_SUBGRAPH_DOMAIN and function not in mains
 
 
-def _far_ends(pairs: list[WirePair]) -> dict[str, str]:
+def _far_ends(pairs: list[WireEdge]) -> dict[str, str]:
     """`→ class` or `← class` by `<function>\\0<node>` of a wire op."""
     found = {}
     for pair in pairs:
@@ -354,7 +354,7 @@ def _is_output(node: NodeProto, function: FunctionProto) -> bool:
     )
 
 
-def _wires(readers: list[_Reader], pairs: list[WirePair]) -> Iterator[Wire]:
+def _wires(readers: list[_Reader], pairs: list[WireEdge]) -> Iterator[Wire]:
     panels = {reader.function.name: index for index, reader in enumerate(readers)}
     for pair in pairs:
         if pair.source is None or pair.send is None:
