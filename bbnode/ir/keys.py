@@ -108,6 +108,7 @@ RECV_SLOT_ID_KEY = PREFIX + "recv_slot_id"
 RX_CHAIN_HEAD_KEY = PREFIX + "rx_chain_head"
 AFTER_KEY = PREFIX + "after"  # comma-joined value names that must be there first
 CONTROL_AFTER_KEY = PREFIX + "control_after"  # comma-joined node names that must have fired
+MADE_BY_KEY = PREFIX + "made_by"  # the pass that made a node; the author's have none
 
 GATE_STAMPS = {
     OP_DEDUP_GATE_RX: PREFIX + "dedup_rx_gated",

@@ -1,0 +1,554 @@
+"""Between protobuf and the graph: the one place that knows both.
+
+Rule: nothing of a model is lost on the way there and back, but the order of metadata entries,
+what stands twice under one name, and the difference between an empty text and none. The caller's
+model is never changed; its weights are shared, and copied once, into the new file. What a model
+of any origin may hold (`bounds.py`) is checked on the way in: an ordinary node by a look at what
+is read anyway, and where anything is out of the ordinary, `check_bounds` goes through the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    TypeProto,
+    ValueInfoProto,
+)
+
+from bbnode.ir import keys
+from bbnode.ir.bounds import check_bounds, check_type, holds_plain_values, nests
+from bbnode.ir.caps import MAX_FUNCTION_PARTS, MAX_NAME_CHARS, MAX_NODE_PARTS
+from bbnode.ir.graph import (
+    Attribute,
+    AttributeKind,
+    Body,
+    Function,
+    OpNode,
+    Opset,
+    Program,
+    Subgraph,
+    Tensor,
+    ValueNote,
+    ValueType,
+    make_node,
+)
+
+# Newer versions of ONNX have some of these; no pass looks at them.
+_NODE_EXTRAS = ("device_configurations",)
+_GRAPH_EXTRAS = ("quantization_annotation",)
+_MODEL_EXTRAS = (
+    *("producer_version", "domain", "doc_string", "model_version"),
+    *("training_info", "configuration"),
+)
+
+# The field that holds the value of each kind of attribute.
+_FIELD_OF = {
+    AttributeKind.FLOAT: "f",
+    AttributeKind.INT: "i",
+    AttributeKind.STRING: "s",
+    AttributeKind.TENSOR: "t",
+    AttributeKind.GRAPH: "g",
+    AttributeKind.FLOATS: "floats",
+    AttributeKind.INTS: "ints",
+    AttributeKind.STRINGS: "strings",
+    AttributeKind.TENSORS: "tensors",
+    AttributeKind.GRAPHS: "graphs",
+    AttributeKind.SPARSE_TENSOR: "sparse_tensor",
+    AttributeKind.SPARSE_TENSORS: "sparse_tensors",
+    AttributeKind.TYPE_PROTO: "tp",
+    AttributeKind.TYPE_PROTOS: "type_protos",
+}
+_KINDS = {int(kind): (kind, name) for kind, name in _FIELD_OF.items()}
+_NO_VALUE_FIELDS = frozenset({"name", "type", "doc_string", "ref_attr_name"})
+# What is too large to be compared, or has nodes of its own.
+_WEIGHTS_AND_GRAPHS: frozenset[int] = frozenset(
+    {
+        *(AttributeKind.TENSOR, AttributeKind.TENSORS, AttributeKind.GRAPH, AttributeKind.GRAPHS),
+        *(AttributeKind.SPARSE_TENSOR, AttributeKind.SPARSE_TENSORS),
+    }
+)
+
+
+class _Texts(dict[str, str]):
+    """Equal texts of one program as one object.
+
+    A protobuf gives a new text at each look. Names and metadata keys recur at every op, and
+    passes look them up all the time: one object each is hashed once, and fits the cache.
+    """
+
+    def __missing__(self, text: str) -> str:
+        self[text] = text
+        return text
+
+
+class _OrdinaryTexts(_Texts):
+    """Texts of a model that nobody has checked; each is looked at when it is first met."""
+
+    def __missing__(self, text: str) -> str:
+        if type(text) is not str or len(text) > MAX_NAME_CHARS:
+            raise _Unusual
+        self[text] = text
+        return text
+
+
+class _Unusual(Exception):
+    """Something that may be out of bounds; never leaves this file."""
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What the nodes and functions of one program have in common."""
+
+    texts: _Texts = field(default_factory=_Texts)
+    types: dict[bytes, ValueType] = field(default_factory=dict)
+    attributes: dict[bytes, tuple[str, Attribute]] = field(default_factory=dict)
+    checked: bool = True  # True if the bounds are known to hold
+
+
+# --- in -----------------------------------------------------------------------------------
+
+
+def program_of(model: ModelProto) -> Program:
+    """Return the graph of a model. The first of several metadata entries of one key counts.
+
+    Raises OutOfBounds when the model is larger or deeper than anything here is made for.
+    """
+    try:
+        _watch_model(model)
+        return _program(model, _Shared(_OrdinaryTexts(), checked=False))
+    except _Unusual:
+        check_bounds(model)
+        return _program(model, _Shared())
+
+
+def function_of(function: FunctionProto) -> Function:
+    """Return the graph of one function; bounds are not checked."""
+    return _function(function, _Shared())
+
+
+def subgraph_of(graph: GraphProto) -> Subgraph:
+    """Return the graph of a GraphProto; bounds are not checked."""
+    return _subgraph(graph, _Shared())
+
+
+def node_of(node: NodeProto) -> OpNode:
+    """Return one node, in no body; bounds are not checked."""
+    return _node(node, _Shared())
+
+
+def attribute_of(attribute: AttributeProto) -> Attribute:
+    """Return one attribute; bounds are not checked."""
+    return _attribute(attribute, _Shared())
+
+
+def type_of(proto: TypeProto) -> ValueType:
+    """Return the type that a TypeProto declares."""
+    return ValueType.of_content(proto.SerializeToString(deterministic=True))
+
+
+def _watch_model(model: ModelProto) -> None:
+    graph = model.graph
+    if model.training_info or _has_content(graph):
+        raise _Unusual
+    for text in (model.producer_name, model.domain, graph.name):
+        if type(text) is not str or len(text) > MAX_NAME_CHARS:
+            raise _Unusual
+    if max(len(model.metadata_props), len(model.opset_import)) > MAX_FUNCTION_PARTS:
+        raise _Unusual
+
+
+def _has_content(graph: GraphProto) -> bool:
+    return any(found.name != "name" for found, _ in graph.ListFields())
+
+
+def _watch_function(function: FunctionProto) -> None:
+    parts = (
+        *(function.metadata_props, function.attribute, function.attribute_proto),
+        *(function.opset_import, function.input, function.output),
+    )
+    if max(map(len, parts)) > MAX_FUNCTION_PARTS or type(function.overload) is not str:
+        raise _Unusual
+    if not all(map(holds_plain_values, function.attribute_proto)):
+        raise _Unusual
+
+
+def _watch_attribute(attribute: AttributeProto, texts: _Texts) -> None:
+    texts[attribute.name], texts[attribute.ref_attr_name]
+    is_elsewhere = attribute.HasField("t") and (
+        attribute.t.data_location or attribute.t.external_data
+    )
+    if is_elsewhere or nests(attribute):
+        raise _Unusual
+
+
+def _program(model: ModelProto, shared: _Shared) -> Program:
+    return Program(
+        ir_version=model.ir_version,
+        producer_name=model.producer_name,
+        name=model.graph.name,
+        functions=[_function(function, shared) for function in model.functions],
+        opset_imports=_opsets(model.opset_import, shared.texts),
+        metadata=_metadata(model.metadata_props, shared.texts),
+        graph=_subgraph(model.graph, shared) if _has_content(model.graph) else None,
+        extras=_extras(model, _MODEL_EXTRAS),
+    )
+
+
+def _function(function: FunctionProto, shared: _Shared) -> Function:
+    texts = shared.texts
+    if not shared.checked:
+        _watch_function(function)
+    made = Function(
+        name=texts[function.name],
+        inputs=[texts[name] for name in function.input],
+        outputs=[texts[name] for name in function.output],
+        metadata=_metadata(function.metadata_props, texts),
+        doc_string=function.doc_string,
+        domain=texts[function.domain],
+        overload=function.overload,
+        attributes=[texts[name] for name in function.attribute],
+        defaults=_attributes(function.attribute_proto, shared),
+        opset_imports=_opsets(function.opset_import, texts),
+    )
+    _take_infos(made, function.value_info, shared)
+    made.nodes = [_node(node, shared) for node in function.node]
+    return made
+
+
+def _subgraph(graph: GraphProto, shared: _Shared) -> Subgraph:
+    texts = shared.texts
+    made = Subgraph(
+        name=graph.name,
+        inputs=[texts[info.name] for info in graph.input],
+        outputs=[texts[info.name] for info in graph.output],
+        initializers={tensor.name: Tensor(tensor) for tensor in graph.initializer},
+        metadata=_metadata(graph.metadata_props, texts),
+        doc_string=graph.doc_string,
+        extras=_extras(graph, _GRAPH_EXTRAS),
+    )
+    made.initializers.update((t.values.name, Tensor(t)) for t in graph.sparse_initializer)
+    for infos in (graph.input, graph.output, graph.value_info):
+        _take_infos(made, infos, shared)
+    made.nodes = [_node(node, shared) for node in graph.node]
+    return made
+
+
+def _take_infos(body: Body, infos: Iterable[ValueInfoProto], shared: _Shared) -> None:
+    for info in infos:
+        name = shared.texts[info.name]
+        if info.HasField("type"):
+            content = info.type.SerializeToString()
+            found = shared.types.get(content)
+            if found is None:
+                if not shared.checked:
+                    check_type(f"function {body.name!r:.80}", info.type)
+                found = shared.types[content] = type_of(info.type)
+            body.types[name] = found
+        if info.doc_string or info.metadata_props:
+            entries = _metadata(info.metadata_props, shared.texts)
+            body.notes[name] = ValueNote(info.doc_string, entries)
+
+
+def _node(node: NodeProto, shared: _Shared) -> OpNode:
+    texts = shared.texts
+    attributes = _attributes(node.attribute, shared) if node.attribute else {}
+    metadata = _metadata(node.metadata_props, texts)
+    after = metadata.pop(keys.AFTER_KEY, "")
+    inputs = tuple([texts[name] for name in node.input])
+    outputs = tuple([texts[name] for name in node.output])
+    if not shared.checked:
+        parts = (inputs, outputs, node.metadata_props, attributes, node.attribute)
+        if max(map(len, parts)) > MAX_NODE_PARTS:
+            raise _Unusual
+    return make_node(
+        *(texts[node.op_type], texts[node.domain], texts[node.name], inputs, outputs, attributes),
+        tuple([texts[name] for name in after.split(",") if name]) if after else (),
+        *(metadata, metadata.pop(keys.SOURCE_LINE_KEY, ""), metadata.pop(keys.MADE_BY_KEY, "")),
+        *(texts[node.overload], texts[node.doc_string], _extras(node, _NODE_EXTRAS), None),
+    )
+
+
+def _attributes(attributes: Iterable[AttributeProto], shared: _Shared) -> dict[str, Attribute]:
+    found: dict[str, Attribute] = {}
+    for attribute in attributes:
+        if attribute.type in _WEIGHTS_AND_GRAPHS:
+            if not shared.checked:
+                _watch_attribute(attribute, shared.texts)
+            found.setdefault(shared.texts[attribute.name], _attribute(attribute, shared))
+            continue
+        data = attribute.SerializeToString()
+        known = shared.attributes.get(data)
+        if known is None:
+            if not shared.checked:
+                _watch_attribute(attribute, shared.texts)
+            known = (shared.texts[attribute.name], _attribute(attribute, shared))
+            shared.attributes[data] = known
+        found.setdefault(*known)
+    return found
+
+
+def _attribute(attribute: AttributeProto, shared: _Shared) -> Attribute:
+    kind, name = _KINDS.get(attribute.type, (AttributeKind.UNDEFINED, ""))
+    reference = attribute.ref_attr_name
+    held = {found.name for found, _ in attribute.ListFields()} - _NO_VALUE_FIELDS
+    value: Any = None
+    if not held and reference and name:
+        pass
+    elif held == {name} or (not held and _is_list(name)):
+        value = getattr(attribute, name)
+        if _is_list(name):
+            value = tuple([_value(each, shared) for each in value])
+        else:
+            value = _value(value, shared)
+    else:  # it says it is one kind, and holds another or none
+        return Attribute(
+            AttributeKind.UNDEFINED, attribute.SerializeToString(deterministic=True), reference
+        )
+    if kind in _TOLD_BY_VALUE and not reference and not attribute.doc_string:
+        return Attribute.of(value)
+    return Attribute(kind, value, reference, attribute.doc_string)
+
+
+# Kinds that the Python value tells; equal ones are one object in all programs.
+_TOLD_BY_VALUE = frozenset({AttributeKind.INT, AttributeKind.STRING})
+
+
+def _is_list(name: str) -> bool:
+    return name.endswith("s") and name != "s"
+
+
+def _value(value: Any, shared: _Shared) -> Any:
+    if isinstance(value, TensorProto | SparseTensorProto):
+        return Tensor(value)
+    if isinstance(value, GraphProto):
+        return _subgraph(value, shared)
+    if isinstance(value, TypeProto):
+        return type_of(value)
+    return value
+
+
+def _opsets(entries: Iterable[Any], texts: _Texts) -> list[Opset]:
+    return [Opset(texts[entry.domain], entry.version) for entry in entries]
+
+
+def _metadata(entries: Iterable[Any], texts: _Texts) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for entry in entries:
+        key = texts[entry.key]
+        if key not in found:
+            found[key] = texts[entry.value]
+    return found
+
+
+def _extras(proto: Any, names: Iterable[str]) -> bytes:
+    extras = None
+    for name in names:
+        value = getattr(proto, name, None)
+        if value:
+            extras = extras or type(proto)()
+            if isinstance(value, str | int):
+                setattr(extras, name, value)
+            else:
+                getattr(extras, name).extend(value)
+    return b"" if extras is None else extras.SerializeToString(deterministic=True)
+
+
+# --- out ----------------------------------------------------------------------------------
+
+
+def model_of(program: Program, functions: Iterable[Function] | None = None) -> ModelProto:
+    """Return a model of its own, with `functions` in the place of the program's if given."""
+    model = ModelProto.FromString(program.extras)
+    model.ir_version = program.ir_version
+    if program.producer_name:
+        model.producer_name = program.producer_name
+    if program.graph is not None:
+        _Writer().graph(program.graph, model.graph)
+    model.graph.name = program.name
+    _write_opsets(model, program.opset_imports)
+    _write_metadata(model, program.metadata)
+    writer = _Writer()
+    for function in program.functions if functions is None else functions:
+        writer.function(function, model.functions.add())
+    return model
+
+
+def function_proto(function: Function) -> FunctionProto:
+    """Return a function as a protobuf."""
+    proto = FunctionProto()
+    _Writer().function(function, proto)
+    return proto
+
+
+def graph_proto(graph: Subgraph) -> GraphProto:
+    """Return a graph as a protobuf."""
+    proto = GraphProto()
+    _Writer().graph(graph, proto)
+    return proto
+
+
+def node_proto(node: OpNode) -> NodeProto:
+    """Return a node as a protobuf."""
+    proto = NodeProto()
+    _Writer().node(node, proto)
+    return proto
+
+
+def attribute_proto(name: str, attribute: Attribute) -> AttributeProto:
+    """Return an attribute as a protobuf."""
+    proto = AttributeProto()
+    _Writer().attribute(name, attribute, proto)
+    return proto
+
+
+class _Writer:
+    """Writes graphs; what it made for one op serves all others with the same attribute."""
+
+    def __init__(self) -> None:
+        self._attributes: dict[tuple[str, int], AttributeProto] = {}
+        self._types: dict[bytes, TypeProto] = {}
+
+    def function(self, function: Function, into: FunctionProto) -> None:
+        into.name, into.domain = function.name, function.domain
+        if function.overload:
+            into.overload = function.overload
+        if function.doc_string:
+            into.doc_string = function.doc_string
+        into.input.extend(function.inputs)
+        into.output.extend(function.outputs)
+        into.attribute.extend(function.attributes)
+        self._write_attributes(function.defaults, into.attribute_proto)
+        _write_opsets(into, function.opset_imports)
+        add = into.node.add
+        for node in function.nodes:
+            self.node(node, add())
+        for name in dict.fromkeys((*function.types, *function.notes)):
+            self._info(function, name, into.value_info.add())
+        _write_metadata(into, function.metadata)
+
+    def graph(self, graph: Subgraph, into: GraphProto) -> None:
+        if graph.extras:
+            into.MergeFromString(graph.extras)
+        into.name = graph.name
+        if graph.doc_string:
+            into.doc_string = graph.doc_string
+        for node in graph.nodes:
+            self.node(node, into.node.add())
+        for tensor in graph.initializers.values():
+            listed = into.sparse_initializer if tensor.is_sparse else into.initializer
+            listed.add().CopyFrom(tensor.proto)  # type: ignore[arg-type]
+        for names, infos in ((graph.inputs, into.input), (graph.outputs, into.output)):
+            for name in names:
+                self._info(graph, name, infos.add())
+        ports = {*graph.inputs, *graph.outputs}
+        for name in dict.fromkeys((*graph.types, *graph.notes)):
+            if name not in ports:
+                self._info(graph, name, into.value_info.add())
+        _write_metadata(into, graph.metadata)
+
+    def _info(self, body: Body, name: str, into: ValueInfoProto) -> None:
+        into.name = name
+        kind = body.types.get(name)
+        if kind is not None:
+            proto = self._types.get(kind.content)
+            if proto is None:
+                proto = self._types[kind.content] = kind.proto()
+            into.type.CopyFrom(proto)
+        note = body.notes.get(name) if body.notes else None
+        if note is not None:
+            if note.doc_string:
+                into.doc_string = note.doc_string
+            _write_metadata(into, note.metadata)
+
+    def node(self, node: OpNode, into: NodeProto) -> None:
+        if node.extras:
+            into.MergeFromString(node.extras)
+        into.op_type = node.op_type
+        if node.name:
+            into.name = node.name
+        if node.domain:
+            into.domain = node.domain
+        if node.overload:
+            into.overload = node.overload
+        if node.doc_string:
+            into.doc_string = node.doc_string
+        into.input.extend(node.inputs)
+        into.output.extend(node.outputs)
+        if node.attributes:
+            self._write_attributes(node.attributes, into.attribute)
+        add = into.metadata_props.add
+        for key, value in node.metadata.items():
+            add(key=key, value=value)
+        if node.after:
+            add(key=keys.AFTER_KEY, value=",".join(node.after))
+        if node.source_line:
+            add(key=keys.SOURCE_LINE_KEY, value=node.source_line)
+        if node.made_by:
+            add(key=keys.MADE_BY_KEY, value=node.made_by)
+
+    def _write_attributes(self, attributes: Mapping[str, Attribute], into: Any) -> None:
+        known = self._attributes
+        for name, attribute in attributes.items():
+            if attribute.kind in _WEIGHTS_AND_GRAPHS:  # copied once, straight into the file
+                self.attribute(name, attribute, into.add())
+                continue
+            at = (name, id(attribute))
+            proto = known.get(at)
+            if proto is None:
+                proto = known[at] = AttributeProto()
+                self.attribute(name, attribute, proto)
+            into.append(proto)
+
+    def attribute(self, name: str, attribute: Attribute, into: AttributeProto) -> None:
+        kind, value = attribute.kind, attribute.value
+        if kind is AttributeKind.UNDEFINED:
+            into.MergeFromString(value)
+            into.name = name
+            return
+        into.name, into.type = name, int(kind)  # type: ignore[assignment]
+        if attribute.reference:
+            into.ref_attr_name = attribute.reference
+        if attribute.doc_string:
+            into.doc_string = attribute.doc_string
+        if value is None:
+            return
+        where = _FIELD_OF[kind]
+        if kind is AttributeKind.GRAPH:
+            into.g.SetInParent()
+            self.graph(value, into.g)
+        elif kind is AttributeKind.GRAPHS:
+            for graph in value:
+                self.graph(graph, into.graphs.add())
+        elif isinstance(value, Tensor):
+            getattr(into, where).CopyFrom(value.proto)
+        elif isinstance(value, ValueType):
+            into.tp.CopyFrom(value.proto())
+        elif not isinstance(value, tuple):
+            setattr(into, where, value)
+        elif value and isinstance(value[0], Tensor):
+            getattr(into, where).extend(tensor.proto for tensor in value)
+        elif value and isinstance(value[0], ValueType):
+            getattr(into, where).extend(kind.proto() for kind in value)
+        else:
+            getattr(into, where).extend(value)
+
+
+def _write_opsets(into: Any, opsets: Iterable[Opset]) -> None:
+    for entry in opsets:
+        into.opset_import.add(domain=entry.domain, version=entry.version)
+
+
+def _write_metadata(into: Any, metadata: Mapping[str, str]) -> None:
+    add = into.metadata_props.add
+    for key, value in metadata.items():
+        add(key=key, value=value)
