@@ -43,7 +43,7 @@ from bbnode.daemon.artifacts.artifact import ArtifactRejected, parse_artifact, s
 from bbnode.daemon.network import ping
 from bbnode.dsl import BackendSlot, DataSourceSlot, Graph, ModelSlot, Module, types
 from bbnode.engine import install
-from bbnode.engine.errors import ArtifactRejected as NotInstalled
+from bbnode.engine.errors import InvalidArtifact as NotInstalled
 from bbnode.ir import bounds
 from bbnode.ir.peer import PeerId
 from bbnode.ir.seal import seal

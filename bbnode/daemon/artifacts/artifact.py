@@ -10,14 +10,17 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.caps import MAX_ARTIFACT_BYTES
 from bbnode.ir.errors import AuthorError, EnvironmentFault
+from bbnode.ir.graph import Program
+from bbnode.ir.onnx_file import program_of
 from bbnode.ir.seal import is_intact
 
 
@@ -39,12 +42,8 @@ class Artifact:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """All that it has, as `class#hash`."""
-        return tuple(
-            function.name
-            for function in self.model.functions
-            if protos.get_meta(function, keys.TARGET_KEY) == "true"
-        )
+        """The names of its targets, each `class#hash`."""
+        return tuple(f.name for f in self.model.functions if _meta(f, keys.TARGET_KEY) == "true")
 
 
 def load_artifact(path: Path, *, expected_sha256: str | None = None) -> Artifact:
@@ -66,7 +65,7 @@ def load_artifact(path: Path, *, expected_sha256: str | None = None) -> Artifact
 
 
 def parse_artifact(data: bytes, where: str, *, expected_sha256: str | None = None) -> Artifact:
-    """The artifact in `data`; `where` names it in errors."""
+    """Return the artifact in `data`; `where` names it in errors."""
     sha256 = hashlib.sha256(data).hexdigest()
     if expected_sha256 is not None and sha256 != expected_sha256.lower():
         raise ArtifactRejected(
@@ -84,7 +83,7 @@ def parse_artifact(data: bytes, where: str, *, expected_sha256: str | None = Non
         check_bounds(model)
     except OutOfBounds as error:
         raise ArtifactRejected(f"{where}: {error}") from error
-    passport = protos.get_meta(model, keys.COMPILED_KEY)
+    passport = _meta(model, keys.COMPILED_KEY)
     if passport is None:
         raise ArtifactRejected(
             f"{where}: an ONNX model that bbnode has not compiled; run `bbnode compile` on its "
@@ -100,9 +99,7 @@ def parse_artifact(data: bytes, where: str, *, expected_sha256: str | None = Non
             f"{where}: it was changed after it was compiled; fetch or compile it again"
         )
     names = Counter((f.domain, f.name, f.overload) for f in model.functions)
-    targets = Counter(
-        (f.name,) for f in model.functions if protos.get_meta(f, keys.TARGET_KEY) is not None
-    )
+    targets = Counter((f.name,) for f in model.functions if _meta(f, keys.TARGET_KEY) is not None)
     for name, count in (*names.items(), *targets.items()):
         if count > 1:
             raise ArtifactRejected(
@@ -113,5 +110,14 @@ def parse_artifact(data: bytes, where: str, *, expected_sha256: str | None = Non
 
 
 def serialize(model: onnx.ModelProto) -> bytes:
-    """The bytes of an artifact: the same model gives the same bytes."""
+    """Return the bytes of an artifact: the same model gives the same bytes."""
     return bytes(model.SerializeToString(deterministic=True))
+
+
+def as_graph(model: onnx.ModelProto | Program) -> Program:
+    """Return the graph of a model."""
+    return model if isinstance(model, Program) else program_of(model)
+
+
+def _meta(proto: Any, key: str) -> str | None:
+    return next((entry.value for entry in proto.metadata_props if entry.key == key), None)

@@ -1,7 +1,7 @@
-"""What a value of a program is, where it lives, and which pass made it so.
+"""The story of one value of a program: what it is, where it lives, which passes changed it.
 
 Rule: it says what the compiler noted (`CompileReport.values` and `.history`) and what stands
-in the compiled model; a value that no compiled partition has is told by its end.
+in the compiled model; of a value that no compiled partition has, how it ended.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from difflib import get_close_matches
 from typing import Any
 
 import onnx
-from onnx import FunctionProto, NodeProto
 
-from bbnode.compiler import CompileReport, flow
-from bbnode.ir import keys, protos
+from bbnode.compiler import CompileReport
+from bbnode.daemon.artifacts.artifact import as_graph
+from bbnode.ir import keys
 from bbnode.ir.errors import DeploymentError
-from bbnode.ir.plain_proto import function_of
+from bbnode.ir.graph import Function, OpNode, Program, Value
 
 RECORDED = "recorded"
 
@@ -26,7 +26,7 @@ class NoSuchValue(DeploymentError):
 
 
 def explain(value: str, model: onnx.ModelProto, report: CompileReport) -> dict[str, Any]:
-    """All that is known of a value.
+    """Return all that is known of a value.
 
     Args:
         value: its name: `LoadParameters_0.cmd`, `<function>::<name>` in a function that a
@@ -43,49 +43,49 @@ def explain(value: str, model: onnx.ModelProto, report: CompileReport) -> dict[s
         ports = [name for name in report.values if name.partition(".")[0] == value]
         hint = f"; did you mean {' or '.join(ports[:3] or near)}?" if ports or near else ""
         raise NoSuchValue(f"the program has no value {value!r}{hint}")
-    places = [_place(f, name, report) for f, name in _scopes(model, value) if _has(f, name)]
     return {
         "value": value,
-        "places": places,
+        "places": [_place(each, report) for each in _values(as_graph(model), value)],
         "events": [{"pass": e.pass_name or RECORDED, "what": e.what} for e in events],
     }
 
 
-def _scopes(model: onnx.ModelProto, value: str) -> Iterator[tuple[FunctionProto, str]]:
-    """Functions that may hold the value, with its name there."""
-    for function in model.functions:
-        if protos.get_meta(function, keys.TARGET_KEY) is not None:
-            yield function, value
-        elif value.startswith(f"{function.name}::"):
-            yield function, value.removeprefix(f"{function.name}::")
+def _values(program: Program, name: str) -> Iterator[Value]:
+    """Yield the value in each function that has it."""
+    for function in program.functions:
+        if keys.TARGET_KEY in function.metadata:
+            found = function.value(name)
+        elif name.startswith(f"{function.name}::"):
+            found = function.value(name.removeprefix(f"{function.name}::"))
+        else:
+            continue
+        if found.is_input or found.producer is not None:
+            yield found
 
 
-def _has(function: FunctionProto, name: str) -> bool:
-    return name in function.input or any(name in node.output for node in function.node)
-
-
-def _place(function: FunctionProto, name: str, report: CompileReport) -> dict[str, Any]:
-    maker = next((node for node in function.node if name in node.output), None)
-    known = protos.value_types(function).get(name)
-    home = protos.get_meta(maker, keys.HOME_CLASS_KEY) if maker is not None else None
+def _place(value: Value, report: CompileReport) -> dict[str, Any]:
+    function, maker, readers = value.body, value.producer, value.readers
+    assert isinstance(function, Function)
+    known = function.kind_of(value.name)
+    home = None if maker is None else maker.metadata.get(keys.HOME_CLASS_KEY)
     return {
         "target": function.name,
-        "type": known.name if known is not None else "",
-        "class": home or protos.get_meta(function, keys.HOME_KEY) or "",
-        "made_by": _maker(maker, function, report) if maker is not None else None,
-        "read_by": [n.name for n in function_of(function).node if name in flow.reads(n)],
-        "output": name in function.output,
+        "type": "" if known is None else known.name,
+        "class": home or function.metadata.get(keys.HOME_KEY, ""),
+        "made_by": None if maker is None else _maker(maker, function, report),
+        "read_by": [node.name for node in function.nodes if node in readers],
+        "output": value.is_output,
     }
 
 
-def _maker(node: NodeProto, function: FunctionProto, report: CompileReport) -> dict[str, Any]:
-    is_main = protos.get_meta(function, keys.TARGET_KEY) is not None
+def _maker(node: OpNode, function: Function, report: CompileReport) -> dict[str, Any]:
+    is_main = keys.TARGET_KEY in function.metadata
     known = report.history.get(node.name if is_main else f"{function.name}::{node.name}")
     return {
         "name": node.name,
         "op": node.op_type,
-        "slot": protos.get_meta(node, keys.SLOT_KEY),
-        "source_line": protos.get_meta(node, keys.SOURCE_LINE_KEY),
+        "slot": node.metadata.get(keys.SLOT_KEY),
+        "source_line": node.source_line or None,
         "made_in": (known.made_by or RECORDED) if known is not None else "",
         "changed_in": list(known.changed_by) if known is not None else [],
     }

@@ -10,24 +10,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import onnx
-from onnx import AttributeProto, FunctionProto, NodeProto
 
 from bbnode.compiler import all_pass_names
-from bbnode.daemon.artifacts.artifact import serialize
+from bbnode.daemon.artifacts.artifact import as_graph, serialize
 from bbnode.daemon.paths import StorageError, write_atomically
-from bbnode.ir import keys, protos
-from bbnode.ir.types import TypeNode
+from bbnode.ir import keys
+from bbnode.ir.graph import Attribute, AttributeKind, Body, Function, OpNode, Program
 
 # Shown at their own places, or true of nearly every op.
-_SHOWN_APART = frozenset({keys.SLOT_KEY, keys.HOME_CLASS_KEY, keys.SOURCE_LINE_KEY})
+_SHOWN_APART = frozenset({keys.SLOT_KEY, keys.HOME_CLASS_KEY})
 
 # The longest text of one attribute: weights are shown by their shape.
 MAX_CHARS = 160
 
 
 def listing(model: onnx.ModelProto) -> str:
-    """All functions of a model."""
-    return "\n".join(_model(model)) + "\n"
+    """Return all functions of a model as text."""
+    return "\n".join(_program(as_graph(model))) + "\n"
 
 
 def write_listings(snapshots: Mapping[str, onnx.ModelProto], folder: Path) -> list[str]:
@@ -61,92 +60,78 @@ def write_listings(snapshots: Mapping[str, onnx.ModelProto], folder: Path) -> li
     return written
 
 
-def _model(model: onnx.ModelProto) -> Iterator[str]:
-    yield f"program {model.graph.name}"
-    for entry in model.metadata_props:
-        yield f"  {_short(entry.key)} = {entry.value}"
-    for function in model.functions:
+def _program(program: Program) -> Iterator[str]:
+    yield f"program {program.name}"
+    yield from (f"  {short(key)} = {value}" for key, value in program.metadata.items())
+    for function in program.functions:
         yield ""
         yield from _function(function)
 
 
-def _function(function: FunctionProto) -> Iterator[str]:
-    types = protos.value_types(function)
-    inputs = ", ".join(_typed(name, types) for name in function.input)
-    outputs = ", ".join(function.output)
+def _function(function: Function) -> Iterator[str]:
+    inputs = ", ".join(_typed(name, function) for name in function.inputs)
+    outputs = ", ".join(function.outputs)
     yield f"function {function.domain}::{function.name}({inputs}) -> ({outputs})"
-    for key, value in protos.all_meta(function).items():
-        yield f"  # {_short(key)} = {value}"
-    for node in function.node:
-        yield f"  {_node(node, types)}"
+    yield from (f"  # {short(key)} = {value}" for key, value in function.metadata.items())
+    yield from (f"  {_node(node, function)}" for node in function.nodes)
 
 
-def _node(node: NodeProto, types: dict[str, TypeNode]) -> str:
-    outputs = ", ".join(_typed(name, types) for name in node.output)
-    meta = protos.all_meta(node)
+def _node(node: OpNode, function: Function) -> str:
+    meta = node.metadata
+    outputs = ", ".join(_typed(name, function) for name in node.outputs)
     slot = f"[{meta[keys.SLOT_KEY]}]" if keys.SLOT_KEY in meta else ""
-    arguments = [*node.input, *(f"{_short(a.name)}={show(a)}" for a in node.attribute)]
+    arguments = [*node.inputs, *(f"{short(n)}={show(a)}" for n, a in node.attributes.items())]
     line = f"{outputs} = {node.op_type}{slot}({', '.join(arguments)})"
-    home = meta.get(keys.HOME_CLASS_KEY)
-    if home is not None:
-        line += f" @ {home}"
+    if keys.HOME_CLASS_KEY in meta:
+        line += f" @ {meta[keys.HOME_CLASS_KEY]}"
     line += f"  # {node.name}"
-    if keys.SOURCE_LINE_KEY in meta:
-        line += f" at {meta[keys.SOURCE_LINE_KEY]}"
-    said = [f"{_short(k)}={v}" for k, v in sorted(meta.items()) if k not in _SHOWN_APART]
-    return "; ".join([line, *said])
+    if node.source_line:
+        line += f" at {node.source_line}"
+    notes = {short(key): value for key, value in meta.items() if key not in _SHOWN_APART}
+    notes |= {"after": ",".join(node.after), "made_by": node.made_by}
+    return "; ".join([line, *(f"{key}={notes[key]}" for key in sorted(notes) if notes[key])])
 
 
-def _typed(name: str, types: dict[str, TypeNode]) -> str:
-    known = types.get(name)
+def _typed(name: str, body: Body) -> str:
+    known = body.kind_of(name)
     return f"{name or '_'}: {known.name}" if known is not None else name or "_"
 
 
-def _short(key: str) -> str:
+def short(key: str) -> str:
+    """Return a name of our own without its prefix."""
     return key.removeprefix(keys.PREFIX)
 
 
-def show(attribute: AttributeProto) -> str:
-    """An attribute's value, at most `MAX_CHARS` long."""
-    return cut(_value(attribute))
+def show(attribute: Attribute) -> str:
+    """Return an attribute's value as text, at most `MAX_CHARS` long."""
+    value = attribute.value
+    match attribute.kind:
+        case AttributeKind.TENSOR:
+            kind = onnx.TensorProto.DataType.Name(value.elem_type).lower()
+            return f"{kind}[{', '.join(map(str, value.shape))}]"
+        case AttributeKind.GRAPH if value is not None:
+            return f"graph of {len(value.nodes)} ops"
+        case AttributeKind.TYPE_PROTO:
+            return cut(short(value.proto().denotation) or "type")
+        case AttributeKind.STRING | AttributeKind.FLOAT | AttributeKind.INT:
+            return cut(_text(value))
+        case AttributeKind.STRINGS | AttributeKind.FLOATS | AttributeKind.INTS:
+            return cut(", ".join(map(_text, value[:MAX_CHARS])))
+    return attribute.kind.name.lower()
 
 
 def cut(value: str) -> str:
-    """A text, cut with an ellipsis where it is longer than `MAX_CHARS`."""
+    """Return a text, cut with an ellipsis where it is longer than `MAX_CHARS`."""
     return value if len(value) <= MAX_CHARS else value[: MAX_CHARS - 1] + "…"
 
 
-def _value(attribute: AttributeProto) -> str:
-    match attribute.type:
-        case AttributeProto.TENSOR:
-            tensor = attribute.t
-            kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
-            return f"{kind}[{', '.join(map(str, tensor.dims))}]"
-        case AttributeProto.GRAPH:
-            return f"graph of {len(attribute.g.node)} ops"
-        case AttributeProto.TYPE_PROTO:
-            return attribute.tp.denotation.removeprefix(keys.PREFIX) or "type"
-        case AttributeProto.STRING:
-            return _text(attribute.s)
-        case AttributeProto.STRINGS:
-            return ", ".join(_text(text) for text in attribute.strings[:MAX_CHARS])
-        case AttributeProto.FLOAT:
-            return f"{attribute.f:g}"
-        case AttributeProto.FLOATS:
-            return ", ".join(f"{number:g}" for number in attribute.floats[:MAX_CHARS])
-        case AttributeProto.INT:
-            return str(attribute.i)
-        case AttributeProto.INTS:
-            return ", ".join(str(number) for number in attribute.ints[:MAX_CHARS])
-        case _:
-            return AttributeProto.AttributeType.Name(attribute.type).lower()
-
-
-def _text(data: bytes) -> str:
-    """Text as it stands, a BB constant by its type, anything else in hex."""
-    head = data[:MAX_CHARS]
+def _text(value: bytes | float | None) -> str:
+    """Return text as it stands, one of our constants by its type, other bytes in hex."""
+    if not isinstance(value, bytes):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    head = value[:MAX_CHARS]
     if b"\0" in head and head.startswith(keys.PREFIX.encode()):
-        return head.partition(b"\0")[0].decode(errors="replace").removeprefix(keys.PREFIX)
+        return short(head.partition(b"\0")[0].decode(errors="replace"))
     text = head.decode(errors="replace")
     if "\N{REPLACEMENT CHARACTER}" in text[:-1] or not all(c.isprintable() for c in text[:-1]):
         return f"0x{head.hex()}"

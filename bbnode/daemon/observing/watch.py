@@ -1,9 +1,9 @@
-"""The watch over a daemon: what should go on, and has not for longer than it may.
+"""The watch over a daemon: it finds what should make progress, and has not for too long.
 
-Rule: LIVENESS_CHECKS stands below as data, one row for each thing that can stand still; looking changes
-nothing and asks nobody. An idle node is well, and one that waits for peers says so and is well too.
-The task of the watch looks at a period, so that what stands still is logged, told and counted
-when it begins and when it ends, and it compares the wall clock with the steady one.
+Rule: LIVENESS_CHECKS stands below as data, one row for each thing that can stand still; looking
+changes nothing and asks nobody. An idle node is well, and one that waits for peers says so and is
+well too. The task of the watch looks at a period, so that what stands still is logged, published
+and counted when it begins and when it ends, and it compares the wall clock with the steady one.
 """
 
 from __future__ import annotations

@@ -12,33 +12,34 @@ from typing import Any
 
 import onnx
 
+from bbnode.daemon.artifacts.artifact import as_graph
 from bbnode.daemon.artifacts.picture import layout, svg, text
-from bbnode.daemon.artifacts.picture.program import Program, read
+from bbnode.daemon.artifacts.picture.content import DrawnProgram, read
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 def to_html(model: onnx.ModelProto) -> str:
-    """A compiled model as a self-contained HTML page. Raises PictureTooLarge."""
-    program = read(model)
-    drawn = svg.draw(program, layout.lay_out(program))
+    """Return a compiled model as a self-contained HTML page. Raises PictureTooLarge."""
+    program = layout.lay_out(read(as_graph(model)))
     return _PAGE.format(
         title=text.clean(program.name),
         policy=POLICY,
         style=_file("page.css"),
-        svg=drawn,
+        svg=svg.draw(program),
         data=_data(program),
         script=_file("page.js"),
     )
 
 
-def _data(program: Program) -> str:
-    """The details as JSON that can stand in a script element."""
-    parts: dict[str, str] = {}
-    for panel in program.panels:
-        for box in panel.boxes:
-            for key in (box.key, *(pill.key for pill in (*box.before, *box.behind))):
-                parts[key] = panel.title
+def _data(program: DrawnProgram) -> str:
+    """Return the details as JSON that can stand in a script element."""
+    parts = {
+        each.key: panel.title
+        for panel in program.panels
+        for box in panel.boxes
+        for each in (box, *box.before, *box.behind)
+    }
     content: dict[str, Any] = {"details": program.details, "parts": parts}
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 

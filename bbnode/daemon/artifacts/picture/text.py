@@ -21,22 +21,22 @@ _NARROW_EM, _PLAIN_EM, _UPPER_EM, _WIDE_EM = 0.36, 0.58, 0.70, 0.92
 
 
 def width_of(text: str, size: float, *, bold: bool = False) -> float:
-    """Estimated width in pixels at a font size in pixels."""
-    em = 0.0
-    for letter in text:
-        if letter in _NARROW:
-            em += _NARROW_EM
-        elif letter in _WIDE:
-            em += _WIDE_EM
-        elif letter.isupper():
-            em += _UPPER_EM
-        else:
-            em += _PLAIN_EM
+    """Return the estimated width in pixels at a font size in pixels."""
+    em = sum(
+        _NARROW_EM
+        if letter in _NARROW
+        else _WIDE_EM
+        if letter in _WIDE
+        else _UPPER_EM
+        if letter.isupper()
+        else _PLAIN_EM
+        for letter in text
+    )
     return em * size * (1.06 if bold else 1.0)
 
 
 def fit(text: str, size: float, room: float, *, bold: bool = False) -> str:
-    """The text, cut with an ellipsis where it is wider than `room` pixels."""
+    """Return the text, cut with an ellipsis where it is wider than `room` pixels."""
     if width_of(text, size, bold=bold) <= room:
         return text
     while text and width_of(text + "…", size, bold=bold) > room:
@@ -45,12 +45,12 @@ def fit(text: str, size: float, room: float, *, bold: bool = False) -> str:
 
 
 def clean(text: str) -> str:
-    """Escaped for XML text and quoted attributes, without what XML can't hold."""
+    """Return text escaped for XML text and quoted attributes, without what XML can't hold."""
     return escape(printable(text), quote=True)
 
 
 def duration(nanoseconds: int) -> str:
-    """`10 s`, `250 ms`, `40 ns`."""
+    """Return a time as `10 s`, `250 ms`, `40 ns`."""
     if nanoseconds >= NS_PER_S:
         return f"{nanoseconds / NS_PER_S:g} s"
     if nanoseconds >= NS_PER_MS:
@@ -59,5 +59,5 @@ def duration(nanoseconds: int) -> str:
 
 
 def counted(count: int, word: str) -> str:
-    """`1 op`, `2 ops`."""
+    """Return a count with its word: `1 op`, `2 ops`."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
