@@ -83,7 +83,7 @@ class AccessProtocol:
         backend.register_protocol(ACCESS_PROTOCOL, self._answer)
 
     def peer_up(self, peer: PeerId) -> None:
-        """A connection with a peer came about."""
+        """Handle a new connection with a peer."""
         if self._control.network is not None and self._dialled(peer):
             self._queue(peer)
 
@@ -140,7 +140,7 @@ class AccessProtocol:
             logger.info("no revocation list", extra={"peer": str(peer), "reason": "too many"})
 
     def _dialled(self, peer: PeerId) -> bool:
-        """Whether we dialled it: one of the two begins, and gives and takes in one exchange."""
+        """Return True if we dialled it: that side begins, and one exchange serves both."""
         return any(
             info.peer == peer and info.direction is Direction.OUTBOUND
             for info in self._backend.peers()
@@ -148,7 +148,7 @@ class AccessProtocol:
 
 
 async def ask(backend: ProtocolHost, peer: PeerId, request: bytes) -> Message:
-    """One request to a connected peer.
+    """Send one request to a connected peer and return the answer.
 
     Raises AccessSilent, AccessRefused for what is no answer, and as `open_stream`.
     """
@@ -161,7 +161,7 @@ async def ask(backend: ProtocolHost, peer: PeerId, request: bytes) -> Message:
 
 
 async def redeem(backend: ProtocolHost, peer: PeerId, ticket: bytes) -> Member:
-    """The membership that a ticket brings, as the inviter sent it: still to be checked.
+    """Redeem a ticket: return the membership as the inviter sent it, still to be checked.
 
     Raises TicketRefused with the inviter's reason, and as `ask`.
     """
@@ -175,7 +175,7 @@ async def redeem(backend: ProtocolHost, peer: PeerId, ticket: bytes) -> Member:
 
 
 async def _read_all(stream: ProtocolStream) -> bytes:
-    """Everything up to the end of the stream; AccessSilent at a stall or beyond the bound."""
+    """Return everything up to the stream's end; AccessSilent at a stall or beyond the bound."""
     parts: list[bytes] = []
     size = 0
     while True:

@@ -46,8 +46,8 @@ class AccessService:
     ) -> None:
         """`key` is the node's own; `serial` draws 64 random bits.
 
-        `on_revocations` is told of each newer list, once it is kept (`Policy.set_network`), and
-        `on_redeemed` of each use of a ticket (`Policy.set_ledger`).
+        `on_revocations` is called with each newer list, once it is stored, and `on_redeemed` with
+        the ledger after each use of a ticket.
         """
         self._state_dir = state_dir
         self._key = key
@@ -57,7 +57,7 @@ class AccessService:
         self._on_redeemed = on_redeemed
 
     def answer(self, peer: PeerId, request: bytes) -> bytes:
-        """The answer to a request of `peer`, as its connection proved it.
+        """Return the answer to a request of `peer`, as its connection proved it.
 
         Raises StorageError when the disk denies it; then nothing was granted.
         """
@@ -70,12 +70,12 @@ class AccessService:
             return encode_message(Refused(reason=Refusal.NOT_GRANTED, detail=str(error)))
 
     def offer(self) -> bytes:
-        """The request with which this node hands its newest list to another member."""
+        """Return the request that hands this node's newest list to another member."""
         kept = access_files.load_node(self._state_dir, self._key.peer_id).revocations
         return encode_message(Revocations(revocations=b"" if kept is None else kept.raw))
 
     def take(self, raw: bytes) -> None:
-        """Keep a list that another member sent, when it is newer; raises AccessRefused."""
+        """Store a list that another member sent, if it is newer; raises AccessRefused."""
         network = access_files.load_node(self._state_dir, self._key.peer_id).network
         if not raw or network is None:
             return

@@ -74,7 +74,7 @@ def bindings_of(program: Program) -> dict[str, list[Binding]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WireEdge:
+class WireCrossing:
     """A receiving wire op and the sending one that feeds it.
 
     `source` and `send` are None when no target of the artifact sends to it.
@@ -87,7 +87,7 @@ class WireEdge:
     site_id: int
 
 
-def wire_edges(mains: Sequence[Function]) -> Iterator[WireEdge]:
+def wire_edges(mains: Sequence[Function]) -> Iterator[WireCrossing]:
     """Yield all wire edges between partition mains, found by the site that a Send addresses.
 
     Raises ArtifactRejected for a site id that is no 64-bit number.
@@ -111,7 +111,7 @@ def wire_edges(mains: Sequence[Function]) -> Iterator[WireEdge]:
                     "compile the program again"
                 )
             source, send = senders.get(site_suffix(site_id), (None, None))
-            yield WireEdge(source=source, send=send, to=main, recv=node, site_id=site_id)
+            yield WireCrossing(source=source, send=send, to=main, recv=node, site_id=site_id)
 
 
 def _described(mains: Sequence[Function]) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What of a configuration can change while the node runs, and what has to wait for a restart.
+"""Reloading a configuration: keys that change while the node runs, and those that need a restart.
 
 Rule: `RELOADABLE` is the one list; a key that is not in it is reported, never half applied. A
 file that can't be used changes nothing.
@@ -32,22 +32,22 @@ RELOADABLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What a reload finds: keys that take effect, and those that a restart is needed for."""
+    """The result of a reload: keys that take effect, and keys that need a restart."""
 
     applied: tuple[str, ...]
     needs_restart: tuple[str, ...]
 
     def __bool__(self) -> bool:
-        """Whether anything changed."""
+        """Return True if anything changed."""
         return bool(self.applied or self.needs_restart)
 
     def touch(self, prefix: str) -> bool:
-        """Whether a key that takes effect begins with `prefix`."""
+        """Return True if a key that takes effect begins with `prefix`."""
         return any(key.startswith(prefix) for key in self.applied)
 
 
 def compare(old: ResolvedConfig, new: ResolvedConfig) -> Changes:
-    """The keys in which two configurations differ."""
+    """Return the keys in which two configurations differ."""
     before, after = _values(old), _values(new)
     changed = sorted(
         key for key in before.keys() | after.keys() if before.get(key) != after.get(key)

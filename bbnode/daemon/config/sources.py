@@ -1,4 +1,4 @@
-"""Where the configuration comes from, and which source wins.
+"""The sources of a configuration, and which of them wins.
 
 Rule: `resolve` is the one place of precedence: defaults, then the file, then the environment,
 then flags. Every fault is a `ConfigError` of one line that names the source, the key and
@@ -55,12 +55,12 @@ class ResolvedConfig:
     flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def again(self) -> ResolvedConfig:
-        """The same sources, read anew. Raises `ConfigError`."""
+        """Return the configuration from the same sources, read anew. Raises `ConfigError`."""
         return resolve(self.file, flags=self.flags)
 
     @property
     def state_dir(self) -> Path:
-        """Absolute state directory; a relative one counts from the file's directory."""
+        """The state directory, absolute; a relative one counts from the file's directory."""
         given = self.config.node.state_dir
         if given is None:
             system = paths.is_system_config(self.file)
@@ -68,7 +68,7 @@ class ResolvedConfig:
         return self.absolute(given)
 
     def absolute(self, path: Path) -> Path:
-        """A path of the configuration, counted from the directory of the file."""
+        """Return a path of the configuration, counted from the directory of the file."""
         base = self.file.parent if self.file is not None else Path.cwd()
         return base / path.expanduser()
 
@@ -105,7 +105,7 @@ def resolve(
 
 
 def shown(resolved: ResolvedConfig) -> Iterator[tuple[str, Any, str]]:
-    """Every key that has a value: dotted name, value as TOML and JSON have it, and origin.
+    """Yield every key that has a value: dotted name, value as TOML and JSON have it, and origin.
 
     Origins are "default", "file", "environment" and "flags"; the items of a list of tables
     are numbered from 0, as `invoke[0].target`.
@@ -140,7 +140,7 @@ def write(file: Path, config: NodeConfig, *, comment: str = "") -> None:
 
 
 def toml_value(value: Any) -> str:
-    """A value as TOML writes it, on one line."""
+    """Return a value as TOML writes it, on one line."""
     if isinstance(value, dict):
         inner = ", ".join(f"{name} = {toml_value(item)}" for name, item in value.items())
         return f"{{ {inner} }}" if inner else "{}"
@@ -285,7 +285,7 @@ def _covers(key: str, dotted: str) -> bool:
 
 
 def _locate(location: Sequence[Any]) -> tuple[type[BaseModel], str]:
-    """The section that a faulty key is in, and its name as the file writes it."""
+    """Return the section that a faulty key is in, and its name as the file writes it."""
     section: type[BaseModel] = NodeConfig
     shown = ""
     for part in location[:-1]:

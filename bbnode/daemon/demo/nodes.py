@@ -46,12 +46,12 @@ class DemoNode:
 
     @property
     def state_dir(self) -> Path:
-        """Where the daemon keeps its key, lock and socket."""
+        """The folder of the daemon's key, lock and socket."""
         return self.folder / "state"
 
     @property
     def log(self) -> Path:
-        """Where the daemon's log goes."""
+        """The file of the daemon's log."""
         return self.folder / "daemon.log"
 
     @property
@@ -61,7 +61,7 @@ class DemoNode:
 
     @property
     def start_command(self) -> str:
-        """What a user types to start it again."""
+        """The command that starts it again."""
         return f"bbnode run --config {self.config}"
 
     def start(self, *, notify_socket: Path | None = None) -> None:
@@ -108,7 +108,7 @@ def make_folder(out: Path) -> Path:
 
 
 def choose_port(port: int) -> int:
-    """`port` if it is free, or a free one for 0. Raises PortRefused."""
+    """Return `port` if it is free, or a free one for 0. Raises PortRefused."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((HOST, port))

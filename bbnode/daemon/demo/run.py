@@ -60,7 +60,7 @@ class DemoExtraMissing(DeploymentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the command line said."""
+    """The options of the command line."""
 
     clients: int = 4
     rounds: int = 20

@@ -1,6 +1,6 @@
-"""What the demo shows: live on a terminal, a line an event elsewhere.
+"""The demo's view: live on a terminal, a line an event elsewhere.
 
-Rule: it only draws; what there is to draw is told to it.
+Rule: it only draws what it is given.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DemoView(LiveView):
         super().__init__(console, get_renderable=self._draw, refresh_per_second=8)
 
     def note(self, text: str) -> None:
-        """Say something that happened."""
+        """Show something that happened."""
         text = printable(text)
         if self._live is None:
             self._console.print(Text(text), soft_wrap=True)
@@ -41,16 +41,16 @@ class DemoView(LiveView):
             self._notes.append(text)
 
     def round_started(self, number: int) -> None:
-        """A round is under way."""
+        """Show that a round is under way."""
         self._running = number
         self._answered = []
 
     def answered(self, peer: str) -> None:
-        """A client answered in the running round."""
+        """Show that a client answered in the running round."""
         self._answered.append(self._names.get(peer, peer[-6:]))
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
-        """A round ended."""
+        """Show a round that ended."""
         self._running = None
         self._rows.append(row)
         if self._live is None:
@@ -82,7 +82,7 @@ class DemoView(LiveView):
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Table:
-    """The rounds as a table."""
+    """Return the rounds as a table."""
     table = Table(box=None, pad_edge=False)
     for column in ("round", "accuracy", "loss", "seconds", "bytes"):
         table.add_column(column, justify="right")

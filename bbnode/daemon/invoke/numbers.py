@@ -1,4 +1,4 @@
-"""Numbers that somebody wrote down, as JSON or TOML, made tensors.
+"""Tensors from numbers in JSON or TOML.
 
 Rule: the declared type of the input decides the dtype, as far as nothing is lost; where it says
 nothing, whole numbers are int64, others float32. Truth values and numbers do not mix.
@@ -24,7 +24,7 @@ _EXPECTED = "give numbers, or true and false, alone or in lists of one length"
 
 
 def numbers(given: Given, declared: TypeNode | None = None) -> Value:
-    """A number, or a list of them (of lists of one length, and so on), as a tensor of that rank.
+    """Return a number, or nested lists of them of equal lengths, as a tensor of that rank.
 
     A whole number that is declared as a `U64` becomes one. Raises ValueError for what is neither
     a number nor true or false, for lists of several lengths, and where a number does not fit.
@@ -52,7 +52,7 @@ def numbers(given: Given, declared: TypeNode | None = None) -> Value:
 
 
 def _leaves(given: Given) -> Iterator[Any]:
-    """All that is no list."""
+    """Yield everything that is not a list."""
     stack: list[Iterator[Any]] = [iter((given,))]
     while stack:
         for item in stack[-1]:
@@ -65,7 +65,7 @@ def _leaves(given: Given) -> Iterator[Any]:
 
 
 def _dtype(kinds: set[type], declared: TypeNode | None) -> np.dtype[Any]:
-    """The declared one where these numbers go into it, else that of their kind."""
+    """Return the declared dtype where these numbers fit it, else that of their kind."""
     usual = _BOOL if bool in kinds else _FLOAT32 if float in kinds or not kinds else _INT64
     if declared is None or declared.kind is not TypeKind.TENSOR:
         return usual

@@ -1,8 +1,8 @@
-"""Unattended rounds: what `[[invoke]]` in the configuration asks for.
+"""Unattended rounds, as `[[invoke]]` in the configuration asks for them.
 
 Rule: one task an entry. A round is one execution of its target; the next one starts when the
 last has ended and its start condition holds, so that a node without peers waits instead of
-failing round after round. What a round gave is kept, newest last, and shown to whoever asks.
+failing round after round. The results of a round are kept, newest last, for the control plane.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Round:
     bytes: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """What events and the control plane show."""
+        """Return the round as events and the control plane show it."""
         return {
             "round": self.number,
             "target": self.target,
@@ -127,7 +127,7 @@ class Rounds:
         return self._entry
 
     def as_json(self) -> dict[str, Any]:
-        """How far these rounds are."""
+        """Return the progress of these rounds."""
         return {
             "target": self._entry.target,
             "done": self.done,
@@ -146,7 +146,7 @@ class Rounds:
         return None if self._current is None else self._current.execution
 
     def stalled(self, now_s: float, *, working: bool) -> str:
-        """Why no round ends although one should have, or "".
+        """Return why no round ends although one should have, or "".
 
         `working`: something of the round that is under way is within its own deadline.
         """
@@ -171,7 +171,7 @@ class Rounds:
         return ""
 
     def finished(self) -> list[dict[str, Any]]:
-        """The rounds that have ended and are kept, oldest first."""
+        """Return the rounds that have ended and are kept, oldest first."""
         return [made.as_json() for made in self.history if made.ok is not None]
 
     @property
@@ -192,7 +192,7 @@ class Rounds:
         """Make the rounds; `after_round` is awaited after each (the node's checkpoint)."""
         self._good_s = self._due_s = self._quiet_since_s = trio.current_time()
         while self._entry.times == 0 or self.done < self._entry.times:
-            finished = self._taken_up()
+            finished = self._resumed()
             if finished is None:
                 await self._until_start_condition()
                 finished = self._start()
@@ -243,13 +243,13 @@ class Rounds:
         return started
 
     def _watch(self, execution: int) -> Round:
-        """An execution of the node is the current round."""
+        """Make an execution of the node the current round."""
         self._current = Round(number=self.done + 1, target=self._entry.target, execution=execution)
         self.history.append(self._current)
         return self._current
 
-    def _taken_up(self) -> Round | None:
-        """The round of before a restart, if its execution is still under way or has ended since."""
+    def _resumed(self) -> Round | None:
+        """Return the round from before a restart, if its execution runs or has ended since."""
         if not self.history or self.history[-1].number != self.done + 1:
             return None
         last = self.history[-1]
@@ -333,7 +333,7 @@ class Rounds:
 
 
 def to_value(name: str, given: InputValue, declared: TypeNode | None) -> Value:
-    """A configured input as a run-time value, numbers as a tensor of the declared dtype.
+    """Return a configured input as a run-time value, numbers as a tensor of the declared dtype.
 
     Raises DeploymentError where a number does not fit.
     """

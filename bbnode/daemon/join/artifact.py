@@ -38,7 +38,7 @@ class Obtained:
 
 
 def cache_file(state_dir: Path, sha256: str) -> Path:
-    """Where the artifact of that digest is cached."""
+    """Return where the artifact of that digest is cached."""
     return paths.cache_dir(state_dir) / "artifacts" / f"{sha256}.onnx"
 
 
@@ -51,7 +51,7 @@ async def obtain(
     state_dir: Path,
     progress: Progress | None = None,
 ) -> Obtained:
-    """The artifact, digest checked, parsed with its bounds.
+    """Return the artifact, digest checked, parsed with its bounds.
 
     Raises ArtifactRejected, ArtifactUnreadable, ArtifactFetchError, ArtifactNotStored,
     StorageError, InviterLost.
@@ -90,7 +90,7 @@ async def _fetch(
 
 
 def _cached(file: Path, sha256: str) -> Artifact | None:
-    """What is in the cache; what was changed there is removed, and counts as nothing."""
+    """Return what is in the cache; a file that was changed there is removed, and does not count."""
     try:
         return load_artifact(file, expected_sha256=sha256) if file.exists() else None
     except ArtifactRejected:

@@ -42,7 +42,7 @@ _OTHER_KEY: Final = "does not correspond to the received pubkey"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialled:
-    """The connection: what protocols are spoken on, and what the peer said of itself."""
+    """A connection for protocols, with the hello of the peer."""
 
     backend: ProtocolHost
     hello: Hello
@@ -126,7 +126,7 @@ async def _first_hello(backend: Libp2pBackend, source: Source) -> PeerConnected:
 
 
 def _was_cut(backend: Libp2pBackend) -> bool:
-    """Whether a connection has ended since it was made."""
+    """Return True if a connection has ended since it was made."""
     cut = False
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What can go wrong while joining, one class each.
+"""Errors of joining, one class each.
 
 Rule: one line that says what to do next; a ticket's own faults are `TicketRefused` of
 `bbnode.access`, the artifact's are of `bbnode.daemon.artifacts.artifact` and `artifact_exchange`.
@@ -10,7 +10,7 @@ from bbnode.ir.errors import DeploymentError, EnvironmentFault, PeerError
 
 
 class NotAnInvitation(DeploymentError):
-    """What was given is neither a ticket nor the address of a peer."""
+    """The text is neither a ticket nor the address of a peer."""
 
 
 class InviterUnreachable(EnvironmentFault):

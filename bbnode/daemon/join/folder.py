@@ -40,7 +40,7 @@ class Folder:
 
     @property
     def directory(self) -> Path:
-        """Where the configuration and the artifact are."""
+        """The folder of the configuration and the artifact."""
         return self.config_file.parent
 
     def configure(
@@ -52,7 +52,7 @@ class Folder:
         settings: Mapping[str, str],
         earlier: Path | None = None,
     ) -> ResolvedConfig:
-        """The configuration of the node; nothing is written. `settings` (`--set`) win.
+        """Return the configuration of the node; nothing is written. `settings` (`--set`) win.
 
         What is set in the file that is there stays, or where there is none in `earlier`. Raises
         ConfigError.
@@ -90,12 +90,12 @@ class Folder:
         sources.write(self.config_file, resolved.config, comment=_COMMENT)
 
     def _from_here(self, path: Path) -> str:
-        """A path as the configuration has it: counted from its directory where it is below."""
+        """Return a path as the configuration has it: relative where it is below its directory."""
         below = path.is_relative_to(self.directory)
         return str(path.relative_to(self.directory) if below else path)
 
     def _place(self, artifact: Path) -> None:
-        """The artifact under its name here: the cache may be emptied at any time."""
+        """Put the artifact under its name here: the cache may be emptied at any time."""
         file = self.artifact_file
         draft = file.with_name(f".{file.name}.new")
         try:
@@ -115,7 +115,7 @@ class Folder:
 
 
 def folder(source: Source, *, name: str | None, directory: Path | None) -> Folder:
-    """The folder for a source: below the XDG state directory, by its name, unless one is given."""
+    """Return the folder for a source: `directory`, or one below the XDG state directory."""
     called = name or source.name
     if directory is None:
         directory = paths.default_state_dir(called)

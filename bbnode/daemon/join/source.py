@@ -1,4 +1,4 @@
-"""Who invites, and to what: read from the text that `bbnode join` was given.
+"""The source of an invitation, read from the text that `bbnode join` was given.
 
 Rule: a ticket is believed only as far as its signature goes; a plain address offers nothing but
 a peer to ask.
@@ -34,12 +34,12 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What the node is called unless somebody says otherwise: one a network, or inviter."""
+        """The node's name unless another one is given: one for each network, or inviter."""
         return f"join-{str(self.network or self.inviter)[-8:]}"
 
 
 def read_source(text: str, *, unix_s: float) -> Source:
-    """The source in a ticket, an address, or in the file `@FILE`.
+    """Return the source in a ticket, an address, or in the file `@FILE`.
 
     Raises TicketRefused for a ticket that is damaged or has expired, NotAnInvitation for any
     other text, and StorageError for the file.

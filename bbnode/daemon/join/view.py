@@ -1,4 +1,4 @@
-"""What a joined node does, while it does it: live on a terminal, a line an event elsewhere.
+"""The view of a joined node while it runs: live on a terminal, a line an event elsewhere.
 
 Rule: it reads the node on the trio thread and only draws. The lines are for whoever keeps them:
 each says what happened, none repeats the one before.
@@ -116,7 +116,7 @@ class JoinView(LiveView):
 
 
 def progress(host: Host) -> dict[str, Any]:
-    """What is shown, as plain values."""
+    """Return the progress of a node as plain values."""
     counters = host.backend.counters()
     now_s = trio.current_time()
     return {
@@ -145,7 +145,7 @@ def _waiting(waiting: Mapping[str, Any]) -> dict[str, str]:
 
 
 def event_text(event: Mapping[str, Any], name: Callable[[str], str]) -> str:
-    """One line for an event; empty for those that nobody has to know of."""
+    """Return one line for an event; empty for those that are not shown."""
     match event["type"]:
         case "ready":
             return f"ready as {event['peer_id']}"
@@ -164,7 +164,7 @@ def event_text(event: Mapping[str, Any], name: Callable[[str], str]) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes as people read them."""
+    """Return a number of bytes as people read it."""
     for unit in ("B", "KB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

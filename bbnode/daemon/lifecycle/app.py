@@ -66,9 +66,9 @@ Companion = Callable[[Host], Awaitable[None]]
 def run_daemon(
     resolved: ResolvedConfig, *, companion: Companion | None = None, record: Path | None = None
 ) -> int:
-    """Run a node until a signal; returns the exit code. Logging is configured already.
+    """Run a node until a signal and return the exit code. Logging is configured already.
 
-    `record` is a new file for all that comes in.
+    `record` is a new file for all input.
     """
     assembly.import_components(resolved.config.node.components)
     raise_file_limit()
@@ -101,7 +101,7 @@ def raise_file_limit() -> None:
 
 
 class Daemon:
-    """Everything one `bbnode run` owns."""
+    """The parts of one `bbnode run`."""
 
     def __init__(
         self,
@@ -286,7 +286,7 @@ class Daemon:
         sd_notify.notify(sd_notify.READY, f"STATUS={self._status_line()}")
 
     def _stalled(self) -> Sequence[Stalled]:
-        """What stands still; nothing is expected of a node that starts or stops."""
+        """Return what stands still; nothing is expected of a node that starts or stops."""
         return self._watch.look() if self._control.host.phase == "ready" else ()
 
     def _polls(self) -> bool:
@@ -301,7 +301,7 @@ class Daemon:
         self._node.send_failed(peer, reason, tag=tag, blames_peer=False)
 
     def _stop_begins(self) -> None:
-        """Whatever happens from now on, the process ends in time."""
+        """Make sure that the process ends in time, whatever happens from now on."""
         self.last_resort.arm(self._resolved.config.node.stop_grace_s)
 
     def _ask_to_stop(self) -> None:
@@ -379,7 +379,7 @@ class Daemon:
         )
 
     def _status_line(self) -> str:
-        """What a supervisor shows."""
+        """Return the status line for a supervisor."""
         done = "".join(
             f"; {r.entry.target}: {r.done} of {r.entry.times or 'any number of'} rounds"
             for r in self._rounds

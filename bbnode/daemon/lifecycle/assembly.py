@@ -1,4 +1,4 @@
-"""From a configuration to its parts: artifact, node, transport.
+"""The parts of a daemon, made from its configuration: artifact, node, transport.
 
 Rule: whoever needs a part makes it here (the daemon, `bbnode join`, `bbnode doctor`), so that
 all run and check the same. Nothing here listens or starts.
@@ -52,7 +52,7 @@ def import_components(names: Sequence[str]) -> None:
 
 
 def find_artifact(resolved: ResolvedConfig) -> Artifact:
-    """The artifact that a configuration names, from its file or compiled now.
+    """Return the artifact that a configuration names, from its file or compiled now.
 
     Raises ArtifactUnreadable, InvalidArtifact, and what importing and compiling raise.
     """
@@ -73,7 +73,7 @@ def install_node(
     incarnation: int,
     record: Callable[[bytes], None] | None = None,
 ) -> Node:
-    """The targets of a configuration, installed; `record` gets all that comes in.
+    """Return a node with the targets of a configuration; `record` gets all input.
 
     Raises the errors of install.
     """
@@ -94,12 +94,12 @@ def install_node(
 
 
 def make_access(resolved: ResolvedConfig, identity: Identity) -> AccessControl:
-    """Who may talk to a node. Raises NotAMember, AccessRefused, PolicyError and StorageError."""
+    """Return a node's access control; raises NotAMember, AccessRefused, PolicyError, StorageError."""
     return AccessControl(resolved.state_dir, identity.peer_id, resolved.config.access)
 
 
 def artifact_source(resolved: ResolvedConfig, artifact: Artifact) -> Provider:
-    """The artifact of a node, for peers that ask for it by its digest."""
+    """Return the provider of a node's artifact for peers that ask for it by its digest."""
     given = resolved.config.artifact.path
     path = None if given is None else resolved.absolute(given)
 
@@ -118,7 +118,7 @@ def make_backend(
     node: Node,
     access: AccessControl,
 ) -> Libp2pBackend:
-    """The transport of a node, which gives its artifact to whoever may connect.
+    """Return the transport of a node, which serves its artifact to whoever may connect.
 
     Raises the errors of its addresses.
     """
@@ -156,7 +156,7 @@ def make_backend(
 
 
 def _transport_limits(envelope_bytes: int | None) -> TransportLimits:
-    """Bounds of the transport for envelopes of this size at most; None: as large as they come."""
+    """Return the transport's bounds for envelopes of this size at most; None: of any size."""
     usual = TransportLimits()
     if envelope_bytes is None:
         return usual
@@ -165,7 +165,7 @@ def _transport_limits(envelope_bytes: int | None) -> TransportLimits:
 
 
 def next_incarnation(state_dir: Any) -> int:
-    """A number that grows with every start, so that ids made before and after differ."""
+    """Return a number that grows with every start, so that ids made before and after differ."""
     path = state_dir / "incarnation"
     try:
         last = int(path.read_text("ascii"))

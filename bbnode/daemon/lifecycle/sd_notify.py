@@ -1,4 +1,4 @@
-"""Telling a supervisor how we are: systemd's notification protocol.
+"""Notifications to a supervisor, by systemd's protocol.
 
 Rule: a datagram of `KEY=value` lines to the socket that NOTIFY_SOCKET names (sd_notify(3));
 without that variable nothing is sent, and a supervisor that went away is no fault of ours.
@@ -29,7 +29,7 @@ STATUS_EVERY_S = 5.0
 
 
 def notify(*lines: str) -> bool:
-    """Send lines such as READY or "STATUS=…"; whether there was somebody to send them to."""
+    """Send lines such as READY or "STATUS=…"; return False if nobody is there to read them."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
@@ -47,14 +47,14 @@ def notify(*lines: str) -> bool:
 
 
 def reloading() -> bool:
-    """Say that a reload begins; READY says that it is over."""
+    """Announce that a reload begins; READY announces its end."""
     # The time is how systemd (253 on) tells this reload from an older one.
     now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     return notify("RELOADING=1", f"MONOTONIC_USEC={now_us}")
 
 
 def watchdog_period_s() -> float | None:
-    """How often WATCHDOG has to be sent, in seconds; None when nobody watches this process."""
+    """Return how often WATCHDOG has to be sent, in seconds; None without a watchdog."""
     try:
         allowed_us = int(os.environ.get("WATCHDOG_USEC", ""))
         watched = int(os.environ.get("WATCHDOG_PID", os.getpid()))

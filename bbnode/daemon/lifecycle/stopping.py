@@ -74,7 +74,7 @@ class LastResort:
         """`leave` ends the process with a code."""
         self._leave = leave
         self._timer: threading.Timer | None = None
-        # Whether the state of the node is on disk: the stop is a good one, if not a whole one.
+        # True once the node's state is on disk: then the exit code is 0.
         self.saved = False
 
     def arm(self, within_s: float) -> None:
@@ -87,7 +87,7 @@ class LastResort:
         signal.setitimer(signal.ITIMER_REAL, within_s + ALARM_SLACK_S)
 
     def disarm(self) -> None:
-        """The stop is over."""
+        """Cancel the deadline: the stop is over."""
         if self._timer is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             self._timer.cancel()

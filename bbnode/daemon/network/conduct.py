@@ -1,7 +1,7 @@
-"""What peers do wrong, told to the policy; and what they do right.
+"""Reports of peers' misconduct to the policy, and of their good conduct.
 
-Rule: the tables say which step or event is which offence. What a peer is refused for by our own
-limits, lists or clock is none, and neither is what comes late or twice.
+Rule: the tables say which step or event is which offence. A refusal by our own limits, lists or
+clock is no offence, and neither is what comes late or twice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BY_POLICY: Final = "not allowed:"
 
 
 class ConductWatch:
-    """Sees the steps and events of a node, and has its policy draw the conclusions."""
+    """Sees the steps and events of a node, and reports offences to its policy."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class ConductWatch:
         self.know(bootstrap)
 
     def know(self, bootstrap: Iterable[str]) -> None:
-        """The configuration names these addresses."""
+        """Note the addresses that the configuration names: their peers are known."""
         for address in bootstrap:
             self._access.policy.conduct.make_known(peer_of_address(Multiaddr(address)))
 
     def heard(self, event: seam.TransportEvent) -> None:
-        """An event of the transport."""
+        """Handle an event of the transport."""
         match event:
             case seam.ProtocolViolation(peer=peer, kind=kind):
                 self._note(peer, OFFENCE_OF_VIOLATION[kind])
@@ -70,7 +70,7 @@ class ConductWatch:
                     self._note(peer, Offence.HELLO)
 
     def observe(self, step: steps.Step) -> None:
-        """A step of the engine."""
+        """Handle a step of the engine."""
         match step:
             case steps.WireReceiveFailed(peer=peer, kind=kind):
                 offence = OFFENCE_OF_KIND.get(kind)

@@ -1,4 +1,4 @@
-"""Whether others reach us: a connected peer dials our addresses and says which answered.
+"""Dial-back: a connected peer dials our addresses and says which of them it reached.
 
 Rule: `/bbnode/dial-back/1`, one msgpack request and one answer on a stream. Who is asked dials only
 where the asker demonstrably is, the IP address that its connection comes from (on a private
@@ -46,7 +46,7 @@ MAX_ASKED: Final = 3
 
 
 class DialResult(StrEnum):
-    """What became of one address."""
+    """The result of dialling one address."""
 
     REACHED = "reached"  # somebody answered there, and proved to be the asker
     FAILED = "failed"
@@ -66,7 +66,7 @@ class Tried:
     detail: str
 
     def as_json(self) -> dict[str, str]:
-        """For output."""
+        """Return it for output."""
         return {
             "address": str(self.address),
             "outcome": self.outcome.value,
@@ -76,14 +76,14 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialBack:
-    """What `peer` says; `seen_at` is where our connection with it comes from."""
+    """The answer of `peer`; `seen_at` is where our connection with it comes from."""
 
     peer: PeerId
     seen_at: str
     tried: tuple[Tried, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """For output."""
+        """Return it for output."""
         return {
             "peer": str(self.peer),
             "seen_at": self.seen_at,
@@ -143,7 +143,7 @@ class DialBackServer:
         self._asked: OrderedDict[PeerId, float] = OrderedDict()
 
     async def serve(self, stream: ProtocolStream) -> None:
-        """One request, and its answer. A malformed one resets the stream."""
+        """Answer one request. A malformed one resets the stream."""
         with trio.fail_after(REQUEST_S):
             addresses = decode_request(await _read_all(stream, MAX_DIAL_BACK_REQUEST_BYTES))
         seen = self._where(stream.peer)
@@ -160,7 +160,7 @@ class DialBackServer:
         await stream.end()
 
     def _where(self, peer: PeerId) -> Multiaddr | None:
-        """The address that a peer's connection comes from; None when it is relayed, or gone."""
+        """Return the address that a peer's connection comes from; None if it is relayed, or gone."""
         for info in self._backend.peers():
             if info.peer == peer and not is_relayed(info.address):
                 return info.address
@@ -202,7 +202,7 @@ class DialBackServer:
 
 
 def may_dial(address: Multiaddr, seen: Multiaddr) -> bool:
-    """Whether who comes from `seen` may have `address` dialled: its own IP, or a neighbour's.
+    """Return True if a peer at `seen` may have `address` dialled: its own IP, or a neighbour's.
 
     Only IP addresses over TCP. From a private address also other private ones may be asked for,
     since machines have several; never those of the asked machine itself.
@@ -230,7 +230,7 @@ def _direct(backend: Backend) -> list[PeerId]:
 
 
 async def _ask_one(backend: DialBackHost, peer: PeerId) -> DialBack:
-    """One peer's answer; raises DialBackRefused, and as `open_stream`."""
+    """Return one peer's answer; raises DialBackRefused, and as `open_stream`."""
     own = [each for each in backend.listen_addresses() if not is_relayed(each)][
         :MAX_CLAIMED_ADDRESSES
     ]
@@ -258,7 +258,7 @@ def _unpacked(raw: bytes) -> Any:
 
 @Boundary("the request is malformed", DialBackRefused)
 def decode_request(raw: bytes) -> list[Multiaddr]:
-    """The addresses of a request, each once; raises DialBackRefused."""
+    """Return the addresses of a request, each once; raises DialBackRefused."""
     rows = _unpacked(raw)
     if (
         not isinstance(rows, list)
@@ -271,7 +271,7 @@ def decode_request(raw: bytes) -> list[Multiaddr]:
 
 @Boundary("the answer is malformed", DialBackRefused)
 def decode_answer(peer: PeerId, raw: bytes) -> DialBack:
-    """An answer; raises DialBackRefused."""
+    """Return a decoded answer; raises DialBackRefused."""
     match _unpacked(raw):
         case [str() as refusal, str() as seen_at, list() as rows] if (
             len(rows) <= MAX_CLAIMED_ADDRESSES

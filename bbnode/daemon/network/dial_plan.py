@@ -1,9 +1,9 @@
-"""Whom to dial: a choice among bootstrap peers, and peers that were learned of.
+"""The choice of peers to dial: bootstrap peers, and peers that were learned of.
 
 Rule: pure; times are arguments, in seconds of one monotonic clock. `BootstrapDialPlan` is the table
 below: it wants k peers, tries that many at a time and one more whenever its patience ends, and
 leaves the others alone once k are there. A learned peer is wanted for a while, and no longer, and
-how many are at all has a rate: DIAL_RATES, by whose word it is.
+how many are dialled at all is limited: DIAL_RATES, by the source of the hint.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ROUNDING_S: Final = 1e-6
 
 
 class DialState(enum.Enum):
-    """How it stands with one bootstrap peer."""
+    """The state of one bootstrap peer."""
 
     LEFT = "left"  # not dialled
     DIALLED = "dialled"
@@ -37,7 +37,7 @@ class DialState(enum.Enum):
 
 
 class PeerChange(enum.Enum):
-    """What can happen to it."""
+    """An event that changes the state of a bootstrap peer."""
 
     NEEDED = "needed"  # fewer than k are up, and it is its turn
     ENOUGH = "enough"  # k are up
@@ -71,11 +71,11 @@ class BootstrapDialPlan:
         return count if self._min_peers is None else min(self._min_peers, count)
 
     def stand(self, peer: PeerId) -> DialState | None:
-        """How it stands with a peer; None for one that is no bootstrap peer."""
+        """Return the state of a peer; None for one that is no bootstrap peer."""
         return self._stands.get(peer)
 
     def advance(self, connected: Collection[PeerId], now_s: float) -> list[PeerId]:
-        """Take up who is connected now; who is to be kept connected, in the order of turns."""
+        """Note who is connected now; return who is to be kept connected, in the order of turns."""
         for peer, stand in list(self._stands.items()):
             if (peer in connected) != (stand is DialState.UP):
                 self._happens(peer, PeerChange.CONNECTED if peer in connected else PeerChange.LOST)
@@ -93,7 +93,7 @@ class BootstrapDialPlan:
         return [peer for peer, stand in self._stands.items() if stand is not DialState.LEFT]
 
     def next_s(self) -> float:
-        """When to advance at the latest if nothing happens; infinity for never."""
+        """Return when to advance at the latest if nothing happens; infinity for never."""
         if self._waiting_since_s is None or DialState.LEFT not in self._stands.values():
             return math.inf
         return self._waiting_since_s + PATIENCE_S
@@ -127,19 +127,18 @@ class Learned:
 
 
 class HintSource(enum.Enum):
-    """Whose word it is that a peer is at an address."""
+    """The source of the claim that a peer is at an address."""
 
-    TOLD = "told"  # of the program, as a registry, on a peer that was never connected
-    # Of the peer itself, which was connected; `transport.hints` says which addresses count.
+    TOLD = "told"  # the program, as by a registry, of a peer that was never connected
+    # The peer itself, which was connected; `transport.hints` says which addresses count.
     OWN = "own"
-    STRANGER = "stranger"  # the same, of one with whom nothing was exchanged
+    STRANGER = "stranger"  # the peer itself, when nothing was exchanged with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialRate:
-    """Peers that are dialled on somebody's word: at once, and in the long run; and for how long
-    each is after it was last wanted.
-    """
+    """A bound on dialling by hints of one source: peers at once, peers a second in the long run,
+    and for how long each is dialled after it was last wanted."""
 
     burst: int
     per_second: float
@@ -157,7 +156,7 @@ DIAL_RATES: Final[Mapping[HintSource, DialRate]] = {
 
 
 class DialBudget:
-    """How many peers may be dialled on somebody's word."""
+    """A rate limit on dialling peers at addresses that others claim."""
 
     def __init__(self) -> None:
         # By word: up to when what was taken is paid for.
@@ -166,7 +165,7 @@ class DialBudget:
         self._taken_s: OrderedDict[PeerId, float] = OrderedDict()
 
     def take(self, word: HintSource, peer: PeerId, now_s: float) -> bool:
-        """Dial one more; False when that would be too many."""
+        """Count one more dial; return False when that would be too many."""
         rate = DIAL_RATES[word]
         if (
             word is not HintSource.TOLD
@@ -209,7 +208,7 @@ class LearnedDialPlan:
         give_up_s: float = GIVE_UP_S,
         until_dropped: bool = False,
     ) -> bool:
-        """Dial a peer, after `wait_s`; False when it is dialled there already.
+        """Plan to dial a peer, after `wait_s`; return False when it is dialled there already.
 
         Where there is no room, who was wanted longest ago gives way.
         """
@@ -234,7 +233,7 @@ class LearnedDialPlan:
     def advance(
         self, connected: Collection[PeerId], now_s: float
     ) -> dict[PeerId, tuple[Multiaddr, ...]]:
-        """Who is to be dialled now, and where; who came, or did not in time, is dropped."""
+        """Return the peers to dial now, and where; drop those that came, or did not in time."""
         for peer, learned in list(self._peers.items()):
             done = peer in connected and learned.until_s < math.inf
             if done or learned.until_s <= now_s:
@@ -242,6 +241,6 @@ class LearnedDialPlan:
         return {p: each.addresses for p, each in self._peers.items() if each.from_s <= now_s}
 
     def next_s(self, now_s: float) -> float:
-        """When to advance at the latest if nothing happens; infinity for never."""
+        """Return when to advance at the latest if nothing happens; infinity for never."""
         times = [t for each in self._peers.values() for t in (each.from_s, each.until_s)]
         return min((t for t in times if t > now_s), default=math.inf)

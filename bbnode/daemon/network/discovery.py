@@ -1,4 +1,4 @@
-"""How a node finds its peers: bootstrap list, registries, what peers say, the local network.
+"""Discovery of peers: bootstrap list, registries, what peers say, the local network.
 
 Rule: one task decides who is dialled, by the plans of `dial_plan`, and tells the transport only
 what changed; whom others asked it to dial is not touched. It hears of everything through the
@@ -55,7 +55,7 @@ def _remember(known: OrderedDict[PeerId, T], peer: PeerId, value: T) -> None:
 
 
 class Origin(enum.Enum):
-    """How a peer was found, or found us."""
+    """The way in which a peer was found, or found us."""
 
     BOOTSTRAP = "bootstrap"  # or a ticket: `bbnode join` writes its peers to the list
     REGISTRY = "registry"  # or what else writes to the address book: the program told of it
@@ -111,10 +111,10 @@ class Discovery:
         self._plan = BootstrapDialPlan(())
         self.configure(network, settings)
 
-    # -- what others tell --------------------------------------------------------------------
+    # -- what is learned --------------------------------------------------------------------
 
     def configure(self, network: NetworkSection, settings: DiscoverySection) -> None:
-        """Take up another list of bootstrap peers, and how many of them are enough."""
+        """Set the list of bootstrap peers, and how many of them are enough."""
         by_peer: dict[PeerId, list[Multiaddr]] = {}
         for text in network.bootstrap:
             address = parse_address(text)
@@ -127,13 +127,13 @@ class Discovery:
         self._wake.set()
 
     def note(self, peer: PeerId, origin: Origin) -> None:
-        """Remember how a peer was found; the first word on it stands."""
+        """Remember how a peer was found; what is noted first stays."""
         self._origins.setdefault(peer, origin)
         if len(self._origins) > MAX_BOOK_PEERS:
             self._origins.popitem(last=False)
 
     def heard(self, event: TransportEvent) -> None:
-        """Take up an event of the transport, before the node does."""
+        """Handle an event of the transport, before the node does."""
         match event:
             case PeerConnected(peer=peer, address=address):
                 self._left.discard(peer)
@@ -142,7 +142,7 @@ class Discovery:
                 self._left.add(peer)
 
     def reach(self, step: steps.SendEnvelope) -> bool:
-        """Have a peer dialled that something is to be sent to; whether it is dialled now."""
+        """Have a peer dialled that something is to be sent to; return True if it is dialled now."""
         if not self._running:
             return False
         self._missed(step.peer, step.addresses)
@@ -155,7 +155,7 @@ class Discovery:
             self._missed(peer, self._node.peer_standing(peer).addresses)
 
     def observe(self, step: steps.Step) -> None:
-        """Take up a step of the node. Called for every one: the frequent ones first."""
+        """Handle a step of the node. Called for every one: the frequent ones come first."""
         match step:
             case steps.SendEnvelope(peer=peer):
                 if peer not in self._up:
@@ -184,7 +184,7 @@ class Discovery:
             return
         if not self._admits(peer):
             return
-        now_s, word = trio.current_time(), self._whose_word(peer)
+        now_s, word = trio.current_time(), self._hint_source(peer)
         if word is HintSource.TOLD:
             addresses = addresses[:MAX_HINTS]
         else:
@@ -203,8 +203,8 @@ class Discovery:
             self._counts["discovery.redialled" if known else "discovery.learned"] += 1
             self._wake.set()
 
-    def _whose_word(self, peer: PeerId) -> HintSource:
-        """Who says where a peer is: it had to be connected to say anything itself."""
+    def _hint_source(self, peer: PeerId) -> HintSource:
+        """Return who says where a peer is: it had to be connected to say anything itself."""
         if peer not in self._seen:
             return HintSource.TOLD
         # A member of our private network, or one that the program had to do with.
@@ -213,7 +213,7 @@ class Discovery:
         )
 
     def _who_dialled(self, peer: PeerId) -> Origin:
-        """Of a peer that is seen for the first time, and that nobody told of."""
+        """Return who dialled a peer that is seen for the first time and that nobody told of."""
         dialled = any(
             info.peer == peer and info.direction is Direction.OUTBOUND
             for info in self._backend.peers()
@@ -244,12 +244,12 @@ class Discovery:
                     await self._wake.wait()
 
     def stop(self) -> None:
-        """Dial nobody any more, and say goodbye to the local network, while `run` returns."""
+        """Stop dialling and say goodbye on the local network; `run` returns."""
         self._running = False
         self._scope.cancel()
 
     def _turn(self, now_s: float) -> float:
-        """Tell the transport what changed; when to look again at the latest."""
+        """Tell the transport what changed; return when to look again at the latest."""
         if self._up or not self._bootstrap:
             self._alone_since_s = None
         elif self._alone_since_s is None:
@@ -311,7 +311,7 @@ class Discovery:
     # -- looking at it -----------------------------------------------------------------------
 
     def counters(self) -> dict[str, int]:
-        """What was counted, by dotted name; all names are always there."""
+        """Return the counters by dotted name; all names are always there."""
         names = ("learned", "redialled", "unresolved", "refused", "refused_hints", "over_budget")
         return {
             **{f"discovery.{name}": self._counts[f"discovery.{name}"] for name in names},
@@ -325,11 +325,11 @@ class Discovery:
         return self._alone_since_s
 
     def origin(self, peer: PeerId) -> Origin | None:
-        """How a peer was found; None for one that nobody told of."""
+        """Return the way a peer was found; None if nothing is known of it."""
         return self._origins.get(peer)
 
     def as_json(self) -> dict[str, Any]:
-        """How the connected and the wanted peers were found."""
+        """Return the connected and the wanted peers, and the way each was found."""
         shown = sorted(self._up | self._kept.keys() | self._bootstrap.keys())
         return {
             "enough": self._plan.enough,

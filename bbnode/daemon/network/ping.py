@@ -34,10 +34,10 @@ def register(backend: ProtocolHost) -> Ping:
 
 
 def to(backend: ProtocolHost) -> Ping:
-    """The function that pings a connected peer."""
+    """Return the function that pings a connected peer."""
 
     async def ping(peer: PeerId) -> float:
-        """Seconds of one round trip.
+        """Return the seconds of one round trip.
 
         Raises NotConnectedError, TooManyStreamsError, StreamBrokenError or WrongEcho.
         """
@@ -65,7 +65,7 @@ async def echo(stream: ProtocolStream) -> None:
 
 
 async def _read_exactly(stream: ProtocolStream) -> bytes:
-    """PING_BYTES bytes, or fewer at the end of the stream."""
+    """Return PING_BYTES bytes, or fewer at the end of the stream."""
     data = b""
     while len(data) < PING_BYTES and (part := await stream.read(PING_BYTES - len(data))):
         data += part

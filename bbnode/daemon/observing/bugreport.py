@@ -1,4 +1,4 @@
-"""What someone else needs to understand a node: versions, configuration, state, log; no secrets.
+"""A report that lets others understand a node: versions, configuration, state, log; no secrets.
 
 Rule: nothing of a key, a token, a ticket or a membership goes in: of files only names, sizes and
 modes, of settings everything but those whose name says that they are secret. A part that can't
@@ -41,7 +41,7 @@ _PACKAGES = (
 
 
 def collect(resolved: ResolvedConfig) -> dict[str, Any]:
-    """The report as one JSON object; takes a few seconds when the daemon does not answer."""
+    """Return the report as one JSON object; takes a few seconds if the daemon does not answer."""
     parts: dict[str, Callable[[], Any]] = {
         "versions": _versions,
         "machine": _machine,
@@ -61,7 +61,7 @@ def collect(resolved: ResolvedConfig) -> dict[str, Any]:
 
 
 def redact(value: Any, key: str = "") -> Any:
-    """The same without values whose key says that they are secret, and without signed texts."""
+    """Return a value without what its key says is secret, and without signed texts."""
     if isinstance(value, dict):
         named = value.get("key")  # a row that names its key beside the value
         return {

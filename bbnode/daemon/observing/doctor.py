@@ -1,4 +1,4 @@
-"""What can be wrong with a node on this machine: one check after the other, each with its cure.
+"""Checks of a node on this machine, one after the other, each fault with its remedy.
 
 Rule: a check looks and changes nothing (a temporary file in the state directory apart); it
 never raises: what goes wrong is its result. `CHECKS` is the list, in the order in which a
@@ -15,8 +15,9 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ _EARLIEST_S = 1_666_569_600
 
 
 class CheckResult(StrEnum):
-    """How a check ended. WARNING works, but not as well as it could."""
+    """The result of a check. WARNING works, but not as well as it could."""
 
     PASSED = "PASSED"
     WARNING = "WARNING"
@@ -47,17 +48,17 @@ class CheckResult(StrEnum):
     SKIPPED = "SKIPPED"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found; `remedy` says what to do, and is empty when it passed."""
+    """The outcome of one check; `remedy` says what to do, and is empty when it passed."""
 
-    check: str
     verdict: CheckResult
     detail: str
     remedy: str = ""
+    check: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """For output."""
+        """Return it for output."""
         return {
             "check": self.check,
             "verdict": self.verdict.value,
@@ -66,9 +67,15 @@ class Finding:
         }
 
 
+_passed = partial(Finding, CheckResult.PASSED)
+_warning = partial(Finding, CheckResult.WARNING)
+_failed = partial(Finding, CheckResult.FAILED)
+_skipped = partial(Finding, CheckResult.SKIPPED)
+
+
 @dataclass(slots=True, kw_only=True)
 class CheckContext:
-    """The node that is looked at, and what earlier checks found out about it."""
+    """The node that is checked, and what earlier checks found out about it."""
 
     resolved: ResolvedConfig
     running: bool = False  # its daemon holds the state directory and its ports
@@ -77,7 +84,7 @@ class CheckContext:
 
     @property
     def state_dir(self) -> Path:
-        """Of the node."""
+        """The node's state directory."""
         return self.resolved.state_dir.absolute()
 
 
@@ -85,20 +92,19 @@ Check = Callable[[CheckContext], Finding]
 
 
 def examine(resolved: ResolvedConfig) -> Iterator[Finding]:
-    """Run all checks; each finding as soon as it is there."""
-    patient = CheckContext(resolved=resolved)
+    """Run all checks; yield each finding as soon as it is there."""
+    context = CheckContext(resolved=resolved)
     for name, check in CHECKS.items():
         try:
-            yield check(patient)
+            found = check(context)
         except BbnodeError as error:
-            yield Finding(
-                check=name, verdict=CheckResult.FAILED, detail=str(error), remedy="see there"
-            )
+            found = _failed(str(error), "see there")
+        yield replace(found, check=name)
 
 
-def _state_dir(patient: CheckContext) -> Finding:
-    """That the directory can be written and synced to disk."""
-    place = patient.state_dir
+def _state_dir(context: CheckContext) -> Finding:
+    """Check that the directory can be written and synced to disk."""
+    place = context.state_dir
     try:
         paths.make_state_dir(place)
         with tempfile.NamedTemporaryFile(dir=place, prefix=".doctor.") as probe:
@@ -106,51 +112,47 @@ def _state_dir(patient: CheckContext) -> Finding:
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
-        return _failed(
-            "state directory", f"{place}: {error.strerror}", "free space, or make it writable"
-        )
-    return _passed("state directory", f"{place} can be written")
+        return _failed(f"{place}: {error.strerror}", "free space, or make it writable")
+    return _passed(f"{place} can be written")
 
 
-def _lock(patient: CheckContext) -> Finding:
-    """Whether a daemon runs on it."""
+def _lock(context: CheckContext) -> Finding:
+    """Look if a daemon runs on it."""
     try:
-        with paths.lock_state_dir(patient.state_dir):
-            return _passed("daemon", "none runs on this state directory")
+        with paths.lock_state_dir(context.state_dir):
+            return _passed("none runs on this state directory")
     except paths.StateDirInUse as error:
-        patient.running = True
-        return _passed("daemon", str(error).partition(";")[0])
+        context.running = True
+        return _passed(str(error).partition(";")[0])
 
 
-def _disk(patient: CheckContext) -> Finding:
-    """Free bytes and inodes."""
-    free = shutil.disk_usage(patient.state_dir).free
-    found = os.statvfs(patient.state_dir)
-    shown = f"{free // (1024 * 1024)} MiB free at {patient.state_dir}"
+def _disk(context: CheckContext) -> Finding:
+    """Check free bytes and inodes."""
+    free = shutil.disk_usage(context.state_dir).free
+    found = os.statvfs(context.state_dir)
+    shown = f"{free // (1024 * 1024)} MiB free at {context.state_dir}"
     if free < MIN_FREE_BYTES:
-        return _failed("disk", shown, f"leave {MIN_FREE_BYTES // (1024 * 1024)} MiB or more")
+        return _failed(shown, f"leave {MIN_FREE_BYTES // (1024 * 1024)} MiB or more")
     if found.f_files and not found.f_favail:
-        return _failed("disk", "no inodes are left", "remove files from that file system")
-    return _passed("disk", shown)
+        return _failed("no inodes are left", "remove files from that file system")
+    return _passed(shown)
 
 
-def _clock(_patient: CheckContext) -> Finding:
-    """That the machine knows the time: tickets and memberships expire."""
+def _clock(_context: CheckContext) -> Finding:
+    """Check that the machine knows the time: tickets and memberships expire."""
     now = time.time()
     if now < _EARLIEST_S:
-        return _failed("clock", f"it is {time.ctime(now)} here", "set the clock, or run NTP")
+        return _failed(f"it is {time.ctime(now)} here", "set the clock, or run NTP")
     state = _kernel_clock()
     if state is None:
-        return _skipped("clock", "the kernel does not say")
+        return _skipped("the kernel does not say")
     synchronised, error_us = state
     if not synchronised or error_us > MAX_CLOCK_ERROR_US:
-        return Finding(
-            check="clock",
-            verdict=CheckResult.WARNING,
-            detail="the clock is not kept by NTP",
-            remedy="run chrony or systemd-timesyncd: tickets and memberships expire by the clock",
+        return _warning(
+            "the clock is not kept by NTP",
+            "run chrony or systemd-timesyncd: tickets and memberships expire by the clock",
         )
-    return _passed("clock", f"kept by NTP, error at most {error_us / 1e6:.3g} s")
+    return _passed(f"kept by NTP, error at most {error_us / 1e6:.3g} s")
 
 
 class _Timex(ctypes.Structure):
@@ -166,7 +168,7 @@ class _Timex(ctypes.Structure):
 
 
 def _kernel_clock() -> tuple[bool, int] | None:
-    """Whether the clock is synchronised, and its largest error in microseconds."""
+    """Return if the clock is synchronised, and its largest error in microseconds."""
     try:
         state = _Timex()  # modes 0: only read
         answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state))
@@ -175,32 +177,30 @@ def _kernel_clock() -> tuple[bool, int] | None:
     return None if answer < 0 else (answer != _TIME_ERROR, int(state.maxerror))
 
 
-def _identity(patient: CheckContext) -> Finding:
-    """That the key is there, readable, and its owner's alone."""
-    file = paths.identity_file(patient.state_dir)
+def _identity(context: CheckContext) -> Finding:
+    """Check that the key is there, readable, and its owner's alone."""
+    file = paths.identity_file(context.state_dir)
     if not file.exists():
-        return Finding(
-            check="identity",
-            verdict=CheckResult.WARNING,
-            detail=f"{file} is not there yet",
-            remedy="the first `bbnode run` makes it; keep a copy of it",
+        return _warning(
+            f"{file} is not there yet",
+            "the first `bbnode run` makes it; keep a copy of it",
         )
     try:
-        patient.identity = load_identity(file)
+        context.identity = load_identity(file)
     except BbnodeError as error:
-        return _failed("identity", str(error), "restore it from a copy, or mend its mode (0600)")
-    return _passed("identity", str(patient.identity.peer_id))
+        return _failed(str(error), "restore it from a copy, or mend its mode (0600)")
+    return _passed(str(context.identity.peer_id))
 
 
-def _ports(patient: CheckContext) -> Finding:
-    """That the addresses to listen on can be had."""
+def _ports(context: CheckContext) -> Finding:
+    """Check that the addresses to listen on can be had."""
     from bbnode.transport.libp2p.tcp import listen_endpoint
 
-    if not patient.resolved.config.network.listen:
-        return _passed("ports", "it listens nowhere and only dials")
-    if patient.running:
-        return _passed("ports", "the daemon that runs has them")
-    for text in patient.resolved.config.network.listen:
+    if not context.resolved.config.network.listen:
+        return _passed("it listens nowhere and only dials")
+    if context.running:
+        return _passed("the daemon that runs has them")
+    for text in context.resolved.config.network.listen:
         host, port = listen_endpoint(Multiaddr(text))
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -212,15 +212,15 @@ def _ports(patient: CheckContext) -> Finding:
                 cure = "choose another network.listen"
                 if error.errno == errno.EADDRINUSE:
                     cure = f"find who has it (ss -ltnp 'sport = :{port}'), or " + cure
-                return _failed("ports", f"{text}: {error.strerror}", cure)
-    return _passed("ports", f"{', '.join(patient.resolved.config.network.listen)} can be had")
+                return _failed(f"{text}: {error.strerror}", cure)
+    return _passed(f"{', '.join(context.resolved.config.network.listen)} can be had")
 
 
-def _reach(patient: CheckContext) -> Finding:
-    """That the bootstrap peers' ports answer."""
-    entries = patient.resolved.config.network.bootstrap
+def _reach(context: CheckContext) -> Finding:
+    """Check that the bootstrap peers' ports answer."""
+    entries = context.resolved.config.network.bootstrap
     if not entries:
-        return _skipped("bootstrap", "no peers are configured")
+        return _skipped("no peers are configured")
     from bbnode.transport.libp2p.tcp import CONNECT_TIMEOUT_S, listen_endpoint
 
     silent = []
@@ -232,122 +232,113 @@ def _reach(patient: CheckContext) -> Finding:
         except OSError as error:
             silent.append(f"{text}: {error.strerror or error}")
     if len(silent) == len(entries):
-        return _failed(
-            "bootstrap", "; ".join(silent), "start one of them, or open the way to its port"
-        )
+        return _failed("; ".join(silent), "start one of them, or open the way to its port")
     if silent:
-        return Finding(
-            check="bootstrap",
-            verdict=CheckResult.WARNING,
-            detail="; ".join(silent),
-            remedy="the others answer; remove it from network.bootstrap if it is gone for good",
+        return _warning(
+            "; ".join(silent),
+            "the others answer; remove it from network.bootstrap if it is gone for good",
         )
-    return _passed("bootstrap", f"{len(entries)} of {len(entries)} ports answer")
+    return _passed(f"{len(entries)} of {len(entries)} ports answer")
 
 
-def _going_on(patient: CheckContext) -> Finding:
-    """That nothing of the running node stands still."""
-    if not patient.running:
-        return _skipped("going on", "no daemon runs")
+def _going_on(context: CheckContext) -> Finding:
+    """Check that nothing of the running node stands still."""
+    if not context.running:
+        return _skipped("no daemon runs")
     from bbnode.daemon.control.client import ControlClient
     from bbnode.daemon.control.errors import ControlError, ControlTimeout, NotRunning
     from bbnode.daemon.control.json_lines import parse_object
 
     try:
-        with ControlClient(paths.control_socket(patient.state_dir)) as client:
+        with ControlClient(paths.control_socket(context.state_dir)) as client:
             told = parse_object(client.fetch("GET", "/readyz")[1])
     except NotRunning as error:
-        return _skipped("going on", str(error))
+        return _skipped(str(error))
     except (ControlError, ControlTimeout) as error:
-        return _failed("going on", str(error), "the daemon does not answer: read its log")
+        return _failed(str(error), "the daemon does not answer: read its log")
     return judge_going_on(told)
 
 
 def judge_going_on(told: Mapping[str, Any]) -> Finding:
-    """What follows of what a daemon says of itself, the JSON of `GET /readyz`."""
+    """Return the finding from a daemon's readiness, the JSON of `GET /readyz`."""
     if not told["ready"]:
         reasons = "; ".join(f"{each['what']}: {each['detail']}" for each in told["reasons"])
-        return _failed("going on", reasons, "bbnode status shows for whom it waits; read its log")
+        return _failed(reasons, "bbnode status shows for whom it waits; read its log")
     waiting = "; ".join(f"{each['target']} waits for {each['for']}" for each in told["waiting"])
     if waiting:
-        return Finding(
-            check="going on",
-            verdict=CheckResult.WARNING,
-            detail=waiting,
-            remedy="start those peers, or see why they do not connect: bbnode peers",
+        return _warning(
+            waiting,
+            "start those peers, or see why they do not connect: bbnode peers",
         )
-    return _passed("going on", "nothing stands still")
+    return _passed("nothing stands still")
 
 
-def _dial_back(patient: CheckContext) -> Finding:
-    """That a peer which is connected reaches this node at an address that it announces."""
-    if not patient.running:
-        return _skipped("dial-back", "no daemon runs: nobody is connected")
-    if not patient.resolved.config.network.listen:
-        return _skipped("dial-back", "it listens nowhere and only dials")
+def _dial_back(context: CheckContext) -> Finding:
+    """Check that a peer which is connected reaches this node at an address that it announces."""
+    if not context.running:
+        return _skipped("no daemon runs: nobody is connected")
+    if not context.resolved.config.network.listen:
+        return _skipped("it listens nowhere and only dials")
     from bbnode.daemon.control.client import ControlClient
     from bbnode.daemon.control.errors import ControlError, ControlTimeout, NotRunning
     from bbnode.daemon.network.dial_back import ANSWER_S, MAX_ASKED, REQUEST_S
 
     patience_s = MAX_ASKED * (ANSWER_S + REQUEST_S) + REQUEST_S
-    socket_path = paths.control_socket(patient.state_dir)
+    socket_path = paths.control_socket(context.state_dir)
     try:
         with ControlClient(socket_path, timeout_s=patience_s) as client:
             told = client.post("/v1/dial-back", {})
     except (ControlError, ControlTimeout, NotRunning) as error:
-        return _skipped("dial-back", str(error))
+        return _skipped(str(error))
     return judge_dial_back(told)
 
 
 def judge_dial_back(told: Mapping[str, Any]) -> Finding:
-    """What follows of a peer's answer, the JSON of `POST /v1/dial-back`."""
+    """Return the finding from a peer's answer, the JSON of `POST /v1/dial-back`."""
     tried = [row for row in told["addresses"] if row["outcome"] != "skipped"]
     reached = [row["address"] for row in tried if row["outcome"] == "reached"]
     asked = f"...{told['peer'][-6:]}"
     if reached:
-        return _passed("dial-back", f"{asked} reached {', '.join(reached)}")
+        return _passed(f"{asked} reached {', '.join(reached)}")
     if not told["addresses"]:
-        return _skipped("dial-back", "it announces no address of its own: it only dials")
+        return _skipped("it announces no address of its own: it only dials")
     if tried:
         return _failed(
-            "dial-back",
             "; ".join(f"{asked}: {row['detail']}" for row in tried),
             "let the port through firewall and router, or set network.announce to where it is "
             "forwarded; a node that only dials works too, through relays",
         )
-    return Finding(
-        check="dial-back",
-        verdict=CheckResult.WARNING,
-        detail=f"{asked} sees this node at {told['seen_at'] or 'no address of its own'}, "
+    return _warning(
+        f"{asked} sees this node at {told['seen_at'] or 'no address of its own'}, "
         "which is none of those that it announces",
-        remedy="forward the port there and set network.announce, if others are to dial this node",
+        "forward the port there and set network.announce, if others are to dial this node",
     )
 
 
-def _artifact(patient: CheckContext) -> Finding:
-    """That it is whole, unchanged and compiled."""
-    assembly.import_components(patient.resolved.config.node.components)
+def _artifact(context: CheckContext) -> Finding:
+    """Check that it is whole, unchanged and compiled."""
+    assembly.import_components(context.resolved.config.node.components)
     try:
-        patient.artifact = assembly.find_artifact(patient.resolved)
+        context.artifact = assembly.find_artifact(context.resolved)
     except BbnodeError as error:
-        return _failed("artifact", str(error), "compile it again, or fetch it again")
-    return _passed("artifact", f"sha256 {patient.artifact.sha256}, {patient.artifact.size} bytes")
+        return _failed(str(error), "compile it again, or fetch it again")
+    return _passed(f"sha256 {context.artifact.sha256}, {context.artifact.size} bytes")
 
 
-def _components(patient: CheckContext) -> Finding:
-    """That the targets can be installed with the components and settings of this node."""
-    if patient.artifact is None:
-        return _skipped("components", "there is no artifact")
+def _components(context: CheckContext) -> Finding:
+    """Check that the targets can be installed with the components and settings of this node."""
+    if context.artifact is None:
+        return _skipped("there is no artifact")
     with tempfile.TemporaryDirectory() as scratch:
         # Any identity will do to see whether it installs, and none is made for the node.
-        identity = patient.identity or create_identity(Path(scratch) / "key")
+        identity = context.identity or create_identity(Path(scratch) / "key")
         try:
             node = assembly.install_node(
-                patient.resolved, patient.artifact, identity, incarnation=0
+                context.resolved, context.artifact, identity, incarnation=0
             )
         except BbnodeError as error:
-            return _failed("components", str(error), "install what is missing, or mend [slots]")
-    return _passed("components", f"{', '.join(node.targets)} can be installed")
+            return _failed(str(error), "install what is missing, or mend [slots]")
+    return _passed(f"{', '.join(node.targets)} can be installed")
 
 
 CHECKS: dict[str, Check] = {
@@ -363,15 +354,3 @@ CHECKS: dict[str, Check] = {
     "artifact": _artifact,
     "components": _components,
 }
-
-
-def _passed(check: str, detail: str) -> Finding:
-    return Finding(check=check, verdict=CheckResult.PASSED, detail=detail)
-
-
-def _skipped(check: str, detail: str) -> Finding:
-    return Finding(check=check, verdict=CheckResult.SKIPPED, detail=detail)
-
-
-def _failed(check: str, detail: str, remedy: str) -> Finding:
-    return Finding(check=check, verdict=CheckResult.FAILED, detail=detail, remedy=remedy)

@@ -1,4 +1,4 @@
-"""Engine steps as JSON: what `bbnode status --follow` and the demo see.
+"""Engine steps as JSON events, for `bbnode status --follow` and the demo.
 
 Rule: values are shown, not shipped. A scalar is its number, a short tensor its list, a
 longer one its dtype, shape and digest.
@@ -25,7 +25,7 @@ MAX_SHOWN_CHARS = 200
 
 
 def summarize(value: Value) -> Any:
-    """A JSON-able summary of a run-time value."""
+    """Return a summary of a run-time value that JSON can hold."""
     match value:
         case Trigger():
             return "trigger"
@@ -67,7 +67,7 @@ def _tensor(array: np.ndarray[Any, Any]) -> Any:
 
 
 def step_to_event(step: steps.Step) -> dict[str, Any] | None:
-    """The event of a step; None for steps that only the driver acts on."""
+    """Return the event of a step; None for steps that only the driver acts on."""
     match step:
         case steps.SendEnvelope() | steps.RunTask():
             return None
@@ -86,7 +86,7 @@ def step_to_event(step: steps.Step) -> dict[str, Any] | None:
 
 
 def _json(value: Any) -> Any:
-    """A step's field as JSON: peers as text, containers element by element."""
+    """Return a step's field as JSON: peers as text, containers element by element."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):

@@ -32,7 +32,7 @@ class TextFormatter(logging.Formatter):
     """`2026-01-31T12:00:00.123Z INFO  bbnode.daemon.lifecycle.app: listening address=/ip4/…`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record on one line; the traceback, where there is one, on lines of its own."""
+        """Return the record on one line; the traceback, if there is one, on lines of its own."""
         data = "".join(f" {name}={_plain(value)}" for name, value in _extra(record).items())
         # A peer's text must not be able to forge a second log line.
         message = escaped(record.getMessage())
@@ -43,11 +43,11 @@ class TextFormatter(logging.Formatter):
         return line
 
     def head(self, record: logging.LogRecord) -> str:
-        """What stands before the message: time, level and logger."""
+        """Return the part before the message: time, level and logger."""
         return f"{_time(record)} {self.level(record)} {record.name}"
 
     def level(self, record: logging.LogRecord) -> str:
-        """The level as the line shows it."""
+        """Return the level as the line shows it."""
         return f"{record.levelname:<7}"
 
 
@@ -59,7 +59,7 @@ class ColorFormatter(TextFormatter):
     )
 
     def level(self, record: logging.LogRecord) -> str:
-        """The level's name in its ANSI colour."""
+        """Return the level's name in its ANSI colour."""
         color = self._COLORS.get(record.levelname, "0")
         return f"\x1b[{color}m{record.levelname:<7}\x1b[0m"
 
@@ -72,12 +72,12 @@ class JournalFormatter(TextFormatter):
     )  # syslog's numbers
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record; every line of a traceback has the level again."""
+        """Return the record; every line of a traceback has the level again."""
         mark = f"<{self._LEVELS.get(record.levelname, 6)}>"
         return "\n".join(mark + line for line in super().format(record).splitlines())
 
     def head(self, record: logging.LogRecord) -> str:
-        """The logger alone: the journal shows time and level."""
+        """Return the logger alone: the journal shows time and level."""
         return record.name
 
 
@@ -85,7 +85,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: `ts`, `level`, `logger`, `msg`, what came with `extra`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line of JSON; a traceback is the text under `exception`."""
+        """Return the record as one line of JSON; a traceback is the text under `exception`."""
         entry: dict[str, Any] = {
             "ts": _time(record),
             "level": record.levelname.lower(),
@@ -129,7 +129,7 @@ class RepeatLimit(logging.Filter):
         self._kinds: OrderedDict[tuple[str, str], _Kind] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether this line is written."""
+        """Return True if this line is to be written."""
         with self._lock:
             return self._passes(record, (record.name, str(record.msg)))
 
@@ -181,7 +181,7 @@ def set_level(level: str) -> None:
 
 
 def _form_for(stream: IO[str]) -> str:
-    """The form that suits a stream: the journal, a terminal, or anything else."""
+    """Return the form that suits a stream: the journal, a terminal, or anything else."""
     try:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError):

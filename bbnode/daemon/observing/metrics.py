@@ -96,11 +96,11 @@ class NodeCollector(Collector):
     """Reads a `Host` whenever somebody scrapes."""
 
     def __init__(self, host: Host) -> None:
-        """Nothing is kept between scrapes."""
+        """Take the host to read; nothing is kept between scrapes."""
         self._host = host
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics of the node."""
+        """Yield all metrics of the node."""
         host = self._host
         yield _info(host)
         yield GaugeMetricFamily(
@@ -125,7 +125,7 @@ class NodeCollector(Collector):
             )
         yield GaugeMetricFamily(
             "bbnode_clock_seconds",
-            "what the clock of this machine says, since 1970",
+            "time of this machine's clock, since 1970",
             value=time.time(),
         )
         yield from _disk_metrics(host)
@@ -136,7 +136,7 @@ class NodeCollector(Collector):
 
 
 def render(host: Host) -> bytes:
-    """The whole page: the node's own metrics, and those of its process and Python."""
+    """Return the whole page: the node's own metrics, and those of its process and Python."""
     registry = CollectorRegistry()
     registry.register(NodeCollector(host))
     # These collectors register themselves with what they are given.
@@ -147,7 +147,7 @@ def render(host: Host) -> bytes:
 
 
 def counter_metrics(counters: dict[str, int]) -> Iterator[Metric]:
-    """Counters and gauges by dotted name, as metrics in the order of their names."""
+    """Yield counters and gauges by dotted name as metrics, in the order of their names."""
     labelled = {prefix: dict.fromkeys(each.values, 0) for prefix, each in LABELLED.items()}
     plain: dict[str, Metric] = {}
     for name, value in sorted(counters.items()):
@@ -170,7 +170,7 @@ def counter_metrics(counters: dict[str, int]) -> Iterator[Metric]:
 
 
 def _disk_metrics(host: Host) -> Iterator[Metric]:
-    """Room where the node keeps its state; nothing where the file system does not answer."""
+    """Yield the room where the node keeps its state; nothing if the file system does not answer."""
     try:
         usage = shutil.disk_usage(host.resolved.state_dir)
     except OSError:
@@ -183,7 +183,7 @@ def _disk_metrics(host: Host) -> Iterator[Metric]:
 
 
 def _transport_metrics(measured: TransportMetrics) -> Iterator[Metric]:
-    """The gauges of the transport by their fields' names, and what its authorizer denied."""
+    """Yield the gauges of the transport by their fields' names, and what its authorizer denied."""
     for field in dataclasses.fields(measured):
         value = getattr(measured, field.name)
         if isinstance(value, int):
@@ -233,7 +233,7 @@ def _peer_metrics(host: Host) -> Iterable[Metric]:
 
 
 def _round_metrics(host: Host) -> Iterable[Metric]:
-    """How many rounds the node made by itself, and what its last one was like, by target."""
+    """Return counts of the rounds that the node made, and values of the last one, by target."""
     done = CounterMetricFamily(
         "bbnode_rounds", "rounds that ended, over restarts of the node", labels=["target"]
     )
@@ -300,6 +300,6 @@ def _info(host: Host) -> Metric:
 
 
 def _identifier(name: str) -> str:
-    """A dotted name as a metric's: `outbound.bytes` is `outbound_bytes`."""
+    """Return a dotted name as a metric's: `outbound.bytes` is `outbound_bytes`."""
     spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
     return re.sub(r"[^a-zA-Z0-9]+", "_", spaced).strip("_").lower()

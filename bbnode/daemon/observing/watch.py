@@ -40,20 +40,20 @@ CLOCK_STEP_S: Final = 2.0
 
 
 class NodeView(Protocol):
-    """What is looked at of the engine."""
+    """The part of the engine that the watch looks at."""
 
     def next_deadline(self) -> int | None:
-        """When it wants to be polled."""
+        """Return when it wants to be polled."""
         ...
 
     def waiting(self) -> Sequence[Waiting]:
-        """Whatever waits, and until when."""
+        """Return what waits, and until when."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class WatchTargets:
-    """Where the watch looks. All times are trio's, in seconds."""
+    """The parts of a daemon that the watch looks at. All times are trio's, in seconds."""
 
     node: NodeView
     rounds: Sequence[Rounds] = ()
@@ -95,7 +95,7 @@ class Stalled:
     blocks: bool
 
     def as_json(self) -> dict[str, Any]:
-        """For `/readyz` and events."""
+        """Return it for `/readyz` and events."""
         return {"what": self.what, "detail": self.detail, "for_s": round(self.for_s, 1)}
 
 
@@ -167,7 +167,7 @@ class Watch:
     """The watch over one daemon."""
 
     watched: WatchTargets
-    # Told of what begins to stand still, and goes on.
+    # Called with what begins to stand still, and with what goes on.
     publish: Callable[[Mapping[str, Any]], None] = lambda _: None
     unix_s: Callable[[], float] = time.time
     _since_s: dict[str, float] = field(default_factory=dict)
@@ -175,7 +175,7 @@ class Watch:
     clock_steps: int = 0
 
     def look(self) -> list[Stalled]:
-        """Whatever stands still now, in the order of LIVENESS_CHECKS."""
+        """Return what stands still now, in the order of LIVENESS_CHECKS."""
         now_s = trio.current_time()
         found = ((thing, thing.look(self.watched, now_s)) for thing in LIVENESS_CHECKS)
         return [
@@ -190,11 +190,11 @@ class Watch:
         ]
 
     def polls(self) -> bool:
-        """Whether the engine is polled in time: what a supervisor's watchdog is fed for."""
+        """Return True if the engine is polled in time, for a supervisor's watchdog."""
         return not _poll(self.watched, trio_clock_ns() / 1e9)
 
     def counters(self) -> dict[str, int]:
-        """What was counted, by dotted name; all names are always there."""
+        """Return the counters by dotted name; all names are always there."""
         return {"clock.steps": self.clock_steps}
 
     async def run(self) -> None:

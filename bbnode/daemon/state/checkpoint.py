@@ -1,9 +1,10 @@
 """The node's state on disk: written whole, checked when read, never trusted blindly.
 
 Rule: a file that is torn, changed, newer, or of another artifact is not used; the reason is
-told and the one before it is tried. A new file is complete on disk before an old one is touched,
+logged and the one before it is tried. A new file is complete on disk before an old one is touched,
 and only a good one becomes the one before: a full disk or a crash at any point leaves at least
-as good a file as there was.
+as good a file as there was. A checkpoint that can't be written costs only the checkpoint: the node
+goes on.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class UnsentEnvelope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What survives a restart: the engine's snapshot, and by target the rounds made and the
-    execution of the one that is under way; of a stop also what no peer had acknowledged."""
+    """The state that survives a restart: the engine's snapshot, and by target the rounds made and
+    the execution of the one under way; of a stop also what no peer had acknowledged."""
 
     artifact_sha256: str
     node: bytes
@@ -64,7 +65,7 @@ class Checkpoint:
 
 
 def checkpoint_file(state_dir: Path) -> Path:
-    """Where the newest checkpoint lies; `.previous` beside it is the one before."""
+    """Return the file of the newest checkpoint; `.previous` beside it is the one before."""
     return state_dir / "checkpoint"
 
 
@@ -106,7 +107,7 @@ def remove_orphans(state_dir: Path) -> None:
 
 
 def usable(state_dir: Path, artifact_sha256: str) -> Iterator[Checkpoint]:
-    """All usable checkpoints of this artifact, newest first; what was refused is logged.
+    """Yield all usable checkpoints of this artifact, newest first; what is refused is logged.
 
     A node may still refuse what a checkpoint holds: the next one may do.
     """
@@ -133,7 +134,7 @@ def _is_good(path: Path) -> bool:
 
 
 def _sync_directory(directory: Path) -> None:
-    """The renames have to survive a power cut too."""
+    """Make renames survive a power cut."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -191,7 +192,7 @@ def _kept(row: Any) -> UnsentEnvelope:
 def restore_or_install(
     state_dir: Path, artifact_sha256: str, install: Callable[[], Node]
 ) -> tuple[Node, Checkpoint | None]:
-    """A node with the newest checkpoint that it accepts, and that checkpoint; else a fresh one.
+    """Return a node and the newest checkpoint, which it accepted; or a fresh node and None.
 
     `install` makes a node; it is called again after each checkpoint that a node refused.
     """
@@ -214,7 +215,7 @@ class Checkpointer:
     def __init__(
         self, state_dir: Path, artifact_sha256: str, node: Node, rounds: Sequence[Rounds]
     ) -> None:
-        """Of one node and its rounds."""
+        """Take one node and its rounds; nothing is written yet."""
         self._state_dir = state_dir
         self._artifact_sha256 = artifact_sha256
         self._node = node
@@ -229,11 +230,11 @@ class Checkpointer:
 
     @property
     def every_s(self) -> float:
-        """The period; 0: only when somebody asks."""
+        """The period; 0: only on request."""
         return self._every_s
 
     def set_period(self, every_s: float) -> None:
-        """Write a checkpoint every so many seconds; 0: only when somebody asks."""
+        """Write a checkpoint every so many seconds; 0: only on request."""
         self._every_s = every_s
         self.saved_s = min(self.saved_s, trio.current_time())
         self._period_changed.set()
@@ -248,14 +249,12 @@ class Checkpointer:
                 await self.save()
 
     async def save(self) -> None:
-        """Write a checkpoint, or log why there is none."""
+        """Write a checkpoint, or log why that failed."""
         await self.save_last(())
 
     async def save_last(self, unsent: Sequence[Unsent]) -> bool:
-        """Write a checkpoint with what no peer has acknowledged; False when there is none.
-
-        Why there is none is logged, and also what is kept.
-        """
+        """Write a checkpoint with what no peer has acknowledged; return False, and log why, when
+        that failed."""
         try:
             await self.save_now(unsent)
         except (paths.StorageError, ComponentError) as error:
@@ -276,7 +275,7 @@ class Checkpointer:
                 rounds_running={
                     r.entry.target: r.running for r in self._rounds if r.running is not None
                 },
-                unsent=_keep(unsent),
+                unsent=_stored(unsent),
             )
             await trio.to_thread.run_sync(write, self._state_dir, saved)
         self.saved_s = trio.current_time()
@@ -284,8 +283,8 @@ class Checkpointer:
         return len(saved.node)
 
 
-def _keep(unsent: Sequence[Unsent]) -> tuple[UnsentEnvelope, ...]:
-    """Envelopes as they are kept: their bytes as long as there is room, the first ones first."""
+def _stored(unsent: Sequence[Unsent]) -> tuple[UnsentEnvelope, ...]:
+    """Return envelopes as they are stored: their bytes while there is room, in order."""
     kept, left = [], MAX_KEPT_UNSENT_BYTES
     for each in unsent:
         fits = each.size <= left

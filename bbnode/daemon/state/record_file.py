@@ -1,4 +1,4 @@
-"""A node's record on disk.
+"""The record of a node's input on disk.
 
 Rule: one frame per call, handed to the system at once: what was written before a crash of the
 process is there. A file that exists is never overwritten or appended to.
@@ -34,7 +34,7 @@ class RecordFile:
             view = view[self._stream.write(view) :]
 
     def restart(self) -> None:
-        """Forget what was written: another node writes from here on. Raises StorageError."""
+        """Discard what was written: another node writes from here on. Raises StorageError."""
         try:
             self._stream.seek(0)
             self._stream.truncate()

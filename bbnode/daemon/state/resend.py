@@ -1,8 +1,8 @@
-"""What an earlier life of this node could not get acknowledged, sent again.
+"""Resending envelopes that were not acknowledged before this node's last stop.
 
 Rule: an envelope goes out when its peer is connected, under the ids that it had: a peer that has it
-already takes it for the repetition that it is. Whose peer does not come back in time fails, as
-anything that could not be sent; the peer is not blamed, for it was us who left.
+already takes it for the repetition that it is. If the peer does not come back in time, the send
+fails like any other; the peer is not blamed, since this node was the one that left.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Resend:
         send: Callable[[steps.SendEnvelope], None],
         failed: Failed,
     ) -> None:
-        """`failed` is told the peer, the tag, and why."""
+        """`failed` is called with the peer, the tag, and why."""
         self._send = send
         self._failed = failed
         # None: there was no room to keep its bytes.
@@ -49,11 +49,11 @@ class Resend:
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
-        """For whom something waits."""
+        """The peers that something waits for."""
         return tuple(self._waiting)
 
     def heard(self, event: TransportEvent) -> None:
-        """Take up an event of the transport: a peer that is back gets what waits for it."""
+        """Handle an event of the transport: a peer that is back gets what waits for it."""
         if not self._waiting or not isinstance(event, PeerConnected):
             return
         found = self._waiting.pop(event.peer, ())
@@ -63,7 +63,7 @@ class Resend:
             logger.info("sent again", extra={"peer": str(event.peer), "envelopes": len(found)})
 
     async def run(self) -> None:
-        """Give up, when its time has come, what nobody came for."""
+        """Report as failed what no peer came back for in time."""
         for each in self._lost:
             self._failed(each.peer, each.tag, "there was no room to keep it over a stop")
         self._lost = []

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import TypedDict
 
 from bbnode.daemon.artifacts.inspect import (
-    WireEdge,
+    WireCrossing,
     bindings_of,
     deadline_of,
     mains_of,
@@ -162,7 +162,7 @@ class Panel:
     chips: list[Chip] = field(default_factory=list)
 
 
-class Port(TypedDict):
+class PortDetail(TypedDict):
     """One input or output: `boxes` are keys of the ops that make or read it."""
 
     name: str
@@ -176,9 +176,9 @@ class Detail(TypedDict):
     name: str
     op: str
     domain: str
-    inputs: list[Port]
-    outputs: list[Port]
-    waits: list[Port]
+    inputs: list[PortDetail]
+    outputs: list[PortDetail]
+    waits: list[PortDetail]
     attributes: dict[str, str]
     metadata: dict[str, str]
     graph: list[str]
@@ -394,10 +394,10 @@ class _Reader:
             for name in node.reads:
                 readers.setdefault(name, {})[key_of[node]] = None
 
-        def made(name: str) -> Port:
+        def made(name: str) -> PortDetail:
             maker = self.function.producer(name)
             boxes = [] if maker is None else [key_of[maker]]
-            return Port(name=name, type=self._kind(name), boxes=boxes)
+            return PortDetail(name=name, type=self._kind(name), boxes=boxes)
 
         found: dict[str, Detail] = {}
         guards: dict[str, list[str]] = {}
@@ -417,7 +417,7 @@ class _Reader:
                 domain=node.domain or keys.ONNX_DOMAIN,
                 inputs=[made(name) for name in node.inputs if name],
                 outputs=[
-                    Port(name=name, type=self._kind(name), boxes=list(readers.get(name, ())))
+                    PortDetail(name=name, type=self._kind(name), boxes=list(readers.get(name, ())))
                     for name in node.outputs
                     if name
                 ],
@@ -491,7 +491,7 @@ def _runs(ops: Sequence[str]) -> Iterator[str]:
         yield op if count == 1 else f"{count} {op}"
 
 
-def _wires(readers: Sequence[_Reader], edges: Iterable[WireEdge]) -> Iterator[DrawnWire]:
+def _wires(readers: Sequence[_Reader], edges: Iterable[WireCrossing]) -> Iterator[DrawnWire]:
     panels = {reader.function.name: index for index, reader in enumerate(readers)}
     for edge in edges:
         send, recv = edge.send, edge.recv

@@ -73,7 +73,7 @@ def _box_height(box: Box) -> float:
 
 
 def _place_rows(program: DrawnProgram) -> list[placing.Columns]:
-    """Give each box its row; return the columns of each panel, whose edges are those to draw."""
+    """Set the row of each box; return the columns of each panel, whose edges are those to draw."""
     boxes = [box for panel in program.panels for box in panel.boxes]
     number = {box: index for index, box in enumerate(boxes)}
 
