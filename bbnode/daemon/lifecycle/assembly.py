@@ -94,7 +94,7 @@ def install_node(
 
 
 def make_access(resolved: ResolvedConfig, identity: Identity) -> AccessControl:
-    """Return a node's access control; raises NotAMember, AccessRefused, PolicyError, StorageError."""
+    """Return its access control; raises NotAMember, AccessRefused, PolicyError, StorageError."""
     return AccessControl(resolved.state_dir, identity.peer_id, resolved.config.access)
 
 

@@ -160,7 +160,7 @@ class DialBackServer:
         await stream.end()
 
     def _where(self, peer: PeerId) -> Multiaddr | None:
-        """Return the address that a peer's connection comes from; None if it is relayed, or gone."""
+        """Return the address that a peer connects from; None if it is relayed, or gone."""
         for info in self._backend.peers():
             if info.peer == peer and not is_relayed(info.address):
                 return info.address

@@ -11,7 +11,7 @@ import dataclasses
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import trio
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
@@ -68,6 +68,7 @@ LABELLED: dict[str, Labelled] = {
         values=tuple(v.value for v in Verdict if v not in (Verdict.ACCEPTED, Verdict.COMPLETE)),
     ),
 }
+_INFO_LABELS = ("version", "name", "peer_id")
 DENIAL_REASONS = tuple(reason.value for reason in Reason if reason is not Reason.ALLOWED)
 
 # What can go down again; everything else that is counted only grows.
@@ -101,33 +102,25 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics of the node."""
-        host = self._host
-        yield _info(host)
-        yield GaugeMetricFamily(
-            "bbnode_ready",
-            "1 when the node does its work",
-            value=float(views.readiness(host)["ready"]),
+        host, now_s = self._host, trio.current_time()
+        who = [__version__, host.resolved.config.node.name, str(host.node.peer_id)]
+        yield _gauge("info", "identity of the node; always 1", {tuple(who): 1.0}, *_INFO_LABELS)
+        yield _gauge(
+            "ready", "1 when the node does its work", float(views.readiness(host)["ready"])
         )
-        yield _stalled(host)
-        yield GaugeMetricFamily(
-            "bbnode_uptime_seconds",
-            "time since the start",
-            value=trio.current_time() - host.started_s,
+        found = {each.what for each in host.stalled()}
+        yield _gauge(
+            "stalled",
+            "1 for what has not gone on for longer than it may",
+            {check.what: float(check.what in found) for check in LIVENESS_CHECKS},
+            "what",
         )
-        yield GaugeMetricFamily(
-            "bbnode_tasks_running", "ops in worker threads", value=float(host.driver.tasks_running)
-        )
+        yield _gauge("uptime_seconds", "time since the start", now_s - host.started_s)
+        yield _gauge("tasks_running", "ops in worker threads", float(host.driver.tasks_running))
         if host.saved_s is not None:
-            yield GaugeMetricFamily(
-                "bbnode_snapshot_age_seconds",
-                "time since the last snapshot of this run",
-                value=trio.current_time() - host.saved_s,
-            )
-        yield GaugeMetricFamily(
-            "bbnode_clock_seconds",
-            "time of this machine's clock, since 1970",
-            value=time.time(),
-        )
+            text = "time since the last snapshot of this run"
+            yield _gauge("snapshot_age_seconds", text, now_s - host.saved_s)
+        yield _gauge("clock_seconds", "time of this machine's clock, since 1970", time.time())
         yield from _disk_metrics(host)
         yield from _transport_metrics(host.backend.metrics())
         yield from _peer_metrics(host)
@@ -155,18 +148,43 @@ def counter_metrics(counters: dict[str, int]) -> Iterator[Metric]:
         if prefix is not None:
             labelled[prefix][name.removeprefix(prefix)] = value
             continue
-        exposed = f"bbnode_{_identifier(name)}"
+        exposed = _identifier(name)
         if name in GAUGES:
-            plain[exposed] = GaugeMetricFamily(exposed, GAUGES[name], value=float(value))
+            plain[exposed] = _gauge(exposed, GAUGES[name], float(value))
         else:
-            plain[exposed] = CounterMetricFamily(exposed, f"{name} so far", value=float(value))
+            plain[exposed] = _counter(exposed, f"{name} so far", float(value))
     for prefix, counts in labelled.items():
         each = LABELLED[prefix]
-        family = CounterMetricFamily(f"bbnode_{each.metric}", each.text, labels=[each.label])
-        for label, count in counts.items():
-            family.add_metric([label], float(count))
-        yield family
+        yield _counter(each.metric, each.text, counts, each.label)
     yield from plain.values()
+
+
+# One value, or a value by label, or by several labels.
+Rows = float | Mapping[str, float] | Mapping[tuple[str, ...], float]
+
+
+def _gauge(name: str, text: str, rows: Rows, *labels: str) -> Metric:
+    return _family(GaugeMetricFamily, name, text, rows, labels)
+
+
+def _counter(name: str, text: str, rows: Rows, *labels: str) -> Metric:
+    return _family(CounterMetricFamily, name, text, rows, labels)
+
+
+def _family(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    name: str,
+    text: str,
+    rows: Rows,
+    labels: Sequence[str],
+) -> Metric:
+    """Return a metric of one value, or of a value by label."""
+    if not isinstance(rows, Mapping):
+        return kind(f"bbnode_{name}", text, value=rows)
+    made = kind(f"bbnode_{name}", text, labels=labels)
+    for label, value in rows.items():
+        made.add_metric([label] if isinstance(label, str) else label, float(value))
+    return made
 
 
 def _disk_metrics(host: Host) -> Iterator[Metric]:
@@ -175,11 +193,10 @@ def _disk_metrics(host: Host) -> Iterator[Metric]:
         usage = shutil.disk_usage(host.resolved.state_dir)
     except OSError:
         return
-    for name, text, value in (
-        ("free", "bytes that the node may still write where its state is", usage.free),
-        ("size", "bytes of the file system where the node's state is", usage.total),
-    ):
-        yield GaugeMetricFamily(f"bbnode_state_dir_{name}_bytes", text, value=float(value))
+    text = "bytes that the node may still write where its state is"
+    yield _gauge("state_dir_free_bytes", text, float(usage.free))
+    text = "bytes of the file system where the node's state is"
+    yield _gauge("state_dir_size_bytes", text, float(usage.total))
 
 
 def _transport_metrics(measured: TransportMetrics) -> Iterator[Metric]:
@@ -188,115 +205,67 @@ def _transport_metrics(measured: TransportMetrics) -> Iterator[Metric]:
         value = getattr(measured, field.name)
         if isinstance(value, int):
             text = f"{field.name.replace('_', ' ')} now"
-            yield GaugeMetricFamily(f"bbnode_transport_{field.name}", text, value=float(value))
-    denied = CounterMetricFamily(
-        "bbnode_access_denials", "what peers were not allowed", labels=["reason"]
-    )
-    for reason, count in (dict.fromkeys(DENIAL_REASONS, 0) | dict(measured.denied)).items():
-        denied.add_metric([reason], float(count))
-    yield denied
+            yield _gauge(f"transport_{field.name}", text, float(value))
+    denied = dict.fromkeys(DENIAL_REASONS, 0) | dict(measured.denied)
+    yield _counter("access_denials", "what peers were not allowed", denied, "reason")
 
 
-def _peer_metrics(host: Host) -> Iterable[Metric]:
-    received = CounterMetricFamily(
-        "bbnode_peer_received_bytes", "bytes from a connected peer", labels=["peer"]
-    )
-    sent = CounterMetricFamily(
-        "bbnode_peer_sent_bytes", "bytes to a connected peer", labels=["peer"]
-    )
-    queued = GaugeMetricFamily(
-        "bbnode_peer_queued_bytes", "bytes that wait to be sent", labels=["peer"]
-    )
-    rtt = GaugeMetricFamily(
-        "bbnode_peer_round_trip_seconds", "the last ping of a peer", labels=["peer"]
-    )
-    peers = sorted(host.backend.peers(), key=lambda p: p.bytes_in + p.bytes_out, reverse=True)
-    for p in peers[:MAX_PEER_SERIES]:
-        label = [str(p.peer)]
-        received.add_metric(label, float(p.bytes_in))
-        sent.add_metric(label, float(p.bytes_out))
-        queued.add_metric(label, float(p.queued_bytes))
-        if p.rtt_s is not None:
-            rtt.add_metric(label, p.rtt_s)
-    others = peers[MAX_PEER_SERIES:]
-    if others:
-        received.add_metric(["other"], float(sum(p.bytes_in for p in others)))
-        sent.add_metric(["other"], float(sum(p.bytes_out for p in others)))
-        queued.add_metric(["other"], float(sum(p.queued_bytes for p in others)))
-    by_direction = GaugeMetricFamily(
-        "bbnode_peer_connections", "peers connected now", labels=["direction"]
-    )
-    for direction in Direction:
-        count = sum(p.direction is direction for p in peers)
-        by_direction.add_metric([direction.value], float(count))
-    return (received, sent, queued, rtt, by_direction)
+def _peer_metrics(host: Host) -> Iterator[Metric]:
+    every = host.backend.peers()
+    peers = sorted(every, key=lambda p: p.bytes_in + p.bytes_out, reverse=True)
+    shown, others = peers[:MAX_PEER_SERIES], peers[MAX_PEER_SERIES:]
+    for family, name, text, field in (
+        (_counter, "received_bytes", "bytes from a connected peer", "bytes_in"),
+        (_counter, "sent_bytes", "bytes to a connected peer", "bytes_out"),
+        (_gauge, "queued_bytes", "bytes that wait to be sent", "queued_bytes"),
+    ):
+        rows = {str(p.peer): float(getattr(p, field)) for p in shown}
+        if others:
+            rows["other"] = float(sum(getattr(p, field) for p in others))
+        yield family(f"peer_{name}", text, rows, "peer")
+    trips = {str(p.peer): p.rtt_s for p in shown if p.rtt_s is not None}
+    yield _gauge("peer_round_trip_seconds", "the last ping of a peer", trips, "peer")
+    by_direction = {d.value: float(sum(p.direction is d for p in every)) for d in Direction}
+    yield _gauge("peer_connections", "peers connected now", by_direction, "direction")
 
 
-def _round_metrics(host: Host) -> Iterable[Metric]:
-    """Return counts of the rounds that the node made, and values of the last one, by target."""
-    done = CounterMetricFamily(
-        "bbnode_rounds", "rounds that ended, over restarts of the node", labels=["target"]
-    )
-    last = {
-        name: GaugeMetricFamily(f"bbnode_last_round_{name}", text, labels=["target"])
-        for name, text in (
-            ("ok", "1 when the last round reached its end"),
-            ("seconds", "duration of the last round"),
-            ("bytes", "bytes that were moved during the last round"),
-            ("responded", "peers whose answers the last round used"),
-            ("missing", "peers that the last round asked in vain"),
-        )
+# Of the last round: field of its JSON, and what it says.
+_LAST_ROUND = {
+    "ok": "1 when the last round reached its end",
+    "seconds": "duration of the last round",
+    "bytes": "bytes that were moved during the last round",
+    "responded": "peers whose answers the last round used",
+    "missing": "peers that the last round asked in vain",
+}
+
+
+def _round_metrics(host: Host) -> Iterator[Metric]:
+    """Yield counts of the rounds that the node made, and values of the last one, by target."""
+    by_target = {rounds.as_json()["target"]: rounds for rounds in host.rounds}
+    done = {target: float(rounds.as_json()["done"]) for target, rounds in by_target.items()}
+    yield _counter("rounds", "rounds that ended, over restarts of the node", done, "target")
+    ages = {target: rounds.age_s for target, rounds in by_target.items()}
+    periods = {t: by_target[t].period_s for t, age_s in ages.items() if age_s is not None}
+    text = "time from round to round that is asked for"
+    yield _gauge("round_period_seconds", text, periods, "target")
+    text = "time since a round ended or, before the first, since the start, while more are to come"
+    known = {target: age_s for target, age_s in ages.items() if age_s is not None}
+    yield _gauge("round_age_seconds", text, known, "target")
+    last = {t: ended[-1] for t, rounds in by_target.items() if (ended := rounds.finished())}
+    for name, text in _LAST_ROUND.items():
+        rows = {
+            target: float(len(made[name]) if isinstance(made[name], list) else made[name])
+            for target, made in last.items()
+        }
+        yield _gauge(f"last_round_{name}", text, rows, "target")
+    outputs: dict[tuple[str, ...], float] = {
+        (target, name): float(value)
+        for target, made in last.items()
+        for name, value in made["outputs"].items()
+        if isinstance(value, int | float)
     }
-    outputs = GaugeMetricFamily(
-        "bbnode_last_round_output",
-        "outputs of the last round that are single numbers",
-        labels=["target", "name"],
-    )
-    period = GaugeMetricFamily(
-        "bbnode_round_period_seconds",
-        "time from round to round that is asked for",
-        labels=["target"],
-    )
-    age = GaugeMetricFamily(
-        "bbnode_round_age_seconds",
-        "time since a round ended or, before the first, since the start, while more are to come",
-        labels=["target"],
-    )
-    for rounds in host.rounds:
-        target = rounds.as_json()["target"]
-        if rounds.age_s is not None:
-            period.add_metric([target], rounds.period_s)
-            age.add_metric([target], rounds.age_s)
-        done.add_metric([target], float(rounds.as_json()["done"]))
-        ended = rounds.finished()
-        if not ended:
-            continue
-        for name, family in last.items():
-            found = ended[-1][name]
-            family.add_metric([target], float(len(found) if isinstance(found, list) else found))
-        for name, value in ended[-1]["outputs"].items():
-            if isinstance(value, int | float):
-                outputs.add_metric([target, name], float(value))
-    return (done, period, age, *last.values(), outputs)
-
-
-def _stalled(host: Host) -> Metric:
-    family = GaugeMetricFamily(
-        "bbnode_stalled", "1 for what has not gone on for longer than it may", labels=["what"]
-    )
-    found = {each.what for each in host.stalled()}
-    for thing in LIVENESS_CHECKS:
-        family.add_metric([thing.what], float(thing.what in found))
-    return family
-
-
-def _info(host: Host) -> Metric:
-    info = GaugeMetricFamily(
-        "bbnode_info", "who this is; always 1", labels=["version", "name", "peer_id"]
-    )
-    name = host.resolved.config.node.name
-    info.add_metric([__version__, name, str(host.node.peer_id)], 1.0)
-    return info
+    text = "outputs of the last round that are single numbers"
+    yield _gauge("last_round_output", text, outputs, "target", "name")
 
 
 def _identifier(name: str) -> str:

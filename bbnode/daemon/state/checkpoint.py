@@ -14,13 +14,13 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import trio
+from pydantic import BaseModel, ValidationError
 
 from bbnode.components.contracts import ComponentError
 from bbnode.daemon import paths
@@ -142,13 +142,14 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-# Field -> type, of the body.
-_FIELDS: Mapping[str, type] = {
-    "artifact_sha256": str,
-    "node": bytes,
-    "rounds_done": dict,
-    "rounds_running": dict,
-}
+class _Body(BaseModel, strict=True):
+    """A checkpoint as the file has it; of an earlier release there is no `unsent`."""
+
+    artifact_sha256: str
+    node: bytes
+    rounds_done: dict[str, int]
+    rounds_running: dict[str, int]
+    unsent: tuple[tuple[bytes, int, bytes | None], ...] = ()
 
 
 def _parse(data: bytes) -> Checkpoint:
@@ -159,34 +160,24 @@ def _parse(data: bytes) -> Checkpoint:
     if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
         raise CheckpointRefused("its checksum does not fit: torn or changed")
     try:
-        fields = msgpack.unpackb(body, max_ext_len=0, max_bin_len=len(body))
+        fields = msgpack.unpackb(body, max_ext_len=0, max_bin_len=len(body), use_list=False)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise CheckpointRefused(f"it can't be read: {error}") from error
     version = fields.get("version") if isinstance(fields, dict) else None
     if version != FORMAT_VERSION:
         raise CheckpointRefused(f"format {version!r}, this bbnode reads {FORMAT_VERSION}")
-    for name, kind in _FIELDS.items():
-        if type(fields.get(name)) is not kind:
-            raise CheckpointRefused(f"its {name!r} is missing or of the wrong type")
-    for name in ("rounds_done", "rounds_running"):
-        if not all(type(key) is str and type(n) is int for key, n in fields[name].items()):
-            raise CheckpointRefused(f"its {name!r} is malformed")
-    # Of an earlier release there is none.
-    unsent = fields.get("unsent", [])
-    if type(unsent) is not list:
-        raise CheckpointRefused("its 'unsent' is of the wrong type")
-    known = {name: fields[name] for name in _FIELDS}
-    return Checkpoint(**known, unsent=tuple(map(_kept, unsent)))
-
-
-def _kept(row: Any) -> UnsentEnvelope:
-    match row:
-        case [bytes() as peer, int() as tag, (bytes() | None) as data]:
-            try:
-                return UnsentEnvelope(peer=PeerId.from_bytes(peer), tag=tag, data=data)
-            except DecodeError as error:
-                raise CheckpointRefused(f"its 'unsent' is malformed: {error}") from error
-    raise CheckpointRefused("its 'unsent' is malformed")
+    try:
+        read = _Body.model_validate(fields)
+        unsent = tuple(
+            UnsentEnvelope(peer=PeerId.from_bytes(peer), tag=tag, data=data)
+            for peer, tag, data in read.unsent
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CheckpointRefused(f"its {first['loc'][0]!r} is malformed: {first['msg']}") from error
+    except DecodeError as error:
+        raise CheckpointRefused(f"its 'unsent' is malformed: {error}") from error
+    return Checkpoint(**read.model_dump(exclude={"unsent"}), unsent=unsent)
 
 
 def restore_or_install(

@@ -35,10 +35,10 @@ def to_html(model: onnx.ModelProto) -> str:
 def _data(program: DrawnProgram) -> str:
     """Return the details as JSON that can stand in a script element."""
     parts = {
-        each.key: panel.title
+        key: panel.title
         for panel in program.panels
         for box in panel.boxes
-        for each in (box, *box.before, *box.behind)
+        for key in (box.key, *(pill.key for pill in (*box.before, *box.behind)))
     }
     content: dict[str, Any] = {"details": program.details, "parts": parts}
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
