@@ -18,17 +18,17 @@ from bbnode.daemon import paths
 from bbnode.daemon.access import files as access_files
 from bbnode.daemon.config import sources
 from bbnode.daemon.join.artifact import cache_file
-from bbnode.daemon.join.errors import (
+from bbnode.daemon.join.folder import folder
+from bbnode.daemon.join.invitation import (
     InviterRefused,
     InviterUnreachable,
     NotAnInvitation,
     NothingOffered,
     TargetNeeded,
     WrongPeer,
+    read_source,
 )
-from bbnode.daemon.join.folder import folder
 from bbnode.daemon.join.prepare import JoinOptions, Prepared, prepare
-from bbnode.daemon.join.source import read_source
 from bbnode.engine.errors import UnknownTarget
 from bbnode.ir.address import parse_address
 from bbnode.ir.peer import PeerId

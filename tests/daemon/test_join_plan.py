@@ -14,7 +14,7 @@ from bbnode.components.data_sources import ArrayDataSource, ArrayDataSourceConfi
 from bbnode.components.registry import concrete
 from bbnode.daemon.artifacts.artifact import Artifact
 from bbnode.daemon.config import sources
-from bbnode.daemon.join.errors import ComponentsMissing, SlotsNotConfigured, TargetNeeded
+from bbnode.daemon.join.invitation import ComponentsMissing, SlotsNotConfigured, TargetNeeded
 from bbnode.daemon.join.plan import Plan, choose_target, make_plan, with_absolute_paths
 from bbnode.dsl import DataSourceSlot, Graph, Module, types
 from bbnode.engine.errors import UnknownTarget, UnsupportedOps

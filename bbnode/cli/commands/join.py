@@ -62,7 +62,7 @@ def command(
     as_json: JsonOption = False,
 ) -> int:
     """Join: dial, fetch the program, show it, ask, and run it until Ctrl-C."""
-    from bbnode.daemon.join.source import read_source
+    from bbnode.daemon.join.invitation import read_source
 
     if user and system:
         raise typer.BadParameter("give one of the two", param_hint="--user, --system")
@@ -152,7 +152,7 @@ def _show(prepared: Prepared, config_file: Path, *, as_json: bool) -> None:
 
 
 def _ask() -> None:
-    from bbnode.daemon.join.errors import NotConfirmed
+    from bbnode.daemon.join.invitation import NotConfirmed
 
     if not sys.stdin.isatty():
         raise NotConfirmed("nobody can be asked here (no terminal); look at it, then say --yes")

@@ -2,7 +2,8 @@
 
 Rule: whoever dialled a member gives it the newest revocation list and takes the other's; a node
 that learns a newer one tells everybody it is connected with. Files are read and written in a
-worker thread, one request after the other; the policy is told on the trio thread.
+worker thread, one request after the other; the policy is told on the trio thread. A use of a
+ticket is on disk before its answer exists, and what is refused is an answer too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 
 import trio
 
-from bbnode.access.errors import TicketRefused
+from bbnode.access.errors import AccessRefused, GrantError, Refusal, TicketRefused
 from bbnode.access.exchange import (
     ACCESS_PROTOCOL,
     MESSAGE,
@@ -29,10 +30,13 @@ from bbnode.access.exchange import (
     decode_message,
     encode_message,
 )
-from bbnode.access.revocation import RevocationList
+from bbnode.access.redeem import Ledger
+from bbnode.access.redeem import redeem as redeem_ticket
+from bbnode.access.revocation import RevocationList, open_revocations
 from bbnode.access.signing import SigningKey
+from bbnode.access.ticket import ticket_from_bytes
+from bbnode.daemon.access import files as access_files
 from bbnode.daemon.access.control import AccessControl
-from bbnode.daemon.access.service import AccessService
 from bbnode.ir.caps import ACCESS_STALL_S, MAX_LISTS_WAITING
 from bbnode.ir.errors import BbnodeError, PeerError
 from bbnode.ir.peer import PeerId
@@ -52,6 +56,96 @@ class AccessSilent(PeerError):
 
 class AccessHost(Backend, ProtocolHost, Protocol):
     """A backend that carries the protocol as well."""
+
+
+class AccessService:
+    """One node's side of the protocol. One task uses it: it has no lock."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        key: SigningKey,
+        *,
+        unix_s: Callable[[], float],
+        serial: Callable[[], int],
+        on_revocations: Callable[[RevocationList], None],
+        on_redeemed: Callable[[Ledger], None],
+    ) -> None:
+        """`key` is the node's own; `serial` draws 64 random bits.
+
+        `on_revocations` is called with each newer list, once it is stored, and `on_redeemed` with
+        the ledger after each use of a ticket.
+        """
+        self._state_dir = state_dir
+        self._key = key
+        self._unix_s = unix_s
+        self._serial = serial
+        self._on_revocations = on_revocations
+        self._on_redeemed = on_redeemed
+
+    def answer(self, peer: PeerId, request: bytes) -> bytes:
+        """Return the answer to a request of `peer`, as its connection proved it.
+
+        Raises StorageError when the disk denies it; then nothing was granted.
+        """
+        try:
+            message = decode_message(request)
+            return encode_message(self._answer(peer, message))
+        except AccessRefused as error:
+            return encode_message(Refused(reason=error.reason, detail=str(error)))
+        except GrantError as error:
+            return encode_message(Refused(reason=Refusal.NOT_GRANTED, detail=str(error)))
+
+    def offer(self) -> bytes:
+        """Return the request that hands this node's newest list to another member."""
+        return encode_message(Revocations(revocations=_raw(self._load().revocations)))
+
+    def take(self, raw: bytes) -> None:
+        """Store a list that another member sent, if it is newer; raises AccessRefused."""
+        own = self._load()
+        if not raw or own.network is None:
+            return
+        offered, kept = open_revocations(raw, own.network), own.revocations
+        # A member that lags behind gets ours in the answer; that is no fault of its own.
+        if kept is not None and offered.sequence <= kept.sequence:
+            return
+        if access_files.save_revocations(self._state_dir, offered):
+            self._on_revocations(offered)
+
+    def _answer(self, peer: PeerId, message: Message) -> Message:
+        match message:
+            case Redeem():
+                return self._redeem(peer, message.ticket)
+            case Revocations():
+                self.take(message.revocations)
+                return Revocations(revocations=_raw(self._load().revocations))
+            case _:
+                return Refused(reason=Refusal.MALFORMED, detail="that is an answer, no request")
+
+    def _redeem(self, peer: PeerId, raw: bytes) -> Member:
+        access = self._load()
+        before = access_files.load_ledger(self._state_dir)
+        membership, ledger = redeem_ticket(
+            ticket_from_bytes(raw),
+            peer,
+            key=self._key,
+            ledger=before,
+            unix_s=self._unix_s(),
+            serial=self._serial(),
+            granter=access.membership,
+            revoked=access.revocations,
+        )
+        if ledger is not before:
+            access_files.save_ledger(self._state_dir, ledger)
+            self._on_redeemed(ledger)
+            logger.info(
+                "ticket redeemed",
+                extra={"peer": str(peer), "serial": membership.own.serial_text},
+            )
+        return Member(membership=membership.raw, revocations=_raw(access.revocations))
+
+    def _load(self) -> access_files.NodeAccess:
+        return access_files.load_node(self._state_dir, self._key.peer_id)
 
 
 class AccessProtocol:
@@ -191,3 +285,7 @@ async def _read_all(stream: ProtocolStream) -> bytes:
             raise AccessSilent(
                 f"{stream.peer} sent over {MESSAGE.max_bytes} bytes, which no message has"
             )
+
+
+def _raw(revocations: RevocationList | None) -> bytes:
+    return b"" if revocations is None else revocations.raw

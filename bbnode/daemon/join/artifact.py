@@ -17,7 +17,7 @@ import trio
 from bbnode.daemon import paths
 from bbnode.daemon.artifacts.artifact import Artifact, ArtifactRejected, load_artifact
 from bbnode.daemon.join.dial import Dialled
-from bbnode.daemon.join.errors import InviterLost
+from bbnode.daemon.join.invitation import InviterLost
 from bbnode.ir.peer import PeerId
 from bbnode.transport.artifact_exchange import Progress, fetch
 from bbnode.transport.errors import NotConnectedError, StreamBrokenError

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from bbnode import __version__
-from bbnode.daemon.join.errors import InviterRefused, InviterUnreachable, WrongPeer
-from bbnode.daemon.join.source import Source
+from bbnode.daemon.join.invitation import InviterRefused, InviterUnreachable, Source, WrongPeer
 from bbnode.daemon.network import ping
 from bbnode.ir.errors import BbnodeError
 from bbnode.transport.backend import Hello, PeerConnected, PeerDisconnected, ProtocolHost

@@ -17,7 +17,7 @@ from typing import Any
 from bbnode.daemon import paths
 from bbnode.daemon.config import sources
 from bbnode.daemon.config.sources import ResolvedConfig
-from bbnode.daemon.join.source import Source
+from bbnode.daemon.join.invitation import Source
 
 CONFIG_NAME = "node.toml"
 ARTIFACT_NAME = "artifact.onnx"

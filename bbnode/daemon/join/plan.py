@@ -28,7 +28,7 @@ from bbnode.components.settings import (
 )
 from bbnode.daemon.artifacts.artifact import Artifact
 from bbnode.daemon.config import NodeConfig
-from bbnode.daemon.join.errors import ComponentsMissing, SlotsNotConfigured, TargetNeeded
+from bbnode.daemon.join.invitation import ComponentsMissing, SlotsNotConfigured, TargetNeeded
 from bbnode.engine.errors import UnknownSlot, UnsupportedOps, did_you_mean
 from bbnode.engine.planning.bindings import SlotPlan
 from bbnode.engine.planning.program import plan_program

@@ -24,10 +24,9 @@ from bbnode.daemon.access import protocol as access_protocol
 from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.join.artifact import Obtained, obtain
 from bbnode.daemon.join.dial import Dialled, dialled
-from bbnode.daemon.join.errors import InviterRefused, NothingOffered
 from bbnode.daemon.join.folder import Folder
+from bbnode.daemon.join.invitation import InviterRefused, NothingOffered, Source
 from bbnode.daemon.join.plan import Plan, choose_target, make_plan, with_absolute_paths
-from bbnode.daemon.join.source import Source
 from bbnode.daemon.lifecycle import assembly
 from bbnode.ir.peer import PeerId
 from bbnode.transport.artifact_exchange import Progress

@@ -1,7 +1,9 @@
-"""The source of an invitation, read from the text that `bbnode join` was given.
+"""An invitation: who invites and to what, read from the text that `bbnode join` was given.
 
 Rule: a ticket is believed only as far as its signature goes; a plain address offers nothing but
-a peer to ask.
+a peer to ask. The errors of joining stand here, one class each, with a line that says what to do
+next; a ticket's own faults are `TicketRefused` of `bbnode.access`, the artifact's are of
+`bbnode.daemon.artifacts` and `artifact_exchange`.
 """
 
 from __future__ import annotations
@@ -13,10 +15,49 @@ from multiaddr import Multiaddr
 
 from bbnode.access.ticket import TICKET, Ticket, parse_ticket
 from bbnode.daemon.access import files as access_files
-from bbnode.daemon.join.errors import NotAnInvitation
 from bbnode.ir.address import parse_address, peer_of_address
-from bbnode.ir.errors import DecodeError
+from bbnode.ir.errors import DecodeError, DeploymentError, EnvironmentFault, PeerError
 from bbnode.ir.peer import PeerId
+
+
+class NotAnInvitation(DeploymentError):
+    """The text is neither a ticket nor the address of a peer."""
+
+
+class InviterUnreachable(EnvironmentFault):
+    """No address of the inviting peer answers."""
+
+
+class WrongPeer(PeerError):
+    """Somebody else answers at the inviting peer's address."""
+
+
+class InviterRefused(PeerError):
+    """The inviting peer does not let this one connect, or talk."""
+
+
+class InviterLost(EnvironmentFault):
+    """The connection with the inviting peer broke, again and again."""
+
+
+class NothingOffered(PeerError):
+    """The peer does not say which artifact it runs."""
+
+
+class TargetNeeded(DeploymentError):
+    """The artifact has several targets, and nobody said which one to play."""
+
+
+class ComponentsMissing(DeploymentError):
+    """The target needs component types that are not installed here."""
+
+
+class SlotsNotConfigured(DeploymentError):
+    """Slots of the target need settings that only this machine's user knows."""
+
+
+class NotConfirmed(DeploymentError):
+    """Nobody agreed to run what was offered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
