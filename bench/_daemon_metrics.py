@@ -23,10 +23,10 @@ from typing import Any
 
 import trio
 
-from bbnode.daemon import config_sources, paths
-from bbnode.daemon.artifact import serialize
-from bbnode.daemon.build import compile_module
-from bbnode.daemon.config import NodeConfig
+from bbnode.daemon import paths
+from bbnode.daemon.artifacts.artifact import serialize
+from bbnode.daemon.artifacts.build import compile_module
+from bbnode.daemon.config import NodeConfig, sources
 from bbnode.daemon.control.client import ControlClient
 from bbnode.daemon.demo.nodes import choose_port
 from bbnode.transport.identity import create_identity
@@ -68,7 +68,7 @@ class Node:
                 **settings,
             }
         )
-        config_sources.write(self._config, config, comment="benchmark")
+        sources.write(self._config, config, comment="benchmark")
 
     @contextmanager
     def running(self) -> Iterator[tuple[subprocess.Popen[bytes], float]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bbnode.cli import exits
 from bbnode.cli.main import command_names
-from bbnode.daemon import config_sources
+from bbnode.daemon.config import sources
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 
@@ -27,7 +27,7 @@ def test_the_example_configuration_is_one(tmp_path: Path) -> None:
     assert tomllib.loads(example)
     file = tmp_path / "node.toml"
     file.write_text(example, encoding="utf-8")
-    config = config_sources.resolve(file, environ={}).config
+    config = sources.resolve(file, environ={}).config
     assert config.slots == {"data": {"shard": 0}}
     wait = config.invoke[0].wait_for
     assert wait is not None

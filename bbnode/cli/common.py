@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from bbnode.daemon.config_sources import ResolvedConfig
+    from bbnode.daemon.config.sources import ResolvedConfig
     from bbnode.daemon.control.client import ControlClient
 
 DEFAULT_CONFIG = Path("node.toml")
@@ -72,12 +72,11 @@ def load_config(
     config: Path, settings: Sequence[str] | None = None, flags: dict[str, Any] | None = None
 ) -> ResolvedConfig:
     """The configuration with `--set` and the command's own flags on top."""
-    from bbnode.daemon import config_sources, paths
+    from bbnode.daemon import paths
+    from bbnode.daemon.config import sources
 
     own = {key: value for key, value in (flags or {}).items() if value is not None}
-    return config_sources.resolve(
-        paths.find_config(config), flags={**pairs(settings, "--set"), **own}
-    )
+    return sources.resolve(paths.find_config(config), flags={**pairs(settings, "--set"), **own})
 
 
 def daemon(

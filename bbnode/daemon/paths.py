@@ -1,4 +1,4 @@
-"""Where a node keeps its files, and how they are written.
+"""The files of a node: where they are kept, and how they are written.
 
 Rule: every path of a node is derived from its state directory here and nowhere else; what
 is written is either complete or not there; one process owns a state directory at a time.
@@ -37,7 +37,7 @@ SYSTEM_CONFIG_DIR = Path("/etc/bbnode")
 SYSTEM_STATE_DIR = Path("/var/lib/bbnode")
 SYSTEM_RUNTIME_DIR = Path("/run/bbnode")
 SYSTEM_CACHE_DIR = Path("/var/cache/bbnode")
-# Whom the system's nodes run as (deploy/systemd/bbnode.sysusers.conf).
+# The user that the system's nodes run as (deploy/systemd/bbnode.sysusers.conf).
 SYSTEM_USER = "bbnode"
 
 
@@ -54,20 +54,20 @@ class SocketPathError(DeploymentError):
 
 
 def config_dirs() -> tuple[Path, ...]:
-    """Where configurations are looked for, first the user's, then the system's."""
+    """Return where configurations are looked for: first the user's, then the system's folder."""
     return _xdg("XDG_CONFIG_HOME", ".config"), SYSTEM_CONFIG_DIR
 
 
 def find_config(file: Path) -> Path:
-    """`file` itself, or where it does not exist and is a mere name, the first found of that
-    name in `config_dirs`; `file` when there is none."""
+    """Return `file`, or if it does not exist and is a mere name, the first of that name in
+    `config_dirs`; `file` when there is none."""
     if _is_there(file) or len(file.parts) != 1:
         return file
     return next((d / file.name for d in config_dirs() if _is_there(d / file.name)), file)
 
 
 def _is_there(file: Path) -> bool:
-    """Whether a file can be seen: not in a folder that this user may not enter, as root's home is
+    """Return False also for a file in a folder that this user may not enter, as root's home is
     for the user of a service."""
     try:
         return file.exists()
@@ -76,24 +76,24 @@ def _is_there(file: Path) -> bool:
 
 
 def is_system_config(file: Path | None) -> bool:
-    """Whether a configuration is the system's, so that the node keeps its files there too."""
+    """Return True if a configuration is the system's: the node keeps its files there too."""
     return file is not None and file.absolute().parent == SYSTEM_CONFIG_DIR
 
 
 def default_state_dir(name: str, *, system: bool = False) -> Path:
-    """`/var/lib/bbnode/<name>` for the system, else `$XDG_STATE_HOME/bbnode/<name>`."""
+    """Return `/var/lib/bbnode/<name>` for the system, else `$XDG_STATE_HOME/bbnode/<name>`."""
     if system:
         return SYSTEM_STATE_DIR / name
     return _xdg("XDG_STATE_HOME", ".local/state") / name
 
 
 def data_dir() -> Path:
-    """Where a user's own data is kept, whatever nodes run: the keys of networks."""
+    """Return where a user's own data is kept, whatever nodes run: the keys of networks."""
     return _xdg("XDG_DATA_HOME", ".local/share")
 
 
 def cache_dir(state_dir: Path) -> Path:
-    """Where what can be fetched again is kept: artifacts by their digest."""
+    """Return the folder for what can be fetched again: artifacts by their digest."""
     if state_dir.parent == SYSTEM_STATE_DIR:
         return SYSTEM_CACHE_DIR
     return _xdg("XDG_CACHE_HOME", ".cache")
@@ -106,12 +106,12 @@ def _xdg(variable: str, default: str) -> Path:
 
 
 def identity_file(state_dir: Path) -> Path:
-    """The node's private key."""
+    """Return the file of the node's private key."""
     return state_dir / "identity.key"
 
 
 def lock_file(state_dir: Path) -> Path:
-    """Held while a daemon runs on the directory."""
+    """Return the lock file, held while a daemon runs on the directory."""
     return state_dir / "lock"
 
 
@@ -144,7 +144,7 @@ def enter_empty_dir(state_dir: Path) -> None:
 
 
 def control_socket(state_dir: Path) -> Path:
-    """The path of the control socket.
+    """Return the path of the control socket.
 
     It is `<state_dir>/control.sock`; of the system's nodes, `/run/bbnode/<name>/control.sock`.
     Where that is longer than a unix socket's path can be, it is
@@ -196,7 +196,7 @@ def _runtime_dir() -> Path:
 
 
 def open_lock(path: Path) -> int:
-    """Open a file to be locked, made if there is none, for its owner alone; a descriptor.
+    """Open a file to be locked, made if there is none, for its owner alone; return a descriptor.
 
     What stands there is written to, or kept open for long: nothing but a regular file of
     this very name will do, whoever put it there. Raises `StorageError`.

@@ -11,7 +11,7 @@ from bbnode.access.revocation import revoke
 from bbnode.access.statement import open_membership
 from bbnode.access.ticket import Invitation, Ledger, make_ticket
 from bbnode.daemon.access import files as access_files
-from bbnode.daemon.access.service import AccessService
+from bbnode.daemon.access.protocol import AccessService
 from bbnode.daemon.paths import StorageError
 from bbnode.ir.address import parse_address
 from tests.access.strategies import (

@@ -21,12 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bbnode.daemon import checkpoint, config_sources, paths
-from bbnode.daemon.artifact import parse_artifact, serialize
-from bbnode.daemon.build import compile_module
-from bbnode.daemon.config import NodeConfig
+from bbnode.daemon import paths
+from bbnode.daemon.artifacts.artifact import parse_artifact, serialize
+from bbnode.daemon.artifacts.build import compile_module
+from bbnode.daemon.config import NodeConfig, sources
 from bbnode.daemon.control.client import ControlClient
 from bbnode.daemon.demo.nodes import choose_port
+from bbnode.daemon.state import checkpoint
 from bbnode.transport.identity import create_identity
 from tests.chaos.gate import GATE_VARIABLE, NAME_VARIABLE, Gates
 from tests.patience import PATIENCE_S
@@ -214,7 +215,7 @@ class Cluster:
                 **settings,
             }
         )
-        config_sources.write(folder / "node.toml", config, comment=name)
+        sources.write(folder / "node.toml", config, comment=name)
         environment = {GATE_VARIABLE: str(self.folder / "gate"), NAME_VARIABLE: name}
         return Daemon(name, folder, str(identity.peer_id), environment=environment)
 

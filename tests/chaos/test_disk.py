@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from bbnode.daemon import checkpoint, paths
+from bbnode.daemon import paths
+from bbnode.daemon.state import checkpoint
 from tests.chaos.cluster import ROOT, Cluster
 from tests.patience import PATIENCE_S
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from bbnode.daemon import checkpoint
+from bbnode.daemon.state import checkpoint
 from tests.chaos.cluster import Cluster, Daemon, Owned, Rounds
 from tests.patience import PATIENCE_S
 

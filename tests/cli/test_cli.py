@@ -16,7 +16,7 @@ import pytest
 from bbnode import __version__
 from bbnode.cli import exits
 from bbnode.cli.main import command_names, main
-from bbnode.daemon import config_sources
+from bbnode.daemon.config import reference, sources
 from bbnode.transport.identity import load_identity
 
 ROOT = Path(__file__).parent.parent.parent
@@ -98,7 +98,7 @@ def test_init_makes_a_node_that_can_be_read_back(run, tmp_path: Path, monkeypatc
     key = tmp_path / "n1" / "state" / "identity.key"
     assert key.stat().st_mode & 0o777 == 0o600
     assert str(load_identity(key).peer_id) == peer_id
-    found = config_sources.resolve(tmp_path / "n1" / "node.toml", environ={})
+    found = sources.resolve(tmp_path / "n1" / "node.toml", environ={})
     assert found.state_dir == tmp_path / "n1" / "state"
     assert found.config.node.name == "n1"
     assert found.absolute(found.config.artifact.path).resolve() == tmp_path / "a.onnx"
@@ -131,7 +131,7 @@ def test_init_writes_nothing_when_an_option_is_wrong(run, tmp_path: Path) -> Non
 
 
 def test_init_reference_prints_the_keys(run) -> None:
-    assert run("init", "--reference")[:2] == (0, config_sources.reference())
+    assert run("init", "--reference")[:2] == (0, reference.as_toml())
 
 
 def test_id_never_makes_an_identity(run, tmp_path: Path) -> None:

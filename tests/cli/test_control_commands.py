@@ -14,8 +14,8 @@ import trio
 
 from bbnode.cli import exits, output, values
 from bbnode.cli.main import main
-from bbnode.daemon.config_sources import ConfigError
-from bbnode.daemon.reload import Changes
+from bbnode.daemon.config.reload import Changes
+from bbnode.daemon.config.sources import ConfigError
 from bbnode.engine import steps
 from tests.daemon.live import CLIENT, SERVER, STRANGER, Live, in_thread, running
 from tests.patience import PATIENCE_S, patiently

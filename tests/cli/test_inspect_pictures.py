@@ -9,8 +9,8 @@ import pytest
 
 from bbnode.cli import exits
 from bbnode.cli.main import main
-from bbnode.daemon.artifact import serialize
-from bbnode.daemon.picture import to_html, to_svg
+from bbnode.daemon.artifacts.artifact import serialize
+from bbnode.daemon.artifacts.picture import to_html, to_svg
 from tests.daemon.views import federated
 
 

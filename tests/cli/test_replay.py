@@ -10,7 +10,7 @@ import pytest
 from bbnode.cli import exits
 from bbnode.cli.main import main
 from bbnode.daemon.paths import StorageError
-from bbnode.daemon.record_file import RecordFile
+from bbnode.daemon.state.record_file import RecordFile
 from tests.engine.builder import Partition, model
 from tests.engine.support import bring_up, component, peer
 from tests.engine.test_replay import MODEL, vector

@@ -18,12 +18,15 @@ import trio
 from bbnode.access.keys import SigningKey
 from bbnode.access.statement import grant
 from bbnode.access.ticket import Invitation, make_ticket
-from bbnode.daemon import assembly, config_sources, paths, ping
+from bbnode.daemon import paths
 from bbnode.daemon.access import files as access_files
 from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.access.protocol import AccessProtocol
-from bbnode.daemon.artifact import serialize
-from bbnode.daemon.config_sources import ResolvedConfig
+from bbnode.daemon.artifacts.artifact import serialize
+from bbnode.daemon.config import sources
+from bbnode.daemon.config.sources import ResolvedConfig
+from bbnode.daemon.lifecycle import assembly
+from bbnode.daemon.network import ping
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import ConnectionClosed, ConnectionOpened
 from bbnode.transport.identity import Identity, create_identity
@@ -103,7 +106,7 @@ def make(folder: Path, *, private: bool, name: str = "server", **flags: Any) -> 
     """An inviting node that does not run yet; of a private network it may invite to."""
     folder.mkdir()
     (folder / "a.onnx").write_bytes(serialize(compiled()))
-    resolved = config_sources.resolve(
+    resolved = sources.resolve(
         None,
         environ={},
         flags={

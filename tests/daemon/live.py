@@ -18,13 +18,13 @@ import trio
 
 from bbnode.compiler import Compiler
 from bbnode.components.selectors import ConnectedView
-from bbnode.daemon import config_sources
 from bbnode.daemon.access.control import AccessControl
+from bbnode.daemon.config import sources
+from bbnode.daemon.config.reload import Changes
 from bbnode.daemon.control.plane import ControlPlane
 from bbnode.daemon.control.server import ControlLimits
-from bbnode.daemon.dial_back import DialBack, DialBackRefused
-from bbnode.daemon.events import step_to_event
-from bbnode.daemon.reload import Changes
+from bbnode.daemon.network.dial_back import DialBack, DialBackRefused
+from bbnode.daemon.observing.events import step_to_event
 from bbnode.dsl import Graph, Module, PeerSelectorSlot, types
 from bbnode.engine import Node, install, steps
 from bbnode.ir.peer import PeerId
@@ -134,7 +134,7 @@ def make(
     backend = network.transport(peer, hello=Hello(classes=node.classes, targets=node.targets))
     live: Live
     driver = Driver(node, backend, observe=lambda step: live.observe(step))
-    resolved = config_sources.resolve(
+    resolved = sources.resolve(
         None,
         environ={},
         flags={

@@ -8,9 +8,9 @@ from pathlib import Path
 import onnx
 import pytest
 
-from bbnode.daemon.artifact import (
+from bbnode.daemon.artifacts.artifact import (
+    ArtifactRejected,
     ArtifactUnreadable,
-    InvalidArtifact,
     load_artifact,
     parse_artifact,
     serialize,
@@ -38,7 +38,7 @@ def test_a_compiled_model_is_loaded_with_its_digest(tmp_path: Path) -> None:
 def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.onnx"
     path.write_bytes(serialize(compiled()))
-    with pytest.raises(InvalidArtifact, match="changed"):
+    with pytest.raises(ArtifactRejected, match="changed"):
         load_artifact(path, expected_sha256="0" * 64)
 
 
@@ -49,7 +49,7 @@ def test_a_model_that_was_edited_is_refused_without_a_digest_too(change: str) ->
         model.doc_string = "better"
     else:
         protos.del_meta(model, keys.SEAL_KEY)
-    with pytest.raises(InvalidArtifact, match="changed after it was compiled"):
+    with pytest.raises(ArtifactRejected, match="changed after it was compiled"):
         parse_artifact(serialize(model), "x")
 
 
@@ -59,18 +59,18 @@ def test_a_missing_file_names_its_path(tmp_path: Path) -> None:
 
 
 def test_a_model_that_was_not_compiled_is_refused() -> None:
-    with pytest.raises(InvalidArtifact, match="not compiled"):
+    with pytest.raises(ArtifactRejected, match="not compiled"):
         parse_artifact(serialize(onnx.ModelProto(ir_version=10)), "x")
 
 
 def test_a_newer_passport_is_refused() -> None:
     model = compiled()
     protos.set_meta(model, keys.COMPILED_KEY, "v2")
-    with pytest.raises(InvalidArtifact, match="'v2'"):
+    with pytest.raises(ArtifactRejected, match="'v2'"):
         parse_artifact(serialize(model), "x")
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 100, b"\x0a\xff\xff\xff\xff\x0f" + b"x" * 20])
 def test_garbage_is_refused(data: bytes) -> None:
-    with pytest.raises(InvalidArtifact, match="not an ONNX model"):
+    with pytest.raises(ArtifactRejected, match="not an ONNX model"):
         parse_artifact(data, "x")

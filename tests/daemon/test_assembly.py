@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bbnode.daemon.assembly import _transport_limits
+from bbnode.daemon.lifecycle.assembly import _transport_limits
 from bbnode.transport.limits import TransportLimits
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

@@ -10,9 +10,10 @@ import pytest
 
 from bbnode.access.ticket import NONCE_BYTES, make_ticket
 from bbnode.cli.main import main
-from bbnode.daemon import bugreport, paths
-from bbnode.daemon.bugreport import REDACTED, redact
-from bbnode.daemon.config_sources import resolve
+from bbnode.daemon import paths
+from bbnode.daemon.config.sources import resolve
+from bbnode.daemon.observing import bugreport
+from bbnode.daemon.observing.bugreport import REDACTED, redact
 from bbnode.ir.address import parse_address
 from bbnode.transport.identity import create_identity
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bbnode.daemon.build import ModuleNotUsable, load_module
+from bbnode.daemon.artifacts.build import ModuleNotUsable, load_module
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from bbnode.daemon import checkpoint
-from bbnode.daemon.checkpoint import Checkpoint, Kept
 from bbnode.daemon.paths import StorageError
+from bbnode.daemon.state import checkpoint
+from bbnode.daemon.state.checkpoint import Checkpoint, UnsentEnvelope
 from bbnode.ir.peer import PeerId
 
 SHA = "a" * 64
@@ -169,7 +169,10 @@ def test_a_failing_disk_leaves_a_good_one(
 
 def test_what_nobody_acknowledged_is_kept(tmp_path: Path) -> None:
     peer = PeerId.from_seed("a")
-    unsent = (Kept(peer=peer, tag=7, data=b"x" * 9), Kept(peer=peer, tag=8, data=None))
+    unsent = (
+        UnsentEnvelope(peer=peer, tag=7, data=b"x" * 9),
+        UnsentEnvelope(peer=peer, tag=8, data=None),
+    )
     made = replace(saved(1), unsent=unsent)
     checkpoint.write(tmp_path, made)
     assert _read(tmp_path, SHA) == made

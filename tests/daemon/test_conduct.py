@@ -11,8 +11,8 @@ from multiaddr import Multiaddr
 from bbnode import transport as seam
 from bbnode.access.conduct import Offence
 from bbnode.daemon.access.control import AccessControl
-from bbnode.daemon.conduct import OFFENCE_OF_KIND, ConductWatch
 from bbnode.daemon.config import AccessSection
+from bbnode.daemon.network.conduct import OFFENCE_OF_KIND, ConductWatch
 from bbnode.engine import steps
 from bbnode.ir.peer import PeerId
 

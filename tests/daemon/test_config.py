@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from bbnode.daemon import config_sources, paths
-from bbnode.daemon.config import LIMIT_PRESETS, LimitsSection, NodeConfig, keys, overrides
-from bbnode.daemon.config_sources import ConfigError, resolve, shown
+from bbnode.daemon import paths
+from bbnode.daemon.config import (
+    LimitsSection,
+    NodeConfig,
+    RelaySection,
+    keys,
+    overrides,
+    reference,
+    sources,
+)
+from bbnode.daemon.config.sources import ConfigError, resolve, shown
+from bbnode.engine import Limits
 from bbnode.ir.caps import MAX_CONFIG_BYTES
+from bbnode.transport.limits import RelaySettings
 
 PEER = "12D3KooWLkHMEPJ3cTgdLCx8X6wT38PaozEnDAmXZnTNyuSyCdJr"
 MINIMAL = '[artifact]\npath = "a.onnx"\ntargets = ["client"]\n'
@@ -112,7 +124,7 @@ def test_bad_input_is_one_line_with_file_key_and_cure(toml, text: str, expected:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", "top level: missing key 'artifact': what this node runs"),
+        ("", "top level: missing key 'artifact': the program that it runs"),
         ("[artifact]\ntargets=['c']\n", "exactly one of 'path'"),
         ("[artifact]\npath='a'\n", "[artifact]: missing key 'targets'"),
         ("[artifact]\npath='a'\nmodule='a:B'\ntargets=['c']\n", "exactly one of 'path'"),
@@ -183,7 +195,7 @@ def test_a_file_stores_only_what_differs_and_reads_back_the_same(toml, tmp_path:
         "invoke": [{"target": "s"}],
     }
     copy = tmp_path / "copy.toml"
-    config_sources.write(copy, config, comment="made by a test")
+    sources.write(copy, config, comment="made by a test")
     assert copy.read_text().startswith("# made by a test\n")
     assert resolve(copy, environ={}).config == config
 
@@ -194,29 +206,67 @@ def test_wait_for_is_written_under_the_name_that_it_is_read_with(toml, tmp_path:
     wait = config.invoke[0].wait_for
     assert wait is not None
     assert (wait.peer_class, wait.enough_peers) == ("client", 3)
-    config_sources.write(tmp_path / "copy.toml", config)
+    sources.write(tmp_path / "copy.toml", config)
     assert resolve(tmp_path / "copy.toml", environ={}).config == config
 
 
 def test_every_key_is_documented() -> None:
-    reference = config_sources.reference()
+    text = reference.as_toml()
     for path, field in keys():
         assert field.description, path
-        assert f"#   {path[-1]} = " in reference
-    assert "#   timeout_s = 20.0  (s)" in reference
+        assert f"#   {path[-1]} = " in text
+    assert "#   timeout_s = 20.0  (s)" in text
     # Comments only: the reference is valid TOML that says nothing.
-    assert tomllib.loads(reference) == {}
+    assert tomllib.loads(text) == {}
 
 
 def test_limits_follow_the_preset_and_what_is_given() -> None:
-    assert LimitsSection().effective() == LIMIT_PRESETS["default"]
+    assert LimitsSection().effective() == asdict(Limits())
     edge = LimitsSection(preset="edge", bus_events=10, frames=5).effective()
     assert edge["envelope_bytes"] == 256 * 1024
     assert edge["envelope_fills"] == 64
     assert (edge["bus_events"], edge["ingress_events"], edge["frames"]) == (10, 40, 5)
     assert LimitsSection(bus_events=10, ingress_events=11).effective()["ingress_events"] == 11
-    fields = set(LimitsSection.model_fields) - {"preset"}
-    assert fields == set(LIMIT_PRESETS["default"]) >= set(LIMIT_PRESETS["edge"])
+    assert LimitsSection(preset="edge").effective() == asdict(Limits.edge())
+    assert set(LimitsSection.model_fields) - {"preset"} == {f.name for f in fields(Limits)}
+
+
+def test_the_pages_in_docs_are_the_references() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    how = "write it anew: bbnode config reference --markdown (--components) > docs/…"
+    for name, made in (
+        ("config.md", reference.config_markdown()),
+        ("components-reference.md", reference.components_markdown()),
+    ):
+        assert (docs / name).read_text("utf-8") == made, f"docs/{name} is not current; {how}"
+    for path, field in keys():
+        assert f"| `{path[-1]}` | " in reference.config_markdown() or path == ("slots",), path
+        assert field.description
+
+
+def test_settings_of_a_component_are_read_from_its_docstring() -> None:
+    page = reference.components_markdown()
+    assert "| `path` | `str` | required | *local*; of an .npz file on this peer. |" in page
+    assert "| `shards` | `int` | `1` | this peer's share of the split" in page
+    assert "| `ttl_s` | `float` | `90.0` | how long an announcement stands" in page
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"circuits": 0},
+        {"circuits": 1025},
+        {"circuit_s": 2**32},
+        {"circuit_bytes": 2**63},
+        {"reservation_s": 0},
+        {"serve": "yes"},
+        {"circuit": 1},
+    ],
+)
+def test_what_no_relay_can_do_is_refused(given: dict[str, object]) -> None:
+    assert RelaySettings(**RelaySection().model_dump()) == RelaySettings(use=True)
+    with pytest.raises(ValidationError):
+        RelaySection(**given)
 
 
 def test_paths_count_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bbnode.daemon import config_sources
+from bbnode.daemon.config import sources
 from bbnode.daemon.demo import nodes as demo_nodes
 from bbnode.daemon.demo import report as demo_report
 from bbnode.daemon.demo.view import DemoView, summary_table
@@ -65,12 +65,12 @@ def test_shards_follow_the_order_of_the_peer_ids(tmp_path: Path) -> None:
         wait_s=20.0,
         data={"dataset": "digits", "partition": "iid", "seed": 7},
     )
-    resolved = {node.name: config_sources.resolve(node.config, environ={}) for node in clients}
+    resolved = {node.name: sources.resolve(node.config, environ={}) for node in clients}
     by_shard = sorted(clients, key=lambda node: resolved[node.name].config.slots["data"]["shard"])
     peers = [node.identity.peer_id for node in by_shard]
     assert peers == sorted(peers)
     assert len({node.state_dir for node in [server, *clients]}) == 6
-    config = config_sources.resolve(server.config, environ={}).config
+    config = sources.resolve(server.config, environ={}).config
     assert config.slots["data"]["split"] == "test"
     assert config.invoke[0].times == 3
     assert config.invoke[0].wait_for is not None

@@ -12,8 +12,8 @@ import pytest
 import trio
 from multiaddr import Multiaddr
 
-from bbnode.daemon import dial_back
-from bbnode.daemon.dial_back import DialBackRefused, Outcome, may_dial
+from bbnode.daemon.network import dial_back
+from bbnode.daemon.network.dial_back import DialBackRefused, DialResult, may_dial
 from bbnode.transport.base import ConnectionOpened
 from bbnode.transport.errors import StreamBrokenError
 from bbnode.transport.identity import Identity
@@ -58,7 +58,7 @@ async def test_a_peer_reaches_what_is_announced() -> None:
     assert told.peer == other.peer_id
     assert told.seen_at.startswith("/ip4/127.0.0.1/tcp/")
     assert [(t.outcome, t.address) for t in told.tried] == [
-        (Outcome.REACHED, one.listen_addresses()[0])
+        (DialResult.REACHED, one.listen_addresses()[0])
     ]
     assert links == 1  # what looks makes no connection
     assert "too soon" in again
@@ -71,7 +71,7 @@ async def test_what_nobody_answers_at_and_what_is_somebody_elses() -> None:
         elsewhere = f"/ip4/192.0.2.1/tcp/{mute.getsockname()[1]}"
         async with asker(announce=[nobody, elsewhere]) as (_, ask, _other):
             told = await ask(None)
-    assert [t.outcome for t in told.tried] == [Outcome.FAILED, Outcome.SKIPPED]
+    assert [t.outcome for t in told.tried] == [DialResult.FAILED, DialResult.SKIPPED]
     assert "refused" in told.tried[0].detail
 
 

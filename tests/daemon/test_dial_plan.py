@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multiaddr import Multiaddr
 
-from bbnode.daemon.dial_plan import (
+from bbnode.daemon.network.dial_plan import (
     BOOTSTRAP_MOVES,
     DIAL_RATES,
     GIVE_UP_S,
     PATIENCE_S,
-    BootstrapPlan,
+    BootstrapDialPlan,
     DialBudget,
-    Happening,
-    LearnedPlan,
-    Stand,
-    Word,
+    DialState,
+    HintSource,
+    LearnedDialPlan,
+    PeerChange,
 )
 from bbnode.ir.caps import OWN_WORD_EVERY_S
 from bbnode.ir.peer import PeerId
@@ -31,15 +31,15 @@ HERE = (Multiaddr("/ip4/10.0.0.1/tcp/4001"),)
 
 def test_every_move_of_the_table_is_made_and_no_other() -> None:
     assert len(BOOTSTRAP_MOVES) == 5
-    for stand, what in itertools.product(Stand, Happening):
-        plan = BootstrapPlan([A])
+    for stand, what in itertools.product(DialState, PeerChange):
+        plan = BootstrapDialPlan([A])
         plan._stands[A] = stand
         plan._happens(A, what)
         assert plan.stand(A) is BOOTSTRAP_MOVES.get((stand, what), stand)
 
 
 def test_all_are_wanted_for_ever_by_default() -> None:
-    plan = BootstrapPlan(PEERS)
+    plan = BootstrapDialPlan(PEERS)
     assert plan.enough == 4
     for connected, now_s in ((set(), 0), ({A}, 1), ({A, B, C, D}, 2), ({B}, 1e6), (set(), 1e7)):
         assert set(plan.advance(connected, now_s)) == set(PEERS)
@@ -47,7 +47,7 @@ def test_all_are_wanted_for_ever_by_default() -> None:
 
 
 def test_one_is_enough_the_others_are_left_and_the_next_is_tried_when_it_goes() -> None:
-    plan = BootstrapPlan(PEERS, 1)
+    plan = BootstrapDialPlan(PEERS, 1)
     assert plan.advance(set(), 0) == [A]
     assert plan.next_s() == PATIENCE_S
     assert plan.advance(set(), PATIENCE_S - 0.1) == [A]
@@ -64,18 +64,18 @@ def test_one_is_enough_the_others_are_left_and_the_next_is_tried_when_it_goes() 
 
 
 def test_who_dials_us_counts() -> None:
-    plan = BootstrapPlan(PEERS, 2)
+    plan = BootstrapDialPlan(PEERS, 2)
     assert plan.advance(set(), 0) == [A, B]
     assert plan.advance({C, D}, 1) == [C, D]
     assert plan.advance({C}, 2) == [A, C]
-    assert plan.stand(D) is Stand.LEFT
+    assert plan.stand(D) is DialState.LEFT
     assert plan.stand(PeerId.from_seed(99)) is None
 
 
 def test_none_is_enough_when_none_are_asked_for() -> None:
-    plan = BootstrapPlan(PEERS, 0)
+    plan = BootstrapDialPlan(PEERS, 0)
     assert plan.advance(set(), 0) == []
-    assert BootstrapPlan([], 3).advance({A}, 0) == []
+    assert BootstrapDialPlan([], 3).advance({A}, 0) == []
 
 
 @given(
@@ -83,7 +83,7 @@ def test_none_is_enough_when_none_are_asked_for() -> None:
     turns=st.lists(st.tuples(st.sets(st.sampled_from(PEERS)), st.floats(0, 30)), max_size=30),
 )
 def test_never_too_few_never_more_than_needed(k, turns) -> None:
-    plan = BootstrapPlan(PEERS, k)
+    plan = BootstrapDialPlan(PEERS, k)
     now_s = 0.0
     for connected, passed_s in turns:
         now_s += passed_s
@@ -103,7 +103,7 @@ def test_never_too_few_never_more_than_needed(k, turns) -> None:
 
 
 def test_a_learned_peer_is_dialled_for_a_while() -> None:
-    plan = LearnedPlan()
+    plan = LearnedDialPlan()
     assert plan.want(A, HERE, 0.0, wait_s=2.0)
     assert plan.advance(set(), 0.0) == {}
     assert plan.next_s(0.0) == 2.0
@@ -117,7 +117,7 @@ def test_a_learned_peer_is_dialled_for_a_while() -> None:
 
 
 def test_a_learned_peer_that_came_is_left_and_one_that_is_told_of_is_kept() -> None:
-    plan = LearnedPlan()
+    plan = LearnedDialPlan()
     plan.want(A, HERE, 0.0)
     plan.want(B, HERE, 0.0, until_dropped=True)
     assert plan.advance({A, B}, 1.0) == {B: HERE}
@@ -128,7 +128,7 @@ def test_a_learned_peer_that_came_is_left_and_one_that_is_told_of_is_kept() -> N
 
 
 def test_learned_peers_are_bounded_and_the_oldest_wish_gives_way() -> None:
-    plan = LearnedPlan(max_peers=3)
+    plan = LearnedDialPlan(max_peers=3)
     for peer in (A, B, C):
         plan.want(peer, HERE, 0.0)
     plan.want(A, HERE, 1.0)
@@ -140,10 +140,10 @@ def test_learned_peers_are_bounded_and_the_oldest_wish_gives_way() -> None:
 
 
 @given(
-    word=st.sampled_from(Word),
+    word=st.sampled_from(HintSource),
     waits=st.lists(st.floats(0, 5, allow_nan=False), min_size=1, max_size=200),
 )
-def test_no_more_are_dialled_than_the_rate_allows(word: Word, waits: list[float]) -> None:
+def test_no_more_are_dialled_than_the_rate_allows(word: HintSource, waits: list[float]) -> None:
     budget, now_s, taken = DialBudget(), 1000.0, 0
     for number, wait_s in enumerate(waits):
         now_s += wait_s
@@ -153,12 +153,12 @@ def test_no_more_are_dialled_than_the_rate_allows(word: Word, waits: list[float]
     assert taken >= min(len(waits), rate.burst)
 
 
-@pytest.mark.parametrize("word", [Word.OWN, Word.STRANGER])
-def test_a_peer_that_comes_and_goes_is_taken_at_its_word_once_in_a_while(word: Word) -> None:
+@pytest.mark.parametrize("word", [HintSource.OWN, HintSource.STRANGER])
+def test_a_peer_that_comes_and_goes_is_taken_at_its_word_once_in_a_while(word: HintSource) -> None:
     budget, peer = DialBudget(), PeerId.from_seed("a")
     assert budget.take(word, peer, 0.0)
     assert not budget.take(word, peer, OWN_WORD_EVERY_S - 0.1)
     assert budget.take(word, peer, OWN_WORD_EVERY_S)
     # What a program asks for is only counted.
-    assert budget.take(Word.TOLD, peer, OWN_WORD_EVERY_S)
-    assert budget.take(Word.TOLD, peer, OWN_WORD_EVERY_S)
+    assert budget.take(HintSource.TOLD, peer, OWN_WORD_EVERY_S)
+    assert budget.take(HintSource.TOLD, peer, OWN_WORD_EVERY_S)

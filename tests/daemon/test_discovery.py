@@ -10,9 +10,9 @@ import pytest
 import trio
 from multiaddr import Multiaddr
 
-from bbnode.daemon import discovery as discovery_file
 from bbnode.daemon.config import DiscoverySection, NetworkSection
-from bbnode.daemon.discovery import Discovery, Origin
+from bbnode.daemon.network import discovery as discovery_file
+from bbnode.daemon.network.discovery import Discovery, Origin
 from bbnode.engine import Node, install, steps
 from bbnode.examples import registry as program
 from bbnode.ir.peer import PeerId

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bbnode.daemon import doctor, paths
-from bbnode.daemon.config_sources import ResolvedConfig, resolve
-from bbnode.daemon.doctor import Verdict
+from bbnode.daemon import paths
+from bbnode.daemon.config.sources import ResolvedConfig, resolve
+from bbnode.daemon.observing import doctor
+from bbnode.daemon.observing.doctor import CheckResult
 from bbnode.transport.identity import create_identity
 
 PEER = "12D3KooWLkHMEPJ3cTgdLCx8X6wT38PaozEnDAmXZnTNyuSyCdJr"
@@ -37,9 +38,9 @@ def test_a_healthy_node_passes_and_gets_no_identity(node, tmp_path: Path) -> Non
     found = _found(node())
     assert list(found) == list(doctor.CHECKS)
     for check in ("state directory", "daemon", "disk", "ports", "artifact", "components"):
-        assert found[check].verdict is Verdict.PASSED, found[check]
-    assert found["identity"].verdict is Verdict.WARNING
-    assert found["bootstrap"].verdict is Verdict.SKIPPED
+        assert found[check].verdict is CheckResult.PASSED, found[check]
+    assert found["identity"].verdict is CheckResult.WARNING
+    assert found["bootstrap"].verdict is CheckResult.SKIPPED
     assert not paths.identity_file(tmp_path / "state").exists()
 
 
@@ -47,9 +48,9 @@ def test_an_identity_that_others_can_read_fails(node, tmp_path: Path) -> None:
     paths.make_state_dir(tmp_path / "state")
     key = paths.identity_file(tmp_path / "state")
     create_identity(key)
-    assert _found(node())["identity"].verdict is Verdict.PASSED
+    assert _found(node())["identity"].verdict is CheckResult.PASSED
     key.chmod(0o644)
-    assert _found(node())["identity"].verdict is Verdict.FAILED
+    assert _found(node())["identity"].verdict is CheckResult.FAILED
 
 
 def test_ports_that_are_taken_and_peers_that_are_silent(node) -> None:
@@ -61,14 +62,14 @@ def test_ports_that_are_taken_and_peers_that_are_silent(node) -> None:
         found = _found(
             node(network__listen=[f"/ip4/127.0.0.1/tcp/{port}"], network__bootstrap=[silent])
         )
-        assert found["ports"].verdict is Verdict.FAILED
+        assert found["ports"].verdict is CheckResult.FAILED
         assert str(port) in found["ports"].remedy
-        assert found["bootstrap"].verdict is Verdict.FAILED
+        assert found["bootstrap"].verdict is CheckResult.FAILED
         found = _found(node(network__bootstrap=[silent, there]))
-        assert found["bootstrap"].verdict is Verdict.WARNING
+        assert found["bootstrap"].verdict is CheckResult.WARNING
         assert silent in found["bootstrap"].detail
         found = _found(node(network__bootstrap=[there]))
-        assert found["bootstrap"].verdict is Verdict.PASSED
+        assert found["bootstrap"].verdict is CheckResult.PASSED
 
 
 def test_a_running_daemon_has_the_ports(node) -> None:
@@ -80,7 +81,7 @@ def test_a_running_daemon_has_the_ports(node) -> None:
         taken = f"/ip4/127.0.0.1/tcp/{listener.getsockname()[1]}"
         found = _found(node(network__listen=[taken]))
     assert "in use by process" in found["daemon"].detail
-    assert found["ports"].verdict is Verdict.PASSED
+    assert found["ports"].verdict is CheckResult.PASSED
 
 
 def test_a_missing_artifact_and_wrong_settings(node, tmp_path: Path) -> None:
@@ -94,28 +95,28 @@ def test_a_missing_artifact_and_wrong_settings(node, tmp_path: Path) -> None:
         },
     )
     found = _found(missing)
-    assert found["artifact"].verdict is Verdict.FAILED
-    assert found["components"].verdict is Verdict.SKIPPED
+    assert found["artifact"].verdict is CheckResult.FAILED
+    assert found["components"].verdict is CheckResult.SKIPPED
     found = _found(node(artifact__targets=["nobody"]))
-    assert found["components"].verdict is Verdict.FAILED
+    assert found["components"].verdict is CheckResult.FAILED
     assert "nobody" in found["components"].detail
 
 
 def test_a_disk_that_is_nearly_full(node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "MIN_FREE_BYTES", 1 << 60)
-    assert _found(node())["disk"].verdict is Verdict.FAILED
+    assert _found(node())["disk"].verdict is CheckResult.FAILED
 
 
 @pytest.mark.parametrize(
     ("kernel", "verdict"),
     [
-        ((True, 1000), Verdict.PASSED),
-        ((False, 1000), Verdict.WARNING),
-        ((True, 10**9), Verdict.WARNING),
-        (None, Verdict.SKIPPED),
+        ((True, 1000), CheckResult.PASSED),
+        ((False, 1000), CheckResult.WARNING),
+        ((True, 10**9), CheckResult.WARNING),
+        (None, CheckResult.SKIPPED),
     ],
 )
-def test_the_clock(node, monkeypatch: pytest.MonkeyPatch, kernel, verdict: Verdict) -> None:
+def test_the_clock(node, monkeypatch: pytest.MonkeyPatch, kernel, verdict: CheckResult) -> None:
     monkeypatch.setattr(doctor, "_kernel_clock", lambda: kernel)
     assert _found(node())["clock"].verdict is verdict
 
@@ -123,14 +124,14 @@ def test_the_clock(node, monkeypatch: pytest.MonkeyPatch, kernel, verdict: Verdi
 @pytest.mark.parametrize(
     ("outcomes", "verdict", "says"),
     [
-        (["failed", "reached", "skipped"], Verdict.PASSED, "/ip4/192.0.2.1/tcp/4001"),
-        (["failed", "skipped"], Verdict.FAILED, "connection refused"),
-        (["skipped"], Verdict.WARNING, "/ip4/198.51.100.7/tcp/50000"),
-        ([], Verdict.SKIPPED, "only dials"),
+        (["failed", "reached", "skipped"], CheckResult.PASSED, "/ip4/192.0.2.1/tcp/4001"),
+        (["failed", "skipped"], CheckResult.FAILED, "connection refused"),
+        (["skipped"], CheckResult.WARNING, "/ip4/198.51.100.7/tcp/50000"),
+        ([], CheckResult.SKIPPED, "only dials"),
     ],
 )
 def test_what_a_peer_that_dialled_back_says(
-    outcomes: list[str], verdict: Verdict, says: str
+    outcomes: list[str], verdict: CheckResult, says: str
 ) -> None:
     rows = [
         {"address": f"/ip4/192.0.2.{n}/tcp/4001", "outcome": each, "detail": "connection refused"}
@@ -141,9 +142,9 @@ def test_what_a_peer_that_dialled_back_says(
     )
     assert found.verdict is verdict
     assert says in found.detail
-    assert bool(found.remedy) is (verdict in (Verdict.FAILED, Verdict.WARNING))
+    assert bool(found.remedy) is (verdict in (CheckResult.FAILED, CheckResult.WARNING))
 
 
 def test_nobody_dials_back_while_no_daemon_runs(node) -> None:
     found = _found(node(network__listen=["/ip4/127.0.0.1/tcp/0"]))
-    assert found["dial-back"].verdict is Verdict.SKIPPED
+    assert found["dial-back"].verdict is CheckResult.SKIPPED

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bbnode.daemon.events import step_to_event, summarize
+from bbnode.daemon.observing.events import step_to_event, summarize
 from bbnode.engine import steps
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import TRIGGER, Composite, Metadata, PeerIdVec, ResponseBatch

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbnode.daemon.given_numbers import numbers
+from bbnode.daemon.invoke.numbers import numbers
 from bbnode.ir import types
 from bbnode.ir.values import U64, dtype_of, type_of
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from bbnode.daemon.artifact import InvalidArtifact
-from bbnode.daemon.explain import UnknownValue, explain
-from bbnode.daemon.inspect import describe, wire_pairs
-from bbnode.daemon.listing import listing
-from bbnode.ir import keys, protos
+from bbnode.daemon.artifacts.artifact import ArtifactRejected
+from bbnode.daemon.artifacts.explain import NoSuchValue, explain
+from bbnode.daemon.artifacts.inspect import describe, wire_edges
+from bbnode.daemon.artifacts.listing import listing
+from bbnode.ir import keys
+from bbnode.ir.graph import is_wire
+from bbnode.ir.onnx_file import model_of, program_of
 from tests.daemon.views import federated, relay
 
 
@@ -33,20 +35,20 @@ def test_describe_tells_of_targets_slots_and_wire_edges() -> None:
 
 
 def test_a_receiver_that_nobody_sends_to_is_told_of() -> None:
-    main = next(f for f in relay().functions if f.name.startswith("relay#"))
-    pairs = list(wire_pairs([main]))
+    main = next(f for f in program_of(relay()).functions if f.name.startswith("relay#"))
+    pairs = list(wire_edges([main]))
     assert len(pairs) == 2
     assert all(pair.source is None and pair.send is None for pair in pairs)
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "99999999999999999999", "1" * 30])
 def test_a_site_id_that_is_none_is_refused(text: str) -> None:
-    model = copy_of(federated()[0])
-    for node in model.functions[0].node:
-        if protos.is_wire(node, keys.OP_RECV_REQ):
-            protos.set_meta(node, keys.SITE_ID_KEY, text)
-    with pytest.raises(InvalidArtifact, match="site id"):
-        describe(model)
+    program = program_of(federated()[0])
+    for node in program.functions[0].nodes:
+        if is_wire(node, keys.OP_RECV_REQ):
+            node.metadata[keys.SITE_ID_KEY] = text
+    with pytest.raises(ArtifactRejected, match="site id"):
+        describe(model_of(program))
 
 
 def test_explain_says_type_class_maker_and_passes() -> None:
@@ -91,7 +93,7 @@ def test_explain_tells_of_an_input_and_of_an_output() -> None:
     [("Params_0", "Params_0.params"), ("LoadParameters_0.cmf", "LoadParameters_0.cmd")],
 )
 def test_a_value_that_never_was_gets_a_hint(asked: str, hint: str) -> None:
-    with pytest.raises(UnknownValue, match=rf"{asked}.*did you mean.*{hint}"):
+    with pytest.raises(NoSuchValue, match=rf"{asked}.*did you mean.*{hint}"):
         explain(asked, *federated())
 
 

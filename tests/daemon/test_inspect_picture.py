@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbnode.daemon.picture import PictureTooLarge, program, to_html, to_svg
-from bbnode.daemon.picture.columns import ITEM_GAP, place
-from bbnode.daemon.picture.geometry import Layout, Rect
-from bbnode.daemon.picture.layout import lay_out
-from bbnode.daemon.picture.program import read
-from bbnode.daemon.picture.rows import rows_of, without_implied
-from bbnode.daemon.picture.text import clean, duration, fit, width_of
-from bbnode.ir import keys, protos
+from bbnode.daemon.artifacts.picture import PictureTooLarge, content, to_html, to_svg
+from bbnode.daemon.artifacts.picture.content import Box, DrawnProgram, Rect, read
+from bbnode.daemon.artifacts.picture.layout import lay_out
+from bbnode.daemon.artifacts.picture.placing import GAP, place, rows_of, without_implied
+from bbnode.daemon.artifacts.picture.text import clean, duration, fit, width_of
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, Program
+from bbnode.ir.onnx_file import model_of, program_of
 from tests.daemon.views import federated, relay
 
 MODELS = {"federated": lambda: federated()[0], "relay": relay}
@@ -31,8 +31,17 @@ def model(request: pytest.FixtureRequest) -> onnx.ModelProto:
 
 
 @pytest.fixture
-def placed(model: onnx.ModelProto) -> Layout:
-    return lay_out(read(model))
+def graph(model: onnx.ModelProto) -> Program:
+    return program_of(model)
+
+
+@pytest.fixture
+def placed(graph: Program) -> DrawnProgram:
+    return lay_out(read(graph))
+
+
+def mains(program: Program) -> list[Function]:
+    return [f for f in program.functions if keys.TARGET_KEY in f.metadata]
 
 
 def covers(a: Rect, b: Rect) -> bool:
@@ -44,32 +53,32 @@ def covers(a: Rect, b: Rect) -> bool:
     )
 
 
-def whole(box) -> Rect:
-    top = box.above[0].y if box.above else box.rect.y
-    bottom = max(r.y + r.height for r in (box.rect, *box.below))
+def whole(box: Box) -> Rect:
+    """The box with its gates."""
+    top = box.before[0].rect.y if box.before else box.rect.y
+    bottom = max(r.bottom for r in (box.rect, *(pill.rect for pill in box.behind)))
     return Rect(box.rect.x, top, box.rect.width, bottom - top)
 
 
 # --- content -------------------------------------------------------------------------------
 
 
-def test_every_op_is_a_box_or_on_one(model: onnx.ModelProto) -> None:
-    found = read(model)
-    mains = [f for f in model.functions if protos.get_meta(f, keys.TARGET_KEY) is not None]
-    assert [panel.ops for panel in found.panels] == [len(main.node) for main in mains]
-    for panel, main in zip(found.panels, mains, strict=True):
+def test_every_op_is_a_box_or_on_one(graph: Program) -> None:
+    found = read(graph)
+    assert [panel.ops for panel in found.panels] == [len(main.nodes) for main in mains(graph)]
+    for panel, main in zip(found.panels, mains(graph), strict=True):
         numbers = {box.number for box in panel.boxes}
-        for index, node in enumerate(main.node):
+        for index, node in enumerate(main.nodes):
             on_another = node.op_type in keys.GATE_OPS or node.op_type == keys.OP_DEADLINE_CHECK
             assert (index + 1 in numbers) != on_another
         gates = [pill.label for box in panel.boxes for pill in (*box.before, *box.behind)]
-        assert sorted(gates) == sorted(n.op_type for n in main.node if n.op_type in keys.GATE_OPS)
-        checks = sum(n.op_type == keys.OP_DEADLINE_CHECK for n in main.node)
+        assert sorted(gates) == sorted(n.op_type for n in main.nodes if n.op_type in keys.GATE_OPS)
+        checks = sum(n.op_type == keys.OP_DEADLINE_CHECK for n in main.nodes)
         assert sum(bool(box.deadline) for box in panel.boxes) == checks
 
 
 def test_boxes_say_slot_component_and_settings() -> None:
-    client, server = read(federated()[0]).panels
+    client, server = read(program_of(federated()[0])).panels
     train = next(box for box in client.boxes if box.title == "Train")
     assert train.lines == ("local · OnnxModel", "epochs=5, batch=32")
     assert (train.role, train.deadline) == ("Model", "30 s")
@@ -87,9 +96,9 @@ def test_boxes_say_slot_component_and_settings() -> None:
 
 
 def test_wires_join_the_ops_that_talk() -> None:
-    found = read(relay())
+    found = read(program_of(relay()))
     classes = [panel.title for panel in found.panels]
-    ends = {wire.label: (classes[wire.source[0]], classes[wire.target[0]]) for wire in found.wires}
+    ends = {wire.label: tuple(classes[p] for p in wire.panels) for wire in found.wires}
     assert ends == {
         "weights · Tensor.FLOAT": ("coordinator", "worker"),
         "gossip · Tensor.FLOAT": ("worker", "worker"),
@@ -98,13 +107,13 @@ def test_wires_join_the_ops_that_talk() -> None:
         "mean · Tensor.FLOAT": ("relay", "coordinator"),
     }
     for wire in found.wires:
-        send = found.panels[wire.source[0]].boxes[wire.source[1]]
-        recv = found.panels[wire.target[0]].boxes[wire.target[1]]
-        assert (send.title, recv.title) == ("Send", "Recv")
+        assert (wire.source.title, wire.target.title) == ("Send", "Recv")
+        assert wire.source in found.panels[wire.panels[0]].boxes
+        assert wire.target in found.panels[wire.panels[1]].boxes
 
 
 def test_a_program_that_nobody_could_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "MAX_BOXES", 36)
+    monkeypatch.setattr(content, "MAX_BOXES", 36)
     with pytest.raises(PictureTooLarge, match=r"37 ops.*at most 36"):
         to_svg(federated()[0])
 
@@ -112,7 +121,7 @@ def test_a_program_that_nobody_could_read_is_refused(monkeypatch: pytest.MonkeyP
 # --- layout --------------------------------------------------------------------------------
 
 
-def test_no_box_covers_another_and_all_are_inside_of_their_panel(placed: Layout) -> None:
+def test_no_box_covers_another_and_all_are_inside_of_their_panel(placed: DrawnProgram) -> None:
     for panel in placed.panels:
         boxes = [whole(box) for box in panel.boxes]
         assert not any(covers(a, b) for a, b in combinations(boxes, 2))
@@ -129,9 +138,9 @@ def test_no_box_covers_another_and_all_are_inside_of_their_panel(placed: Layout)
     assert right < placed.width
 
 
-def test_lines_lead_down_and_run_below_no_box(placed: Layout) -> None:
+def test_lines_lead_down_and_run_below_no_box(placed: DrawnProgram) -> None:
     for panel in placed.panels:
-        where = {box.box.key: whole(box) for box in panel.boxes}
+        where = {box: whole(box) for box in panel.boxes}
         for edge in panel.edges:
             heights = [y for _, y in edge.points]
             assert heights == sorted(heights)
@@ -144,7 +153,7 @@ def test_lines_lead_down_and_run_below_no_box(placed: Layout) -> None:
                     assert not any(covers(line, box) for box in where.values())
 
 
-def test_wires_run_around_boxes_and_share_no_track(placed: Layout) -> None:
+def test_wires_run_around_boxes_and_share_no_track(placed: DrawnProgram) -> None:
     boxes = [whole(box) for panel in placed.panels for box in panel.boxes]
     level: list[tuple[float, float, float]] = []
     for wire in placed.wires:
@@ -157,7 +166,7 @@ def test_wires_run_around_boxes_and_share_no_track(placed: Layout) -> None:
                 level.append((y0, min(x0, x1), max(x0, x1)))
     for (y0, left0, right0), (y1, left1, right1) in combinations(level, 2):
         assert y0 != y1 or right0 <= left1 or right1 <= left0
-    labels = [wire.label for wire in placed.wires]
+    labels = [wire.place for wire in placed.wires]
     assert not any(covers(a, b) for a, b in combinations(labels, 2))
     assert not any(covers(label, panel.rect) for label in labels for panel in placed.panels)
 
@@ -171,8 +180,8 @@ edges_of = st.integers(1, 14).flatmap(
 
 
 @given(edges_of)
-def test_rows_lead_down_but_for_edges_that_close_a_ring(graph) -> None:
-    count, edges = graph
+def test_rows_lead_down_but_for_edges_that_close_a_ring(drawn) -> None:
+    count, edges = drawn
     rows = rows_of(count, edges)
     forward = [(s, t) for s, t in edges if s < t]
     assert all(rows[s] < rows[t] for s, t in forward if set(edges) == set(forward))
@@ -181,8 +190,8 @@ def test_rows_lead_down_but_for_edges_that_close_a_ring(graph) -> None:
 
 
 @given(edges_of)
-def test_columns_keep_their_distance(graph) -> None:
-    count, edges = graph
+def test_columns_keep_their_distance(drawn) -> None:
+    count, edges = drawn
     down = sorted({(s, t) for s, t in edges if s < t})
     rows = rows_of(count, down)
     widths = [40.0 + 10 * (box % 3) for box in range(count)]
@@ -191,7 +200,7 @@ def test_columns_keep_their_distance(graph) -> None:
     for a, b in combinations(range(count), 2):
         if rows[a] == rows[b]:
             apart = abs(found.centres[a] - found.centres[b])
-            assert apart >= (widths[a] + widths[b]) / 2 + ITEM_GAP - 1e-6
+            assert apart >= (widths[a] + widths[b]) / 2 + GAP - 1e-6
     for box, centre in found.centres.items():
         assert centre - widths[box] / 2 >= -1e-6
         assert centre + widths[box] / 2 <= found.width + 1e-6
@@ -219,11 +228,11 @@ def test_svg_is_well_formed_and_the_same_each_time(model: onnx.ModelProto) -> No
     root = ET.fromstring(drawn)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     texts = " ".join(root.itertext())
-    for panel in read(model).panels:
+    for panel in read(program_of(model)).panels:
         assert panel.subtitle in texts
 
 
-def test_html_loads_nothing_and_holds_all_details(model: onnx.ModelProto) -> None:
+def test_html_loads_nothing_and_holds_all_details(model: onnx.ModelProto, graph: Program) -> None:
     page = to_html(model)
     assert "default-src 'none'" in page
     addresses = set(re.findall(r"""(?:https?:)?//[\w.-]+\.\w+[^\s"'<]*""", page))
@@ -233,9 +242,8 @@ def test_html_loads_nothing_and_holds_all_details(model: onnx.ModelProto) -> Non
     content = json.loads(data)
     names = {detail["name"] for detail in content["details"].values()}
     names |= {name for detail in content["details"].values() for name in detail["guards"]}
-    for function in model.functions:
-        if protos.get_meta(function, keys.TARGET_KEY) is not None:
-            assert {node.name for node in function.node} <= names
+    for function in mains(graph):
+        assert {node.name for node in function.nodes} <= names
     keys_drawn = set(re.findall(r'class="box" data-key="([^"]+)"', page))
     assert set(content["details"]) <= keys_drawn
     for detail in content["details"].values():
@@ -245,13 +253,12 @@ def test_html_loads_nothing_and_holds_all_details(model: onnx.ModelProto) -> Non
 
 def test_names_of_the_program_stay_text() -> None:
     evil = '</script><script>alert(1)</script>&"\x1b'
-    model = onnx.ModelProto()
-    model.CopyFrom(federated()[0])
-    model.graph.name = evil
-    for function in model.functions:
-        for node in function.node:
-            protos.set_meta(node, keys.SOURCE_LINE_KEY, evil)
-            protos.set_meta(node, keys.PORT_KEY, evil)
+    program = program_of(federated()[0])
+    program.name = evil
+    for function in program.functions:
+        for node in function.nodes:
+            node.source_line = node.metadata[keys.PORT_KEY] = evil
+    model = model_of(program)
     ET.fromstring(to_svg(model))
     page = to_html(model)
     assert page.count("</script>") == 2

@@ -14,20 +14,21 @@ from bbnode.access.keys import SigningKey
 from bbnode.access.revocation import revoke
 from bbnode.access.statement import grant
 from bbnode.access.ticket import make_ticket
-from bbnode.daemon import config_sources, paths
+from bbnode.daemon import paths
 from bbnode.daemon.access import files as access_files
+from bbnode.daemon.config import sources
 from bbnode.daemon.join.artifact import cache_file
-from bbnode.daemon.join.errors import (
+from bbnode.daemon.join.folder import folder
+from bbnode.daemon.join.invitation import (
     InviterRefused,
     InviterUnreachable,
     NotAnInvitation,
     NothingOffered,
     TargetNeeded,
     WrongPeer,
+    read_source,
 )
-from bbnode.daemon.join.folder import folder
 from bbnode.daemon.join.prepare import JoinOptions, Prepared, prepare
-from bbnode.daemon.join.source import read_source
 from bbnode.engine.errors import UnknownTarget
 from bbnode.ir.address import parse_address
 from bbnode.ir.peer import PeerId
@@ -77,7 +78,7 @@ async def test_a_stranger_becomes_a_member_fetches_and_gets_an_ordinary_node(
     assert not (tmp_path / "laptop" / "node.toml").exists()
 
     made.write()
-    node = config_sources.resolve(tmp_path / "laptop" / "node.toml", environ={})
+    node = sources.resolve(tmp_path / "laptop" / "node.toml", environ={})
     assert node.config == made.resolved.config
     assert node.config.network.listen == []
     assert node.config.network.bootstrap == [host.address]

@@ -12,7 +12,7 @@ import trio.testing
 
 from bbnode.daemon.join.artifact import MAX_ATTEMPTS, cache_file, obtain
 from bbnode.daemon.join.dial import Dialled
-from bbnode.daemon.join.errors import InviterLost
+from bbnode.daemon.join.invitation import InviterLost
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Hello, ProtocolHandler
 from bbnode.transport.errors import StreamBrokenError

@@ -12,9 +12,9 @@ from onnx import ModelProto
 from bbnode.compiler import Compiler
 from bbnode.components.data.arrays import ArrayDataSource, ArrayDataSourceConfig
 from bbnode.components.registry import concrete
-from bbnode.daemon import config_sources
-from bbnode.daemon.artifact import Artifact
-from bbnode.daemon.join.errors import ComponentsMissing, SlotsNotConfigured, TargetNeeded
+from bbnode.daemon.artifacts.artifact import Artifact
+from bbnode.daemon.config import sources
+from bbnode.daemon.join.invitation import ComponentsMissing, SlotsNotConfigured, TargetNeeded
 from bbnode.daemon.join.plan import Plan, choose_target, make_plan, with_absolute_paths
 from bbnode.dsl import DataSourceSlot, Graph, Module, types
 from bbnode.engine.errors import UnknownTarget, UnsupportedOps
@@ -42,7 +42,7 @@ def feed() -> ModelProto:
 
 
 def planned(model: ModelProto, target: str = "client", **flags: Any) -> Plan:
-    resolved = config_sources.resolve(
+    resolved = sources.resolve(
         None, environ={}, flags={"artifact.path": "a", "artifact.targets": [target], **flags}
     )
     return make_plan(Artifact(model=model, sha256="0" * 64, size=1), resolved.config)
@@ -117,7 +117,7 @@ def test_a_path_of_the_artifact_counts_only_when_this_node_gives_it() -> None:
 
 def test_paths_are_counted_from_where_they_were_typed(tmp_path: Path) -> None:
     flags = {"slots.own.path": "mine.npz", "slots.set.path": "/b.npz"}
-    resolved = config_sources.resolve(
+    resolved = sources.resolve(
         None, environ={}, flags={"artifact.path": "a", "artifact.targets": ["client"], **flags}
     )
     plan = make_plan(artifact(feed()), resolved.config)

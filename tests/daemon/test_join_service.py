@@ -12,8 +12,9 @@ import pytest
 
 from bbnode.cli import exits
 from bbnode.cli.main import main
-from bbnode.daemon import config_sources, paths
+from bbnode.daemon import paths
 from bbnode.daemon.access import files as access_files
+from bbnode.daemon.config import sources
 from bbnode.transport.identity import load_identity
 from tests.daemon.inviting import Inviter, inviting
 from tests.daemon.live import in_thread
@@ -53,7 +54,7 @@ async def test_a_users_service_is_where_its_unit_looks(
     assert f"wrote {file}; start the node with: systemctl --user enable --now" in err
     assert err.rstrip().endswith("bbnode-user@lab")
     assert err.count(str(file)) == 2  # shown, and written
-    resolved = config_sources.resolve(file, environ={})
+    resolved = sources.resolve(file, environ={})
     assert resolved.config.node.name == "lab"
     assert resolved.config.node.log_level == "warning"
     assert resolved.state_dir == state_dir
@@ -83,7 +84,7 @@ async def test_a_node_that_was_joined_becomes_a_service_and_stays_the_same(
             file.write('\n[control]\ntcp = "127.0.0.1:0"\n')
         assert await join(host, "--user", ticket=ticket) == 0
         config = tmp_path / "config" / "bbnode" / f"{made.name}.toml"
-        resolved = config_sources.resolve(config, environ={})
+        resolved = sources.resolve(config, environ={})
         assert resolved.state_dir == made
         assert resolved.config.control.tcp == "127.0.0.1:0"
         assert peer_of(made) == peer
@@ -92,7 +93,7 @@ async def test_a_node_that_was_joined_becomes_a_service_and_stays_the_same(
 
         # Once more: of the service that it is by now.
         assert await join(host, "--user", "--set", "node.log_level=error", ticket=ticket) == 0
-        resolved = config_sources.resolve(config, environ={})
+        resolved = sources.resolve(config, environ={})
         assert (resolved.config.node.log_level, peer_of(made)) == ("error", peer)
         assert resolved.config.control.tcp == "127.0.0.1:0"
     assert "systemctl --user enable --now bbnode-user@" in capsys.readouterr().err
@@ -136,7 +137,7 @@ async def test_a_service_of_the_system_belongs_to_its_user(
     for path in (tmp_path / "etc").iterdir():
         found = path.stat()
         assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (0, 0o644), path
-    resolved = config_sources.resolve(tmp_path / "etc" / "lab.toml", environ={})
+    resolved = sources.resolve(tmp_path / "etc" / "lab.toml", environ={})
     assert resolved.state_dir == state_dir
 
 

@@ -8,10 +8,10 @@ import pytest
 import trio
 import trio.testing
 
-from bbnode.daemon import checkpoint, paths
-from bbnode.daemon import keeper as keeper_file
-from bbnode.daemon.checkpoint import Checkpoint
-from bbnode.daemon.keeper import Keeper, take_up
+from bbnode.daemon import paths
+from bbnode.daemon.state import checkpoint
+from bbnode.daemon.state import checkpoint as keeper_file
+from bbnode.daemon.state.checkpoint import Checkpoint, Checkpointer, restore_or_install
 from bbnode.engine.errors import SnapshotRefused
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Unsent
@@ -60,7 +60,7 @@ def test_the_newest_that_the_node_accepts(
         made.append(_Node(refused))
         return made[-1]
 
-    node, saved = take_up(tmp_path, SHA, install)  # type: ignore[arg-type]
+    node, saved = restore_or_install(tmp_path, SHA, install)  # type: ignore[arg-type]
     assert node is made[-1]  # type: ignore[comparison-overlap]
     assert made[-1].restored == taken_up
     assert (None if saved is None else saved.node) == taken_up
@@ -71,7 +71,7 @@ async def test_checkpoints_come_at_their_period(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     node = _Node()
-    keeper = Keeper(tmp_path, SHA, node, [])  # type: ignore[arg-type]
+    keeper = Checkpointer(tmp_path, SHA, node, [])  # type: ignore[arg-type]
     times: list[float] = []
     seen = trio.Event()
 
@@ -99,7 +99,7 @@ async def test_checkpoints_come_at_their_period(
 async def test_a_disk_that_refuses_costs_only_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keeper = Keeper(tmp_path, SHA, _Node(), [])  # type: ignore[arg-type]
+    keeper = Checkpointer(tmp_path, SHA, _Node(), [])  # type: ignore[arg-type]
     monkeypatch.setattr(
         checkpoint, "write", lambda *_: (_ for _ in ()).throw(paths.StorageError("disk full"))
     )
@@ -115,7 +115,7 @@ async def test_what_nobody_acknowledged_is_kept_while_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeper_file, "MAX_KEPT_UNSENT_BYTES", 10)
-    made = Keeper(tmp_path, SHA, _Node(), [])  # type: ignore[arg-type]
+    made = Checkpointer(tmp_path, SHA, _Node(), [])  # type: ignore[arg-type]
     peer = PeerId.from_seed("a")
     sizes = {1: 6, 2: 5, 3: 4}
     unsent = [

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bbnode.daemon.last_resort import NOT_SAVED, LastResort
+from bbnode.daemon.lifecycle.stopping import NOT_SAVED, LastResort
 from tests.patience import PATIENCE_S
 
 
@@ -86,7 +86,7 @@ def test_a_loop_that_does_not_turn(stands: str) -> None:
     program = f"""
 import trio
 from bbnode.daemon import signals
-from bbnode.daemon.last_resort import LastResort
+from bbnode.daemon.lifecycle.stopping import LastResort
 
 async def main():
     last_resort = LastResort()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from bbnode.daemon.log_limit import RepeatLimit
+from bbnode.daemon.observing.logs import RepeatLimit
 from bbnode.ir.caps import LOG_BURST, LOG_WINDOW_S, MAX_LOG_KINDS
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bbnode.daemon import logs
+from bbnode.daemon.observing import logs
 from bbnode.ir.caps import MAX_LOG_VALUE_CHARS
 
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import bbnode
 from bbnode.daemon.control.async_client import AsyncControlClient
-from bbnode.daemon.metrics import counter_metrics, render
+from bbnode.daemon.observing.metrics import counter_metrics, render
 from bbnode.engine import steps
 from bbnode.ir.caps import MAX_PEER_SERIES
 from bbnode.ir.peer import PeerId

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bbnode.daemon.config import keys
-from bbnode.daemon.config_sources import ResolvedConfig, resolve
-from bbnode.daemon.reload import RELOADABLE, compare
+from bbnode.daemon.config.reload import RELOADABLE, compare
+from bbnode.daemon.config.sources import ResolvedConfig, resolve
 
 _BASE = """
 [artifact]

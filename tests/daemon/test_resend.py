@@ -6,8 +6,8 @@ import trio
 import trio.testing
 from multiaddr import Multiaddr
 
-from bbnode.daemon.checkpoint import Kept
-from bbnode.daemon.resend import WAIT_S, Resend
+from bbnode.daemon.state.checkpoint import UnsentEnvelope
+from bbnode.daemon.state.resend import WAIT_S, Resend
 from bbnode.engine import steps
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import ConnectionOpened, Direction, Hello
@@ -29,10 +29,10 @@ async def test_peers_that_come_back_and_those_that_do_not(
     began_s = trio.current_time()
     made = Resend(
         (
-            Kept(peer=A, tag=1, data=b"one"),
-            Kept(peer=B, tag=2, data=b"two"),
-            Kept(peer=A, tag=3, data=b"three"),
-            Kept(peer=A, tag=4, data=None),
+            UnsentEnvelope(peer=A, tag=1, data=b"one"),
+            UnsentEnvelope(peer=B, tag=2, data=b"two"),
+            UnsentEnvelope(peer=A, tag=3, data=b"three"),
+            UnsentEnvelope(peer=A, tag=4, data=None),
         ),
         send=sent.append,
         failed=lambda peer, tag, _: failed.append((peer, tag, trio.current_time() - began_s)),

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from bbnode.daemon.config import InvokeSection, TextInput
-from bbnode.daemon.rounds import RETRY_PAUSE_S, Rounds, TooFewPeers, to_value
+from bbnode.daemon.invoke.rounds import RETRY_PAUSE_S, Rounds, TooFewPeers, to_value
 from bbnode.engine import steps
 from bbnode.ir import types
 from bbnode.ir.errors import DeploymentError

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from bbnode.daemon import sd_notify
+from bbnode.daemon.lifecycle import sd_notify
 
 
 @pytest.mark.parametrize("abstract", [False, True])

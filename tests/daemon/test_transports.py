@@ -13,11 +13,12 @@ import trio
 import trio.lowlevel
 
 import bbnode.transport
-from bbnode.daemon import config_sources, paths
-from bbnode.daemon.app import Daemon
-from bbnode.daemon.artifact import serialize
-from bbnode.daemon.config_sources import ResolvedConfig
+from bbnode.daemon import paths
+from bbnode.daemon.artifacts.artifact import serialize
+from bbnode.daemon.config import sources
+from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control.host import Host
+from bbnode.daemon.lifecycle.app import Daemon
 from bbnode.ir import plugins
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.plugins import BrokenPlugin
@@ -69,7 +70,7 @@ def configured(folder: Path, role: str, text: str) -> ResolvedConfig:
         f'[node]\nname = "{role}"\nstate_dir = "{folder / role}"\nstop_grace_s = 60.0\n'
         f'[artifact]\npath = "{artifact}"\ntargets = ["{role}"]\n[network]\n{text}'
     )
-    return config_sources.resolve(file, environ={}, flags={})
+    return sources.resolve(file, environ={}, flags={})
 
 
 async def two_daemons(folder: Path, network: str) -> list[str]:

@@ -9,10 +9,10 @@ import pytest
 import trio
 import trio.testing
 
-from bbnode.daemon import watch
-from bbnode.daemon.doctor import Verdict, judge_going_on
-from bbnode.daemon.rounds import FAILED_ROUNDS, ROUND_SLACK_S
-from bbnode.daemon.watch import LOOK_EVERY_S, THINGS, Watch, Watched
+from bbnode.daemon.invoke.rounds import FAILED_ROUNDS, ROUND_SLACK_S
+from bbnode.daemon.observing import watch
+from bbnode.daemon.observing.doctor import CheckResult, judge_going_on
+from bbnode.daemon.observing.watch import LIVENESS_CHECKS, LOOK_EVERY_S, Watch, WatchTargets
 from bbnode.engine.parking import Waiting
 from tests.daemon.test_rounds import A, B, Bench, C, settle
 
@@ -48,7 +48,7 @@ def what(made: Watch) -> list[str]:
 
 
 async def test_an_idle_node_is_well(autojump_clock: trio.testing.MockClock) -> None:
-    made = Watch(watched=Watched(node=FakeNode()))
+    made = Watch(watched=WatchTargets(node=FakeNode()))
     await trio.sleep(80_000)
     assert made.look() == []
     assert made.polls()
@@ -56,7 +56,7 @@ async def test_an_idle_node_is_well(autojump_clock: trio.testing.MockClock) -> N
 
 async def test_an_engine_that_is_not_polled(autojump_clock: trio.testing.MockClock) -> None:
     node = FakeNode(due_s=trio.current_time() + 5)
-    made = Watch(watched=Watched(node=node))
+    made = Watch(watched=WatchTargets(node=node))
     await trio.sleep(5 + watch.POLL_SLACK_S)
     assert made.look() == []
     await trio.sleep(0.1)
@@ -76,7 +76,7 @@ async def test_what_waits_beyond_its_deadline(
     autojump_clock: trio.testing.MockClock, why: str, slack_s: float
 ) -> None:
     node = FakeNode(waits=[waits(trio.current_time() + 3, why=why)])
-    made = Watch(watched=Watched(node=node))
+    made = Watch(watched=WatchTargets(node=node))
     await trio.sleep(3 + slack_s)
     assert made.look() == []
     await trio.sleep(0.1)
@@ -87,7 +87,7 @@ async def test_checkpoints_that_are_not_written(autojump_clock: trio.testing.Moc
     began_s = trio.current_time()
     every_s = 60.0
     made = Watch(
-        watched=Watched(node=FakeNode(), saved_s=lambda: began_s, save_every_s=lambda: every_s)
+        watched=WatchTargets(node=FakeNode(), saved_s=lambda: began_s, save_every_s=lambda: every_s)
     )
     await trio.sleep(3 * every_s + watch.SNAPSHOT_SLACK_S)
     assert made.look() == []
@@ -101,7 +101,7 @@ async def test_checkpoints_that_are_not_written(autojump_clock: trio.testing.Moc
 
 async def test_nobody_is_connected(autojump_clock: trio.testing.MockClock) -> None:
     since_s: float | None = trio.current_time()
-    made = Watch(watched=Watched(node=FakeNode(), alone_since_s=lambda: since_s))
+    made = Watch(watched=WatchTargets(node=FakeNode(), alone_since_s=lambda: since_s))
     await trio.sleep(watch.ALONE_S)
     assert made.look() == []
     await trio.sleep(1)
@@ -114,7 +114,7 @@ async def test_an_own_membership_that_does_not_hold(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     reason = "it ended"
-    made = Watch(watched=Watched(node=FakeNode(), membership=lambda: reason))
+    made = Watch(watched=WatchTargets(node=FakeNode(), membership=lambda: reason))
     (stalled,) = made.look()
     assert (stalled.what, stalled.blocks) == ("membership", True)
     assert "it ended" in stalled.detail
@@ -122,7 +122,7 @@ async def test_an_own_membership_that_does_not_hold(
 
 def watching(bench: Bench) -> tuple[Watch, FakeNode]:
     node = FakeNode()
-    return Watch(watched=Watched(node=node, rounds=[bench.rounds])), node
+    return Watch(watched=WatchTargets(node=node, rounds=[bench.rounds])), node
 
 
 async def test_a_round_that_does_not_end(
@@ -231,7 +231,7 @@ async def test_what_begins_and_ends_is_told(
     events: list[dict[str, Any]] = []
     reason = ""
     made = Watch(
-        watched=Watched(node=FakeNode(), membership=lambda: reason),
+        watched=WatchTargets(node=FakeNode(), membership=lambda: reason),
         publish=lambda event: events.append(dict(event)),
     )
     nursery.start_soon(made.run)
@@ -253,7 +253,7 @@ async def test_a_wall_clock_that_is_set(
     events: list[dict[str, Any]] = []
     offset_s = 1e9
     made = Watch(
-        watched=Watched(node=FakeNode()),
+        watched=WatchTargets(node=FakeNode()),
         publish=lambda event: events.append(dict(event)),
         unix_s=lambda: trio.current_time() + offset_s,
     )
@@ -269,21 +269,21 @@ async def test_a_wall_clock_that_is_set(
 
 
 def test_each_thing_is_named_once() -> None:
-    names = [thing.what for thing in THINGS]
+    names = [thing.what for thing in LIVENESS_CHECKS]
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize(
     ("told", "verdict", "detail"),
     [
-        ({"ready": True, "reasons": [], "waiting": []}, Verdict.PASSED, "nothing stands still"),
+        ({"ready": True, "reasons": [], "waiting": []}, CheckResult.PASSED, "nothing stands still"),
         (
             {
                 "ready": True,
                 "reasons": [],
                 "waiting": [{"target": "server", "for": "2 peers", "for_s": 3.0}],
             },
-            Verdict.WARNING,
+            CheckResult.WARNING,
             "server waits for 2 peers",
         ),
         (
@@ -292,11 +292,11 @@ def test_each_thing_is_named_once() -> None:
                 "reasons": [{"what": "rounds", "detail": "none", "for_s": 3.0}],
                 "waiting": [],
             },
-            Verdict.FAILED,
+            CheckResult.FAILED,
             "rounds: none",
         ),
     ],
 )
-def test_a_doctor_sees_it(told: dict[str, Any], verdict: Verdict, detail: str) -> None:
+def test_a_doctor_sees_it(told: dict[str, Any], verdict: CheckResult, detail: str) -> None:
     found = judge_going_on(told)
     assert (found.verdict, found.detail) == (verdict, detail)

@@ -17,7 +17,7 @@ from bbnode.components import (
     concrete,
     mlp_forward,
 )
-from bbnode.daemon.build import compiler_for
+from bbnode.daemon.artifacts.build import compiler_for
 from bbnode.dsl import (
     AggregatorSlot,
     BackendSlot,

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from jsonschema import Draft201909Validator
 
-from bbnode.daemon import config_sources
+from bbnode.daemon.config import sources
 from tests.deploy import cli
 from tests.deploy.compose import DEPLOY, FILE, argv, load, mounts
 
@@ -142,7 +142,7 @@ def test_every_command_is_one_of_the_cli(service: str, words: list[str]) -> None
 
 
 def test_the_servers_configuration_is_one() -> None:
-    resolved = config_sources.resolve(DEPLOY / "compose" / "server.toml", environ={})
+    resolved = sources.resolve(DEPLOY / "compose" / "server.toml", environ={})
     assert resolved.config.invoke[0].times == 0
     assert resolved.config.control.metrics is not None
     assert resolved.config.control.metrics.endswith(":9470")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bbnode.cli.main import main
-from bbnode.daemon import config_sources
+from bbnode.daemon.config import sources
 from tests.deploy import cli
 from tests.deploy.compose import (
     COMMAND,
@@ -69,7 +69,7 @@ def test_a_node_of_the_image_is_in_the_volume_and_can_be_reached(
     module = "bbnode.examples.gossip_averaging:GossipAveraging"
     assert main(["init", "--name", "peer", "--module", module, "--target", "peer"]) == 0
     file = tmp_path / "data" / "node.toml"
-    (address,) = config_sources.resolve(file, environ={}).config.network.listen
+    (address,) = sources.resolve(file, environ={}).config.network.listen
     # What the port that README.md publishes leads to.
     (exposed,) = [s.rest for s in RUN.steps if s.word == "EXPOSE"]
     assert address == f"/ip4/0.0.0.0/tcp/{exposed.removesuffix('/tcp')}"

@@ -14,7 +14,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from bbnode.daemon.control.async_client import AsyncControlClient
-from bbnode.daemon.metrics import render
+from bbnode.daemon.observing.metrics import render
 from tests.daemon.live import running
 from tests.deploy.compose import DEPLOY, load, mounts
 from tests.patience import PATIENCE_S

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from bbnode.daemon import config_sources
-from bbnode.daemon.config import keys
+from bbnode.daemon.config import keys, sources
 from tests.deploy import cli
 from tests.deploy.compose import DEPLOY, FILE
 
@@ -58,5 +57,5 @@ def test_the_first_node_is_a_configuration(tmp_path) -> None:
     file = tmp_path / "server.toml"
     start = '[artifact]\npath = "artifact.onnx"\ntargets = ["server"]\n'
     file.write_text(start + lines.replace("\\n", "\n"))
-    config = config_sources.resolve(file, environ={}).config
+    config = sources.resolve(file, environ={}).config
     assert config.slots == {"data": {"dataset": "digits", "split": "test"}}

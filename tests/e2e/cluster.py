@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bbnode.daemon import paths
-from bbnode.daemon.artifact import parse_artifact, serialize
-from bbnode.daemon.build import compile_module
+from bbnode.daemon.artifacts.artifact import parse_artifact, serialize
+from bbnode.daemon.artifacts.build import compile_module
 from bbnode.daemon.control.client import ControlClient
 from bbnode.daemon.demo.nodes import DemoNode, choose_port, make_folder, make_nodes
 from bbnode.daemon.demo.run import PROGRAM

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bbnode.daemon import paths
-from bbnode.daemon.artifact import serialize
+from bbnode.daemon.artifacts.artifact import serialize
 from bbnode.daemon.control.client import ControlClient
 from bbnode.daemon.demo.nodes import choose_port
 from tests.daemon.live import compiled

@@ -15,8 +15,8 @@ import pytest
 
 from bbnode.cli import exits
 from bbnode.daemon import paths
-from bbnode.daemon.artifact import serialize
-from bbnode.daemon.build import compile_module
+from bbnode.daemon.artifacts.artifact import serialize
+from bbnode.daemon.artifacts.build import compile_module
 from bbnode.daemon.control.client import ControlClient
 from bbnode.daemon.demo.nodes import choose_port
 from bbnode.daemon.demo.run import PROGRAM

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from bbnode.daemon import paths
-from bbnode.daemon.artifact import serialize
-from bbnode.daemon.build import compile_module
+from bbnode.daemon.artifacts.artifact import serialize
+from bbnode.daemon.artifacts.build import compile_module
 from bbnode.daemon.control.client import ControlClient
 from bbnode.daemon.demo.nodes import DemoNode, choose_port, make_one
 from bbnode.transport.identity import create_identity

@@ -20,7 +20,7 @@ from bbnode.compiler import Compiler, target_names
 from bbnode.compiler.errors import UnboundDependency, UnresolvedType
 from bbnode.components import ConnectedView, OrtBackend, ReferenceBackend
 from bbnode.components.contracts import ComponentError
-from bbnode.daemon.build import compile_module
+from bbnode.daemon.artifacts.build import compile_module
 from bbnode.engine import steps
 from bbnode.examples import (
     both_sides,

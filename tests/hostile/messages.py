@@ -9,7 +9,7 @@ import onnx
 import trio
 from multiaddr import Multiaddr
 
-from bbnode.daemon.artifact import parse_artifact
+from bbnode.daemon.artifacts.artifact import parse_artifact
 from bbnode.ir import codec, keys, protos, types
 from bbnode.ir.address import parse_site_suffix, peer_of_address
 from bbnode.ir.envelope import CorrelationKind, WireEnvelope, decode_envelope

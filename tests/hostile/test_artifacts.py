@@ -39,8 +39,8 @@ from bbnode.components import (
 )
 from bbnode.components.autodiff import InvalidForwardModel
 from bbnode.components.errors import BackendError
-from bbnode.daemon import ping
-from bbnode.daemon.artifact import InvalidArtifact, parse_artifact, serialize
+from bbnode.daemon.artifacts.artifact import ArtifactRejected, parse_artifact, serialize
+from bbnode.daemon.network import ping
 from bbnode.dsl import BackendSlot, DataSourceSlot, Graph, ModelSlot, Module, types
 from bbnode.engine import install
 from bbnode.engine.errors import InvalidArtifact as NotInstalled
@@ -167,7 +167,7 @@ PLACES: dict[str, Callable[[ModelProto], None]] = {
 @pytest.mark.parametrize("place", PLACES)
 def test_an_artifact_that_names_a_file_is_refused(place: str) -> None:
     data = artifact(PLACES[place])
-    with pytest.raises(InvalidArtifact) as caught:
+    with pytest.raises(ArtifactRejected) as caught:
         parse_artifact(data, "what a peer offers")
     assert isinstance(caught.value.__cause__, bounds.FileReference), caught.value
     # An engine alone refuses it as well, whoever read the file.

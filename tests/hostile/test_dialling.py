@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from bbnode.daemon.dial_plan import DIAL_RATES, Word
+from bbnode.daemon.network.dial_plan import DIAL_RATES, HintSource
 from bbnode.ir.caps import MAX_HINTS
 from tests.chaos.cluster import Cluster
 from tests.hostile.dialling import PORTS_VARIABLE
@@ -76,7 +76,7 @@ def test_addresses_that_strangers_claim(cluster: Cluster, monkeypatch: pytest.Mo
         rounds.for_seconds(5.0)
         lasted_s = time.monotonic() - began_s
         counters = cluster.server.get("status")["counters"]
-    rate = DIAL_RATES[Word.STRANGER]
+    rate = DIAL_RATES[HintSource.STRANGER]
     strangers = rate.burst + rate.per_second * lasted_s + 1
     assert dialled.hosts["127.0.0.1"] <= strangers * MAX_HINTS * MOST_ATTEMPTS
     # Where they did not come from, never.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bbnode.daemon.last_resort import NOT_SAVED
+from bbnode.daemon.lifecycle.stopping import NOT_SAVED
 from tests.chaos.cluster import Cluster
 from tests.patience import PATIENCE_S
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from bbnode.daemon.build import compile_module
+from bbnode.daemon.artifacts.build import compile_module
 from bbnode.engine import steps
 from bbnode.ir import keys, protos
 from bbnode.ir.envelope import CorrelationKind

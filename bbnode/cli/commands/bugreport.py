@@ -1,7 +1,7 @@
 """`bbnode bugreport`: one file with what someone else needs to help.
 
-Rule: it holds no secrets (`bbnode.daemon.bugreport` says how), but names, addresses and settings;
-whoever sends it reads it first.
+Rule: it holds no secrets (`bbnode.daemon.observing.bugreport` says how), but names, addresses and
+settings; whoever sends it reads it first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Write a report on a node: versions, configuration, state and log, secrets removed."""
-    from bbnode.daemon import bugreport
+    from bbnode.daemon.observing import bugreport
     from bbnode.daemon.paths import write_atomically
 
     resolved = load_config(config)

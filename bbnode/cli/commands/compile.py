@@ -55,10 +55,11 @@ def command(
 ) -> None:
     """Compile a Module class to an artifact that every peer loads."""
     arguments = {key: _value(text) for key, text in pairs(arg, "--arg").items()}
-    from bbnode.daemon import artifact, paths
-    from bbnode.daemon.build import compiler_for, load_module
-    from bbnode.daemon.explain import explain as explain_value
-    from bbnode.daemon.listing import write_listings
+    from bbnode.daemon import paths
+    from bbnode.daemon.artifacts import artifact
+    from bbnode.daemon.artifacts.build import compiler_for, load_module
+    from bbnode.daemon.artifacts.explain import explain as explain_value
+    from bbnode.daemon.artifacts.listing import write_listings
 
     program = load_module(module, arguments)
     snapshots: dict[str, onnx.ModelProto] = {}

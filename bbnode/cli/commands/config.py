@@ -36,12 +36,12 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Print the configuration: flags over environment over file over defaults."""
-    from bbnode.daemon import config_sources
+    from bbnode.daemon.config import sources
 
     resolved = load_config(config, settings)
     rows = [
         (key, value, source)
-        for key, value, source in config_sources.shown(resolved)
+        for key, value, source in sources.shown(resolved)
         if all_keys or source != "default"
     ]
     if as_json:
@@ -49,7 +49,7 @@ def show(
         output.json_object({"file": str(resolved.file), "keys": shown})
         return
     for key, value, source in rows:
-        text = "(unset)" if value is None else config_sources.toml_value(value)
+        text = "(unset)" if value is None else sources.toml_value(value)
         output.data(f"{key} = {text}" + (f"  # {_place(source, resolved.file)}" if origin else ""))
 
 
@@ -59,19 +59,32 @@ def reference(
         bool,
         typer.Option("--limits", help="The bounds on what others can make a node do, instead."),
     ] = False,
+    components: Annotated[
+        bool,
+        typer.Option("--components", help="The settings of shipped components, instead."),
+    ] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="As docs/config.md has it, with types.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print every key with its default, its unit and what it does."""
-    from bbnode.daemon import config_sources, limits_reference
+    from bbnode.daemon.config import reference as pages
 
-    if not limits:
-        if as_json:
-            raise typer.BadParameter("there is --json for --limits alone")
-        output.data(config_sources.reference().rstrip("\n"))
-    elif as_json:
-        output.json_object({"limits": [asdict(cap) for cap in limits_reference.every_limit()]})
+    if limits and (components or markdown):
+        raise typer.BadParameter("--limits goes with --json alone")
+    if as_json and not limits:
+        raise typer.BadParameter("there is --json for --limits alone")
+    if as_json:
+        output.json_object({"limits": [asdict(cap) for cap in pages.every_limit()]})
+        return
+    if limits:
+        page = pages.limits_text()
+    elif components:
+        page = pages.components_markdown()
     else:
-        output.data(limits_reference.as_text().rstrip("\n"))
+        page = pages.config_markdown() if markdown else pages.as_toml()
+    output.data(page.rstrip("\n"))
 
 
 def _place(source: str, file: object) -> str:

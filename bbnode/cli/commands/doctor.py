@@ -13,7 +13,7 @@ def command(
     config: ConfigOption = DEFAULT_CONFIG, settings: SetOption = None, as_json: JsonOption = False
 ) -> int:
     """Check disk, clock, ports, artifact and components of a node; works while it runs too."""
-    from bbnode.daemon import doctor
+    from bbnode.daemon.observing import doctor
 
     findings = []
     for finding in doctor.examine(load_config(config, settings)):
@@ -22,7 +22,7 @@ def command(
             output.data(f"{finding.verdict:<7}  {finding.check:<15}  {output.cell(finding.detail)}")
             if finding.remedy:
                 output.data(f"{'':<7}  {'':<15}  -> {finding.remedy}")
-    failed = any(finding.verdict is doctor.Verdict.FAILED for finding in findings)
+    failed = any(finding.verdict is doctor.CheckResult.FAILED for finding in findings)
     if as_json:
         output.json_object({"ok": not failed, "checks": [f.as_json() for f in findings]})
     return exits.FAILURE if failed else exits.OK

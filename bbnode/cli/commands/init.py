@@ -79,11 +79,13 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Make an identity and a node.toml in a directory."""
-    from bbnode.daemon import config_sources, paths
-    from bbnode.daemon.config import NodeConfig
+    from bbnode.daemon import paths
+    from bbnode.daemon.config import NodeConfig, sources
 
     if reference:
-        output.data(config_sources.reference().rstrip("\n"))
+        from bbnode.daemon.config.reference import as_toml
+
+        output.data(as_toml().rstrip("\n"))
         return
     if (artifact is None) == (module is None):
         raise typer.BadParameter(
@@ -98,7 +100,7 @@ def command(
     else:
         file = _node_file(directory)
     if file.exists() and not force:
-        raise config_sources.ConfigError(f"{file} exists already; --force overwrites it")
+        raise sources.ConfigError(f"{file} exists already; --force overwrites it")
     flags: dict[str, Any] = {
         "node.name": name if name is not None else file.parent.name,
         # A service's follows from where its configuration is.
@@ -111,10 +113,10 @@ def command(
         "network.bootstrap": bootstrap or None,
     }
     # The environment is for runs; it must not leak into the file.
-    config: NodeConfig = config_sources.resolve(None, environ={}, flags=flags).config
+    config: NodeConfig = sources.resolve(None, environ={}, flags=flags).config
     if system:
         # Its key belongs to the service's user, who makes it at the first start.
-        config_sources.write(file, config, comment=COMMENT)
+        sources.write(file, config, comment=COMMENT)
         if as_json:
             output.json_object({"config_file": str(file)})
             return
@@ -123,7 +125,7 @@ def command(
     state_dir = paths.default_state_dir(str(name)) if user else file.parent / STATE_NAME
     peer_id = _identity(state_dir)
     paths.make_state_dir(file.parent)
-    config_sources.write(file, config, comment=COMMENT)
+    sources.write(file, config, comment=COMMENT)
     if as_json:
         key = paths.identity_file(state_dir)
         output.json_object(

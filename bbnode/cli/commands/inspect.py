@@ -33,8 +33,8 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Show targets, slots with their bindings, and wire edges with their gates; or draw them."""
-    from bbnode.daemon.artifact import load_artifact
-    from bbnode.daemon.inspect import describe
+    from bbnode.daemon.artifacts.artifact import load_artifact
+    from bbnode.daemon.artifacts.inspect import describe
 
     model = load_artifact(artifact).model
     pictures = _draw(model, {"svg": svg, "html": html})
@@ -53,8 +53,8 @@ def _draw(model: onnx.ModelProto, wanted: Mapping[str, Path | None]) -> dict[str
     paths = {kind: path for kind, path in wanted.items() if path is not None}
     if not paths:
         return {}
+    from bbnode.daemon.artifacts.picture import to_html, to_svg
     from bbnode.daemon.paths import write_atomically
-    from bbnode.daemon.picture import to_html, to_svg
 
     drawn = {kind: {"svg": to_svg, "html": to_html}[kind](model) for kind in paths}
     for kind, path in paths.items():

@@ -18,7 +18,7 @@ from bbnode.cli import access_options, output
 from bbnode.cli.common import JsonOption, SetOption, pairs
 
 if TYPE_CHECKING:
-    from bbnode.daemon.config_sources import ResolvedConfig
+    from bbnode.daemon.config.sources import ResolvedConfig
     from bbnode.daemon.join.prepare import JoinOptions, Prepared
     from bbnode.daemon.join.service import Service
 
@@ -62,7 +62,7 @@ def command(
     as_json: JsonOption = False,
 ) -> int:
     """Join: dial, fetch the program, show it, ask, and run it until Ctrl-C."""
-    from bbnode.daemon.join.source import read_source
+    from bbnode.daemon.join.invitation import read_source
 
     if user and system:
         raise typer.BadParameter("give one of the two", param_hint="--user, --system")
@@ -113,7 +113,7 @@ def _service(name: str, *, system: bool) -> Service:
 
 def _prepare(options: JoinOptions, *, level: str | None) -> Prepared:
     # Before libp2p is imported, which adds a log handler where there is none.
-    from bbnode.daemon import logs
+    from bbnode.daemon.observing import logs
 
     logs.configure(level if level in ("debug", "info", "warning", "error") else "warning", "auto")
     import trio
@@ -152,7 +152,7 @@ def _show(prepared: Prepared, config_file: Path, *, as_json: bool) -> None:
 
 
 def _ask() -> None:
-    from bbnode.daemon.join.errors import NotConfirmed
+    from bbnode.daemon.join.invitation import NotConfirmed
 
     if not sys.stdin.isatty():
         raise NotConfirmed("nobody can be asked here (no terminal); look at it, then say --yes")
@@ -163,8 +163,9 @@ def _ask() -> None:
 
 
 def _run(resolved: ResolvedConfig, inviter: str, *, as_json: bool) -> int:
-    from bbnode.daemon import logs, paths
-    from bbnode.daemon.app import run_daemon
+    from bbnode.daemon import paths
+    from bbnode.daemon.lifecycle.app import run_daemon
+    from bbnode.daemon.observing import logs
 
     # All paths are absolute by now. Somebody else's program runs where no file is.
     paths.enter_empty_dir(resolved.state_dir)

@@ -12,7 +12,8 @@ from bbnode.cli.common import DEFAULT_CONFIG, ConfigOption, JsonOption, load_con
 
 def command(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Print the paths of a node: configuration, state, key, socket, cache."""
-    from bbnode.daemon import checkpoint, paths
+    from bbnode.daemon import paths
+    from bbnode.daemon.state import checkpoint
 
     resolved = load_config(config)
     state_dir = resolved.state_dir.absolute()

@@ -39,7 +39,7 @@ def command(
     as_json: JsonOption = False,
 ) -> int:
     """Run a node's record again and compare its steps, poll by poll."""
-    from bbnode.daemon.artifact import load_artifact
+    from bbnode.daemon.artifacts.artifact import load_artifact
     from bbnode.engine.record.replay import RecordReader, Replay
 
     _import_components(components or [])
@@ -83,7 +83,7 @@ def _print(poll: Replayed) -> None:
 
 
 def _event(step: steps.Step) -> dict[str, Any]:
-    from bbnode.daemon.events import step_to_event
+    from bbnode.daemon.observing.events import step_to_event
     from bbnode.engine import steps
 
     if isinstance(step, steps.SendEnvelope):

@@ -1,7 +1,7 @@
 """`bbnode run`: the daemon.
 
 Rule: everything that can be found wrong before the daemon starts is found here, in the
-configuration; the daemon itself is `bbnode.daemon.app`.
+configuration; the daemon itself is `bbnode.daemon.lifecycle.app`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def command(
         config, settings, {"node.log_level": log_level, "node.log_format": log_format}
     )
     # Before the daemon's modules are imported: libp2p adds a log handler where there is none.
-    from bbnode.daemon import logs
+    from bbnode.daemon.observing import logs
 
     logs.configure(resolved.config.node.log_level, resolved.config.node.log_format)
-    from bbnode.daemon.app import run_daemon
+    from bbnode.daemon.lifecycle.app import run_daemon
 
     return run_daemon(resolved, record=record)

@@ -1,1 +1,1 @@
-"""Who may talk to this node: files, protocol and control of networks and lists."""
+"""Access to a node: files, protocol and control of private networks and lists."""

@@ -1,4 +1,4 @@
-"""Who may talk to this node while it runs: the policy, made of configuration and files.
+"""Access control of a running node: its policy, made of configuration and files.
 
 Rule: this is the only writer of the `Policy`. What is changed here takes effect on every
 connection at once (`on_change`), and what was changed by hand is on disk before it counts. All
@@ -28,15 +28,15 @@ logger = logging.getLogger(__name__)
 
 
 class NotAMember(DeploymentError):
-    """This node has no membership, that is good now, of the network it is to belong to."""
+    """This node has no valid membership of the network that it is to belong to."""
 
 
 class BlockedByConfig(DeploymentError):
-    """A peer that the configuration blocks was to be allowed by hand."""
+    """A peer cannot be allowed by hand while the configuration blocks it."""
 
 
 def apply_access(policy: Policy, config: AccessSection, blocked: Iterable[PeerId] = ()) -> None:
-    """Lists and rates of a configuration, with the peers that were blocked by hand.
+    """Set lists and rates of a configuration, with the peers that were blocked by hand.
 
     Raises PolicyError when a list is too long.
     """
@@ -85,16 +85,16 @@ class AccessControl:
         self.policy = Policy(network=access.network, revocations=access.revocations, inviter=peer)
         self.policy.set_ledger(access_files.load_ledger(state_dir))
         apply_access(self.policy, config, self._blocked)
-        # Told after every change: whoever has connections looks at them again.
+        # Called after every change: whoever has connections checks them again.
         self.on_change: Callable[[], None] = lambda: None
-        # Told of what this node shows from now on, when its membership was renewed.
+        # Called with the new credentials when the membership was renewed.
         self.on_credentials: Callable[[bytes], None] = lambda _credentials: None
-        # Told of a newer revocation list: others have to know it too.
+        # Called after a newer revocation list: others have to know it too.
         self.on_list: Callable[[], None] = lambda: None
 
     @property
     def credentials(self) -> bytes:
-        """What this node shows in its hello."""
+        """The credentials that this node shows in its hello."""
         return self._access.credentials
 
     @property
@@ -108,7 +108,7 @@ class AccessControl:
         return PolicyAuthorizer(self.policy, monotonic_ns=self._monotonic_ns, unix_s=self._unix_s)
 
     def own_standing(self) -> str:
-        """Why this node's own membership does not hold now, or ""."""
+        """Return why this node's own membership is not valid now, or ""."""
         if self._access.membership is None:
             return ""
         try:
@@ -118,11 +118,11 @@ class AccessControl:
         return ""
 
     def explain(self, peer: PeerId) -> tuple[Decision, ...]:
-        """What each rule says of a peer."""
+        """Return each rule's decision on a peer."""
         return self.policy.explain(peer, now_ns=self._monotonic_ns(), unix_s=self._unix_s())
 
     def offence(self, peer: PeerId, offence: Offence) -> bool:
-        """A peer did something wrong; True when it was cut off for that, just now."""
+        """Count an offence of a peer; return True if it was cut off for that just now."""
         is_cut = self.policy.conduct.note(peer, offence, self._monotonic_ns())
         if is_cut:
             self.on_change()
@@ -133,7 +133,7 @@ class AccessControl:
         self._set_blocked(self._blocked | {peer})
 
     def allow(self, peer: PeerId) -> None:
-        """Deny a peer no more, and forgive what it did. Raises BlockedByConfig and StorageError."""
+        """Unblock a peer, and forget its offences. Raises BlockedByConfig and StorageError."""
         if str(peer) in self._config.block:
             raise BlockedByConfig(
                 f"{peer} is in access.block of the configuration; take it out there and reload "
@@ -154,7 +154,7 @@ class AccessControl:
         self.on_change()
 
     def reload(self, config: AccessSection) -> None:
-        """Other lists and rates, and the files as they are now.
+        """Apply other lists and rates, and the files as they are now.
 
         Raises PolicyError, AccessRefused and StorageError; then nothing has changed.
         """
@@ -165,33 +165,33 @@ class AccessControl:
             apply_access(self.policy, self._config, self._blocked)
             raise
         self._config = config
-        self._take_up(found)
+        self._apply_files(found)
 
     def reload_files(self) -> bool:
-        """Take up a membership or a revocation list that was put into the state directory.
+        """Load a membership or a revocation list that was put into the state directory.
 
         A membership of the same network, if it is good now, is shown on new connections. False
         for any other, with which this node has to start: it goes on showing the one it has. Raises
         AccessRefused and StorageError.
         """
         found = access_files.load_node(self._state_dir, self._peer)
-        self._take_up(found)
+        self._apply_files(found)
         return found.credentials == self.credentials
 
     def dates_passed(self) -> None:
-        """Look again at who is connected: statements end by the clock, and nobody says so."""
+        """Check connected peers again: statements end by the clock, without an event."""
         if self.network is not None:
             self.on_change()
 
     def took(self, revocations: RevocationList) -> None:
-        """A newer list came from another member, and is kept already."""
-        self._take_up(NodeAccess(membership=self._access.membership, revocations=revocations))
+        """Apply a newer list from another member, which is stored already."""
+        self._apply_files(NodeAccess(membership=self._access.membership, revocations=revocations))
 
     def redeemed(self, ledger: Ledger) -> None:
-        """A ticket of this node was used, which is on disk."""
+        """Apply the ledger after a ticket was used; it is stored already."""
         self.policy.set_ledger(ledger)
 
-    def _take_up(self, found: NodeAccess) -> None:
+    def _apply_files(self, found: NodeAccess) -> None:
         before = self._revocations
         if found.network == self.network and found.revocations is not None:
             self._revocations = found.revocations
@@ -207,19 +207,19 @@ class AccessControl:
             self.on_list()
 
     def _is_renewal(self, found: NodeAccess) -> bool:
-        """Whether it is a membership of the same network, and good now."""
+        """Return True for a membership of the same network that is valid now."""
         if found.membership is None or found.network != self.network:
             return False
         try:
             found.membership.check(self._unix_s(), self._revocations)
         except StatementRefused as error:
-            logger.warning("membership not taken up", extra={"reason": str(error)})
+            logger.warning("membership not applied", extra={"reason": str(error)})
             return False
         return True
 
 
 def _check(access: NodeAccess, config: AccessSection, peer: PeerId, unix_s: float) -> None:
-    """That the membership is that of the configured network, and good now."""
+    """Raise NotAMember unless the membership is of the configured network, and valid now."""
     if config.network is None:
         return
     wanted = f"access.network is {config.network}"

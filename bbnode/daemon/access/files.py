@@ -1,4 +1,4 @@
-"""Where memberships, revocation lists and networks are kept, and how.
+"""Files of memberships, revocation lists and networks.
 
 Rule: what is kept is the line of text that commands print, so that a file can be copied as it
 is; a file is read with a bound, checked each time, and written whole. A node keeps its files
@@ -40,7 +40,7 @@ _PRIVATE_MODE = 0o600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAccess:
-    """What a node has of its private network; `membership` None is an open node."""
+    """The files of a node's private network; an open node has no membership."""
 
     membership: Membership | None
     revocations: RevocationList | None
@@ -52,12 +52,12 @@ class NodeAccess:
 
     @property
     def credentials(self) -> bytes:
-        """What the node shows in its hello."""
+        """The credentials that the node shows in its hello."""
         return b"" if self.membership is None else self.membership.raw
 
 
 def load_node(state_dir: Path, peer: PeerId) -> NodeAccess:
-    """The membership of node `peer` and its revocation list, signatures checked.
+    """Return the membership of node `peer` and its revocation list, signatures checked.
 
     Raises AccessRefused for a file that is damaged or of another peer, and StorageError.
     """
@@ -101,7 +101,7 @@ def save_revocations(state_dir: Path, offered: RevocationList) -> bool:
 
 
 def load_blocked(state_dir: Path) -> frozenset[PeerId]:
-    """The peers that this node was told to block while it ran; raises StorageError."""
+    """Return the peers that this node was told to block while it ran; raises StorageError."""
     path = state_dir / "blocked"
     raw = _read(path, MAX_LISTED_PEERS * _PEER_LINE_BYTES)
     try:
@@ -115,13 +115,13 @@ def load_blocked(state_dir: Path) -> frozenset[PeerId]:
 
 
 def save_blocked(state_dir: Path, blocked: Iterable[PeerId]) -> None:
-    """Keep them, one a line. Raises StorageError."""
+    """Store blocked peers, one a line. Raises StorageError."""
     text = "".join(f"{peer}\n" for peer in sorted(blocked))
     paths.write_atomically(state_dir / "blocked", text.encode("ascii"), mode=_PRIVATE_MODE)
 
 
 def read_line(path: Path) -> str:
-    """The line of text in a file that a user named. Raises StorageError."""
+    """Return the line of text in a file that a user named. Raises StorageError."""
     raw = _read(path, _REVOCATIONS_LINE_BYTES)
     if raw is None:
         raise StorageError(
@@ -131,18 +131,18 @@ def read_line(path: Path) -> str:
 
 
 def load_ledger(state_dir: Path) -> Ledger:
-    """Who redeemed which ticket of this node; raises TicketRefused for a damaged file."""
+    """Return the ledger of redeemed tickets; raises TicketRefused for a damaged file."""
     raw = _read(state_dir / "tickets", LEDGER.max_bytes)
     return Ledger() if raw is None else Ledger.from_bytes(raw)
 
 
 def save_ledger(state_dir: Path, ledger: Ledger) -> None:
-    """Keep it, before the answer leaves. Raises StorageError."""
+    """Store the ledger, before the answer leaves. Raises StorageError."""
     paths.write_atomically(state_dir / "tickets", ledger.to_bytes(), mode=_PRIVATE_MODE)
 
 
 def networks_dir(*, system: bool) -> Path:
-    """Where owners keep their networks: `$XDG_DATA_HOME/bbnode/networks`, or below /etc/bbnode."""
+    """Return the folder of owned networks: `$XDG_DATA_HOME/bbnode/networks`, or in /etc/bbnode."""
     return (paths.SYSTEM_CONFIG_DIR if system else paths.data_dir()) / "networks"
 
 
@@ -168,7 +168,7 @@ class OwnedNetwork:
         return key
 
     def key(self) -> SigningKey:
-        """The owner's key; raises DeploymentError when there is no such network."""
+        """Return the owner's key; raises DeploymentError when there is no such network."""
         if not self.key_file.exists():
             raise DeploymentError(
                 f"{self.key_file}: there is no network {self.name!r} here; make it with: bbnode "
@@ -177,15 +177,15 @@ class OwnedNetwork:
         return SigningKey.from_seed(read_key_file(self.key_file))
 
     def revocations(self) -> RevocationList | None:
-        """The newest list, None before the first."""
+        """Return the newest list, None before the first."""
         return _load_revocations(self._revocations, self.key().peer_id)
 
     def save_revocations(self, listed: RevocationList) -> None:
-        """Keep the next list."""
+        """Store the next list."""
         _write_line(self._revocations, listed.text)
 
     def granted(self) -> list[Membership]:
-        """Every membership that was granted with the owner's key, oldest first."""
+        """Return every membership granted with the owner's key, oldest first."""
         raw = _read(self._members, MAX_GRANTED * _MEMBERSHIP_LINE_BYTES)
         network = self.key().peer_id
         found = []
@@ -195,7 +195,7 @@ class OwnedNetwork:
         return found
 
     def add_granted(self, membership: Membership) -> None:
-        """Note a membership; raises GrantError when there are too many, and StorageError."""
+        """Record a membership; raises GrantError when there are too many, and StorageError."""
         lines = [each.text for each in self.granted()]
         if len(lines) >= MAX_GRANTED:
             raise GrantError(f"{self._members} holds {MAX_GRANTED} statements; make a new network")
@@ -210,7 +210,7 @@ class OwnedNetwork:
 
 
 def owned_networks(base: Path) -> list[OwnedNetwork]:
-    """The networks below a directory, by name."""
+    """Return the networks below a directory, by name."""
     names = sorted(path.parent.name for path in base.glob("*/owner.key"))
     return [OwnedNetwork(base, name) for name in names if _NAME.match(name)]
 

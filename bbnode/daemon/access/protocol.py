@@ -2,7 +2,8 @@
 
 Rule: whoever dialled a member gives it the newest revocation list and takes the other's; a node
 that learns a newer one tells everybody it is connected with. Files are read and written in a
-worker thread, one request after the other; the policy is told on the trio thread.
+worker thread, one request after the other; the policy is told on the trio thread. A use of a
+ticket is on disk before its answer exists, and what is refused is an answer too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import trio
 
-from bbnode.access.errors import TicketRefused
+from bbnode.access.errors import AccessRefused, GrantError, Refusal, TicketRefused
 from bbnode.access.exchange import (
     ACCESS_PROTOCOL,
     MESSAGE,
@@ -30,9 +31,11 @@ from bbnode.access.exchange import (
     encode_message,
 )
 from bbnode.access.keys import SigningKey
-from bbnode.access.revocation import RevocationList
+from bbnode.access.revocation import RevocationList, open_revocations
+from bbnode.access.ticket import Ledger, ticket_from_bytes
+from bbnode.access.ticket import redeem as redeem_ticket
+from bbnode.daemon.access import files as access_files
 from bbnode.daemon.access.control import AccessControl
-from bbnode.daemon.access.service import AccessService
 from bbnode.ir.caps import ACCESS_STALL_S, MAX_LISTS_WAITING
 from bbnode.ir.errors import BbnodeError, PeerError
 from bbnode.ir.peer import PeerId
@@ -48,6 +51,96 @@ DATES_EVERY_S = 60.0
 
 class AccessSilent(PeerError):
     """A peer did not answer over the access protocol."""
+
+
+class AccessService:
+    """One node's side of the protocol. One task uses it: it has no lock."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        key: SigningKey,
+        *,
+        unix_s: Callable[[], float],
+        serial: Callable[[], int],
+        on_revocations: Callable[[RevocationList], None],
+        on_redeemed: Callable[[Ledger], None],
+    ) -> None:
+        """`key` is the node's own; `serial` draws 64 random bits.
+
+        `on_revocations` is called with each newer list, once it is stored, and `on_redeemed` with
+        the ledger after each use of a ticket.
+        """
+        self._state_dir = state_dir
+        self._key = key
+        self._unix_s = unix_s
+        self._serial = serial
+        self._on_revocations = on_revocations
+        self._on_redeemed = on_redeemed
+
+    def answer(self, peer: PeerId, request: bytes) -> bytes:
+        """Return the answer to a request of `peer`, as its connection proved it.
+
+        Raises StorageError when the disk denies it; then nothing was granted.
+        """
+        try:
+            message = decode_message(request)
+            return encode_message(self._answer(peer, message))
+        except AccessRefused as error:
+            return encode_message(Refused(reason=error.reason, detail=str(error)))
+        except GrantError as error:
+            return encode_message(Refused(reason=Refusal.NOT_GRANTED, detail=str(error)))
+
+    def offer(self) -> bytes:
+        """Return the request that hands this node's newest list to another member."""
+        return encode_message(Revocations(revocations=_raw(self._load().revocations)))
+
+    def take(self, raw: bytes) -> None:
+        """Store a list that another member sent, if it is newer; raises AccessRefused."""
+        own = self._load()
+        if not raw or own.network is None:
+            return
+        offered, kept = open_revocations(raw, own.network), own.revocations
+        # A member that lags behind gets ours in the answer; that is no fault of its own.
+        if kept is not None and offered.sequence <= kept.sequence:
+            return
+        if access_files.save_revocations(self._state_dir, offered):
+            self._on_revocations(offered)
+
+    def _answer(self, peer: PeerId, message: Message) -> Message:
+        match message:
+            case Redeem():
+                return self._redeem(peer, message.ticket)
+            case Revocations():
+                self.take(message.revocations)
+                return Revocations(revocations=_raw(self._load().revocations))
+            case _:
+                return Refused(reason=Refusal.MALFORMED, detail="that is an answer, no request")
+
+    def _redeem(self, peer: PeerId, raw: bytes) -> Member:
+        access = self._load()
+        before = access_files.load_ledger(self._state_dir)
+        membership, ledger = redeem_ticket(
+            ticket_from_bytes(raw),
+            peer,
+            key=self._key,
+            ledger=before,
+            unix_s=self._unix_s(),
+            serial=self._serial(),
+            granter=access.membership,
+            revoked=access.revocations,
+        )
+        if ledger is not before:
+            access_files.save_ledger(self._state_dir, ledger)
+            self._on_redeemed(ledger)
+            logger.info(
+                "ticket redeemed",
+                extra={"peer": str(peer), "serial": membership.own.serial_text},
+            )
+        return Member(membership=membership.raw, revocations=_raw(access.revocations))
+
+    def _load(self) -> access_files.NodeAccess:
+        return access_files.load_node(self._state_dir, self._key.peer_id)
 
 
 class AccessProtocol:
@@ -79,7 +172,7 @@ class AccessProtocol:
         backend.register_protocol(ACCESS_PROTOCOL, self._answer)
 
     def peer_up(self, peer: PeerId) -> None:
-        """A connection with a peer came about."""
+        """Handle a new connection with a peer."""
         if self._control.network is not None and self._dialled(peer):
             self._queue(peer)
 
@@ -136,7 +229,7 @@ class AccessProtocol:
             logger.info("no revocation list", extra={"peer": str(peer), "reason": "too many"})
 
     def _dialled(self, peer: PeerId) -> bool:
-        """Whether we dialled it: one of the two begins, and gives and takes in one exchange."""
+        """Return True if we dialled it: that side begins, and one exchange serves both."""
         return any(
             info.peer == peer and info.direction is Direction.OUTBOUND
             for info in self._backend.peers()
@@ -144,7 +237,7 @@ class AccessProtocol:
 
 
 async def ask(backend: Transport, peer: PeerId, request: bytes) -> Message:
-    """One request to a connected peer.
+    """Send one request to a connected peer and return the answer.
 
     Raises AccessSilent, AccessRefused for what is no answer, and as `open_stream`.
     """
@@ -157,7 +250,7 @@ async def ask(backend: Transport, peer: PeerId, request: bytes) -> Message:
 
 
 async def redeem(backend: Transport, peer: PeerId, ticket: bytes) -> Member:
-    """The membership that a ticket brings, as the inviter sent it: still to be checked.
+    """Redeem a ticket: return the membership as the inviter sent it, still to be checked.
 
     Raises TicketRefused with the inviter's reason, and as `ask`.
     """
@@ -171,7 +264,7 @@ async def redeem(backend: Transport, peer: PeerId, ticket: bytes) -> Member:
 
 
 async def _read_all(stream: ProtocolStream) -> bytes:
-    """Everything up to the end of the stream; AccessSilent at a stall or beyond the bound."""
+    """Return everything up to the stream's end; AccessSilent at a stall or beyond the bound."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -187,3 +280,7 @@ async def _read_all(stream: ProtocolStream) -> bytes:
             raise AccessSilent(
                 f"{stream.peer} sent over {MESSAGE.max_bytes} bytes, which no message has"
             )
+
+
+def _raw(revocations: RevocationList | None) -> bytes:
+    return b"" if revocations is None else revocations.raw

@@ -13,13 +13,13 @@ from typing import Any
 
 import trio
 
-from bbnode.daemon import logs
 from bbnode.daemon.control import arguments, views
 from bbnode.daemon.control.errors import Problem
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.http import Request
 from bbnode.daemon.control.inputs import to_value, to_values
 from bbnode.daemon.control.invocations import Invocations
+from bbnode.daemon.observing import logs
 from bbnode.ir.caps import MAX_WAIT_S
 
 logger = logging.getLogger(__name__)

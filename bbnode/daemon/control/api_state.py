@@ -137,7 +137,7 @@ async def readyz(host: Host, _request: Request, _params: Params) -> Response:
 async def metrics(host: Host, _request: Request, _params: Params) -> Response:
     """Everything that is counted, for Prometheus."""
     # Here and not above: only a daemon that somebody scrapes needs the package.
-    from bbnode.daemon.metrics import CONTENT_TYPE, render
+    from bbnode.daemon.observing.metrics import CONTENT_TYPE, render
 
     return Response(body=render(host), content_type=CONTENT_TYPE)
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bbnode.daemon.access.control import AccessControl
-from bbnode.daemon.config_sources import ResolvedConfig
+from bbnode.daemon.config.reload import Changes
+from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control.feed import Feed
 from bbnode.daemon.control.trace import TraceLog
-from bbnode.daemon.dial_back import Ask
-from bbnode.daemon.reload import Changes
-from bbnode.daemon.watch import Stalled
+from bbnode.daemon.network.dial_back import Ask
+from bbnode.daemon.observing.watch import Stalled
 from bbnode.engine import Node
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Transport

@@ -18,7 +18,7 @@ import numpy as np
 
 from bbnode.daemon.control.errors import Problem
 from bbnode.daemon.control.json_lines import short
-from bbnode.daemon.given_numbers import numbers
+from bbnode.daemon.invoke.numbers import numbers
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import TRIGGER, Value
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import trio
 
-from bbnode.daemon.events import summarize
+from bbnode.daemon.observing.events import summarize
 from bbnode.engine import steps
 from bbnode.ir.caps import MAX_KEPT_OUTPUTS
 

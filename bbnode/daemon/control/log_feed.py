@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 from bbnode.daemon.control.feed import Feed
-from bbnode.daemon.logs import JsonFormatter
+from bbnode.daemon.observing.logs import JsonFormatter
 
 # Lines of other threads that wait for the trio thread; more are dropped and counted.
 MAX_IN_TRANSIT = 1024

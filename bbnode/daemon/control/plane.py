@@ -15,7 +15,8 @@ import trio
 
 from bbnode.daemon import paths
 from bbnode.daemon.access.control import AccessControl
-from bbnode.daemon.config_sources import ResolvedConfig
+from bbnode.daemon.config.reload import Changes
+from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control import token as tokens
 from bbnode.daemon.control.api import Api
 from bbnode.daemon.control.feed import Feed
@@ -25,9 +26,8 @@ from bbnode.daemon.control.listen import is_loopback, parse_metrics, parse_tcp
 from bbnode.daemon.control.log_feed import followed
 from bbnode.daemon.control.server import ControlLimits, ControlServer
 from bbnode.daemon.control.trace import TRACE_STEPS, TraceLog
-from bbnode.daemon.dial_back import Ask
-from bbnode.daemon.ping import Ping
-from bbnode.daemon.reload import Changes
+from bbnode.daemon.network.dial_back import Ask
+from bbnode.daemon.network.ping import Ping
 from bbnode.engine import Node, steps
 from bbnode.transport.base import Transport
 from bbnode.transport.driver import Driver

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from bbnode.daemon.events import step_to_event
+from bbnode.daemon.observing.events import step_to_event
 from bbnode.engine import steps
 from bbnode.ir.caps import KEPT_STEPS
 

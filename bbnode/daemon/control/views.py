@@ -14,7 +14,7 @@ import trio
 
 from bbnode import __version__
 from bbnode.daemon.control.host import Host
-from bbnode.daemon.watch import THINGS
+from bbnode.daemon.observing.watch import LIVENESS_CHECKS
 from bbnode.ir.caps import MIN_FREE_BYTES
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import PeerInfo, WantedPeer
@@ -129,7 +129,7 @@ def health(host: Host) -> list[dict[str, Any]]:
     # Of a node that starts or stops, none of it is expected.
     checks += [
         (f"going on: {thing.what}", thing.what not in stalled, stalled.get(thing.what, "it does"))
-        for thing in THINGS
+        for thing in LIVENESS_CHECKS
     ]
     return [{"check": name, "ok": ok, "detail": detail} for name, ok, detail in checks]
 

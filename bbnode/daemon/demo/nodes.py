@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from bbnode.daemon import config_sources, paths
-from bbnode.daemon.config import NodeConfig
+from bbnode.daemon import paths
+from bbnode.daemon.config import NodeConfig, sources
 from bbnode.ir.errors import EnvironmentFault
 from bbnode.transport.identity import Identity, create_identity
 
@@ -46,12 +46,12 @@ class DemoNode:
 
     @property
     def state_dir(self) -> Path:
-        """Where the daemon keeps its key, lock and socket."""
+        """The folder of the daemon's key, lock and socket."""
         return self.folder / "state"
 
     @property
     def log(self) -> Path:
-        """Where the daemon's log goes."""
+        """The file of the daemon's log."""
         return self.folder / "daemon.log"
 
     @property
@@ -61,7 +61,7 @@ class DemoNode:
 
     @property
     def start_command(self) -> str:
-        """What a user types to start it again."""
+        """The command that starts it again."""
         return f"bbnode run --config {self.config}"
 
     def start(self, *, notify_socket: Path | None = None) -> None:
@@ -108,7 +108,7 @@ def make_folder(out: Path) -> Path:
 
 
 def choose_port(port: int) -> int:
-    """`port` if it is free, or a free one for 0. Raises PortRefused."""
+    """Return `port` if it is free, or a free one for 0. Raises PortRefused."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((HOST, port))
@@ -197,5 +197,5 @@ def make_one(folder: Path, identity: Identity, settings: dict[str, Any]) -> Demo
         {"node": {"name": name, "state_dir": str(folder / "state")}, **settings}
     )
     file = folder / "node.toml"
-    config_sources.write(file, config, comment=f"{name} of `bbnode demo`")
+    sources.write(file, config, comment=f"{name} of `bbnode demo`")
     return DemoNode(name=name, folder=folder, identity=identity, config=file)

@@ -1,4 +1,4 @@
-"""What the demo leaves behind: report.json and accuracy.png.
+"""The demo's report: report.json and accuracy.png.
 
 Rule: every number comes from what the server said about a round; nothing is filled in.
 """
@@ -20,7 +20,7 @@ _PACKAGES = (
 
 
 def round_row(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the report from a round as the server tells it."""
+    """Return a row of the report from a round as the server reports it."""
     outputs = record["outputs"]
     model = outputs.get("model")
     return {
@@ -38,7 +38,7 @@ def round_row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that did the work."""
+    """Return the versions of Python and of the packages that did the work."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

@@ -20,7 +20,7 @@ import trio
 from rich.console import Console
 
 from bbnode.daemon import paths
-from bbnode.daemon.artifact import parse_artifact, serialize
+from bbnode.daemon.artifacts.artifact import parse_artifact, serialize
 from bbnode.daemon.control.async_client import AsyncControlClient
 from bbnode.daemon.control.errors import ControlError, ControlTimeout, NotRunning
 from bbnode.daemon.demo.nodes import DemoNode, choose_port, make_folder, make_nodes
@@ -60,7 +60,7 @@ class DemoExtraMissing(DeploymentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the command line said."""
+    """The options of the command line."""
 
     clients: int = 4
     rounds: int = 20
@@ -138,7 +138,7 @@ class Demo:
         return [self._server, *self._clients]
 
     def _compile(self, nodes: Path) -> tuple[Path, str]:
-        from bbnode.daemon.build import compile_module
+        from bbnode.daemon.artifacts.build import compile_module
 
         args = {
             "clients": self._options.clients,

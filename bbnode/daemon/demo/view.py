@@ -1,6 +1,6 @@
-"""What the demo shows: live on a terminal, a line an event elsewhere.
+"""The demo's view: live on a terminal, a line an event elsewhere.
 
-Rule: it only draws; what there is to draw is told to it.
+Rule: it only draws what it is given.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from bbnode.daemon.live_view import LiveView
+from bbnode.daemon.observing.live_view import LiveView, size
 from bbnode.ir.texts import printable
 
 _SHOWN_ROUNDS = 12
@@ -29,28 +29,21 @@ class DemoView(LiveView):
         self._rows: list[Mapping[str, Any]] = []
         self._running: int | None = None
         self._answered: list[str] = []
-        self._notes: list[str] = []
-        super().__init__(console, get_renderable=self._draw, refresh_per_second=8)
-
-    def note(self, text: str) -> None:
-        """Say something that happened."""
-        text = printable(text)
-        if self._live is None:
-            self._console.print(Text(text), soft_wrap=True)
-        elif not self._notes or self._notes[-1] != text:
-            self._notes.append(text)
+        super().__init__(
+            console, notes=_SHOWN_NOTES, get_renderable=self._draw, refresh_per_second=8
+        )
 
     def round_started(self, number: int) -> None:
-        """A round is under way."""
+        """Show that a round is under way."""
         self._running = number
         self._answered = []
 
     def answered(self, peer: str) -> None:
-        """A client answered in the running round."""
+        """Show that a client answered in the running round."""
         self._answered.append(self._names.get(peer, peer[-6:]))
 
     def round_finished(self, row: Mapping[str, Any]) -> None:
-        """A round ended."""
+        """Show a round that ended."""
         self._running = None
         self._rows.append(row)
         if self._live is None:
@@ -60,15 +53,12 @@ class DemoView(LiveView):
         head = f"round {row['round']:>3}/{self._total}"
         if not row["ok"]:
             return f"{head}  FAILED  {printable('; '.join(row['failures']))}"
-        missing = self._label(row["missing"])
+        missing = _names(row["missing"], self._names)
         return (
             f"{head}  accuracy {row['accuracy']:7.2%}  loss {row['loss']:.4f}  "
-            f"{row['seconds']:6.2f} s  {_size(row['bytes']):>9}  "
+            f"{row['seconds']:6.2f} s  {size(row['bytes']):>9}  "
             f"answered {len(row['responded'])}" + (f"  missing {missing}" if missing else "")
         )
-
-    def _label(self, peers: Sequence[str]) -> str:
-        return ", ".join(sorted(self._names.get(peer, peer[-6:]) for peer in peers))
 
     def _draw(self) -> Group:
         table = summary_table(self._rows[-_SHOWN_ROUNDS:], self._names)
@@ -77,28 +67,26 @@ class DemoView(LiveView):
             state = f"round {self._running}/{self._total}: answered: {answered}"
         else:
             state = f"{len(self._rows)}/{self._total} rounds"
-        notes = [Text(note, style="dim") for note in self._notes[-_SHOWN_NOTES:]]
-        return Group(*notes, table, Text(state))
+        return Group(*self._note_lines(), table, Text(state))
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Table:
-    """The rounds as a table."""
+    """Return the rounds as a table."""
     table = Table(box=None, pad_edge=False)
     for column in ("round", "accuracy", "loss", "seconds", "bytes"):
         table.add_column(column, justify="right")
     table.add_column("answered", justify="right")
     table.add_column("missing")
     for row in rows:
-        who = ", ".join(sorted(names.get(peer, peer[-6:]) for peer in row["missing"]))
         if row["ok"]:
             table.add_row(
                 str(row["round"]),
                 f"{row['accuracy']:.2%}",
                 f"{row['loss']:.4f}",
                 f"{row['seconds']:.2f}",
-                _size(row["bytes"]),
+                size(row["bytes"]),
                 str(len(row["responded"])),
-                who,
+                _names(row["missing"], names),
             )
         else:
             why = printable("; ".join(row["failures"])) or "failed"
@@ -106,9 +94,5 @@ def summary_table(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -
     return table
 
 
-def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
+def _names(peers: Sequence[str], names: Mapping[str, str]) -> str:
+    return ", ".join(sorted(names.get(peer, peer[-6:]) for peer in peers))

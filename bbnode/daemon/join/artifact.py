@@ -15,9 +15,9 @@ from typing import Final
 import trio
 
 from bbnode.daemon import paths
-from bbnode.daemon.artifact import Artifact, InvalidArtifact, load_artifact
+from bbnode.daemon.artifacts.artifact import Artifact, ArtifactRejected, load_artifact
 from bbnode.daemon.join.dial import Dialled
-from bbnode.daemon.join.errors import InviterLost
+from bbnode.daemon.join.invitation import InviterLost
 from bbnode.ir.peer import PeerId
 from bbnode.transport.artifact_exchange import Progress, fetch
 from bbnode.transport.errors import NotConnectedError, StreamBrokenError
@@ -38,7 +38,7 @@ class Obtained:
 
 
 def cache_file(state_dir: Path, sha256: str) -> Path:
-    """Where the artifact of that digest is cached."""
+    """Return where the artifact of that digest is cached."""
     return paths.cache_dir(state_dir) / "artifacts" / f"{sha256}.onnx"
 
 
@@ -51,9 +51,9 @@ async def obtain(
     state_dir: Path,
     progress: Progress | None = None,
 ) -> Obtained:
-    """The artifact, digest checked, parsed with its bounds.
+    """Return the artifact, digest checked, parsed with its bounds.
 
-    Raises InvalidArtifact, ArtifactUnreadable, ArtifactFetchError, ArtifactNotStored,
+    Raises ArtifactRejected, ArtifactUnreadable, ArtifactFetchError, ArtifactNotStored,
     StorageError, InviterLost.
     """
     file = cache_file(state_dir, sha256)
@@ -90,10 +90,10 @@ async def _fetch(
 
 
 def _cached(file: Path, sha256: str) -> Artifact | None:
-    """What is in the cache; what was changed there is removed, and counts as nothing."""
+    """Return what is in the cache; a file that was changed there is removed, and does not count."""
     try:
         return load_artifact(file, expected_sha256=sha256) if file.exists() else None
-    except InvalidArtifact:
+    except ArtifactRejected:
         with contextlib.suppress(OSError):  # the new one replaces it, or says why it can't
             file.unlink(missing_ok=True)
         return None
@@ -102,7 +102,7 @@ def _cached(file: Path, sha256: str) -> Artifact | None:
 def _load(draft: Path, sha256: str) -> Artifact:
     try:
         return load_artifact(draft, expected_sha256=sha256)
-    except InvalidArtifact:
+    except ArtifactRejected:
         # Its digest is right and it is no artifact: nobody can use it.
         draft.unlink(missing_ok=True)
         raise

@@ -15,9 +15,8 @@ from typing import Final
 import trio
 
 from bbnode import __version__
-from bbnode.daemon import ping
-from bbnode.daemon.join.errors import InviterRefused, InviterUnreachable, WrongPeer
-from bbnode.daemon.join.source import Source
+from bbnode.daemon.join.invitation import InviterRefused, InviterUnreachable, Source, WrongPeer
+from bbnode.daemon.network import ping
 from bbnode.ir.errors import BbnodeError
 from bbnode.transport import (
     ConnectionClosed,
@@ -47,7 +46,7 @@ _OTHER_KEY: Final = "does not correspond to the received pubkey"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialled:
-    """The connection: what protocols are spoken on, and what the peer said of itself."""
+    """A connection for protocols, with the hello of the peer."""
 
     backend: Transport
     hello: Hello
@@ -130,7 +129,7 @@ async def _first_hello(backend: Transport, source: Source) -> ConnectionOpened:
 
 
 def _was_cut(backend: Transport) -> bool:
-    """Whether a connection has ended since it was made."""
+    """Return True if a connection has ended since it was made."""
     cut = False
     while True:
         try:

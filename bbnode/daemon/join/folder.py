@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bbnode.daemon import config_sources, paths
-from bbnode.daemon.config_sources import ResolvedConfig
-from bbnode.daemon.join.source import Source
+from bbnode.daemon import paths
+from bbnode.daemon.config import sources
+from bbnode.daemon.config.sources import ResolvedConfig
+from bbnode.daemon.join.invitation import Source
 
 CONFIG_NAME = "node.toml"
 ARTIFACT_NAME = "artifact.onnx"
@@ -39,7 +40,7 @@ class Folder:
 
     @property
     def directory(self) -> Path:
-        """Where the configuration and the artifact are."""
+        """The folder of the configuration and the artifact."""
         return self.config_file.parent
 
     def configure(
@@ -51,7 +52,7 @@ class Folder:
         settings: Mapping[str, str],
         earlier: Path | None = None,
     ) -> ResolvedConfig:
-        """The configuration of the node; nothing is written. `settings` (`--set`) win.
+        """Return the configuration of the node; nothing is written. `settings` (`--set`) win.
 
         What is set in the file that is there stays, or where there is none in `earlier`. Raises
         ConfigError.
@@ -70,7 +71,7 @@ class Folder:
             **settings,
         }
         file = self.config_file if self.config_file.exists() else earlier
-        made = config_sources.resolve(file, environ={}, flags=flags)
+        made = sources.resolve(file, environ={}, flags=flags)
         return ResolvedConfig(
             config=made.config, file=self.config_file.absolute(), origins=made.origins
         )
@@ -86,15 +87,15 @@ class Folder:
 
     def write_config(self, resolved: ResolvedConfig) -> None:
         """Write the configuration alone. Raises StorageError."""
-        config_sources.write(self.config_file, resolved.config, comment=_COMMENT)
+        sources.write(self.config_file, resolved.config, comment=_COMMENT)
 
     def _from_here(self, path: Path) -> str:
-        """A path as the configuration has it: counted from its directory where it is below."""
+        """Return a path as the configuration has it: relative where it is below its directory."""
         below = path.is_relative_to(self.directory)
         return str(path.relative_to(self.directory) if below else path)
 
     def _place(self, artifact: Path) -> None:
-        """The artifact under its name here: the cache may be emptied at any time."""
+        """Put the artifact under its name here: the cache may be emptied at any time."""
         file = self.artifact_file
         draft = file.with_name(f".{file.name}.new")
         try:
@@ -114,7 +115,7 @@ class Folder:
 
 
 def folder(source: Source, *, name: str | None, directory: Path | None) -> Folder:
-    """The folder for a source: below the XDG state directory, by its name, unless one is given."""
+    """Return the folder for a source: `directory`, or one below the XDG state directory."""
     called = name or source.name
     if directory is None:
         directory = paths.default_state_dir(called)

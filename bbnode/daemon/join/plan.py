@@ -1,4 +1,4 @@
-"""What a node would run: targets, components, settings, limits; to be looked at before it does.
+"""The plan of a joining node: targets, components, settings, limits; shown before it runs.
 
 Rule: nothing of the artifact runs here, and no component is made. A peer can name component
 types, never send them: what is not installed on this machine is listed, and stops the join.
@@ -26,9 +26,9 @@ from bbnode.components.settings import (
     path_settings,
     stored_settings,
 )
-from bbnode.daemon.artifact import Artifact
+from bbnode.daemon.artifacts.artifact import Artifact
 from bbnode.daemon.config import NodeConfig
-from bbnode.daemon.join.errors import ComponentsMissing, SlotsNotConfigured, TargetNeeded
+from bbnode.daemon.join.invitation import ComponentsMissing, SlotsNotConfigured, TargetNeeded
 from bbnode.engine.errors import UnknownSlot, UnsupportedOps, did_you_mean
 from bbnode.engine.planning.program import SlotPlan, plan_program
 
@@ -61,7 +61,7 @@ class PlannedSlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What would run."""
+    """Everything that would run."""
 
     targets: tuple[str, ...]
     classes: tuple[str, ...]
@@ -86,7 +86,7 @@ class Plan:
             raise UnsupportedOps(self.unsupported)
 
     def as_json(self) -> dict[str, Any]:
-        """For output."""
+        """Return it for output."""
         return {
             "targets": list(self.targets),
             "classes": list(self.classes),
@@ -108,7 +108,7 @@ class Plan:
 
 
 def choose_target(artifact: Artifact, wanted: str | None) -> str:
-    """The target to play: the one that was named, or the only one.
+    """Return the target to play: the one that was named, or the only one.
 
     Raises TargetNeeded; whether the artifact has the named one is found by `make_plan`.
     """
@@ -124,7 +124,7 @@ def choose_target(artifact: Artifact, wanted: str | None) -> str:
 
 
 def make_plan(artifact: Artifact, config: NodeConfig) -> Plan:
-    """What the targets of a configuration need.
+    """Return what the targets of a configuration need.
 
     Raises UnknownSlot for settings of a slot that is not there, and what planning a program
     raises: UnknownTarget, InvalidArtifact, SlotBindingConflict.
@@ -178,7 +178,7 @@ def _slot(plan: SlotPlan, given: Mapping[str, Any]) -> PlannedSlot:
 
 
 def _stored(raw: bytes) -> dict[str, Any]:
-    """The settings in an artifact; that they can't be read is a fault of `build_config`."""
+    """Return the settings in an artifact; `build_config` reports those that can't be read."""
     try:
         return stored_settings(raw)
     except UnreadableSettings:
@@ -193,7 +193,7 @@ def _short(value: Any) -> str:
 
 
 def with_absolute_paths(config: NodeConfig, plan: Plan, base: Path) -> NodeConfig:
-    """The configuration with the paths among its components' settings counted from `base`.
+    """Return the configuration with the paths among its components' settings counted from `base`.
 
     The node's configuration is written to another folder than the one that they were typed in,
     and a joined node runs in one of its own.

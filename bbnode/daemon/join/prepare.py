@@ -18,16 +18,16 @@ from bbnode.access import statement
 from bbnode.access.errors import AccessRefused
 from bbnode.access.revocation import open_revocations
 from bbnode.access.statement import Membership
-from bbnode.daemon import assembly, paths
+from bbnode.daemon import paths
 from bbnode.daemon.access import files as access_files
 from bbnode.daemon.access import protocol as access_protocol
-from bbnode.daemon.config_sources import ResolvedConfig
+from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.join.artifact import Obtained, obtain
 from bbnode.daemon.join.dial import Dialled, dialled
-from bbnode.daemon.join.errors import InviterRefused, NothingOffered
 from bbnode.daemon.join.folder import Folder
+from bbnode.daemon.join.invitation import InviterRefused, NothingOffered, Source
 from bbnode.daemon.join.plan import Plan, choose_target, make_plan, with_absolute_paths
-from bbnode.daemon.join.source import Source
+from bbnode.daemon.lifecycle import assembly
 from bbnode.ir.peer import PeerId
 from bbnode.transport.artifact_exchange import Progress
 from bbnode.transport.identity import Identity, load_or_create_identity
@@ -35,7 +35,7 @@ from bbnode.transport.identity import Identity, load_or_create_identity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinOptions:
-    """What the command line said. `settings` are the `--set` keys of the configuration."""
+    """The options of the command line. `settings` are the `--set` keys of the configuration."""
 
     source: Source
     folder: Folder
@@ -62,7 +62,7 @@ class Prepared:
         return self.resolved
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that somebody has to know before it runs."""
+        """Return everything that somebody has to know before it runs."""
         artifact = self.obtained.artifact
         member = self.membership
         return {
@@ -130,14 +130,14 @@ async def prepare(
 
 
 def _shown(source: Source, membership: bytes) -> bytes:
-    """The credentials for a connection: a ticket to an open network says who invited us."""
+    """Return the credentials for a connection: a ticket to an open network says who invited us."""
     if membership or source.ticket is None:
         return membership
     return source.ticket.raw
 
 
 def _offered(source: Source, connection: Dialled) -> str:
-    """The digest of the artifact: the ticket's, else what the peer says that it runs."""
+    """Return the digest of the artifact: the ticket's, else that of the peer's hello."""
     if source.ticket is not None:
         return source.ticket.artifact_sha256.hex()
     digest = connection.hello.artifact_sha256
@@ -155,7 +155,7 @@ def _offered(source: Source, connection: Dialled) -> str:
 async def _membership(
     options: JoinOptions, identity: Identity, unix_s: Callable[[], float]
 ) -> Membership | None:
-    """The membership of this node, kept, carried by the ticket, or redeemed for it now."""
+    """Return the membership of this node: stored, carried by the ticket, or redeemed now."""
     source, state_dir = options.source, options.folder.state_dir
     ticket = source.ticket
     kept = access_files.load_node(state_dir, identity.peer_id)
@@ -188,7 +188,7 @@ async def _membership(
 def _take(
     state_dir: Path, identity: Identity, network: PeerId, raw: bytes, unix_s: float
 ) -> Membership:
-    """Keep a membership, once it is seen to be this node's, of that network, and good."""
+    """Store a membership after checking that it is this node's, of that network, and valid."""
     membership = statement.open_membership(raw, network, identity.peer_id)
     membership.check(unix_s)
     access_files.save_membership(state_dir, membership)

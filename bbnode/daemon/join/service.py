@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bbnode.daemon import paths
-from bbnode.daemon.config_sources import ConfigError, ResolvedConfig
+from bbnode.daemon.config.sources import ConfigError, ResolvedConfig
 from bbnode.daemon.join.folder import Folder
 from bbnode.daemon.join.prepare import Prepared
 
@@ -48,7 +48,7 @@ class Service:
 
     @property
     def exists(self) -> bool:
-        """Whether the node is this service already."""
+        """True if the node is this service already."""
         return paths.identity_file(self.folder.state_dir).exists()
 
     def check(self) -> None:
@@ -92,7 +92,7 @@ class Service:
         return resolved
 
     def _owner(self) -> tuple[int, int]:
-        """User and group that the state belongs to."""
+        """Return user and group that the state belongs to."""
         if not self.system:
             return os.geteuid(), os.getegid()
         try:
@@ -139,7 +139,7 @@ class Service:
 
 
 def service(name: str, *, system: bool) -> Service:
-    """The service of a name."""
+    """Return the service of a name."""
     users, systems = paths.config_dirs()
     where = systems if system else users
     return Service(

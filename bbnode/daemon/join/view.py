@@ -1,4 +1,4 @@
-"""What a joined node does, while it does it: live on a terminal, a line an event elsewhere.
+"""The view of a joined node while it runs: live on a terminal, a line an event elsewhere.
 
 Rule: it reads the node on the trio thread and only draws. The lines are for whoever keeps them:
 each says what happened, none repeats the one before.
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from bbnode.daemon.control import views
 from bbnode.daemon.control.host import Host
-from bbnode.daemon.live_view import LiveView
+from bbnode.daemon.observing.live_view import LiveView, size
 from bbnode.ir.texts import printable
 
 if TYPE_CHECKING:
@@ -34,9 +34,8 @@ class JoinView(LiveView):
 
     def __init__(self, console: Console, *, inviter: str) -> None:
         """`inviter` is the PeerId whose rounds are awaited."""
-        super().__init__(console, auto_refresh=False, transient=True)
+        super().__init__(console, notes=_SHOWN_NOTES, auto_refresh=False, transient=True)
         self._inviter = inviter
-        self._notes: list[str] = []
         self._last = ""
 
     async def run(self, host: Host) -> None:
@@ -59,7 +58,7 @@ class JoinView(LiveView):
         while (line := await subscription.next()) is not None:
             text = event_text(json.loads(line)["event"], self._name)
             if text:
-                self._note(text)
+                self.note(text)
 
     async def _refresh(self, host: Host) -> None:
         while True:
@@ -76,14 +75,7 @@ class JoinView(LiveView):
         text = self._line(shown)
         if repr(key) != self._last and shown["phase"] == "ready":
             self._last = repr(key)
-            self._note(text)
-
-    def _note(self, text: str) -> None:
-        text = printable(text)
-        if self._live is None:
-            self._console.print(Text(text), soft_wrap=True)
-            return
-        self._notes = [*self._notes, text][-_SHOWN_NOTES:]
+            self.note(text)
 
     def _name(self, peer: str) -> str:
         return f"{peer[-8:]} (inviter)" if peer == self._inviter else peer[-8:]
@@ -111,12 +103,13 @@ class JoinView(LiveView):
         lost = [Text(f"not connected: {printable(w)}", style="red") for w in shown["lost"]]
         targets = printable(", ".join(shown["targets"]))
         head = Text(f"{targets}: {self._line(shown)}", style="bold")
-        notes = [Text(note, style="dim") for note in self._notes]
-        return Group(*notes, head, peers, *lost, *waiting, Text("Ctrl-C leaves", style="dim"))
+        return Group(
+            *self._note_lines(), head, peers, *lost, *waiting, Text("Ctrl-C leaves", style="dim")
+        )
 
 
 def progress(host: Host) -> dict[str, Any]:
-    """What is shown, as plain values."""
+    """Return the progress of a node as plain values."""
     counters = host.backend.counters()
     now_s = trio.current_time()
     return {
@@ -145,7 +138,7 @@ def _waiting(waiting: Mapping[str, Any]) -> dict[str, str]:
 
 
 def event_text(event: Mapping[str, Any], name: Callable[[str], str]) -> str:
-    """One line for an event; empty for those that nobody has to know of."""
+    """Return one line for an event; empty for those that are not shown."""
     match event["type"]:
         case "ready":
             return f"ready as {event['peer_id']}"
@@ -161,12 +154,3 @@ def event_text(event: Mapping[str, Any], name: Callable[[str], str]) -> str:
         case "stopping":
             return "leaving"
     return ""
-
-
-def size(count: float) -> str:
-    """Bytes as people read them."""
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

@@ -17,7 +17,7 @@ from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto
 
 from bbnode.compiler import Compiler
 from bbnode.compiler.errors import CompileError, Internal, PassInvariantBroken
-from bbnode.daemon.artifact import InvalidArtifact, parse_artifact
+from bbnode.daemon.artifacts.artifact import ArtifactRejected, parse_artifact
 from bbnode.dsl import Graph, Module
 from bbnode.dsl import types as dsl_types
 from bbnode.engine import install
@@ -196,7 +196,7 @@ def install_it(model: ModelProto) -> None:
         return  # no file can hold it
     try:
         artifact = parse_artifact(data, "damaged")
-    except InvalidArtifact:
+    except ArtifactRejected:
         return
     for function in artifact.model.functions:
         try:
@@ -228,7 +228,7 @@ def check_compiled_bytes(number: int, numbers: list[int]) -> None:
     try:
         model = parse_artifact(data, "damaged").model
         assert not numbers or data == compiled(number).SerializeToString(deterministic=True)
-    except InvalidArtifact:
+    except ArtifactRejected:
         model = ModelProto()
         try:
             model.ParseFromString(data)
@@ -277,5 +277,5 @@ def test_a_damaged_artifact_is_refused_by_its_seal() -> None:
     model = ModelProto()
     model.CopyFrom(compiled(0))
     model.functions[0].node[0].metadata_props.add(key=keys.PREFIX + "note", value="changed")
-    with pytest.raises(InvalidArtifact, match="changed after it was compiled"):
+    with pytest.raises(ArtifactRejected, match="changed after it was compiled"):
         parse_artifact(model.SerializeToString(), "changed")

@@ -18,7 +18,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from bbnode.compiler import Compiler
 from bbnode.compiler.analysis import order
 from bbnode.compiler.errors import CompileError, Internal, ModelOutOfBounds, UnboundSlot
-from bbnode.daemon.artifact import InvalidArtifact, parse_artifact
+from bbnode.daemon.artifacts.artifact import ArtifactRejected, parse_artifact
 from bbnode.engine import plan_program
 from bbnode.ir import keys, protos, types
 from bbnode.ir.caps import MAX_GRAPH_DEPTH
@@ -165,7 +165,7 @@ def test_a_hostile_model_is_refused_as_an_artifact(case: str) -> None:
     parsed: list[ModelProto] = []
     error = timed(len(data), lambda: parsed.append(parse_artifact(data, "x").model))
     # Of a recording the compiler says itself that functions share a name.
-    assert isinstance(error, InvalidArtifact) == (case in REFUSED or case == "functions"), error
+    assert isinstance(error, ArtifactRejected) == (case in REFUSED or case == "functions"), error
     if parsed:
         timed(len(data), lambda: plan_program(parsed[0], [parsed[0].functions[0].name]))
 
@@ -175,7 +175,7 @@ def test_bytes_that_nest_ten_thousand_deep_are_no_artifact() -> None:
     for _ in range(10_000):  # field 7 of a model, then 1 and 5 and 6: graph, node, attribute, g
         data = b"\x3a" + _varint(len(data)) + data
     error = timed(len(data), lambda: parse_artifact(data, "deep"))
-    assert isinstance(error, InvalidArtifact)
+    assert isinstance(error, ArtifactRejected)
 
 
 def _varint(number: int) -> bytes:

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from onnx import AttributeProto, ModelProto
 
 from bbnode.compiler.errors import Internal, PassInvariantBroken
-from bbnode.daemon import config_sources
-from bbnode.daemon.artifact import Artifact, parse_artifact, serialize
-from bbnode.daemon.inspect import describe
+from bbnode.daemon.artifacts.artifact import Artifact, parse_artifact, serialize
+from bbnode.daemon.artifacts.inspect import describe
+from bbnode.daemon.artifacts.picture import to_html, to_svg
+from bbnode.daemon.config import sources
 from bbnode.daemon.join.plan import choose_target, make_plan, with_absolute_paths
-from bbnode.daemon.picture import to_html, to_svg
 from bbnode.dsl import CompiledModule
 from bbnode.ir import keys, protos
 from bbnode.ir.errors import BbnodeError
@@ -89,14 +89,14 @@ def _change(message: Any, field: Any, tape: Tape) -> None:
 
 
 def _join(found: Artifact) -> object:
-    resolved = config_sources.resolve(
+    resolved = sources.resolve(
         None,
         environ={},
         flags={"artifact.path": "a", "artifact.targets": [choose_target(found, found.targets[0])]},
     )
     plan = make_plan(found, resolved.config)
     plan.check()
-    return plan.as_json(), with_absolute_paths(resolved.config, plan, config_sources.paths.Path())
+    return plan.as_json(), with_absolute_paths(resolved.config, plan, sources.paths.Path())
 
 
 READERS: dict[str, Callable[[Artifact], object]] = {

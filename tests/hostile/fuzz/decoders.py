@@ -20,7 +20,7 @@ from bbnode.access import exchange, revocation, sealed, statement, ticket
 from bbnode.access.errors import AccessRefused, Refusal
 from bbnode.access.keys import SigningKey
 from bbnode.components.peer_registry import messages as registry
-from bbnode.daemon import dial_back
+from bbnode.daemon.network import dial_back
 from bbnode.ir import codec, types, values
 from bbnode.ir.address import (
     address_from_bytes,

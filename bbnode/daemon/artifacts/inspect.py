@@ -1,0 +1,159 @@
+"""The content of a compiled artifact, as plain data.
+
+Rule: it reads the artifact alone; no component of it has to be installed. What is printed
+is what the compiler left on the nodes (docs/ir.md), never a guess.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from bbnode.daemon.artifacts.artifact import ArtifactRejected, as_graph, serialize
+from bbnode.ir import keys
+from bbnode.ir.address import site_suffix
+from bbnode.ir.graph import Function, OpNode, Program, is_wire
+from bbnode.ir.slots import Binding
+
+MAX_SITE_ID = (1 << 64) - 1
+
+_SOURCE_GATES = frozenset(keys.GATE_SOURCES[gate] for gate in keys.GATE_OPS)
+
+
+def describe(model: onnx.ModelProto) -> dict[str, Any]:
+    """Return passport, digest, targets with slots and bindings, wire edges with their gates."""
+    program = as_graph(model)
+    mains = mains_of(program)
+    bindings = bindings_of(program)
+    return {
+        "passport": program.metadata.get(keys.COMPILED_KEY, ""),
+        "program": program.name,
+        "sha256": hashlib.sha256(serialize(model)).hexdigest(),
+        "opsets": {entry.domain or "ai.onnx": entry.version for entry in program.opset_imports},
+        "targets": [
+            {
+                "name": main.name,
+                "class": main.metadata.get(keys.HOME_KEY, ""),
+                "ops": len(main.nodes),
+                "inputs": list(main.inputs),
+                "outputs": list(main.outputs),
+                "slots": [
+                    {"slot": b.slot, "role": b.role, "type_name": b.type_name, "slot_id": b.slot_id}
+                    for b in bindings.get(main.name, [])
+                ],
+            }
+            for main in mains
+        ],
+        "functions": [f.name for f in program.functions if f not in mains],
+        "wire_edges": list(_described(mains)),
+    }
+
+
+def mains_of(program: Program) -> list[Function]:
+    """Return the partition mains, in the program's order."""
+    return [f for f in program.functions if keys.TARGET_KEY in f.metadata]
+
+
+def bindings_of(program: Program) -> dict[str, list[Binding]]:
+    """Return the binding table, by target name. Raises DeploymentError for a malformed entry."""
+    found: dict[str, list[Binding]] = {}
+    names = {f.name for f in program.functions}
+    for key, value in program.metadata.items():
+        if key.startswith(keys.BINDING_PREFIX):
+            rest = key.removeprefix(keys.BINDING_PREFIX)
+            # A class name may hold dots, so the target is the longest prefix that exists.
+            target = max((n for n in names if rest.startswith(n + ".")), key=len, default="")
+            found.setdefault(target, []).append(
+                Binding.decode(target, rest[len(target) + 1 :], value)
+            )
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireCrossing:
+    """A receiving wire op and the sending one that feeds it.
+
+    `source` and `send` are None when no target of the artifact sends to it.
+    """
+
+    source: Function | None
+    send: OpNode | None
+    to: Function
+    recv: OpNode
+    site_id: int
+
+
+def wire_edges(mains: Sequence[Function]) -> Iterator[WireCrossing]:
+    """Yield all wire edges between partition mains, found by the site that a Send addresses.
+
+    Raises ArtifactRejected for a site id that is no 64-bit number.
+    """
+    senders: dict[Any, tuple[Function, OpNode]] = {}
+    for main in mains:
+        for node in main.nodes:
+            if is_wire(node, *keys.SEND_OPS):
+                for name, attribute in node.attributes.items():
+                    if name.startswith(keys.DEST_SUFFIX_PREFIX):
+                        senders[attribute.value] = (main, node)
+    for main in mains:
+        for node in main.nodes:
+            site = node.metadata.get(keys.SITE_ID_KEY)
+            if site is None or not is_wire(node, *keys.RECV_OPS):
+                continue
+            site_id = int(site) if _is_natural(site) else MAX_SITE_ID + 1
+            if site_id > MAX_SITE_ID:
+                raise ArtifactRejected(
+                    f"op {node.name!r} has the site id {site:.40}, which is no 64-bit number; "
+                    "compile the program again"
+                )
+            source, send = senders.get(site_suffix(site_id), (None, None))
+            yield WireCrossing(source=source, send=send, to=main, recv=node, site_id=site_id)
+
+
+def _described(mains: Sequence[Function]) -> Iterator[dict[str, Any]]:
+    gates = {main.name: _gates(main) for main in mains}
+    for edge in wire_edges(mains):
+        source, send, recv = edge.source, edge.send, edge.recv
+        sent = [] if source is None or send is None else gates[source.name].get(send.name, [])
+        yield {
+            "value": recv.outputs[0] if recv.outputs else "",
+            "op": recv.op_type if send is None else f"{send.op_type} → {recv.op_type}",
+            "port": None if send is None else send.metadata.get(keys.PORT_KEY),
+            "from": "" if source is None else source.name,
+            "to": edge.to.name,
+            "transport": "" if send is None else send.metadata.get(keys.WIRE_TRANSPORT_KEY, ""),
+            "site_id": str(edge.site_id),
+            "gates": sent + gates[edge.to.name].get(recv.name, []),
+            "deadline_ns": 0 if send is None else deadline_of(send),
+        }
+
+
+def _gates(main: Function) -> Mapping[str, list[str]]:
+    """Return gate op types by the wire node that they protect, in chain order."""
+    found: dict[str, list[str]] = {}
+    for node in main.nodes:
+        if node.op_type in keys.GATE_OPS:
+            for key in _SOURCE_GATES & node.metadata.keys():
+                found.setdefault(node.metadata[key], []).append(node.op_type)
+    return found
+
+
+def deadline_of(node: OpNode) -> int:
+    """Return the deadline of an op in ns, or 0. Raises ArtifactRejected for what is no number."""
+    given = node.attributes.get(keys.ATTR_DEADLINE_NS)
+    if given is not None and type(given.value) is int:
+        return given.value
+    text = node.metadata.get(keys.DEADLINE_NS_KEY, "0")
+    if given is not None or not _is_natural(text):
+        raise ArtifactRejected(
+            f"op {node.name!r:.80} has a deadline that is no number; compile the program again"
+        )
+    return int(text)
+
+
+def _is_natural(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 20

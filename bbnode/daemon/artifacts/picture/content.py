@@ -1,0 +1,516 @@
+"""The content of a picture: panels of boxes, edges in them, wires between them.
+
+Rule: gates and deadline checks belong to the op that they guard, and are drawn on its box; every
+other op is a box of its own. Whatever is left out of the drawing (values of implied edges,
+metadata, attributes) is in the box's details, as text; long values are cut. `layout` fills in the
+places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TypedDict
+
+from bbnode.daemon.artifacts.inspect import (
+    WireCrossing,
+    bindings_of,
+    deadline_of,
+    mains_of,
+    wire_edges,
+)
+from bbnode.daemon.artifacts.listing import cut, short, show
+from bbnode.daemon.artifacts.picture import text
+from bbnode.ir import keys
+from bbnode.ir.errors import DeploymentError
+from bbnode.ir.graph import AttributeKind, Function, OpNode, Program, is_onnx_domain, is_role
+from bbnode.ir.slots import Binding
+
+# Beyond this nobody reads a picture, and laying it out would take minutes.
+MAX_BOXES = 1500
+MAX_LISTED_OPS = 400
+# A line of a box has room for this much.
+MAX_ARGUMENTS = 4
+MAX_ARGUMENT_CHARS = 24
+
+_TX_GATES = frozenset({keys.OP_PEER_HEALTH_GATE_TX, keys.OP_BACKOFF_GATE_TX})
+_SHOWN_IN_A_BOX = frozenset(
+    {
+        *(AttributeKind.INT, AttributeKind.FLOAT, AttributeKind.INTS, AttributeKind.FLOATS),
+        AttributeKind.STRING,
+    }
+)
+
+Point = tuple[float, float]
+
+
+class PictureTooLarge(DeploymentError):
+    """The program has more ops than a picture can show."""
+
+
+@dataclass(slots=True)
+class Rect:
+    """A place in the picture, in pixels from its upper left corner."""
+
+    x: float = 0.0
+    y: float = 0.0
+    width: float = 0.0
+    height: float = 0.0
+
+    @property
+    def centre(self) -> float:
+        """The x of its middle."""
+        return self.x + self.width / 2
+
+    @property
+    def bottom(self) -> float:
+        """The y of its lower edge."""
+        return self.y + self.height
+
+
+@dataclass(slots=True)
+class Pill:
+    """A gate on the box of its wire op; `key` finds its details."""
+
+    key: str
+    label: str
+    rect: Rect = field(default_factory=Rect)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Box:
+    """One op with its gates and its deadline check, or a port of the function.
+
+    `kind` is role, backend, wire, call, syscall, input or output; `number` the op's place in
+    the function, from 1, and 0 for a port. `key` is unique in the picture. `rect` is the op
+    itself, its gates stand above (`before`) and below (`behind`) it.
+    """
+
+    key: str
+    kind: str
+    number: int
+    title: str
+    lines: tuple[str, ...] = ()
+    role: str = ""
+    deadline: str = ""
+    before: list[Pill] = field(default_factory=list)
+    behind: list[Pill] = field(default_factory=list)
+    row: int = 0
+    rect: Rect = field(default_factory=Rect)
+
+    @property
+    def is_port(self) -> bool:
+        """True for an input or output of the function."""
+        return self.kind in ("input", "output")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Edge:
+    """One box needs another: `data`, or just the order (`after`, `control`).
+
+    Its line leads down through `points`: straight where x stays, else a curve.
+    """
+
+    source: Box
+    target: Box
+    kind: str
+    label: str
+    points: tuple[Point, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class DrawnWire:
+    """A value that travels from a box of one panel to a box of another.
+
+    Its line is a polyline with right angles; `place` is where its label stands.
+    """
+
+    source: Box
+    target: Box
+    panels: tuple[int, int]
+    label: str
+    tooltip: str
+    points: tuple[Point, ...] = ()
+    place: Rect = field(default_factory=Rect)
+
+
+@dataclass(slots=True)
+class Chip:
+    """One slot in a panel's header."""
+
+    rect: Rect
+    label: str
+    role: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Panel:
+    """One function: a partition, or a Module body that partitions call.
+
+    `ops` counts gates and deadline checks as well.
+    """
+
+    title: str
+    subtitle: str
+    ops: int
+    slots: tuple[Binding, ...]
+    boxes: list[Box]
+    edges: list[Edge]
+    rect: Rect = field(default_factory=Rect)
+    header_height: float = 0.0
+    chips: list[Chip] = field(default_factory=list)
+
+
+class PortDetail(TypedDict):
+    """One input or output: `boxes` are keys of the ops that make or read it."""
+
+    name: str
+    type: str
+    boxes: list[str]
+
+
+class Detail(TypedDict):
+    """One op; the ops guarding it are in `guards`."""
+
+    name: str
+    op: str
+    domain: str
+    inputs: list[PortDetail]
+    outputs: list[PortDetail]
+    waits: list[PortDetail]
+    attributes: dict[str, str]
+    metadata: dict[str, str]
+    graph: list[str]
+    guards: list[str]
+
+
+@dataclass(slots=True, kw_only=True)
+class DrawnProgram:
+    """Everything that a picture shows; `details` by key of box or pill."""
+
+    name: str
+    panels: list[Panel]
+    wires: list[DrawnWire]
+    details: Mapping[str, Detail]
+    width: float = 0.0
+    height: float = 0.0
+
+
+def read(program: Program) -> DrawnProgram:
+    """Return the picture's content. Raises PictureTooLarge above `MAX_BOXES`."""
+    mains = mains_of(program)
+    subgraphs = {f.name: f for f in program.functions if f.domain == keys.BACKEND_SUBGRAPH_DOMAIN}
+    bodies = [
+        f for f in program.functions if f not in mains and f.domain != keys.BACKEND_SUBGRAPH_DOMAIN
+    ]
+    total = sum(len(function.nodes) for function in (*mains, *bodies))
+    if total > MAX_BOXES:
+        raise PictureTooLarge(
+            f"the artifact has {total} ops, a picture shows at most {MAX_BOXES}; use `bbnode "
+            "inspect` without --svg and --html, or `bbnode compile --dump-after` for the text"
+        )
+    bindings = bindings_of(program)
+    crossings = list(wire_edges(mains))
+    far_ends = {each.recv: f"← {class_of(each.source)}" for each in crossings}
+    far_ends |= {each.send: f"→ {class_of(each.to)}" for each in crossings if each.send}
+    readers = [
+        _Reader(f"p{index}", function, bindings.get(function.name, []), subgraphs, far_ends)
+        for index, function in enumerate((*mains, *bodies))
+    ]
+    return DrawnProgram(
+        name=program.name,
+        panels=[reader.panel() for reader in readers],
+        wires=list(_wires(readers, crossings)),
+        details={key: detail for reader in readers for key, detail in reader.details().items()},
+    )
+
+
+def class_of(function: Function | None) -> str:
+    """Return the class of peer that a partition is for."""
+    return function.metadata.get(keys.HOME_KEY) or function.name if function else "?"
+
+
+class _Reader:
+    """Reads one function."""
+
+    def __init__(
+        self,
+        prefix: str,
+        function: Function,
+        bindings: Iterable[Binding],
+        subgraphs: Mapping[str, Function],
+        far_ends: Mapping[OpNode, str],
+    ) -> None:
+        self.function = function
+        self._prefix = prefix
+        self._bindings = {binding.slot: binding for binding in bindings}
+        self._subgraphs = subgraphs
+        self._far_ends = far_ends
+        self.boxes: list[Box] = [self._port("input", name) for name in function.inputs]
+        self.box_of: dict[OpNode, Box] = {}
+        # Of nodes that are drawn on another's box as a pill: its key.
+        self._pills: dict[OpNode, str] = {}
+        self._made = {box.title: box for box in self.boxes}
+        self._read()
+
+    def _read(self) -> None:
+        hosts = self._hosts()
+        numbers = {node: index + 1 for index, node in enumerate(self.function.nodes)}
+        for node, number in numbers.items():
+            if node not in hosts:
+                self.box_of[node] = self._box(number, node)
+                self.boxes.append(self.box_of[node])
+        for node, host in hosts.items():
+            box = self.box_of[node] = self.box_of[host]
+            if node.op_type == keys.OP_DEADLINE_CHECK:
+                box.deadline = text.duration(deadline_of(node))
+                continue
+            self._pills[node] = f"{self._prefix}n{numbers[node]}"
+            pill = Pill(self._pills[node], node.op_type)
+            (box.before if node.op_type in _TX_GATES else box.behind).append(pill)
+        for node in self.function.nodes:
+            self._made.update((name, self.box_of[node]) for name in node.outputs if name)
+        self._ports = []
+        for name in self.function.outputs:
+            made = self._made.get(name)
+            if made is None or made.kind != "output":
+                self._ports.append(self._port("output", name))
+        self.boxes += self._ports
+
+    def _hosts(self) -> dict[OpNode, OpNode]:
+        """Return the nodes drawn on another node's box: gate or check to the op it guards."""
+        by_name = {node.name: node for node in self.function.nodes}
+        found: dict[OpNode, OpNode] = {}
+        for node in self.function.nodes:
+            guarded = by_name.get(_guarded(node) or "")
+            if guarded is not None and guarded is not node:
+                found[node] = guarded
+        # A chain of guards would be odd, and a ring of them a malformed artifact: those stay.
+        return {node: host for node, host in found.items() if host not in found}
+
+    def _port(self, kind: str, name: str) -> Box:
+        kind_of_value = self._kind(name)
+        return Box(
+            key=f"{self._prefix}{kind}:{name}",
+            kind=kind,
+            number=0,
+            title=name,
+            lines=(kind_of_value,) if kind_of_value else (),
+        )
+
+    def _box(self, number: int, node: OpNode) -> Box:
+        kind, title, lines = self._describe(node)
+        return Box(
+            key=f"{self._prefix}n{number}",
+            kind=kind,
+            number=number,
+            title=title,
+            lines=tuple(line for line in lines if line),
+            role=_role_of(node, self._bindings.get(node.metadata.get(keys.SLOT_KEY, ""))),
+        )
+
+    def _describe(self, node: OpNode) -> tuple[str, str, list[str]]:
+        """Return kind, title and lines of a box."""
+        arguments = ", ".join(_arguments(node))
+        if node.domain == keys.WIRE_DOMAIN:
+            port = node.metadata.get(keys.PORT_KEY, "")
+            far_end = self._far_ends.get(node, "")
+            return "wire", node.op_type, [f"{port} {far_end}".strip(), arguments]
+        if node.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
+            graph = self._subgraphs.get(node.op_type)
+            ops = [] if graph is None else [inner.op_type for inner in graph.nodes]
+            title = ops[0] if len(ops) == 1 else f"graph of {text.counted(len(ops), 'op')}"
+            return "backend", title, [self._slot_line(node), ", ".join(_runs(ops)) * (len(ops) > 1)]
+        if node.domain == keys.MODULE_DOMAIN:
+            home = node.metadata.get(keys.HOME_CLASS_KEY)
+            return "call", node.op_type, [f"Module, in {home}"]
+        if _is_output(node, self.function):
+            return "output", node.outputs[0], [self._kind(node.outputs[0])]
+        if is_role(node):
+            return "role", node.op_type, [self._slot_line(node), arguments]
+        if is_onnx_domain(node.domain) or node.domain == keys.ONNX_ML_DOMAIN:
+            return "backend", node.op_type, [self._slot_line(node), arguments]
+        return "syscall", node.op_type, [arguments]
+
+    def _slot_line(self, node: OpNode) -> str:
+        slot = node.metadata.get(keys.SLOT_KEY, "")
+        binding = self._bindings.get(slot)
+        component = binding.type_name.rpartition(".")[2] if binding is not None else ""
+        return f"{slot} · {component}" if component else slot
+
+    def _kind(self, name: str) -> str:
+        known = self.function.kind_of(name)
+        return "" if known is None else known.name
+
+    def panel(self) -> Panel:
+        """Return the function's panel, nothing of it placed."""
+        is_main = keys.TARGET_KEY in self.function.metadata
+        return Panel(
+            title=class_of(self.function) if is_main else self.function.name,
+            subtitle=self.function.name if is_main else "called by partitions",
+            ops=len(self.function.nodes),
+            slots=tuple(sorted(self._bindings.values(), key=lambda b: (b.slot_id, b.slot))),
+            boxes=self.boxes,
+            edges=list(self._edges()),
+        )
+
+    def _edges(self) -> Iterator[Edge]:
+        """Yield data edges, then `after` and `control_after` edges between other pairs of boxes."""
+        found: dict[tuple[Box, Box], tuple[str, dict[str, None]]] = {}
+        for kind, source, target, label in self._needs():
+            if source is not None and source is not target:
+                first, labels = found.setdefault((source, target), (kind, {}))
+                if first == kind:
+                    labels[label] = None
+        for (source, target), (kind, labels) in found.items():
+            yield Edge(source=source, target=target, kind=kind, label=", ".join(labels))
+
+    def _needs(self) -> Iterator[tuple[str, Box | None, Box, str]]:
+        for node in self.function.nodes:
+            for name in node.computes_with:
+                yield "data", self._made.get(name), self.box_of[node], self._typed(name)
+        for port in self._ports:
+            yield "data", self._made.get(port.title), port, self._typed(port.title)
+        for node in self.function.nodes:
+            for name in node.after:
+                yield "after", self._made.get(name), self.box_of[node], f"after {name}"
+        by_name = {node.name: node for node in self.function.nodes}
+        for node in self.function.nodes:
+            for name in node.metadata.get(keys.CONTROL_AFTER_KEY, "").split(","):
+                if name in by_name:
+                    label = "in program order, since both use one slot"
+                    yield "control", self.box_of[by_name[name]], self.box_of[node], label
+
+    def _typed(self, name: str) -> str:
+        kind = self._kind(name)
+        return f"{name}: {kind}" if kind else name
+
+    def details(self) -> dict[str, Detail]:
+        """Return details of all nodes, by the key of their box or pill; a check has its op's."""
+        key_of = {node: self._pills.get(node, box.key) for node, box in self.box_of.items()}
+        readers: dict[str, dict[str, None]] = {}
+        for node in self.function.nodes:
+            for name in node.reads:
+                readers.setdefault(name, {})[key_of[node]] = None
+
+        def made(name: str) -> PortDetail:
+            maker = self.function.producer(name)
+            boxes = [] if maker is None else [key_of[maker]]
+            return PortDetail(name=name, type=self._kind(name), boxes=boxes)
+
+        found: dict[str, Detail] = {}
+        guards: dict[str, list[str]] = {}
+        for node in self.function.nodes:
+            key, graph = key_of[node], None
+            if node.op_type == keys.OP_DEADLINE_CHECK and node.domain == keys.SYSCALL_DOMAIN:
+                guards.setdefault(key, []).append(node.name)
+                if _guarded(node) is not None:
+                    continue
+            if node.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
+                graph = self._subgraphs.get(node.op_type)
+            notes = {**node.metadata, "after": ",".join(node.after)}
+            notes |= {"source_line": node.source_line, "made_by": node.made_by}
+            found[key] = Detail(
+                name=node.name,
+                op=node.op_type,
+                domain=node.domain or keys.ONNX_DOMAIN,
+                inputs=[made(name) for name in node.inputs if name],
+                outputs=[
+                    PortDetail(name=name, type=self._kind(name), boxes=list(readers.get(name, ())))
+                    for name in node.outputs
+                    if name
+                ],
+                waits=[made(name) for name in node.after],
+                attributes={short(name): show(each) for name, each in node.attributes.items()},
+                metadata={short(key): cut(value) for key, value in notes.items() if value},
+                graph=[] if graph is None else list(_graph_lines(graph)),
+                guards=[],
+            )
+        for key, names in guards.items():
+            if key in found:
+                found[key]["guards"] = names
+        return found
+
+
+def _guarded(node: OpNode) -> str | None:
+    """Return the name of the node that a gate or deadline check guards."""
+    if node.domain != keys.SYSCALL_DOMAIN:
+        return None
+    if node.op_type == keys.OP_DEADLINE_CHECK:
+        return node.metadata.get(keys.DEADLINE_CHECK_SOURCE_KEY)
+    return node.metadata.get(keys.GATE_SOURCES.get(node.op_type, ""))
+
+
+def _is_output(node: OpNode, function: Function) -> bool:
+    return (
+        node.domain == keys.SYSCALL_DOMAIN
+        and node.op_type == "PassThrough"
+        and bool(node.outputs)
+        and node.outputs[0] in function.outputs
+    )
+
+
+def _role_of(node: OpNode, binding: Binding | None) -> str:
+    """Return the role whose slot an op uses, or ""."""
+    if node.domain.startswith(keys.PROTOCOL_DOMAIN_PREFIX):
+        return "Protocol"
+    if is_role(node):
+        snake = node.domain.removeprefix(keys.ROLE_DOMAIN_PREFIX)
+        return "".join(part.capitalize() for part in snake.split("_"))
+    if node.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
+        return "Backend"
+    return binding.role if binding is not None else ""
+
+
+def _arguments(node: OpNode) -> list[str]:
+    """Return the attributes that are numbers or short texts, as `epochs=5`."""
+    shown = []
+    for name, attribute in node.attributes.items():
+        if name.startswith(keys.PREFIX) or name == keys.ATTR_DEADLINE_NS:
+            continue
+        value = show(attribute)
+        if attribute.kind is AttributeKind.TENSOR:
+            shown.append(value)
+        elif attribute.kind in _SHOWN_IN_A_BOX and len(value) <= MAX_ARGUMENT_CHARS:
+            shown.append(f"{name}={value}")
+    return shown[:MAX_ARGUMENTS]
+
+
+def _graph_lines(graph: Function) -> Iterator[str]:
+    for node in graph.nodes[:MAX_LISTED_OPS]:
+        yield f"{', '.join(node.outputs)} = {node.op_type}({', '.join(node.inputs)})"
+    if len(graph.nodes) > MAX_LISTED_OPS:
+        yield f"… and {len(graph.nodes) - MAX_LISTED_OPS} more"
+
+
+def _runs(ops: Sequence[str]) -> Iterator[str]:
+    """Yield op types in order, repeats counted: `Relu`, `3 Add`."""
+    for op, group in groupby(ops):
+        count = sum(1 for _ in group)
+        yield op if count == 1 else f"{count} {op}"
+
+
+def _wires(readers: Sequence[_Reader], edges: Iterable[WireCrossing]) -> Iterator[DrawnWire]:
+    panels = {reader.function.name: index for index, reader in enumerate(readers)}
+    for edge in edges:
+        send, recv = edge.send, edge.recv
+        if edge.source is None or send is None:
+            continue
+        ends = (panels[edge.source.name], panels[edge.to.name])
+        value = recv.outputs[0] if recv.outputs else ""
+        label = send.metadata.get(keys.PORT_KEY) or value
+        if send.op_type == keys.OP_SEND_RESP:
+            label = f"{label}: answer"
+        known = edge.to.kind_of(value)
+        carried = "" if known is None else known.name
+        if send.metadata.get(keys.WIRE_TRANSPORT_KEY) == keys.TRANSPORT_TRIGGER_ONLY:
+            carried = "trigger only"
+        yield DrawnWire(
+            source=readers[ends[0]].box_of[send],
+            target=readers[ends[1]].box_of[recv],
+            panels=ends,
+            label=f"{label} · {carried}" if carried else label,
+            tooltip=f"{value} travels from {class_of(edge.source)} to {class_of(edge.to)}, "
+            f"site {recv.metadata.get(keys.SITE_ID_KEY, '')}",
+        )

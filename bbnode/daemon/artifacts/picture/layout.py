@@ -1,0 +1,284 @@
+"""The picture's geometry: panels side by side, rows below each other, wires around boxes.
+
+Rule: data flows down in curves between rows. A wire leaves its op below, runs level in the gap
+between two rows, down in the gutter beside a panel, level again, and enters its receiver from
+above; each wire has a track of its own in every gap and gutter, so no two run on one line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from bbnode.daemon.artifacts.picture import placing, text
+from bbnode.daemon.artifacts.picture.content import (
+    Box,
+    Chip,
+    DrawnProgram,
+    DrawnWire,
+    Edge,
+    Panel,
+    Point,
+    Rect,
+)
+
+MARGIN = 24.0
+TITLE_HEIGHT = 62.0
+BOX_WIDTH = 212.0
+TITLE_LINE = 20.0
+LINE = 14.0
+BOX_PADDING = 8.0
+PILL_HEIGHT = 17.0
+ROW_GAP = 34.0
+TRACK = 11.0
+PANEL_PADDING = 26.0
+MIN_PANEL_WIDTH = 300.0
+HEADER_TITLE = 54.0
+CHIP_HEIGHT = 20.0
+CHIP_GAP = 6.0
+CHIP_SIZE = 11.0
+LABEL_SIZE = 11.0
+LABEL_HEIGHT = 19.0
+LABEL_PADDING = 9.0
+EMPTY_GUTTER = 36.0
+PORT_SPACING = 22.0
+LEGEND_HEIGHT = 44.0
+MIN_PICTURE_WIDTH = 900.0  # the legend's
+
+
+def lay_out(program: DrawnProgram) -> DrawnProgram:
+    """Place everything: fill in the places of all parts, and drop edges that others imply."""
+    for panel in program.panels:
+        for box in panel.boxes:
+            box.rect = Rect(width=_box_width(box), height=_box_height(box))
+    columns = _place_rows(program)
+    gutters = _place_panels(program, columns)
+    tops = _place_heights(program)
+    _draw_lines(program, columns, gutters, tops)
+    return program
+
+
+def _box_width(box: Box) -> float:
+    """Return the width of a box: ports are pills as wide as their name."""
+    if box.is_port:
+        longest = max(text.width_of(t, 12, bold=True) for t in (box.title, *box.lines))
+        return min(BOX_WIDTH, max(70.0, longest + 30))
+    return BOX_WIDTH
+
+
+def _box_height(box: Box) -> float:
+    """Return the height of the op itself, without its gates."""
+    lines = max(len(box.lines), 1 if box.deadline else 0)
+    return 2 * BOX_PADDING + TITLE_LINE - 4 + LINE * lines
+
+
+def _place_rows(program: DrawnProgram) -> list[placing.Columns]:
+    """Set the row of each box; return the columns of each panel, whose edges are those to draw."""
+    boxes = [box for panel in program.panels for box in panel.boxes]
+    number = {box: index for index, box in enumerate(boxes)}
+
+    def ends(line: Edge | DrawnWire) -> tuple[int, int]:
+        return number[line.source], number[line.target]
+
+    every = [ends(edge) for panel in program.panels for edge in panel.edges]
+    every += [ends(wire) for wire in program.wires]
+    rows = placing.rows_of(len(boxes), every)
+    for box, row in zip(boxes, rows, strict=True):
+        box.row = row
+    columns = []
+    for panel in program.panels:
+        # Edges for the order are drawn where nothing else implies them.
+        optional = {ends(edge) for edge in panel.edges if edge.kind != "data"}
+        kept = placing.without_implied(rows, every, optional) if optional else set()
+        panel.edges = [
+            edge
+            for edge in panel.edges
+            if edge.source.row < edge.target.row and (edge.kind == "data" or ends(edge) in kept)
+        ]
+        columns.append(
+            placing.place(
+                [number[box] for box in panel.boxes],
+                rows,
+                [box.rect.width for box in boxes],
+                [ends(edge) for edge in panel.edges],
+            )
+        )
+        for box in panel.boxes:
+            box.rect.x = columns[-1].centres[number[box]] - box.rect.width / 2
+    return columns
+
+
+def _gutter_of(wire: DrawnWire) -> int:
+    """Return the gutter that a wire runs down in: that with number g lies right of panel g."""
+    source, target = wire.panels
+    return source - 1 if target < source else source
+
+
+def _place_panels(
+    program: DrawnProgram, columns: Sequence[placing.Columns]
+) -> dict[int, tuple[float, float]]:
+    """Place panels, boxes and edges from left to right; return left end and width of gutters."""
+    found: dict[int, tuple[float, float]] = {}
+    x = MARGIN
+    for index, (panel, column) in enumerate(zip(program.panels, columns, strict=True)):
+        title = text.width_of(panel.title, 18, bold=True)
+        header = max(title, text.width_of(panel.subtitle, 11)) + 150
+        width = max(MIN_PANEL_WIDTH, header, column.width + 2 * PANEL_PADDING)
+        panel.rect = Rect(x=x, width=width)
+        for box in panel.boxes:
+            box.rect.x += x + (width - column.width) / 2
+        x += width
+        wires = [wire for wire in program.wires if _gutter_of(wire) == index]
+        labels = max((_label_width(wire) + 24 for wire in wires), default=0.0)
+        tracks = TRACK * (len(wires) + 3) if wires else 0.0
+        found[index] = (x, max(EMPTY_GUTTER, labels, tracks))
+        if index < len(columns) - 1 or wires:
+            x += found[index][1]
+    program.width = max(x + MARGIN, MIN_PICTURE_WIDTH)
+    return found
+
+
+def _place_heights(program: DrawnProgram) -> list[tuple[float, float, float]]:
+    """Place everything from top to bottom; return of each row where its gap, it, and its end is."""
+    top = MARGIN + TITLE_HEIGHT
+    header = HEADER_TITLE
+    for panel in program.panels:
+        panel.chips = list(_chips(panel, top))
+        header = max([header, *(chip.rect.bottom - top + CHIP_GAP for chip in panel.chips)])
+    header += 12 - CHIP_GAP
+    boxes = [box for panel in program.panels for box in panel.boxes]
+    count = max((box.row for box in boxes), default=-1) + 1
+    tracks = Counter(row for w in program.wires for row in (w.source.row + 1, w.target.row))
+    rows = []
+    y = top + header
+    for row in range(count + 1):
+        gap_top, y = y, y + ROW_GAP + TRACK * tracks[row]
+        row_top = y
+        for box in boxes:
+            if box.row == row:
+                pills = PILL_HEIGHT * (len(box.before) + len(box.behind))
+                y = max(y, row_top + box.rect.height + pills)
+        rows.append((gap_top, row_top, y))
+    for box in boxes:
+        at = rows[box.row][1]
+        inset, width = box.rect.x + 14, box.rect.width - 28
+        for pill in box.before:
+            pill.rect = Rect(inset, at, width, PILL_HEIGHT)
+            at += PILL_HEIGHT
+        box.rect.y = at
+        at += box.rect.height
+        for pill in box.behind:
+            pill.rect = Rect(inset, at, width, PILL_HEIGHT)
+            at += PILL_HEIGHT
+    for panel in program.panels:
+        panel.rect.y, panel.rect.height, panel.header_height = top, y - top, header
+    program.height = y + MARGIN + LEGEND_HEIGHT
+    return rows
+
+
+def _chips(panel: Panel, top: float) -> Sequence[Chip]:
+    """Return the slots of a panel, wrapped."""
+    chips: list[Chip] = []
+    left, room = panel.rect.x + 16, panel.rect.width - 32
+    x, y = left, top + HEADER_TITLE
+    for binding in panel.slots:
+        name = binding.type_name.rpartition(".")[2]
+        label = text.fit(f"{binding.slot} · {name}", CHIP_SIZE, room - 26)
+        width = text.width_of(label, CHIP_SIZE) + 26
+        if x > left and x + width > left + room:
+            x, y = left, y + CHIP_HEIGHT + CHIP_GAP
+        chips.append(Chip(Rect(x, y, width, CHIP_HEIGHT), label, binding.role))
+        x += width + CHIP_GAP
+    return chips
+
+
+def _draw_lines(
+    program: DrawnProgram,
+    columns: Sequence[placing.Columns],
+    gutters: dict[int, tuple[float, float]],
+    rows: Sequence[tuple[float, float, float]],
+) -> None:
+    through: dict[Edge, list[Point]] = {}
+    for panel, column in zip(program.panels, columns, strict=True):
+        offset = panel.rect.x + (panel.rect.width - column.width) / 2
+        for edge, points in zip(panel.edges, column.points, strict=True):
+            through[edge] = [(row, x + offset) for row, x in points]
+    leaves, enters = _ports(program, through, gutters)
+    for edge, between in through.items():
+        x = leaves[edge]
+        drawn = [(x, _bottom(edge.source)), (x, rows[edge.source.row][2])]
+        for row, x in between:
+            drawn += [(x, rows[int(row)][1]), (x, rows[int(row)][2])]
+        edge.points = (*drawn, (enters[edge], _top(edge.target)))
+    used: Counter[int] = Counter()
+    lanes: Counter[int] = Counter()
+    labels: dict[int, list[float]] = {}
+    in_gutter = Counter(map(_gutter_of, program.wires))
+
+    def track(gap: int) -> float:
+        used[gap] += 1
+        return rows[gap][0] + ROW_GAP / 2 - TRACK / 2 + TRACK * used[gap]
+
+    for wire in program.wires:
+        gutter = _gutter_of(wire)
+        left, width = gutters[gutter]
+        middle = left + width / 2
+        x = middle + TRACK * (lanes[gutter] - (in_gutter[gutter] - 1) / 2)
+        lanes[gutter] += 1
+        first, second = track(wire.source.row + 1), track(wire.target.row)
+        wire.points = (
+            *((leaves[wire], _bottom(wire.source)), (leaves[wire], first), (x, first)),
+            *((x, second), (enters[wire], second), (enters[wire], _top(wire.target))),
+        )
+        y = _free((first + second) / 2, labels.setdefault(gutter, []))
+        wide = _label_width(wire)
+        wire.place = Rect(middle - wide / 2, y - LABEL_HEIGHT / 2, wide, LABEL_HEIGHT)
+
+
+def _ports(
+    program: DrawnProgram,
+    through: dict[Edge, list[Point]],
+    gutters: dict[int, tuple[float, float]],
+) -> tuple[dict[Edge | DrawnWire, float], dict[Edge | DrawnWire, float]]:
+    """Return the x at which each edge or wire leaves its source, and enters its target."""
+    leaving: dict[Box, list[tuple[float, Edge | DrawnWire]]] = {}
+    entering: dict[Box, list[tuple[float, Edge | DrawnWire]]] = {}
+    for edge, between in through.items():
+        towards = between[0][1] if between else edge.target.rect.centre
+        back = between[-1][1] if between else edge.source.rect.centre
+        leaving.setdefault(edge.source, []).append((towards, edge))
+        entering.setdefault(edge.target, []).append((back, edge))
+    for wire in program.wires:
+        x = gutters[_gutter_of(wire)][0]
+        leaving.setdefault(wire.source, []).append((x, wire))
+        entering.setdefault(wire.target, []).append((x, wire))
+    found: tuple[dict[Edge | DrawnWire, float], dict[Edge | DrawnWire, float]] = ({}, {})
+    for meetings, at in zip((leaving, entering), found, strict=True):
+        for box, lines in meetings.items():
+            lines.sort(key=lambda line: line[0])
+            step = min(PORT_SPACING, (box.rect.width - 2 * PORT_SPACING) / max(1, len(lines) - 1))
+            start = box.rect.centre - step * (len(lines) - 1) / 2
+            at.update((line, start + step * index) for index, (_, line) in enumerate(lines))
+    return found
+
+
+def _bottom(box: Box) -> float:
+    return box.rect.bottom + PILL_HEIGHT * len(box.behind)
+
+
+def _top(box: Box) -> float:
+    return box.rect.y - PILL_HEIGHT * len(box.before)
+
+
+def _label_width(wire: DrawnWire) -> float:
+    return text.width_of(wire.label, LABEL_SIZE) + 2 * LABEL_PADDING
+
+
+def _free(wanted: float, taken: list[float]) -> float:
+    """Return the y nearest to the wanted one at which a label covers no other of the gutter."""
+    step = LABEL_HEIGHT + 3
+    candidates = [wanted, *(t + step for t in taken), *(t - step for t in taken)]
+    free = [y for y in candidates if all(abs(y - t) >= step - 0.01 for t in taken)]
+    y = min(free, key=lambda candidate: (abs(candidate - wanted), candidate))
+    taken.append(y)
+    return y

@@ -1,0 +1,236 @@
+"""References made from the code: the keys of node.toml, its bounds, and components' settings.
+
+Rule: nothing is said here that does not stand with the thing itself: the models of the
+configuration, `ir.caps`, `TransportLimits`, the Config dataclasses of components. docs/config.md
+and docs/components-reference.md are this output (`bbnode config reference --markdown`), which a
+test compares.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from bbnode.daemon.config import LimitsSection, RelaySection, Section, keys, table_of, tables
+from bbnode.daemon.config.sources import toml_value
+from bbnode.ir import caps
+from bbnode.ir.caps import Cap
+from bbnode.transport.limits import TransportLimits
+
+_WIDTH = 100
+
+
+def as_toml() -> str:
+    """Return every key with description, unit and default, as a commented TOML file."""
+    lines: list[str] = []
+    table = ""
+    for path, field in keys():
+        # Free tables are tables as well: their heading shows that a name goes there.
+        heading = _heading(path[:-1]) or f"[{path[-1]}.NAME]"
+        if heading != table:
+            table = heading
+            lines += ["", f"# {heading}"]
+        unit = _unit(field)
+        lines.append(f"#   {path[-1]} = {_default(field)}{f'  ({unit})' if unit else ''}")
+        lines.append(f"#       {field.description}")
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def config_markdown() -> str:
+    """Return every key with type, default, unit and meaning, a Markdown table for each section."""
+    lines = [
+        "# Configuration",
+        "",
+        "Every key of `node.toml`, made by `bbnode config reference --markdown` from the models in",
+        "`bbnode/daemon/config`. Unknown keys are errors, and a value has to be of the type that",
+        'stands here: "3" is not 3. A key comes from the defaults, the file, the environment',
+        "(`BBNODE_<SECTION>__<KEY>`) or a flag (`--set section.key=value`); the last one wins.",
+        "`bbnode config show --origin` says where each value of a node came from, `bbnode config",
+        "reference --limits` prints the bounds that are not keys as well.",
+    ]
+    edge = LimitsSection(preset="edge").effective()
+    default = LimitsSection().effective()
+    for path, model in sorted(tables(), key=lambda table: not table[0]):
+        schema = model.model_json_schema()
+        rows = []
+        for name, field in model.model_fields.items():
+            if table_of(field.annotation) is not None:
+                continue
+            shown = f"`{_default(field)}`" if not field.is_required() else "required"
+            if shown == "`(unset)`":
+                shown = "unset"
+            if model is LimitsSection and name in default:
+                shown = _number(default[name])
+                shown += f" (edge: {_number(edge[name])})" if edge[name] != default[name] else ""
+            key = field.alias or name
+            kind = _kind(schema["properties"][key], schema.get("$defs", {}))
+            rows.append((f"`{key}`", kind, shown, _unit(field), field.description or ""))
+        if rows:
+            title, about = _heading(path), inspect.getdoc(model) or ""
+            if not path:  # the free table beside the sections
+                title, about = "[slots.NAME]", rows[0][4].capitalize() + "."
+                rows = []
+            lines += ["", f"## `{title}`", ""]
+            lines += [about, ""]
+            lines += _table(("Key", "Type", "Default", "Unit", "Meaning"), rows) if rows else []
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def components_markdown() -> str:
+    """Return the settings of every component that bbnode ships, as Markdown."""
+    from bbnode.components.registry import component_class, known_types, roles_of
+
+    lines = [
+        "# Components",
+        "",
+        "The components that bbnode ships, with their settings: keys of `[slots.NAME]` in",
+        "`node.toml`, or of the Config that a program gives to a slot. Made by `bbnode config",
+        "reference --components --markdown` from the Config dataclasses. A *local* setting names",
+        "something of this machine, and counts from the node's own configuration alone.",
+    ]
+    for name in known_types():
+        if not name.startswith("bbnode."):
+            continue
+        cls = component_class(name)
+        lines += ["", f"## `{name}`", "", f"Role: {', '.join(roles_of(cls))}."]
+        lines += ["", *_summary(cls).splitlines()]
+        rows = list(_settings(cls.Config))
+        if rows and not all(meaning for *_, meaning in rows):
+            lines += ["", *_summary(cls.Config).splitlines()]
+        lines += ["", *_table(("Setting", "Type", "Default", "Meaning"), rows)] if rows else []
+        if not rows:
+            lines += ["", "It has no settings."]
+    return "\n".join(lines) + "\n"
+
+
+def every_limit() -> list[Cap]:
+    """Return all bounds: those that stand, those of the transport, those that can be configured."""
+    return [
+        *caps.TABLE,
+        *caps.settable("Connections and queues", TransportLimits()),
+        *_counting_keys("limits", LimitsSection(), LimitsSection().effective()),
+        *_counting_keys("relay", RelaySection(), RelaySection().model_dump()),
+    ]
+
+
+def limits_text() -> str:
+    """Return all bounds as text, by section: name, value, unit and reason of each."""
+    lines: list[str] = []
+    for section, limits in groupby(every_limit(), key=lambda cap: cap.section):
+        lines += ["", section]
+        for cap in limits:
+            lines.append(f"  {cap.name} = {_number(cap.value)} {cap.unit}".rstrip())
+            lines += textwrap.wrap(
+                cap.reason, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6
+            )
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def _counting_keys(name: str, section: Section, values: Mapping[str, Any]) -> list[Cap]:
+    """Return the keys of a section that count something."""
+    return [
+        Cap(
+            section=f"[{name}] of the configuration",
+            name=key,
+            value=values[key],
+            unit=_unit(field),
+            reason=field.description or "",
+        )
+        for key, field in type(section).model_fields.items()
+        if _unit(field)
+    ]
+
+
+def _settings(config: type) -> Iterator[tuple[str, ...]]:
+    from bbnode.components.settings import local_settings
+
+    meanings, local = _attributes(config), local_settings(config)
+    for field in dataclasses.fields(config):
+        kind = field.type if isinstance(field.type, str) else field.type.__name__
+        default = "required"
+        if field.default is not dataclasses.MISSING:
+            default = f"`{field.default!r}`"
+        elif field.default_factory is not dataclasses.MISSING:
+            default = f"`{field.default_factory()!r}`"
+        mark = "*local*; " if field.name in local else ""
+        yield f"`{field.name}`", f"`{kind}`", default, mark + meanings.get(field.name, "")
+
+
+def _attributes(config: type) -> dict[str, str]:
+    """Return what a docstring says of each field, below `Attributes:` or after its name."""
+    text, _, section = (inspect.getdoc(config) or "").partition("Attributes:\n")
+    entries = [each.partition(":") for each in re.split(r"\n(?=\S)", textwrap.dedent(section))]
+    parts = re.split(r"((?:`\w+`, )*`\w+`): ", text)
+    entries += [
+        (names.replace("`", ""), "", about)
+        for names, about in zip(parts[1::2], parts[2::2], strict=True)
+    ]
+    return {
+        name.strip(): " ".join(about.split())
+        for names, _, about in entries
+        for name in names.split(",")
+    }
+
+
+def _summary(cls: type) -> str:
+    """Return the first paragraph of a docstring."""
+    return (inspect.getdoc(cls) or "").partition("\n\n")[0]
+
+
+def _kind(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    """Return the type that a JSON schema allows, in words."""
+    if "anyOf" in schema:
+        kinds = [_kind(each, definitions) for each in schema["anyOf"] if each.get("type") != "null"]
+        return " or ".join(dict.fromkeys(kinds))
+    if "$ref" in schema:
+        table = definitions[schema["$ref"].rpartition("/")[2]]
+        return f"table of {', '.join(f'`{name}`' for name in table['properties'])}"
+    if "const" in schema or "enum" in schema:
+        return ", ".join(f'`"{each}"`' for each in schema.get("enum", [schema.get("const")]))
+    match schema.get("type"):
+        case "array":
+            return f"list of {_kind(schema['items'], definitions)}"
+        case "object":
+            inner = schema.get("additionalProperties")
+            return f"table of {_kind(inner, definitions)}" if isinstance(inner, dict) else "table"
+        case "string":
+            return str(schema.get("format", "text"))
+        case "integer" | "number" as kind:
+            bounds = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"))
+            said = [f"{sign} {_number(schema[key])}" for key, sign in bounds if key in schema]
+            return ", ".join([kind, *said])
+        case "boolean":
+            return "true or false"
+    return "any"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    for row in (head, ("---",) * len(head), *rows):
+        cells = (cell.replace("|", "\\|").replace("<", "&lt;") for cell in row)
+        yield f"| {' | '.join(cells)} |"
+
+
+def _heading(path: tuple[str, ...]) -> str:
+    name = ".".join(part.removesuffix("[]") for part in path)
+    if not name:
+        return ""
+    return f"[[{name}]]" if path[-1].endswith("[]") else f"[{name}]"
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return "(required)"
+    return "(unset)" if field.default is None else toml_value(field.default)
+
+
+def _unit(field: Any) -> str:
+    return str((field.json_schema_extra or {}).get("unit", ""))
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:,}"

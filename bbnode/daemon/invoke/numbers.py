@@ -1,0 +1,76 @@
+"""Tensors from numbers in JSON or TOML.
+
+Rule: the declared type of the input decides the dtype, as far as nothing is lost; where it says
+nothing, whole numbers are int64, others float32. Truth values and numbers do not mix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from bbnode.ir import types
+from bbnode.ir.types import TypeKind, TypeNode
+from bbnode.ir.values import U64, Value, dtype_of
+
+Given: TypeAlias = bool | int | float | list[Any]
+_INT64 = np.dtype(np.int64)
+_FLOAT32 = np.dtype(np.float32)
+_BOOL = np.dtype(np.bool_)
+_EXPECTED = "give numbers, or true and false, alone or in lists of one length"
+
+
+def numbers(given: Given, declared: TypeNode | None = None) -> Value:
+    """Return a number, or nested lists of them of equal lengths, as a tensor of that rank.
+
+    A whole number that is declared as a `U64` becomes one. Raises ValueError for what is neither
+    a number nor true or false, for lists of several lengths, and where a number does not fit.
+    """
+    kinds = {type(leaf) for leaf in _leaves(given)}
+    if not kinds <= {bool, int, float} or (bool in kinds and len(kinds) > 1):
+        raise ValueError(_EXPECTED)
+    if declared is types.U64 and type(given) is int:
+        if not 0 <= given < 1 << 64:
+            raise ValueError(f"{given} is no unsigned integer of 64 bits")
+        return U64(given)
+    dtype = _dtype(kinds, declared)
+    try:
+        with np.errstate(over="ignore"):
+            made = np.asarray(given, dtype)
+    except OverflowError as error:
+        raise ValueError(str(error)) from error
+    except ValueError as error:
+        raise ValueError(_EXPECTED) from error
+    if dtype.kind not in "biu":
+        infinite = sum(isinstance(leaf, float) and math.isinf(leaf) for leaf in _leaves(given))
+        if int(np.isinf(made).sum()) > infinite:
+            raise ValueError(f"a number is out of the range of {dtype}")
+    return made
+
+
+def _leaves(given: Given) -> Iterator[Any]:
+    """Yield everything that is not a list."""
+    stack: list[Iterator[Any]] = [iter((given,))]
+    while stack:
+        for item in stack[-1]:
+            if isinstance(item, list):
+                stack.append(iter(item))
+                break
+            yield item
+        else:
+            stack.pop()
+
+
+def _dtype(kinds: set[type], declared: TypeNode | None) -> np.dtype[Any]:
+    """Return the declared dtype where these numbers fit it, else that of their kind."""
+    usual = _BOOL if bool in kinds else _FLOAT32 if float in kinds or not kinds else _INT64
+    if declared is None or declared.kind is not TypeKind.TENSOR:
+        return usual
+    wanted = dtype_of(declared)
+    if not kinds or wanted.kind == usual.kind:
+        return wanted
+    fits = {"i": "iufV", "f": "fV"}.get(usual.kind, "")  # V: bfloat16
+    return wanted if wanted.kind in fits else usual

@@ -1,0 +1,347 @@
+"""Unattended rounds, as `[[invoke]]` in the configuration asks for them.
+
+Rule: one task an entry. A round is one execution of its target; the next one starts when the
+last has ended and its start condition holds, so that a node without peers waits instead of
+failing round after round. The results of a round are kept, newest last, for the control plane.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from bbnode.daemon.config import InputValue, InvokeSection, TextInput
+from bbnode.daemon.invoke.numbers import numbers
+from bbnode.daemon.observing.events import summarize
+from bbnode.engine import Node, steps
+from bbnode.ir.errors import DeploymentError
+from bbnode.ir.types import TypeNode
+from bbnode.ir.values import TRIGGER, Value
+
+logger = logging.getLogger(__name__)
+
+# Rounds kept for those that ask later: a day of one-minute rounds.
+KEPT_ROUNDS = 1440
+# After a round that failed: give a peer that restarts time to come back.
+RETRY_PAUSE_S = 1.0
+# Between two looks at who is there, whether somebody came or not: a peer that had failed can be
+# chosen again when its cooldown is over, and nobody says so.
+RECHECK_S = 1.0
+# What a round may take beyond the deadlines of its requests, and its start beyond its time:
+# checkpoints, aggregation, a busy machine.
+ROUND_SLACK_S = 60.0
+# Rounds that fail in a row, and periods without one that ended well, before that is more than a
+# bad moment.
+FAILED_ROUNDS = 3
+FAILED_PERIODS = 3
+
+
+class TooFewPeers(DeploymentError):
+    """The start condition did not hold in time, and the configuration says to fail."""
+
+
+@dataclass(slots=True)
+class Round:
+    """One round of one target; `number` counts from 1, over restarts of the node."""
+
+    number: int
+    target: str
+    execution: int
+    started_s: float = 0.0
+    bytes_at_start: int = 0
+    outputs: dict[str, Any] = field(default_factory=dict)
+    responded: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    # Whose answers were not counted, and why.
+    refused: dict[str, str] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    finished: trio.Event = field(default_factory=trio.Event)
+    ok: bool | None = None
+    seconds: float = 0.0
+    bytes: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the round as events and the control plane show it."""
+        return {
+            "round": self.number,
+            "target": self.target,
+            "execution": self.execution,
+            "ok": self.ok,
+            "seconds": round(self.seconds, 6),
+            "bytes": self.bytes,
+            "responded": self.responded,
+            "missing": self.missing,
+            "refused": self.refused,
+            "failures": self.failures,
+            "outputs": self.outputs,
+        }
+
+
+class Rounds:
+    """Runs the rounds of one `[[invoke]]` entry."""
+
+    def __init__(
+        self,
+        entry: InvokeSection,
+        node: Node,
+        *,
+        wake: Callable[[], None],
+        bytes_moved: Callable[[], int],
+        publish: Callable[[dict[str, Any]], None],
+        done: int = 0,
+        running: int | None = None,
+    ) -> None:
+        """`done` rounds were made before a restart; they count towards `times`. `running` is the
+        execution that was under way then, if the node took it up again.
+        """
+        self._entry = entry
+        self._node = node
+        self._wake = wake
+        self._bytes_moved = bytes_moved
+        self._publish = publish
+        self._peers_changed = trio.Event()
+        self._current: Round | None = None
+        self.done = done
+        self.history: deque[Round] = deque(maxlen=KEPT_ROUNDS)
+        if running is not None:
+            self._watch(running)
+        self.waiting_for: str = ""
+        # trio's times: since when peers are waited for, when the next round may start, and since
+        # when no round has ended well although none had to wait.
+        self.waiting_since_s: float | None = None
+        self._due_s: float | None = None
+        self._good_s: float | None = None
+        self._failed_in_a_row = 0
+        self.complete = False
+        # trio's time when the last round ended or, before the first, when the rounds began.
+        self._quiet_since_s: float | None = None
+
+    @property
+    def entry(self) -> InvokeSection:
+        """The configuration that asked for these rounds."""
+        return self._entry
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the progress of these rounds."""
+        return {
+            "target": self._entry.target,
+            "done": self.done,
+            "of": self._entry.times or None,
+            "complete": self.complete,
+            "waiting_for": self.waiting_for,
+            "waiting_s": None
+            if self.waiting_since_s is None
+            else round(trio.current_time() - self.waiting_since_s, 3),
+            "running": None if self._current is None else self._current.number,
+        }
+
+    @property
+    def running(self) -> int | None:
+        """The execution of the round that is under way."""
+        return None if self._current is None else self._current.execution
+
+    def stalled(self, now_s: float, *, working: bool) -> str:
+        """Return why no round ends although one should have, or "".
+
+        `working`: something of the round that is under way is within its own deadline.
+        """
+        if self.complete or self._good_s is None or self.waiting_since_s is not None:
+            return ""
+        late_s = now_s - self._good_s - FAILED_PERIODS * self._entry.every_s
+        if self._failed_in_a_row >= FAILED_ROUNDS and late_s > ROUND_SLACK_S:
+            last = next((r for r in reversed(self.history) if r.ok is False), None)
+            why = "" if last is None else "; ".join(last.failures)
+            return (
+                f"the last {self._failed_in_a_row} rounds failed, none ended well for "
+                f"{now_s - self._good_s:.0f} s: {why or 'no reason was told'}"
+            )
+        current = self._current
+        if current is not None:
+            ran_s = now_s - current.started_s
+            if working or ran_s <= ROUND_SLACK_S:
+                return ""
+            return f"round {current.number} runs for {ran_s:.0f} s, and waits for nothing"
+        if self._due_s is not None and now_s - self._due_s > ROUND_SLACK_S:
+            return f"the next round should have started {now_s - self._due_s:.0f} s ago"
+        return ""
+
+    def finished(self) -> list[dict[str, Any]]:
+        """Return the rounds that have ended and are kept, oldest first."""
+        return [made.as_json() for made in self.history if made.ok is not None]
+
+    @property
+    def period_s(self) -> float:
+        """Seconds from start to start; 0: one begins when the one before has ended."""
+        return self._entry.every_s
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since a round ended or, before the first, since the start; None when all are
+        made, or none is to be made yet.
+        """
+        if self.complete or self._quiet_since_s is None:
+            return None
+        return trio.current_time() - self._quiet_since_s
+
+    async def run(self, after_round: Callable[[], Any]) -> None:
+        """Make the rounds; `after_round` is awaited after each (the node's checkpoint)."""
+        self._good_s = self._due_s = self._quiet_since_s = trio.current_time()
+        while self._entry.times == 0 or self.done < self._entry.times:
+            finished = self._resumed()
+            if finished is None:
+                await self._until_start_condition()
+                finished = self._start()
+            started = finished.started_s
+            self._due_s = None
+            await finished.finished.wait()
+            self._quiet_since_s = trio.current_time()
+            self.done += 1
+            self._due_s = max(trio.current_time(), started + self._entry.every_s)
+            if finished.ok:
+                self._good_s, self._failed_in_a_row = trio.current_time(), 0
+            else:
+                self._failed_in_a_row += 1
+            await after_round()
+            self._publish({"type": "round_finished", **finished.as_json()})
+            logger.info(
+                "round finished",
+                extra={
+                    "round": finished.number,
+                    "ok": finished.ok,
+                    "seconds": round(finished.seconds, 3),
+                    "responded": len(finished.responded),
+                },
+            )
+            if not finished.ok:
+                logger.warning(
+                    "round failed",
+                    extra={"round": finished.number, "failures": "; ".join(finished.failures)},
+                )
+                await trio.sleep(RETRY_PAUSE_S)
+            if self._entry.every_s:
+                await trio.sleep_until(started + self._entry.every_s)
+        self.complete = True
+        self._publish({"type": "rounds_complete", "target": self._entry.target, "done": self.done})
+
+    def _start(self) -> Round:
+        declared = self._node.inputs(self._entry.target)
+        inputs = {
+            name: to_value(name, given, declared.get(name))
+            for name, given in self._entry.inputs.items()
+        }
+        execution = self._node.invoke(self._entry.target, inputs)
+        started = self._watch(execution)
+        started.started_s = trio.current_time()
+        started.bytes_at_start = self._bytes_moved()
+        self._publish({"type": "round_started", "round": started.number, "execution": execution})
+        self._wake()
+        return started
+
+    def _watch(self, execution: int) -> Round:
+        """Make an execution of the node the current round."""
+        self._current = Round(number=self.done + 1, target=self._entry.target, execution=execution)
+        self.history.append(self._current)
+        return self._current
+
+    def _resumed(self) -> Round | None:
+        """Return the round from before a restart, if its execution runs or has ended since."""
+        if not self.history or self.history[-1].number != self.done + 1:
+            return None
+        last = self.history[-1]
+        if last.ok is None and last.execution not in {e.execution for e in self._node.executions()}:
+            self.history.pop()
+            self._current = None
+            return None
+        last.started_s = trio.current_time()
+        return last
+
+    def observe(self, step: steps.Step) -> None:
+        """Collect what belongs to the running round; called for every step of the node."""
+        if isinstance(step, steps.PeerUp | steps.PeerDown):
+            self.peers_changed()
+            return
+        current = self._current
+        if current is None:
+            return
+        match step:
+            case steps.AppEvent() if step.execution == current.execution:
+                current.outputs[step.topic] = summarize(step.value)
+            case steps.OpFailed() if step.execution == current.execution:
+                current.failures.append(f"{step.op}: {step.kind}: {step.detail}")
+            case steps.Telemetry(name="request.closed") if (
+                step.attributes.get("execution") == current.execution
+            ):
+                current.responded += [str(p) for p in step.attributes["responded"]]
+                current.missing += [str(p) for p in step.attributes["missing"]]
+            case steps.Telemetry(name="contribution.refused") if (
+                step.attributes.get("execution") == current.execution
+            ):
+                current.refused[str(step.attributes["peer"])] = step.attributes["reason"]
+            case steps.ExecutionFinished() if step.execution == current.execution:
+                current.ok = step.ok
+                current.seconds = trio.current_time() - current.started_s
+                current.bytes = self._bytes_moved() - current.bytes_at_start
+                self._current = None
+                current.finished.set()
+
+    def peers_changed(self) -> None:
+        """Look at the start condition again."""
+        self._peers_changed.set()
+
+    async def _until_start_condition(self) -> None:
+        wait = self._entry.wait_for
+        if wait is None:
+            return
+        # All peers are worth a wait once, at the start; later, enough of them are enough,
+        # or every round of a network that lost one peer would take timeout_s longer.
+        want = wait.peers if self.done == 0 or not self.history else wait.enough_peers
+        with trio.move_on_after(wait.timeout_s):
+            await self._until_connected(want, wait.peer_class)
+        have = len(self._node.connected_peers(wait.peer_class))
+        if have < wait.enough_peers and wait.on_timeout == "fail":
+            raise TooFewPeers(
+                f"{have} of {wait.enough_peers} peers of class {wait.peer_class!r} connected "
+                f"within {wait.timeout_s:g} s; start them, or raise wait_for.timeout_s"
+            )
+        await self._until_connected(wait.enough_peers, wait.peer_class)
+        self.waiting_for = ""
+        if self.waiting_since_s is not None and self._good_s is not None:
+            # What was waited for is no delay of the rounds.
+            self._due_s = trio.current_time()
+            self._good_s += self._due_s - self.waiting_since_s
+        self.waiting_since_s = None
+
+    async def _until_connected(self, want: int, peer_class: str) -> None:
+        while (have := len(self._node.connected_peers(peer_class))) < want:
+            text = f"{want} peers of class {peer_class!r}, {have} connected"
+            if text != self.waiting_for:
+                self.waiting_for = text
+                if self.waiting_since_s is None:
+                    self.waiting_since_s = trio.current_time()
+                logger.info("waiting for peers", extra={"want": want, "have": have})
+                self._publish(
+                    {"type": "waiting_for_peers", "class": peer_class, "want": want, "have": have}
+                )
+            self._peers_changed = trio.Event()
+            with trio.move_on_after(RECHECK_S):
+                await self._peers_changed.wait()
+
+
+def to_value(name: str, given: InputValue, declared: TypeNode | None) -> Value:
+    """Return a configured input as a run-time value, numbers as a tensor of the declared dtype.
+
+    Raises DeploymentError where a number does not fit.
+    """
+    if given == "trigger":
+        return TRIGGER
+    if isinstance(given, TextInput):
+        return given.text.encode()
+    try:
+        return numbers(given, declared)
+    except ValueError as error:
+        raise DeploymentError(f"[[invoke]] input {name!r} is {given!r}: {error}") from error

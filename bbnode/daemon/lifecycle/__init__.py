@@ -1,0 +1,1 @@
+"""A daemon's life: parts made from the configuration, the start, the run, the stop."""

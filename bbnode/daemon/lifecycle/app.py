@@ -1,0 +1,428 @@
+"""The daemon: one node, its transport, its rounds and its control plane in one nursery.
+
+Rule: every task is owned by `Daemon.run`; it starts in the order identity, artifact, node,
+control socket, transport, rounds, and stops in the reverse order within `node.stop_grace_s`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from bbnode.daemon import paths
+from bbnode.daemon.access.protocol import AccessProtocol
+from bbnode.daemon.config.reload import Changes, compare
+from bbnode.daemon.config.sources import ResolvedConfig
+from bbnode.daemon.control.host import Host
+from bbnode.daemon.control.plane import ControlPlane
+from bbnode.daemon.control.trace import TRACE_STEPS
+from bbnode.daemon.invoke.rounds import Rounds
+from bbnode.daemon.lifecycle import assembly, sd_notify, stopping
+from bbnode.daemon.lifecycle.stopping import LastResort
+from bbnode.daemon.network import dial_back, ping
+from bbnode.daemon.network.conduct import ConductWatch
+from bbnode.daemon.network.discovery import Discovery
+from bbnode.daemon.observing import logs
+from bbnode.daemon.observing.events import step_to_event
+from bbnode.daemon.observing.watch import Stalled, Watch, WatchTargets
+from bbnode.daemon.state import checkpoint
+from bbnode.daemon.state.record_file import RecordFile
+from bbnode.daemon.state.resend import Resend
+from bbnode.engine import All, Node, steps
+from bbnode.ir.caps import OPEN_FILES
+from bbnode.ir.errors import BbnodeError
+from bbnode.ir.peer import PeerId
+from bbnode.transport.base import TransportEvent, Unsent
+from bbnode.transport.driver import Driver
+from bbnode.transport.identity import load_or_create_identity
+
+logger = logging.getLogger(__name__)
+
+# Of the time for a stop: for peers to take what is queued for them, and in the end to leave.
+TRANSPORT_GRACE_SHARE = 0.4
+LEAVE_SHARE = 0.2
+
+# A supervisor waits a minute for READY (TimeoutStartSec of the unit in deploy/systemd).
+PREPARE_PATIENCE_S = 45.0
+
+# Shown to subscribers, not logged: several of them a round.
+_QUIET_STEPS = (steps.AppEvent, steps.Telemetry, steps.ExecutionFinished, *TRACE_STEPS)
+
+
+# Watches a node from within, from when its control plane is up until it has stopped.
+Companion = Callable[[Host], Awaitable[None]]
+
+
+def run_daemon(
+    resolved: ResolvedConfig, *, companion: Companion | None = None, record: Path | None = None
+) -> int:
+    """Run a node until a signal and return the exit code. Logging is configured already.
+
+    `record` is a new file for all input.
+    """
+    assembly.import_components(resolved.config.node.components)
+    raise_file_limit()
+    with (
+        paths.lock_state_dir(resolved.state_dir),
+        nullcontext() if record is None else RecordFile(record) as sink,
+    ):
+        daemon = Daemon(resolved, companion=companion, record=sink)
+        trio.run(daemon.run)
+        leaves_at_once = daemon.tasks_running or companion is None
+    if leaves_at_once:
+        # A component may still compute in a worker thread, which can't be interrupted, and Python
+        # takes a heap of models apart piece by piece. All state is on disk: wait for neither.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
+    daemon.last_resort.disarm()
+    return 0
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as its connections and state need, if it may.
+
+    Many systems begin with 1,024, which is as many as the connections alone.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+class Daemon:
+    """The parts of one `bbnode run`."""
+
+    def __init__(
+        self,
+        resolved: ResolvedConfig,
+        *,
+        companion: Companion | None = None,
+        record: RecordFile | None = None,
+    ) -> None:
+        """Load identity and artifact and install the targets; nothing listens yet.
+
+        Raises the typed errors of configuration, access, artifact, identity and install.
+        """
+        self._resolved = resolved
+        self._companion = companion
+        self._record = record
+        config = resolved.config
+        self._state_dir = resolved.state_dir
+        checkpoint.remove_orphans(self._state_dir)
+        self._identity = load_or_create_identity(paths.identity_file(self._state_dir))
+        access = assembly.make_access(resolved, self._identity)
+        self._artifact = assembly.find_artifact(resolved)
+        self._node, saved = checkpoint.restore_or_install(
+            self._state_dir, self._artifact.sha256, self._install
+        )
+        self._backend = assembly.make_transport(
+            resolved, self._artifact, self._identity, self._node, access
+        )
+        self._access = AccessProtocol(access, self._backend, self._state_dir, self._identity)
+        self._discovery = Discovery(
+            self._node,
+            self._backend,
+            config.network,
+            config.discovery,
+            network_id=str(access.network or ""),
+            artifact_sha256=self._artifact.sha256,
+            authorizer=access.authorizer,
+        )
+        self._driver = Driver(
+            self._node,
+            self._backend,
+            observe=self._observe,
+            heard=self._heard,
+            reach=self._discovery.reach,
+        )
+        self._resend = Resend(
+            saved.unsent if saved else (), send=self._driver.send, failed=self._not_sent
+        )
+        self.last_resort = LastResort()
+        self._stop = trio.Event()
+        self._preparing: set[str] = set()
+        self._progress = trio.Event()  # something changed that `_prepare_components` waits for
+        self._rounds: list[Rounds] = []
+        self._keeper = checkpoint.Checkpointer(
+            self._state_dir, self._artifact.sha256, self._node, self._rounds
+        )
+        self._control = ControlPlane(
+            resolved,
+            artifact_sha256=self._artifact.sha256,
+            artifact_targets=self._artifact.targets,
+            node=self._node,
+            backend=self._backend,
+            driver=self._driver,
+            ping=ping.register(self._backend),
+            dial_back=dial_back.register(self._backend),
+            save=self._keeper.save_now,
+            stop=self._ask_to_stop,
+            reload=self._reload,
+            access=access,
+        )
+        self._rounds += [
+            Rounds(
+                entry,
+                self._node,
+                wake=self._driver.wake,
+                bytes_moved=self._bytes_moved,
+                publish=self._control.publish,
+                done=saved.rounds_done.get(entry.target, 0) if saved else 0,
+                running=saved.rounds_running.get(entry.target) if saved else None,
+            )
+            for entry in config.invoke
+        ]
+        self._conduct = ConductWatch(access, self._control.publish, config.network.bootstrap)
+        self._control.host.rounds = self._rounds
+        self._control.host.counters.append(self._discovery.counters)
+        self._control.host.discovery = self._discovery.as_json
+        self._keeper.on_saved = self._control.host.note_saved
+        self._watch = Watch(
+            watched=WatchTargets(
+                node=self._node,
+                rounds=self._rounds,
+                tasks_running=lambda: self._driver.tasks_running,
+                saved_s=lambda: self._keeper.saved_s,
+                save_every_s=lambda: self._keeper.every_s,
+                alone_since_s=lambda: self._discovery.alone_since_s,
+                membership=access.own_standing,
+            ),
+            publish=self._control.publish,
+        )
+        self._control.host.stalled = self._stalled
+        self._control.host.counters.append(self._watch.counters)
+
+    @property
+    def tasks_running(self) -> int:
+        """Offloaded tasks that still run in worker threads."""
+        return self._driver.tasks_running
+
+    # -- building --------------------------------------------------------------------------
+
+    def _install(self) -> Node:
+        if self._record is not None:
+            self._record.restart()  # of a node that refused its snapshot, nothing is kept
+        return assembly.install_node(
+            self._resolved,
+            self._artifact,
+            self._identity,
+            incarnation=assembly.next_incarnation(self._state_dir),
+            record=self._record,
+        )
+
+    # -- running ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until a signal or the control plane's `stop`."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                stopping.watch, self._ask_to_stop, self._reload_on_signal, self._stop_begins
+            )
+            await nursery.start(self._control.run)
+            if self._companion is not None:
+                nursery.start_soon(self._companion, self._control.host)
+            async with trio.open_nursery() as work:
+                await work.start(self._driver.run)
+                # Before any peer can reach us: a first round does not wait for data to load.
+                await self._prepare_components()
+                await work.start(self._backend.run)
+                self._node.set_addresses(self._backend.listen_addresses())
+                work.start_soon(self._access.run)
+                # What waits for inputs or peers locks nothing; the rest runs before any body.
+                self._node.run_bootstrap(All(components=False))
+                self._driver.wake()
+                await work.start(self._discovery.run)
+                work.start_soon(self._resend.run)
+                for peer in self._resend.peers:
+                    self._discovery.miss(peer)
+                for rounds in self._rounds:
+                    work.start_soon(rounds.run, self._keeper.save)
+                self._keeper.set_period(self._resolved.config.node.snapshot_every_s)
+                work.start_soon(self._keeper.run)
+                self._say_ready()
+                work.start_soon(self._watch.run)
+                nursery.start_soon(sd_notify.report, self._status_line, self._polls)
+                await self._stop.wait()
+                await self._shut_down(work)
+            await self._control.finish()
+            nursery.cancel_scope.cancel()
+
+    async def _prepare_components(self) -> None:
+        """Run the components' bootstraps, such as loading data, and wait for them a while."""
+        self._preparing = set(self._node.run_bootstrap(All(modules=False)))
+        self._driver.wake()
+        with trio.move_on_after(PREPARE_PATIENCE_S):
+            while self._preparing and not self._stop.is_set():
+                self._progress = trio.Event()
+                await self._progress.wait()
+        if self._preparing:
+            slots = ",".join(sorted(self._preparing))
+            logger.warning("components still prepare, going on", extra={"slots": slots})
+
+    def _say_ready(self) -> None:
+        self._control.host.phase = "ready"
+        for address in self._backend.listen_addresses():
+            logger.info("listening", extra={"address": str(address)})
+        logger.info(
+            "ready",
+            extra={
+                "peer_id": str(self._identity.peer_id),
+                "targets": ",".join(self._node.targets),
+                "artifact_sha256": self._artifact.sha256,
+            },
+        )
+        self._control.publish({"type": "ready", "peer_id": str(self._identity.peer_id)})
+        sd_notify.notify(sd_notify.READY, f"STATUS={self._status_line()}")
+
+    def _stalled(self) -> Sequence[Stalled]:
+        """Return what stands still; nothing is expected of a node that starts or stops."""
+        return self._watch.look() if self._control.host.phase == "ready" else ()
+
+    def _polls(self) -> bool:
+        return self._control.host.phase != "ready" or self._watch.polls()
+
+    def _heard(self, event: TransportEvent) -> None:
+        self._discovery.heard(event)
+        self._conduct.heard(event)
+        self._resend.heard(event)
+
+    def _not_sent(self, peer: PeerId, tag: int, reason: str) -> None:
+        self._node.send_failed(peer, reason, tag=tag, blames_peer=False)
+
+    def _stop_begins(self) -> None:
+        """Make sure that the process ends in time, whatever happens from now on."""
+        self.last_resort.arm(self._resolved.config.node.stop_grace_s)
+
+    def _ask_to_stop(self) -> None:
+        self._stop_begins()
+        self._stop.set()
+        self._progress.set()
+
+    async def _shut_down(self, work: trio.Nursery) -> None:
+        self._control.host.phase = "stopping"
+        logger.info("stopping")
+        self._control.publish({"type": "stopping"})
+        sd_notify.notify(sd_notify.STOPPING)
+        grace_s = self._resolved.config.node.stop_grace_s
+        unsent: Sequence[Unsent] = ()
+        with trio.move_on_after(grace_s * (1 - LEAVE_SHARE)) as scope:
+            self._driver.stop()
+            self._discovery.stop()
+            await self._driver.stopped()
+            self._driver.take_rest()
+            # First of all: what follows depends on others.
+            unsent = self._backend.unsent()
+            self.last_resort.saved = await self._keeper.save_last(unsent)
+            await self._backend.stop(grace_s * TRANSPORT_GRACE_SHARE)
+            left = self._backend.unsent()
+            if self._driver.take_rest() or len(left) != len(unsent):
+                self.last_resort.saved |= await self._keeper.save_last(left)
+            unsent = left
+        if scope.cancelled_caught:
+            logger.warning("stop took too long, leaving")
+        _say_what_is_kept(unsent)
+        work.cancel_scope.cancel()
+
+    def _reload_on_signal(self) -> None:
+        # Nobody waits for an answer; the log has it.
+        with contextlib.suppress(BbnodeError):
+            self._reload()
+
+    def _reload(self) -> Changes:
+        """Read the configuration again and let what can change take effect.
+
+        Raises the errors of configuration and access; then nothing has changed.
+        """
+        sd_notify.reloading()
+        try:
+            new = self._resolved.again()
+            changes = compare(self._resolved, new)
+            # Its files may have changed too.
+            self._control.host.access.reload(new.config.access)
+            self._apply(new, changes)
+        except BbnodeError as error:
+            logger.warning("reload refused, nothing changed", extra={"reason": str(error)})
+            raise
+        finally:
+            sd_notify.notify(sd_notify.READY, f"STATUS={self._status_line()}")
+        return changes
+
+    def _apply(self, new: ResolvedConfig, changes: Changes) -> None:
+        node = new.config.node
+        if changes.touch("node.log_"):
+            logs.configure(node.log_level, node.log_format)
+        self._keeper.set_period(node.snapshot_every_s)
+        self._resolved = self._control.host.resolved = new
+        if changes.touch("network.bootstrap") or changes.touch("discovery.min_peers"):
+            self._discovery.configure(new.config.network, new.config.discovery)
+            self._conduct.know(new.config.network.bootstrap)
+        logger.info("reloaded", extra={"changed": ",".join(changes.applied) or "nothing"})
+        if changes.needs_restart:
+            logger.warning("needs a restart", extra={"keys": ",".join(changes.needs_restart)})
+        self._control.publish(
+            {
+                "type": "reloaded",
+                "changed": list(changes.applied),
+                "needs_restart": list(changes.needs_restart),
+            }
+        )
+
+    def _status_line(self) -> str:
+        """Return the status line for a supervisor."""
+        done = "".join(
+            f"; {r.entry.target}: {r.done} of {r.entry.times or 'any number of'} rounds"
+            for r in self._rounds
+        )
+        peers = len(self._backend.peers())
+        return f"{self._control.host.phase}, {', '.join(self._node.targets)}, {peers} peers{done}"
+
+    def _observe(self, step: steps.Step) -> None:
+        event = step_to_event(step)
+        self._control.observe(step, event)
+        if event is not None and not isinstance(step, _QUIET_STEPS):
+            level = logging.WARNING if "failed" in event["type"] else logging.INFO
+            logger.log(level, event["type"], extra=_log_fields(event))
+        self._discovery.observe(step)
+        self._conduct.observe(step)
+        if isinstance(step, steps.PeerUp):
+            self._access.peer_up(step.peer)
+        if isinstance(step, steps.BootstrapComplete):
+            self._preparing.discard(step.target)
+            self._progress.set()
+        for rounds in self._rounds:
+            rounds.observe(step)
+
+    def _bytes_moved(self) -> int:
+        counters = self._backend.counters()
+        return counters["inbound.bytes"] + counters["outbound.bytes"]
+
+
+def _say_what_is_kept(unsent: Sequence[Unsent]) -> None:
+    if unsent:
+        logger.warning(
+            "not acknowledged, kept for the next start",
+            extra={
+                "envelopes": len(unsent),
+                "peers": len({each.peer for each in unsent}),
+                "bytes": sum(each.size for each in unsent),
+            },
+        )
+
+
+def _log_fields(event: Mapping[str, Any]) -> dict[str, Any]:
+    # LogRecord has fields of its own by these names; a step may not overwrite them.
+    return {
+        f"step_{k}" if k in ("name", "args", "module") else k: v
+        for k, v in event.items()
+        if k != "type"
+    }

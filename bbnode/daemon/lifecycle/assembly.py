@@ -1,0 +1,200 @@
+"""The parts of a daemon, made from its configuration: artifact, node, transport.
+
+Rule: whoever needs a part makes it here (the daemon, `bbnode join`, `bbnode doctor`), so that
+all run and check the same. Nothing here listens or starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, BinaryIO, Final
+
+from multiaddr import Multiaddr
+
+from bbnode import __version__
+from bbnode.daemon import paths
+from bbnode.daemon.access.control import AccessControl
+from bbnode.daemon.artifacts.artifact import Artifact, load_artifact, parse_artifact, serialize
+from bbnode.daemon.config import NodeConfig
+from bbnode.daemon.config.sources import ResolvedConfig
+from bbnode.engine import Limits, Node, install
+from bbnode.ir.errors import DeploymentError
+from bbnode.transport import (
+    Capability,
+    Hello,
+    Identity,
+    NotSupportedError,
+    RelaySettings,
+    Transport,
+    TransportLimits,
+    TransportSetup,
+    artifact_exchange,
+    registry,
+)
+from bbnode.transport.artifact_exchange import Provider
+
+# What waits for one peer on one lane of the transport: so many of the largest envelopes that the
+# node takes, but no less than this, and no more than the transport's own bound.
+QUEUED_LARGEST: Final = 4
+MIN_QUEUE_BYTES: Final = 64 * 1024 * 1024
+
+
+class ComponentsModuleMissing(DeploymentError):
+    """A module listed under node.components can't be imported."""
+
+
+def import_components(names: Sequence[str]) -> None:
+    """Import the modules of node.components. Raises ComponentsModuleMissing."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ComponentsModuleMissing(
+                f"node.components names {name!r}, which can't be imported: {error}"
+            ) from error
+
+
+def find_artifact(resolved: ResolvedConfig) -> Artifact:
+    """Return the artifact that a configuration names, from its file or compiled now.
+
+    Raises ArtifactUnreadable, InvalidArtifact, and what importing and compiling raise.
+    """
+    given = resolved.config.artifact
+    if given.path is not None:
+        return load_artifact(resolved.absolute(given.path), expected_sha256=given.sha256)
+    from bbnode.daemon.artifacts.build import compile_module
+
+    module = str(given.module)  # ArtifactSection has exactly one of the two
+    return parse_artifact(serialize(compile_module(module, given.args)), module)
+
+
+def install_node(
+    resolved: ResolvedConfig,
+    artifact: Artifact,
+    identity: Identity,
+    *,
+    incarnation: int,
+    record: Callable[[bytes], None] | None = None,
+) -> Node:
+    """Return a node with the targets of a configuration; `record` gets all input.
+
+    Raises the errors of install.
+    """
+    config = resolved.config
+    return install(
+        artifact.model,
+        config.artifact.targets,
+        peer_id=identity.peer_id,
+        addresses=(),
+        config={slot: dict(settings) for slot, settings in config.slots.items()},
+        limits=Limits.from_caps(config.limits.effective()),
+        seed=int.from_bytes(identity.peer_id.to_bytes()[-8:], "big"),
+        incarnation=incarnation,
+        record=record,
+        # A file may have come from anybody; what is compiled here now is the user's own.
+        own_artifact=config.artifact.path is None,
+    )
+
+
+def make_access(resolved: ResolvedConfig, identity: Identity) -> AccessControl:
+    """Return its access control; raises NotAMember, AccessRefused, PolicyError, StorageError."""
+    return AccessControl(resolved.state_dir, identity.peer_id, resolved.config.access)
+
+
+def artifact_source(resolved: ResolvedConfig, artifact: Artifact) -> Provider:
+    """Return the provider of a node's artifact for peers that ask for it by its digest."""
+    given = resolved.config.artifact.path
+    path = None if given is None else resolved.absolute(given)
+
+    def provide(sha256: str) -> BinaryIO | None:
+        if sha256 != artifact.sha256:
+            return None
+        return io.BytesIO(serialize(artifact.model)) if path is None else path.open("rb")
+
+    return provide
+
+
+def make_transport(
+    resolved: ResolvedConfig,
+    artifact: Artifact,
+    identity: Identity,
+    node: Node,
+    access: AccessControl,
+) -> Transport:
+    """Return the transport of a node, which serves its artifact to whoever may connect.
+
+    Raises UnknownTransport, BrokenPlugin, NotSupportedError and the errors of its addresses.
+    """
+    config = resolved.config
+    network = config.network
+    # The default address is one of libp2p's: another transport is told what the file says.
+    listens = network.transport == "libp2p" or "listen" in network.model_fields_set
+    transport = registry.make_transport(
+        network.transport,
+        TransportSetup(
+            identity=identity,
+            hello=Hello(
+                agent_version=f"bbnode/{__version__}",
+                artifact_sha256=artifact.sha256,
+                classes=node.classes,
+                targets=node.targets,
+                credentials=access.credentials,
+            ),
+            listen=tuple(map(Multiaddr, network.listen)) if listens else (),
+            announce=tuple(map(Multiaddr, network.announce)),
+            limits=_transport_limits(config.limits.effective()["envelope_bytes"]),
+            authorizer=access.authorizer,
+            settings=network.settings,
+            relay=RelaySettings(**config.relay.model_dump()),
+            # Reservations with relays come and go.
+            on_addresses=lambda: node.set_addresses(transport.listen_addresses()),
+        ),
+    )
+    _check_capabilities(transport, config, access)
+    access.on_change = transport.reauthorize
+    access.on_credentials = transport.set_credentials
+    artifact_exchange.serve(transport, artifact_source(resolved, artifact))
+    return transport
+
+
+def _check_capabilities(transport: Transport, config: NodeConfig, access: AccessControl) -> None:
+    """Raise NotSupportedError if the configuration asks for what the transport cannot do."""
+    asked = (
+        (Capability.STREAMS, "a private network (access.network)", access.network is not None),
+        (Capability.RELAYS, "relay.serve", config.relay.serve),
+        (
+            Capability.RELAYS,
+            "relay.use",
+            config.relay.use and "use" in config.relay.model_fields_set,
+        ),
+        (Capability.IP, "discovery.mdns", config.discovery.mdns),
+    )
+    for capability, key, is_asked in asked:
+        if is_asked and capability not in transport.capabilities:
+            raise NotSupportedError(
+                f"the transport {config.network.transport!r} has no {capability.value}, which "
+                f"{key} needs: leave it out, or choose another network.transport"
+            )
+
+
+def _transport_limits(envelope_bytes: int | None) -> TransportLimits:
+    """Return the transport's bounds for envelopes of this size at most; None: of any size."""
+    usual = TransportLimits()
+    if envelope_bytes is None:
+        return usual
+    queue_bytes = min(max(QUEUED_LARGEST * envelope_bytes, MIN_QUEUE_BYTES), usual.queue_bytes)
+    return replace(usual, max_message_bytes=envelope_bytes, queue_bytes=queue_bytes)
+
+
+def next_incarnation(state_dir: Any) -> int:
+    """Return a number that grows with every start, so that ids made before and after differ."""
+    path = state_dir / "incarnation"
+    try:
+        last = int(path.read_text("ascii"))
+    except (OSError, ValueError):
+        last = 0
+    paths.write_atomically(path, f"{last + 1}\n".encode("ascii"), mode=0o600)
+    return last + 1

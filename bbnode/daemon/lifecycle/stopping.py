@@ -1,0 +1,108 @@
+"""Stopping a daemon: the signals that ask for it, and the last resort when it takes too long.
+
+Rule: SIGTERM and SIGINT stop it, a second one ends the process at once; SIGHUP reloads. A process
+that was told to stop ends in time, whatever its loop does: the last resort waits neither for the
+loop, nor for another thread, nor for a lock that one of them may hold. A thread of its own ends
+the process at the deadline; should that thread not get its turn, because native code keeps the
+interpreter's lock, the kernel ends the process with SIGALRM soon after.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Final
+
+import trio
+
+logger = logging.getLogger(__name__)
+
+# The exit code of a stop whose state could not be saved in time.
+NOT_SAVED: Final = 1
+# For the last lines of the log: whoever reads them may not take them.
+SAY_S: Final = 0.5
+# Beyond the deadline, for the thread; then the kernel.
+ALARM_SLACK_S: Final = 2.0
+
+
+async def watch(
+    stop: Callable[[], None], reload: Callable[[], None], stop_begins: Callable[[], None]
+) -> None:
+    """Call `stop` or `reload` as signals come, for ever.
+
+    `stop_begins` is called where the signal strikes, even when the loop does not turn.
+    """
+    stopping = False
+    handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    with trio.open_signal_receiver(*handled) as signals:
+        for ends in (signal.SIGTERM, signal.SIGINT):
+            _before(ends, stop_begins)
+        async for signum in signals:
+            logger.info("signal", extra={"signal": signal.Signals(signum).name})
+            if signum == signal.SIGHUP:
+                reload()
+            elif stopping:
+                logger.warning("second signal: leaving at once")
+                logging.shutdown()
+                os._exit(128 + signum)
+            else:
+                stopping = True
+                stop()
+
+
+def _before(signum: signal.Signals, first: Callable[[], None]) -> None:
+    """Call `first` whenever a signal comes, then what handles it now."""
+    handler = signal.getsignal(signum)
+
+    def both(number: int, frame: FrameType | None) -> None:
+        first()
+        if callable(handler):
+            handler(number, frame)
+
+    signal.signal(signum, both)
+
+
+class LastResort:
+    """Ends this process when a stop takes longer than it may."""
+
+    def __init__(self, leave: Callable[[int], None] = os._exit) -> None:
+        """`leave` ends the process with a code."""
+        self._leave = leave
+        self._timer: threading.Timer | None = None
+        # True once the node's state is on disk: then the exit code is 0.
+        self.saved = False
+
+    def arm(self, within_s: float) -> None:
+        """End the process in so many seconds; the first call counts. On the main thread."""
+        if self._timer is not None:
+            return
+        self._timer = threading.Timer(within_s, self._end, [within_s])
+        self._timer.daemon = True
+        self._timer.start()
+        signal.setitimer(signal.ITIMER_REAL, within_s + ALARM_SLACK_S)
+
+    def disarm(self) -> None:
+        """Cancel the deadline: the stop is over."""
+        if self._timer is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            self._timer.cancel()
+            self._timer.join()
+            self._timer = None
+
+    def _end(self, within_s: float) -> None:
+        # Whoever stands still may hold the lock of the log, or its reader may be stuck.
+        said = threading.Thread(target=self._say, args=[within_s], daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads can be had
+            said.start()
+            said.join(SAY_S)
+        self._leave(0 if self.saved else NOT_SAVED)
+
+    def _say(self, within_s: float) -> None:
+        state = "saved" if self.saved else "not saved: the last checkpoint counts"
+        logger.warning("stop took too long, leaving", extra={"after_s": within_s, "state": state})
+        logging.shutdown()

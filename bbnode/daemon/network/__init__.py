@@ -1,0 +1,1 @@
+"""Peers on the network: finding and dialling them, pings, dial-backs, misconduct."""

@@ -1,0 +1,88 @@
+"""Reports of peers' misconduct to the policy, and of their good conduct.
+
+Rule: the tables say which step or event is which offence. A refusal by our own limits, lists or
+clock is no offence, and neither is what comes late or twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from multiaddr import Multiaddr
+
+from bbnode import transport as seam
+from bbnode.access.conduct import Offence
+from bbnode.daemon.access.control import AccessControl
+from bbnode.engine import steps
+from bbnode.ir.address import peer_of_address
+from bbnode.ir.peer import PeerId
+
+logger = logging.getLogger(__name__)
+
+# By the kind of a WireReceiveFailed; the other kinds are ours (no memory, no budget).
+OFFENCE_OF_KIND: Final[Mapping[str, Offence]] = {
+    "DecodeFailed": Offence.UNDECODABLE,
+    "UnknownSite": Offence.UNKNOWN_SITE,
+    "CorrelationMismatch": Offence.UNKNOWN_SITE,
+    "TypeMismatch": Offence.TYPE_MISMATCH,
+    "UnknownTypeHash": Offence.TYPE_MISMATCH,
+    "SenderNotOfClass": Offence.NOT_ITS_CLASS,
+    "TooManyExecutions": Offence.TOO_LARGE,
+    "EnvelopeTooLarge": Offence.TOO_LARGE,
+}
+OFFENCE_OF_VIOLATION: Final[Mapping[seam.Violation, Offence]] = {
+    seam.Violation.FRAME: Offence.PROTOCOL,
+    seam.Violation.FLOOD: Offence.FLOOD,
+    seam.Violation.SLOW: Offence.SLOW,
+}
+# How a hello is refused that the authorizer denies: its own reasons are no offence.
+_BY_POLICY: Final = "not allowed:"
+
+
+class ConductWatch:
+    """Sees the steps and events of a node, and reports offences to its policy."""
+
+    def __init__(
+        self,
+        access: AccessControl,
+        publish: Callable[[Mapping[str, Any]], None],
+        bootstrap: Iterable[str] = (),
+    ) -> None:
+        """`bootstrap` are the addresses that the configuration names: peers that are known."""
+        self._access = access
+        self._publish = publish
+        self.know(bootstrap)
+
+    def know(self, bootstrap: Iterable[str]) -> None:
+        """Note the addresses that the configuration names: their peers are known."""
+        for address in bootstrap:
+            self._access.policy.conduct.make_known(peer_of_address(Multiaddr(address)))
+
+    def heard(self, event: seam.TransportEvent) -> None:
+        """Handle an event of the transport."""
+        match event:
+            case seam.ProtocolViolation(peer=peer, kind=kind):
+                self._note(peer, OFFENCE_OF_VIOLATION[kind])
+            case seam.HelloRefused(peer=peer, reason=reason):
+                if not reason.startswith(_BY_POLICY):
+                    self._note(peer, Offence.HELLO)
+
+    def observe(self, step: steps.Step) -> None:
+        """Handle a step of the engine."""
+        match step:
+            case steps.WireReceiveFailed(peer=peer, kind=kind):
+                offence = OFFENCE_OF_KIND.get(kind)
+                if offence is not None:
+                    self._note(peer, offence)
+            case steps.Telemetry(name="receive.forged", attributes=attributes):
+                self._note(attributes["peer"], Offence.FORGED)
+            case steps.Telemetry(name="request.response", attributes=attributes):
+                self._access.policy.conduct.make_known(attributes["peer"])
+
+    def _note(self, peer: PeerId, offence: Offence) -> None:
+        if self._access.offence(peer, offence):
+            (decision,) = (d for d in self._access.explain(peer) if d.rule == "conduct")
+            logger.warning("peer cut off", extra={"peer": str(peer), "reason": decision.detail})
+            self._publish({"type": "peer_cut_off", "peer": str(peer), "reason": decision.detail})

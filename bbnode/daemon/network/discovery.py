@@ -1,0 +1,346 @@
+"""Discovery of peers: bootstrap list, registries, what peers say, the local network.
+
+Rule: one task decides who is dialled, by the plans of `dial_plan`, and tells the transport only
+what changed; whom others asked it to dial is not touched. It hears of everything through the
+node's steps, and of the transport whether a peer that is gone said goodbye. An address is a hint:
+who answers there has to prove to be the peer, and be admitted.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import trio
+from multiaddr import Multiaddr
+
+from bbnode.daemon.config import DiscoverySection, NetworkSection
+from bbnode.daemon.network.dial_plan import (
+    DIAL_RATES,
+    BootstrapDialPlan,
+    DialBudget,
+    HintSource,
+    LearnedDialPlan,
+)
+from bbnode.engine import Node, steps
+from bbnode.ir.address import parse_address, peer_of_address
+from bbnode.ir.caps import MAX_BOOK_PEERS, MAX_HINTS
+from bbnode.ir.errors import BbnodeError
+from bbnode.ir.peer import PeerId
+from bbnode.transport.base import (
+    Authorizer,
+    ConnectionClosed,
+    ConnectionOpened,
+    Direction,
+    Transport,
+    TransportEvent,
+)
+from bbnode.transport.hints import dialable
+
+logger = logging.getLogger(__name__)
+
+
+T = TypeVar("T")
+
+
+def _remember(known: OrderedDict[PeerId, T], peer: PeerId, value: T) -> None:
+    """The newest MAX_BOOK_PEERS are kept."""
+    known.pop(peer, None)
+    known[peer] = value
+    if len(known) > MAX_BOOK_PEERS:
+        known.popitem(last=False)
+
+
+class Origin(enum.Enum):
+    """The way in which a peer was found, or found us."""
+
+    BOOTSTRAP = "bootstrap"  # or a ticket: `bbnode join` writes its peers to the list
+    REGISTRY = "registry"  # or what else writes to the address book: the program told of it
+    MDNS = "mdns"
+    INBOUND = "inbound"  # it dialled us
+    ASKED = "asked"  # somebody had it dialled, as by `bbnode peers connect`
+
+
+class Discovery:
+    """Finds the peers of one node and has them dialled."""
+
+    def __init__(
+        self,
+        node: Node,
+        backend: Transport,
+        network: NetworkSection,
+        settings: DiscoverySection,
+        *,
+        network_id: str = "",
+        artifact_sha256: str = "",
+        authorizer: Authorizer | None = None,
+    ) -> None:
+        """Nothing is dialled before `run`.
+
+        Peers of the local network are looked for that are of the same private network (or of
+        none, "") and run the same artifact. Whom `authorizer` does not admit is not learned of.
+        """
+        self._node = node
+        self._backend = backend
+        self._settings = settings
+        self._network_id = network_id
+        self._artifact_sha256 = artifact_sha256
+        self._authorizer = authorizer
+        self._wake = trio.Event()
+        self._up: set[PeerId] = set()
+        # Said goodbye, or were sent away, and their PeerDown is still to come.
+        self._left: set[PeerId] = set()
+        self._kept: dict[PeerId, tuple[Multiaddr, ...]] = {}
+        self._learned = LearnedDialPlan()
+        self._budget = DialBudget()
+        # Where peers that were connected came from; and those among them with whom the program
+        # exchanged something.
+        self._seen: OrderedDict[PeerId, Multiaddr] = OrderedDict()
+        self._exchanged: OrderedDict[PeerId, None] = OrderedDict()
+        self._origins: OrderedDict[PeerId, Origin] = OrderedDict()
+        self._counts: Counter[str] = Counter()
+        self._nearby: set[PeerId] = set()
+        # Since when nobody is connected, while there are bootstrap peers.
+        self._alone_since_s: float | None = None
+        self._scope = trio.CancelScope()
+        self._running = False
+        self._bootstrap: dict[PeerId, tuple[Multiaddr, ...]] = {}
+        self._plan = BootstrapDialPlan(())
+        self.configure(network, settings)
+
+    # -- what is learned --------------------------------------------------------------------
+
+    def configure(self, network: NetworkSection, settings: DiscoverySection) -> None:
+        """Set the list of bootstrap peers, and how many of them are enough."""
+        by_peer: dict[PeerId, list[Multiaddr]] = {}
+        for text in network.bootstrap:
+            address = parse_address(text)
+            by_peer.setdefault(peer_of_address(address), []).append(address)
+        by_peer.pop(self._node.peer_id, None)
+        self._bootstrap = {peer: tuple(found) for peer, found in by_peer.items()}
+        self._plan = BootstrapDialPlan(self._bootstrap, settings.min_peers)
+        for peer in self._bootstrap:
+            self.note(peer, Origin.BOOTSTRAP)
+        self._wake.set()
+
+    def note(self, peer: PeerId, origin: Origin) -> None:
+        """Remember how a peer was found; what is noted first stays."""
+        self._origins.setdefault(peer, origin)
+        if len(self._origins) > MAX_BOOK_PEERS:
+            self._origins.popitem(last=False)
+
+    def heard(self, event: TransportEvent) -> None:
+        """Handle an event of the transport, before the node does."""
+        match event:
+            case ConnectionOpened(peer=peer, address=address):
+                self._left.discard(peer)
+                _remember(self._seen, peer, address)
+            case ConnectionClosed(peer=peer, goodbye=True):
+                self._left.add(peer)
+
+    def reach(self, step: steps.SendEnvelope) -> bool:
+        """Have a peer dialled that something is to be sent to; return True if it is dialled now."""
+        if not self._running:
+            return False
+        self._missed(step.peer, step.addresses)
+        self._turn(trio.current_time())
+        return step.peer in self._kept
+
+    def miss(self, peer: PeerId) -> None:
+        """Have a peer dialled that something waits for, if it is known where."""
+        if peer not in self._up:
+            self._missed(peer, self._node.peer_standing(peer).addresses)
+
+    def observe(self, step: steps.Step) -> None:
+        """Handle a step of the node. Called for every one: the frequent ones come first."""
+        match step:
+            case steps.SendEnvelope(peer=peer):
+                if peer not in self._up:
+                    self._missed(peer, step.addresses)
+                elif peer not in self._exchanged:
+                    _remember(self._exchanged, peer, None)
+            case steps.PeerUp(peer=peer):
+                self._up.add(peer)
+                if peer not in self._origins:
+                    self.note(peer, self._who_dialled(peer))
+                self._wake.set()
+            case steps.PeerDown(peer=peer):
+                self._up.discard(peer)
+                if peer in self._left:
+                    self._left.discard(peer)
+                    self._learned.drop(peer)
+                else:
+                    self._missed(peer, self._node.peer_standing(peer).addresses)
+                self._wake.set()
+            case steps.PeerResolveFailed():
+                self._counts["discovery.unresolved"] += 1
+
+    def _missed(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
+        """A peer that is wanted is not there: dial it where it is said to be."""
+        if not self._settings.learn or not addresses or peer in self._bootstrap:
+            return
+        if not self._admits(peer):
+            return
+        now_s, word = trio.current_time(), self._hint_source(peer)
+        if word is HintSource.TOLD:
+            addresses = addresses[:MAX_HINTS]
+        else:
+            addresses = dialable(addresses, seen=self._seen[peer], good=word is HintSource.OWN)
+        if not addresses:
+            self._counts["discovery.refused_hints"] += 1
+            return
+        if peer not in self._learned and not self._budget.take(word, peer, now_s):
+            self._counts["discovery.over_budget"] += 1
+            return
+        known = peer in self._origins
+        self.note(peer, Origin.REGISTRY)
+        wait_s = self._node.peer_standing(peer).retry_in_ns / 1e9
+        give_up_s = DIAL_RATES[word].give_up_s
+        if self._learned.want(peer, addresses, now_s, wait_s=wait_s, give_up_s=give_up_s):
+            self._counts["discovery.redialled" if known else "discovery.learned"] += 1
+            self._wake.set()
+
+    def _hint_source(self, peer: PeerId) -> HintSource:
+        """Return who says where a peer is: it had to be connected to say anything itself."""
+        if peer not in self._seen:
+            return HintSource.TOLD
+        # A member of our private network, or one that the program had to do with.
+        return (
+            HintSource.OWN if self._network_id or peer in self._exchanged else HintSource.STRANGER
+        )
+
+    def _who_dialled(self, peer: PeerId) -> Origin:
+        """Return who dialled a peer that is seen for the first time and that nobody told of."""
+        dialled = any(
+            info.peer == peer and info.direction is Direction.OUTBOUND
+            for info in self._backend.peers()
+        )
+        return Origin.ASKED if dialled else Origin.INBOUND
+
+    def _admits(self, peer: PeerId) -> bool:
+        if self._node.peer_standing(peer).denied is not None:
+            return False
+        if self._authorizer is None:
+            return True
+        return self._authorizer.connection(peer, Direction.OUTBOUND).allowed
+
+    # -- running -----------------------------------------------------------------------------
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Dial, and dial again, until `stop`; the backend runs already."""
+        async with trio.open_nursery() as nursery:
+            self._scope = nursery.cancel_scope
+            if self._settings.mdns:
+                nursery.start_soon(self._run_mdns)
+            self._turn(trio.current_time())
+            self._running = True
+            task_status.started()
+            while True:
+                self._wake = trio.Event()
+                with trio.move_on_at(self._turn(trio.current_time())):
+                    await self._wake.wait()
+
+    def stop(self) -> None:
+        """Stop dialling and say goodbye on the local network; `run` returns."""
+        self._running = False
+        self._scope.cancel()
+
+    def _turn(self, now_s: float) -> float:
+        """Tell the transport what changed; return when to look again at the latest."""
+        if self._up or not self._bootstrap:
+            self._alone_since_s = None
+        elif self._alone_since_s is None:
+            self._alone_since_s = now_s
+        wanted = {peer: self._bootstrap[peer] for peer in self._plan.advance(self._up, now_s)}
+        for peer, addresses in self._learned.advance(self._up, now_s).items():
+            wanted.setdefault(peer, addresses)
+        for peer in self._kept.keys() - wanted.keys():
+            del self._kept[peer]
+            self._backend.forget(peer)
+        changed = [peer for peer in wanted if self._kept.get(peer) != wanted[peer]]
+        if changed:
+            # Kept connected by somebody else, who would not want us to forget it later.
+            others = {each.peer for each in self._backend.wanted()} - self._kept.keys()
+            for peer in changed:
+                if peer not in others:
+                    self._keep(peer, wanted[peer])
+        return min(self._plan.next_s(), self._learned.next_s(now_s))
+
+    def _keep(self, peer: PeerId, addresses: tuple[Multiaddr, ...]) -> None:
+        self._kept[peer] = addresses
+        try:
+            self._backend.keep_connected(peer, addresses)
+        except BbnodeError as error:
+            # An address of a kind that this transport does not dial: others are not affected.
+            self._counts["discovery.refused"] += 1
+            logger.warning("not dialled", extra={"peer": str(peer), "reason": str(error)})
+
+    async def _run_mdns(self) -> None:
+        # zeroconf takes a tenth of a second to import, and few nodes use it.
+        from bbnode.transport.mdns import Mdns, MdnsUnavailable, network_digest
+
+        mdns = Mdns(
+            self._node.peer_id,
+            digest=network_digest(self._network_id, self._artifact_sha256),
+            found=self._found_nearby,
+            lost=self._lost_nearby,
+            interfaces=self._settings.mdns_interfaces,
+        )
+        try:
+            await mdns.run(self._backend.listen_addresses())
+        except MdnsUnavailable as error:
+            # The other ways still work.
+            logger.warning("no mDNS", extra={"reason": str(error)})
+
+    def _found_nearby(self, peer: PeerId, addresses: tuple[Multiaddr, ...]) -> None:
+        logger.info("found nearby", extra={"peer": str(peer)})
+        self._nearby.add(peer)
+        self.note(peer, Origin.MDNS)
+        if self._admits(peer):
+            self._learned.want(peer, addresses, trio.current_time(), until_dropped=True)
+            self._wake.set()
+
+    def _lost_nearby(self, peer: PeerId) -> None:
+        self._nearby.discard(peer)
+        self._learned.drop(peer)
+        self._wake.set()
+
+    # -- looking at it -----------------------------------------------------------------------
+
+    def counters(self) -> dict[str, int]:
+        """Return the counters by dotted name; all names are always there."""
+        names = ("learned", "redialled", "unresolved", "refused", "refused_hints", "over_budget")
+        return {
+            **{f"discovery.{name}": self._counts[f"discovery.{name}"] for name in names},
+            "discovery.dialling": len(self._learned),
+            "discovery.nearby": len(self._nearby),
+        }
+
+    @property
+    def alone_since_s(self) -> float | None:
+        """Since when nobody is connected (trio's time); None without bootstrap peers."""
+        return self._alone_since_s
+
+    def origin(self, peer: PeerId) -> Origin | None:
+        """Return the way a peer was found; None if nothing is known of it."""
+        return self._origins.get(peer)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the connected and the wanted peers, and the way each was found."""
+        shown = sorted(self._up | self._kept.keys() | self._bootstrap.keys())
+        return {
+            "enough": self._plan.enough,
+            "peers": [
+                {
+                    "peer": str(peer),
+                    "found_by": None if (o := self._origins.get(peer)) is None else o.value,
+                    "connected": peer in self._up,
+                    "dialled": peer in self._kept,
+                    "bootstrap": None if (s := self._plan.stand(peer)) is None else s.value,
+                }
+                for peer in shown
+            ],
+        }

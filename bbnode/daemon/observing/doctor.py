@@ -1,0 +1,367 @@
+"""Checks of a node on this machine, one after the other, each fault with its remedy.
+
+Rule: a check looks and changes nothing (a temporary file in the state directory apart); it
+never raises: what goes wrong is its result. `CHECKS` is the list, in the order in which a
+fault of one explains those after it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from multiaddr import Multiaddr
+
+from bbnode.daemon import paths
+from bbnode.daemon.artifacts.artifact import Artifact
+from bbnode.daemon.config.sources import ResolvedConfig
+from bbnode.daemon.lifecycle import assembly
+from bbnode.ir.caps import MIN_FREE_BYTES
+from bbnode.ir.errors import BbnodeError
+from bbnode.transport.identity import Identity, create_identity, load_identity
+from bbnode.transport.registry import transport_names
+
+# Tickets and memberships are checked with five minutes of allowance.
+MAX_CLOCK_ERROR_US = 60_000_000
+# adjtimex(2): the clock is not synchronised.
+_TIME_ERROR = 5
+# The release of Python 3.11: a clock before it has never been set.
+_EARLIEST_S = 1_666_569_600
+
+
+class CheckResult(StrEnum):
+    """The result of a check. WARNING works, but not as well as it could."""
+
+    PASSED = "PASSED"
+    WARNING = "WARNING"
+    FAILED = "FAILED"
+    SKIPPED = "SKIPPED"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check; `remedy` says what to do, and is empty when it passed."""
+
+    verdict: CheckResult
+    detail: str
+    remedy: str = ""
+    check: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """Return it for output."""
+        return {
+            "check": self.check,
+            "verdict": self.verdict.value,
+            "detail": self.detail,
+            "remedy": self.remedy,
+        }
+
+
+_passed = partial(Finding, CheckResult.PASSED)
+_warning = partial(Finding, CheckResult.WARNING)
+_failed = partial(Finding, CheckResult.FAILED)
+_skipped = partial(Finding, CheckResult.SKIPPED)
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckContext:
+    """The node that is checked, and what earlier checks found out about it."""
+
+    resolved: ResolvedConfig
+    running: bool = False  # its daemon holds the state directory and its ports
+    identity: Identity | None = None
+    artifact: Artifact | None = None
+
+    @property
+    def state_dir(self) -> Path:
+        """The node's state directory."""
+        return self.resolved.state_dir.absolute()
+
+
+Check = Callable[[CheckContext], Finding]
+
+
+def examine(resolved: ResolvedConfig) -> Iterator[Finding]:
+    """Run all checks; yield each finding as soon as it is there."""
+    context = CheckContext(resolved=resolved)
+    for name, check in CHECKS.items():
+        try:
+            found = check(context)
+        except BbnodeError as error:
+            found = _failed(str(error), "see there")
+        yield replace(found, check=name)
+
+
+def _state_dir(context: CheckContext) -> Finding:
+    """Check that the directory can be written and synced to disk."""
+    place = context.state_dir
+    try:
+        paths.make_state_dir(place)
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".doctor.") as probe:
+            probe.write(b"x" * 4096)
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        return _failed(f"{place}: {error.strerror}", "free space, or make it writable")
+    return _passed(f"{place} can be written")
+
+
+def _lock(context: CheckContext) -> Finding:
+    """Look if a daemon runs on it."""
+    try:
+        with paths.lock_state_dir(context.state_dir):
+            return _passed("none runs on this state directory")
+    except paths.StateDirInUse as error:
+        context.running = True
+        return _passed(str(error).partition(";")[0])
+
+
+def _disk(context: CheckContext) -> Finding:
+    """Check free bytes and inodes."""
+    free = shutil.disk_usage(context.state_dir).free
+    found = os.statvfs(context.state_dir)
+    shown = f"{free // (1024 * 1024)} MiB free at {context.state_dir}"
+    if free < MIN_FREE_BYTES:
+        return _failed(shown, f"leave {MIN_FREE_BYTES // (1024 * 1024)} MiB or more")
+    if found.f_files and not found.f_favail:
+        return _failed("no inodes are left", "remove files from that file system")
+    return _passed(shown)
+
+
+def _clock(_context: CheckContext) -> Finding:
+    """Check that the machine knows the time: tickets and memberships expire."""
+    now = time.time()
+    if now < _EARLIEST_S:
+        return _failed(f"it is {time.ctime(now)} here", "set the clock, or run NTP")
+    state = _kernel_clock()
+    if state is None:
+        return _skipped("the kernel does not say")
+    synchronised, error_us = state
+    if not synchronised or error_us > MAX_CLOCK_ERROR_US:
+        return _warning(
+            "the clock is not kept by NTP",
+            "run chrony or systemd-timesyncd: tickets and memberships expire by the clock",
+        )
+    return _passed(f"kept by NTP, error at most {error_us / 1e6:.3g} s")
+
+
+class _Timex(ctypes.Structure):
+    """struct timex of adjtimex(2), as far as it is read; the rest is room."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("rest", ctypes.c_byte * 512),
+    )
+
+
+def _kernel_clock() -> tuple[bool, int] | None:
+    """Return if the clock is synchronised, and its largest error in microseconds."""
+    try:
+        state = _Timex()  # modes 0: only read
+        answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state))
+    except (AttributeError, OSError):
+        return None
+    return None if answer < 0 else (answer != _TIME_ERROR, int(state.maxerror))
+
+
+def _identity(context: CheckContext) -> Finding:
+    """Check that the key is there, readable, and its owner's alone."""
+    file = paths.identity_file(context.state_dir)
+    if not file.exists():
+        return _warning(
+            f"{file} is not there yet",
+            "the first `bbnode run` makes it; keep a copy of it",
+        )
+    try:
+        context.identity = load_identity(file)
+    except BbnodeError as error:
+        return _failed(str(error), "restore it from a copy, or mend its mode (0600)")
+    return _passed(str(context.identity.peer_id))
+
+
+def _ports(context: CheckContext) -> Finding:
+    """Check that the addresses to listen on can be had."""
+    network = context.resolved.config.network
+    if network.transport not in transport_names():
+        return _failed(
+            f"no installed package brings the transport {network.transport!r}",
+            f"install it, or set network.transport to one of {', '.join(transport_names())}",
+        )
+    if network.transport != "libp2p":
+        return _skipped(f"the transport {network.transport!r} looks after its own")
+    from bbnode.transport.libp2p.tcp import listen_endpoint
+
+    if not context.resolved.config.network.listen:
+        return _passed("it listens nowhere and only dials")
+    if context.running:
+        return _passed("the daemon that runs has them")
+    for text in context.resolved.config.network.listen:
+        host, port = listen_endpoint(Multiaddr(text))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            try:
+                # As the transport does: what is left of a daemon that stopped is no obstacle.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((host, port))
+            except OSError as error:
+                cure = "choose another network.listen"
+                if error.errno == errno.EADDRINUSE:
+                    cure = f"find who has it (ss -ltnp 'sport = :{port}'), or " + cure
+                return _failed(f"{text}: {error.strerror}", cure)
+    return _passed(f"{', '.join(context.resolved.config.network.listen)} can be had")
+
+
+def _reach(context: CheckContext) -> Finding:
+    """Check that the bootstrap peers' ports answer."""
+    entries = context.resolved.config.network.bootstrap
+    if not entries:
+        return _skipped("no peers are configured")
+    if context.resolved.config.network.transport != "libp2p":
+        return _skipped("only addresses of libp2p are looked at")
+    from bbnode.transport.libp2p.tcp import CONNECT_TIMEOUT_S, listen_endpoint
+
+    silent = []
+    for text in entries:
+        address = Multiaddr(text.partition("/p2p/")[0])
+        try:
+            with socket.create_connection(listen_endpoint(address), CONNECT_TIMEOUT_S):
+                pass
+        except OSError as error:
+            silent.append(f"{text}: {error.strerror or error}")
+    if len(silent) == len(entries):
+        return _failed("; ".join(silent), "start one of them, or open the way to its port")
+    if silent:
+        return _warning(
+            "; ".join(silent),
+            "the others answer; remove it from network.bootstrap if it is gone for good",
+        )
+    return _passed(f"{len(entries)} of {len(entries)} ports answer")
+
+
+def _going_on(context: CheckContext) -> Finding:
+    """Check that nothing of the running node stands still."""
+    if not context.running:
+        return _skipped("no daemon runs")
+    from bbnode.daemon.control.client import ControlClient
+    from bbnode.daemon.control.errors import ControlError, ControlTimeout, NotRunning
+    from bbnode.daemon.control.json_lines import parse_object
+
+    try:
+        with ControlClient(paths.control_socket(context.state_dir)) as client:
+            told = parse_object(client.fetch("GET", "/readyz")[1])
+    except NotRunning as error:
+        return _skipped(str(error))
+    except (ControlError, ControlTimeout) as error:
+        return _failed(str(error), "the daemon does not answer: read its log")
+    return judge_going_on(told)
+
+
+def judge_going_on(told: Mapping[str, Any]) -> Finding:
+    """Return the finding from a daemon's readiness, the JSON of `GET /readyz`."""
+    if not told["ready"]:
+        reasons = "; ".join(f"{each['what']}: {each['detail']}" for each in told["reasons"])
+        return _failed(reasons, "bbnode status shows for whom it waits; read its log")
+    waiting = "; ".join(f"{each['target']} waits for {each['for']}" for each in told["waiting"])
+    if waiting:
+        return _warning(
+            waiting,
+            "start those peers, or see why they do not connect: bbnode peers",
+        )
+    return _passed("nothing stands still")
+
+
+def _dial_back(context: CheckContext) -> Finding:
+    """Check that a peer which is connected reaches this node at an address that it announces."""
+    if not context.running:
+        return _skipped("no daemon runs: nobody is connected")
+    if not context.resolved.config.network.listen:
+        return _skipped("it listens nowhere and only dials")
+    from bbnode.daemon.control.client import ControlClient
+    from bbnode.daemon.control.errors import ControlError, ControlTimeout, NotRunning
+    from bbnode.daemon.network.dial_back import ANSWER_S, MAX_ASKED, REQUEST_S
+
+    patience_s = MAX_ASKED * (ANSWER_S + REQUEST_S) + REQUEST_S
+    socket_path = paths.control_socket(context.state_dir)
+    try:
+        with ControlClient(socket_path, timeout_s=patience_s) as client:
+            told = client.post("/v1/dial-back", {})
+    except (ControlError, ControlTimeout, NotRunning) as error:
+        return _skipped(str(error))
+    return judge_dial_back(told)
+
+
+def judge_dial_back(told: Mapping[str, Any]) -> Finding:
+    """Return the finding from a peer's answer, the JSON of `POST /v1/dial-back`."""
+    tried = [row for row in told["addresses"] if row["outcome"] != "skipped"]
+    reached = [row["address"] for row in tried if row["outcome"] == "reached"]
+    asked = f"...{told['peer'][-6:]}"
+    if reached:
+        return _passed(f"{asked} reached {', '.join(reached)}")
+    if not told["addresses"]:
+        return _skipped("it announces no address of its own: it only dials")
+    if tried:
+        return _failed(
+            "; ".join(f"{asked}: {row['detail']}" for row in tried),
+            "let the port through firewall and router, or set network.announce to where it is "
+            "forwarded; a node that only dials works too, through relays",
+        )
+    return _warning(
+        f"{asked} sees this node at {told['seen_at'] or 'no address of its own'}, "
+        "which is none of those that it announces",
+        "forward the port there and set network.announce, if others are to dial this node",
+    )
+
+
+def _artifact(context: CheckContext) -> Finding:
+    """Check that it is whole, unchanged and compiled."""
+    assembly.import_components(context.resolved.config.node.components)
+    try:
+        context.artifact = assembly.find_artifact(context.resolved)
+    except BbnodeError as error:
+        return _failed(str(error), "compile it again, or fetch it again")
+    return _passed(f"sha256 {context.artifact.sha256}, {context.artifact.size} bytes")
+
+
+def _components(context: CheckContext) -> Finding:
+    """Check that the targets can be installed with the components and settings of this node."""
+    if context.artifact is None:
+        return _skipped("there is no artifact")
+    with tempfile.TemporaryDirectory() as scratch:
+        # Any identity will do to see whether it installs, and none is made for the node.
+        identity = context.identity or create_identity(Path(scratch) / "key")
+        try:
+            node = assembly.install_node(
+                context.resolved, context.artifact, identity, incarnation=0
+            )
+        except BbnodeError as error:
+            return _failed(str(error), "install what is missing, or mend [slots]")
+    return _passed(f"{', '.join(node.targets)} can be installed")
+
+
+CHECKS: dict[str, Check] = {
+    "state directory": _state_dir,
+    "daemon": _lock,
+    "disk": _disk,
+    "clock": _clock,
+    "identity": _identity,
+    "ports": _ports,
+    "bootstrap": _reach,
+    "going on": _going_on,
+    "dial-back": _dial_back,
+    "artifact": _artifact,
+    "components": _components,
+}

@@ -1,0 +1,211 @@
+"""Logging of the daemon: one line an event on stderr, for eyes, for machines or the journal.
+
+Rule: configured once, by `configure`, before libp2p is imported: its first connection adds a
+handler of its own to a root logger that has none. Modules log through
+`logging.getLogger(__name__)` and put data in `extra`, not into the sentence. A peer can cause a
+line a million times: of one logger's message at most LOG_BURST lines in LOG_WINDOW_S are written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import IO, Any
+
+from bbnode.ir.caps import LOG_BURST, LOG_WINDOW_S, MAX_LOG_KINDS, MAX_LOG_VALUE_CHARS
+from bbnode.ir.texts import escaped, escaped_json
+
+# What a LogRecord has by itself; all else came with `extra`.
+_OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.123Z INFO  bbnode.daemon.lifecycle.app: listening address=/ip4/…`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record on one line; the traceback, if there is one, on lines of its own."""
+        data = "".join(f" {name}={_plain(value)}" for name, value in _extra(record).items())
+        # A peer's text must not be able to forge a second log line.
+        message = escaped(record.getMessage())
+        line = f"{self.head(record)}: {message}{data}"
+        if record.exc_info:
+            # The message of an exception may be a peer's.
+            line += "\n" + escaped(self.formatException(record.exc_info), keep="\n")
+        return line
+
+    def head(self, record: logging.LogRecord) -> str:
+        """Return the part before the message: time, level and logger."""
+        return f"{_time(record)} {self.level(record)} {record.name}"
+
+    def level(self, record: logging.LogRecord) -> str:
+        """Return the level as the line shows it."""
+        return f"{record.levelname:<7}"
+
+
+class ColorFormatter(TextFormatter):
+    """As text, for a terminal: the level in colour, the names of the data dimmed."""
+
+    _COLORS = MappingProxyType(
+        {"DEBUG": "36", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
+    )
+
+    def level(self, record: logging.LogRecord) -> str:
+        """Return the level's name in its ANSI colour."""
+        color = self._COLORS.get(record.levelname, "0")
+        return f"\x1b[{color}m{record.levelname:<7}\x1b[0m"
+
+
+class JournalFormatter(TextFormatter):
+    """For the systemd journal: a level as sd-daemon(3) writes it, and no time, which it adds."""
+
+    _LEVELS = MappingProxyType(
+        {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
+    )  # syslog's numbers
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record; every line of a traceback has the level again."""
+        mark = f"<{self._LEVELS.get(record.levelname, 6)}>"
+        return "\n".join(mark + line for line in super().format(record).splitlines())
+
+    def head(self, record: logging.LogRecord) -> str:
+        """Return the logger alone: the journal shows time and level."""
+        return record.name
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: `ts`, `level`, `logger`, `msg`, what came with `extra`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line of JSON; a traceback is the text under `exception`."""
+        entry: dict[str, Any] = {
+            "ts": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "msg": record.getMessage(),
+        }
+        for name, value in _extra(record).items():
+            plain = value if isinstance(value, bool | int | float | None) else _cut(str(value))
+            entry.setdefault(name, plain)
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return escaped_json(json.dumps(entry, ensure_ascii=False))
+
+
+_FORMATTERS: Mapping[str, type[logging.Formatter]] = MappingProxyType(
+    {
+        "text": TextFormatter,
+        "color": ColorFormatter,
+        "json": JsonFormatter,
+        "journal": JournalFormatter,
+    }
+)
+
+
+@dataclass(slots=True)
+class _Kind:
+    ends_s: float
+    passed: int = 0
+    left_out: int = 0
+
+
+class RepeatLimit(logging.Filter):
+    """Lets through so many lines of each kind; to be added to a handler."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` gives seconds that never go back."""
+        super().__init__()
+        self._clock = clock
+        # A handler filters before it takes its own lock, and worker threads log too.
+        self._lock = threading.Lock()
+        self._kinds: OrderedDict[tuple[str, str], _Kind] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return True if this line is to be written."""
+        with self._lock:
+            return self._passes(record, (record.name, str(record.msg)))
+
+    def _passes(self, record: logging.LogRecord, key: tuple[str, str]) -> bool:
+        now_s = self._clock()
+        kind = self._kinds.get(key)
+        if kind is None or now_s >= kind.ends_s:
+            if kind is not None and kind.left_out:
+                record.left_out = kind.left_out
+            kind = self._kinds[key] = _Kind(ends_s=now_s + LOG_WINDOW_S)
+            self._kinds.move_to_end(key)
+            if len(self._kinds) > MAX_LOG_KINDS:
+                self._kinds.popitem(last=False)
+        if kind.passed >= LOG_BURST:
+            kind.left_out += 1
+            return False
+        kind.passed += 1
+        return True
+
+
+def configure(level: str, form: str, *, stream: IO[str] | None = None) -> None:
+    """Send everything of at least `level` to stderr, in one of the forms of `node.log_format`.
+
+    Replaces what was configured before, but for handlers that have `outlives_configure`: who
+    follows the log goes on when its form changes. libp2p's loggers, which do not propagate by
+    default, are let through from warnings on: their lower levels are one line a packet.
+    """
+    out = stream if stream is not None else sys.stderr
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(_FORMATTERS[_form_for(out) if form == "auto" else form]())
+    handler.addFilter(RepeatLimit())
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        if not getattr(old, "outlives_configure", False):
+            root.removeHandler(old)
+            old.close()
+    root.addHandler(handler)
+    logging.captureWarnings(capture=True)
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """Change the least severe level that is logged, while the daemon runs."""
+    root = logging.getLogger()
+    root.setLevel(level.upper())
+    libp2p = logging.getLogger("libp2p")
+    libp2p.propagate = True
+    libp2p.setLevel(max(logging.WARNING, root.level))
+
+
+def _form_for(stream: IO[str]) -> str:
+    """Return the form that suits a stream: the journal, a terminal, or anything else."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return "text"  # a stream of Python's own
+    # systemd.exec(5): set to device and inode of the stream that is connected to the journal.
+    if os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}":
+        return "journal"
+    # https://no-color.org
+    return "color" if stream.isatty() and not os.environ.get("NO_COLOR") else "text"
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    return {k: v for k, v in record.__dict__.items() if k not in _OWN_ATTRIBUTES}
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, tz=UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _plain(value: object) -> str:
+    text = escaped(_cut(str(value)))
+    return json.dumps(text, ensure_ascii=False) if " " in text or not text else text
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_LOG_VALUE_CHARS else text[:MAX_LOG_VALUE_CHARS] + "…"

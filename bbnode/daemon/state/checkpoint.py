@@ -1,0 +1,285 @@
+"""The node's state on disk: written whole, checked when read, never trusted blindly.
+
+Rule: a file that is torn, changed, newer, or of another artifact is not used; the reason is
+logged and the one before it is tried. A new file is complete on disk before an old one is touched,
+and only a good one becomes the one before: a full disk or a crash at any point leaves at least
+as good a file as there was. A checkpoint that can't be written costs only the checkpoint: the node
+goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgpack
+import trio
+from pydantic import BaseModel, ValidationError
+
+from bbnode.components.contracts import ComponentError
+from bbnode.daemon import paths
+from bbnode.daemon.invoke.rounds import Rounds
+from bbnode.engine import Node
+from bbnode.ir.caps import MAX_KEPT_UNSENT_BYTES
+from bbnode.ir.errors import BbnodeError, DecodeError, DeploymentError
+from bbnode.ir.peer import PeerId
+from bbnode.transport.base import Unsent
+from bbnode.transport.driver import trio_clock_ns
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 2
+_MAGIC = b"BBNODE1\n"
+_DIGEST_BYTES = 32
+
+
+class CheckpointRefused(DeploymentError):
+    """A checkpoint's file is torn, changed, newer, or of another artifact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnsentEnvelope:
+    """An envelope that its peer had not acknowledged; `data` None: there was no room for it."""
+
+    peer: PeerId
+    tag: int
+    data: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The state that survives a restart: the engine's snapshot, and by target the rounds made and
+    the execution of the one under way; of a stop also what no peer had acknowledged."""
+
+    artifact_sha256: str
+    node: bytes
+    rounds_done: dict[str, int]
+    rounds_running: dict[str, int] = field(default_factory=dict)
+    unsent: tuple[UnsentEnvelope, ...] = ()
+
+
+def checkpoint_file(state_dir: Path) -> Path:
+    """Return the file of the newest checkpoint; `.previous` beside it is the one before."""
+    return state_dir / "checkpoint"
+
+
+def write(state_dir: Path, checkpoint: Checkpoint) -> None:
+    """Write the checkpoint; the one before, if it is good, stays beside it. Raises StorageError."""
+    body = msgpack.packb(
+        {
+            "version": FORMAT_VERSION,
+            "artifact_sha256": checkpoint.artifact_sha256,
+            "node": checkpoint.node,
+            "rounds_done": checkpoint.rounds_done,
+            "rounds_running": checkpoint.rounds_running,
+            "unsent": [[each.peer.to_bytes(), each.tag, each.data] for each in checkpoint.unsent],
+        }
+    )
+    path = checkpoint_file(state_dir)
+    fresh = path.with_suffix(".new")
+    data = b"".join((_MAGIC, hashlib.sha256(body).digest(), body))
+    paths.write_atomically(fresh, data, mode=0o600)
+    try:
+        if _is_good(path):
+            path.replace(path.with_suffix(".previous"))
+        fresh.replace(path)
+        _sync_directory(state_dir)
+    except OSError as error:
+        raise paths.StorageError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def remove_orphans(state_dir: Path) -> None:
+    """Remove what writers left that were killed. The caller holds the directory's lock."""
+    path = checkpoint_file(state_dir)
+    fresh = path.with_suffix(".new")
+    own = (fresh.name, "incarnation", "control.token")
+    for orphan in paths.remove_orphans(state_dir, own):
+        logger.info("removed what a killed daemon left", extra={"path": str(orphan)})
+    with contextlib.suppress(OSError):
+        # It was never the node's state: the next one replaces it in any case.
+        fresh.unlink(missing_ok=True)
+
+
+def usable(state_dir: Path, artifact_sha256: str) -> Iterator[Checkpoint]:
+    """Yield all usable checkpoints of this artifact, newest first; what is refused is logged.
+
+    A node may still refuse what a checkpoint holds: the next one may do.
+    """
+    newest = checkpoint_file(state_dir)
+    for path in (newest, newest.with_suffix(".previous")):
+        try:
+            checkpoint = _parse(path.read_bytes())
+            if checkpoint.artifact_sha256 != artifact_sha256:
+                raise CheckpointRefused("it was made with another artifact")
+        except FileNotFoundError:
+            continue
+        except (OSError, CheckpointRefused) as error:
+            logger.warning("checkpoint refused", extra={"path": str(path), "reason": str(error)})
+            continue
+        yield checkpoint
+
+
+def _is_good(path: Path) -> bool:
+    try:
+        _parse(path.read_bytes())
+    except (OSError, CheckpointRefused):
+        return False
+    return True
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make renames survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _Body(BaseModel, strict=True):
+    """A checkpoint as the file has it; of an earlier release there is no `unsent`."""
+
+    artifact_sha256: str
+    node: bytes
+    rounds_done: dict[str, int]
+    rounds_running: dict[str, int]
+    unsent: tuple[tuple[bytes, int, bytes | None], ...] = ()
+
+
+def _parse(data: bytes) -> Checkpoint:
+    start = len(_MAGIC) + _DIGEST_BYTES
+    if not data.startswith(_MAGIC) or len(data) < start:
+        raise CheckpointRefused("not a checkpoint of this version of bbnode, or torn")
+    body = data[start:]
+    if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
+        raise CheckpointRefused("its checksum does not fit: torn or changed")
+    try:
+        fields = msgpack.unpackb(body, max_ext_len=0, max_bin_len=len(body), use_list=False)
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+        raise CheckpointRefused(f"it can't be read: {error}") from error
+    version = fields.get("version") if isinstance(fields, dict) else None
+    if version != FORMAT_VERSION:
+        raise CheckpointRefused(f"format {version!r}, this bbnode reads {FORMAT_VERSION}")
+    try:
+        read = _Body.model_validate(fields)
+        unsent = tuple(
+            UnsentEnvelope(peer=PeerId.from_bytes(peer), tag=tag, data=data)
+            for peer, tag, data in read.unsent
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CheckpointRefused(f"its {first['loc'][0]!r} is malformed: {first['msg']}") from error
+    except DecodeError as error:
+        raise CheckpointRefused(f"its 'unsent' is malformed: {error}") from error
+    return Checkpoint(**read.model_dump(exclude={"unsent"}), unsent=unsent)
+
+
+def restore_or_install(
+    state_dir: Path, artifact_sha256: str, install: Callable[[], Node]
+) -> tuple[Node, Checkpoint | None]:
+    """Return a node and the newest checkpoint, which it accepted; or a fresh node and None.
+
+    `install` makes a node; it is called again after each checkpoint that a node refused.
+    """
+    node = install()
+    for saved in usable(state_dir, artifact_sha256):
+        try:
+            node.restore(saved.node)
+        except BbnodeError as error:
+            logger.warning("snapshot refused", extra={"reason": str(error)})
+            node = install()  # a part may have been taken
+            continue
+        logger.info("restored", extra={"rounds_done": saved.rounds_done})
+        return node, saved
+    return node, None
+
+
+class Checkpointer:
+    """Writes the checkpoints of a running node."""
+
+    def __init__(
+        self, state_dir: Path, artifact_sha256: str, node: Node, rounds: Sequence[Rounds]
+    ) -> None:
+        """Take one node and its rounds; nothing is written yet."""
+        self._state_dir = state_dir
+        self._artifact_sha256 = artifact_sha256
+        self._node = node
+        self._rounds = rounds
+        self._one_at_a_time = trio.Lock()
+        self._period_changed = trio.Event()
+        self._every_s = 0.0
+        # trio's time of the last one that was written, or of when the period was set first.
+        self.saved_s = math.inf
+        # Called with trio's time after each one that was written.
+        self.on_saved: Callable[[float], None] = lambda _: None
+
+    @property
+    def every_s(self) -> float:
+        """The period; 0: only on request."""
+        return self._every_s
+
+    def set_period(self, every_s: float) -> None:
+        """Write a checkpoint every so many seconds; 0: only on request."""
+        self._every_s = every_s
+        self.saved_s = min(self.saved_s, trio.current_time())
+        self._period_changed.set()
+
+    async def run(self) -> None:
+        """Write checkpoints at the period, for ever."""
+        while True:
+            self._period_changed = trio.Event()
+            with trio.move_on_after(self._every_s or float("inf")) as waited:
+                await self._period_changed.wait()
+            if waited.cancelled_caught:
+                await self.save()
+
+    async def save(self) -> None:
+        """Write a checkpoint, or log why that failed."""
+        await self.save_last(())
+
+    async def save_last(self, unsent: Sequence[Unsent]) -> bool:
+        """Write a checkpoint with what no peer has acknowledged; return False, and log why, when
+        that failed."""
+        try:
+            await self.save_now(unsent)
+        except (paths.StorageError, ComponentError) as error:
+            logger.warning("no checkpoint", extra={"reason": str(error)})
+            return False
+        return True
+
+    async def save_now(self, unsent: Sequence[Unsent] = ()) -> int:
+        """Write a checkpoint; returns the bytes of the node's state in it.
+
+        Raises StorageError, or ComponentError when a component can't be saved now.
+        """
+        async with self._one_at_a_time:
+            saved = Checkpoint(
+                artifact_sha256=self._artifact_sha256,
+                node=self._node.snapshot(trio_clock_ns()),
+                rounds_done={r.entry.target: r.done for r in self._rounds},
+                rounds_running={
+                    r.entry.target: r.running for r in self._rounds if r.running is not None
+                },
+                unsent=_stored(unsent),
+            )
+            await trio.to_thread.run_sync(write, self._state_dir, saved)
+        self.saved_s = trio.current_time()
+        self.on_saved(self.saved_s)
+        return len(saved.node)
+
+
+def _stored(unsent: Sequence[Unsent]) -> tuple[UnsentEnvelope, ...]:
+    """Return envelopes as they are stored: their bytes while there is room, in order."""
+    kept, left = [], MAX_KEPT_UNSENT_BYTES
+    for each in unsent:
+        fits = each.size <= left
+        left -= each.size if fits else 0
+        data = b"".join(each.parts) if fits else None
+        kept.append(UnsentEnvelope(peer=each.peer, tag=each.tag, data=data))
+    return tuple(kept)
