@@ -30,7 +30,7 @@ from bbnode.ir.values import Value
 
 if TYPE_CHECKING:
     from bbnode.engine.runtime import Runtime
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 # Of why one peer could not be sent to: a list of failed dials may be long.
 _REASON_BYTES = 200

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bbnode.engine.scheduler import Scheduler, Timer, TimerKind
 
 if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 # How soon a timer comes back that found its component at work: well below what any protocol
 # calls late, and rare enough to cost nothing.

@@ -14,7 +14,7 @@ from bbnode.ir.caps import DEDUP_WINDOW
 from bbnode.ir.peer import PeerId
 
 if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 
 DedupKey = tuple[PeerId, int, int]

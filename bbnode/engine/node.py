@@ -20,7 +20,7 @@ from bbnode.engine.admission import adopt_event, adopt_inputs
 from bbnode.engine.bootstrap.bootstraps import Bootstraps
 from bbnode.engine.bootstrap.targets import BootstrapTarget
 from bbnode.engine.bus import FIRST_PROGRAM_KIND, MAX_KIND
-from bbnode.engine.dispatch import Dispatch
+from bbnode.engine.clock import NodeClock
 from bbnode.engine.errors import (
     STOPS,
     InvalidEventKind,
@@ -28,12 +28,12 @@ from bbnode.engine.errors import (
     UnknownSlot,
     did_you_mean,
 )
-from bbnode.engine.node_clock import NodeClock
 from bbnode.engine.node_views import NodeViews
 from bbnode.engine.planning.program import Program
 from bbnode.engine.record.recording import Recorder, Sink
 from bbnode.engine.runtime import Runtime
 from bbnode.engine.snapshot.whole import NodeParts, restore_snapshot, take_snapshot
+from bbnode.engine.sources import Dispatch
 from bbnode.ir.caps import MAX_POLL_DECODE_US
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode

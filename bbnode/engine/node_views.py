@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from bbnode.engine.bootstrap.bootstraps import Bootstraps
 from bbnode.engine.bootstrap.targets import BootstrapInfo, BootstrapStatus
-from bbnode.engine.node_clock import NodeClock
+from bbnode.engine.clock import NodeClock
 from bbnode.engine.parking import Waiting, Why
 from bbnode.engine.peers.neighbours import PeerStanding
 from bbnode.engine.peers.round_trips import RoundTrip

@@ -17,7 +17,7 @@ from bbnode.engine.scheduler import Timer
 from bbnode.ir.values import Value
 
 if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 # An op that may suspend and has no deadline of its own; the compiler's per-hop budget.
 DEFAULT_PARK_DEADLINE_NS = 30_000_000_000

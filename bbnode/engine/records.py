@@ -16,7 +16,7 @@ from bbnode.ir.caps import MAX_RECORD_BYTES, MAX_RECORDS
 from bbnode.ir.values import Value, size_of
 
 if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 
 Row = tuple[int, int, str, Value]  # time, execution, name, value

@@ -20,7 +20,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.ir.values import ResponseBatch, Value
 
 if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 
 class CohortState(enum.Enum):

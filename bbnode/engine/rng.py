@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bbnode.ir.ids import fnv1a_64
 
 if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 _MASK = (1 << 64) - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # odd, 2^64 / golden ratio; the step of the paper

@@ -16,15 +16,13 @@ from bbnode.engine import steps
 from bbnode.engine.bus import Bus, BusKind
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.cohorts import Cohorts
-from bbnode.engine.control_plane import ControlPlane
-from bbnode.engine.decoder import Decoder
 from bbnode.engine.errors import STOPS, FramesExceeded, GateDenied, describe
 from bbnode.engine.frame import PARKED, EntryPlan, Frame, Op, _Marker
 from bbnode.engine.inbound_dedup import InboundDedup
 from bbnode.engine.ingress import Ingress
 from bbnode.engine.limits import Limits, cut_text
+from bbnode.engine.messaging.messenger import ControlPlane
 from bbnode.engine.ops.graphs import GraphRunner
-from bbnode.engine.outbound import Outbound
 from bbnode.engine.parking import ParkingTable
 from bbnode.engine.peers.neighbours import Neighbours
 from bbnode.engine.peers.round_trips import RoundTrips
@@ -35,11 +33,13 @@ from bbnode.engine.stores import StorePlan, Stores
 from bbnode.engine.suspensions import Suspensions
 from bbnode.engine.tracing import Tracer
 from bbnode.engine.turns import Turns
+from bbnode.engine.wire.decoder import Decoder
+from bbnode.engine.wire.outbound import Outbound
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 
 if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 
 class Runtime:

@@ -19,7 +19,7 @@ from bbnode.engine.ingress import ByteBudget, Charge
 from bbnode.ir.values import Composite, ResponseBatch, Value, size_of
 
 if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

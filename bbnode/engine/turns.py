@@ -23,7 +23,7 @@ from bbnode.ir.peer import PeerId
 if TYPE_CHECKING:
     from bbnode.engine.planning.flatten import FlatOp
     from bbnode.engine.runtime import Runtime
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 # Ops that another execution, maybe of the same entry, has to release.
 _WAIT_FOR_OTHERS: Final = frozenset({"Serialize.Dequeue", "Hold.Flush", "Limit.Acquire"})

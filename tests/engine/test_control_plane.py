@@ -10,7 +10,8 @@ from bbnode.components.contracts import (
     inbound,
     inbound_ops,
 )
-from bbnode.engine import Limits, control_plane, steps
+from bbnode.engine import Limits, steps
+from bbnode.engine.messaging import messenger
 from bbnode.engine.ops.context import suffix_of
 from bbnode.ir import ids
 from bbnode.ir.address import component_suffix, parse_component_suffix, site_suffix

@@ -17,7 +17,7 @@ from bbnode.engine.peers.governor import BlockReason, Change, Health, PeerGovern
 from bbnode.engine.requests import Cohort, CohortState, Happening, RequestsTable, Verdict
 from bbnode.engine.rng import SplitMix64, mix64, program_rng, wire_ids
 from bbnode.engine.scheduler import Scheduler, TimerKind
-from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 from bbnode.ir.caps import MAX_ADDRESSES_PER_PEER
 from tests.engine.builder import Partition, model
 from tests.engine.support import MS, S, bring_up, peer

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from multiaddr import Multiaddr
 
-from bbnode.engine import Node, decoder, steps
+from bbnode.engine import Node, steps
 from bbnode.engine.record.replay import RecordReader, Replay
+from bbnode.engine.wire import decoder
 from bbnode.ir import codec, keys, types, values
 from bbnode.ir.address import site_suffix
 from bbnode.ir.caps import MAX_INLINE_DECODE_US, MAX_POLL_DECODE_US

@@ -39,7 +39,7 @@ from bbnode.engine.scheduler import TimerKind
 
 if TYPE_CHECKING:
     from bbnode.engine.runtime import Runtime
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 # How long a bootstrap waits for others that have its components: ten ops that each use up the
 # compiler's per-hop budget.

@@ -18,7 +18,7 @@ from bbnode.engine.scheduler import Timer
 from bbnode.engine.snapshot.events import load_start, save_start
 
 if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 
 class State(enum.Enum):

@@ -21,7 +21,7 @@ from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 
 if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 
 @dataclass(slots=True)

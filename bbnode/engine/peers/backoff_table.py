@@ -14,7 +14,7 @@ from bbnode.ir.caps import MAX_TRACKED_PEERS
 from bbnode.ir.peer import PeerId
 
 if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 BASE_DELAY_NS = 10_000_000  # 10 ms
 MAX_DELAY_NS = 60_000_000_000  # 60 s

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bbnode.ir.peer import PeerId
 
 if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 
 @dataclass(frozen=True, slots=True)

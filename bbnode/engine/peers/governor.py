@@ -17,7 +17,7 @@ from bbnode.ir.caps import MAX_TRACKED_PEERS
 from bbnode.ir.peer import PeerId
 
 if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 DEFAULT_FAILURE_THRESHOLD = 5
 

@@ -17,7 +17,7 @@ from bbnode.ir.caps import MAX_EDGES, MAX_REPORTED
 from bbnode.ir.envelope import EdgeRttReport
 
 if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 # RFC 6298, section 2.3: alpha = 1/8, beta = 1/4; section 2: K = 4.
 ALPHA_DIVISOR = 8

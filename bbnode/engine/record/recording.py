@@ -22,8 +22,8 @@ import onnx
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
 from bbnode.engine.record.step_digest import steps_digest
+from bbnode.engine.snapshot.codec import SavedNames
 from bbnode.engine.snapshot.events import save_completed, save_event
-from bbnode.engine.snapshot.names import SavedNames
 from bbnode.engine.snapshot.sections import plans_of
 from bbnode.engine.snapshot.whole import NodeParts, pack
 

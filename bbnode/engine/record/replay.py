@@ -25,8 +25,8 @@ from bbnode.engine.limits import Limits
 from bbnode.engine.node import Node
 from bbnode.engine.record.recording import FRAME_HEAD, RECORD_VERSION
 from bbnode.engine.record.step_digest import steps_digest
+from bbnode.engine.snapshot.codec import LoadedNames
 from bbnode.engine.snapshot.events import load_completed, load_event
-from bbnode.engine.snapshot.names import LoadedNames
 from bbnode.engine.snapshot.sections import plans_of
 from bbnode.engine.snapshot.whole import unpack
 from bbnode.ir.address import address_from_bytes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bbnode.engine import ingress as ev
 
 if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 
 def save_event(event: ev.Event, names: SavedNames) -> list[Any]:

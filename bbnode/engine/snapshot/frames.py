@@ -13,7 +13,7 @@ from bbnode.engine.frame import Frame
 
 if TYPE_CHECKING:
     from bbnode.engine.runtime import Runtime
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 
 class FrameTable:

@@ -15,10 +15,10 @@ from bbnode.engine.snapshot.frames import FrameTable
 
 if TYPE_CHECKING:
     from bbnode.engine.bootstrap.bootstraps import Bootstraps
-    from bbnode.engine.dispatch import Dispatch
     from bbnode.engine.planning.program import Program
     from bbnode.engine.runtime import Runtime
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
+    from bbnode.engine.sources import Dispatch
 
 
 class Table(Protocol):

@@ -17,16 +17,16 @@ import msgpack
 
 from bbnode.engine import ingress as ev
 from bbnode.engine.errors import SnapshotFailed, SnapshotRefused, describe
+from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 from bbnode.engine.snapshot.events import IngressTable
-from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 from bbnode.engine.snapshot.sections import plans_of, tables_of
 from bbnode.ir.errors import BbnodeError
 
 if TYPE_CHECKING:
     from bbnode.engine.bootstrap.bootstraps import Bootstraps
-    from bbnode.engine.dispatch import Dispatch
     from bbnode.engine.planning.program import Program
     from bbnode.engine.runtime import Runtime
+    from bbnode.engine.sources import Dispatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

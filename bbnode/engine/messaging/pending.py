@@ -17,7 +17,7 @@ from bbnode.ir.caps import MAX_ENDED_REMEMBERED
 from bbnode.ir.peer import PeerId
 
 if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from bbnode.components.contracts import inbound_ops
 from bbnode.engine.component_timers import RETRY_NS, ComponentTimers
 from bbnode.engine.errors import InvalidArtifact, WrongResultType
 from bbnode.engine.frame import MISSING, EntryPlan, Frame, Op
-from bbnode.engine.open_calls import OpenCall, OpenCalls
+from bbnode.engine.messaging.pending import OpenCall, OpenCalls
 from bbnode.engine.ops.context import (
     Asked,
     CancelTimer,
@@ -39,7 +39,7 @@ from bbnode.ir.values import TRIGGER, Value
 if TYPE_CHECKING:
     from bbnode.engine.ingress import InboundBytes
     from bbnode.engine.runtime import Runtime
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 
 _KIND_SUFFIX = {

@@ -12,14 +12,14 @@ from bbnode.engine import ingress as ev
 from bbnode.engine import steps
 from bbnode.engine.bootstrap.bootstraps import Bootstraps
 from bbnode.engine.frame import EntryPlan, Frame
-from bbnode.engine.inbound import Inbound
 from bbnode.engine.planning.program import Program
 from bbnode.engine.runtime import Runtime
 from bbnode.engine.scheduler import TimerKind
+from bbnode.engine.wire.inbound import Inbound
 from bbnode.ir.values import TRIGGER, EventKind, Timestamp, Value
 
 if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 
 class Dispatch:

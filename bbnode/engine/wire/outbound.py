@@ -35,7 +35,7 @@ from bbnode.ir.peer import PeerId
 
 if TYPE_CHECKING:
     from bbnode.engine.runtime import Runtime
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 # What an envelope holds besides payloads: own and destination addresses at their caps (8 x 256
 # bytes each), ids, and 64 suffixes of 11 bytes with their field heads; with room to spare.

@@ -13,12 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bbnode.components.contracts import Backend
-from bbnode.engine.decoder import CLAIMED_US_PER_BYTE, ENVELOPE_US, FILL_US, Refusal
 from bbnode.engine.errors import STOPS, describe
 from bbnode.engine.frame import Frame
 from bbnode.engine.ingress import Charge, InboundBytes
 from bbnode.engine.planning.sites import RecvSite, ResponseSite, accepts, answers_with
 from bbnode.engine.requests import Cohort, Verdict
+from bbnode.engine.wire.decoder import CLAIMED_US_PER_BYTE, ENVELOPE_US, FILL_US, Refusal
 from bbnode.ir import codec, types
 from bbnode.ir.address import site_suffix
 from bbnode.ir.envelope import (
