@@ -12,18 +12,17 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
+from bbnode.engine.clock import NodeClock
 from bbnode.engine.errors import DeadlineExceeded
 from bbnode.engine.frame import EntryPlan, Frame
-from bbnode.engine.parking import Waiting
+from bbnode.engine.planning.flatten import FlatOp
+from bbnode.engine.snapshot.codec import SnapshotReader, SnapshotWriter
+from bbnode.engine.suspensions import Waiting
 from bbnode.ir import keys, opset, protos
+from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
-
-if TYPE_CHECKING:
-    from bbnode.engine.planning.flatten import FlatOp
-    from bbnode.engine.runtime import Runtime
-    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
 
 # Ops that another execution, maybe of the same entry, has to release.
 _WAIT_FOR_OTHERS: Final = frozenset({"Serialize.Dequeue", "Hold.Flush", "Limit.Acquire"})
@@ -32,7 +31,7 @@ _WAIT_FOR_OTHERS: Final = frozenset({"Serialize.Dequeue", "Hold.Flush", "Limit.A
 MAX_TURN_NS: Final = 3_600 * 1_000_000_000
 
 
-# Whose turns they are: of an entry, or of what one peer sends to one site.
+# The turns of an entry, or of what one peer sends to one site.
 _Key: TypeAlias = EntryPlan | tuple[EntryPlan, PeerId | None, int]
 
 
@@ -42,7 +41,7 @@ def _key(frame: Frame) -> _Key:
 
 
 def runs_in_turn(ops: Iterable[FlatOp]) -> bool:
-    """Whether executions of these ops have to take turns."""
+    """Return True if executions of these ops have to take turns."""
     uses: Counter[str] = Counter()
     changed: set[str] = set()
     for op in ops:
@@ -57,11 +56,27 @@ def runs_in_turn(ops: Iterable[FlatOp]) -> bool:
     return any(uses[slot] > 1 for slot in changed)
 
 
-class Turns:
-    """Who runs and who waits, by entry."""
+class Starter(Protocol):
+    """The part of the executor that begins, refuses and ends executions."""
 
-    def __init__(self, rt: Runtime) -> None:
-        self._rt = rt
+    def begin(self, frame: Frame) -> None:
+        """Let an execution run."""
+
+    def fail_start(
+        self, execution: int, plan: EntryPlan, error: BbnodeError, *, from_bus: bool = False
+    ) -> None:
+        """Report an execution that will not run."""
+
+    def end(self, frame: Frame) -> None:
+        """Drop an execution."""
+
+
+class Turns:
+    """The executions that run in turn and those that wait for theirs, by entry."""
+
+    def __init__(self, starter: Starter, clock: NodeClock) -> None:
+        self._starter = starter
+        self._clock = clock
         self._running: dict[_Key, Frame] = {}
         self._lines: dict[_Key, deque[Frame]] = {}
 
@@ -69,11 +84,11 @@ class Turns:
         return sum(map(len, self._lines.values()))
 
     def is_taken(self, key: _Key) -> bool:
-        """Whether an execution has the turn."""
+        """Return True if an execution has the turn."""
         return key in self._running
 
     def take(self, frame: Frame) -> bool:
-        """Whether it is the execution's turn; otherwise it waits for it."""
+        """Return True if it is the execution's turn; otherwise the execution waits for it."""
         key = _key(frame)
         if key not in self._running:
             self._running[key] = frame
@@ -82,7 +97,7 @@ class Turns:
         return False
 
     def give_back(self, frame: Frame) -> None:
-        """The execution has ended: it is the next one's turn."""
+        """End an execution's turn, or its wait: the next one begins."""
         key = _key(frame)
         line = self._lines.get(key, deque())
         if self._running.get(key) is not frame:
@@ -95,18 +110,18 @@ class Turns:
             if self._is_late(following):
                 continue
             self._running[key] = following
-            self._rt.begin(following)
+            self._starter.begin(following)
             return
         self._lines.pop(key, None)
 
     def _is_late(self, frame: Frame) -> bool:
         deadline = frame.deadline_ns
-        if deadline is None or self._rt.now_ns < deadline:
+        if deadline is None or self._clock.now_ns < deadline:
             return False
         error = DeadlineExceeded("its turn came after its deadline: those before it took too long")
         frame.failures += 1
-        self._rt.fail_start(frame.execution, frame.plan, error, from_bus=frame.from_bus)
-        self._rt.end(frame)
+        self._starter.fail_start(frame.execution, frame.plan, error, from_bus=frame.from_bus)
+        self._starter.end(frame)
         return True
 
     def waiting(self) -> list[Waiting]:
@@ -125,17 +140,17 @@ class Turns:
             for frame in line
         ]
 
-    def state(self, names: SavedNames) -> Any:
-        """For a snapshot: the executions of each entry, the running one first."""
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: the executions of each entry, the running one first."""
         return [
-            [names.frame(frame), *(names.frame(f) for f in self._lines.get(key, ()))]
+            [writer.frame(frame), *(writer.frame(f) for f in self._lines.get(key, ()))]
             for key, frame in self._running.items()
         ]
 
-    def load(self, plain: Any, names: LoadedNames) -> None:
-        """Take up what `state` gave, frames being there."""
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned, frames being there."""
         for running, *line in plain:
-            frame = names.frame(running)
+            frame = reader.frame(running)
             self._running[_key(frame)] = frame
             if line:
-                self._lines[_key(frame)] = deque(names.frame(number) for number in line)
+                self._lines[_key(frame)] = deque(reader.frame(number) for number in line)

@@ -13,7 +13,7 @@ from bbnode.daemon import watch
 from bbnode.daemon.doctor import Verdict, judge_going_on
 from bbnode.daemon.rounds import FAILED_ROUNDS, ROUND_SLACK_S
 from bbnode.daemon.watch import LOOK_EVERY_S, THINGS, Watch, Watched
-from bbnode.engine.parking import Waiting
+from bbnode.engine.suspensions import Waiting
 from tests.daemon.test_rounds import A, B, Bench, C, settle
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from bbnode.engine import Limits, steps
 from bbnode.engine.messaging import messenger
-from bbnode.engine.ops.context import suffix_of
+from bbnode.engine.messaging.actions import suffix_of
 from bbnode.ir import keys
 from bbnode.ir.envelope import (
     CorrelationKind,

@@ -1,7 +1,7 @@
-"""From fills to envelopes.
+"""Envelopes that a poll sends, made of the fills that ops send.
 
 Rule: sends of one poll to one peer with one correlation share an envelope, up to the caps on
-fills and bytes. Whoever cannot be reached is left out with a PeerResolveFailed, and the
+fills and bytes. A peer that cannot be reached is left out with a PeerResolveFailed, and the
 fan-out goes on. What a node sends to itself is an envelope like any other, and comes back
 through the ingress.
 
@@ -12,16 +12,23 @@ as a duplicate of itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from multiaddr import Multiaddr
 
 from bbnode.engine import steps
 from bbnode.engine.bus import BusKind
+from bbnode.engine.clock import NodeClock
 from bbnode.engine.errors import OutboundFull, PayloadTooLarge
 from bbnode.engine.frame import Frame, Op
-from bbnode.engine.ingress import InboundBytes, SendFailed
+from bbnode.engine.ingress import Ingress, SendFailed
+from bbnode.engine.limits import Limits
+from bbnode.engine.peers.neighbours import Neighbours
+from bbnode.engine.peers.round_trips import RoundTrips
+from bbnode.engine.reports import Reports
+from bbnode.engine.rng import SplitMix64
+from bbnode.engine.tracing import Tracer
 from bbnode.ir.caps import MAX_ADDRESS_BYTES, MAX_CLAIMED_ADDRESSES, MAX_FILLS
 from bbnode.ir.envelope import (
     Buffer,
@@ -33,10 +40,6 @@ from bbnode.ir.envelope import (
 )
 from bbnode.ir.peer import PeerId
 
-if TYPE_CHECKING:
-    from bbnode.engine.runtime import Runtime
-    from bbnode.engine.snapshot.codec import LoadedNames, SavedNames
-
 # What an envelope holds besides payloads: own and destination addresses at their caps (8 x 256
 # bytes each), ids, and 64 suffixes of 11 bytes with their field heads; with room to spare.
 ENVELOPE_OVERHEAD_BYTES = 8192
@@ -45,7 +48,7 @@ _FILL_OVERHEAD_BYTES = 64
 _REQUEST = CorrelationKind.REQUEST
 _RESPONSE = CorrelationKind.RESPONSE
 
-_Key = tuple[PeerId, CorrelationKind, int]
+_Key: TypeAlias = tuple[PeerId, CorrelationKind, int]
 
 
 class _Pack:
@@ -59,38 +62,76 @@ class _Pack:
         self.remaining_ns = 0
 
 
-class Outbound:
-    """What this poll sends."""
+class EnvelopeOutbox:
+    """The fills that wait for the end of the poll.
 
-    def __init__(self, rt: Runtime) -> None:
-        self._rt = rt
+    `on_request(wire_req_id, peer, tag)` is called when a request goes out in the envelope `tag`.
+    """
+
+    def __init__(
+        self,
+        *,
+        neighbours: Neighbours,
+        round_trips: RoundTrips,
+        ingress: Ingress,
+        clock: NodeClock,
+        reports: Reports,
+        tracer: Tracer,
+        limits: Limits,
+        wire_ids: SplitMix64,
+    ) -> None:
+        self._neighbours = neighbours
+        self._round_trips = round_trips
+        self._ingress = ingress
+        self._clock = clock
+        self._reports = reports
+        self._tracer = tracer
+        self._limit = limits.outbound
+        self._wire_ids = wire_ids
+        self.on_request: Callable[[int, PeerId, int], object] = lambda *_: None
         self._packs: dict[_Key, list[_Pack]] = {}
         self._pending = 0
         self._tag = 0
         self._source_of: Sequence[Multiaddr] | None = None
         self._source = b""
-        self._max_fills = min(rt.limits.envelope_fills or MAX_FILLS, MAX_FILLS)
-        cap = rt.limits.envelope_bytes
+        self._max_fills = min(limits.envelope_fills or MAX_FILLS, MAX_FILLS)
+        cap = limits.envelope_bytes
         # Bytes of payload that fit into one envelope; None: any number.
         self.max_payload = None if cap is None else max(cap - ENVELOPE_OVERHEAD_BYTES, 0)
 
-    def reachable(self, frame: Frame, op: Op, peers: Sequence[PeerId]) -> tuple[PeerId, ...]:
-        """Those of `peers` that can be sent to; a PeerResolveFailed step for each other."""
-        rt = self._rt
+    def one_way_id(self, frame: Frame) -> int:
+        """Return the id under which an execution sends one-way."""
+        if not frame.wire_out_id:
+            frame.wire_out_id = self._wire_ids.next_u64()
+        return frame.wire_out_id
+
+    def remaining_ns(self, frame: Frame, static_ns: int, site: int) -> int:
+        """Return the time budget that goes with what is sent to a site now; 0 is none.
+
+        Of the deadline that came in, the rest; else `static_ns` of the op; else the time that the
+        site should need by the round trips that were measured.
+        """
+        if frame.deadline_ns is None:
+            return static_ns or self._round_trips.estimate_ns(site)
+        return max(frame.deadline_ns - self._clock.now_ns, 1)  # 0 on the wire would mean "none"
+
+    def reachable(self, frame: Frame, op: Op, peers: Sequence[PeerId]) -> list[PeerId]:
+        """Return those of `peers` that can be sent to; a PeerResolveFailed step for each other."""
         found = []
         for peer in peers:
-            reason = rt.neighbours.unreachable(peer)
+            reason = self._neighbours.unreachable(peer)
             if reason is None:
                 found.append(peer)
                 continue
-            rt.counts["send.unresolved"] += 1
-            rt.publish(BusKind.PEER_RESOLVE_FAILED, frame)
-            rt.steps.append(
+            self._reports.counts["send.unresolved"] += 1
+            if not frame.from_bus:
+                self._reports.bus.publish(BusKind.PEER_RESOLVE_FAILED)
+            self._reports.steps.append(
                 steps.PeerResolveFailed(
                     peer=peer, op=op.name, execution=frame.execution, reason=reason
                 )
             )
-        return tuple(found)
+        return found
 
     def check(self, op: Op, fill: SlotFill, peers: int) -> int:
         """Raise PayloadTooLarge or OutboundFull before anything of a send is stored.
@@ -103,7 +144,7 @@ class Outbound:
                 f"{op.name}: a payload of {size} bytes; one envelope takes {self.max_payload} "
                 "(limit envelope_bytes)"
             )
-        limit = self._rt.limits.outbound
+        limit = self._limit
         if limit is not None and self._pending + peers > limit:
             raise OutboundFull(
                 f"{op.name}: {self._pending} envelopes wait and {peers} would come; "
@@ -124,108 +165,98 @@ class Outbound:
         """Queue a fill for every peer that can be reached."""
         size = self.check(op, fill, len(peers))
         found = self.reachable(frame, op, peers)
-        if self._rt.tracer is not None:
-            self._rt.tracer.sent(frame, op, found, kind, wire_req_id, fill.dest_suffix)
-        for peer in found:
-            self.queue(peer, fill, size, kind, wire_req_id, remaining_ns)
+        self.queue(frame, op, found, fill, size, kind, wire_req_id, remaining_ns)
 
     def queue(
         self,
-        peer: PeerId,
+        frame: Frame,
+        op: Op,
+        peers: Sequence[PeerId],
         fill: SlotFill,
         payload_size: int,
         kind: CorrelationKind,
         wire_req_id: int,
         remaining_ns: int,
     ) -> None:
-        """Queue a fill that was checked, for a peer that was."""
-        packs = self._packs.setdefault((peer, kind, wire_req_id), [])
+        """Queue a fill that was checked, for peers that were."""
+        if self._tracer.on:
+            self._tracer.sent(frame, op, peers, kind, wire_req_id, fill.dest_suffix)
         size = payload_size + _FILL_OVERHEAD_BYTES
-        pack = packs[-1] if packs else None
-        full = pack is not None and (
-            len(pack.fills) >= self._max_fills
-            or (self.max_payload is not None and pack.size + size > self.max_payload)
-        )
-        if pack is None or full:
-            pack = _Pack()
-            packs.append(pack)
-            self._pending += 1
-        pack.fills.append(fill)
-        pack.size += size
-        # The tightest of what travels together; 0 is "none".
-        if remaining_ns:
-            pack.remaining_ns = min(pack.remaining_ns or remaining_ns, remaining_ns)
-
-    def state(self, names: SavedNames) -> Any:  # noqa: ARG002 - the convention of tables
-        """For a snapshot: how many were sent; between two polls nothing waits here."""
-        return self._tag
-
-    def load(self, plain: Any, names: LoadedNames) -> None:  # noqa: ARG002
-        """Take up what `state` gave."""
-        self._tag = plain
+        for peer in peers:
+            packs = self._packs.setdefault((peer, kind, wire_req_id), [])
+            pack = packs[-1] if packs else None
+            if (
+                pack is None
+                or len(pack.fills) >= self._max_fills
+                or (self.max_payload is not None and pack.size + size > self.max_payload)
+            ):
+                pack = _Pack()
+                packs.append(pack)
+                self._pending += 1
+            pack.fills.append(fill)
+            pack.size += size
+            # The tightest of what travels together; 0 is "none".
+            if remaining_ns:
+                pack.remaining_ns = min(pack.remaining_ns or remaining_ns, remaining_ns)
 
     def flush(self) -> None:
         """Turn everything that is queued into SendEnvelope steps."""
         if not self._packs:
             return
         packs, self._packs, self._pending = self._packs, {}, 0
-        rt = self._rt
+        neighbours, reports = self._neighbours, self._reports
         source = self._source_part()
         for (peer, kind, wire_req_id), queued in packs.items():
-            addresses, destination = rt.neighbours.book.routed(peer, _destination_part)
-            reports = rt.round_trips.reports() if kind is _RESPONSE else ()
+            addresses, destination = neighbours.book.routed(peer, _destination_part)
+            told = self._round_trips.reports() if kind is _RESPONSE else ()
             is_request = kind is _REQUEST
             for pack in queued:
                 parts = encode_between(
-                    destination, pack.fills, kind, wire_req_id, pack.remaining_ns, reports, source
+                    destination, pack.fills, kind, wire_req_id, pack.remaining_ns, told, source
                 )
-                if peer == rt.self_peer:
+                if peer == neighbours.self_peer:
                     refused = self._loop_back(parts)
                     if refused and is_request:
                         self._give_up(peer, wire_req_id, refused)
                     continue
                 self._tag += 1
                 if is_request:
-                    self._note_request(peer, wire_req_id)
-                rt.counts["envelopes.out"] += 1
-                rt.steps.append(steps.make_send(peer, addresses, tuple(parts), self._tag))
+                    self.on_request(wire_req_id, peer, self._tag)
+                reports.counts["envelopes.out"] += 1
+                reports.steps.append(steps.make_send(peer, addresses, tuple(parts), self._tag))
 
     def _source_part(self) -> bytes:
-        """What all envelopes of this node end with; made anew when its addresses change."""
-        own = self._rt.neighbours.own_addresses
+        """Return the end of all envelopes of this node; made anew when its addresses change."""
+        own = self._neighbours.own_addresses
         if own is not self._source_of:
             self._source_of = own
-            self._source = encode_source(self._rt.self_peer.to_bytes(), _address_bytes(own))
+            peer = self._neighbours.self_peer.to_bytes()
+            self._source = encode_source(peer, _address_bytes(own))
         return self._source
 
-    def _note_request(self, peer: PeerId, wire_req_id: int) -> None:
-        """A request goes out in the envelope of this tag: who waits for its answer is to know."""
-        if not self._rt.cohorts.table.sent(wire_req_id, peer, self._tag):
-            self._rt.control.calls.sent(wire_req_id, self._tag)
-
     def _give_up(self, peer: PeerId, wire_req_id: int, reason: str) -> None:
-        """A request to this node itself did not get through: as of any failed send, it is heard
-        through the ingress.
-        """
+        """Fail a request to this node itself, through the ingress as any failed send."""
         self._tag += 1
-        self._note_request(peer, wire_req_id)
+        self.on_request(wire_req_id, peer, self._tag)
         event = SendFailed(peer=peer, reason=reason, blames_peer=False, tag=self._tag)
-        self._rt.ingress.push(event, must=True)
+        self._ingress.push(event, must=True)
 
     def _loop_back(self, parts: Sequence[Buffer]) -> str:
-        """Take an envelope in again; why it can't be, or ""."""
-        rt = self._rt
-        data = b"".join(parts)
-        charge = rt.ingress.budget.charge(len(data))
-        if charge is None:
-            rt.refuse(rt.self_peer, -1, 0, len(data), "BudgetExceeded", "a send to this node")
-            return "BudgetExceeded: this node has no room for its own envelope"
-        event = InboundBytes(peer=rt.self_peer, data=data, observed=None, charge=charge)
-        if not rt.ingress.push(event):
-            charge.release()
-            rt.refuse(rt.self_peer, -1, 0, len(data), "IngressFull", "a send to this node")
-            return "IngressFull: this node has no room for its own envelope"
-        return ""
+        """Push an envelope into the ingress; returns why it can't be, or ""."""
+        peer, data = self._neighbours.self_peer, b"".join(parts)
+        taken = self._ingress.push_inbound(peer, data, None)
+        if taken == "":
+            return ""
+        self._reports.receive_failed(peer, -1, 0, len(data), taken, "a send to this node")
+        return f"{taken}: this node has no room for its own envelope"
+
+    def state(self, _writer: object) -> Any:
+        """Return what a snapshot saves: the last tag; between two polls nothing waits here."""
+        return self._tag
+
+    def load(self, plain: Any, _reader: object) -> None:
+        """Load what `state` returned."""
+        self._tag = plain
 
 
 def _destination_part(addresses: Sequence[Multiaddr]) -> bytes:
@@ -233,6 +264,6 @@ def _destination_part(addresses: Sequence[Multiaddr]) -> bytes:
 
 
 def _address_bytes(addresses: Sequence[Multiaddr]) -> tuple[bytes, ...]:
-    """What fits of the addresses into an envelope."""
+    """Return the addresses that fit into an envelope."""
     raws = [bytes(address.to_bytes()) for address in addresses]
     return tuple(raw for raw in raws if len(raw) <= MAX_ADDRESS_BYTES)[:MAX_CLAIMED_ADDRESSES]
