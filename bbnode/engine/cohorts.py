@@ -303,24 +303,18 @@ def needed_answers(quorum: int, asked: int) -> int:
     return asked if quorum == 0 else quorum
 
 
+@dataclass(eq=False, repr=False)
 class Cohorts:
     """Opens, collects and closes the requests of one node's executions."""
 
-    def __init__(
-        self,
-        clock: NodeClock,
-        reports: Reports,
-        scheduler: Scheduler,
-        suspensions: Suspensions,
-        outbound: EnvelopeOutbox,
-        wire_ids: SplitMix64,
-    ) -> None:
-        self._clock = clock
-        self._reports = reports
-        self._scheduler = scheduler
-        self._suspensions = suspensions
-        self._outbound = outbound
-        self._wire_ids = wire_ids
+    clock: NodeClock
+    reports: Reports
+    scheduler: Scheduler
+    suspensions: Suspensions
+    outbound: EnvelopeOutbox
+    wire_ids: SplitMix64
+
+    def __post_init__(self) -> None:
         self.table = CohortTable()
         self._frames: dict[int, Frame] = {}  # wire_req_id -> the frame whose request it is
         self._timers: dict[int, Timer] = {}
@@ -344,9 +338,9 @@ class Cohorts:
         Returns its request id. Raises QuorumNotReached when fewer peers can be asked than have to
         answer.
         """
-        now_ns = self._clock.now_ns
-        size = self._outbound.check(op, fill, len(peers))
-        asked = tuple(sorted(self._outbound.reachable(frame, op, peers)))
+        now_ns = self.clock.now_ns
+        size = self.outbound.check(op, fill, len(peers))
+        asked = tuple(sorted(self.outbound.reachable(frame, op, peers)))
         needed = needed_answers(quorum, len(asked))
         unresolved = tuple(sorted(set(peers) - set(asked)))
         if len(asked) < needed or (peers and not asked):
@@ -354,11 +348,11 @@ class Cohorts:
                 f"{name}: {len(asked)} of {len(peers)} peers can be asked and "
                 f"{max(needed, 1)} have to answer; not reachable: {_names(unresolved)}"
             )
-        wire_req_id = self._wire_ids.next_u64()
+        wire_req_id = self.wire_ids.next_u64()
         deadline_ns = now_ns + budget_ns
         if frame.deadline_ns is not None:
             deadline_ns = min(deadline_ns, frame.deadline_ns)
-        self._outbound.queue(
+        self.outbound.queue(
             frame,
             op,
             asked,
@@ -370,7 +364,7 @@ class Cohorts:
         )
         self._next_request += 1
         request = self._next_request
-        self._reports.telemetry(
+        self.reports.telemetry(
             "request.sent",
             request=request,
             execution=frame.execution,
@@ -401,7 +395,7 @@ class Cohorts:
         self._frames[wire_req_id] = frame
         self.table.open(cohort)
         if cohort.state is CohortState.OPEN:
-            self._timers[wire_req_id] = self._scheduler.set(
+            self._timers[wire_req_id] = self.scheduler.set(
                 deadline_ns, TimerKind.REQUEST_DEADLINE, wire_req_id
             )
         else:
@@ -419,8 +413,8 @@ class Cohorts:
         cohort = self.table.get(wire_req_id)
         if cohort is None or wire_req_id in self._waiters:
             raise InvalidOperand(f"{op.name}: request {request} was collected before")
-        token = self._waiters[wire_req_id] = self._suspensions.new_token()
-        return self._suspensions.park(
+        token = self._waiters[wire_req_id] = self.suspensions.new_token()
+        return self.suspensions.park(
             frame,
             op,
             Why.RESPONSES,
@@ -435,7 +429,7 @@ class Cohorts:
         cohort = self.table.get(wire_req_id)
         status = self.table.answer(wire_req_id, peer, value)
         if cohort is not None and status in (ResponseStatus.ACCEPTED, ResponseStatus.COMPLETE):
-            self._reports.telemetry(
+            self.reports.telemetry(
                 "request.response",
                 request=cohort.request_id,
                 execution=cohort.execution,
@@ -452,7 +446,7 @@ class Cohorts:
         cohort = self.table.send_failed(tag, peer, cut_text(reason, _REASON_BYTES))
         if cohort is None:
             return False
-        self._reports.telemetry(
+        self.reports.telemetry(
             "request.unsent",
             request=cohort.request_id,
             execution=cohort.execution,
@@ -496,7 +490,7 @@ class Cohorts:
         self._frames.pop(wire_req_id, None)
         timer = self._timers.pop(wire_req_id, None)
         if timer is not None:
-            self._scheduler.cancel(timer)
+            self.scheduler.cancel(timer)
 
     def _close(self, cohort: Cohort) -> None:
         self._report(cohort)
@@ -508,9 +502,9 @@ class Cohorts:
         try:
             result = self._result(cohort)
         except QuorumNotReached as error:
-            self._suspensions.resume(token, None, error)
+            self.suspensions.resume(token, None, error)
         else:
-            self._suspensions.resume(token, result, None)
+            self.suspensions.resume(token, result, None)
 
     def _result(self, cohort: Cohort) -> Value:
         if cohort.state is CohortState.BELOW_QUORUM:
@@ -523,7 +517,7 @@ class Cohorts:
         return cohort.batch()
 
     def _report(self, cohort: Cohort) -> None:
-        self._reports.telemetry(
+        self.reports.telemetry(
             "request.closed",
             request=cohort.request_id,
             execution=cohort.execution,

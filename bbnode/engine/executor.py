@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass
 from typing import Any, Literal
 
 from bbnode.engine import steps
@@ -44,6 +45,7 @@ _PEER = optional(PEER)
 _CHARGES = optional(many(CHARGE, list))
 
 
+@dataclass(eq=False, repr=False)
 class Executor:
     """Starts, runs and ends the executions of one node.
 
@@ -57,25 +59,20 @@ class Executor:
         next_execution: numbers what starts here; a record notes it, and a replay repeats it.
     """
 
-    def __init__(
-        self,
-        clock: NodeClock,
-        reports: Reports,
-        limits: Limits,
-        tracer: Tracer,
-        executions: Executions,
-    ) -> None:
-        self._clock = clock
-        self._reports = reports
+    clock: NodeClock
+    reports: Reports
+    limits: InitVar[Limits]
+    tracer: Tracer
+    executions: Executions
+
+    def __post_init__(self, limits: Limits) -> None:
         self._max_frames = limits.frames
-        self._tracer = tracer
-        self.executions = executions
-        self.next_execution: Callable[[], int] = executions
+        self.next_execution: Callable[[], int] = self.executions
         self.frames: dict[int, Frame] = {}
         self.frames_of: dict[PeerId, int] = {}
         self.under_way: Counter[int] = Counter()
         self.ready: deque[tuple[Frame, tuple[Op, ...]]] = deque()
-        self.turns = Turns(self, clock)
+        self.turns = Turns(self, self.clock)
         self.cleanups: tuple[Callable[[Frame], None], ...] = ()
         self.run: Callable[[int | None], int] = self._run
         self._commands = 0
@@ -101,7 +98,7 @@ class Executor:
             error = FramesExceeded(f"{len(self.frames)} executions are under way (limit frames)")
             self.fail_start(execution, plan, error, from_bus=from_bus)
             return None
-        frame = Frame(self.rt, plan, execution, self._clock.now_ns)
+        frame = Frame(self.rt, plan, execution, self.clock.now_ns)
         frame.from_bus = from_bus
         self.frames[execution] = frame
         if plan.component is not None:
@@ -117,20 +114,20 @@ class Executor:
         self, execution: int, plan: EntryPlan, error: BbnodeError, *, from_bus: bool = False
     ) -> None:
         """Report an execution that can't be started."""
-        self._reports.op_failed(execution, plan.target, plan.name, error)
+        self.reports.op_failed(execution, plan.target, plan.name, error)
         if not from_bus:
-            self._reports.bus.publish(BusKind.OP_FAILED)
+            self.reports.bus.publish(BusKind.OP_FAILED)
 
     def launch(self, frame: Frame) -> None:
         """Queue what can fire at once, or the execution itself until it is its turn."""
-        self._reports.counts["executions"] += 1
+        self.reports.counts["executions"] += 1
         if not frame.plan.in_turn or self.turns.take(frame):
             self.begin(frame)
 
     def begin(self, frame: Frame) -> None:
         """Queue what can fire at once."""
-        if self._tracer.on:
-            self._tracer.started(frame)
+        if self.tracer.on:
+            self.tracer.started(frame)
         initial = frame.plan.initial
         if initial:
             frame.live = len(initial)
@@ -162,10 +159,10 @@ class Executor:
                 charge.release()
         # The queue may still name the frame; its values must not wait for that.
         frame.values = []
-        if self._tracer.on:
-            self._tracer.ended(frame)
+        if self.tracer.on:
+            self.tracer.ended(frame)
         if frame.report:
-            self._reports.steps.append(
+            self.reports.steps.append(
                 steps.make_finished(
                     frame.execution, plan.target, frame.failures == 0, frame.failures
                 )
@@ -177,7 +174,7 @@ class Executor:
 
     def set_tracing(self, on: bool) -> None:
         """Choose the loop that fires ops."""
-        self._tracer.on = on
+        self.tracer.on = on
         self.run = self._run_traced if on else self._run
 
     def _run(self, budget: int | None) -> int:
@@ -296,8 +293,8 @@ class Executor:
         """Store a result and wake consumers, as `_run` does; the op was parked at `started_ns`."""
         if frame.ended:
             return
-        if self._tracer.on:
-            self._tracer.completed(frame, op, started_ns)
+        if self.tracer.on:
+            self.tracer.completed(frame, op, started_ns)
         if op.out is not None:
             frame.values[op.out] = result
         else:
@@ -333,7 +330,7 @@ class Executor:
         if frame.ended:
             return
         frame.failures += 1
-        reports = self._reports
+        reports = self.reports
         reports.op_failed(frame.execution, frame.plan.target, op.name, error)
         if not frame.from_bus:
             reports.bus.publish(BusKind.OP_FAILED)

@@ -269,7 +269,7 @@ class Runtime(Services):
             *(plan for t in program.targets for plan in (t.invoke, *t.events.values())),
             *(site.plan for site in program.sites.values() if isinstance(site, RecvSite)),
             *(source.plan for source in program.sources),
-            *self.bootstraps.plans(),
+            *self.bootstraps.entry_plans(),
             *self.messenger.plans,
             self.decoder.plan,
         )

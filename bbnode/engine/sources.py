@@ -6,6 +6,7 @@ Rule: each firing is a fresh execution. An Interval that missed ticks fires once
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from bbnode.engine import steps
@@ -21,31 +22,26 @@ from bbnode.ir.values import TRIGGER, EventKind, Timestamp, Value
 _BOOTING = optional(many(FRAME, list))
 
 
+@dataclass(eq=False, repr=False)
 class Sources:
     """The sources of one node."""
 
-    def __init__(
-        self,
-        sources: Sequence[EventSourcePlan],
-        clock: NodeClock,
-        reports: Reports,
-        scheduler: Scheduler,
-        executor: Executor,
-    ) -> None:
-        self._sources = sources
-        self._clock = clock
-        self._reports = reports
-        self._scheduler = scheduler
-        self._executor = executor
+    sources: Sequence[EventSourcePlan]
+    clock: NodeClock
+    reports: Reports
+    scheduler: Scheduler
+    executor: Executor
+
+    def __post_init__(self) -> None:
         self._booting: list[Frame] | None = None
 
     def boot(self) -> None:
         """Fire every Pulse and arm every Interval, at the first poll."""
         self._booting = []
-        for index, source in enumerate(self._sources):
+        for index, source in enumerate(self.sources):
             if source.kind == "Interval":
-                due_ns = self._clock.now_ns + source.argument
-                self._scheduler.set(due_ns, TimerKind.INTERVAL, index)
+                due_ns = self.clock.now_ns + source.argument
+                self.scheduler.set(due_ns, TimerKind.INTERVAL, index)
             elif source.kind == "Pulse":
                 frame = self._fire(source.plan, TRIGGER)
                 if frame is not None:
@@ -56,16 +52,16 @@ class Sources:
         if self._booting is None or not all(frame.ended for frame in self._booting):
             return
         ok = not any(frame.failures for frame in self._booting)
-        self._reports.steps.append(steps.BootstrapComplete(executions=len(self._booting), ok=ok))
+        self.reports.steps.append(steps.BootstrapComplete(executions=len(self._booting), ok=ok))
         self._booting = None
 
     def tick(self, index: int, when_ns: int) -> None:
         """Fire an Interval that was due at `when_ns`, and arm it again."""
-        source, now_ns = self._sources[index], self._clock.now_ns
+        source, now_ns = self.sources[index], self.clock.now_ns
         missed = (now_ns - when_ns) // source.argument
-        self._reports.counts["interval.missed"] += missed
+        self.reports.counts["interval.missed"] += missed
         following_ns = when_ns + (missed + 1) * source.argument
-        self._scheduler.set(following_ns, TimerKind.INTERVAL, index)
+        self.scheduler.set(following_ns, TimerKind.INTERVAL, index)
         self._fire(source.plan, Timestamp(now_ns))
 
     def enter_phase(self, phase: int) -> None:
@@ -74,20 +70,20 @@ class Sources:
 
     def deliver_bus(self) -> None:
         """Fire what is subscribed to the events that wait on the bus."""
-        for kind in self._reports.bus.take():
+        for kind in self.reports.bus.take():
             self._fire_all("EventSource", kind, EventKind(kind), from_bus=True)
 
     def _fire_all(self, kind: str, argument: int, value: Value, *, from_bus: bool = False) -> None:
-        for source in self._sources:
+        for source in self.sources:
             if source.kind == kind and source.argument == argument:
                 self._fire(source.plan, value, from_bus=from_bus)
 
     def _fire(self, plan: EntryPlan, value: Value, *, from_bus: bool = False) -> Frame | None:
-        frame = self._executor.start(plan, from_bus=from_bus)
+        frame = self.executor.start(plan, from_bus=from_bus)
         if frame is not None:
             for index in plan.seeds:
                 frame.values[index] = value
-            self._executor.launch(frame)
+            self.executor.launch(frame)
         return frame
 
     def state(self, writer: SnapshotWriter) -> Any:

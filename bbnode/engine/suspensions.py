@@ -141,30 +141,23 @@ _ROW: RowForm[Parked] = RowForm(
 )
 
 
+@dataclass(eq=False, repr=False)
 class Suspensions:
-    """Parks and resumes the ops of one node. Tokens are never used twice."""
+    """Parks and resumes the ops of one node. Tokens are never used twice.
 
-    def __init__(
-        self,
-        firing: Firing,
-        clock: NodeClock,
-        scheduler: Scheduler,
-        ingress: Ingress,
-        reports: Reports,
-        limits: Limits,
-        *,
-        semaphores: Sequence[Semaphore] = (),
-        keeps_states: bool = True,
-    ) -> None:
-        """`keeps_states`: components are asked for their state before a thread may change it."""
-        self._firing = firing
-        self._clock = clock
-        self._scheduler = scheduler
-        self._ingress = ingress
-        self._reports = reports
-        self._limits = limits
-        self._semaphores = semaphores
-        self._keeps_states = keeps_states
+    `keeps_states`: components are asked for their state before a thread may change it.
+    """
+
+    firing: Firing
+    clock: NodeClock
+    scheduler: Scheduler
+    ingress: Ingress
+    reports: Reports
+    limits: Limits
+    semaphores: Sequence[Semaphore] = ()
+    keeps_states: bool = True
+
+    def __post_init__(self) -> None:
         self._parked: dict[int, Parked] = {}
         self._next_token = 1
 
@@ -210,7 +203,7 @@ class Suspensions:
         A task or completion holds its component. `line` is where it waits for its turn.
         `timer_kind` None: somebody else watches the time. Raises PendingAsyncExceeded.
         """
-        limit = self._limits.pending_async
+        limit = self.limits.pending_async
         if limit is not None and len(self._parked) >= limit:
             raise PendingAsyncExceeded(f"{op.name}: {limit} ops wait already (limit pending_async)")
         if frame.deadline_ns is not None:
@@ -218,14 +211,14 @@ class Suspensions:
         token = self.new_token() if token is None else token
         timer = None
         if timer_kind is not None:
-            timer = self._scheduler.set(until_ns, timer_kind, token)
+            timer = self.scheduler.set(until_ns, timer_kind, token)
         parked = Parked(
             token=token,
             frame=frame,
             op=op,
             why=why,
             whom=whom,
-            since_ns=self._clock.now_ns,
+            since_ns=self.clock.now_ns,
             until_ns=until_ns,
             timer=timer,
             cell=cell,
@@ -276,21 +269,21 @@ class Suspensions:
             moves=moves,
             token=token,
         )
-        if cell is not None and moves and self._keeps_states:
+        if cell is not None and moves and self.keeps_states:
             cell.keep_states()
         self._run_task(self._parked[token])
         return PARKED
 
     def _run_task(self, parked: Parked) -> None:
         if parked.op.hand_out is not None:
-            self._reports.steps.append(parked.op.hand_out(parked))
+            self.reports.steps.append(parked.op.hand_out(parked))
 
     def hand_out_again(self, *, same_life: bool) -> None:
         """Hand every task that has not returned to a thread once more, after a restore.
 
         In a new life nobody waits for those that were given up: their components are free.
         """
-        done = self._ingress.completed()
+        done = self.ingress.completed()
         for parked in self:
             if parked.why is not Why.TASK or parked.token in done:
                 continue
@@ -309,7 +302,7 @@ class Suspensions:
             op,
             Why.COMPONENT,
             f"{cell.slot} (held by {cell.held_by()})",
-            until_ns=self._clock.now_ns + (op.deadline_ns or DEFAULT_PARK_DEADLINE_NS),
+            until_ns=self.clock.now_ns + (op.deadline_ns or DEFAULT_PARK_DEADLINE_NS),
             cell=cell,
             line=cell.line,
         )
@@ -320,11 +313,11 @@ class Suspensions:
         """Go on with a parked op's outputs, or fail it."""
         parked = self._pop(token)
         if parked is None:
-            self._reports.counts["completion.unknown"] += 1
+            self.reports.counts["completion.unknown"] += 1
         elif parked.abandoned:
-            self._reports.counts["completion.late"] += 1
+            self.reports.counts["completion.late"] += 1
         elif error is not None:
-            self._firing.fail(parked.frame, parked.op, error)
+            self.firing.fail(parked.frame, parked.op, error)
         else:
             self._finish(parked, result)
         if parked is not None:
@@ -343,14 +336,14 @@ class Suspensions:
         except STOPS:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary to what components hand over
-            self._firing.fail(parked.frame, parked.op, error)
+            self.firing.fail(parked.frame, parked.op, error)
         else:
-            self._firing.emit(parked.frame, parked.op, result, parked.since_ns)
+            self.firing.emit(parked.frame, parked.op, result, parked.since_ns)
 
     def _check_completion(self, parked: Parked, result: Any) -> None:
         # Results of tasks are not capped: they are the return value of the component's own
         # method, as when it returns at once. A completion may be used by anybody who got it.
-        cap = self._limits.completion_bytes
+        cap = self.limits.completion_bytes
         if cap is not None and size_of(result) > cap:
             raise OversizePayload(
                 f"{parked.op.name}: a result of {size_of(result)} bytes; limit completion_bytes "
@@ -362,12 +355,12 @@ class Suspensions:
         parked = self._parked.get(token)
         if parked is None or parked.abandoned:
             return
-        waited_ms = (self._clock.now_ns - parked.since_ns) // 1_000_000
+        waited_ms = (self.clock.now_ns - parked.since_ns) // 1_000_000
         error = DeadlineExceeded(
             f"{parked.op.name} waited {waited_ms} ms for {parked.whom} ({parked.why.value})"
         )
         self.give_up(token)
-        self._firing.fail(parked.frame, parked.op, error)
+        self.firing.fail(parked.frame, parked.op, error)
 
     def give_up(self, token: int) -> None:
         """End the wait of an op whose result nobody needs any more."""
@@ -377,7 +370,7 @@ class Suspensions:
         if parked.why is Why.TASK:
             # The thread can't be taken back: its component stays taken until it returns.
             if parked.timer is not None:
-                self._scheduler.cancel(parked.timer)
+                self.scheduler.cancel(parked.timer)
             parked.abandoned = True
             if parked.frame.parked is not None:
                 parked.frame.parked.pop(token, None)
@@ -399,7 +392,7 @@ class Suspensions:
             if parked.frame.parked is not None:
                 parked.frame.parked.pop(token, None)
             if parked.timer is not None:
-                self._scheduler.cancel(parked.timer)
+                self.scheduler.cancel(parked.timer)
         return parked
 
     # -- lines -------------------------------------------------------------------------------
@@ -412,7 +405,7 @@ class Suspensions:
 
     def give_unit(self, semaphore: int) -> None:
         """Pass a free unit of a semaphore to the first in line, or leave it free."""
-        found = self._semaphores[semaphore]
+        found = self.semaphores[semaphore]
         if not found.line:
             found.free += 1
             return
@@ -424,7 +417,7 @@ class Suspensions:
     def reclaim(self, frame: Frame) -> None:
         """Return the units that an execution held when it failed."""
         for semaphore in frame.units if frame.units and frame.failures else ():
-            self._reports.counts["limit.reclaimed"] += 1
+            self.reports.counts["limit.reclaimed"] += 1
             self.give_unit(semaphore)
 
     def _release(self, parked: Parked) -> None:
@@ -447,7 +440,7 @@ class Suspensions:
             del cell.line[token]
             waiting = self._pop(token)
             if waiting is not None:
-                self._firing.fire(waiting.frame, waiting.op)
+                self.firing.fire(waiting.frame, waiting.op)
 
     def _may_enter(self, token: int, cell: ComponentCell) -> bool:
         parked = self._parked.get(token)

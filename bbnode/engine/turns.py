@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
 from bbnode.engine.clock import NodeClock
@@ -71,12 +72,14 @@ class Starter(Protocol):
         """Drop an execution."""
 
 
+@dataclass(eq=False, repr=False)
 class Turns:
     """The executions that run in turn and those that wait for theirs, by entry."""
 
-    def __init__(self, starter: Starter, clock: NodeClock) -> None:
-        self._starter = starter
-        self._clock = clock
+    starter: Starter
+    clock: NodeClock
+
+    def __post_init__(self) -> None:
         self._running: dict[_Key, Frame] = {}
         self._lines: dict[_Key, deque[Frame]] = {}
 
@@ -110,18 +113,18 @@ class Turns:
             if self._is_late(following):
                 continue
             self._running[key] = following
-            self._starter.begin(following)
+            self.starter.begin(following)
             return
         self._lines.pop(key, None)
 
     def _is_late(self, frame: Frame) -> bool:
         deadline = frame.deadline_ns
-        if deadline is None or self._clock.now_ns < deadline:
+        if deadline is None or self.clock.now_ns < deadline:
             return False
         error = DeadlineExceeded("its turn came after its deadline: those before it took too long")
         frame.failures += 1
-        self._starter.fail_start(frame.execution, frame.plan, error, from_bus=frame.from_bus)
-        self._starter.end(frame)
+        self.starter.fail_start(frame.execution, frame.plan, error, from_bus=frame.from_bus)
+        self.starter.end(frame)
         return True
 
     def waiting(self) -> list[Waiting]:

@@ -451,10 +451,10 @@ SERVICE_STATE = {
         *("frames", "ready", "executions", "turns", "_commands"),
         *("frames_of", "under_way"),  # counted again from the frames
         *(
-            "_clock",
-            "_reports",
+            "clock",
+            "reports",
             "_max_frames",
-            "_tracer",
+            "tracer",
             "next_execution",
             "cleanups",
             "run",

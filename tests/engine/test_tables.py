@@ -19,11 +19,7 @@ from bbnode.engine.scheduler import Scheduler, TimerKind
 from bbnode.engine.snapshot.codec import SnapshotReader, SnapshotWriter
 from bbnode.engine.wire.inbound import InboundDedup
 from bbnode.ir.caps import MAX_ADDRESSES_PER_PEER
-from tests.engine.support import MS, S, peer
-
-
-def address(i: int) -> Multiaddr:
-    return Multiaddr(f"/ip4/10.0.{i // 256}.{i % 256}/tcp/1")
+from tests.engine.support import MS, S, address, peer
 
 
 def test_backoff_doubles_from_10_ms_to_60_s() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from bbnode.engine import ingress as ev
@@ -133,31 +133,22 @@ class Turn:
     frame: Frame | None = None
 
 
+@dataclass(eq=False, repr=False)
 class Bootstraps:
     """All bootstraps of one node."""
 
-    def __init__(
-        self,
-        plans: Sequence[BootstrapPlan],
-        cells: Sequence[ComponentCell],
-        *,
-        clock: NodeClock,
-        reports: Reports,
-        limits: Limits,
-        ingress: ev.Ingress,
-        scheduler: Scheduler,
-        executor: Executor,
-        suspensions: Suspensions,
-    ) -> None:
-        self._cells = cells
-        self._clock = clock
-        self._reports = reports
-        self._limits = limits
-        self._ingress = ingress
-        self._scheduler = scheduler
-        self._executor = executor
-        self._suspensions = suspensions
-        own = (component_bootstrap(index, cell) for index, cell in enumerate(cells))
+    plans: InitVar[Sequence[BootstrapPlan]]
+    cells: Sequence[ComponentCell]
+    clock: NodeClock
+    reports: Reports
+    limits: Limits
+    ingress: ev.Ingress
+    scheduler: Scheduler
+    executor: Executor
+    suspensions: Suspensions
+
+    def __post_init__(self, plans: Sequence[BootstrapPlan]) -> None:
+        own = (component_bootstrap(index, cell) for index, cell in enumerate(self.cells))
         of_slots = [
             BootstrapPlan(
                 name=SLOT_PREFIX + plan.target,
@@ -247,9 +238,9 @@ class Bootstraps:
     def _stage(
         self, requests: Sequence[BootstrapRequest], waiting: tuple[str, ...]
     ) -> ev.BootstrapAsked | None:
-        budget = self._ingress.budget
+        budget = self.ingress.budget
         sizes = [
-            check_inputs(self._all[request.target].plan, request.inputs, self._limits)
+            check_inputs(self._all[request.target].plan, request.inputs, self.limits)
             for request in requests
         ]
         if not requests and not waiting:
@@ -269,7 +260,7 @@ class Bootstraps:
             starts=tuple(
                 ev.BootstrapStart(
                     name=request.target,
-                    execution=self._ingress.executions(),
+                    execution=self.ingress.executions(),
                     inputs={name: adopt(value) for name, value in request.inputs.items()},
                     charge=charge,
                 )
@@ -282,10 +273,10 @@ class Bootstraps:
 
     def take(self, asked: ev.BootstrapAsked) -> None:
         """Queue what a request of the ingress asks for."""
-        now_ns = self._clock.now_ns
+        now_ns = self.clock.now_ns
         for start in asked.starts:
             self._numbers += 1
-            timer = self._scheduler.set(
+            timer = self.scheduler.set(
                 now_ns + MAX_TURN_NS, TimerKind.BOOTSTRAP_TURN, self._numbers
             )
             bootstrap = self._all[start.name]
@@ -304,10 +295,10 @@ class Bootstraps:
             freed |= turn.bootstrap.plan.touches
             self._end(turn, ok=turn.frame is not None and turn.frame.failures == 0)
         for index in freed:
-            self._cells[index].gate = None
+            self.cells[index].gate = None
         started = self._start_what_may()
         for index in sorted(freed):
-            self._suspensions.serve(self._cells[index])
+            self.suspensions.serve(self.cells[index])
         return bool(drained or started)
 
     def turn_is_over(self, number: int) -> None:
@@ -317,7 +308,7 @@ class Bootstraps:
                 self._queue.remove(turn)
                 if turn.request is not None:
                     turn.request.charge.release()
-                self._executor.fail_start(
+                self.executor.fail_start(
                     turn.execution,
                     turn.bootstrap.plan.plan,
                     DeadlineExceeded(
@@ -348,37 +339,37 @@ class Bootstraps:
             return
         turn.request = None
         if turn.timer is not None:
-            self._scheduler.cancel(turn.timer)
+            self.scheduler.cancel(turn.timer)
             turn.timer = None
         bootstrap.move(Move.STARTED)
         self._running.append(turn)
-        frame = turn.frame = self._executor.start(bootstrap.plan.plan, request.execution)
+        frame = turn.frame = self.executor.start(bootstrap.plan.plan, request.execution)
         if frame is None:
             request.charge.release()
             return
         for index in bootstrap.plan.touches:
-            self._cells[index].gate = bootstrap
+            self.cells[index].gate = bootstrap
         frame.bootstrap = bootstrap
         frame.report = True
         frame.hold_charge(request.charge)
         plan = bootstrap.plan.plan
         for name, index in zip(plan.seed_names, plan.seeds, strict=True):
             frame.values[index] = request.inputs[name]
-        self._executor.launch(frame)
+        self.executor.launch(frame)
 
     def _end(self, turn: Turn, *, ok: bool) -> None:
         bootstrap = turn.bootstrap
         bootstrap.move(Move.ENDED)
         bootstrap.runs += 1
         bootstrap.last_ok = ok
-        self._reports.counts["bootstraps.ended"] += 1
-        self._reports.steps.append(
+        self.reports.counts["bootstraps.ended"] += 1
+        self.reports.steps.append(
             steps.BootstrapComplete(executions=1, ok=ok, target=bootstrap.plan.name)
         )
 
     # -- snapshots ---------------------------------------------------------------------------
 
-    def plans(self) -> list[EntryPlan]:
+    def entry_plans(self) -> list[EntryPlan]:
         """Return the plans of all bootstraps."""
         return [bootstrap.plan.plan for bootstrap in self._all.values()]
 
@@ -403,7 +394,7 @@ class Bootstraps:
             if turn.frame is not None:
                 turn.frame.bootstrap = turn.bootstrap
                 for index in turn.bootstrap.plan.touches:
-                    self._cells[index].gate = turn.bootstrap
+                    self.cells[index].gate = turn.bootstrap
 
     # -- looking at it -----------------------------------------------------------------------
 
@@ -426,7 +417,7 @@ class Bootstraps:
                 name=bootstrap.plan.name,
                 status=STATUS[bootstrap.state],
                 inputs=tuple(bootstrap.plan.inputs),
-                touches=tuple(self._cells[i].slot for i in sorted(bootstrap.plan.touches)),
+                touches=tuple(self.cells[i].slot for i in sorted(bootstrap.plan.touches)),
                 runs=bootstrap.runs,
                 last_ok=bootstrap.last_ok,
             )

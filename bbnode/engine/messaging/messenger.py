@@ -12,6 +12,7 @@ to a long op.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -68,41 +69,29 @@ class _Hooks:
         self.on_no_answer = make("on_no_answer", 2)
 
 
+@dataclass(eq=False, repr=False)
 class ComponentMessenger:
     """Delivers messages, answers and timers to the components of one node, and sends theirs."""
 
-    def __init__(
-        self,
-        cells: Sequence[ComponentCell],
-        *,
-        calls: PendingCalls,
-        timers: ComponentTimers,
-        clock: NodeClock,
-        reports: Reports,
-        executor: Executor,
-        neighbours: Neighbours,
-        round_trips: RoundTrips,
-        dedup: InboundDedup,
-        decoder: Decoder,
-        outbound: EnvelopeOutbox,
-    ) -> None:
-        self._cells = cells
-        self._calls = calls
-        self._timers = timers
-        self._clock = clock
-        self._reports = reports
-        self._executor = executor
-        self._neighbours = neighbours
-        self._round_trips = round_trips
-        self._dedup = dedup
-        self._decoder = decoder
-        self._outbound = outbound
+    cells: Sequence[ComponentCell]
+    calls: PendingCalls
+    timers: ComponentTimers
+    clock: NodeClock
+    reports: Reports
+    executor: Executor
+    neighbours: Neighbours
+    round_trips: RoundTrips
+    dedup: InboundDedup
+    decoder: Decoder
+    outbound: EnvelopeOutbox
+
+    def __post_init__(self) -> None:
         self.plans: list[EntryPlan] = []  # all of this node, in an order that never changes
         self._routes: dict[bytes, dict[CorrelationKind, EntryPlan]] = {}
         self._sites: dict[bytes, int] = {}  # suffix -> its name in the window of seen messages
         self._refs: dict[int, str] = {}
         self._hooks: list[_Hooks] = []
-        for cell_at, cell in enumerate(cells):
+        for cell_at, cell in enumerate(self.cells):
             ref = ids.component_ref(cell.slot)
             if ref in self._refs:
                 raise InvalidArtifact(
@@ -134,14 +123,14 @@ class ComponentMessenger:
                 )
             if frame.source_peer is not None:
                 fill = SlotFill(dest_suffix=suffix, payload=result)
-                self._outbound.send(
+                self.outbound.send(
                     frame,
                     plan.ops[0],
                     (frame.source_peer,),
                     fill,
                     CorrelationKind.RESPONSE,
                     frame.wire_req_id,
-                    self._outbound.remaining_ns(frame, 0, 0),
+                    self.outbound.remaining_ns(frame, 0, 0),
                 )
             return TRIGGER
 
@@ -149,7 +138,7 @@ class ComponentMessenger:
         return plan  # named, since `finish` needs it
 
     def _hook(self, cell_at: int, method: str, count: int) -> EntryPlan | None:
-        if not callable(getattr(self._cells[cell_at].component, method, None)):
+        if not callable(getattr(self.cells[cell_at].component, method, None)):
             return None
 
         def finish(_frame: Frame, result: Any) -> Value:
@@ -169,7 +158,7 @@ class ComponentMessenger:
         finish: Callable[[Frame, Any], Value],
         kind: CorrelationKind | None,
     ) -> EntryPlan:
-        slot = self._cells[cell_at].slot
+        slot = self.cells[cell_at].slot
         op = Op(0, f"{slot}.{name}", method, 0)
         plan = EntryPlan(name, slot)
         plan.seeds = tuple(range(count))
@@ -203,42 +192,42 @@ class ComponentMessenger:
         else:
             denied = self._denied(event.peer, envelope.correlation.wire_req_id, fill.dest_suffix)
             if denied is not None:
-                self._reports.counts[f"gate.denied.{denied}"] += 1
+                self.reports.counts[f"gate.denied.{denied}"] += 1
                 self._refuse(
                     event.peer, index, fill, "GateDenied", f"reason={denied}: {_shown(where)}"
                 )
             else:
-                self._decoder.charge(types.BYTES, fill.payload)
+                self.decoder.charge(types.BYTES, fill.payload)
                 plan = self._routes[fill.dest_suffix][envelope.correlation.kind]
                 self._deliver(plan, (bytes(fill.payload),), event, envelope, index)
         return True
 
     def _denied(self, peer: PeerId, wire_req_id: int, suffix: bytes) -> str | None:
         """Return the reason of the first receive gate that denies; they are those of a Recv."""
-        if self._dedup.record(peer, wire_req_id, self._sites[suffix]):
+        if self.dedup.record(peer, wire_req_id, self._sites[suffix]):
             return "duplicate"
-        reason = self._neighbours.governor.check_inbound(peer)
+        reason = self.neighbours.governor.check_inbound(peer)
         if reason is not None:
             return reason.value
-        may_try = self._neighbours.backoff.should_retry(peer, self._clock.now_ns)
+        may_try = self.neighbours.backoff.should_retry(peer, self.clock.now_ns)
         return None if may_try else "cooldown"
 
     def _answered(self, event: InboundBytes, envelope: WireEnvelope, index: int) -> None:
-        counts = self._reports.counts
+        counts = self.reports.counts
         wire_req_id = envelope.correlation.wire_req_id
         fill = envelope.fills[index]
-        if self._neighbours.governor.check_inbound(event.peer):
+        if self.neighbours.governor.check_inbound(event.peer):
             counts[f"response.{ResponseStatus.STRANGER.value}"] += 1
             return
-        call = self._calls.answer(wire_req_id, event.peer, fill.dest_suffix)
+        call = self.calls.answer(wire_req_id, event.peer, fill.dest_suffix)
         if isinstance(call, ResponseStatus):
             counts[f"response.{call.value}"] += 1
             return
-        self._reports.peers_changed(self._neighbours.succeeded(event.peer))
-        self._round_trips.learn(envelope.edge_rtt_reports)
+        self.reports.peers_changed(self.neighbours.succeeded(event.peer))
+        self.round_trips.learn(envelope.edge_rtt_reports)
         plan = self._hooks[call.cell_at].on_answer
         if plan is not None:
-            self._decoder.charge(types.BYTES, fill.payload)
+            self.decoder.charge(types.BYTES, fill.payload)
             self._deliver(plan, (call.tag, bytes(fill.payload)), event, envelope, index)
 
     def _deliver(
@@ -251,74 +240,72 @@ class ComponentMessenger:
     ) -> None:
         """Start the execution of something that came on the wire."""
         at = plan.component
-        if at is not None and self._executor.under_way[at] >= MAX_UNDER_WAY:
-            detail = f"{MAX_UNDER_WAY} calls of slot {self._cells[at].slot!r} are under way"
+        if at is not None and self.executor.under_way[at] >= MAX_UNDER_WAY:
+            detail = f"{MAX_UNDER_WAY} calls of slot {self.cells[at].slot!r} are under way"
             self._refuse(event.peer, index, envelope.fills[index], "ComponentBusy", detail)
             return
-        frame = self._executor.start(plan)
+        frame = self.executor.start(plan)
         if frame is None:
             return
         frame.source_peer = event.peer
         frame.wire_req_id = envelope.correlation.wire_req_id
         frame.hold_charge(event.charge.hold())
         if envelope.remaining_deadline_ns:
-            frame.deadline_ns = self._clock.now_ns + envelope.remaining_deadline_ns
+            frame.deadline_ns = self.clock.now_ns + envelope.remaining_deadline_ns
         frame.values[: len(values)] = values
-        self._executor.launch(frame)
+        self.executor.launch(frame)
 
     def _refuse(self, peer: PeerId, index: int, fill: SlotFill, kind: str, detail: str) -> None:
-        self._reports.receive_failed(peer, index, fill.type_hash, fill.payload_size, kind, detail)
+        self.reports.receive_failed(peer, index, fill.type_hash, fill.payload_size, kind, detail)
 
     # -- due -------------------------------------------------------------------------
 
     def timer_is_due(self, number: int) -> None:
         """Tell a component that its timer matured."""
-        cell_at, key = self._timers.take(number)
+        cell_at, key = self.timers.take(number)
         plan = self._hooks[cell_at].on_timer
         if plan is not None and not self._start(plan, (key,)):
-            self._timers.set(cell_at, key, self._clock.now_ns + RETRY_NS)
+            self.timers.set(cell_at, key, self.clock.now_ns + RETRY_NS)
 
     def call_is_late(self, wire_req_id: int) -> None:
         """Tell a component that its request has no answer."""
-        call = self._calls.too_late(wire_req_id)
+        call = self.calls.too_late(wire_req_id)
         if call is not None:
             self._unanswered(call)
 
     def send_failed(self, envelope: int, peer: PeerId, reason: str) -> None:
         """Tell a component that its request did not come to a peer, and will have no answer."""
-        call = self._calls.send_failed(envelope, peer)
+        call = self.calls.send_failed(envelope, peer)
         if call is not None:
-            slot = self._cells[call.cell_at].slot
-            self._reports.telemetry(
-                "call.unsent", slot=slot, tag=call.tag, peer=peer, reason=reason
-            )
+            slot = self.cells[call.cell_at].slot
+            self.reports.telemetry("call.unsent", slot=slot, tag=call.tag, peer=peer, reason=reason)
             self._unanswered(call)
 
     def _unanswered(self, call: PendingCall) -> None:
-        self._reports.counts["calls.unanswered"] += 1
+        self.reports.counts["calls.unanswered"] += 1
         plan = self._hooks[call.cell_at].on_no_answer
         if plan is not None and not self._start(plan, (call.tag, call.peer)):
             # It is told all the same: the call is open again until the component can listen.
-            self._calls.open(
+            self.calls.open(
                 call.wire_req_id,
                 cell_at=call.cell_at,
                 tag=call.tag,
                 peer=call.peer,
                 suffix=call.suffix,
                 opened_ns=call.opened_ns,
-                until_ns=self._clock.now_ns + RETRY_NS,
+                until_ns=self.clock.now_ns + RETRY_NS,
             )
 
     def _start(self, plan: EntryPlan, values: Sequence[Value]) -> bool:
         """Start an execution of a component's own; False when it can't take it now."""
-        cell = self._cells[plan.component or 0]
-        if cell.busy or cell.gate is not None or self._executor.is_full:
+        cell = self.cells[plan.component or 0]
+        if cell.busy or cell.gate is not None or self.executor.is_full:
             return False
-        frame = self._executor.start(plan)
+        frame = self.executor.start(plan)
         if frame is None:
             return False
         frame.values[: len(values)] = values
-        self._executor.launch(frame)
+        self.executor.launch(frame)
         return True
 
     # -- actions -----------------------------------------------------------------------------
@@ -329,23 +316,23 @@ class ComponentMessenger:
             if isinstance(action, SendMessage):
                 self._send(cell_at, frame, op, action)
             elif isinstance(action, SetTimer):
-                self._timers.set(cell_at, action.key, self._clock.now_ns + action.after_ns)
+                self.timers.set(cell_at, action.key, self.clock.now_ns + action.after_ns)
             elif isinstance(action, CancelTimer):
-                self._timers.cancel(cell_at, action.key)
+                self.timers.cancel(cell_at, action.key)
             elif isinstance(action, LearnAddresses):
                 raws = tuple(bytes(address.to_bytes()) for address in action.addresses)
-                refused = self._neighbours.book.merge_claimed(action.peer, raws)
+                refused = self.neighbours.book.merge_claimed(action.peer, raws)
                 if refused:
-                    self._reports.counts["addresses.refused"] += refused
+                    self.reports.counts["addresses.refused"] += refused
 
     def _send(self, cell_at: int, frame: Frame, op: Op, message: SendMessage) -> None:
         kind = CorrelationKind.NONE if message.tag is None else CorrelationKind.REQUEST
         fill = SlotFill(dest_suffix=message.suffix, payload=message.payload)
-        size = self._outbound.check(op, fill, 1)
-        found = self._outbound.reachable(frame, op, (message.peer,))
-        now_ns = self._clock.now_ns
+        size = self.outbound.check(op, fill, 1)
+        found = self.outbound.reachable(frame, op, (message.peer,))
+        now_ns = self.clock.now_ns
         if message.tag is not None:
-            self._calls.open(
+            self.calls.open(
                 message.wire_req_id,
                 cell_at=cell_at,
                 tag=message.tag,
@@ -355,7 +342,7 @@ class ComponentMessenger:
                 # A peer that can't be reached will not answer: the component hears of it at once.
                 until_ns=now_ns + (message.deadline_ns if found else 0),
             )
-        self._outbound.queue(
+        self.outbound.queue(
             frame, op, found, fill, size, kind, message.wire_req_id, message.deadline_ns
         )
 
@@ -363,15 +350,15 @@ class ComponentMessenger:
         """Return the requests of components that wait for answers."""
         return [
             Waiting(
-                what=f"{self._cells[call.cell_at].slot}: {call.tag}",
+                what=f"{self.cells[call.cell_at].slot}: {call.tag}",
                 why="answer",
                 whom=str(call.peer),
                 execution=0,
-                target=self._cells[call.cell_at].slot,
+                target=self.cells[call.cell_at].slot,
                 since_ns=call.opened_ns,
                 until_ns=call.timer.when_ns,
             )
-            for call in self._calls.all()
+            for call in self.calls.all()
         ]
 
 

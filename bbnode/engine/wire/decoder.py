@@ -10,6 +10,7 @@ sends to the same site waits behind it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
 from bbnode.engine import steps
@@ -54,16 +55,16 @@ class Landing(Protocol):
         """Hand on what was decoded."""
 
 
+@dataclass(eq=False, repr=False)
 class Decoder:
     """The payloads of one node that are decoded apart from their envelope."""
 
-    def __init__(
-        self, clock: NodeClock, reports: Reports, executor: Executor, suspensions: Suspensions
-    ) -> None:
-        self._clock = clock
-        self._reports = reports
-        self._executor = executor
-        self._suspensions = suspensions
+    clock: NodeClock
+    reports: Reports
+    executor: Executor
+    suspensions: Suspensions
+
+    def __post_init__(self) -> None:
         self.landing: Landing | None = None
         self.left_us = MAX_POLL_DECODE_US
         op = Op(0, "decode", "Decode", 0)
@@ -81,7 +82,7 @@ class Decoder:
 
         It can't while anything of its peer waits before it.
         """
-        if self._executor.turns.is_taken((self.plan, event.peer, site)):
+        if self.executor.turns.is_taken((self.plan, event.peer, site)):
             return False
         if node.kind is _TENSOR and node is not types.TENSOR_BOOL:
             return True  # a view
@@ -109,11 +110,11 @@ class Decoder:
         index: int,
     ) -> None:
         """Decode a fill when it is its turn."""
-        executor = self._executor
+        executor = self.executor
         frame = executor.start(self.plan)
         if frame is None:
             return
-        self._reports.counts["decode.deferred"] += 1
+        self.reports.counts["decode.deferred"] += 1
         executor.came_from(frame, event.peer, wire_req_id, site)
         frame.deadline_ns = deadline_ns
         frame.charges = [event.charge.hold()]
@@ -134,13 +135,13 @@ class Decoder:
             return self._finish(frame, TRIGGER)
         if self._affords(node, payload):
             return self._finish(frame, landing.maker(frame, node, payload)())
-        return self._suspensions.hand_out(
+        return self.suspensions.hand_out(
             frame,
             frame.plan.ops[0],
             None,
             (payload,),
             whom="the decoder",
-            until_ns=self._clock.now_ns + DEFAULT_PARK_DEADLINE_NS,
+            until_ns=self.clock.now_ns + DEFAULT_PARK_DEADLINE_NS,
         )
 
     def _hand_out(self, parked: Task) -> steps.RunTask:
@@ -157,9 +158,7 @@ class Decoder:
             kind, detail = result
             _, type_hash, index, size = frame.values[:4]
             if frame.source_peer is not None:
-                self._reports.receive_failed(
-                    frame.source_peer, index, type_hash, size, kind, detail
-                )
+                self.reports.receive_failed(frame.source_peer, index, type_hash, size, kind, detail)
         elif self.landing is not None and self.landing.is_wanted(frame):
             self.landing.land(frame, result)
         return TRIGGER

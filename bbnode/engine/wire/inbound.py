@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -94,54 +95,42 @@ class ComponentReceiver(Protocol):
         """Take a fill; False when its suffix names no component."""
 
 
+@dataclass(eq=False, repr=False)
 class Inbound:
     """Takes the envelopes of one node."""
 
-    def __init__(
-        self,
-        sites: Mapping[bytes, RecvSite | ResponseSite],
-        cells: Sequence[ComponentCell],
-        *,
-        limits: Limits,
-        clock: NodeClock,
-        reports: Reports,
-        executor: Executor,
-        neighbours: Neighbours,
-        round_trips: RoundTrips,
-        cohorts: Cohorts,
-        decoder: Decoder,
-        components: ComponentReceiver,
-    ) -> None:
-        self._sites = sites
-        self._cells = cells
-        self._limits = limits
-        self._clock = clock
-        self._reports = reports
-        self._executor = executor
-        self._neighbours = neighbours
-        self._round_trips = round_trips
-        self._cohorts = cohorts
-        self._decoder = decoder
-        self._components = components
-        decoder.landing = self
+    sites: Mapping[bytes, RecvSite | ResponseSite]
+    cells: Sequence[ComponentCell]
+    limits: Limits
+    clock: NodeClock
+    reports: Reports
+    executor: Executor
+    neighbours: Neighbours
+    round_trips: RoundTrips
+    cohorts: Cohorts
+    decoder: Decoder
+    components: ComponentReceiver
+
+    def __post_init__(self) -> None:
+        self.decoder.landing = self
 
     def receive(self, event: InboundBytes) -> None:
         """Take one envelope; its charge is released here unless an execution holds on to it.
 
         Whatever it makes the node come upon ends here: the next envelope is taken all the same.
         """
-        self._reports.counts["envelopes.in"] += 1
+        self.reports.counts["envelopes.in"] += 1
         try:
             envelope = self._open(event)
             if envelope is not None:
-                self._decoder.left_us -= ENVELOPE_US + FILL_US * len(envelope.fills)
+                self.decoder.left_us -= ENVELOPE_US + FILL_US * len(envelope.fills)
                 self._learn(event, envelope)
                 for index in range(len(envelope.fills)):
                     self._guarded(event, envelope, index)
         except STOPS:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary to what peers send
-            self._reports.receive_failed(event.peer, -1, 0, len(event.data), *describe(error))
+            self.reports.receive_failed(event.peer, -1, 0, len(event.data), *describe(error))
         finally:
             event.charge.release()
 
@@ -155,7 +144,7 @@ class Inbound:
             self._refuse(event.peer, index, envelope.fills[index], *describe(error))
 
     def _open(self, event: InboundBytes) -> WireEnvelope | None:
-        limits, reports = self._limits, self._reports
+        limits, reports = self.limits, self.reports
         try:
             # Its size was looked at before it was let in.
             envelope = decode_envelope(event.data, max_bytes=len(event.data))
@@ -171,7 +160,7 @@ class Inbound:
         except DecodeError as error:
             reports.receive_failed(event.peer, -1, 0, len(event.data), "DecodeFailed", str(error))
             reports.peers_changed(
-                self._neighbours.failed(event.peer, "undecodable envelope", self._clock.now_ns)
+                self.neighbours.failed(event.peer, "undecodable envelope", self.clock.now_ns)
             )
             return None
         if envelope.src_peer_bytes != event.peer.to_bytes():
@@ -183,23 +172,23 @@ class Inbound:
 
     def _learn(self, event: InboundBytes, envelope: WireEnvelope) -> None:
         """Enter addresses: claimed ones first, then the one that it came from."""
-        if event.peer == self._neighbours.self_peer:
+        if event.peer == self.neighbours.self_peer:
             return
-        book = self._neighbours.book
+        book = self.neighbours.book
         claimed = envelope.src_peer_addresses
         if claimed and not book.has_claimed(event.peer, claimed):
-            self._decoder.left_us -= CLAIMED_US_PER_BYTE * sum(map(len, claimed))
+            self.decoder.left_us -= CLAIMED_US_PER_BYTE * sum(map(len, claimed))
             refused = book.merge_claimed(event.peer, claimed)
             if refused:
-                self._reports.counts["addresses.refused"] += refused
+                self.reports.counts["addresses.refused"] += refused
         if event.observed is not None and not book.observe(event.peer, event.observed):
-            self._reports.counts["addresses.refused"] += 1
+            self.reports.counts["addresses.refused"] += 1
 
     def _fill(self, event: InboundBytes, envelope: WireEnvelope, index: int) -> None:
         fill = envelope.fills[index]
-        site = self._sites.get(fill.dest_suffix)
+        site = self.sites.get(fill.dest_suffix)
         if site is None:
-            if self._components.receive(event, envelope, index):
+            if self.components.receive(event, envelope, index):
                 return
             self._refuse(
                 event.peer,
@@ -235,8 +224,8 @@ class Inbound:
         Its classes are those of the hello that was accepted, in a private network no more than its
         membership grants. A peer that never said hello, or is gone, plays nothing.
         """
-        classes = self._neighbours.peers.classes_of(peer)
-        if not site.senders.isdisjoint(classes) or peer == self._neighbours.self_peer:
+        classes = self.neighbours.peers.classes_of(peer)
+        if not site.senders.isdisjoint(classes) or peer == self.neighbours.self_peer:
             return True
         self._refuse(
             peer,
@@ -253,7 +242,7 @@ class Inbound:
     def _deliver(
         self, event: InboundBytes, envelope: WireEnvelope, index: int, site: RecvSite
     ) -> None:
-        executor = self._executor
+        executor = self.executor
         fill = envelope.fills[index]
         node = accepts(site, fill.type_hash)
         if fill.trigger_only and not site.trigger_only and not isinstance(node, str):
@@ -269,7 +258,7 @@ class Inbound:
                 f"{_hash_text(fill.type_hash)}{' without payload' if fill.trigger_only else ''}",
             )
             return
-        limit = self._limits.frames_per_peer
+        limit = self.limits.frames_per_peer
         if limit is not None and executor.frames_of.get(event.peer, 0) >= limit:
             self._refuse(
                 event.peer,
@@ -282,9 +271,9 @@ class Inbound:
         correlation = envelope.correlation
         deadline_ns = None
         if envelope.remaining_deadline_ns:
-            deadline_ns = self._clock.now_ns + envelope.remaining_deadline_ns
-        if not self._decoder.takes_now(event, site.site, node, fill.payload):
-            self._decoder.later(event, correlation.wire_req_id, deadline_ns, site.site, fill, index)
+            deadline_ns = self.clock.now_ns + envelope.remaining_deadline_ns
+        if not self.decoder.takes_now(event, site.site, node, fill.payload):
+            self.decoder.later(event, correlation.wire_req_id, deadline_ns, site.site, fill, index)
             return
         value = self._decode(event.peer, index, fill, node, site.slot)
         if value is None:
@@ -303,7 +292,7 @@ class Inbound:
         value: Value,
     ) -> None:
         """Start the execution that a site has of a value."""
-        executor = self._executor
+        executor = self.executor
         frame = executor.start(site.plan)
         if frame is None:
             return
@@ -351,25 +340,25 @@ class Inbound:
                 f"{wanted}",
             )
             return
-        self._round_trips.learn(envelope.edge_rtt_reports)
-        if not self._decoder.takes_now(event, site.site, node, fill.payload):
-            self._decoder.later(event, wire_req_id, None, site.site, fill, index)
+        self.round_trips.learn(envelope.edge_rtt_reports)
+        if not self.decoder.takes_now(event, site.site, node, fill.payload):
+            self.decoder.later(event, wire_req_id, None, site.site, fill, index)
             return
         value = self._decode(event.peer, index, fill, node, None)
         if value is not None:
-            self._answer(event.peer, wire_req_id, self._clock.now_ns, event.charge.hold, value)
+            self._answer(event.peer, wire_req_id, self.clock.now_ns, event.charge.hold, value)
 
     def _wanted(self, peer: PeerId, wire_req_id: int) -> Cohort | None:
         """Return the cohort that waits for an answer of a peer; None, counted, when none does."""
-        cohort = self._cohorts.table.get(wire_req_id)
-        status = self._cohorts.table.classify(wire_req_id, peer)
-        if status is ResponseStatus.ACCEPTED and self._neighbours.governor.check_inbound(peer):
+        cohort = self.cohorts.table.get(wire_req_id)
+        status = self.cohorts.table.classify(wire_req_id, peer)
+        if status is ResponseStatus.ACCEPTED and self.neighbours.governor.check_inbound(peer):
             status = ResponseStatus.STRANGER  # blocked since it was asked
         if status is ResponseStatus.ACCEPTED and cohort is not None:
             return cohort
-        self._reports.counts[f"response.{status.value}"] += 1
+        self.reports.counts[f"response.{status.value}"] += 1
         if status is ResponseStatus.LATE:
-            self._reports.telemetry("response.late", peer=peer, wire_req_id=wire_req_id)
+            self.reports.telemetry("response.late", peer=peer, wire_req_id=wire_req_id)
         return None
 
     def _answer(
@@ -381,14 +370,14 @@ class Inbound:
         value: Value,
     ) -> None:
         """Add an answer that is wanted, and came at `came_ns`."""
-        cohort = self._cohorts.table.get(wire_req_id)
-        frame = self._cohorts.frame_of(wire_req_id)
+        cohort = self.cohorts.table.get(wire_req_id)
+        frame = self.cohorts.frame_of(wire_req_id)
         if frame is not None:
             frame.hold_charge(hold())
-        self._reports.peers_changed(self._neighbours.succeeded(peer))
+        self.reports.peers_changed(self.neighbours.succeeded(peer))
         if cohort is not None:
-            self._round_trips.sample(cohort.edge, came_ns - cohort.opened_ns)
-        self._cohorts.answer(wire_req_id, peer, value)
+            self.round_trips.sample(cohort.edge, came_ns - cohort.opened_ns)
+        self.cohorts.answer(wire_req_id, peer, value)
 
     # -- decoded apart --------------------------------------------------------------
 
@@ -417,7 +406,7 @@ class Inbound:
             self._answer(peer, frame.wire_req_id, frame.started_ns, hold, value)
 
     def _site_of(self, frame: Frame) -> RecvSite | ResponseSite | None:
-        return self._sites.get(site_suffix(frame.site))
+        return self.sites.get(site_suffix(frame.site))
 
     # -- payloads ----------------------------------------------------------------------------
 
@@ -435,7 +424,7 @@ class Inbound:
 
     def _make(self, node: TypeNode, payload: Buffer, slot: int | None) -> Value | Refusal:
         """Return the value of a payload, or why it has none. From any thread, backends too."""
-        component = None if slot is None else self._cells[slot].component
+        component = None if slot is None else self.cells[slot].component
         backend = component if isinstance(component, Backend) and node.kind is _TENSOR else None
         try:
             if backend is None:
@@ -453,7 +442,7 @@ class Inbound:
             return "BackendMaterializeFailed", f"{backend.TYPE_NAME}: {describe(error)[1]}"
 
     def _refuse(self, peer: PeerId, index: int, fill: SlotFill, kind: str, detail: str) -> None:
-        self._reports.receive_failed(peer, index, fill.type_hash, fill.payload_size, kind, detail)
+        self.reports.receive_failed(peer, index, fill.type_hash, fill.payload_size, kind, detail)
 
 
 def _check_count(items: Sized, cap: int | None, what: str) -> None:

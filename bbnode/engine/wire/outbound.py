@@ -13,6 +13,7 @@ as a duplicate of itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any, TypeAlias
 
 from multiaddr import Multiaddr
@@ -62,32 +63,24 @@ class _Pack:
         self.remaining_ns = 0
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class EnvelopeOutbox:
     """The fills that wait for the end of the poll.
 
     `on_request(wire_req_id, peer, tag)` is called when a request goes out in the envelope `tag`.
     """
 
-    def __init__(
-        self,
-        *,
-        neighbours: Neighbours,
-        round_trips: RoundTrips,
-        ingress: Ingress,
-        clock: NodeClock,
-        reports: Reports,
-        tracer: Tracer,
-        limits: Limits,
-        wire_ids: SplitMix64,
-    ) -> None:
-        self._neighbours = neighbours
-        self._round_trips = round_trips
-        self._ingress = ingress
-        self._clock = clock
-        self._reports = reports
-        self._tracer = tracer
+    neighbours: Neighbours
+    round_trips: RoundTrips
+    ingress: Ingress
+    clock: NodeClock
+    reports: Reports
+    tracer: Tracer
+    limits: InitVar[Limits]
+    wire_ids: SplitMix64
+
+    def __post_init__(self, limits: Limits) -> None:
         self._limit = limits.outbound
-        self._wire_ids = wire_ids
         self.on_request: Callable[[int, PeerId, int], object] = lambda *_: None
         self._packs: dict[_Key, list[_Pack]] = {}
         self._pending = 0
@@ -102,7 +95,7 @@ class EnvelopeOutbox:
     def one_way_id(self, frame: Frame) -> int:
         """Return the id under which an execution sends one-way."""
         if not frame.wire_out_id:
-            frame.wire_out_id = self._wire_ids.next_u64()
+            frame.wire_out_id = self.wire_ids.next_u64()
         return frame.wire_out_id
 
     def remaining_ns(self, frame: Frame, static_ns: int, site: int) -> int:
@@ -112,21 +105,21 @@ class EnvelopeOutbox:
         site should need by the round trips that were measured.
         """
         if frame.deadline_ns is None:
-            return static_ns or self._round_trips.estimate_ns(site)
-        return max(frame.deadline_ns - self._clock.now_ns, 1)  # 0 on the wire would mean "none"
+            return static_ns or self.round_trips.estimate_ns(site)
+        return max(frame.deadline_ns - self.clock.now_ns, 1)  # 0 on the wire would mean "none"
 
     def reachable(self, frame: Frame, op: Op, peers: Sequence[PeerId]) -> list[PeerId]:
         """Return those of `peers` that can be sent to; a PeerResolveFailed step for each other."""
         found = []
         for peer in peers:
-            reason = self._neighbours.unreachable(peer)
+            reason = self.neighbours.unreachable(peer)
             if reason is None:
                 found.append(peer)
                 continue
-            self._reports.counts["send.unresolved"] += 1
+            self.reports.counts["send.unresolved"] += 1
             if not frame.from_bus:
-                self._reports.bus.publish(BusKind.PEER_RESOLVE_FAILED)
-            self._reports.steps.append(
+                self.reports.bus.publish(BusKind.PEER_RESOLVE_FAILED)
+            self.reports.steps.append(
                 steps.PeerResolveFailed(
                     peer=peer, op=op.name, execution=frame.execution, reason=reason
                 )
@@ -179,8 +172,8 @@ class EnvelopeOutbox:
         remaining_ns: int,
     ) -> None:
         """Queue a fill that was checked, for peers that were."""
-        if self._tracer.on:
-            self._tracer.sent(frame, op, peers, kind, wire_req_id, fill.dest_suffix)
+        if self.tracer.on:
+            self.tracer.sent(frame, op, peers, kind, wire_req_id, fill.dest_suffix)
         size = payload_size + _FILL_OVERHEAD_BYTES
         for peer in peers:
             packs = self._packs.setdefault((peer, kind, wire_req_id), [])
@@ -204,11 +197,11 @@ class EnvelopeOutbox:
         if not self._packs:
             return
         packs, self._packs, self._pending = self._packs, {}, 0
-        neighbours, reports = self._neighbours, self._reports
+        neighbours, reports = self.neighbours, self.reports
         source = self._source_part()
         for (peer, kind, wire_req_id), queued in packs.items():
             addresses, destination = neighbours.book.routed(peer, _destination_part)
-            told = self._round_trips.reports() if kind is _RESPONSE else ()
+            told = self.round_trips.reports() if kind is _RESPONSE else ()
             is_request = kind is _REQUEST
             for pack in queued:
                 parts = encode_between(
@@ -227,10 +220,10 @@ class EnvelopeOutbox:
 
     def _source_part(self) -> bytes:
         """Return the end of all envelopes of this node; made anew when its addresses change."""
-        own = self._neighbours.own_addresses
+        own = self.neighbours.own_addresses
         if own is not self._source_of:
             self._source_of = own
-            peer = self._neighbours.self_peer.to_bytes()
+            peer = self.neighbours.self_peer.to_bytes()
             self._source = encode_source(peer, _address_bytes(own))
         return self._source
 
@@ -239,15 +232,15 @@ class EnvelopeOutbox:
         self._tag += 1
         self.on_request(wire_req_id, peer, self._tag)
         event = SendFailed(peer=peer, reason=reason, blames_peer=False, tag=self._tag)
-        self._ingress.push(event, must=True)
+        self.ingress.push(event, must=True)
 
     def _loop_back(self, parts: Sequence[Buffer]) -> str:
         """Push an envelope into the ingress; returns why it can't be, or ""."""
-        peer, data = self._neighbours.self_peer, b"".join(parts)
-        taken = self._ingress.push_inbound(peer, data, None)
+        peer, data = self.neighbours.self_peer, b"".join(parts)
+        taken = self.ingress.push_inbound(peer, data, None)
         if taken == "":
             return ""
-        self._reports.receive_failed(peer, -1, 0, len(data), taken, "a send to this node")
+        self.reports.receive_failed(peer, -1, 0, len(data), taken, "a send to this node")
         return f"{taken}: this node has no room for its own envelope"
 
     def state(self, _writer: object) -> Any:
