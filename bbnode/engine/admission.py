@@ -1,4 +1,4 @@
-"""What a host hands to `invoke` and `deliver_event`: checked, counted and copied.
+"""Admission of inputs of `invoke` and `deliver_event`: checked, counted and copied.
 
 Rule: names first, then counts, types and sizes; nothing is stored before all of it is right.
 Arrays are copied once, here, and are read-only from then on; the caller may reuse its buffers. An
@@ -44,7 +44,7 @@ class TakesInputs(Protocol):
 def adopt_inputs(
     target: TakesInputs, inputs: Mapping[str, Value], limits: Limits
 ) -> tuple[dict[str, Value], int]:
-    """Copies of all inputs of an invoke, and their size in bytes."""
+    """Return copies of all inputs of an invoke, and their size in bytes."""
     size = check_inputs(target, inputs, limits)
     adopted = {}
     for name in inputs:  # no comprehension: in Python 3.11 that is a call
@@ -53,7 +53,7 @@ def adopt_inputs(
 
 
 def check_inputs(target: TakesInputs, inputs: Mapping[str, Value], limits: Limits) -> int:
-    """The size in bytes of all inputs; raises when they are not what the target takes."""
+    """Return the size in bytes of all inputs. Raises if they are not what the target takes."""
     if limits.invoke_inputs is not None and len(inputs) > limits.invoke_inputs:
         raise TooManyInputs(
             f"{target.name}: {len(inputs)} inputs; limit invoke_inputs is {limits.invoke_inputs}"
@@ -77,7 +77,7 @@ def check_inputs(target: TakesInputs, inputs: Mapping[str, Value], limits: Limit
 
 
 def adopt_event(target: TakesInputs, name: str, value: Value, limits: Limits) -> tuple[Value, int]:
-    """A copy of the value of one event, and its size in bytes."""
+    """Return a copy of the value of one event, and its size in bytes."""
     _check_name(target, name)
     size = _checked_size(target, name, value)
     if limits.app_event_bytes is not None and size > limits.app_event_bytes:
@@ -89,7 +89,7 @@ def adopt_event(target: TakesInputs, name: str, value: Value, limits: Limits) ->
 
 
 def adopt(value: Value) -> Value:
-    """The value itself where it is immutable, else a read-only copy."""
+    """Return the value itself where it is immutable, else a read-only copy."""
     if type(value) is np.ndarray and _is_over_bytes(value):
         return value
     if isinstance(value, _ARRAYS):
@@ -102,7 +102,7 @@ def adopt(value: Value) -> Value:
 
 
 def _is_over_bytes(array: np.ndarray[Any, Any]) -> bool:
-    """Whether the memory of an array is that of a `bytes` object, and so can't change."""
+    """Return True if the memory of an array is that of a `bytes` object, and so can't change."""
     base: Any = array
     while type(base) is np.ndarray:
         if base.flags.writeable:

@@ -1,9 +1,9 @@
-"""The bus: what happened on this node, for programs that asked to hear of it.
+"""The bus: events of this node, for programs that subscribe to them.
 
 Rule: an event is a kind and nothing more; its details are in the step that the host gets.
 Only kinds with a subscriber are kept, at most `limit` events; the oldest goes first and is
 counted (`bus.dropped`). Each event starts one fresh execution per subscribed `EventSource`.
-What fails in such an execution is no event again, or a failing handler would feed itself.
+A failure in such an execution publishes nothing, or a failing handler would feed itself.
 """
 
 from __future__ import annotations
@@ -11,10 +11,6 @@ from __future__ import annotations
 import enum
 from collections import Counter, deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 
 class BusKind(enum.IntEnum):
@@ -37,8 +33,8 @@ class Bus:
     """Events of one node that wait for the next bus phase."""
 
     def __init__(self, limit: int | None, subscribed: Iterable[int], counts: Counter[str]) -> None:
-        self._limit = limit
         self._subscribed = frozenset(subscribed)
+        self._limit = limit
         self._counts = counts
         self._events: deque[int] = deque()
 
@@ -46,7 +42,7 @@ class Bus:
         return len(self._events)
 
     def publish(self, kind: int) -> None:
-        """Queue an event, if anybody listens."""
+        """Queue an event, if anybody subscribed to it."""
         if kind not in self._subscribed:
             return
         if self._limit is not None and len(self._events) >= self._limit:
@@ -55,14 +51,14 @@ class Bus:
         self._events.append(kind)
 
     def take(self) -> deque[int]:
-        """All events that wait, oldest first; what is published from now on waits again."""
+        """Remove and return all events that wait, oldest first."""
         taken, self._events = self._events, deque()
         return taken
 
-    def state(self, names: SavedNames) -> Any:  # noqa: ARG002 - the convention of tables
-        """For a snapshot: the events that wait. Who listens is the program's."""
+    def state(self) -> list[int]:
+        """Return the events that wait. Subscriptions are the program's."""
         return list(self._events)
 
-    def load(self, plain: Any, names: LoadedNames) -> None:  # noqa: ARG002
-        """Take up what `state` gave."""
-        self._events = deque(plain)
+    def load(self, events: Iterable[int]) -> None:
+        """Load what `state` returned."""
+        self._events = deque(events)

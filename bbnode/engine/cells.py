@@ -1,4 +1,4 @@
-"""One component and who may use it.
+"""One component, its lock, and the line of ops that wait for it.
 
 Rule: no two ops run on one component at the same time. While an op of it is under way in a
 worker thread, or has opened a completion, other ops wait here in the order in which they came.
@@ -10,14 +10,12 @@ component, only ops of that bootstrap are let in.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bbnode.components.contracts import Component
 from bbnode.engine.errors import NodeBusy, SnapshotFailed, describe
+from bbnode.engine.frame import Frame
 from bbnode.ir.slots import Binding
-
-if TYPE_CHECKING:
-    from bbnode.engine.frame import Frame
 
 
 class ComponentCell:
@@ -56,7 +54,7 @@ class ComponentCell:
         self.gate: object | None = None  # the running bootstrap that has the component
 
     def refuses(self, frame: Frame) -> bool:
-        """Whether an op of this execution has to wait."""
+        """Return True if an op of this execution has to wait."""
         if self.busy or self.lent or (self.gate is not None and self.gate is not frame.bootstrap):
             return True
         for cell in self.uses:  # noqa: SIM110 - most have none, and `any` costs more
@@ -65,21 +63,21 @@ class ComponentCell:
         return False
 
     def held_by(self) -> str:
-        """Who lets ops wait, for messages."""
+        """Return the name of the op or bootstrap that lets others wait."""
         for cell in (self, *self.uses):
             if cell.busy or cell.lent:
                 return cell.holder
         return str(self.gate)
 
     def take(self, token: int, holder: str, *, is_task: bool, moves: bool) -> None:
-        """An op works elsewhere from now on; `moves`: it may change what `serialize` gives."""
+        """Mark that an op works elsewhere from now on; `moves`: it may change the state."""
         self.busy = True
         for cell in (self, *self.uses) if is_task else (self,):
             cell.lent = cell is not self
             cell.task, cell.holder, cell.moves = token, holder, moves
 
     def give_back(self, *, is_task: bool) -> list[ComponentCell]:
-        """The op is done; returns the components for which somebody may have waited."""
+        """End that op's hold; returns the components for which somebody may have waited."""
         freed = (self, *self.uses) if is_task else (self,)
         for cell in freed:
             cell.busy = cell.lent = cell.moves = False
@@ -87,7 +85,7 @@ class ComponentCell:
         return list(dict.fromkeys([*freed, *(user for cell in freed for user in cell.used_by)]))
 
     def keep_states(self) -> None:
-        """Before a thread may change it: what a snapshot that is taken meanwhile will hold."""
+        """Keep the state for snapshots that are taken while a thread may change it."""
         for cell in (self, *self.uses):
             try:
                 cell.kept = cell._asked(cell.component.freeze)
@@ -95,11 +93,11 @@ class ComponentCell:
                 cell.kept = error  # of no concern unless somebody takes a snapshot
 
     def keep(self, data: bytes) -> None:
-        """Its state of before an op that a restored node hands out again."""
+        """Keep the state of before an op that a restored node hands out again."""
         self.kept = lambda: data
 
     def state(self, done: Container[int]) -> bytes:
-        """The component's state as of no op that is under way; raises SnapshotFailed.
+        """Return the component's state as of no op that is under way. Raises SnapshotFailed.
 
         `done`: tokens of tasks that have returned.
         """
@@ -117,7 +115,7 @@ class ComponentCell:
         return self.serialize()
 
     def serialize(self) -> bytes:
-        """What the component says; raises SnapshotFailed."""
+        """Return the component's own state. Raises SnapshotFailed."""
         return self._checked(self._asked(self.component.serialize))
 
     def _asked(self, method: Callable[[], Any]) -> Any:

@@ -1,48 +1,322 @@
-"""Requests of executions: opening a cohort, suspending on it, and going on.
+"""Cohorts: requests to many peers that are answered once.
 
-Rule: a request suspends its execution at its RecvRespBatched and fires once, by the rules of
-`requests.py`. What a cohort holds goes with its execution.
+Rule: a cohort closes once. ALL_ANSWERED when everyone asked has; at its deadline, QUORUM
+when enough have and BELOW_QUORUM when not. A peer that could not be sent to is missing from then
+on, and closes it early with the outcome of its deadline: when the others have answered, or when
+they are too few. An answer of such a peer counts all the same while the cohort is open (it may
+have been told to a peer that was restarted). What comes after, twice, from strangers or for
+nobody's request is told apart and dropped. Answers are handed out in PeerId order.
+
+A request suspends its execution at its RecvRespBatched and fires once. What a cohort holds goes
+with its execution.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
+from bbnode.engine.clock import NodeClock
 from bbnode.engine.errors import InvalidOperand, QuorumNotReached
 from bbnode.engine.frame import Frame, Op
 from bbnode.engine.limits import cut_text
-from bbnode.engine.parking import Why
-from bbnode.engine.requests import (
-    Cohort,
-    CohortState,
-    RequestsTable,
-    Verdict,
-    load_cohort,
-    needed_answers,
-    save_cohort,
+from bbnode.engine.reports import Reports
+from bbnode.engine.rng import SplitMix64
+from bbnode.engine.scheduler import Scheduler, Timer, TimerKind
+from bbnode.engine.snapshot.codec import (
+    FRAME,
+    PEER,
+    PLAIN,
+    TIMER,
+    VALUE,
+    RowForm,
+    SnapshotReader,
+    SnapshotWriter,
+    many,
+    mapping,
+    member,
 )
-from bbnode.engine.scheduler import Timer, TimerKind
+from bbnode.engine.suspensions import Suspensions, Why
+from bbnode.engine.wire.outbound import EnvelopeOutbox
 from bbnode.ir.address import parse_site_suffix
+from bbnode.ir.caps import MAX_CLOSED_REMEMBERED
 from bbnode.ir.envelope import CorrelationKind, SlotFill
 from bbnode.ir.peer import PeerId
-from bbnode.ir.values import Value
-
-if TYPE_CHECKING:
-    from bbnode.engine.runtime import Runtime
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+from bbnode.ir.values import ResponseBatch, Value
 
 # Of why one peer could not be sent to: a list of failed dials may be long.
 _REASON_BYTES = 200
 
 
-class Cohorts:
-    """The requests of one node, between its frames and its table."""
+class CohortState(enum.Enum):
+    """The states of a cohort; all but OPEN are final."""
 
-    def __init__(self, rt: Runtime) -> None:
-        self._rt = rt
-        self.table = RequestsTable()
-        self._frames: dict[int, Frame] = {}  # wire_req_id -> whose request it is
+    OPEN = "open"
+    ALL_ANSWERED = "all_answered"
+    QUORUM = "quorum"
+    BELOW_QUORUM = "below_quorum"
+    ABANDONED = "abandoned"  # its execution ended before it did
+
+
+class CohortEvent(enum.Enum):
+    """The events that close an open cohort."""
+
+    LAST_ANSWER = "last_answer"
+    REST_CANNOT_ANSWER = "rest_cannot_answer"  # enough have, the others can't be sent to
+    QUORUM_OUT_OF_REACH = "quorum_out_of_reach"  # too many can't be sent to
+    DEADLINE_WITH_QUORUM = "deadline_with_quorum"
+    DEADLINE_BELOW_QUORUM = "deadline_below_quorum"
+    EXECUTION_ENDED = "execution_ended"
+
+
+# What is not here can't happen: a closed cohort does not move.
+TRANSITIONS: dict[tuple[CohortState, CohortEvent], CohortState] = {
+    (CohortState.OPEN, CohortEvent.LAST_ANSWER): CohortState.ALL_ANSWERED,
+    (CohortState.OPEN, CohortEvent.REST_CANNOT_ANSWER): CohortState.QUORUM,
+    (CohortState.OPEN, CohortEvent.QUORUM_OUT_OF_REACH): CohortState.BELOW_QUORUM,
+    (CohortState.OPEN, CohortEvent.DEADLINE_WITH_QUORUM): CohortState.QUORUM,
+    (CohortState.OPEN, CohortEvent.DEADLINE_BELOW_QUORUM): CohortState.BELOW_QUORUM,
+    (CohortState.OPEN, CohortEvent.EXECUTION_ENDED): CohortState.ABANDONED,
+}
+
+
+class ResponseStatus(enum.Enum):
+    """The outcome of one answer; the value is the counter's suffix."""
+
+    ACCEPTED = "accepted"
+    COMPLETE = "complete"  # accepted, and the cohort closed with it
+    DUPLICATE = "duplicate"
+    STRANGER = "stranger"  # from a peer that was not asked
+    LATE = "late"  # its cohort closed before
+    UNKNOWN = "unknown"  # no such request
+
+
+@dataclass(slots=True, kw_only=True)
+class Cohort:
+    """One request: `asked` in PeerId order, `needed` answers at the deadline.
+
+    `envelopes`: tags of the envelopes to those that have not answered, each peer has one; `unsent`:
+    the peers that it is known not to have come to, and why.
+    """
+
+    wire_req_id: int
+    request_id: int
+    execution: int
+    name: str
+    asked: tuple[PeerId, ...]
+    unresolved: tuple[PeerId, ...] = ()
+    needed: int
+    site: int  # where answers have to come to
+    edge: int = 0  # the site that was asked, whose round trips are measured; 0: no site
+    opened_ns: int
+    deadline_ns: int
+    state: CohortState = CohortState.OPEN
+    answers: dict[PeerId, Value] = field(default_factory=dict)
+    envelopes: dict[PeerId, int] = field(default_factory=dict)
+    unsent: dict[PeerId, str] = field(default_factory=dict)
+    members: frozenset[PeerId] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.members = frozenset(self.asked)
+
+    @property
+    def responded(self) -> tuple[PeerId, ...]:
+        """Peers that have answered, in PeerId order."""
+        return tuple(peer for peer in self.asked if peer in self.answers)
+
+    @property
+    def missing(self) -> tuple[PeerId, ...]:
+        """Peers that have not answered, in PeerId order."""
+        return tuple(peer for peer in self.asked if peer not in self.answers)
+
+    @property
+    def out_of_reach(self) -> bool:
+        """True when fewer than `needed` have answered or still can."""
+        return len(self.asked) - len(self.unsent) < self.needed
+
+    def batch(self) -> ResponseBatch:
+        """Return the answers, in PeerId order."""
+        return ResponseBatch(
+            responses=tuple((peer, self.answers[peer]) for peer in self.responded),
+            missing=self.missing,
+        )
+
+
+_COHORTS = many(
+    RowForm(
+        Cohort,
+        wire_req_id=PLAIN,
+        request_id=PLAIN,
+        execution=PLAIN,
+        name=PLAIN,
+        asked=many(PEER),
+        unresolved=many(PEER),
+        needed=PLAIN,
+        site=PLAIN,
+        edge=PLAIN,
+        opened_ns=PLAIN,
+        deadline_ns=PLAIN,
+        state=member(CohortState),
+        answers=mapping(PEER, VALUE),
+        envelopes=mapping(PEER, PLAIN),
+        unsent=mapping(PEER, PLAIN),
+    )
+)
+_FRAMES = mapping(PLAIN, FRAME)
+_TIMERS = mapping(PLAIN, TIMER)
+
+
+class CohortTable:
+    """All cohorts of a node that are open, and the ids of those that were."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Cohort] = {}
+        self._closed: dict[int, None] = {}
+        # Envelope -> the request in it and its peer, while there is no answer.
+        self._of_tag: dict[int, tuple[Cohort, PeerId]] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open_cohorts(self) -> Sequence[Cohort]:
+        """Return all open cohorts, oldest first."""
+        return tuple(self._open.values())
+
+    def open(self, cohort: Cohort) -> Cohort:
+        """Add a cohort; one that asks nobody is closed at once."""
+        self._open[cohort.wire_req_id] = cohort
+        if not cohort.asked:
+            self._move(cohort, CohortEvent.LAST_ANSWER)
+        return cohort
+
+    def classify(self, wire_req_id: int, peer: PeerId) -> ResponseStatus:
+        """Return what would become of an answer of `peer`; changes nothing.
+
+        Asked before a payload is decoded, so that an answer that nobody wants costs nothing.
+        """
+        cohort = self._open.get(wire_req_id)
+        if cohort is None:
+            return ResponseStatus.LATE if wire_req_id in self._closed else ResponseStatus.UNKNOWN
+        if peer not in cohort.members:
+            return ResponseStatus.STRANGER
+        return ResponseStatus.DUPLICATE if peer in cohort.answers else ResponseStatus.ACCEPTED
+
+    def get(self, wire_req_id: int) -> Cohort | None:
+        """Return the open cohort with this id, or None."""
+        return self._open.get(wire_req_id)
+
+    def answer(self, wire_req_id: int, peer: PeerId, value: Value) -> ResponseStatus:
+        """Add an answer, or say why not."""
+        status = self.classify(wire_req_id, peer)
+        if status is not ResponseStatus.ACCEPTED:
+            return status
+        cohort = self._open[wire_req_id]
+        cohort.answers[peer] = value
+        cohort.unsent.pop(peer, None)
+        tag = cohort.envelopes.pop(peer, None)
+        if tag is not None:
+            del self._of_tag[tag]
+        self._close_if_done(cohort)
+        return (
+            ResponseStatus.ACCEPTED if cohort.state is CohortState.OPEN else ResponseStatus.COMPLETE
+        )
+
+    def sent(self, wire_req_id: int, peer: PeerId, tag: int) -> bool:
+        """Note the envelope of the request to a peer; False when nobody waits for the answer."""
+        cohort = self._open.get(wire_req_id)
+        if cohort is None:
+            return False
+        cohort.envelopes[peer] = tag
+        self._of_tag[tag] = (cohort, peer)
+        return True
+
+    def send_failed(self, tag: int, peer: PeerId, reason: str) -> Cohort | None:
+        """Note that an envelope did not come to a peer; returns its cohort, or None."""
+        found = self._of_tag.get(tag)
+        if found is None or found[1] != peer:
+            return None
+        cohort, _ = self._of_tag.pop(tag)
+        del cohort.envelopes[peer]
+        cohort.unsent[peer] = reason
+        self._close_if_done(cohort)
+        return cohort
+
+    def deadline(self, wire_req_id: int) -> Cohort | None:
+        """Close a cohort whose time is over; None when it closed before."""
+        cohort = self._open.get(wire_req_id)
+        if cohort is not None:
+            enough = len(cohort.answers) >= cohort.needed
+            self._move(
+                cohort,
+                CohortEvent.DEADLINE_WITH_QUORUM if enough else CohortEvent.DEADLINE_BELOW_QUORUM,
+            )
+        return cohort
+
+    def abandon(self, wire_req_id: int) -> Cohort | None:
+        """Close a cohort whose execution ended; None when it closed before."""
+        cohort = self._open.get(wire_req_id)
+        if cohort is not None:
+            self._move(cohort, CohortEvent.EXECUTION_ENDED)
+        return cohort
+
+    def _close_if_done(self, cohort: Cohort) -> None:
+        answered = len(cohort.answers)
+        if answered == len(cohort.asked):
+            self._move(cohort, CohortEvent.LAST_ANSWER)
+        elif not cohort.unsent:
+            return
+        elif cohort.out_of_reach:
+            self._move(cohort, CohortEvent.QUORUM_OUT_OF_REACH)
+        elif answered == len(cohort.asked) - len(cohort.unsent):
+            self._move(cohort, CohortEvent.REST_CANNOT_ANSWER)
+
+    def _move(self, cohort: Cohort, event: CohortEvent) -> None:
+        cohort.state = TRANSITIONS[cohort.state, event]
+        del self._open[cohort.wire_req_id]
+        for tag in cohort.envelopes.values():
+            del self._of_tag[tag]
+        cohort.envelopes.clear()
+        self._closed[cohort.wire_req_id] = None
+        if len(self._closed) > MAX_CLOSED_REMEMBERED:
+            del self._closed[next(iter(self._closed))]
+
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: open cohorts and ids of closed ones, oldest first."""
+        return [_COHORTS.save(self._open.values(), writer), list(self._closed)]
+
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned."""
+        cohorts, closed = plain
+        self._open = {cohort.wire_req_id: cohort for cohort in _COHORTS.load(cohorts, reader)}
+        self._closed = dict.fromkeys(closed)
+        self._of_tag = {
+            tag: (cohort, peer)
+            for cohort in self._open.values()
+            for peer, tag in cohort.envelopes.items()
+        }
+
+
+def needed_answers(quorum: int, asked: int) -> int:
+    """Return how many of `asked` peers have to answer; a quorum of 0 means all of them."""
+    return asked if quorum == 0 else quorum
+
+
+@dataclass(eq=False, repr=False)
+class Cohorts:
+    """Opens, collects and closes the requests of one node's executions."""
+
+    clock: NodeClock
+    reports: Reports
+    scheduler: Scheduler
+    suspensions: Suspensions
+    outbound: EnvelopeOutbox
+    wire_ids: SplitMix64
+
+    def __post_init__(self) -> None:
+        self.table = CohortTable()
+        self._frames: dict[int, Frame] = {}  # wire_req_id -> the frame whose request it is
         self._timers: dict[int, Timer] = {}
         self._waiters: dict[int, int] = {}  # wire_req_id -> token of the RecvRespBatched
         self._closed: dict[int, Cohort] = {}  # closed before anybody collected
@@ -61,13 +335,12 @@ class Cohorts:
     ) -> int:
         """Send a request whose answers come to `site` (None: nobody collects them).
 
-        Returns its request id.
-
-        Raises QuorumNotReached when fewer peers can be asked than have to answer.
+        Returns its request id. Raises QuorumNotReached when fewer peers can be asked than have to
+        answer.
         """
-        rt = self._rt
-        size = rt.outbound.check(op, fill, len(peers))
-        asked = tuple(sorted(rt.outbound.reachable(frame, op, peers)))
+        now_ns = self.clock.now_ns
+        size = self.outbound.check(op, fill, len(peers))
+        asked = tuple(sorted(self.outbound.reachable(frame, op, peers)))
         needed = needed_answers(quorum, len(asked))
         unresolved = tuple(sorted(set(peers) - set(asked)))
         if len(asked) < needed or (peers and not asked):
@@ -75,24 +348,23 @@ class Cohorts:
                 f"{name}: {len(asked)} of {len(peers)} peers can be asked and "
                 f"{max(needed, 1)} have to answer; not reachable: {_names(unresolved)}"
             )
-        wire_req_id = rt.wire_ids.next_u64()
-        deadline_ns = rt.now_ns + budget_ns
+        wire_req_id = self.wire_ids.next_u64()
+        deadline_ns = now_ns + budget_ns
         if frame.deadline_ns is not None:
             deadline_ns = min(deadline_ns, frame.deadline_ns)
-        for peer in asked:
-            rt.outbound.queue(
-                peer,
-                fill,
-                size,
-                CorrelationKind.REQUEST,
-                wire_req_id,
-                max(deadline_ns - rt.now_ns, 1),
-            )
-        if rt.tracer is not None:
-            rt.tracer.sent(frame, op, asked, CorrelationKind.REQUEST, wire_req_id, fill.dest_suffix)
+        self.outbound.queue(
+            frame,
+            op,
+            asked,
+            fill,
+            size,
+            CorrelationKind.REQUEST,
+            wire_req_id,
+            max(deadline_ns - now_ns, 1),
+        )
         self._next_request += 1
         request = self._next_request
-        rt.telemetry(
+        self.reports.telemetry(
             "request.sent",
             request=request,
             execution=frame.execution,
@@ -112,7 +384,7 @@ class Cohorts:
             asked=asked,
             unresolved=unresolved,
             needed=needed,
-            opened_ns=rt.now_ns,
+            opened_ns=now_ns,
             deadline_ns=deadline_ns,
             site=site,
             edge=parse_site_suffix(fill.dest_suffix) or 0,
@@ -123,7 +395,7 @@ class Cohorts:
         self._frames[wire_req_id] = frame
         self.table.open(cohort)
         if cohort.state is CohortState.OPEN:
-            self._timers[wire_req_id] = rt.scheduler.set(
+            self._timers[wire_req_id] = self.scheduler.set(
                 deadline_ns, TimerKind.REQUEST_DEADLINE, wire_req_id
             )
         else:
@@ -131,7 +403,7 @@ class Cohorts:
         return request
 
     def collect(self, frame: Frame, op: Op, request: int) -> Any:
-        """The batch, or PARKED until the cohort closes; raises QuorumNotReached."""
+        """Return the batch, or PARKED until the cohort closes. Raises QuorumNotReached."""
         wire_req_id = (frame.cohorts or {}).get(request)
         if wire_req_id is None:
             raise InvalidOperand(f"{op.name}: request {request} is none of this execution")
@@ -141,9 +413,8 @@ class Cohorts:
         cohort = self.table.get(wire_req_id)
         if cohort is None or wire_req_id in self._waiters:
             raise InvalidOperand(f"{op.name}: request {request} was collected before")
-        token = self._rt.parking.new_token()
-        self._waiters[wire_req_id] = token
-        return self._rt.suspensions.park(
+        token = self._waiters[wire_req_id] = self.suspensions.new_token()
+        return self.suspensions.park(
             frame,
             op,
             Why.RESPONSES,
@@ -153,12 +424,12 @@ class Cohorts:
             timer_kind=None,
         )
 
-    def answer(self, wire_req_id: int, peer: PeerId, value: Value) -> Verdict:
-        """Take one peer's answer; the caller has counted and classified it."""
+    def answer(self, wire_req_id: int, peer: PeerId, value: Value) -> ResponseStatus:
+        """Add one peer's answer; the caller has counted and classified it."""
         cohort = self.table.get(wire_req_id)
-        verdict = self.table.answer(wire_req_id, peer, value)
-        if cohort is not None and verdict in (Verdict.ACCEPTED, Verdict.COMPLETE):
-            self._rt.telemetry(
+        status = self.table.answer(wire_req_id, peer, value)
+        if cohort is not None and status in (ResponseStatus.ACCEPTED, ResponseStatus.COMPLETE):
+            self.reports.telemetry(
                 "request.response",
                 request=cohort.request_id,
                 execution=cohort.execution,
@@ -166,16 +437,16 @@ class Cohorts:
                 answered=len(cohort.answers),
                 asked=len(cohort.asked),
             )
-            if verdict is Verdict.COMPLETE:
+            if status is ResponseStatus.COMPLETE:
                 self._close(cohort)
-        return verdict
+        return status
 
     def send_failed(self, tag: int, peer: PeerId, reason: str) -> bool:
-        """An envelope did not come to a peer; False when no open request was in it."""
+        """Note that an envelope did not come to a peer; False when it held no open request."""
         cohort = self.table.send_failed(tag, peer, cut_text(reason, _REASON_BYTES))
         if cohort is None:
             return False
-        self._rt.telemetry(
+        self.reports.telemetry(
             "request.unsent",
             request=cohort.request_id,
             execution=cohort.execution,
@@ -187,18 +458,20 @@ class Cohorts:
         return True
 
     def frame_of(self, wire_req_id: int) -> Frame | None:
-        """The execution that waits for an open request."""
+        """Return the execution that waits for an open request."""
         return self._frames.get(wire_req_id)
 
-    def waited_for(self, token: int) -> Cohort | None:
-        """The open cohort that a parked RecvRespBatched waits for."""
+    def missing(self, token: int) -> str | None:
+        """Return, as text, the peers that a parked RecvRespBatched waits for; None: for none."""
         for wire_req_id, waiter in self._waiters.items():
-            if waiter == token:
-                return self.table.get(wire_req_id)
+            cohort = self.table.get(wire_req_id) if waiter == token else None
+            if cohort is not None:
+                why = {peer: f" (not sent: {reason})" for peer, reason in cohort.unsent.items()}
+                return ", ".join(f"{peer}{why.get(peer, '')}" for peer in cohort.missing)
         return None
 
     def deadline(self, wire_req_id: int) -> None:
-        """A cohort's time is over."""
+        """Close a cohort whose time is over."""
         cohort = self.table.deadline(wire_req_id)
         if cohort is not None:
             self._close(cohort)
@@ -213,32 +486,11 @@ class Cohorts:
             self._closed.pop(wire_req_id, None)
             self._waiters.pop(wire_req_id, None)
 
-    def state(self, names: SavedNames) -> Any:
-        """For a snapshot: the table, and how its requests hang together with executions."""
-        return [
-            self.table.state(names),
-            [[wire, names.frame(frame)] for wire, frame in self._frames.items()],
-            [[wire, names.timer(timer)] for wire, timer in self._timers.items()],
-            [[wire, token] for wire, token in self._waiters.items()],
-            [save_cohort(cohort, names) for cohort in self._closed.values()],
-            self._next_request,
-        ]
-
-    def load(self, plain: Any, names: LoadedNames) -> None:
-        """Take up what `state` gave."""
-        table, frames, timers, waiters, closed, self._next_request = plain
-        self.table.load(table, names)
-        self._frames = {wire: names.frame(execution) for wire, execution in frames}
-        armed = ((wire, names.timer(order)) for wire, order in timers)
-        self._timers = {wire: timer for wire, timer in armed if timer is not None}
-        self._waiters = dict(waiters)
-        self._closed = {c.wire_req_id: c for c in (load_cohort(row, names) for row in closed)}
-
     def _forget(self, wire_req_id: int) -> None:
         self._frames.pop(wire_req_id, None)
         timer = self._timers.pop(wire_req_id, None)
         if timer is not None:
-            self._rt.scheduler.cancel(timer)
+            self.scheduler.cancel(timer)
 
     def _close(self, cohort: Cohort) -> None:
         self._report(cohort)
@@ -250,9 +502,9 @@ class Cohorts:
         try:
             result = self._result(cohort)
         except QuorumNotReached as error:
-            self._rt.suspensions.resume(token, None, error)
+            self.suspensions.resume(token, None, error)
         else:
-            self._rt.suspensions.resume(token, result, None)
+            self.suspensions.resume(token, result, None)
 
     def _result(self, cohort: Cohort) -> Value:
         if cohort.state is CohortState.BELOW_QUORUM:
@@ -265,7 +517,7 @@ class Cohorts:
         return cohort.batch()
 
     def _report(self, cohort: Cohort) -> None:
-        self._rt.telemetry(
+        self.reports.telemetry(
             "request.closed",
             request=cohort.request_id,
             execution=cohort.execution,
@@ -273,6 +525,27 @@ class Cohorts:
             missing=cohort.missing,
             reason=cohort.state.value,
         )
+
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: the table, and its ties to executions."""
+        return [
+            self.table.state(writer),
+            _FRAMES.save(self._frames, writer),
+            _TIMERS.save(self._timers, writer),
+            [[wire, token] for wire, token in self._waiters.items()],
+            _COHORTS.save(self._closed.values(), writer),
+            self._next_request,
+        ]
+
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned."""
+        table, frames, timers, waiters, closed, self._next_request = plain
+        self.table.load(table, reader)
+        self._frames = _FRAMES.load(frames, reader)
+        armed = _TIMERS.load(timers, reader)
+        self._timers = {wire: timer for wire, timer in armed.items() if timer is not None}
+        self._waiters = dict(waiters)
+        self._closed = {cohort.wire_req_id: cohort for cohort in _COHORTS.load(closed, reader)}
 
 
 def _names(peers: Sequence[PeerId]) -> str:

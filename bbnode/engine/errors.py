@@ -1,4 +1,4 @@
-"""What the engine refuses at its boundary, one class per reason.
+"""Errors of the engine, one class per reason.
 
 Rule: install errors and entry-point errors are raised to the host; what goes wrong while
 polling is a step and never an exception. The name of a class is the `kind` that an
@@ -75,7 +75,7 @@ class UnknownSlot(InstallError):
     """No installed target has a slot of this name."""
 
 
-class UnboundDependency(InstallError):
+class MissingDependency(InstallError):
     """A component depends on a slot that no installed target binds."""
 
 

@@ -9,27 +9,35 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
+from bbnode.engine.ingress import Charge
+from bbnode.engine.steps import RunTask
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
 
-if TYPE_CHECKING:
-    from bbnode.engine.ingress import Charge
-    from bbnode.engine.parking import Parked
-    from bbnode.engine.runtime import Runtime
-    from bbnode.engine.steps import RunTask
 
+class Marker(enum.Enum):
+    """Objects that stand where no value is."""
 
-class _Marker(enum.Enum):
     MISSING = "missing"
     PARKED = "parked"
 
 
-MISSING: Final = _Marker.MISSING  # a value that is not there yet
-PARKED: Final = _Marker.PARKED  # what `fire` returns when the op has no result now
+MISSING: Final = Marker.MISSING  # a value that is not there yet
+PARKED: Final = Marker.PARKED  # what `fire` returns when the op has no result now
 
 SCRATCH: Final = -1  # index of the scratch element
+
+
+class Task(Protocol):
+    """A parked op whose method a worker thread runs."""
+
+    token: int
+    frame: Frame
+    op: Op
+    since_ns: int
+    arguments: tuple[Value, ...] | None
 
 
 class Op:
@@ -71,7 +79,7 @@ class Op:
         # Of ops that park: what makes outputs of that with which they are resumed, and the
         # RunTask of one whose component works in a worker thread.
         self.finish: Callable[[Frame, Any], Any] | None = None
-        self.hand_out: Callable[[Parked], RunTask] | None = None
+        self.hand_out: Callable[[Task], RunTask] | None = None
 
     def __repr__(self) -> str:
         return f"Op({self.name}: {self.op_type})"
@@ -82,7 +90,7 @@ def _unbound(_frame: Frame) -> Value:
 
 
 class EntryPlan:
-    """What one entry runs: shared, immutable once built.
+    """The plan of one entry: shared by its executions, immutable once built.
 
     `template` and `pending` are copied into each frame; `initial` are the ops that nothing
     but the entry's own seeds and constants hold up. `seeds` maps the entry's outputs (by
@@ -119,7 +127,7 @@ class EntryPlan:
         self.counts = False  # some op waits for several others
 
     def complete(self, ops: Sequence[Op], waits: Mapping[int, int]) -> None:
-        """Take up the ops, consumers set, and how many ops each index waits for (0 if absent).
+        """Set the ops, whose consumers are set, and how many ops each index waits for (or 0).
 
         Rivals of one group (the relays of an Any) count as one: only one of them ever has a
         result, so that what waits for nothing else is woken once even by them.
@@ -137,7 +145,10 @@ class EntryPlan:
 
 
 class Frame:
-    """One execution."""
+    """One execution.
+
+    `rt` is a `bbnode.engine.services.Services`: what ops of its node use, and nobody else.
+    """
 
     __slots__ = (
         "bootstrap",
@@ -163,8 +174,8 @@ class Frame:
         "wire_req_id",
     )
 
-    def __init__(self, rt: Runtime, plan: EntryPlan, execution: int, started_ns: int) -> None:
-        self.rt = rt
+    def __init__(self, rt: Any, plan: EntryPlan, execution: int, started_ns: int) -> None:
+        self.rt: Any = rt
         self.plan = plan
         self.execution = execution
         self.started_ns = started_ns
@@ -174,7 +185,7 @@ class Frame:
         self.live = 0  # ops that are ready or parked
         self.ended = False
         self.failures = 0
-        self.report = False  # whether the host is told of the end
+        self.report = False  # tell the host of the end
         self.deadline_ns: int | None = None
         self.source_peer: PeerId | None = None
         self.wire_req_id = 0  # of the envelope that started it
@@ -205,19 +216,3 @@ class Frame:
         """Note that a unit was given back, if it was one of this execution."""
         if self.units is not None and semaphore in self.units:
             self.units.remove(semaphore)
-
-    def one_way_id(self) -> int:
-        """The id under which this execution sends one-way."""
-        if not self.wire_out_id:
-            self.wire_out_id = self.rt.wire_ids.next_u64()
-        return self.wire_out_id
-
-    def remaining_ns(self, now_ns: int, static_ns: int, site: int) -> int:
-        """The time budget that goes with what is sent to a site now; 0 is none.
-
-        What is left of the deadline that came in, else `static_ns` of the op, else what the site
-        should need by the round trips that were measured.
-        """
-        if self.deadline_ns is None:
-            return static_ns or self.rt.round_trips.estimate_ns(site)
-        return max(self.deadline_ns - now_ns, 1)  # 0 on the wire would mean "none"

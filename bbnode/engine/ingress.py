@@ -34,12 +34,12 @@ class Charge:
         self.size = size
 
     def hold(self) -> Charge:
-        """One holder more. Only the polling thread holds and releases."""
+        """Add a holder. Only the polling thread holds and releases."""
         self._holders += 1
         return self
 
     def release(self) -> None:
-        """One holder less."""
+        """Remove a holder."""
         self._holders -= 1
         if self._holders == 0:
             self._budget.returned += self.size
@@ -48,8 +48,8 @@ class Charge:
 class ByteBudget:
     """Bytes that may wait and live together.
 
-    What was taken and what was given back are counted apart: any thread takes, under the lock, and
-    the polling thread alone gives back, so that it needs none.
+    Bytes taken and bytes returned are counted apart: any thread takes, under the lock, and the
+    polling thread alone returns, so that it needs none.
     """
 
     def __init__(self, limit: int | None, lock: threading.Lock | None = None) -> None:
@@ -79,11 +79,11 @@ class ByteBudget:
             return self.take_locked(size)
 
     def fits(self, size: int) -> bool:
-        """Whether `size` bytes are there; they stay there for who holds the lock."""
+        """Return True if `size` bytes are left; for callers that hold the lock."""
         return self._limit is None or self._taken - self.returned + size <= self._limit
 
     def take_locked(self, size: int) -> Charge:
-        """Take what fits, or was granted; for who holds the lock."""
+        """Take what fits, or was granted; for callers that hold the lock."""
         self._taken += size
         return Charge(self, size)
 
@@ -217,7 +217,7 @@ class Executions:
         self.last = 0
 
     def __call__(self) -> int:
-        """The next number, from 1 on."""
+        """Return the next number, from 1 on."""
         with self._lock:
             self.last += 1
             return self.last
@@ -246,7 +246,7 @@ class Ingress:
 
     @property
     def closed(self) -> bool:
-        """Whether the node was closed."""
+        """True once the node was closed."""
         return self._closed
 
     def close(self) -> None:
@@ -254,11 +254,11 @@ class Ingress:
         self._closed = True
 
     def pending(self) -> bool:
-        """Whether something waits."""
+        """Return True if something waits."""
         return bool(self._events or self._completions)
 
     def has_completions(self) -> bool:
-        """Whether a completion waits; one that comes just now is taken by the next poll."""
+        """Return True if a completion waits; one that comes just now is taken by the next poll."""
         return bool(self._completions)
 
     def push(self, event: Event, *, must: bool = False) -> bool:
@@ -278,19 +278,22 @@ class Ingress:
 
     def push_inbound(
         self, peer: PeerId, data: bytes | memoryview, observed: Multiaddr | None
-    ) -> bool:
-        """Queue an envelope; False when it is refused for its size, which is not counted here."""
+    ) -> str:
+        """Queue an envelope; returns why it is refused, or "".
+
+        IngressFull is counted here, BudgetExceeded is not.
+        """
         with self._lock:
             if not self.budget.fits(len(data)):
-                return False
+                return "BudgetExceeded"
             if self._refuses():
-                return True
+                return "IngressFull"
             first = not self._events and not self._completions
             charge = self.budget.take_locked(len(data))
             self._events.append(make_inbound(peer, data, observed, charge))
         if first and self._wake is not None:
             self._wake()
-        return True
+        return ""
 
     def push_invocation(
         self, target: str, event: str | None, inputs: dict[str, Value], size: int
@@ -316,7 +319,7 @@ class Ingress:
         return execution
 
     def _refuses(self, *, must: bool = False) -> bool:
-        """Whether nothing more is taken; counts it. Under the lock."""
+        """Return True, and count it, if nothing more is taken. Under the lock."""
         full = self._max_events is not None and len(self._events) >= self._max_events
         if self._closed or (full and not must):
             self._counts["ingress.dropped"] += 1
@@ -324,7 +327,7 @@ class Ingress:
         return False
 
     def refusal(self, what: str) -> EntryError:
-        """Why a push was refused."""
+        """Return the error of a push that was refused."""
         if self._closed:
             return IngressClosed(f"{what}: the node was closed")
         return IngressFull(f"{what}: too many events wait for a poll (limit ingress_events)")
@@ -342,7 +345,7 @@ class Ingress:
             self._wake()
 
     def take_events(self) -> deque[Event]:
-        """All events that wait, oldest first."""
+        """Remove and return all events that wait, oldest first."""
         with self._lock:
             taken, self._events = self._events, deque()
         return taken
@@ -353,7 +356,7 @@ class Ingress:
             self._events = deque((*events, *self._events))
 
     def take_completions(self) -> deque[Completed]:
-        """All completions that wait, oldest first."""
+        """Remove and return all completions that wait, oldest first."""
         with self._lock:
             taken, self._completions = self._completions, deque()
             self._completed.clear()
@@ -365,7 +368,7 @@ class Ingress:
             self._counts[name] += 1
 
     def counters(self) -> dict[str, int]:
-        """What was counted here."""
+        """Return the counts."""
         with self._lock:
             return dict(self._counts)
 
@@ -377,12 +380,12 @@ class Ingress:
             self._completed = {completed.token for completed in self._completions}
 
     def completed(self) -> frozenset[int]:
-        """Tokens of the completions that wait."""
+        """Return the tokens of the completions that wait."""
         with self._lock:
             return frozenset(self._completed)
 
     def waiting(self) -> tuple[list[Event], list[Completed]]:
-        """Copies of what waits; it stays. `refill` is the other way round."""
+        """Return copies of what waits; it stays. `refill` is the inverse."""
         with self._lock:
             return list(self._events), list(self._completions)
 

@@ -24,8 +24,8 @@ from bbnode.engine.errors import (
     InvalidArtifact,
     MissingComponents,
     MissingCustomOps,
+    MissingDependency,
     RoleMismatch,
-    UnboundDependency,
     UnknownSlot,
     UnsupportedOps,
 )
@@ -57,7 +57,7 @@ def install(
     record: Sink | None = None,
     own_artifact: bool = False,
 ) -> Node:
-    """A node that plays `targets` of a compiled model.
+    """Return a node that plays `targets` of a compiled model.
 
     Args:
         model: what the compiler returned; or a `ProgramPlan`, which nodes may share.
@@ -77,7 +77,7 @@ def install(
     Raises:
         NotCompiled, UnknownTarget, InvalidArtifact: of the artifact.
         SlotBindingConflict, MissingComponents, RoleMismatch, UnknownSlot, ConfigTypeMismatch,
-        LocalSettingRefused, UnboundDependency, DependencyCycle, ComponentConstructionFailed: of
+        LocalSettingRefused, MissingDependency, DependencyCycle, ComponentConstructionFailed: of
         components.
         MissingCustomOps, UnsupportedOps: of what it would run.
     """
@@ -98,18 +98,17 @@ def install(
         except BbnodeError as error:
             raise UnsupportedOps([f"{spec.where}: {error}"]) from error
     rt = Runtime(
+        program,
         neighbours=Neighbours(peer_id, addresses),
         cells=cells,
         graphs=graphs,
         limits=limits or Limits(),
         seed=seed,
         incarnation=incarnation,
-        saves_states=snapshots,
-        stores=program.stores,
-        subscribed=[s.argument for s in program.sources if s.kind == "EventSource"],
+        keeps_states=snapshots,
     )
-    rt.set_tracing(trace)
-    node = Node(program, rt)
+    rt.executor.set_tracing(trace)
+    node = Node(rt)
     if record is not None:
         head = head_of(
             program=program.digest,
@@ -129,7 +128,7 @@ def install(
 
 
 def _classes(program: ProgramPlan) -> dict[str, type[Component]]:
-    """The component class of every slot; all that are missing at once."""
+    """Return the component class of every slot; all that are missing are told at once."""
     found: dict[str, type[Component]] = {}
     missing: list[tuple[str, str, str]] = []
     for slot in program.slots:
@@ -182,7 +181,7 @@ def _make_components(
 
 
 def _connect(cells: Mapping[str, ComponentCell]) -> None:
-    """Tell every cell which others a thread of it may use; backends are free for all."""
+    """Tell every cell which others a thread of it may use; backends are not locked."""
     used_by: dict[str, list[ComponentCell]] = {name: [] for name in cells}
     for name, cell in cells.items():
         found: dict[str, None] = {}
@@ -217,7 +216,7 @@ def _construct(
 
 
 def _dependency_order(classes: Mapping[str, type[Component]]) -> list[str]:
-    """Slots in an order in which every component comes after those that it depends on."""
+    """Return the slots, every component after those that it depends on."""
     order: list[str] = []
     state: dict[str, bool] = {}  # False while its dependencies are looked at
 
@@ -231,7 +230,7 @@ def _dependency_order(classes: Mapping[str, type[Component]]) -> list[str]:
         state[name] = False
         for role, slot in classes[name].depends.items():
             if slot not in classes:
-                raise UnboundDependency(
+                raise MissingDependency(
                     f"slot {name!r}: {classes[name].TYPE_NAME} depends on slot {slot!r} "
                     f"({role}), which nothing is bound to; bind it when compiling"
                 )
@@ -245,7 +244,7 @@ def _dependency_order(classes: Mapping[str, type[Component]]) -> list[str]:
 
 
 def _unsupported(program: ProgramPlan, cells: Mapping[str, ComponentCell]) -> list[str]:
-    """Methods that components lack, and `ai.onnx` ops that backends do not have."""
+    """Return methods that components lack, and `ai.onnx` ops that backends do not have."""
     found = []
     for use in program.methods:
         cell = cells[use.slot]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from multiaddr import Multiaddr
@@ -17,10 +18,8 @@ from multiaddr import Multiaddr
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
 from bbnode.engine.admission import adopt_event, adopt_inputs
-from bbnode.engine.bootstrap.bootstraps import Bootstraps
-from bbnode.engine.bootstrap.targets import BootstrapTarget
+from bbnode.engine.bootstrap.targets import BootstrapInfo, BootstrapStatus, BootstrapTarget
 from bbnode.engine.bus import FIRST_PROGRAM_KIND, MAX_KIND
-from bbnode.engine.dispatch import Dispatch
 from bbnode.engine.errors import (
     STOPS,
     InvalidEventKind,
@@ -28,37 +27,49 @@ from bbnode.engine.errors import (
     UnknownSlot,
     did_you_mean,
 )
-from bbnode.engine.node_clock import NodeClock
-from bbnode.engine.node_views import NodeViews
-from bbnode.engine.planning.program import ProgramPlan
+from bbnode.engine.peers.neighbours import PeerStanding
+from bbnode.engine.peers.round_trips import RoundTrip
 from bbnode.engine.record.recording import Recorder, Sink
 from bbnode.engine.runtime import Runtime
-from bbnode.engine.snapshot.whole import NodeParts, restore_snapshot, take_snapshot
+from bbnode.engine.snapshot.whole import restore_snapshot, take_snapshot
+from bbnode.engine.suspensions import Waiting, Why
 from bbnode.ir.caps import MAX_POLL_DECODE_US
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Value
 
 
-class Node(NodeViews):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionInfo:
+    """One execution under way."""
+
+    execution: int
+    target: str
+    entry: str
+    started_ns: int
+    deadline_ns: int | None
+    source_peer: PeerId | None
+
+
+class Node:
     """Installed targets and their state. Made by `install`."""
 
-    def __init__(self, program: ProgramPlan, rt: Runtime) -> None:
-        self._program = program
-        super().__init__(rt, Bootstraps(rt, program.bootstraps), NodeClock(rt))
-        self._dispatch = Dispatch(program, rt, self._bootstraps)
-        # For snapshots, records and replays; nobody else's.
-        self.parts = NodeParts(
-            program=program, rt=rt, dispatch=self._dispatch, bootstraps=self._bootstraps
-        )
+    def __init__(self, rt: Runtime) -> None:
+        self._rt = rt
+        self._program = rt.program
         self._recorder: Recorder | None = None
 
-    # -- who it is ---------------------------------------------------------------------------
+    @property
+    def runtime(self) -> Runtime:
+        """All services of the node: for replays and tests, not for hosts."""
+        return self._rt
+
+    # -- identity ---------------------------------------------------------------------------
 
     @property
     def peer_id(self) -> PeerId:
         """This node's own id."""
-        return self._rt.self_peer
+        return self._rt.neighbours.self_peer
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -71,13 +82,13 @@ class Node(NodeViews):
         return tuple(dict.fromkeys(target.peer_class for target in self._program.targets))
 
     def inputs(self, target: str) -> Mapping[str, TypeNode | None]:
-        """Inputs of a target and their declared types, where known. Raises UnknownTarget."""
+        """Return inputs of a target and their declared types, where known. Raises UnknownTarget."""
         return self._program.find(target).inputs
 
     def component(self, slot: str) -> Any:
-        """The component of a slot, to be looked at on the polling thread. Raises UnknownSlot.
+        """Return the component of a slot, to be read on the polling thread. Raises UnknownSlot.
 
-        What changes it belongs into the program: the engine keeps ops of one component apart.
+        What changes it belongs in the program: the engine keeps ops of one component apart.
         """
         for cell in self._rt.cells:
             if cell.slot == slot:
@@ -90,7 +101,7 @@ class Node(NodeViews):
 
     @property
     def incarnation(self) -> int:
-        """Which life of this peer this is."""
+        """The number of this life of the peer."""
         return self._rt.incarnation
 
     @property
@@ -105,16 +116,16 @@ class Node(NodeViews):
 
     @property
     def tracing(self) -> bool:
-        """Whether polls tell every execution, op and fill."""
-        return self._rt.tracer is not None
+        """True when polls tell every execution, op and fill."""
+        return self._rt.tracer.on
 
     def set_tracing(self, on: bool) -> None:
         """Tell every execution, op and fill from the next poll on, or no more (polling thread)."""
         self._note("set_tracing", on)
-        self._rt.set_tracing(on)
+        self._rt.executor.set_tracing(on)
 
     def set_wake(self, wake: Callable[[], None] | None) -> None:
-        """`wake` is called, from any thread, when something comes to an empty ingress."""
+        """Set a callback, called from any thread when something comes to an empty ingress."""
         self._rt.ingress.set_wake(wake)
 
     # -- entry points ------------------------------------------------------------------------
@@ -145,20 +156,20 @@ class Node(NodeViews):
         OversizePayload, BudgetExceeded, AlreadyTransitivelyQueued, IngressFull, IngressClosed;
         nothing was queued then.
         """
-        asked = self._bootstraps.stage(target)
+        asked = self._rt.bootstraps.stage(target)
         if asked is None:
             return {}
         if not self._rt.ingress.push(asked):
             for start in asked.starts:
                 start.charge.release()
             raise self._rt.ingress.refusal("run_bootstrap")
-        self._bootstraps.accepted(asked)
+        self._rt.bootstraps.accepted(asked)
         return {start.name: start.execution for start in asked.starts}
 
     def deliver_inbound(
         self, peer: PeerId, data: bytes | memoryview, observed_address: Multiaddr | None = None
     ) -> None:
-        """One envelope of an authenticated peer; what is refused shows in steps or counters.
+        """Take one envelope of an authenticated peer; a refusal shows in steps or counters.
 
         A read-only view is kept as it is, and belongs to the node from now on.
         """
@@ -170,27 +181,27 @@ class Node(NodeViews):
             )
             return
         kept = data if isinstance(data, memoryview) and data.readonly else bytes(data)
-        if not rt.ingress.push_inbound(peer, kept, observed_address):
+        if rt.ingress.push_inbound(peer, kept, observed_address) == "BudgetExceeded":
             left = f"{rt.ingress.budget.remaining} bytes are left (limit ingress_bytes)"
             self._note_refused(peer, len(data), "BudgetExceeded", left)
 
     def peer_connected(
         self, peer: PeerId, classes: Iterable[str] = (), addresses: Iterable[Multiaddr] = ()
     ) -> None:
-        """A connection with a peer is there, and it said which classes it plays."""
+        """Note a connection with a peer, which said which classes it plays."""
         self._rt.ingress.push(
             ev.PeerConnected(peer=peer, classes=tuple(classes), addresses=tuple(addresses)),
             must=True,
         )
 
     def peer_disconnected(self, peer: PeerId, reason: str) -> None:
-        """The last connection with a peer is gone."""
+        """Note that the last connection with a peer is gone."""
         self._rt.ingress.push(ev.PeerDisconnected(peer=peer, reason=reason), must=True)
 
     def send_failed(
         self, peer: PeerId, reason: str, *, tag: int | None = None, blames_peer: bool = True
     ) -> None:
-        """The transport could not send an envelope, and will not any more.
+        """Note that the transport could not send an envelope, and will not any more.
 
         `tag`: of the SendEnvelope, so that a request that went out in it waits for this peer no
         longer. Backoff and governor hear of it only where it says something of the peer as it is
@@ -218,11 +229,11 @@ class Node(NodeViews):
         self._rt.ingress.push(ev.Published(kind=kind))
 
     def complete(self, token: int, result: Value) -> None:
-        """A RunTask's result."""
+        """Take a RunTask's result."""
         self._push_completion(ev.Completed(token=token, result=result, error=None))
 
     def fail(self, token: int, error: BaseException) -> None:
-        """What a RunTask raised."""
+        """Take the error that a RunTask raised."""
         self._push_completion(ev.Completed(token=token, result=None, error=error))
 
     def close(self) -> None:
@@ -248,21 +259,22 @@ class Node(NodeViews):
         self._rt.neighbours.governor.allow_only(allowed)
         self._rt.neighbours.peers.invalidate()
 
-    # -- driving it --------------------------------------------------------------------------
+    # -- polling --------------------------------------------------------------------------
 
     def poll(self, now_ns: int) -> list[steps.Step]:
         """Do what can be done at `now_ns` (monotonic; a clock that goes back stands still)."""
         rt = self._rt
-        self._clock.tell(now_ns)
+        clock, executor = rt.clock, rt.executor
+        clock.tell(now_ns)
         if self._recorder is not None:
             self._recorder.begin(now_ns)
-        if not rt.booted:
-            rt.booted = True
-            self._dispatch.boot()
-        if self._clock.resumed is not None:
-            rt.suspensions.hand_out_again(same_life=self._clock.resumed)
-            self._clock.resumed = None
-        take = self._dispatch.take
+        if not clock.started:
+            clock.started = True
+            rt.sources.boot()
+        if clock.resumed is not None:
+            rt.suspensions.hand_out_again(same_life=clock.resumed)
+            clock.resumed = None
+        on_event = rt.on_event
         events = rt.ingress.take_events()
         rt.decoder.left_us = MAX_POLL_DECODE_US
         done = 0
@@ -271,27 +283,27 @@ class Node(NodeViews):
                 break  # the others have their turn first: threads, streams, timers
             done += 1
             try:
-                take[type(event)](event)
+                on_event[type(event)](event)
             except STOPS:
                 raise
             except BaseException as error:  # noqa: BLE001 - whatever one event does
-                rt.failed_step(0, "", type(event).__name__, error)
+                rt.reports.op_failed(0, "", type(event).__name__, error)
         if done < len(events):
             rt.ingress.untake(itertools.islice(events, done, None))
         if self._recorder is not None:
             self._recorder.took(itertools.islice(events, done))
-        self._bootstraps.advance()
+        rt.bootstraps.advance()
         budget = rt.limits.cycle_ops
-        fired = rt.run(budget)
-        if rt.bus:
-            self._dispatch.deliver_bus()
-        for timer in rt.scheduler.matured(rt.now_ns):
+        fired = executor.run(budget)
+        if rt.reports.bus:
+            rt.sources.deliver_bus()
+        for timer in rt.scheduler.matured(clock.now_ns):
             try:
-                self._dispatch.mature(timer.kind, timer.key, timer.when_ns)
+                rt.on_timer[timer.kind](timer.key, timer.when_ns)
             except STOPS:
                 raise
             except BaseException as error:  # noqa: BLE001 - whatever one timer does
-                rt.failed_step(0, "", timer.kind.name, error)
+                rt.reports.op_failed(0, "", timer.kind.name, error)
         if rt.ingress.has_completions():
             completions = rt.ingress.take_completions()
             if self._recorder is not None:
@@ -302,69 +314,161 @@ class Node(NodeViews):
                 except STOPS:
                     raise
                 except BaseException as error:  # noqa: BLE001 - whatever one result does
-                    rt.failed_step(0, "", "Completed", error)
-        if rt.ready:
-            fired += rt.run(None if budget is None else budget - fired)
-        while self._bootstraps.advance():
-            fired += rt.run(None if budget is None else budget - fired)
+                    rt.reports.op_failed(0, "", "Completed", error)
+        if executor.ready:
+            fired += executor.run(None if budget is None else budget - fired)
+        while rt.bootstraps.advance():
+            fired += executor.run(None if budget is None else budget - fired)
         rt.outbound.flush()
-        rt.counts["ops.fired"] += fired
-        if rt.ready and budget is not None:
-            rt.steps.append(steps.CycleBudgetExceeded(budget=budget, remaining=rt.ops_ready()))
-        self._dispatch.check_booted()
-        made, rt.steps = rt.steps, []
+        rt.reports.counts["ops.fired"] += fired
+        if executor.ready and budget is not None:
+            rt.reports.steps.append(
+                steps.CycleBudgetExceeded(budget=budget, remaining=executor.ops_ready())
+            )
+        rt.sources.check_booted()
+        made = rt.reports.take()
         if self._recorder is not None:
             self._recorder.end(made)
         return made
 
     def next_deadline(self) -> int | None:
-        """When the next poll is due at the latest, absent new events; None: never."""
-        rt = self._rt
-        if rt.ready or rt.bus or rt.ingress.pending() or not rt.booted or self._clock.must_poll:
-            return self._clock.host_ns(rt.now_ns)
+        """Return when the next poll is due at the latest, absent new events; None: never."""
+        rt, clock = self._rt, self._rt.clock
+        waits = rt.executor.ready or rt.reports.bus or rt.ingress.pending()
+        if waits or not clock.started or clock.resumed is not None:
+            return clock.host_ns(clock.now_ns)
         due_ns = rt.scheduler.next_deadline()
-        return None if due_ns is None else self._clock.host_ns(due_ns)
+        return None if due_ns is None else clock.host_ns(due_ns)
 
     # -- snapshots ---------------------------------------------------------------------------
 
     def snapshot(self, now_ns: int | None = None) -> bytes:
-        """All state of the node, between two polls; `bbnode.engine.snapshot` says what it is.
+        """Return all state of the node, between two polls (see `bbnode.engine.snapshot`).
 
-        `now_ns`: the host's time, at which a node that takes it up goes on, with whatever time was
+        `now_ns`: the host's time, at which a node that loads it goes on, with whatever time was
         left to what waits. None: the time of the last poll.
 
         Raises SnapshotFailed where a component or a value can't be saved (NodeBusy: not now).
         """
-        with self._clock.shown(now_ns):
-            return take_snapshot(self.parts)
+        with self._rt.clock.shown(now_ns):
+            return take_snapshot(self._rt)
 
     def restore(self, data: bytes, now_ns: int | None = None, *, same_life: bool = False) -> None:
-        """Take up a snapshot, before anything else is done with the node.
+        """Load a snapshot, before anything else is done with the node.
 
         `now_ns`: the host's time at which the node's own goes on; None: that of the first poll.
         `same_life`: no new incarnation, and connections are as they were.
 
         Raises SnapshotRefused; install the node anew then.
         """
-        if self._rt.booted:
+        if self._rt.clock.started:
             raise SnapshotRefused("the node has polled; restore right after install")
         if self._recorder is not None:
             self._recorder.restored(data, now_ns, same_life=same_life)
-        restore_snapshot(self.parts, data, same_life=same_life)
-        self._clock.resume(now_ns, same_life=same_life)
+        restore_snapshot(self._rt, data, same_life=same_life)
+        self._rt.clock.resume(now_ns, same_life=same_life)
 
     def record(self, sink: Sink, head: Mapping[str, Any]) -> None:
-        """For `install`: write down all that comes in from now on."""
-        self._recorder = Recorder(sink, self.parts, head)
+        """Write down all that comes in from now on; for `install`."""
+        self._recorder = Recorder(sink, self._rt, head)
 
     def _note(self, method: str, *arguments: Any) -> None:
         if self._recorder is not None:
             self._recorder.called(method, *arguments)
 
-    # -- ingress events ----------------------------------------------------------------------
+    # -- views: copies and immutable things, in the host's time -----------------------------------
+
+    def counters(self) -> dict[str, int]:
+        """Return the counts since the start, and a few gauges."""
+        rt = self._rt
+        return {
+            **rt.reports.counts,
+            **rt.ingress.counters(),
+            **rt.stores.counters(),
+            "bus.waiting": len(rt.reports.bus),
+            "ingress.bytes": rt.ingress.budget.used,
+            "executions.live": len(rt.executor.frames),
+            "ops.parked": len(rt.suspensions),
+            "requests.open": len(rt.cohorts.table),
+            "calls.open": len(rt.calls),
+            "executions.in_line": len(rt.executor.turns),
+            "timers.components": len(rt.timers),
+            "records": len(rt.records),
+            "round_trips": len(rt.round_trips),
+            "timers": len(rt.scheduler),
+            "peers.connected": len(rt.neighbours.peers),
+            "peers.known": len(rt.neighbours.book),
+        }
+
+    def executions(self) -> list[ExecutionInfo]:
+        """Return the executions under way, oldest first."""
+        host_ns = self._rt.clock.host_ns
+        return [
+            ExecutionInfo(
+                execution=frame.execution,
+                target=frame.plan.target,
+                entry=frame.plan.name,
+                started_ns=host_ns(frame.started_ns),
+                deadline_ns=None if frame.deadline_ns is None else host_ns(frame.deadline_ns),
+                source_peer=frame.source_peer,
+            )
+            for frame in self._rt.executor.frames.values()
+        ]
+
+    def waiting(self) -> list[Waiting]:
+        """Return everything that waits, with its reason and its deadline."""
+        rt = self._rt
+        found = []
+        for parked in rt.suspensions:
+            missing = rt.cohorts.missing(parked.token) if parked.why is Why.RESPONSES else None
+            found.append(
+                Waiting(
+                    what=parked.op.name,
+                    why=parked.why.value + (" (given up)" if parked.abandoned else ""),
+                    whom=parked.whom if missing is None else missing,
+                    execution=parked.frame.execution,
+                    target=parked.frame.plan.target,
+                    since_ns=parked.since_ns,
+                    until_ns=parked.until_ns,
+                )
+            )
+        found += rt.messenger.waiting() + rt.executor.turns.waiting() + rt.bootstraps.waiting()
+        host_ns = rt.clock.host_ns
+        return [
+            replace(w, since_ns=host_ns(w.since_ns), until_ns=host_ns(w.until_ns)) for w in found
+        ]
+
+    def bootstrap_status(self, name: str | None = None) -> BootstrapStatus:
+        """Return the status of a Module's or component's (`slot:<slot>`) bootstrap, or of all.
+
+        Raises UnknownTarget.
+        """
+        return self._rt.bootstraps.status(name)
+
+    def bootstraps(self) -> list[BootstrapInfo]:
+        """Return all bootstraps of this node, in the order in which `All` runs them."""
+        return self._rt.bootstraps.infos()
+
+    def round_trips(self) -> list[RoundTrip]:
+        """Return the estimates of how long requests take, by the site that they go to."""
+        return self._rt.round_trips.all()
+
+    def connected_peers(self, peer_class: str | None = None) -> Sequence[PeerId]:
+        """Return peers that can be used now, in PeerId order; of one class if given."""
+        return self._rt.neighbours.view(self._rt.clock.now_ns).connected(peer_class)
+
+    def peer_standing(self, peer: PeerId) -> PeerStanding:
+        """Return the standing of a peer, known or not (on the polling thread)."""
+        return self._rt.neighbours.standing(peer, self._rt.clock.now_ns)
+
+    def records(self, name: str | None = None) -> list[tuple[int, int, str, Value]]:
+        """Return the values of Record ops, oldest first: (node's time, execution, name, value)."""
+        return [row for row in self._rt.records.rows() if name is None or row[2] == name]
+
+    # -- refusals and completions -------------------------------------------------------------
 
     def _push_completion(self, completed: ev.Completed) -> None:
-        if completed.token not in self._rt.parking:
+        if completed.token not in self._rt.suspensions:
             self._rt.ingress.count("completion.unknown")
             return
         self._rt.ingress.push_completion(completed)

@@ -6,12 +6,9 @@ doi:10.1145/2660193.2660195) over explicit state, so that a replay gives the sam
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bbnode.ir.ids import fnv1a_64
-
-if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 _MASK = (1 << 64) - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15  # odd, 2^64 / golden ratio; the step of the paper
@@ -20,7 +17,7 @@ _PROGRAM_STREAM = 0x70726F67  # "prog"
 
 
 def mix64(z: int) -> int:
-    """splitmix64's finalizer: a bijection of 64-bit integers."""
+    """Apply splitmix64's finalizer, a bijection of 64-bit integers."""
     z = (z + _GOLDEN_GAMMA) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -37,21 +34,25 @@ class SplitMix64:
         self.position = position
 
     def next_u64(self) -> int:
-        """The next number, in 0 .. 2^64-1."""
+        """Return the next number, in 0 .. 2^64-1."""
         self.position += 1
         return mix64((self._base + self.position * _GOLDEN_GAMMA) & _MASK)
 
-    def state(self, names: SavedNames) -> Any:  # noqa: ARG002 - the convention of tables
-        """For a snapshot: which stream it is, and how far it got."""
+    def restart(self, other: SplitMix64) -> None:
+        """Go on as another stream, for all who hold this one."""
+        self._base, self.position = other._base, other.position
+
+    def state(self) -> Any:
+        """Return which stream it is, and its position."""
         return [self._base, self.position]
 
-    def load(self, plain: Any, names: LoadedNames) -> None:  # noqa: ARG002
-        """Take up what `state` gave."""
+    def load(self, plain: Any) -> None:
+        """Load what `state` returned."""
         self._base, self.position = plain
 
 
 def wire_ids(peer: bytes, incarnation: int) -> SplitMix64:
-    """Ids for the wire: never twice on one node, and apart from other nodes' by chance.
+    """Return the ids for the wire: never twice on one node, and by chance apart from others'.
 
     mix64 is a bijection, so within (peer, incarnation) two positions never collide; across
     nodes 2^64 keeps the chance negligible.
@@ -60,6 +61,6 @@ def wire_ids(peer: bytes, incarnation: int) -> SplitMix64:
 
 
 def program_rng(seed: int, incarnation: int, peer: bytes) -> SplitMix64:
-    """What RngU64 draws from: of the node's seed, never of the incarnation's wire ids."""
+    """Return the stream of RngU64: of the node's seed, apart from the wire ids."""
     base = mix64(mix64((seed & _MASK) ^ _PROGRAM_STREAM) ^ mix64(incarnation))
     return SplitMix64(base ^ mix64(fnv1a_64(peer)))

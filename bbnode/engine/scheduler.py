@@ -10,14 +10,11 @@ from __future__ import annotations
 import enum
 import heapq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+from typing import Any, Protocol
 
 
 class TimerKind(enum.IntEnum):
-    """What a matured timer does."""
+    """The purpose of a timer."""
 
     PARKED_DONE = 1  # a Sleep or After is over; key: token
     PARKED_DEADLINE = 2  # a parked op waited too long; key: token
@@ -37,6 +34,13 @@ class Timer:
     kind: TimerKind
     key: int
     live: bool = True
+
+
+class TimerIndex(Protocol):
+    """Where loaded timers are entered, for tables that refer to them."""
+
+    def add_timer(self, timer: Timer) -> None:
+        """Enter a timer."""
 
 
 # Below this many entries a sweep saves nothing worth its time.
@@ -73,14 +77,14 @@ class Scheduler:
             heapq.heapify(self._heap)
 
     def next_deadline(self) -> int | None:
-        """When the next timer matures, or None."""
+        """Return when the next timer matures, or None."""
         heap = self._heap
         while heap and not heap[0][2].live:
             heapq.heappop(heap)
         return heap[0][0] if heap else None
 
     def matured(self, now_ns: int) -> list[Timer]:
-        """Take out what is due at `now_ns`, earliest first."""
+        """Remove and return the timers that are due at `now_ns`, earliest first."""
         due = []
         heap = self._heap
         while heap and (heap[0][0] <= now_ns or not heap[0][2].live):
@@ -91,16 +95,16 @@ class Scheduler:
                 due.append(timer)
         return due
 
-    def state(self, names: SavedNames) -> Any:  # noqa: ARG002 - the convention of tables
-        """For a snapshot: timers that are armed, in no order that matters, and the count."""
+    def state(self, _writer: object) -> Any:
+        """Return what a snapshot saves: timers that are armed, in order, and the count."""
         live = sorted((entry for entry in self._heap if entry[2].live), key=lambda e: e[:2])
         return [[t.when_ns, t.order, int(t.kind), t.key] for _, _, t in live], self._order
 
-    def load(self, plain: Any, names: LoadedNames) -> None:
-        """Take up what `state` gave."""
+    def load(self, plain: Any, reader: TimerIndex) -> None:
+        """Load what `state` returned."""
         rows, self._order = plain
         for when_ns, order, kind, key in rows:
             timer = Timer(when_ns, order, TimerKind(kind), key)
             self._heap.append((when_ns, order, timer))  # in order: a sorted list is a heap
-            names.add_timer(timer)
+            reader.add_timer(timer)
         self._live = len(self._heap)

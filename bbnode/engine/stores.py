@@ -1,25 +1,33 @@
-"""What a node keeps for its programs between executions: semaphores, queues, held values.
+"""Values and units that outlive executions: semaphores, queues, held values, records.
 
 Rule: each is named in the program and belongs to the node, shared by all of its executions
-and targets. Who has to wait stands in line, first come, first served, and leaves the line by
-its deadline or with its execution. Values that stay here are charged to the node's byte
+and targets. An op that has to wait stands in line, first come, first served, and leaves the line
+by its deadline or with its execution. Values that stay here are charged to the node's byte
 budget, and own their memory: a view would keep the whole envelope alive that it came in.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from bbnode.engine.errors import BudgetExceeded
 from bbnode.engine.ingress import ByteBudget, Charge
+from bbnode.engine.snapshot.codec import (
+    CHARGE,
+    PLAIN,
+    VALUE,
+    RowForm,
+    SnapshotReader,
+    SnapshotWriter,
+    many,
+    optional,
+)
+from bbnode.ir.caps import MAX_RECORD_BYTES, MAX_RECORDS
 from bbnode.ir.values import Composite, ResponseBatch, Value, size_of
-
-if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,21 +58,16 @@ class Semaphore:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A value that outlives its execution, and what it costs."""
+class StoredValue:
+    """A value that outlives its execution, and its charge."""
 
     value: Value
     charge: Charge
 
-    def state(self, names: SavedNames) -> Any:
-        """For a snapshot."""
-        return [names.value(self.value), names.charge(self.charge)]
 
-    @classmethod
-    def loaded(cls, plain: Any, names: LoadedNames) -> Kept:
-        """What `state` gave."""
-        value, charge = plain
-        return cls(names.value(value), names.charge(charge))
+_STORED = RowForm(StoredValue, value=VALUE, charge=CHARGE)
+_QUEUES = many(many(_STORED, deque))
+_HOLDS = many(optional(_STORED), list)
 
 
 @dataclass(slots=True)
@@ -72,7 +75,7 @@ class ValueQueue:
     """Values in the order of their coming."""
 
     name: str
-    values: deque[Kept] = field(default_factory=deque)
+    values: deque[StoredValue] = field(default_factory=deque)
     line: dict[int, None] = field(default_factory=dict)
 
 
@@ -83,37 +86,37 @@ class Stores:
         self._budget = budget
         self.semaphores = [Semaphore(s.name, s.units, s.units) for s in plan.semaphores]
         self.queues = [ValueQueue(name) for name in plan.queues]
-        self.holds: list[Kept | None] = [None] * len(plan.holds)
+        self.holds: list[StoredValue | None] = [None] * len(plan.holds)
 
-    def keep(self, value: Value, what: str) -> Kept:
-        """A value to be stored; raises BudgetExceeded when there is no room."""
+    def keep(self, value: Value, what: str) -> StoredValue:
+        """Return a value to be stored. Raises BudgetExceeded when there is no room."""
         charge = self._budget.charge(size_of(value))
         if charge is None:
             raise BudgetExceeded(
                 f"{what}: {size_of(value)} bytes to keep and {self._budget.remaining} are left "
                 "(limit ingress_bytes)"
             )
-        return Kept(detached(value), charge)
+        return StoredValue(detached(value), charge)
 
-    def state(self, names: SavedNames) -> Any:
-        """For a snapshot: units, values and held values. Lines are those of parked ops."""
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: units and values. Lines are those of parked ops."""
         return [
             [semaphore.free for semaphore in self.semaphores],
-            [[kept.state(names) for kept in queue.values] for queue in self.queues],
-            [None if kept is None else kept.state(names) for kept in self.holds],
+            _QUEUES.save([queue.values for queue in self.queues], writer),
+            _HOLDS.save(self.holds, writer),
         ]
 
-    def load(self, plain: Any, names: LoadedNames) -> None:
-        """Take up what `state` gave."""
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned."""
         free, queues, holds = plain
         for semaphore, units in zip(self.semaphores, free, strict=True):
             semaphore.free = units
-        for queue, rows in zip(self.queues, queues, strict=True):
-            queue.values = deque(Kept.loaded(row, names) for row in rows)
-        self.holds = [None if row is None else Kept.loaded(row, names) for row in holds]
+        for queue, values in zip(self.queues, _QUEUES.load(queues, reader), strict=True):
+            queue.values = values
+        self.holds = _HOLDS.load(holds, reader)
 
     def counters(self) -> dict[str, int]:
-        """Gauges for the host."""
+        """Return gauges for the host."""
         return {
             "queues.values": sum(len(queue.values) for queue in self.queues),
             "holds.values": sum(kept is not None for kept in self.holds),
@@ -122,7 +125,7 @@ class Stores:
 
 
 def detached(value: Value) -> Value:
-    """The value, with arrays that own their memory."""
+    """Return the value, with arrays that own their memory."""
     if isinstance(value, np.ndarray):
         if value.base is None:
             return value
@@ -137,3 +140,70 @@ def detached(value: Value) -> Value:
             missing=value.missing,
         )
     return value
+
+
+# Time, execution, name, value.
+RecordRow: TypeAlias = tuple[int, int, str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    at_ns: int
+    execution: int
+    name: str
+    kept: StoredValue
+
+
+_RECORDS = many(RowForm(_Record, at_ns=PLAIN, execution=PLAIN, name=PLAIN, kept=_STORED), deque)
+
+
+class Records:
+    """The newest values of all Record ops together, bounded in number and in bytes.
+
+    The oldest makes room for what comes; a value that does not fit even then is dropped and
+    counted (`records.dropped`).
+    """
+
+    def __init__(self, budget: ByteBudget, counts: Counter[str]) -> None:
+        self._budget = budget
+        self._counts = counts
+        self._rows: deque[_Record] = deque()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows(self) -> list[RecordRow]:
+        """Return all rows, oldest first."""
+        return [(row.at_ns, row.execution, row.name, row.kept.value) for row in self._rows]
+
+    def add(self, now_ns: int, execution: int, name: str, value: Value) -> None:
+        """Keep a value; older ones go where there is no room."""
+        size = size_of(value)
+        charge = None
+        if size <= MAX_RECORD_BYTES:
+            while len(self._rows) >= MAX_RECORDS or self._bytes + size > MAX_RECORD_BYTES:
+                self._drop_oldest()
+            charge = self._budget.charge(size)
+            while charge is None and self._rows:
+                self._drop_oldest()
+                charge = self._budget.charge(size)
+        if charge is None:
+            self._counts["records.dropped"] += 1
+            return
+        self._bytes += size
+        self._rows.append(_Record(now_ns, execution, name, StoredValue(detached(value), charge)))
+
+    def _drop_oldest(self) -> None:
+        charge = self._rows.popleft().kept.charge
+        self._bytes -= charge.size
+        charge.release()
+
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves, oldest first."""
+        return _RECORDS.save(self._rows, writer)
+
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned."""
+        self._rows = _RECORDS.load(plain, reader)
+        self._bytes = sum(row.kept.charge.size for row in self._rows)

@@ -1,36 +1,187 @@
-"""Ops that go to sleep and wake up, and the line in front of a component.
+"""Parked ops: what they wait for, until when, and how they go on.
 
-Rule: a parked op ends in exactly one way: it is resumed, its deadline passes, or its
-execution ends. Whatever it held of a component is then given to the next in line.
+Rule: every parked op has a deadline and an entry here, and ends in exactly one way: it is resumed,
+its deadline passes, or its execution ends. Whatever it held of a component is then given to the
+next in line. A worker thread cannot be taken back, so an op that runs in one keeps its component
+until the thread returns, even when the op itself has failed by its deadline or with its execution:
+its entry is then abandoned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 from bbnode.engine.cells import ComponentCell
+from bbnode.engine.clock import NodeClock
 from bbnode.engine.errors import (
     STOPS,
     DeadlineExceeded,
     OversizePayload,
     PendingAsyncExceeded,
 )
-from bbnode.engine.frame import PARKED, Frame, Op, _Marker
-from bbnode.engine.ingress import Completed
-from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS, Parked, Why
-from bbnode.engine.scheduler import TimerKind
+from bbnode.engine.frame import PARKED, Frame, Marker, Op
+from bbnode.engine.ingress import Completed, Ingress
+from bbnode.engine.limits import Limits
+from bbnode.engine.reports import Reports
+from bbnode.engine.scheduler import Scheduler, Timer, TimerKind
+from bbnode.engine.snapshot.codec import (
+    CELL,
+    FRAME,
+    LINE,
+    PLAIN,
+    TIMER,
+    VALUE,
+    Line,
+    RowForm,
+    SnapshotReader,
+    SnapshotWriter,
+    Via,
+    many,
+    member,
+    optional,
+)
+from bbnode.engine.stores import Semaphore
 from bbnode.ir.values import TRIGGER, Value, size_of
 
-if TYPE_CHECKING:
-    from bbnode.engine.runtime import Runtime
+# An op that may suspend and has no deadline of its own; the compiler's per-hop budget.
+DEFAULT_PARK_DEADLINE_NS = 30_000_000_000
 
 
+class Why(enum.Enum):
+    """The reasons for which an op is parked."""
+
+    TASK = "worker thread"
+    COMPLETION = "completion by the component"
+    COMPONENT = "another op of the same component"
+    TIMER = "timer"
+    RESPONSES = "responses"
+    SEMAPHORE = "semaphore"
+    QUEUE = "value of a queue"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Parked:
+    """One parked op; `abandoned` when only its component is still held."""
+
+    token: int
+    frame: Frame
+    op: Op
+    why: Why
+    whom: str
+    since_ns: int
+    until_ns: int
+    timer: Timer | None  # None: somebody else watches the time
+    cell: ComponentCell | None = None
+    line: Line | None = None  # where its token stands and waits for its turn
+    arguments: tuple[Value, ...] | None = None  # of a task, so that it can be handed out again
+    moves: bool = False  # a task that may change its component's state
+    abandoned: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Something that waits, as the node lists it."""
+
+    what: str
+    why: str
+    whom: str
+    execution: int
+    target: str
+    since_ns: int
+    until_ns: int
+
+    def as_json(self, now_ns: int) -> dict[str, Any]:
+        """Return it for status displays; times relative to `now_ns`, in seconds."""
+        return {
+            "what": self.what,
+            "why": self.why,
+            "whom": self.whom,
+            "execution": self.execution,
+            "target": self.target,
+            "waited_s": round((now_ns - self.since_ns) / 1e9, 3),
+            "remaining_s": round((self.until_ns - now_ns) / 1e9, 3),
+        }
+
+
+class Firing(Protocol):
+    """The part of the executor that goes on with ops."""
+
+    def emit(self, frame: Frame, op: Op, result: Any, started_ns: int | None = None) -> None:
+        """Store an op's result and wake its consumers."""
+
+    def fail(self, frame: Frame, op: Op, error: BaseException) -> None:
+        """Fail an op."""
+
+    def fire(self, frame: Frame, op: Op) -> None:
+        """Fire an op."""
+
+
+def _parked(*, frame: Frame, op: int, **fields: Any) -> Parked:
+    return Parked(frame=frame, op=frame.plan.ops[op], **fields)
+
+
+_ROW: RowForm[Parked] = RowForm(
+    _parked,
+    token=PLAIN,
+    frame=FRAME,
+    op=Via(lambda op, _: op.index, lambda index, _: index),
+    why=member(Why),
+    whom=PLAIN,
+    since_ns=PLAIN,
+    until_ns=PLAIN,
+    timer=TIMER,
+    cell=optional(CELL),
+    line=optional(LINE),
+    arguments=optional(many(VALUE)),
+    moves=PLAIN,
+    abandoned=PLAIN,
+)
+
+
+@dataclass(eq=False, repr=False)
 class Suspensions:
-    """Parks and resumes the ops of one node."""
+    """Parks and resumes the ops of one node. Tokens are never used twice.
 
-    def __init__(self, rt: Runtime) -> None:
-        self._rt = rt
+    `keeps_states`: components are asked for their state before a thread may change it.
+    """
+
+    firing: Firing
+    clock: NodeClock
+    scheduler: Scheduler
+    ingress: Ingress
+    reports: Reports
+    limits: Limits
+    semaphores: Sequence[Semaphore] = ()
+    keeps_states: bool = True
+
+    def __post_init__(self) -> None:
+        self._parked: dict[int, Parked] = {}
+        self._next_token = 1
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def __contains__(self, token: object) -> bool:
+        return token in self._parked
+
+    def __iter__(self) -> Iterator[Parked]:
+        """All parked ops, oldest first."""
+        return iter(list(self._parked.values()))
+
+    def get(self, token: int) -> Parked | None:
+        """Return the entry of a token, or None."""
+        return self._parked.get(token)
+
+    def new_token(self) -> int:
+        """Return a token for an op that is about to be parked."""
+        token = self._next_token
+        self._next_token = token + 1
+        return token
+
+    # -- parking -----------------------------------------------------------------------------
 
     def park(
         self,
@@ -42,32 +193,32 @@ class Suspensions:
         until_ns: int,
         token: int | None = None,
         cell: ComponentCell | None = None,
-        line: dict[int, None] | None = None,
+        line: Line | None = None,
         arguments: tuple[Value, ...] | None = None,
         moves: bool = False,
         timer_kind: TimerKind | None = TimerKind.PARKED_DEADLINE,
-    ) -> Literal[_Marker.PARKED]:
+    ) -> Literal[Marker.PARKED]:
         """Leave an op until `resume`, or until it is too late.
 
         A task or completion holds its component. `line` is where it waits for its turn.
         `timer_kind` None: somebody else watches the time. Raises PendingAsyncExceeded.
         """
-        limit = self._rt.limits.pending_async
-        if limit is not None and len(self._rt.parking) >= limit:
+        limit = self.limits.pending_async
+        if limit is not None and len(self._parked) >= limit:
             raise PendingAsyncExceeded(f"{op.name}: {limit} ops wait already (limit pending_async)")
         if frame.deadline_ns is not None:
             until_ns = min(until_ns, frame.deadline_ns)
-        token = self._rt.parking.new_token() if token is None else token
+        token = self.new_token() if token is None else token
         timer = None
         if timer_kind is not None:
-            timer = self._rt.scheduler.set(until_ns, timer_kind, token)
+            timer = self.scheduler.set(until_ns, timer_kind, token)
         parked = Parked(
             token=token,
             frame=frame,
             op=op,
             why=why,
             whom=whom,
-            since_ns=self._rt.now_ns,
+            since_ns=self.clock.now_ns,
             until_ns=until_ns,
             timer=timer,
             cell=cell,
@@ -75,109 +226,106 @@ class Suspensions:
             arguments=arguments,
             moves=moves,
         )
-        self._rt.parking.add(parked)
-        parked.take_hold()
-        if line is not None:
-            line[token] = None
+        self._add(parked)
         return PARKED
+
+    def _add(self, parked: Parked) -> None:
+        self._parked[parked.token] = parked
+        if not parked.abandoned:
+            if parked.frame.parked is None:
+                parked.frame.parked = {}
+            parked.frame.parked[parked.token] = None
+        if parked.line is not None:
+            parked.line[parked.token] = None
+        if parked.cell is not None and parked.why in (Why.TASK, Why.COMPLETION):
+            parked.cell.take(
+                parked.token,
+                parked.op.name,
+                is_task=parked.why is Why.TASK,
+                moves=parked.moves,
+            )
 
     def hand_out(
         self,
         frame: Frame,
         op: Op,
-        cell: ComponentCell,
+        cell: ComponentCell | None,
         arguments: tuple[Value, ...],
         *,
+        whom: str,
         until_ns: int,
-        moves: bool,
-    ) -> Literal[_Marker.PARKED]:
+        moves: bool = False,
+    ) -> Literal[Marker.PARKED]:
         """Let the host run an op in a worker thread; `moves`: it may change the component."""
-        token = self._rt.parking.new_token()
+        token = self.new_token()
         self.park(
             frame,
             op,
             Why.TASK,
-            cell.slot,
+            whom,
             until_ns=until_ns,
             cell=cell,
             arguments=arguments,
             moves=moves,
             token=token,
         )
-        if moves and self._rt.saves_states:
+        if cell is not None and moves and self.keeps_states:
             cell.keep_states()
-        parked = self._rt.parking.get(token)
-        if parked is not None and op.hand_out is not None:
-            self._rt.steps.append(op.hand_out(parked))
+        self._run_task(self._parked[token])
         return PARKED
 
+    def _run_task(self, parked: Parked) -> None:
+        if parked.op.hand_out is not None:
+            self.reports.steps.append(parked.op.hand_out(parked))
+
     def hand_out_again(self, *, same_life: bool) -> None:
-        """After a restore: every task that has not returned goes to a thread once more.
+        """Hand every task that has not returned to a thread once more, after a restore.
 
         In a new life nobody waits for those that were given up: their components are free.
         """
-        done = self._rt.ingress.completed()
-        for parked in self._rt.parking.entries():
+        done = self.ingress.completed()
+        for parked in self:
             if parked.why is not Why.TASK or parked.token in done:
                 continue
             if parked.abandoned and not same_life:
-                self._rt.parking.pop(parked.token)
+                self._pop(parked.token)
                 self._release(parked)
-            elif parked.op.hand_out is not None:
-                self._rt.steps.append(parked.op.hand_out(parked))
+            else:
+                self._run_task(parked)
 
     def wait_for_component(
         self, cell: ComponentCell, frame: Frame, op: Op
-    ) -> Literal[_Marker.PARKED]:
+    ) -> Literal[Marker.PARKED]:
         """Leave an op until its component is free; in the order of coming."""
         return self.park(
             frame,
             op,
             Why.COMPONENT,
             f"{cell.slot} (held by {cell.held_by()})",
-            until_ns=self._rt.now_ns + (op.deadline_ns or DEFAULT_PARK_DEADLINE_NS),
+            until_ns=self.clock.now_ns + (op.deadline_ns or DEFAULT_PARK_DEADLINE_NS),
             cell=cell,
             line=cell.line,
         )
 
-    def give_next(self, line: dict[int, None], result: Any) -> None:
-        """The first op in a line that is not empty goes on with what it waited for."""
-        token = next(iter(line))
-        del line[token]
-        self.resume(token, result, None)
-
-    def reclaim(self, units: Iterable[int]) -> None:
-        """Give back what an execution held when it failed."""
-        for semaphore in units:
-            self._rt.counts["limit.reclaimed"] += 1
-            self.give_unit(semaphore)
-
-    def give_unit(self, semaphore: int) -> None:
-        """A unit of a semaphore is free: it goes to the first in line, or stays free."""
-        found = self._rt.stores.semaphores[semaphore]
-        if not found.line:
-            found.free += 1
-            return
-        parked = self._rt.parking.get(next(iter(found.line)))
-        if parked is not None:
-            parked.frame.take_unit(semaphore)
-        self.give_next(found.line, TRIGGER)
+    # -- going on ----------------------------------------------------------------------------
 
     def resume(self, token: int, result: Any, error: BaseException | None) -> None:
-        """A parked op goes on with its outputs, or fails."""
-        parked = self._rt.parking.pop(token)
+        """Go on with a parked op's outputs, or fail it."""
+        parked = self._pop(token)
         if parked is None:
-            self._rt.counts["completion.unknown"] += 1
-            return
-        if parked.timer is not None:
-            self._rt.scheduler.cancel(parked.timer)
-        if parked.abandoned:
-            self._rt.counts["completion.late"] += 1
+            self.reports.counts["completion.unknown"] += 1
+        elif parked.abandoned:
+            self.reports.counts["completion.late"] += 1
         elif error is not None:
-            self._rt.fail(parked.frame, parked.op, error)
+            self.firing.fail(parked.frame, parked.op, error)
         else:
             self._finish(parked, result)
-        self._release(parked)
+        if parked is not None:
+            self._release(parked)
+
+    def complete(self, completed: Completed) -> None:
+        """Resume an op with a result that came through the ingress."""
+        self.resume(completed.token, completed.result, completed.error)
 
     def _finish(self, parked: Parked, result: Any) -> None:
         try:
@@ -188,52 +336,89 @@ class Suspensions:
         except STOPS:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary to what components hand over
-            self._rt.fail(parked.frame, parked.op, error)
+            self.firing.fail(parked.frame, parked.op, error)
         else:
-            self._rt.emit(parked.frame, parked.op, result, parked.since_ns)
+            self.firing.emit(parked.frame, parked.op, result, parked.since_ns)
 
     def _check_completion(self, parked: Parked, result: Any) -> None:
         # Results of tasks are not capped: they are the return value of the component's own
         # method, as when it returns at once. A completion may be used by anybody who got it.
-        cap = self._rt.limits.completion_bytes
+        cap = self.limits.completion_bytes
         if cap is not None and size_of(result) > cap:
             raise OversizePayload(
                 f"{parked.op.name}: a result of {size_of(result)} bytes; limit completion_bytes "
                 f"is {cap}"
             )
 
-    def complete(self, completed: Completed) -> None:
-        """A result that came through the ingress."""
-        self.resume(completed.token, completed.result, completed.error)
-
     def too_late(self, token: int) -> None:
-        """A parked op's deadline is over."""
-        parked = self._rt.parking.get(token)
+        """Fail a parked op whose deadline is over."""
+        parked = self._parked.get(token)
         if parked is None or parked.abandoned:
             return
-        waited_ms = (self._rt.now_ns - parked.since_ns) // 1_000_000
+        waited_ms = (self.clock.now_ns - parked.since_ns) // 1_000_000
         error = DeadlineExceeded(
             f"{parked.op.name} waited {waited_ms} ms for {parked.whom} ({parked.why.value})"
         )
-        frame, op = parked.frame, parked.op
         self.give_up(token)
-        self._rt.fail(frame, op, error)
+        self.firing.fail(parked.frame, parked.op, error)
 
     def give_up(self, token: int) -> None:
-        """Nobody waits for an op's result any more."""
-        parked = self._rt.parking.get(token)
+        """End the wait of an op whose result nobody needs any more."""
+        parked = self._parked.get(token)
         if parked is None:
             return
-        if parked.timer is not None:
-            self._rt.scheduler.cancel(parked.timer)
         if parked.why is Why.TASK:
             # The thread can't be taken back: its component stays taken until it returns.
-            self._rt.parking.abandon(parked)
+            if parked.timer is not None:
+                self.scheduler.cancel(parked.timer)
+            parked.abandoned = True
+            if parked.frame.parked is not None:
+                parked.frame.parked.pop(token, None)
             return
         if parked.line is not None:
             parked.line.pop(token, None)
-        self._rt.parking.pop(token)
+        self._pop(token)
         self._release(parked)
+
+    def drop_frame(self, frame: Frame) -> None:
+        """Abandon all ops of an execution that ends."""
+        for token in list(frame.parked or ()):
+            self.give_up(token)
+
+    def _pop(self, token: int) -> Parked | None:
+        """Remove an entry, and its timer."""
+        parked = self._parked.pop(token, None)
+        if parked is not None:
+            if parked.frame.parked is not None:
+                parked.frame.parked.pop(token, None)
+            if parked.timer is not None:
+                self.scheduler.cancel(parked.timer)
+        return parked
+
+    # -- lines -------------------------------------------------------------------------------
+
+    def give_next(self, line: Line, result: Any) -> None:
+        """Resume the first op in a line that is not empty, with what it waited for."""
+        token = next(iter(line))
+        del line[token]
+        self.resume(token, result, None)
+
+    def give_unit(self, semaphore: int) -> None:
+        """Pass a free unit of a semaphore to the first in line, or leave it free."""
+        found = self.semaphores[semaphore]
+        if not found.line:
+            found.free += 1
+            return
+        parked = self._parked.get(next(iter(found.line)))
+        if parked is not None:
+            parked.frame.take_unit(semaphore)
+        self.give_next(found.line, TRIGGER)
+
+    def reclaim(self, frame: Frame) -> None:
+        """Return the units that an execution held when it failed."""
+        for semaphore in frame.units if frame.units and frame.failures else ():
+            self.reports.counts["limit.reclaimed"] += 1
+            self.give_unit(semaphore)
 
     def _release(self, parked: Parked) -> None:
         """Free the component that an op held, and let the next in line have it."""
@@ -253,24 +438,22 @@ class Suspensions:
             if token is None:
                 return
             del cell.line[token]
-            waiting = self._rt.parking.pop(token)
-            if waiting is None:
-                continue
-            if waiting.timer is not None:
-                self._rt.scheduler.cancel(waiting.timer)
-            self._fire_waiting(waiting.frame, waiting.op)
+            waiting = self._pop(token)
+            if waiting is not None:
+                self.firing.fire(waiting.frame, waiting.op)
 
     def _may_enter(self, token: int, cell: ComponentCell) -> bool:
-        parked = self._rt.parking.get(token)
+        parked = self._parked.get(token)
         return parked is None or not cell.refuses(parked.frame)
 
-    def _fire_waiting(self, frame: Frame, op: Op) -> None:
-        try:
-            result = op.fire(frame)
-        except STOPS:
-            raise
-        except BaseException as error:  # noqa: BLE001 - as in `run`
-            self._rt.fail(frame, op, error)
-            return
-        if result is not PARKED:
-            self._rt.emit(frame, op, result)
+    # -- snapshots ---------------------------------------------------------------------------
+
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: all entries in order, and the next token."""
+        return [[_ROW.save(parked, writer) for parked in self], self._next_token]
+
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned; components come to be held as they were."""
+        rows, self._next_token = plain
+        for row in rows:
+            self._add(_ROW.load(row, reader))

@@ -1,71 +1,34 @@
-"""Tracing: one step per execution, op and fill, for who wants to follow them.
+"""Tracing: one step per execution, op and fill, for hosts that follow them.
 
-Rule: only while it is on. The loop that fires ops is chosen when tracing is switched, so that
-a node that does not trace pays nothing per op. Times are those of the polls: the engine has no
-clock of its own, and what fires within one poll takes no time. One message is followed across
-peers by (sender, wire_req_id, site): `FillSent` here, `ExecutionStarted` there.
+Rule: only while it is on; the executor then runs a loop of its own, so that a node that does not
+trace pays nothing per op. Times are those of the polls: the engine has no clock of its own, and
+an op that fires within one poll takes no time. One message is followed across peers by (sender,
+wire_req_id, site): `FillSent` here, `ExecutionStarted` there.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from bbnode.engine import steps
-from bbnode.engine.errors import STOPS
-from bbnode.engine.frame import PARKED, Frame, Op
+from bbnode.engine.clock import NodeClock
+from bbnode.engine.frame import Frame, Op
+from bbnode.engine.reports import Reports
 from bbnode.ir.envelope import CorrelationKind
 from bbnode.ir.peer import PeerId
 
-if TYPE_CHECKING:
-    from bbnode.engine.runtime import Runtime
-
 
 class Tracer:
-    """Makes the steps of a node that traces."""
+    """Makes the steps of a node that traces; to be asked only while it is `on`."""
 
-    def __init__(self, rt: Runtime) -> None:
-        self._rt = rt
-
-    def run(self, budget: int | None) -> int:
-        """What `Runtime.run` does, op by op."""
-        rt = self._rt
-        ready = rt.ready
-        most = sys.maxsize if budget is None else budget
-        fired = 0
-        while ready and fired < most:
-            frame, ops = ready.popleft()
-            for at, op in enumerate(ops):
-                if frame.ended:
-                    break
-                if fired == most:
-                    ready.appendleft((frame, ops[at:]))
-                    break
-                fired += 1
-                try:
-                    self._fire(frame, op)
-                except STOPS:
-                    if ops[at + 1 :]:
-                        ready.appendleft((frame, ops[at + 1 :]))
-                    raise
-        return fired
-
-    def _fire(self, frame: Frame, op: Op) -> None:
-        rt = self._rt
-        try:
-            result = op.fire(frame)
-        except STOPS:
-            raise
-        except BaseException as error:  # noqa: BLE001 - the same boundary as there
-            rt.fail(frame, op, error)
-            return
-        if result is not PARKED:
-            rt.emit(frame, op, result)
+    def __init__(self, clock: NodeClock, reports: Reports) -> None:
+        self.on = False
+        self._clock = clock
+        self._reports = reports
 
     def started(self, frame: Frame) -> None:
-        """An execution begins."""
-        self._rt.steps.append(
+        """Report that an execution begins."""
+        self._reports.steps.append(
             steps.ExecutionStarted(
                 execution=frame.execution,
                 target=frame.plan.target,
@@ -78,22 +41,22 @@ class Tracer:
         )
 
     def ended(self, frame: Frame) -> None:
-        """An execution is over."""
-        self._rt.steps.append(
+        """Report that an execution is over."""
+        self._reports.steps.append(
             steps.ExecutionEnded(
                 execution=frame.execution,
                 target=frame.plan.target,
                 entry=frame.plan.name,
                 started_ns=frame.started_ns,
-                ended_ns=self._rt.now_ns,
+                ended_ns=self._clock.now_ns,
                 failures=frame.failures,
             )
         )
 
     def completed(self, frame: Frame, op: Op, started_ns: int | None) -> None:
-        """An op has its result; `started_ns` is when it was parked, None when it was not."""
-        now_ns = self._rt.now_ns
-        self._rt.steps.append(
+        """Report an op's result; `started_ns` is when it was parked, None when it was not."""
+        now_ns = self._clock.now_ns
+        self._reports.steps.append(
             steps.OpCompleted(
                 execution=frame.execution,
                 target=frame.plan.target,
@@ -113,17 +76,17 @@ class Tracer:
         wire_req_id: int,
         suffix: bytes,
     ) -> None:
-        """An op sends a fill to `peers`."""
-        for peer in peers:
-            self._rt.steps.append(
-                steps.FillSent(
-                    execution=frame.execution,
-                    target=frame.plan.target,
-                    op=op.name,
-                    peer=peer,
-                    correlation=kind.name,
-                    wire_req_id=wire_req_id,
-                    suffix=suffix,
-                    at_ns=self._rt.now_ns,
-                )
+        """Report that an op sends a fill to `peers`."""
+        self._reports.steps.extend(
+            steps.FillSent(
+                execution=frame.execution,
+                target=frame.plan.target,
+                op=op.name,
+                peer=peer,
+                correlation=kind.name,
+                wire_req_id=wire_req_id,
+                suffix=suffix,
+                at_ns=self._clock.now_ns,
             )
+            for peer in peers
+        )

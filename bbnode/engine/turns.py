@@ -10,24 +10,29 @@ for other executions by themselves (queues, held values, semaphores) do not take
 
 from __future__ import annotations
 
-from collections import deque
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
 
+from bbnode.engine.clock import NodeClock
 from bbnode.engine.errors import DeadlineExceeded
 from bbnode.engine.frame import EntryPlan, Frame
-from bbnode.engine.parking import Waiting
+from bbnode.engine.planning.flatten import FlatOp
+from bbnode.engine.snapshot.codec import SnapshotReader, SnapshotWriter
+from bbnode.engine.suspensions import Waiting
+from bbnode.ir import keys, opset
+from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 
-if TYPE_CHECKING:
-    from bbnode.engine.runtime import Runtime
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
-
+# Ops that another execution, maybe of the same entry, has to release.
+_WAIT_FOR_OTHERS: Final = frozenset({"Serialize.Dequeue", "Hold.Flush", "Limit.Acquire"})
 # Until when a turn is said to be waited for where the execution has no deadline: each op before it
 # has one of its own.
 MAX_TURN_NS: Final = 3_600 * 1_000_000_000
 
 
-# Whose turns they are: of an entry, or of what one peer sends to one site.
+# The turns of an entry, or of what one peer sends to one site.
 _Key: TypeAlias = EntryPlan | tuple[EntryPlan, PeerId | None, int]
 
 
@@ -36,11 +41,45 @@ def _key(frame: Frame) -> _Key:
     return (plan, frame.source_peer, frame.site) if plan.by_sender else plan
 
 
-class Turns:
-    """Who runs and who waits, by entry."""
+def runs_in_turn(ops: Iterable[FlatOp]) -> bool:
+    """Return True if executions of these ops have to take turns."""
+    uses: Counter[str] = Counter()
+    changed: set[str] = set()
+    for op in ops:
+        if op.domain == keys.SYSCALL_DOMAIN and op.op_type in _WAIT_FOR_OTHERS:
+            return False
+        slot = op.node.metadata.get(keys.SLOT_KEY)
+        spec = opset.lookup_op(op.domain, op.op_type)
+        if slot is not None and spec is not None and spec.role is not None:
+            uses[slot] += 1
+            if spec.changes:
+                changed.add(slot)
+    return any(uses[slot] > 1 for slot in changed)
 
-    def __init__(self, rt: Runtime) -> None:
-        self._rt = rt
+
+class Starter(Protocol):
+    """The part of the executor that begins, refuses and ends executions."""
+
+    def begin(self, frame: Frame) -> None:
+        """Let an execution run."""
+
+    def fail_start(
+        self, execution: int, plan: EntryPlan, error: BbnodeError, *, from_bus: bool = False
+    ) -> None:
+        """Report an execution that will not run."""
+
+    def end(self, frame: Frame) -> None:
+        """Drop an execution."""
+
+
+@dataclass(eq=False, repr=False)
+class Turns:
+    """The executions that run in turn and those that wait for theirs, by entry."""
+
+    starter: Starter
+    clock: NodeClock
+
+    def __post_init__(self) -> None:
         self._running: dict[_Key, Frame] = {}
         self._lines: dict[_Key, deque[Frame]] = {}
 
@@ -48,11 +87,11 @@ class Turns:
         return sum(map(len, self._lines.values()))
 
     def is_taken(self, key: _Key) -> bool:
-        """Whether an execution has the turn."""
+        """Return True if an execution has the turn."""
         return key in self._running
 
     def take(self, frame: Frame) -> bool:
-        """Whether it is the execution's turn; otherwise it waits for it."""
+        """Return True if it is the execution's turn; otherwise the execution waits for it."""
         key = _key(frame)
         if key not in self._running:
             self._running[key] = frame
@@ -61,7 +100,7 @@ class Turns:
         return False
 
     def give_back(self, frame: Frame) -> None:
-        """The execution has ended: it is the next one's turn."""
+        """End an execution's turn, or its wait: the next one begins."""
         key = _key(frame)
         line = self._lines.get(key, deque())
         if self._running.get(key) is not frame:
@@ -74,18 +113,18 @@ class Turns:
             if self._is_late(following):
                 continue
             self._running[key] = following
-            self._rt.begin(following)
+            self.starter.begin(following)
             return
         self._lines.pop(key, None)
 
     def _is_late(self, frame: Frame) -> bool:
         deadline = frame.deadline_ns
-        if deadline is None or self._rt.now_ns < deadline:
+        if deadline is None or self.clock.now_ns < deadline:
             return False
         error = DeadlineExceeded("its turn came after its deadline: those before it took too long")
         frame.failures += 1
-        self._rt.fail_start(frame.execution, frame.plan, error, from_bus=frame.from_bus)
-        self._rt.end(frame)
+        self.starter.fail_start(frame.execution, frame.plan, error, from_bus=frame.from_bus)
+        self.starter.end(frame)
         return True
 
     def waiting(self) -> list[Waiting]:
@@ -104,17 +143,17 @@ class Turns:
             for frame in line
         ]
 
-    def state(self, names: SavedNames) -> Any:
-        """For a snapshot: the executions of each entry, the running one first."""
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: the executions of each entry, the running one first."""
         return [
-            [names.frame(frame), *(names.frame(f) for f in self._lines.get(key, ()))]
+            [writer.frame(frame), *(writer.frame(f) for f in self._lines.get(key, ()))]
             for key, frame in self._running.items()
         ]
 
-    def load(self, plain: Any, names: LoadedNames) -> None:
-        """Take up what `state` gave, frames being there."""
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned, frames being there."""
         for running, *line in plain:
-            frame = names.frame(running)
+            frame = reader.frame(running)
             self._running[_key(frame)] = frame
             if line:
-                self._lines[_key(frame)] = deque(names.frame(number) for number in line)
+                self._lines[_key(frame)] = deque(reader.frame(number) for number in line)

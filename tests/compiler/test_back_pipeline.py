@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from onnx import ModelProto
 
 from bbnode.compiler.analysis import order
-from bbnode.compiler.driver import seams
 from bbnode.compiler.driver.admission import admit
-from bbnode.compiler.driver.compiler import Compiler
+from bbnode.compiler.driver.compiler import Compiler, seams
 from bbnode.compiler.driver.pipeline import all_pass_names, load_pass
 from bbnode.compiler.errors import Internal
 from bbnode.compiler.unit import CompileOptions, SlotBinding

@@ -436,7 +436,7 @@ def test_thirty_clients_a_crash_and_a_restart() -> None:
     network.run(until=112 * S)
     for node in others:
         found = node.component("directory").view(
-            Context(now_ns=node.node._rt.now_ns, self_peer=node.peer_id), "peer"
+            Context(now_ns=node.node._rt.clock.now_ns, self_peer=node.peer_id), "peer"
         )
         assert len(found) == 28
         assert gone not in found
@@ -466,7 +466,7 @@ def test_the_example_says_what_happened(capsys) -> None:
 
 
 def _at(node, peer_class: str) -> Context:
-    return Context(now_ns=node.node._rt.now_ns, self_peer=node.peer_id, peer_class=peer_class)
+    return Context(now_ns=node.node._rt.clock.now_ns, self_peer=node.peer_id, peer_class=peer_class)
 
 
 def test_the_same_seed_draws_the_same() -> None:

@@ -24,10 +24,9 @@ from bbnode.daemon.control.errors import (
     NotRunning,
     TcpRefused,
 )
-from bbnode.daemon.control.feed import Feed
+from bbnode.daemon.control.feed import Feed, followed
 from bbnode.daemon.control.http import HttpLimits
 from bbnode.daemon.control.listen import UnknownGroup, parse_tcp, unix_listener
-from bbnode.daemon.control.log_feed import followed
 from bbnode.daemon.control.server import ControlLimits
 from bbnode.ir.errors import EnvironmentFault
 from tests.daemon.live import Live, in_thread, running

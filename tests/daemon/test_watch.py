@@ -13,7 +13,7 @@ from bbnode.daemon.invoke.rounds import FAILED_ROUNDS, ROUND_SLACK_S
 from bbnode.daemon.observing import watch
 from bbnode.daemon.observing.doctor import CheckResult, judge_going_on
 from bbnode.daemon.observing.watch import LIVENESS_CHECKS, LOOK_EVERY_S, Watch, WatchTargets
-from bbnode.engine.parking import Waiting
+from bbnode.engine.suspensions import Waiting
 from tests.daemon.test_rounds import A, B, Bench, C, settle
 
 

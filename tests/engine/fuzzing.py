@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bbnode.engine import Limits, Node, steps
-from bbnode.engine.ops.context import suffix_of
+from bbnode.engine.messaging.actions import suffix_of
 from bbnode.ir import codec, keys, types
 from bbnode.ir.address import site_suffix
 from bbnode.ir.envelope import (
@@ -110,7 +110,7 @@ def node_under_test(**more: Any) -> Node:
 def ask(node: Node) -> int:
     """Open a request; returns its id on the wire."""
     node.invoke("server", {"x": np.ones(1, np.float32), "peers": PeerIdVec(PEERS)})
-    node.poll(node._rt.now_ns)
+    node.poll(node._rt.clock.now_ns)
     cohorts = node._rt.cohorts.table.open_cohorts()
     return cohorts[-1].wire_req_id if cohorts else 0
 
@@ -172,9 +172,9 @@ def check(node: Node) -> None:
     """What holds at any time."""
     rt = node._rt
     assert 0 <= rt.ingress.budget.used <= BUDGET
-    assert len(rt.frames) <= 256
-    assert len(rt.parking) <= 128
-    assert all(count >= 0 for count in rt.control._under_way)
+    assert len(rt.executor.frames) <= 256
+    assert len(rt.suspensions) <= 128
+    assert all(count >= 0 for count in rt.executor.under_way.values())
 
 
 def settle(node: Node, now_ns: int) -> int:
@@ -186,14 +186,14 @@ def settle(node: Node, now_ns: int) -> int:
     component(node, "chat").heard.clear()  # what test components note is theirs
     component(node, "agg").got.clear()
     component(node, "m").calls.clear()
-    assert not rt.frames
-    assert not len(rt.parking)
+    assert not rt.executor.frames
+    assert not len(rt.suspensions)
     assert not len(rt.cohorts.table)
-    assert not len(rt.control.calls)
-    assert not any(rt.control._under_way)
-    assert not rt.ready
+    assert not len(rt.calls)
+    assert not any(rt.executor.under_way.values())
+    assert not rt.executor.ready
     assert not any(cell.busy or cell.line for cell in rt.cells)
-    kept = sum(row[3].charge.size for row in rt.records._rows)
+    kept = sum(row.kept.charge.size for row in rt.records._rows)
     kept += sum(held.charge.size for queue in rt.stores.queues for held in queue.values)
     assert rt.ingress.budget.used == kept
     assert len(rt.round_trips) <= 1024

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import onnx
+from multiaddr import Multiaddr
 
 from bbnode.components.contracts import (
     PENDING,
@@ -33,6 +34,10 @@ from bbnode.ir.values import Metadata, PeerIdVec, Value
 
 MS = 1_000_000
 S = 1_000_000_000
+
+
+def address(i: int) -> Multiaddr:
+    return Multiaddr(f"/ip4/10.0.{i // 256}.{i % 256}/tcp/1")
 
 
 def peer(seed: int) -> PeerId:

@@ -22,8 +22,7 @@ from bbnode.engine import (
     errors,
     steps,
 )
-from bbnode.engine.bootstrap.bootstraps import MAX_TURN_NS
-from bbnode.engine.bootstrap.states import TRANSITIONS, Move, State
+from bbnode.engine.bootstrap.bootstraps import MAX_TURN_NS, TRANSITIONS, Move, State
 from bbnode.ir import keys, protos, types
 from bbnode.ir.values import TRIGGER, Metadata
 from tests.engine.builder import Partition, model

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from bbnode.engine import Limits, steps
-from bbnode.engine.component_timers import RETRY_NS, ComponentTimers
+from bbnode.engine.messaging.messenger import RETRY_NS
+from bbnode.engine.messaging.pending import ComponentTimers
 from bbnode.engine.scheduler import Scheduler
 from bbnode.ir.values import TRIGGER
 from tests.engine.protocols import chatting
 from tests.engine.support import S, component, of, peer
-from tests.engine.test_control_plane import REQUEST, message
+from tests.engine.test_messenger import REQUEST, message
 
 
 def beating(**more):

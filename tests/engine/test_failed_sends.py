@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bbnode.engine import Limits, control_plane, steps
-from bbnode.engine.ops.context import suffix_of
+from bbnode.engine import Limits, steps
+from bbnode.engine.messaging import messenger
+from bbnode.engine.messaging.actions import suffix_of
 from bbnode.ir import keys
 from bbnode.ir.envelope import (
     CorrelationKind,
@@ -370,7 +371,7 @@ def test_a_component_that_is_busy_hears_of_it_when_it_can() -> None:
     assert heard == []
     node.complete(task.token, task.fn())
     node.poll(3)
-    node.poll(2 + control_plane.RETRY_NS)
+    node.poll(2 + messenger.RETRY_NS)
     assert heard[-1] == ("no answer", "hello", peer(1))
     assert heard.count(heard[-1]) == 1
 

@@ -125,7 +125,7 @@ def test_ops_fire_in_the_order_in_which_they_became_ready(
     counts = node.counters()
     assert counts["ops.fired"] == len(made.fired)
     assert counts["executions.live"] == 0
-    assert not node._rt.ready
+    assert not node._rt.executor.ready
 
 
 @given(webs(), st.integers(1, 3), st.integers(1, 5))
@@ -166,7 +166,7 @@ def test_who_stops_the_process_in_an_op_loses_that_op_alone(trace: bool) -> None
     with pytest.raises(KeyboardInterrupt):
         node.poll(0)
     ops[1].fire = untouched
-    (frame,) = node._rt.frames.values()
+    (frame,) = node._rt.executor.frames.values()
     assert frame.live == 2  # what was stopped, and what is still to come
     node.poll(0)
     assert frame.live == 1

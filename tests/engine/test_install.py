@@ -106,7 +106,7 @@ def test_dependencies_are_made_first_and_bound() -> None:
     assert data.dependency("model") is component(node, "model")
     alone = Partition("server", inputs=["x"])
     alone.bind("a_data", "DataSource", "test.DependentData")
-    with pytest.raises(errors.UnboundDependency, match="depends on slot 'model'"):
+    with pytest.raises(errors.MissingDependency, match="depends on slot 'model'"):
         bring_up(model(alone), "server")
 
 

@@ -6,9 +6,9 @@ from collections import Counter
 
 import numpy as np
 
-from bbnode.engine import records
+from bbnode.engine import stores
 from bbnode.engine.ingress import ByteBudget
-from bbnode.engine.records import Records
+from bbnode.engine.stores import Records
 
 
 def table(limit=None):
@@ -21,7 +21,7 @@ def kept(ring):
 
 
 def test_the_newest_stay_when_there_are_too_many(monkeypatch) -> None:
-    monkeypatch.setattr(records, "MAX_RECORDS", 3)
+    monkeypatch.setattr(stores, "MAX_RECORDS", 3)
     ring, budget, _ = table()
     for n in range(5):
         ring.add(0, n, "a", np.zeros(10, np.uint8))
@@ -30,7 +30,7 @@ def test_the_newest_stay_when_there_are_too_many(monkeypatch) -> None:
 
 
 def test_the_newest_stay_when_they_are_too_large(monkeypatch) -> None:
-    monkeypatch.setattr(records, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(stores, "MAX_RECORD_BYTES", 100)
     ring, budget, counts = table()
     for n in range(5):
         ring.add(0, n, "a", np.zeros(40, np.uint8))

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from bbnode.engine import Node, errors, steps
-from bbnode.engine.record.recording import FRAME_HEAD, frame
+from bbnode.engine.record.recording import FRAME_HEAD, frame, plain_step
 from bbnode.engine.record.replay import RecordReader, Replay
-from bbnode.engine.record.step_digest import plain_step
 from bbnode.engine.snapshot.whole import pack, unpack
 from bbnode.ir import keys
 from tests.engine.builder import Partition, model

@@ -14,6 +14,7 @@ from bbnode.components.contracts import DataSource, offload
 from bbnode.engine import Limits, errors, steps
 from bbnode.engine.frame import Frame
 from bbnode.engine.runtime import Runtime
+from bbnode.engine.snapshot.events import IngressTable
 from bbnode.engine.snapshot.whole import seal, unpack
 from bbnode.ir import keys
 from bbnode.ir.values import TRIGGER, Metadata, PeerIdVec
@@ -101,7 +102,7 @@ def retabled(data: bytes, name: str, plain) -> bytes:
         (lambda d: resealed(d, lists={}), "malformed"),
         (lambda d: retabled(d, "addresses", [[99, 1, [], [], None]]), "malformed"),
         (lambda d: retabled(d, "addresses", [3]), "malformed"),
-        (lambda d: retabled(d, "frames", [[1, 2]]), "malformed"),
+        (lambda d: retabled(d, "executions", [[[1, 2]], [], 1, 0]), "malformed"),
         (lambda d: retabled(d, "runtime", {"a": 1}), "malformed"),
         (lambda d: retabled(d, "parked", [[[1] * 13], 1]), "malformed"),
         (lambda d: retabled(d, "timers", [[[1, 1, 99, 1]], 1]), "malformed"),
@@ -435,13 +436,33 @@ def test_bytes_in_use_are_charged_again() -> None:
 
 # What a snapshot has to hold, by name: whoever adds state has to say here that it is saved.
 RUNTIME_STATE = {
-    *("self_peer", "neighbours", "cells", "graphs", "limits", "seed", "now_ns", "booted", "steps"),
-    *("counts", "records", "frames", "ready", "ingress", "stores", "bus", "scheduler", "parking"),
-    *("dedup", "suspensions", "outbound", "cohorts", "round_trips", "control", "tracer", "run"),
-    *("_commands", "executions", "next_execution", "saves_states", "incarnation", "wire_ids"),
-    *("rng", "turns"),
-    "frames_of",  # counted again from the frames
+    *("incarnation", "wire_ids", "rng"),  # saved by the runtime itself
+    # Of the program, the install, or ties between services.
+    *("program", "cells", "graphs", "limits", "carry_out", "on_event", "on_timer"),
+    # Tables: each is in `Runtime.tables`, as the test checks.
+    *("clock", "reports", "executor", "scheduler", "suspensions", "cohorts", "bootstraps"),
+    *("sources", "stores", "records", "dedup", "round_trips", "outbound", "calls", "timers"),
+    *("ingress", "neighbours"),  # saved by IngressTable, and table by table
+    *("messenger", "inbound", "tracer"),  # they keep nothing of their own
     "decoder",  # keeps nothing between two polls: what it decodes are frames, in turn
+}
+SERVICE_STATE = {
+    "executor": {
+        *("frames", "ready", "executions", "turns", "_commands"),
+        *("frames_of", "under_way"),  # counted again from the frames
+        *(
+            "clock",
+            "reports",
+            "_max_frames",
+            "tracer",
+            "next_execution",
+            "cleanups",
+            "run",
+            "rt",
+        ),
+    },
+    "clock": {"now_ns", "started", "resumed", "_offset_ns", "_set_by_poll"},
+    "reports": {"steps", "counts", "bus", "_detail_bytes"},
 }
 FRAME_STATE = {
     *("bootstrap", "charges", "cohorts", "deadline_ns", "ended", "execution", "failures"),
@@ -453,4 +474,14 @@ FRAME_STATE = {
 def test_no_state_is_forgotten() -> None:
     rt: Runtime = bring_up(SLEEPER, "server")._rt
     assert set(vars(rt)) == RUNTIME_STATE, "say in bbnode/engine/snapshot how it is saved"
-    assert set(Frame.__slots__) == FRAME_STATE, "say in snapshot/frames.py how it is saved"
+    for name, fields in SERVICE_STATE.items():
+        assert set(vars(getattr(rt, name))) == fields, f"say how {name} saves it"
+    assert set(Frame.__slots__) == FRAME_STATE, "say in `Executor.state` how it is saved"
+    saved = {id(table) for table in rt.tables(IngressTable(rt.ingress)).values()}
+    services = {**vars(rt), **vars(rt.neighbours), "turns": rt.executor.turns}
+    unsaved = {
+        name
+        for name, service in services.items()
+        if hasattr(service, "state") and id(service) not in saved
+    }
+    assert unsaved == {"wire_ids", "rng"}

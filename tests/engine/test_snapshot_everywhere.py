@@ -239,7 +239,7 @@ def test_a_new_life_ends_all_that_it_took_over(turns) -> None:
     kept = again._rt.stores
     values = [k for q in kept.queues for k in q.values] + [k for k in kept.holds if k]
     charged = {id(k.charge): k.charge.size for k in values}
-    charged |= {id(row[3].charge): row[3].charge.size for row in again._rt.records._rows}
+    charged |= {id(row.kept.charge): row.kept.charge.size for row in again._rt.records._rows}
     assert again.counters()["ingress.bytes"] == sum(charged.values())
 
 

@@ -7,24 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multiaddr import Multiaddr
 
-from bbnode.engine import errors, requests
-from bbnode.engine.inbound_dedup import InboundDedup
+from bbnode.engine import cohorts, errors
+from bbnode.engine.cohorts import Cohort, CohortEvent, CohortState, CohortTable, ResponseStatus
 from bbnode.engine.peers import backoff_table
 from bbnode.engine.peers import governor as peer_governor
 from bbnode.engine.peers.address_book import AddressBook
 from bbnode.engine.peers.backoff_table import BackoffTable, delay_for
 from bbnode.engine.peers.governor import BlockReason, Change, Health, PeerGovernor
-from bbnode.engine.requests import Cohort, CohortState, Happening, RequestsTable, Verdict
 from bbnode.engine.rng import SplitMix64, mix64, program_rng, wire_ids
 from bbnode.engine.scheduler import Scheduler, TimerKind
-from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+from bbnode.engine.snapshot.codec import SnapshotReader, SnapshotWriter
+from bbnode.engine.wire.inbound import InboundDedup
 from bbnode.ir.caps import MAX_ADDRESSES_PER_PEER
-from tests.engine.builder import Partition, model
-from tests.engine.support import MS, S, bring_up, peer
-
-
-def address(i: int) -> Multiaddr:
-    return Multiaddr(f"/ip4/10.0.{i // 256}.{i % 256}/tcp/1")
+from tests.engine.support import MS, S, address, peer
 
 
 def test_backoff_doubles_from_10_ms_to_60_s() -> None:
@@ -60,7 +55,7 @@ def test_five_failures_in_a_row_are_down_and_one_success_is_up() -> None:
 def test_every_state_has_a_move_for_every_outcome() -> None:
     moves = peer_governor.TRANSITIONS
     assert set(moves) == {(h, o) for h in Health for o in peer_governor.Outcome}
-    assert set(requests.TRANSITIONS) == {(CohortState.OPEN, h) for h in Happening}
+    assert set(cohorts.TRANSITIONS) == {(CohortState.OPEN, h) for h in CohortEvent}
 
 
 def test_lists_decide_before_cooldown() -> None:
@@ -136,14 +131,13 @@ def test_a_book_goes_out_and_comes_back() -> None:
     book = AddressBook()
     book.add_peer(peer(1), [address(1), address(2)])
     book.observe(peer(2), address(3))
-    node = bring_up(model(Partition("server")), "server")
-    saving = SavedNames(node._rt, [])
+    saving = SnapshotWriter()
     saved = book.state(saving)
     again = AddressBook()
-    again.load(saved, LoadedNames(node._rt, [], saving.lists()))
+    again.load(saved, SnapshotReader(saving.lists()))
     assert again.lookup(peer(1)) == (address(1), address(2))
     assert again.lookup(peer(2)) == (address(3),)
-    assert again.state(SavedNames(node._rt, [])) == saved
+    assert again.state(SnapshotWriter()) == saved
 
 
 def test_timers_mature_in_order_and_can_be_cancelled() -> None:
@@ -207,8 +201,8 @@ def cohort(asked, needed) -> Cohort:
 )
 def test_a_cohort_closes_once_whatever_happens(size, quorum, happenings) -> None:
     """Against a model: who answered, who could not be sent to, and whether it is closed."""
-    table = RequestsTable()
-    made = table.open(cohort(range(size), requests.needed_answers(quorum, size)))
+    table = CohortTable()
+    made = table.open(cohort(range(size), cohorts.needed_answers(quorum, size)))
     assert all(table.sent(7, peer(i), 100 + i) for i in range(size))
     answered: dict = {}
     unsent: set = set()
@@ -245,17 +239,17 @@ def test_a_cohort_closes_once_whatever_happens(size, quorum, happenings) -> None
         else:
             verdict = table.answer(7, peer(what), what)
             if closed:
-                assert verdict is Verdict.LATE
+                assert verdict is ResponseStatus.LATE
             elif what >= size:
-                assert verdict is Verdict.STRANGER
+                assert verdict is ResponseStatus.STRANGER
             elif what in answered:
-                assert verdict is Verdict.DUPLICATE
+                assert verdict is ResponseStatus.DUPLICATE
             else:
                 answered[what] = what
                 unsent.discard(what)
                 state = look(state)
                 over = state is not CohortState.OPEN
-                assert verdict is (Verdict.COMPLETE if over else Verdict.ACCEPTED)
+                assert verdict is (ResponseStatus.COMPLETE if over else ResponseStatus.ACCEPTED)
         assert made.state is state
         assert set(made.unsent) == {peer(i) for i in unsent}
         if state is not CohortState.OPEN:
@@ -265,11 +259,11 @@ def test_a_cohort_closes_once_whatever_happens(size, quorum, happenings) -> None
     batch = made.batch()
     assert [who for who, _ in batch.responses] == sorted(peer(i) for i in answered)
     assert sorted([*batch.peers, *batch.missing]) == list(made.asked)
-    assert table.answer(8, peer(0), 0) is Verdict.UNKNOWN
+    assert table.answer(8, peer(0), 0) is ResponseStatus.UNKNOWN
 
 
 def test_a_cohort_that_asks_nobody_closes_at_once() -> None:
-    table = RequestsTable()
+    table = CohortTable()
     assert table.open(cohort([], 0)).state is CohortState.ALL_ANSWERED
     assert len(table) == 0
 

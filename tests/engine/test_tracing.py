@@ -32,7 +32,9 @@ def test_nothing_is_told_while_it_is_off() -> None:
     node.invoke("server", {"x": TRIGGER})
     made = node.poll(0) + node.poll(S)
     assert made == untraced(made)
-    assert node._rt.run == node._rt._run  # the very loop, without a question per op
+    assert (
+        node._rt.executor.run == node._rt.executor._run
+    )  # the very loop, without a question per op
 
 
 def test_executions_and_ops_are_told_with_their_times() -> None:

@@ -166,10 +166,10 @@ def test_an_execution_that_ends_in_the_line_leaves_it(gone: bool):
     for value in (10.0, 20.0, 30.0):
         deliver(node, p, value)
     (first,) = tasks(node.poll(0))
-    turns: Turns = node._rt.turns
+    turns: Turns = node._rt.executor.turns
     if gone:
-        middle = sorted(node._rt.frames)[1]
-        node._rt.end(node._rt.frames[middle])
+        middle = sorted(node._rt.executor.frames)[1]
+        node._rt.executor.end(node._rt.executor.frames[middle])
     assert len(turns) == (1 if gone else 2)
     run(node, first)
     (second,) = tasks(node.poll(1))

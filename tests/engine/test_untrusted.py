@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from multiaddr import Multiaddr
 
-from bbnode.engine import Node, decoder, steps
+from bbnode.engine import Node, steps
 from bbnode.engine.record.replay import RecordReader, Replay
+from bbnode.engine.scheduler import TimerKind
+from bbnode.engine.wire import decoder
 from bbnode.ir import codec, keys, types, values
 from bbnode.ir.address import site_suffix
 from bbnode.ir.caps import MAX_INLINE_DECODE_US, MAX_POLL_DECODE_US
@@ -303,7 +305,7 @@ def test_what_a_codec_raises_refuses_its_fill_alone(fault: type[BaseException], 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(
-    "where", ["book.merge_claimed", "rt.start", "decoder.takes_now", "round_trips.learn"]
+    "where", ["book.merge_claimed", "executor.start", "decoder.takes_now", "round_trips.learn"]
 )
 def test_whatever_one_envelope_does_the_poll_goes_on(
     fault: type[Exception], where: str, monkeypatch: pytest.MonkeyPatch
@@ -312,8 +314,11 @@ def test_whatever_one_envelope_does_the_poll_goes_on(
     rt = watch.node._rt
     holder, name = where.split(".")
     owner = {
-        "book": rt.neighbours.book, "rt": rt, "decoder": rt.decoder, "round_trips": rt.round_trips
-    }[holder]  # fmt: skip
+        "book": rt.neighbours.book,
+        "executor": rt.executor,
+        "decoder": rt.decoder,
+        "round_trips": rt.round_trips,
+    }[holder]
 
     def fails(*_args: object, **_more: object) -> None:
         raise fault("it does this")
@@ -342,6 +347,7 @@ def test_whatever_a_timer_or_a_result_does_the_poll_goes_on(
         raise fault("it does this")
 
     with monkeypatch.context() as patched:
-        patched.setattr(watch.node._dispatch, "mature", fails)
+        kinds = dict.fromkeys(TimerKind, fails)
+        patched.setattr(watch.node._rt, "on_timer", kinds)
         watch.poll(60 * S)
     assert [s.op for s in watch.of(steps.OpFailed)] == ["REQUEST_DEADLINE"]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bbnode.engine import Node, steps
-from bbnode.engine.parking import Why
-from bbnode.engine.record.step_digest import plain_step
+from bbnode.engine.record.recording import plain_step
+from bbnode.engine.suspensions import Why
 from bbnode.ir.errors import BbnodeError
 
 ENTRY_POINTS = (
@@ -114,7 +114,7 @@ def _check(tape: Tape, start: int, snapshot: bytes, twin: Node, now_ns: int, shi
 
 def _run(twin: Node, token: int) -> None:
     """What a worker thread does to a component; its result stands on the tape."""
-    parked = twin._rt.parking.get(token)
+    parked = twin._rt.suspensions.get(token)
     if parked is not None and parked.why is Why.TASK:
         with contextlib.suppress(Exception):
             parked.op.hand_out(parked).fn()

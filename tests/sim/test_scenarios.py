@@ -18,7 +18,7 @@ import pytest
 
 from bbnode.components import FedAvg
 from bbnode.engine import Node
-from bbnode.engine.inbound_dedup import InboundDedup
+from bbnode.engine.wire.inbound import InboundDedup
 from bbnode.examples.gossip_averaging import PushSum
 from bbnode.sim import (
     MS,

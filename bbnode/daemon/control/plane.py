@@ -19,11 +19,10 @@ from bbnode.daemon.config.reload import Changes
 from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control import token as tokens
 from bbnode.daemon.control.api import Api
-from bbnode.daemon.control.feed import Feed
+from bbnode.daemon.control.feed import Feed, followed
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.invocations import Invocations
 from bbnode.daemon.control.listen import is_loopback, parse_metrics, parse_tcp
-from bbnode.daemon.control.log_feed import followed
 from bbnode.daemon.control.server import ControlLimits, ControlServer
 from bbnode.daemon.control.trace import TRACE_STEPS, TraceLog
 from bbnode.daemon.network.dial_back import Ask

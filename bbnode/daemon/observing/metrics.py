@@ -24,9 +24,9 @@ from bbnode.access.decision import Reason
 from bbnode.daemon.control import views
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.observing.watch import LIVENESS_CHECKS
+from bbnode.engine.cohorts import ResponseStatus
 from bbnode.engine.ops.gates import REASON_DUPLICATE
 from bbnode.engine.peers.governor import BlockReason
-from bbnode.engine.requests import Verdict
 from bbnode.engine.steps import RECEIVE_FAILURES
 from bbnode.ir.caps import MAX_PEER_SERIES
 from bbnode.transport.base import Direction, TransportMetrics
@@ -65,7 +65,11 @@ LABELLED: dict[str, Labelled] = {
         label="verdict",
         text="answers to requests, by what became of them",
         # What was waited for is not counted.
-        values=tuple(v.value for v in Verdict if v not in (Verdict.ACCEPTED, Verdict.COMPLETE)),
+        values=tuple(
+            v.value
+            for v in ResponseStatus
+            if v not in (ResponseStatus.ACCEPTED, ResponseStatus.COMPLETE)
+        ),
     ),
 }
 _INFO_LABELS = ("version", "name", "peer_id")

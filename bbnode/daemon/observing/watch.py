@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 import trio
 
 from bbnode.daemon.invoke.rounds import Rounds
-from bbnode.engine.parking import Waiting
+from bbnode.engine.suspensions import Waiting
 from bbnode.transport.driver import trio_clock_ns
 
 logger = logging.getLogger(__name__)

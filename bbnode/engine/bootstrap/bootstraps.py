@@ -1,4 +1,4 @@
-"""Bootstraps: what prepares components before, or between, executions of bodies.
+"""Bootstraps: executions that prepare components before, or between, others.
 
 Rule: the host asks, nothing starts by itself. A bootstrap has its components to itself: while
 it runs, ops of other executions on them wait in line. Bootstraps that share no component run
@@ -9,13 +9,14 @@ below as data; QUEUED shows as running.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass
+from typing import Any
 
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
 from bbnode.engine.admission import adopt, check_inputs
-from bbnode.engine.bootstrap.states import STATUS, Bootstrap, Move, State, Turn
 from bbnode.engine.bootstrap.targets import (
     All,
     BootstrapInfo,
@@ -26,20 +27,33 @@ from bbnode.engine.bootstrap.targets import (
     ModuleNames,
     Slots,
 )
+from bbnode.engine.cells import ComponentCell
+from bbnode.engine.clock import NodeClock
 from bbnode.engine.errors import (
     AlreadyTransitivelyQueued,
     BudgetExceeded,
     DeadlineExceeded,
     UnknownTarget,
 )
-from bbnode.engine.frame import EntryPlan
+from bbnode.engine.executor import Executor
+from bbnode.engine.frame import EntryPlan, Frame
+from bbnode.engine.limits import Limits
 from bbnode.engine.ops.role import component_bootstrap
-from bbnode.engine.parking import Waiting
-from bbnode.engine.scheduler import TimerKind
-
-if TYPE_CHECKING:
-    from bbnode.engine.runtime import Runtime
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+from bbnode.engine.reports import Reports
+from bbnode.engine.scheduler import Scheduler, Timer, TimerKind
+from bbnode.engine.snapshot.codec import (
+    FRAME,
+    PLAIN,
+    TIMER,
+    RowForm,
+    SnapshotReader,
+    SnapshotWriter,
+    Via,
+    many,
+    optional,
+)
+from bbnode.engine.snapshot.events import BOOTSTRAP_START
+from bbnode.engine.suspensions import Suspensions, Waiting
 
 # How long a bootstrap waits for others that have its components: ten ops that each use up the
 # compiler's per-hop budget.
@@ -47,12 +61,94 @@ MAX_TURN_NS = 300_000_000_000
 SLOT_PREFIX = "slot:"  # no name of a Module has a colon
 
 
+class State(enum.Enum):
+    """The states of a bootstrap."""
+
+    IDLE = "idle"
+    WAITING_FOR_INPUT = "waiting for input"
+    QUEUED = "queued"
+    RUNNING = "running"
+
+
+class Move(enum.Enum):
+    """The events that move a bootstrap on."""
+
+    ASKED = "asked"
+    ASKED_WITHOUT_INPUTS = "asked without inputs"  # only All asks so
+    STARTED = "started"
+    ENDED = "ended"  # drained, refused, or too late for its turn
+
+
+# (state, move) -> next state; whatever is not here is refused before it happens.
+TRANSITIONS: Mapping[tuple[State, Move], State] = {
+    (State.IDLE, Move.ASKED): State.QUEUED,
+    (State.IDLE, Move.ASKED_WITHOUT_INPUTS): State.WAITING_FOR_INPUT,
+    (State.WAITING_FOR_INPUT, Move.ASKED): State.QUEUED,
+    (State.WAITING_FOR_INPUT, Move.ASKED_WITHOUT_INPUTS): State.WAITING_FOR_INPUT,
+    (State.QUEUED, Move.STARTED): State.RUNNING,
+    (State.QUEUED, Move.ENDED): State.IDLE,
+    (State.RUNNING, Move.ENDED): State.IDLE,
+}
+
+STATUS = {
+    State.IDLE: BootstrapStatus.IDLE,
+    State.WAITING_FOR_INPUT: BootstrapStatus.WAITING_FOR_INPUT,
+    State.QUEUED: BootstrapStatus.RUNNING,
+    State.RUNNING: BootstrapStatus.RUNNING,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Bootstrap:
+    """One bootstrap of a node, and how it stands."""
+
+    plan: BootstrapPlan
+    state: State = State.IDLE
+    runs: int = 0
+    last_ok: bool | None = None
+
+    def __str__(self) -> str:
+        return f"bootstrap of {self.plan.name}"
+
+    @property
+    def is_under_way(self) -> bool:
+        """True when it runs, or will in its turn."""
+        return self.state in (State.QUEUED, State.RUNNING)
+
+    def move(self, move: Move) -> None:
+        """Go on to the next state."""
+        self.state = TRANSITIONS[self.state, move]
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A bootstrap that was asked for, until it has ended."""
+
+    number: int
+    bootstrap: Bootstrap
+    execution: int
+    request: ev.BootstrapStart | None  # None: it runs
+    since_ns: int
+    timer: Timer | None
+    frame: Frame | None = None
+
+
+@dataclass(eq=False, repr=False)
 class Bootstraps:
     """All bootstraps of one node."""
 
-    def __init__(self, rt: Runtime, plans: Sequence[BootstrapPlan]) -> None:
-        self._rt = rt
-        own = (component_bootstrap(index, cell) for index, cell in enumerate(rt.cells))
+    plans: InitVar[Sequence[BootstrapPlan]]
+    cells: Sequence[ComponentCell]
+    clock: NodeClock
+    reports: Reports
+    limits: Limits
+    ingress: ev.Ingress
+    scheduler: Scheduler
+    executor: Executor
+    suspensions: Suspensions
+
+    def __post_init__(self, plans: Sequence[BootstrapPlan]) -> None:
+        own = (component_bootstrap(index, cell) for index, cell in enumerate(self.cells))
         of_slots = [
             BootstrapPlan(
                 name=SLOT_PREFIX + plan.target,
@@ -68,11 +164,22 @@ class Bootstraps:
         self._queue: list[Turn] = []
         self._running: list[Turn] = []
         self._numbers = 0
+        turn: RowForm[Turn] = RowForm(
+            Turn,
+            number=PLAIN,
+            bootstrap=Via(lambda it, _: it.plan.name, lambda name, _: self._all[name]),
+            execution=PLAIN,
+            request=optional(BOOTSTRAP_START),
+            since_ns=PLAIN,
+            timer=TIMER,
+            frame=optional(FRAME),
+        )
+        self._turns = many(turn, list)
 
     # -- asking ------------------------------------------------------------------------------
 
     def stage(self, target: BootstrapTarget) -> ev.BootstrapAsked | None:
-        """What a request comes to, charged and copied; None when nothing is to be done.
+        """Return a request as an event, charged and copied; None when nothing is to be done.
 
         Raises UnknownTarget, UnknownInput, MissingInput, TooManyInputs, InputTypeMismatch,
         OversizePayload, AlreadyTransitivelyQueued, BudgetExceeded; nothing is staged then.
@@ -95,14 +202,14 @@ class Bootstraps:
         return self._stage(requests, waiting=())
 
     def accepted(self, asked: ev.BootstrapAsked) -> None:
-        """The request is in the ingress: nobody else may ask for the same now."""
+        """Mark that the request is in the ingress: nobody else may ask for the same now."""
         for start in asked.starts:
             self._all[start.name].move(Move.ASKED)
         for name in asked.waiting:
             self._all[name].move(Move.ASKED_WITHOUT_INPUTS)
 
     def _outermost(self) -> Iterator[Bootstrap]:
-        """Bootstraps that are not under way, and that no other one calls."""
+        """Yield bootstraps that are not under way, and that no other one calls."""
         called = {name for b in self._all.values() for name in b.plan.includes}
         for bootstrap in self._all.values():
             if bootstrap.plan.name not in called and not bootstrap.is_under_way:
@@ -131,29 +238,29 @@ class Bootstraps:
     def _stage(
         self, requests: Sequence[BootstrapRequest], waiting: tuple[str, ...]
     ) -> ev.BootstrapAsked | None:
-        rt = self._rt
+        budget = self.ingress.budget
         sizes = [
-            check_inputs(self._all[request.target].plan, request.inputs, rt.limits)
+            check_inputs(self._all[request.target].plan, request.inputs, self.limits)
             for request in requests
         ]
         if not requests and not waiting:
             return None
         charges: list[ev.Charge] = []
         for size in sizes:
-            charge = rt.ingress.budget.charge(size)
+            charge = budget.charge(size)
             if charge is None:
                 for taken in charges:
                     taken.release()
                 raise BudgetExceeded(
-                    f"bootstrap: {sum(sizes)} bytes of input and {rt.ingress.budget.remaining} are "
-                    "left (limit ingress_bytes); wait until executions have finished"
+                    f"bootstrap: {sum(sizes)} bytes of input and {budget.remaining} are left "
+                    "(limit ingress_bytes); wait until executions have finished"
                 )
             charges.append(charge)
         return ev.BootstrapAsked(
             starts=tuple(
                 ev.BootstrapStart(
                     name=request.target,
-                    execution=rt.executions(),
+                    execution=self.ingress.executions(),
                     inputs={name: adopt(value) for name, value in request.inputs.items()},
                     charge=charge,
                 )
@@ -165,16 +272,16 @@ class Bootstraps:
     # -- running -----------------------------------------------------------------------------
 
     def take(self, asked: ev.BootstrapAsked) -> None:
-        """A request came out of the ingress: queue what it asks for."""
-        rt = self._rt
+        """Queue what a request of the ingress asks for."""
+        now_ns = self.clock.now_ns
         for start in asked.starts:
             self._numbers += 1
-            timer = rt.scheduler.set(
-                rt.now_ns + MAX_TURN_NS, TimerKind.BOOTSTRAP_TURN, self._numbers
+            timer = self.scheduler.set(
+                now_ns + MAX_TURN_NS, TimerKind.BOOTSTRAP_TURN, self._numbers
             )
             bootstrap = self._all[start.name]
             self._queue.append(
-                Turn(self._numbers, bootstrap, start.execution, start, rt.now_ns, timer)
+                Turn(self._numbers, bootstrap, start.execution, start, now_ns, timer)
             )
 
     def advance(self) -> bool:
@@ -188,20 +295,20 @@ class Bootstraps:
             freed |= turn.bootstrap.plan.touches
             self._end(turn, ok=turn.frame is not None and turn.frame.failures == 0)
         for index in freed:
-            self._rt.cells[index].gate = None
+            self.cells[index].gate = None
         started = self._start_what_may()
         for index in sorted(freed):
-            self._rt.suspensions.serve(self._rt.cells[index])
+            self.suspensions.serve(self.cells[index])
         return bool(drained or started)
 
     def turn_is_over(self, number: int) -> None:
-        """A bootstrap has waited too long for its turn."""
+        """Fail a bootstrap that has waited too long for its turn."""
         for turn in self._queue:
             if turn.number == number:
                 self._queue.remove(turn)
                 if turn.request is not None:
                     turn.request.charge.release()
-                self._rt.fail_start(
+                self.executor.fail_start(
                     turn.execution,
                     turn.bootstrap.plan.plan,
                     DeadlineExceeded(
@@ -227,73 +334,72 @@ class Bootstraps:
         return len(waiting) - len(self._queue)
 
     def _start(self, turn: Turn) -> None:
-        rt = self._rt
         bootstrap, request = turn.bootstrap, turn.request
         if request is None:
             return
         turn.request = None
         if turn.timer is not None:
-            rt.scheduler.cancel(turn.timer)
+            self.scheduler.cancel(turn.timer)
             turn.timer = None
         bootstrap.move(Move.STARTED)
         self._running.append(turn)
-        frame = turn.frame = rt.start(bootstrap.plan.plan, request.execution)
+        frame = turn.frame = self.executor.start(bootstrap.plan.plan, request.execution)
         if frame is None:
             request.charge.release()
             return
         for index in bootstrap.plan.touches:
-            rt.cells[index].gate = bootstrap
+            self.cells[index].gate = bootstrap
         frame.bootstrap = bootstrap
         frame.report = True
         frame.hold_charge(request.charge)
         plan = bootstrap.plan.plan
         for name, index in zip(plan.seed_names, plan.seeds, strict=True):
             frame.values[index] = request.inputs[name]
-        rt.launch(frame)
+        self.executor.launch(frame)
 
     def _end(self, turn: Turn, *, ok: bool) -> None:
         bootstrap = turn.bootstrap
         bootstrap.move(Move.ENDED)
         bootstrap.runs += 1
         bootstrap.last_ok = ok
-        self._rt.counts["bootstraps.ended"] += 1
-        self._rt.steps.append(
+        self.reports.counts["bootstraps.ended"] += 1
+        self.reports.steps.append(
             steps.BootstrapComplete(executions=1, ok=ok, target=bootstrap.plan.name)
         )
 
     # -- snapshots ---------------------------------------------------------------------------
 
-    def plans(self) -> list[EntryPlan]:
-        """What each of them runs."""
+    def entry_plans(self) -> list[EntryPlan]:
+        """Return the plans of all bootstraps."""
         return [bootstrap.plan.plan for bootstrap in self._all.values()]
 
-    def state(self, names: SavedNames) -> Any:
-        """For a snapshot: how each stands, and the turns that wait and run."""
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: the state of each, and the turns that wait and run."""
         return [
             [[b.plan.name, b.state.value, b.runs, b.last_ok] for b in self._all.values()],
-            [turn.state(names) for turn in self._queue],
-            [turn.state(names) for turn in self._running],
+            self._turns.save(self._queue, writer),
+            self._turns.save(self._running, writer),
             self._numbers,
         ]
 
-    def load(self, plain: Any, names: LoadedNames) -> None:
-        """Take up what `state` gave."""
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned."""
         stands, queue, running, self._numbers = plain
         for name, state, runs, last_ok in stands:
             bootstrap = self._all[name]
             bootstrap.state, bootstrap.runs, bootstrap.last_ok = State(state), runs, last_ok
-        self._queue = [Turn.loaded(row, self._all, names) for row in queue]
-        self._running = [Turn.loaded(row, self._all, names) for row in running]
+        self._queue = self._turns.load(queue, reader)
+        self._running = self._turns.load(running, reader)
         for turn in self._running:
             if turn.frame is not None:
                 turn.frame.bootstrap = turn.bootstrap
                 for index in turn.bootstrap.plan.touches:
-                    self._rt.cells[index].gate = turn.bootstrap
+                    self.cells[index].gate = turn.bootstrap
 
     # -- looking at it -----------------------------------------------------------------------
 
     def status(self, name: str | None) -> BootstrapStatus:
-        """How one bootstrap stands (of a component: `slot:<slot>`), or the node as a whole."""
+        """Return the status of one bootstrap (`slot:<slot>`: a component's), or of the node."""
         if name is not None:
             if name not in self._all:
                 raise UnknownTarget(name, self._all)
@@ -305,13 +411,13 @@ class Bootstraps:
         return BootstrapStatus.IDLE
 
     def infos(self) -> list[BootstrapInfo]:
-        """All bootstraps, in the order in which `All` runs them."""
+        """Return all bootstraps, in the order in which `All` runs them."""
         return [
             BootstrapInfo(
                 name=bootstrap.plan.name,
                 status=STATUS[bootstrap.state],
                 inputs=tuple(bootstrap.plan.inputs),
-                touches=tuple(self._rt.cells[i].slot for i in sorted(bootstrap.plan.touches)),
+                touches=tuple(self.cells[i].slot for i in sorted(bootstrap.plan.touches)),
                 runs=bootstrap.runs,
                 last_ok=bootstrap.last_ok,
             )
@@ -319,7 +425,7 @@ class Bootstraps:
         ]
 
     def waiting(self) -> list[Waiting]:
-        """Bootstraps that wait for their turn."""
+        """Return the bootstraps that wait for their turn."""
         return [
             Waiting(
                 what=str(turn.bootstrap),

@@ -1,4 +1,4 @@
-"""What a host may ask to be bootstrapped, and what it may know of it.
+"""Targets of a bootstrap, as a host names them, and its status.
 
 Rule: plain data. A bootstrap is named by its Module, or, where a component has one of its own,
 by the component's slot.
@@ -79,7 +79,7 @@ BootstrapTarget: TypeAlias = All | ModuleNames | ModuleRequests | Slots
 
 
 class BootstrapStatus(enum.Enum):
-    """What a bootstrap, or the node as a whole, is doing."""
+    """The status of a bootstrap, or of the node as a whole."""
 
     IDLE = "idle"
     RUNNING = "running"  # or it waits for its turn

@@ -1,7 +1,7 @@
 """Ops on the address book.
 
 Rule: Insert and InsertMany add a reference to a peer that is new, and append to one that is
-known; Lookup fails for who cannot be routed.
+known; Lookup fails for a peer that cannot be routed.
 """
 
 from __future__ import annotations

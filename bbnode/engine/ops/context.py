@@ -1,82 +1,32 @@
-"""What a contract method sees of the node: one object per call, never shared.
+"""The context that a contract method gets: one object per call, never shared.
 
 Rule: it is a snapshot, so that it may be read in a worker thread. `open_completion` reaches back,
-and what a method asks for (sends, timers) is noted here, checked, and carried out when it has
-returned: both only while the method runs on the polling thread.
+and what a method asks for (sends, timers) is noted here, checked, and done when it has returned:
+both only while the method runs on the polling thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
 
 from multiaddr import Multiaddr
-from multiaddr.exceptions import Error as MultiaddrError
 
 from bbnode.components.contracts import ComponentError, PeersView
 from bbnode.engine.errors import PayloadTooLarge
 from bbnode.engine.ingress import Completed, Ingress
-from bbnode.engine.limits import cut_text
-from bbnode.engine.parking import ParkingTable
-from bbnode.ir import ids
-from bbnode.ir.address import component_suffix
+from bbnode.engine.messaging.actions import (
+    Action,
+    CancelTimer,
+    LearnAddresses,
+    SendMessage,
+    SetTimer,
+    suffix_of,
+)
+from bbnode.engine.services import Services
 from bbnode.ir.caps import MAX_ASKED, MAX_CALLS, MAX_KEY_CHARS, MAX_TIMERS
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
-
-if TYPE_CHECKING:
-    from bbnode.engine.runtime import Runtime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendMessage:
-    """A message for a peer's component; with a tag, a request."""
-
-    peer: PeerId
-    suffix: bytes
-    payload: bytes
-    wire_req_id: int
-    tag: str | None = None
-    deadline_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetTimer:
-    """A timer of the component."""
-
-    key: str
-    after_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelTimer:
-    """No timer of the component any more."""
-
-    key: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnAddresses:
-    """Where a peer is said to be."""
-
-    peer: PeerId
-    addresses: tuple[Multiaddr, ...]
-
-
-Asked: TypeAlias = SendMessage | SetTimer | CancelTimer | LearnAddresses
-
-
-# Suffixes that the components of one process ask for: those of its programs' slots.
-@lru_cache(1024)
-def suffix_of(slot: str, op: str) -> bytes:
-    """Where an inbound op of a slot is reached; ComponentError for what is no name of an op."""
-    try:
-        return component_suffix(ids.component_ref(slot), op)
-    except (MultiaddrError, ValueError) as error:
-        raise ComponentError(f"{op!r} is no name of an inbound op: {error}") from error
 
 
 class OpenCompletion:
@@ -102,8 +52,6 @@ class CallContext:
 
     __slots__ = (
         "_cell_at",
-        "_ingress",
-        "_parking",
         "_rt",
         "addresses",
         "asked",
@@ -120,35 +68,30 @@ class CallContext:
 
     def __init__(
         self,
+        rt: Services,
+        cell_at: int,
         *,
         now_ns: int,
-        self_peer: PeerId,
         source_peer: PeerId | None,
         peer_class: str | None,
         execution: int,
-        peers: PeersView,
-        ingress: Ingress,
-        parking: ParkingTable,
         offloaded: bool,
-        addresses: Sequence[Multiaddr],
         correlation: WireCorrelation | None,
-        rt: Runtime | None,
-        cell_at: int,
     ) -> None:
+        neighbours = rt.neighbours
         self.now_ns = now_ns
-        self.self_peer = self_peer
+        self.self_peer = neighbours.self_peer
         self.source_peer = source_peer
         self.peer_class = peer_class
         self.execution = execution
-        self.peers = peers
+        self.peers: PeersView = neighbours.view(rt.clock.now_ns)
         self.offloaded = offloaded
         self.completion: OpenCompletion | None = None
-        self._ingress = ingress
-        self._parking = parking
-        self.addresses = addresses
+        self.addresses: Sequence[Multiaddr] = neighbours.own_addresses
         self.correlation = correlation
-        self.asked: list[Asked] | None = None
-        self._rt = rt  # None: in a worker thread, or the method has returned
+        self.asked: list[Action] | None = None
+        # None: in a worker thread, or the method has returned.
+        self._rt = None if offloaded else rt
         self._cell_at = cell_at
 
     def open_completion(self) -> OpenCompletion:
@@ -162,20 +105,14 @@ class CallContext:
             )
         if self.completion is not None:
             raise ComponentError("open_completion was called before in this call")
-        self.completion = OpenCompletion(self._ingress, self._parking.new_token())
+        rt = self._running("open_completion")
+        self.completion = OpenCompletion(rt.ingress, rt.suspensions.new_token())
         return self.completion
 
     def refuse(self, peer: PeerId, reason: str) -> None:
         """As the contract says."""
         rt = self._running("refuse")
-        rt.counts["contributions.refused"] += 1
-        rt.telemetry(
-            "contribution.refused",
-            slot=rt.cells[self._cell_at].slot,
-            execution=self.execution,
-            peer=peer,
-            reason=cut_text(reason, rt.limits.failure_detail_bytes),
-        )
+        rt.reports.refused_by_component(rt.cells[self._cell_at].slot, self.execution, peer, reason)
 
     # -- what a method asks for --------------------------------------------------------------
 
@@ -200,7 +137,7 @@ class CallContext:
         if type(deadline_ns) is not int or deadline_ns < 1:
             raise ComponentError(f"request: a deadline of {deadline_ns!r} ns; give a positive one")
         asked = sum(isinstance(w, SendMessage) and w.tag is not None for w in self.asked or ())
-        if rt.control.calls.count(self._cell_at) + asked >= MAX_CALLS:
+        if rt.calls.count(self._cell_at) + asked >= MAX_CALLS:
             raise ComponentError(
                 f"request: {MAX_CALLS} requests of this component wait for answers; ask fewer peers"
             )
@@ -224,7 +161,7 @@ class CallContext:
         _check_key("key", key)
         if type(after_ns) is not int or after_ns < 0:
             raise ComponentError(f"set_timer: {after_ns!r} ns; give an integer, 0 or more")
-        timers = rt.control.timers
+        timers = rt.timers
         asked = {w.key for w in self.asked or () if isinstance(w, SetTimer)}
         fresh = key not in asked and not timers.has(self._cell_at, key)
         if fresh and timers.count(self._cell_at) + len(asked) >= MAX_TIMERS:
@@ -241,12 +178,12 @@ class CallContext:
         self._running("learn_addresses")
         self._ask(LearnAddresses(peer=peer, addresses=tuple(addresses)))
 
-    def close(self) -> Sequence[Asked]:
-        """The method has returned: what it asked for."""
+    def close(self) -> Sequence[Action]:
+        """Return what the method asked for; it has returned."""
         self._rt = None
         return self.asked or ()
 
-    def _running(self, what: str) -> Runtime:
+    def _running(self, what: str) -> Services:
         if self._rt is None:
             raise ComponentError(
                 f"{what} in an offloaded method, or after the method has returned; do it in a "
@@ -254,7 +191,7 @@ class CallContext:
             )
         return self._rt
 
-    def _checked(self, rt: Runtime, peer: object, slot: str, op: str, payload: object) -> bytes:
+    def _checked(self, rt: Services, peer: object, slot: str, op: str, payload: object) -> bytes:
         if not isinstance(peer, PeerId) or not isinstance(payload, bytes | bytearray | memoryview):
             raise ComponentError(
                 f"a message needs a PeerId and bytes, not {type(peer).__name__} and "
@@ -268,19 +205,19 @@ class CallContext:
             )
         return suffix_of(slot, op)
 
-    def _check_hook(self, rt: Runtime, name: str) -> None:
+    def _check_hook(self, rt: Services, name: str) -> None:
         component = rt.cells[self._cell_at].component
         if not callable(getattr(component, name, None)):
             raise ComponentError(
                 f"{type(component).__qualname__} has no {name}(); inherit ProtocolComponent"
             )
 
-    def _ask(self, wish: Asked) -> None:
+    def _ask(self, action: Action) -> None:
         if self.asked is None:
             self.asked = []
         if len(self.asked) >= MAX_ASKED:
             raise ComponentError(f"one call of a method asks for over {MAX_ASKED} things")
-        self.asked.append(wish)
+        self.asked.append(action)
 
 
 def _check_key(what: str, key: object) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from bbnode.engine import steps
-from bbnode.engine.frame import Frame
+from bbnode.engine.frame import Frame, Task
 from bbnode.engine.ops.build import Fire, OpBuild
-from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS, Parked, Why
+from bbnode.engine.services import Services
+from bbnode.engine.suspensions import DEFAULT_PARK_DEADLINE_NS
 from bbnode.ir.errors import AuthorError
 from bbnode.ops.custom import CustomOp
 
@@ -37,26 +38,20 @@ def bind_custom_op(build: OpBuild, custom: CustomOp) -> Fire:
         values = frame.values
         return finish(frame, run([values[i] for i in inputs]))
 
-    def hand_out(parked: Parked) -> steps.RunTask:
+    def hand_out(parked: Task) -> steps.RunTask:
         arguments = parked.arguments or ()
         return steps.RunTask(token=parked.token, fn=lambda: run(arguments), op=op.name)
 
     def fire_elsewhere(frame: Frame) -> Any:
-        rt, values = frame.rt, frame.values
-        token = rt.parking.new_token()
-        is_parked = rt.suspensions.park(
+        rt: Services = frame.rt
+        return rt.suspensions.hand_out(
             frame,
             op,
-            Why.TASK,
-            op.name,
-            until_ns=rt.now_ns + (op.deadline_ns or DEFAULT_PARK_DEADLINE_NS),
-            arguments=tuple([values[i] for i in inputs]),
-            token=token,
+            None,
+            tuple([frame.values[i] for i in inputs]),
+            whom=op.name,
+            until_ns=rt.clock.now_ns + (op.deadline_ns or DEFAULT_PARK_DEADLINE_NS),
         )
-        parked = rt.parking.get(token)
-        if parked is not None:
-            rt.steps.append(hand_out(parked))
-        return is_parked
 
     if not custom.offload:
         return fire

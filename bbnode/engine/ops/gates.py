@@ -1,9 +1,9 @@
 """The five gates around wire ops.
 
-Rule: a gate passes its value or denies, and a denied gate ends the whole execution. What it
-asks is in the framework tables; the labels of reasons are stable: `duplicate`,
+Rule: a gate passes its value or denies, and a denied gate ends the whole execution. It asks the
+tables of the node; the labels of reasons are stable: `duplicate`,
 `blocklisted`, `not_allowlisted`, `cooldown`. In an execution that no envelope started, a
-receive gate has nobody to judge and passes.
+receive gate passes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from bbnode.engine.errors import GateDenied
 from bbnode.engine.frame import Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.engine.peers.governor import BlockReason
+from bbnode.engine.services import Services
 from bbnode.ir import keys
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
@@ -57,8 +58,9 @@ def _backoff_rx(build: OpBuild) -> Fire:
     (source,) = build.inputs
 
     def fire(frame: Frame) -> Any:
-        peer, rt = frame.source_peer, frame.rt
-        if peer is not None and not rt.neighbours.backoff.should_retry(peer, rt.now_ns):
+        peer = frame.source_peer
+        rt: Services = frame.rt
+        if peer is not None and not rt.neighbours.backoff.should_retry(peer, rt.clock.now_ns):
             raise GateDenied(keys.OP_BACKOFF_GATE_RX, BlockReason.COOLDOWN.value, f"from {peer}")
         return frame.values[source]
 
@@ -72,9 +74,9 @@ def _peer_health_tx(build: OpBuild) -> Fire:
     peer = _peer(build)
 
     def fire(frame: Frame) -> Any:
-        rt = frame.rt
+        rt: Services = frame.rt
         tables = rt.neighbours
-        reason = tables.governor.check_outbound(peer, tables.backoff, rt.now_ns)
+        reason = tables.governor.check_outbound(peer, tables.backoff, rt.clock.now_ns)
         if reason is not None:
             raise GateDenied(keys.OP_PEER_HEALTH_GATE_TX, reason.value, f"to {peer}")
         return frame.values[source]
@@ -89,8 +91,8 @@ def _backoff_tx(build: OpBuild) -> Fire:
     peer = _peer(build)
 
     def fire(frame: Frame) -> Any:
-        rt = frame.rt
-        if not rt.neighbours.backoff.should_retry(peer, rt.now_ns):
+        rt: Services = frame.rt
+        if not rt.neighbours.backoff.should_retry(peer, rt.clock.now_ns):
             raise GateDenied(keys.OP_BACKOFF_GATE_TX, BlockReason.COOLDOWN.value, f"to {peer}")
         return frame.values[source]
 

@@ -15,10 +15,11 @@ from bbnode.engine import steps
 from bbnode.engine.admission import check_parts
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.errors import STOPS, UnexpectedException, WrongResultType, describe
-from bbnode.engine.frame import MISSING, EntryPlan, Frame, Op
+from bbnode.engine.frame import MISSING, EntryPlan, Frame, Op, Task
 from bbnode.engine.ops.build import Fire, OpBuild
 from bbnode.engine.ops.context import CallContext
-from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS, Parked, Why
+from bbnode.engine.services import Services
+from bbnode.engine.suspensions import DEFAULT_PARK_DEADLINE_NS, Why
 from bbnode.ir import keys, types
 from bbnode.ir.envelope import CorrelationKind, WireCorrelation
 from bbnode.ir.errors import AuthorError
@@ -30,7 +31,7 @@ BOOTSTRAP_METHOD = "bootstrap"
 
 
 def bind_role_op(build: OpBuild, spec: OpSpec) -> Fire:
-    """The `fire` of a role or protocol op."""
+    """Return the `fire` of a role or protocol op."""
     slot, cell_at = build.slot()
     method_name = spec.method
     build.linker.require_method(slot, method_name, build.where)
@@ -58,7 +59,7 @@ def bind_role_op(build: OpBuild, spec: OpSpec) -> Fire:
 
 
 def component_bootstrap(cell_at: int, cell: ComponentCell) -> EntryPlan | None:
-    """The plan of a component's own `bootstrap(ctx)`; None when it has none."""
+    """Return the plan of a component's own `bootstrap(ctx)`; None when it has none."""
     if not callable(getattr(cell.component, BOOTSTRAP_METHOD, None)):
         return None
     op = Op(0, f"{cell.slot}.{BOOTSTRAP_METHOD}", BOOTSTRAP_METHOD, 0)
@@ -80,7 +81,7 @@ def bind_method(
     *,
     correlation: CorrelationKind | None,
 ) -> Fire:
-    """The `fire` of something that came for a component, by the rules of its ops."""
+    """Return the `fire` of something that came for a component, by the rules of its ops."""
     return _call(op, cell_at, method_name, inputs, (), {}, None, finish, correlation)
 
 
@@ -95,30 +96,25 @@ def _call(
     make_outputs: Callable[[Frame, Any], Any],
     correlation: CorrelationKind | None = None,
 ) -> Fire:
-    """The `fire` that calls a method of a component."""
+    """Return the `fire` that calls a method of a component."""
     park_ns = op.deadline_ns or DEFAULT_PARK_DEADLINE_NS
 
     def context(frame: Frame, now_ns: int, *, offloaded: bool) -> CallContext:
-        rt = frame.rt
+        wire = None
+        if correlation is not None:
+            wire = WireCorrelation(kind=correlation, wire_req_id=frame.wire_req_id)
         return CallContext(
+            frame.rt,
+            cell_at,
             now_ns=now_ns,
-            self_peer=rt.self_peer,
             source_peer=frame.source_peer,
             peer_class=peer_class,
             execution=frame.execution,
-            peers=rt.neighbours.view(rt.now_ns),
-            ingress=rt.ingress,
-            parking=rt.parking,
             offloaded=offloaded,
-            addresses=rt.neighbours.own_addresses,
-            correlation=None
-            if correlation is None
-            else WireCorrelation(kind=correlation, wire_req_id=frame.wire_req_id),
-            rt=None if offloaded else rt,
-            cell_at=cell_at,
+            correlation=wire,
         )
 
-    def hand_out(parked: Parked) -> steps.RunTask:
+    def hand_out(parked: Task) -> steps.RunTask:
         frame = parked.frame
         method = getattr(frame.rt.cells[cell_at].component, method_name)
         ctx = context(frame, parked.since_ns, offloaded=True)
@@ -126,7 +122,7 @@ def _call(
         return steps.RunTask(token=parked.token, fn=task, op=op.name)
 
     def fire(frame: Frame) -> Any:
-        rt = frame.rt
+        rt: Services = frame.rt
         cell = rt.cells[cell_at]
         if cell.refuses(frame):
             return rt.suspensions.wait_for_component(cell, frame, op)
@@ -139,10 +135,11 @@ def _call(
                 op,
                 cell,
                 arguments,
-                until_ns=rt.now_ns + park_ns,
+                whom=cell.slot,
+                until_ns=rt.clock.now_ns + park_ns,
                 moves=not only_reads(method),
             )
-        ctx = context(frame, rt.now_ns, offloaded=False)
+        ctx = context(frame, rt.clock.now_ns, offloaded=False)
         try:
             result = method(ctx, *arguments, **attributes)
         finally:
@@ -150,19 +147,19 @@ def _call(
         if result is PENDING:
             if ctx.completion is None:
                 raise WrongResultType(f"{_called(cell, op.name)} is pending without a completion")
-            rt.control.carry_out(cell_at, frame, op, asked)
+            rt.carry_out(cell_at, frame, op, asked)
             return rt.suspensions.park(
                 frame,
                 op,
                 Why.COMPLETION,
                 cell.slot,
-                until_ns=rt.now_ns + park_ns,
+                until_ns=rt.clock.now_ns + park_ns,
                 cell=cell,
                 token=ctx.completion.token,
             )
         made = make_outputs(frame, result)
         if asked:
-            rt.control.carry_out(cell_at, frame, op, asked)
+            rt.carry_out(cell_at, frame, op, asked)
         return made
 
     op.finish = make_outputs
@@ -212,7 +209,7 @@ def _attributes(build: OpBuild, spec: OpSpec) -> dict[str, Any]:
 
 
 def _output_maker(build: OpBuild, spec: OpSpec) -> Callable[[Frame, Any], Any]:
-    """Turns what the method returned into what `fire` returns."""
+    """Return a function from what the method returns to what `fire` returns."""
     ports = spec.outputs
     if len(build.outputs) > len(ports):
         raise build.wrong(f"has {len(build.outputs)} outputs; the op table has {len(ports)}")
@@ -221,7 +218,7 @@ def _output_maker(build: OpBuild, spec: OpSpec) -> Callable[[Frame, Any], Any]:
 
     def one(frame: Frame, value: Any, node: types.TypeNode, port: str) -> Value:
         if value is None and node is types.COMMAND_ID:
-            return CommandId(frame.rt.next_command())
+            return CommandId(frame.rt.executor.next_command())
         if value is None and node is types.TRIGGER:
             return TRIGGER
         try:

@@ -18,8 +18,9 @@ from typing import Any
 from bbnode.engine.errors import LimitNotTaken, NothingHeld, QueueFull
 from bbnode.engine.frame import Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
-from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS, Why
-from bbnode.engine.stores import Kept
+from bbnode.engine.services import Services
+from bbnode.engine.stores import StoredValue, Stores
+from bbnode.engine.suspensions import DEFAULT_PARK_DEADLINE_NS, Why
 from bbnode.ir import keys
 from bbnode.ir.caps import MAX_QUEUED
 from bbnode.ir.values import TRIGGER
@@ -35,7 +36,7 @@ def _acquire(build: OpBuild) -> Fire:
     park_ns = op.deadline_ns or DEFAULT_PARK_DEADLINE_NS
 
     def fire(frame: Frame) -> Any:
-        rt = frame.rt
+        rt: Services = frame.rt
         semaphore = rt.stores.semaphores[at]
         if semaphore.free:
             semaphore.free -= 1
@@ -46,7 +47,7 @@ def _acquire(build: OpBuild) -> Fire:
             op,
             Why.SEMAPHORE,
             semaphore.name,
-            until_ns=rt.now_ns + park_ns,
+            until_ns=rt.clock.now_ns + park_ns,
             line=semaphore.line,
         )
 
@@ -80,7 +81,7 @@ def _enqueue(build: OpBuild) -> Fire:
     name = build.flat.name
 
     def fire(frame: Frame) -> Any:
-        rt = frame.rt
+        rt: Services = frame.rt
         queue = rt.stores.queues[at]
         if len(queue.values) >= MAX_QUEUED:
             raise QueueFull(f"{name}: queue {queue.name!r} holds {MAX_QUEUED} values; dequeue some")
@@ -100,7 +101,7 @@ def _dequeue(build: OpBuild) -> Fire:
     park_ns = op.deadline_ns or DEFAULT_PARK_DEADLINE_NS
 
     def fire(frame: Frame) -> Any:
-        rt = frame.rt
+        rt: Services = frame.rt
         queue = rt.stores.queues[at]
         if queue.values:
             return take_over(frame, queue.values.popleft())
@@ -109,7 +110,7 @@ def _dequeue(build: OpBuild) -> Fire:
             op,
             Why.QUEUE,
             queue.name,
-            until_ns=rt.now_ns + park_ns,
+            until_ns=rt.clock.now_ns + park_ns,
             line=queue.line,
         )
 
@@ -125,7 +126,7 @@ def _stash(build: OpBuild) -> Fire:
     name = build.flat.name
 
     def fire(frame: Frame) -> Any:
-        stores = frame.rt.stores
+        stores: Stores = frame.rt.stores
         kept = stores.keep(frame.values[source], name)
         before, stores.holds[at] = stores.holds[at], kept
         if before is not None:
@@ -143,7 +144,7 @@ def _flush(build: OpBuild) -> Fire:
     name = build.flat.name
 
     def fire(frame: Frame) -> Any:
-        stores = frame.rt.stores
+        stores: Stores = frame.rt.stores
         kept, stores.holds[at] = stores.holds[at], None
         if kept is None:
             raise NothingHeld(f"{name}: nothing is held under {slot!r}; stash a value before")
@@ -152,7 +153,7 @@ def _flush(build: OpBuild) -> Fire:
     return fire
 
 
-def take_over(frame: Frame, kept: Kept) -> Any:
-    """The value of what was kept; from now on its execution pays for it."""
+def take_over(frame: Frame, kept: StoredValue) -> Any:
+    """Return a stored value; from now on its execution holds the charge."""
     frame.hold_charge(kept.charge)
     return kept.value

@@ -15,6 +15,7 @@ from bbnode.engine.errors import CompositeMismatch, ReservedName
 from bbnode.engine.frame import MISSING, Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.engine.planning.flatten import ENGINE_DOMAIN, OP_ENTER, OP_RELAY, OP_START
+from bbnode.engine.services import Services
 from bbnode.ir import codec, keys, types
 from bbnode.ir.errors import AuthorError, DecodeError
 from bbnode.ir.graph import Tensor
@@ -27,7 +28,7 @@ _RESERVED_TOPICS = ("bb.", keys.PREFIX)
 
 
 def constant_value(build: OpBuild) -> Value:
-    """The value that a Constant carries; tensors are read-only."""
+    """Return the value that a Constant carries; tensors are read-only."""
     try:
         value = build.node.attr("value")
         if value is None:
@@ -93,7 +94,7 @@ def _relay(build: OpBuild) -> Fire:
         arrived = 1 if arrived is MISSING else arrived + 1
         values[counter] = arrived
         if arrived != threshold:
-            return frame.rt.retire(frame)
+            return frame.rt.executor.retire(frame)
         return values[source] if passes_value else TRIGGER
 
     return fire
@@ -154,11 +155,11 @@ def _topic(build: OpBuild) -> str:
 
 
 def surface(target: str, topic: str, source: int | None) -> Fire:
-    """A `fire` that shows a value to the application; without a source, a trigger."""
+    """Return a `fire` that shows a value to the application; without a source, a trigger."""
 
     def fire(frame: Frame) -> Any:
         value = TRIGGER if source is None else frame.values[source]
-        frame.rt.steps.append(steps.make_app_event(target, topic, value, frame.execution))
+        frame.rt.reports.steps.append(steps.make_app_event(target, topic, value, frame.execution))
         return TRIGGER
 
     return fire
@@ -171,8 +172,8 @@ def _record(build: OpBuild) -> Fire:
     name = build.attr_text("name")
 
     def fire(frame: Frame) -> Any:
-        rt = frame.rt
-        rt.records.add(rt.now_ns, frame.execution, name, frame.values[source])
+        rt: Services = frame.rt
+        rt.records.add(rt.clock.now_ns, frame.execution, name, frame.values[source])
         return TRIGGER
 
     return fire
@@ -187,7 +188,7 @@ def _incr_metric(build: OpBuild) -> Fire:
         raise build.wrong("needs an integer attribute 'delta'")
 
     def fire(frame: Frame) -> Any:
-        frame.rt.counts[name] += delta
+        frame.rt.reports.counts[name] += delta
         return TRIGGER
 
     return fire
@@ -196,7 +197,7 @@ def _incr_metric(build: OpBuild) -> Fire:
 @binds(SYSCALL, "Clock")
 def _clock(build: OpBuild) -> Fire:
     build.arity(1, 1)
-    return lambda frame: Timestamp(frame.rt.now_ns)
+    return lambda frame: Timestamp(frame.rt.clock.now_ns)
 
 
 @binds(SYSCALL, "RngU64")

@@ -11,8 +11,9 @@ from typing import Any
 from bbnode.engine.errors import DeadlineExceeded
 from bbnode.engine.frame import Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
-from bbnode.engine.parking import Why
 from bbnode.engine.scheduler import TimerKind
+from bbnode.engine.services import Services
+from bbnode.engine.suspensions import Why
 from bbnode.ir import keys
 from bbnode.ir.values import TRIGGER
 
@@ -24,8 +25,8 @@ def _sleep(build: OpBuild) -> Fire:
     op = build.op
 
     def fire(frame: Frame) -> Any:
-        rt = frame.rt
-        until_ns = rt.now_ns + duration_ns
+        rt: Services = frame.rt
+        until_ns = rt.clock.now_ns + duration_ns
         kind = TimerKind.PARKED_DONE
         if frame.deadline_ns is not None and frame.deadline_ns < until_ns:
             until_ns, kind = frame.deadline_ns, TimerKind.PARKED_DEADLINE
@@ -50,9 +51,9 @@ def _deadline_check(build: OpBuild) -> Fire:
     name = build.flat.name
 
     def fire(frame: Frame) -> Any:
-        deadline_ns = frame.deadline_ns
-        if deadline_ns is not None and frame.rt.now_ns >= deadline_ns:
-            late_ms = (frame.rt.now_ns - deadline_ns) // 1_000_000
+        deadline_ns, now_ns = frame.deadline_ns, frame.rt.clock.now_ns
+        if deadline_ns is not None and now_ns >= deadline_ns:
+            late_ms = (now_ns - deadline_ns) // 1_000_000
             raise DeadlineExceeded(f"{name}: the execution's deadline is over since {late_ms} ms")
         return TRIGGER if source is None else frame.values[source]
 

@@ -1,7 +1,7 @@
 """The wire ops that run inside an execution.
 
 Rule: an op says what has to travel; resolving, correlating and packing happen in
-`outbound.py` and `cohorts.py`. Recv and RecvReq never fire: they are entries.
+`wire/outbound.py` and `cohorts.py`. Recv and RecvReq never fire: they are entries.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 from bbnode.engine.errors import InvalidOperand
 from bbnode.engine.frame import Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
-from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS
+from bbnode.engine.services import Services
+from bbnode.engine.suspensions import DEFAULT_PARK_DEADLINE_NS
 from bbnode.ir import codec, keys
 from bbnode.ir.address import parse_site_suffix
 from bbnode.ir.envelope import CorrelationKind, SlotFill, make_fill
@@ -34,7 +35,7 @@ def _send(build: OpBuild) -> Fire:
     is_joined = keys.SYNTHESIZED_FROM_KEY in build.node.metadata
 
     def fire(frame: Frame) -> Any:
-        rt = frame.rt
+        rt: Services = frame.rt
         values = frame.values
         peers = destinations(name, values[peers_at])
         if peers:
@@ -44,8 +45,8 @@ def _send(build: OpBuild) -> Fire:
                 peers,
                 packer(values[data_at]),
                 CorrelationKind.NONE,
-                rt.wire_ids.next_u64() if is_joined else frame.one_way_id(),
-                frame.remaining_ns(rt.now_ns, op.deadline_ns, packer.site),
+                rt.wire_ids.next_u64() if is_joined else rt.outbound.one_way_id(frame),
+                rt.outbound.remaining_ns(frame, op.deadline_ns, packer.site),
             )
         return TRIGGER
 
@@ -66,7 +67,7 @@ def _send_req_batched(build: OpBuild) -> Fire:
     def fire(frame: Frame) -> Any:
         values = frame.values
         peers = destinations(name, values[peers_at])
-        rt = frame.rt
+        rt: Services = frame.rt
         budget_ns = static_ns or rt.round_trips.estimate_ns(packer.site) or DEFAULT_PARK_DEADLINE_NS
         request = rt.cohorts.open(
             frame, op, name, peers, packer(values[data_at]), quorum, budget_ns, site
@@ -85,7 +86,7 @@ def _send_resp(build: OpBuild) -> Fire:
     name = build.flat.name
 
     def fire(frame: Frame) -> Any:
-        rt = frame.rt
+        rt: Services = frame.rt
         values = frame.values
         request = values[request_at]
         if not isinstance(request, WireRequestId):
@@ -97,7 +98,7 @@ def _send_resp(build: OpBuild) -> Fire:
             packer(values[data_at]),
             CorrelationKind.RESPONSE,
             int(request),
-            frame.remaining_ns(rt.now_ns, op.deadline_ns, packer.site),
+            rt.outbound.remaining_ns(frame, op.deadline_ns, packer.site),
         )
         return TRIGGER
 
@@ -122,7 +123,7 @@ def _recv_resp_batched(build: OpBuild) -> Fire:
 
 
 def destinations(name: str, value: Value) -> tuple[PeerId, ...]:
-    """The peers that a value names, each once; InvalidOperand for what is none."""
+    """Return the peers that a value names, each once. Raises InvalidOperand."""
     if isinstance(value, PeerId):
         return (value,)
     if isinstance(value, PeerIdVec):

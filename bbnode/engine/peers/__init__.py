@@ -1,1 +1,1 @@
-"""What a node keeps of other peers: addresses, connections, backoff, standing, round trips."""
+"""Tables about other peers: addresses, connections, backoff, health, round trips."""

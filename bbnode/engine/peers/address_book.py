@@ -1,31 +1,39 @@
-"""Where peers are.
+"""The address book: where peers can be reached.
 
 Rule: an entry is an ordered, deduplicated list of addresses with a reference count. Unknown
-and empty are both "cannot route". What was only heard of (claimed or observed) has no
-reference, and gives way, oldest first, when the book is full; what the program or the host
-added stays until it is dropped. A node's own addresses are the entry under its own id.
+and empty are both "cannot route". Addresses that were only claimed or observed give their
+entry no reference, and it gives way, oldest first, when the book is full; what the program or the
+host added stays until it is dropped. A node's own addresses are the entry under its own id.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from multiaddr import Multiaddr
 
 from bbnode.engine.errors import AddressBookFull, InvalidOperand
+from bbnode.engine.snapshot.codec import (
+    ADDRESS,
+    PEER,
+    PLAIN,
+    RowForm,
+    SnapshotReader,
+    SnapshotWriter,
+    many,
+    mapping,
+    optional,
+)
 from bbnode.ir.address import address_from_bytes
 from bbnode.ir.caps import MAX_ADDRESSES_PER_PEER, MAX_BOOK_PEERS
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 
-if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
-
 
 @dataclass(slots=True)
-class _Entry:
+class _BookEntry:
     addresses: list[Multiaddr] = field(default_factory=list)
     references: int = 0
     claimed: tuple[bytes, ...] = ()  # the last claim, so that an unchanged one costs nothing
@@ -33,11 +41,23 @@ class _Entry:
     routed: tuple[tuple[Multiaddr, ...], bytes] | None = None  # until an address changes
 
 
+_ENTRIES = mapping(
+    PEER,
+    RowForm(
+        _BookEntry,
+        references=PLAIN,
+        addresses=many(ADDRESS, list),
+        claimed=many(PLAIN),
+        observed=optional(ADDRESS),
+    ),
+)
+
+
 class AddressBook:
     """The addresses of all peers that this node knows."""
 
     def __init__(self, max_peers: int = MAX_BOOK_PEERS) -> None:
-        self._entries: dict[PeerId, _Entry] = {}
+        self._entries: dict[PeerId, _BookEntry] = {}
         self._max_peers = max_peers
 
     def __len__(self) -> int:
@@ -47,7 +67,7 @@ class AddressBook:
         return peer in self._entries
 
     def add_peer(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
-        """One reference more, and these addresses.
+        """Add a reference, and these addresses.
 
         Raises InvalidOperand for an empty list and AddressBookFull.
         """
@@ -59,7 +79,7 @@ class AddressBook:
         entry.references += 1
 
     def drop_peer(self, peer: PeerId) -> None:
-        """One reference less; the entry goes with the last one."""
+        """Remove a reference; the entry goes with the last one."""
         entry = self._entries.get(peer)
         if entry is None:
             return
@@ -79,19 +99,19 @@ class AddressBook:
             entry.routed = entry.observed = None
 
     def lookup(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """All addresses of a peer, in order; empty when it can't be routed."""
+        """Return all addresses of a peer, in order; empty when it can't be routed."""
         entry = self._entries.get(peer)
         return () if entry is None else tuple(entry.addresses)
 
     def has_address(self, peer: PeerId) -> bool:
-        """Whether `lookup` gives anything."""
+        """Return True if an address of the peer is known."""
         entry = self._entries.get(peer)
         return entry is not None and bool(entry.addresses)
 
     def routed(
         self, peer: PeerId, encode: Callable[[Sequence[Multiaddr]], bytes]
     ) -> tuple[tuple[Multiaddr, ...], bytes]:
-        """What `lookup` gives, and what `encode` (always the same) makes of it, kept."""
+        """Return all addresses, and what `encode` (always the same) makes of them, cached."""
         entry = self._entries.get(peer)
         if entry is None:
             return (), encode(())
@@ -103,15 +123,15 @@ class AddressBook:
     def set_own(self, peer: PeerId, addresses: Iterable[Multiaddr]) -> None:
         """Replace the node's own entry."""
         unique = list(dict.fromkeys(addresses))[:MAX_ADDRESSES_PER_PEER]
-        self._entries[peer] = _Entry(unique, references=1)
+        self._entries[peer] = _BookEntry(unique, references=1)
 
     def has_claimed(self, peer: PeerId, claimed: tuple[bytes, ...]) -> bool:
-        """Whether these are what the peer said of itself the last time."""
+        """Return True if these are the peer's last claim about itself."""
         entry = self._entries.get(peer)
         return entry is not None and entry.claimed == claimed
 
     def merge_claimed(self, peer: PeerId, claimed: tuple[bytes, ...]) -> int:
-        """Take over what a peer says of itself; returns how many claims were unusable."""
+        """Add what a peer claims of itself; returns how many claims were unusable."""
         entry = self._entries.get(peer)
         if entry is not None and entry.claimed == claimed:
             return 0
@@ -128,7 +148,7 @@ class AddressBook:
         return refused
 
     def observe(self, peer: PeerId, address: Multiaddr) -> bool:
-        """Take over where an envelope came from; False when there is no room."""
+        """Add the address that an envelope came from; False when there is no room."""
         entry = self._entries.get(peer)
         if entry is not None and address is entry.observed:
             return True
@@ -140,39 +160,25 @@ class AddressBook:
         entry.observed = address
         return True
 
-    def state(self, names: SavedNames) -> Any:
-        """For a snapshot: all entries, in the order in which they give way."""
-        return [
-            [
-                names.peer(peer),
-                entry.references,
-                [names.address(address) for address in entry.addresses],
-                list(entry.claimed),
-                None if entry.observed is None else names.address(entry.observed),
-            ]
-            for peer, entry in self._entries.items()
-        ]
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: all entries, in the order in which they give way."""
+        return _ENTRIES.save(self._entries, writer)
 
-    def load(self, plain: Any, names: LoadedNames) -> None:
-        """Take up what `state` gave, in place of what is there."""
-        fresh: dict[PeerId, _Entry] = {}
-        for peer, references, addresses, claimed, observed in plain:
-            if len(fresh) >= self._max_peers or len(addresses) > MAX_ADDRESSES_PER_PEER:
-                raise DecodeError("an address book with more entries than fit")
-            fresh[names.peer(peer)] = _Entry(
-                addresses=[names.address(raw) for raw in addresses],
-                references=references,
-                claimed=tuple(claimed),
-                observed=None if observed is None else names.address(observed),
-            )
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned, in place of what is there."""
+        fresh = _ENTRIES.load(plain, reader)
+        if len(fresh) > self._max_peers or any(
+            len(entry.addresses) > MAX_ADDRESSES_PER_PEER for entry in fresh.values()
+        ):
+            raise DecodeError("an address book with more entries than fit")
         self._entries = fresh
 
-    def _entry(self, peer: PeerId) -> _Entry:
+    def _entry(self, peer: PeerId) -> _BookEntry:
         entry = self._entries.get(peer)
         if entry is None:
             if len(self._entries) >= self._max_peers:
                 self._make_room(peer)
-            entry = self._entries[peer] = _Entry()
+            entry = self._entries[peer] = _BookEntry()
         return entry
 
     def _make_room(self, peer: PeerId) -> None:
@@ -185,7 +191,7 @@ class AddressBook:
         )
 
 
-def _append(peer: PeerId, entry: _Entry, address: Multiaddr) -> None:
+def _append(peer: PeerId, entry: _BookEntry, address: Multiaddr) -> None:
     if address in entry.addresses:
         return
     if len(entry.addresses) >= MAX_ADDRESSES_PER_PEER:

@@ -1,4 +1,4 @@
-"""When a peer that failed may be tried again.
+"""Backoff: the time at which a peer that failed may be tried again.
 
 Rule: the state of a peer is untracked, or (attempts, next_retry). A failure adds an attempt
 and waits 10 ms x 2^(attempts-1), at most 60 s; a success forgets the peer.
@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bbnode.engine.snapshot.codec import (
+    PEER,
+    PLAIN,
+    RowForm,
+    SnapshotReader,
+    SnapshotWriter,
+    mapping,
+)
 from bbnode.ir.caps import MAX_TRACKED_PEERS
 from bbnode.ir.peer import PeerId
-
-if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 BASE_DELAY_NS = 10_000_000  # 10 ms
 MAX_DELAY_NS = 60_000_000_000  # 60 s
@@ -28,8 +33,11 @@ class Backoff:
     next_retry_ns: int
 
 
+_PEERS = mapping(PEER, RowForm(Backoff, attempts=PLAIN, next_retry_ns=PLAIN))
+
+
 def delay_for(attempts: int) -> int:
-    """Nanoseconds to wait after the given number of failures in a row (1 or more)."""
+    """Return the nanoseconds to wait after the given number of failures in a row (1 or more)."""
     doublings = min(attempts - 1, 32)  # far beyond the cap; keeps the shift small
     return min(BASE_DELAY_NS << doublings, MAX_DELAY_NS)
 
@@ -44,11 +52,11 @@ class BackoffTable:
         return len(self._peers)
 
     def get(self, peer: PeerId) -> Backoff | None:
-        """The state of a peer, or None when it is untracked."""
+        """Return the state of a peer, or None when it is untracked."""
         return self._peers.get(peer)
 
     def record_failure(self, peer: PeerId, now_ns: int) -> Backoff:
-        """One more failure in a row."""
+        """Count one more failure in a row."""
         known = self._peers.pop(peer, None)
         attempts = 1 if known is None else known.attempts + 1
         state = Backoff(attempts=attempts, next_retry_ns=now_ns + delay_for(attempts))
@@ -62,18 +70,16 @@ class BackoffTable:
         self._peers.pop(peer, None)
 
     def should_retry(self, peer: PeerId, now_ns: int) -> bool:
-        """Whether a peer may be tried at `now_ns`."""
+        """Return True if a peer may be tried at `now_ns`."""
         if not self._peers:
             return True
         state = self._peers.get(peer)
         return state is None or now_ns >= state.next_retry_ns
 
-    def state(self, names: SavedNames) -> Any:
-        """For a snapshot: all peers, the one that failed longest ago first."""
-        return [[names.peer(p), s.attempts, s.next_retry_ns] for p, s in self._peers.items()]
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: all peers, the one that failed longest ago first."""
+        return _PEERS.save(self._peers, writer)
 
-    def load(self, plain: Any, names: LoadedNames) -> None:
-        """Take up what `state` gave."""
-        for peer, attempts, next_retry_ns in plain:
-            state = Backoff(attempts=attempts, next_retry_ns=next_retry_ns)
-            self._peers[names.peer(peer)] = state
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned."""
+        self._peers = OrderedDict(_PEERS.load(plain, reader))

@@ -1,4 +1,4 @@
-"""Whom we talk with: block list, allow list, and health.
+"""The governor of peers: block list, allow list, and health.
 
 Rule: health is a state machine over (HEALTHY, SHAKY, DOWN) that stands below as data; five
 failures in a row are down, one success is healthy. What is denied has a stable reason label.
@@ -10,20 +10,28 @@ import enum
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bbnode.engine.peers.backoff_table import BackoffTable
+from bbnode.engine.snapshot.codec import (
+    PEER,
+    PLAIN,
+    RowForm,
+    SnapshotReader,
+    SnapshotWriter,
+    many,
+    mapping,
+    member,
+    optional,
+)
 from bbnode.ir.caps import MAX_TRACKED_PEERS
 from bbnode.ir.peer import PeerId
-
-if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 DEFAULT_FAILURE_THRESHOLD = 5
 
 
 class Health(enum.Enum):
-    """What we think of a peer."""
+    """The health of a peer."""
 
     HEALTHY = "healthy"
     SHAKY = "shaky"  # it failed, not often enough in a row to be down
@@ -31,7 +39,7 @@ class Health(enum.Enum):
 
 
 class Outcome(enum.Enum):
-    """What happened with a peer."""
+    """The outcome of an exchange with a peer."""
 
     SUCCESS = "success"
     FAILURE = "failure"  # below the threshold
@@ -39,7 +47,7 @@ class Outcome(enum.Enum):
 
 
 class Change(enum.Enum):
-    """What a host should hear of."""
+    """A change that a host is told of."""
 
     WENT_DOWN = "went_down"
     CAME_UP = "came_up"
@@ -68,9 +76,13 @@ class BlockReason(enum.Enum):
 
 
 @dataclass(slots=True)
-class _Record:
+class _PeerHealth:
     health: Health = Health.HEALTHY
     failures: int = 0
+
+
+_HEALTHS = mapping(PEER, RowForm(_PeerHealth, health=member(Health), failures=PLAIN))
+_PEERS = many(PEER, frozenset)
 
 
 class PeerGovernor:
@@ -78,7 +90,7 @@ class PeerGovernor:
 
     def __init__(self, threshold: int = DEFAULT_FAILURE_THRESHOLD) -> None:
         self._threshold = threshold
-        self._records: OrderedDict[PeerId, _Record] = OrderedDict()
+        self._records: OrderedDict[PeerId, _PeerHealth] = OrderedDict()
         self._blocked: set[PeerId] = set()
         self._allowed: frozenset[PeerId] | None = None
         self._down = 0  # peers in DOWN, so that the common question has a quick answer
@@ -96,7 +108,7 @@ class PeerGovernor:
         self._allowed = None if peers is None else frozenset(peers)
 
     def check_inbound(self, peer: PeerId) -> BlockReason | None:
-        """Why nothing may come from a peer, or None."""
+        """Return why nothing may come from a peer, or None."""
         # A PeerId is hashed in Python; most nodes block nobody.
         if self._blocked and peer in self._blocked:
             return BlockReason.BLOCKLISTED
@@ -107,23 +119,23 @@ class PeerGovernor:
     def check_outbound(
         self, peer: PeerId, backoff: BackoffTable, now_ns: int
     ) -> BlockReason | None:
-        """Why nothing may go to a peer now, or None."""
+        """Return why nothing may go to a peer now, or None."""
         reason = self.check_inbound(peer)
         if reason is None and not backoff.should_retry(peer, now_ns):
             return BlockReason.COOLDOWN
         return reason
 
     def health(self, peer: PeerId) -> Health:
-        """What we think of a peer; of a stranger the best."""
+        """Return the health of a peer; of an unknown one, HEALTHY."""
         record = self._records.get(peer)
         return Health.HEALTHY if record is None else record.health
 
     def any_down(self) -> bool:
-        """Whether some peer is down."""
+        """Return True if some peer is down."""
         return self._down > 0
 
     def record_success(self, peer: PeerId) -> Change | None:
-        """A peer did what it should; CAME_UP when it was down."""
+        """Note that a peer did what it should; CAME_UP when it was down."""
         record = self._records.pop(peer, None)
         if record is None:
             return None
@@ -132,8 +144,8 @@ class PeerGovernor:
         return change
 
     def record_failure(self, peer: PeerId) -> Change | None:
-        """A peer failed us; WENT_DOWN when that was once too often."""
-        record = self._records.pop(peer, None) or _Record()
+        """Note that a peer failed; WENT_DOWN when that was once too often."""
+        record = self._records.pop(peer, None) or _PeerHealth()
         record.failures += 1
         last = record.failures >= self._threshold
         outcome = Outcome.LAST_FAILURE if last else Outcome.FAILURE
@@ -145,19 +157,19 @@ class PeerGovernor:
             self._down -= forgotten.health is Health.DOWN
         return change
 
-    def state(self, names: SavedNames) -> Any:
-        """For a snapshot: health of all peers in order, and the lists."""
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: health of all peers in order, and the lists."""
+        allowed = None if self._allowed is None else sorted(self._allowed)
         return [
-            [[names.peer(p), r.health.value, r.failures] for p, r in self._records.items()],
-            [names.peer(p) for p in sorted(self._blocked)],
-            None if self._allowed is None else [names.peer(p) for p in sorted(self._allowed)],
+            _HEALTHS.save(self._records, writer),
+            _PEERS.save(sorted(self._blocked), writer),
+            optional(_PEERS).save(allowed, writer),
         ]
 
-    def load(self, plain: Any, names: LoadedNames) -> None:
-        """Take up what `state` gave."""
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned."""
         records, blocked, allowed = plain
-        for peer, health, failures in records:
-            self._records[names.peer(peer)] = _Record(Health(health), failures)
+        self._records = OrderedDict(_HEALTHS.load(records, reader))
         self._down = sum(record.health is Health.DOWN for record in self._records.values())
-        self._blocked = {names.peer(peer) for peer in blocked}
-        self._allowed = None if allowed is None else frozenset(map(names.peer, allowed))
+        self._blocked = set(_PEERS.load(blocked, reader))
+        self._allowed = optional(_PEERS).load(allowed, reader)

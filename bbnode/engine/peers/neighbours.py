@@ -1,4 +1,4 @@
-"""All tables about other peers, and what events mean for them.
+"""Other peers: their connections, and all tables about them.
 
 Rule: a connection clears a peer's record; a failed send and an envelope that can't be read are
 failures (a bad fill is not: its siblings in the same envelope must not suffer); an answer that
@@ -9,8 +9,9 @@ otherwise nobody would ever find out that it is back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from multiaddr import Multiaddr
 
@@ -18,14 +19,102 @@ from bbnode.engine import steps
 from bbnode.engine.errors import AddressBookFull, InvalidOperand
 from bbnode.engine.peers.address_book import AddressBook
 from bbnode.engine.peers.backoff_table import BackoffTable
-from bbnode.engine.peers.connected import ConnectedPeers, PeersSnapshot
 from bbnode.engine.peers.governor import BlockReason, Change, Health, PeerGovernor
+from bbnode.engine.snapshot.codec import (
+    PEER,
+    PLAIN,
+    SnapshotReader,
+    SnapshotWriter,
+    many,
+    mapping,
+)
 from bbnode.ir.peer import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class PeersSnapshot:
+    """Usable peers at one moment; fulfils the contract `PeersView`."""
+
+    everyone: tuple[PeerId, ...]
+    by_class: dict[str, tuple[PeerId, ...]]
+
+    def connected(self, peer_class: str | None = None) -> Sequence[PeerId]:
+        """Return usable peers in PeerId order; of one class if given."""
+        return self.everyone if peer_class is None else self.by_class.get(peer_class, ())
+
+
+_CLASSES = mapping(PEER, many(PLAIN))
+
+
+class ConnectedPeers:
+    """Connected peers, with the classes they play.
+
+    A component sees a snapshot in PeerId order that never changes, not even in a worker thread; it
+    is made anew only after something changed.
+    """
+
+    def __init__(self) -> None:
+        self._classes: dict[PeerId, tuple[str, ...]] = {}
+        self._snapshot: PeersSnapshot | None = None
+
+    def __contains__(self, peer: object) -> bool:
+        return peer in self._classes
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+    def connect(self, peer: PeerId, classes: Iterable[str]) -> bool:
+        """Add a peer; True when it was not there, or plays other classes now."""
+        fresh = tuple(dict.fromkeys(classes))
+        changed = self._classes.get(peer) != fresh
+        self._classes[peer] = fresh
+        if changed:
+            self._snapshot = None
+        return changed
+
+    def disconnect(self, peer: PeerId) -> bool:
+        """Remove a peer; True when it was there."""
+        self._snapshot = None
+        return self._classes.pop(peer, None) is not None
+
+    def classes_of(self, peer: PeerId) -> tuple[str, ...]:
+        """Return the classes that a connected peer plays."""
+        return self._classes.get(peer, ())
+
+    def invalidate(self) -> None:
+        """Forget the snapshot: other peers are usable now."""
+        self._snapshot = None
+
+    def snapshot(self, usable: Callable[[PeerId], bool], *, fresh: bool) -> PeersSnapshot:
+        """Return the usable peers; `fresh`: ask again even if nothing changed here."""
+        if self._snapshot is None or fresh:
+            everyone = tuple(sorted(peer for peer in self._classes if usable(peer)))
+            by_class: dict[str, list[PeerId]] = {}
+            for peer in everyone:
+                for name in self._classes[peer]:
+                    by_class.setdefault(name, []).append(peer)
+            self._snapshot = PeersSnapshot(
+                everyone, {name: tuple(peers) for name, peers in by_class.items()}
+            )
+        return self._snapshot
+
+    def everyone(self) -> tuple[PeerId, ...]:
+        """Return all connected peers, in the order of coming."""
+        return tuple(self._classes)
+
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: all connected peers, and their classes."""
+        return _CLASSES.save(self._classes, writer)
+
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned."""
+        self._classes = _CLASSES.load(plain, reader)
+        self._snapshot = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerStanding:
-    """What a node thinks of a peer at one moment; `retry_in_ns` 0: it may be tried now."""
+    """The standing of a peer at one moment; `retry_in_ns` 0: it may be tried now."""
 
     connected: bool
     classes: tuple[str, ...]
@@ -56,7 +145,7 @@ class Neighbours:
     def connected(
         self, peer: PeerId, classes: Sequence[str], addresses: Sequence[Multiaddr]
     ) -> list[steps.Step]:
-        """A connection with a peer is there."""
+        """Note a connection with a peer."""
         for address in addresses:
             try:
                 self.book.register_address(peer, address)
@@ -69,13 +158,13 @@ class Neighbours:
         return [steps.PeerUp(peer=peer, classes=tuple(classes))] if changed else []
 
     def disconnected(self, peer: PeerId, reason: str) -> list[steps.Step]:
-        """The last connection with a peer is gone."""
+        """Note that the last connection with a peer is gone."""
         if not self.peers.disconnect(peer):
             return []
         return [steps.PeerDown(peer=peer, reason=reason)]
 
     def failed(self, peer: PeerId, reason: str, now_ns: int) -> list[steps.Step]:
-        """A peer failed us."""
+        """Note a failure of a peer."""
         self.backoff.record_failure(peer, now_ns)
         change = self.governor.record_failure(peer)
         self.peers.invalidate()
@@ -84,7 +173,7 @@ class Neighbours:
         return []
 
     def succeeded(self, peer: PeerId) -> list[steps.Step]:
-        """A peer did what we waited for."""
+        """Note that a peer did what was waited for."""
         self.backoff.record_success(peer)
         if self.governor.record_success(peer) is Change.CAME_UP and peer in self.peers:
             self.peers.invalidate()
@@ -92,7 +181,7 @@ class Neighbours:
         return []
 
     def usable(self, peer: PeerId, now_ns: int) -> bool:
-        """Whether a connected peer may be chosen."""
+        """Return True if a connected peer may be chosen."""
         if self.governor.check_inbound(peer) is not None:
             return False
         if self.governor.health(peer) is not Health.DOWN:
@@ -100,7 +189,7 @@ class Neighbours:
         return self.backoff.should_retry(peer, now_ns)
 
     def standing(self, peer: PeerId, now_ns: int) -> PeerStanding:
-        """Everything that decides whether a peer is used."""
+        """Return everything that decides whether a peer is used."""
         failed = self.backoff.get(peer)
         return PeerStanding(
             connected=peer in self.peers,
@@ -114,13 +203,13 @@ class Neighbours:
         )
 
     def view(self, now_ns: int) -> PeersSnapshot:
-        """What a component may know of other peers now."""
+        """Return the peers that a component may use now."""
         return self.peers.snapshot(
             lambda peer: self.usable(peer, now_ns), fresh=self.governor.any_down()
         )
 
     def unreachable(self, peer: PeerId) -> str | None:
-        """Why nothing can be sent to a peer, or None."""
+        """Return why nothing can be sent to a peer, or None."""
         reason = self.governor.check_inbound(peer)
         if reason is None:
             if peer in self.peers or self.book.has_address(peer) or peer == self.self_peer:

@@ -1,4 +1,4 @@
-"""How long requests take: an estimate per edge, and what is told of edges further on.
+"""Round-trip times of requests: an estimate per edge, and reports about edges further on.
 
 Rule: an edge is the site that a request goes to. Each answer that is taken is one sample; the
 estimate is that of Jacobson and Karels as RFC 6298 (sections 2.2 to 2.4) gives it, in integer
@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from bbnode.engine.snapshot.codec import PLAIN, RowForm, SnapshotReader, SnapshotWriter, many
 from bbnode.ir.caps import MAX_EDGES, MAX_REPORTED
 from bbnode.ir.envelope import EdgeRttReport
-
-if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
 
 # RFC 6298, section 2.3: alpha = 1/8, beta = 1/4; section 2: K = 4.
 ALPHA_DIVISOR = 8
@@ -31,7 +29,7 @@ MAX_ESTIMATE_NS = 600_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundTrip:
-    """What is known of one edge, in nanoseconds; `samples` is 0 where a peer reported it."""
+    """The estimate of one edge, in nanoseconds; `samples` is 0 where a peer reported it."""
 
     site: int
     srtt_ns: int
@@ -40,9 +38,12 @@ class RoundTrip:
 
     @property
     def estimate_ns(self) -> int:
-        """Time within which an answer should be there: srtt + K * rttvar, within bounds."""
+        """The time within which an answer should be there: srtt + K * rttvar, within bounds."""
         estimate = self.srtt_ns + K * self.rttvar_ns
         return max(MIN_ESTIMATE_NS, min(estimate, MAX_ESTIMATE_NS))
+
+
+_EDGES = many(RowForm(RoundTrip, site=PLAIN, srtt_ns=PLAIN, rttvar_ns=PLAIN, samples=PLAIN))
 
 
 class RoundTrips:
@@ -56,16 +57,16 @@ class RoundTrips:
         return len(self._edges)
 
     def all(self) -> list[RoundTrip]:
-        """All edges, the one that changed last at the end."""
+        """Return all edges, the one that changed last at the end."""
         return list(self._edges.values())
 
     def estimate_ns(self, site: int) -> int:
-        """Time that a send to a site should be given; 0 when nothing is known of it."""
+        """Return the time that a send to a site should be given; 0 when nothing is known of it."""
         edge = self._edges.get(site)
         return 0 if edge is None else edge.estimate_ns
 
     def sample(self, site: int, took_ns: int) -> None:
-        """An answer came `took_ns` after its request. Site 0 is no edge."""
+        """Add a sample: an answer came `took_ns` after its request. Site 0 is no edge."""
         if not site:
             return
         took_ns = max(took_ns, 0)
@@ -82,7 +83,7 @@ class RoundTrips:
         self._put(RoundTrip(site=site, srtt_ns=srtt_ns, rttvar_ns=rttvar_ns, samples=samples + 1))
 
     def learn(self, reports: Iterable[EdgeRttReport]) -> None:
-        """Take over what a peer that answered says of edges further down.
+        """Add what a peer that answered reports of edges further down.
 
         It is a claim: what this node measured itself stands, and numbers are held within bounds.
         """
@@ -102,7 +103,7 @@ class RoundTrips:
             )
 
     def reports(self) -> tuple[EdgeRttReport, ...]:
-        """What rides on a response: the edges that changed last."""
+        """Return the reports that ride on a response: the edges that changed last."""
         if self._reports is None:
             newest = list(self._edges.values())[-MAX_REPORTED:]
             self._reports = tuple(
@@ -126,11 +127,11 @@ class RoundTrips:
                 return True
         return False
 
-    def state(self, names: SavedNames) -> Any:  # noqa: ARG002 - the convention of tables
-        """For a snapshot: all edges, in order."""
-        return [[e.site, e.srtt_ns, e.rttvar_ns, e.samples] for e in self._edges.values()]
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: all edges, in order."""
+        return _EDGES.save(self._edges.values(), writer)
 
-    def load(self, plain: Any, names: LoadedNames) -> None:  # noqa: ARG002
-        """Take up what `state` gave."""
-        for site, srtt_ns, rttvar_ns, samples in plain:
-            self._put(RoundTrip(site=site, srtt_ns=srtt_ns, rttvar_ns=rttvar_ns, samples=samples))
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned."""
+        for edge in _EDGES.load(plain, reader):
+            self._put(edge)

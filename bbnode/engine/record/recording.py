@@ -11,33 +11,38 @@ Frame: u32 length, u32 CRC-32 of the body (both little-endian), body (msgpack).
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+import msgpack
 import numpy as np
 import onnx
+from multiaddr import Multiaddr
 
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
-from bbnode.engine.record.step_digest import steps_digest
+from bbnode.engine.runtime import Runtime
+from bbnode.engine.snapshot.codec import SnapshotWriter
 from bbnode.engine.snapshot.events import save_completed, save_event
-from bbnode.engine.snapshot.names import SavedNames
-from bbnode.engine.snapshot.sections import plans_of
-from bbnode.engine.snapshot.whole import NodeParts, pack
-
-if TYPE_CHECKING:
-    from bbnode.ir.peer import PeerId
+from bbnode.engine.snapshot.whole import pack
+from bbnode.ir import codec
+from bbnode.ir.errors import BbnodeError
+from bbnode.ir.peer import PeerId
+from bbnode.ir.values import type_of
 
 RECORD_VERSION = 2
+DIGEST_BYTES = 16  # of an honest log: only to tell difference from sameness
 FRAME_HEAD = struct.Struct("<II")
 
 Sink: TypeAlias = Callable[[bytes], object]
 
 
 def frame(body: bytes) -> bytes:
-    """A body with its length and checksum before it."""
+    """Return a body with its length and checksum before it."""
     return FRAME_HEAD.pack(len(body), zlib.crc32(body)) + body
 
 
@@ -55,7 +60,7 @@ def head_of(
     trace: bool,
     snapshots: bool,
 ) -> dict[str, Any]:
-    """What a replay needs to install the node again; the model itself where there is one."""
+    """Return what a replay needs to install the node again; with the model, if there is one."""
     return {
         "kind": "head",
         "version": RECORD_VERSION,
@@ -78,67 +83,65 @@ def head_of(
 class Recorder:
     """Writes one node's record; between `begin` and `end` a poll is under way."""
 
-    def __init__(self, sink: Sink, parts: NodeParts, head: Mapping[str, Any]) -> None:
+    def __init__(self, sink: Sink, rt: Runtime, head: Mapping[str, Any]) -> None:
         self._sink: Sink | None = sink
-        self._parts = parts
-        self._plans = plans_of(parts.program, parts.rt, parts.bootstraps)
+        self._rt = rt
         self._poll: dict[str, Any] = {}
-        self._names: SavedNames | None = None
+        self._writer: SnapshotWriter | None = None
         self._numbers: list[list[int]] = []
-        parts.rt.next_execution = self._next_execution
+        rt.executor.next_execution = self._next_execution
         self._write(head)
 
     # -- between polls -----------------------------------------------------------------------
 
     def called(self, method: str, *arguments: Any) -> None:
-        """A call on the polling thread that works at once; `arguments` are plain data."""
+        """Record a call on the polling thread that works at once; `arguments` are plain data."""
         self._write({"kind": "call", "method": method, "arguments": list(arguments)})
 
     def restored(self, data: bytes, now_ns: int | None, *, same_life: bool) -> None:
-        """The node takes up a snapshot."""
+        """Record that the node loads a snapshot."""
         self._write({"kind": "restore", "data": data, "now_ns": now_ns, "same_life": same_life})
 
     # -- a poll ------------------------------------------------------------------------------
 
     def begin(self, now_ns: int) -> None:
-        """A poll at the host's `now_ns` begins."""
+        """Begin a poll at the host's `now_ns`."""
         if self._sink is None:
             return
-        rt = self._parts.rt
-        self._names = SavedNames(rt, self._plans)
+        self._writer = self._rt.writer()
         self._numbers = []
-        self._poll = {"kind": "poll", "now_ns": now_ns, "closed": rt.ingress.closed}
+        self._poll = {"kind": "poll", "now_ns": now_ns, "closed": self._rt.ingress.closed}
 
     def took(self, events: Iterable[ev.Event]) -> None:
-        """The poll has taken these events."""
-        names = self._names
-        if names is not None:
-            self._guard(lambda: self._poll.update(events=[save_event(e, names) for e in events]))
+        """Record the events that the poll has taken."""
+        writer = self._writer
+        if writer is not None:
+            self._guard(lambda: self._poll.update(events=[save_event(e, writer) for e in events]))
 
     def completed(self, completions: Iterable[ev.Completed]) -> None:
-        """The poll has taken these completions."""
-        names = self._names
-        if names is not None:
-            rows = [save_completed(completed, names) for completed in completions]
+        """Record the completions that the poll has taken."""
+        writer = self._writer
+        if writer is not None:
+            rows = [save_completed(completed, writer) for completed in completions]
             self._poll["completions"] = rows
 
     def end(self, made: Sequence[steps.Step]) -> None:
-        """The poll is over."""
-        names = self._names
-        if names is None:
+        """End a poll."""
+        writer = self._writer
+        if writer is None:
             return
-        self._names = None
+        self._writer = None
         self._poll.update(
             numbers=self._numbers,
             steps=len(made),
             digest=steps_digest(made),
-            lists=names.lists(),
+            lists=writer.lists(),
         )
         self._write(self._poll)
 
     def _next_execution(self) -> int:
-        """What the node itself numbers; other threads number what they ask for meanwhile."""
-        number = self._parts.rt.executions()
+        """Return the next number of the node itself; other threads get numbers meanwhile."""
+        number = self._rt.executor.executions()
         if self._numbers and sum(self._numbers[-1]) == number:
             self._numbers[-1][1] += 1
         else:
@@ -156,5 +159,50 @@ class Recorder:
         try:
             work()
         except Exception:  # noqa: BLE001 - the boundary to the host's sink, and to odd values
-            self._sink = self._names = None
-            self._parts.rt.counts["record.broken"] += 1
+            self._sink = self._writer = None
+            self._rt.reports.counts["record.broken"] += 1
+
+
+# -- steps -----------------------------------------------------------------------------------
+
+
+def steps_digest(made: Sequence[steps.Step]) -> bytes:
+    """Return BLAKE2b over the plain data of all steps of a poll, in order."""
+    state = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for step in made:
+        state.update(msgpack.packb(plain_step(step), default=str))
+    return state.digest()
+
+
+def plain_step(step: steps.Step) -> list[Any]:
+    """Return a step as [class, [field, value]…]; equal steps give equal data on every machine.
+
+    The function of a RunTask is left out: it means something inside of one process only. A value
+    that no codec knows counts by its type.
+    """
+    if isinstance(step, steps.SendEnvelope):
+        addresses = [bytes(address.to_bytes()) for address in step.addresses]
+        return ["SendEnvelope", step.peer.to_bytes(), addresses, b"".join(step.parts), step.tag]
+    fields = [
+        [field.name, _plain(getattr(step, field.name))]
+        for field in dataclasses.fields(step)
+        if not (isinstance(step, steps.RunTask) and field.name == "fn")
+    ]
+    return [type(step).__name__, *fields]
+
+
+def _plain(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value
+    if isinstance(value, PeerId):
+        return value.to_bytes()
+    if isinstance(value, Multiaddr):
+        return bytes(value.to_bytes())
+    if isinstance(value, Mapping):
+        return [[str(key), _plain(item)] for key, item in value.items()]
+    if type(value) in (tuple, list):
+        return [_plain(item) for item in value]
+    try:
+        return [type_of(value).id, codec.encode_value(value)]
+    except (BbnodeError, ValueError, TypeError, OverflowError):
+        return f"a {type(value).__qualname__}"

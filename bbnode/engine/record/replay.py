@@ -1,4 +1,4 @@
-"""Running a record again: the same node, fed with what it was fed, step by step.
+"""Replay of a record: the same node, fed with what it was fed, step by step.
 
 Rule: what comes in stands in the record and nothing comes from anywhere else: what the replayed
 node or its components put into the ingress is dropped. Methods that were handed out run again
@@ -23,17 +23,14 @@ from bbnode.engine.errors import RecordRefused
 from bbnode.engine.install import install
 from bbnode.engine.limits import Limits
 from bbnode.engine.node import Node
-from bbnode.engine.record.recording import FRAME_HEAD, RECORD_VERSION
-from bbnode.engine.record.step_digest import steps_digest
+from bbnode.engine.record.recording import FRAME_HEAD, RECORD_VERSION, steps_digest
 from bbnode.engine.snapshot.events import load_completed, load_event
-from bbnode.engine.snapshot.names import LoadedNames
-from bbnode.engine.snapshot.sections import plans_of
 from bbnode.engine.snapshot.whole import unpack
 from bbnode.ir.address import address_from_bytes
 from bbnode.ir.model_bytes import parse_model
 from bbnode.ir.peer import PeerId
 
-# What malformed data makes the code below raise.
+# Malformed data makes the code below raise these.
 _MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
 
 
@@ -59,7 +56,7 @@ class RecordReader:
         self.torn = ""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The whole frames, in order. Raises RecordRefused for what is no record at all."""
+        """Yield the whole frames, in order. Raises RecordRefused for what is no record at all."""
         number = 0
         while True:
             head = self._read(FRAME_HEAD.size)
@@ -119,14 +116,14 @@ class Replay:
             )
         except _MALFORMED as error:
             raise RecordRefused(f"the record's head is malformed: {error}") from error
-        if self.node.parts.program.digest != head.get("program"):
+        if self.node.runtime.program.digest != head.get("program"):
             raise RecordRefused("the record was made with another artifact; name that one")
-        self.node.parts.rt.ingress.deaf = True
+        self.node.runtime.ingress.deaf = True
         self._tasks: dict[int, steps.RunTask] = {}
         self._polls = 0
 
     def feed(self, entry: Mapping[str, Any]) -> Replayed | None:
-        """Do what one frame says; of a poll, how it went. Raises RecordRefused."""
+        """Do what one frame says; returns, of a poll, its outcome. Raises RecordRefused."""
         try:
             if entry["kind"] == "poll":
                 return self._poll(entry)
@@ -160,26 +157,24 @@ class Replay:
         )
 
     def _fill_ingress(self, entry: Mapping[str, Any]) -> list[ev.Completed]:
-        """Let exactly that wait which the recorded poll took; returns the completions."""
-        parts = self.node.parts
-        ingress = parts.rt.ingress
-        for event in ingress.waiting()[0]:
+        """Fill the ingress with what the recorded poll took; returns the completions."""
+        rt = self.node.runtime
+        for event in rt.ingress.waiting()[0]:
             if isinstance(event, ev.InboundBytes):
                 event.charge.release()  # what it sent to itself stands in the record as well
-        names = LoadedNames(
-            parts.rt, plans_of(parts.program, parts.rt, parts.bootstraps), entry["lists"]
-        )
-        events = [load_event(row, names) for row in entry["events"]]
-        completions = [load_completed(row, names) for row in entry.get("completions", ())]
+        reader = rt.reader(entry["lists"])
+        events = [load_event(row, reader) for row in entry["events"]]
+        completions = [load_completed(row, reader) for row in entry.get("completions", ())]
         for event in events:
             if isinstance(event, ev.BootstrapAsked):
-                parts.bootstraps.accepted(event)
-        ingress.refill(events, completions)
+                rt.bootstraps.accepted(event)
+        rt.ingress.refill(events, completions)
         if entry["closed"]:
-            ingress.close()
+            rt.ingress.close()
         numbers = (first + n for first, count in entry["numbers"] for n in range(count))
+        executor = rt.executor
         # A node that starts more than it did then goes on with numbers of its own.
-        parts.rt.next_execution = lambda: next(numbers, 0) or parts.rt.executions()
+        executor.next_execution = lambda: next(numbers, 0) or executor.executions()
         return completions
 
 

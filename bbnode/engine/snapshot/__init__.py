@@ -2,12 +2,13 @@
 
 The convention. A table that outlives a poll has a pair of methods:
 
-    def state(self, names: SavedNames) -> Any       # plain data: None, bool, int, str, bytes, lists
-    def load(self, plain: Any, names: LoadedNames) -> None    # into a fresh table of the same node
+    def state(self, writer: SnapshotWriter) -> Any: ...  # None, bool, int, str, bytes, lists
+    def load(self, plain: Any, reader: SnapshotReader) -> None: ...  # into a fresh table
 
-and a row in `sections.tables_of`, which also says in which order they are loaded. What a table
-refers to (a peer, a value, an op, a frame, a timer, a charge, a line) goes through `names`, never
-by itself, so that what was one object is one object again. `load` may raise anything that
+and a row in `Runtime.tables`, which also says in which order they are loaded. What a table refers
+to (a peer, a value, an op, a frame, a timer, a charge, a line) goes through the writer and the
+reader (`codec.py`), never by itself, so that what was one object is one object again. Objects with
+fields are rows, whose forms are declared once (`codec.RowForm`). `load` may raise anything that
 malformed data makes it raise: `restore_snapshot` turns it into SnapshotRefused.
 
 What a snapshot is:

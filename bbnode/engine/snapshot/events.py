@@ -1,156 +1,105 @@
-"""What waits in the ingress, as plain data: of a snapshot, and of a record of a node's life.
+"""Events that wait in the ingress, as plain data: of a snapshot, and of a record of a node's life.
 
 Rule: one row per event class, by a name that stays; charges are taken anew when it is loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bbnode.engine import ingress as ev
+from bbnode.engine.snapshot.codec import (
+    ADDRESS,
+    CHARGE,
+    PEER,
+    PLAIN,
+    VALUE,
+    RowForm,
+    SnapshotReader,
+    SnapshotWriter,
+    many,
+    mapping,
+    optional,
+)
 
-if TYPE_CHECKING:
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
+_INPUTS = mapping(PLAIN, VALUE)
+
+BOOTSTRAP_START: RowForm[ev.BootstrapStart] = RowForm(
+    ev.BootstrapStart, name=PLAIN, execution=PLAIN, inputs=_INPUTS, charge=CHARGE
+)
+
+_ROWS: dict[str, tuple[type, RowForm[Any]]] = {
+    name: (cls, RowForm(cls, **fields))
+    for name, cls, fields in (
+        (
+            "inbound",
+            ev.InboundBytes,
+            {"peer": PEER, "data": PLAIN, "observed": optional(ADDRESS), "charge": CHARGE},
+        ),
+        (
+            "refused",
+            ev.InboundRefused,
+            {"peer": PEER, "size": PLAIN, "kind": PLAIN, "detail": PLAIN},
+        ),
+        (
+            "invocation",
+            ev.Invocation,
+            {
+                "execution": PLAIN,
+                "target": PLAIN,
+                "event": PLAIN,
+                "inputs": _INPUTS,
+                "charge": CHARGE,
+            },
+        ),
+        (
+            "connected",
+            ev.PeerConnected,
+            {"peer": PEER, "classes": many(PLAIN), "addresses": many(ADDRESS)},
+        ),
+        ("disconnected", ev.PeerDisconnected, {"peer": PEER, "reason": PLAIN}),
+        (
+            "send_failed",
+            ev.SendFailed,
+            {"peer": PEER, "reason": PLAIN, "blames_peer": PLAIN, "tag": PLAIN},
+        ),
+        ("lifecycle", ev.Lifecycle, {"phase": PLAIN}),
+        ("published", ev.Published, {"kind": PLAIN}),
+        (
+            "bootstrap",
+            ev.BootstrapAsked,
+            {"starts": many(BOOTSTRAP_START), "waiting": many(PLAIN)},
+        ),
+    )
+}
+_NAMES = {cls: name for name, (cls, _) in _ROWS.items()}
 
 
-def save_event(event: ev.Event, names: SavedNames) -> list[Any]:
-    """An event as [name, fields…]."""
-    name, save, _ = _FORMS[type(event)]
-    return [name, *save(event, names)]
+def save_event(event: ev.Event, writer: SnapshotWriter) -> list[Any]:
+    """Return an event as [name, fields…]."""
+    name = _NAMES[type(event)]
+    return [name, *_ROWS[name][1].save(event, writer)]
 
 
-def load_event(plain: list[Any], names: LoadedNames) -> ev.Event:
-    """What `save_event` gave; KeyError and the like when it is malformed."""
-    return _BY_NAME[plain[0]](plain[1:], names)
+def load_event(plain: list[Any], reader: SnapshotReader) -> ev.Event:
+    """Load what `save_event` returned; KeyError and the like when it is malformed."""
+    event: ev.Event = _ROWS[plain[0]][1].load(plain[1:], reader)
+    return event
 
 
-def save_completed(completed: ev.Completed, names: SavedNames) -> list[Any]:
-    """A completion."""
-    return [completed.token, *names.result(completed.result, completed.error)]
+def save_completed(completed: ev.Completed, writer: SnapshotWriter) -> list[Any]:
+    """Return a completion as plain data."""
+    return [completed.token, *writer.result(completed.result, completed.error)]
 
 
-def load_completed(plain: list[Any], names: LoadedNames) -> ev.Completed:
-    """What `save_completed` gave."""
-    result, error = names.result(plain[1:])
+def load_completed(plain: list[Any], reader: SnapshotReader) -> ev.Completed:
+    """Load what `save_completed` returned."""
+    result, error = reader.result(plain[1:])
     return ev.Completed(token=plain[0], result=result, error=error)
 
 
-def _save_inbound(e: ev.InboundBytes, names: SavedNames) -> list[Any]:
-    observed = None if e.observed is None else names.address(e.observed)
-    return [names.peer(e.peer), e.data, observed, names.charge(e.charge)]
-
-
-def _load_inbound(row: list[Any], names: LoadedNames) -> ev.Event:
-    peer, data, observed, charge = row
-    return ev.InboundBytes(
-        peer=names.peer(peer),
-        data=data,
-        observed=None if observed is None else names.address(observed),
-        charge=names.charge(charge),
-    )
-
-
-def _save_invocation(e: ev.Invocation, names: SavedNames) -> list[Any]:
-    inputs = [[name, names.value(value)] for name, value in e.inputs.items()]
-    return [e.execution, e.target, e.event, inputs, names.charge(e.charge)]
-
-
-def _load_invocation(row: list[Any], names: LoadedNames) -> ev.Event:
-    execution, target, event, inputs, charge = row
-    return ev.Invocation(
-        execution=execution,
-        target=target,
-        event=event,
-        inputs={name: names.value(value) for name, value in inputs},
-        charge=names.charge(charge),
-    )
-
-
-def _save_connected(e: ev.PeerConnected, names: SavedNames) -> list[Any]:
-    return [names.peer(e.peer), list(e.classes), [names.address(a) for a in e.addresses]]
-
-
-def _load_connected(row: list[Any], names: LoadedNames) -> ev.Event:
-    peer, classes, addresses = row
-    return ev.PeerConnected(
-        peer=names.peer(peer),
-        classes=tuple(classes),
-        addresses=tuple(names.address(raw) for raw in addresses),
-    )
-
-
-def _save_asked(e: ev.BootstrapAsked, names: SavedNames) -> list[Any]:
-    return [[save_start(start, names) for start in e.starts], list(e.waiting)]
-
-
-def _load_asked(row: list[Any], names: LoadedNames) -> ev.Event:
-    starts, waiting = row
-    return ev.BootstrapAsked(
-        starts=tuple(load_start(start, names) for start in starts), waiting=tuple(waiting)
-    )
-
-
-def save_start(start: ev.BootstrapStart, names: SavedNames) -> list[Any]:
-    """One bootstrap that was asked for."""
-    inputs = [[name, names.value(value)] for name, value in start.inputs.items()]
-    return [start.name, start.execution, inputs, names.charge(start.charge)]
-
-
-def load_start(plain: list[Any], names: LoadedNames) -> ev.BootstrapStart:
-    """What `save_start` gave."""
-    name, execution, inputs, charge = plain
-    return ev.BootstrapStart(
-        name=name,
-        execution=execution,
-        inputs={key: names.value(value) for key, value in inputs},
-        charge=names.charge(charge),
-    )
-
-
-_Save = Callable[[Any, "SavedNames"], list[Any]]
-_Load = Callable[[list[Any], "LoadedNames"], ev.Event]
-
-_FORMS: dict[type, tuple[str, _Save, _Load]] = {
-    ev.InboundBytes: ("inbound", _save_inbound, _load_inbound),
-    ev.InboundRefused: (
-        "refused",
-        lambda e, names: [names.peer(e.peer), e.size, e.kind, e.detail],
-        lambda row, names: ev.InboundRefused(
-            peer=names.peer(row[0]), size=row[1], kind=row[2], detail=row[3]
-        ),
-    ),
-    ev.Invocation: ("invocation", _save_invocation, _load_invocation),
-    ev.PeerConnected: ("connected", _save_connected, _load_connected),
-    ev.PeerDisconnected: (
-        "disconnected",
-        lambda e, names: [names.peer(e.peer), e.reason],
-        lambda row, names: ev.PeerDisconnected(peer=names.peer(row[0]), reason=row[1]),
-    ),
-    ev.SendFailed: (
-        "send_failed",
-        lambda e, names: [names.peer(e.peer), e.reason, e.blames_peer, e.tag],
-        lambda row, names: ev.SendFailed(
-            peer=names.peer(row[0]), reason=row[1], blames_peer=row[2], tag=row[3]
-        ),
-    ),
-    ev.Lifecycle: (
-        "lifecycle",
-        lambda e, _: [e.phase],
-        lambda row, _: ev.Lifecycle(phase=row[0]),
-    ),
-    ev.Published: (
-        "published",
-        lambda e, _: [e.kind],
-        lambda row, _: ev.Published(kind=row[0]),
-    ),
-    ev.BootstrapAsked: ("bootstrap", _save_asked, _load_asked),
-}
-_BY_NAME: dict[str, _Load] = {name: load for name, _, load in _FORMS.values()}
-
-
 class IngressTable:
-    """What waits in a node's ingress.
+    """The events and completions that wait in a node's ingress.
 
     It is looked at once, when the table is made: other threads go on, and a task that returns
     meanwhile must not be here as returned and at its component as under way.
@@ -161,19 +110,19 @@ class IngressTable:
         self._events, self._completions = ingress.waiting()
         self.done = frozenset(completed.token for completed in self._completions)
 
-    def state(self, names: SavedNames) -> Any:
-        """Events, completions and counts."""
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: events, completions and counts."""
         return [
-            [save_event(event, names) for event in self._events],
-            [save_completed(completed, names) for completed in self._completions],
+            [save_event(event, writer) for event in self._events],
+            [save_completed(completed, writer) for completed in self._completions],
             sorted(self._ingress.counters().items()),
         ]
 
-    def load(self, plain: Any, names: LoadedNames) -> None:
-        """Take up what `state` gave."""
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned."""
         events, completions, counts = plain
         self._ingress.refill(
-            [load_event(row, names) for row in events],
-            [load_completed(row, names) for row in completions],
+            [load_event(row, reader) for row in events],
+            [load_completed(row, reader) for row in completions],
         )
         self._ingress.add_counts(dict(counts))

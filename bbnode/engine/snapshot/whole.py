@@ -1,7 +1,7 @@
 """The whole snapshot: sealed bytes around the state of all tables and components.
 
-Rule: everything is checked before anything is taken up, but for what tables and components find
-in their own parts: after SnapshotRefused the node is to be installed anew.
+Rule: everything is checked before anything is loaded, but for what tables and components find in
+their own parts: after SnapshotRefused the node is to be installed anew.
 """
 
 from __future__ import annotations
@@ -10,36 +10,17 @@ import gc
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 
 from bbnode.engine import ingress as ev
 from bbnode.engine.errors import SnapshotFailed, SnapshotRefused, describe
+from bbnode.engine.runtime import Runtime
 from bbnode.engine.snapshot.events import IngressTable
-from bbnode.engine.snapshot.names import LoadedNames, SavedNames
-from bbnode.engine.snapshot.sections import plans_of, tables_of
 from bbnode.ir.errors import BbnodeError
 
-if TYPE_CHECKING:
-    from bbnode.engine.bootstrap.bootstraps import Bootstraps
-    from bbnode.engine.dispatch import Dispatch
-    from bbnode.engine.planning.program import ProgramPlan
-    from bbnode.engine.runtime import Runtime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeParts:
-    """Where all of a node's state is."""
-
-    program: ProgramPlan
-    rt: Runtime
-    dispatch: Dispatch
-    bootstraps: Bootstraps
-
-
-SNAPSHOT_VERSION = 3
+SNAPSHOT_VERSION = 4
 _MAGIC = b"BBSNAP01"
 _DIGEST_BYTES = 32
 # msgpack knows 64 bits; a deadline that a peer claims may lie beyond them.
@@ -48,9 +29,9 @@ _LONG_INT = "\0int"
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """No garbage collection within.
+    """Pause garbage collection.
 
-    Whoever makes a hundred thousand rows at once makes Python look through all objects of the
+    Making a hundred thousand rows at once makes Python look through all objects of the
     process for cycles, several times over; there are none in what is made here.
     """
     was_on = gc.isenabled()
@@ -63,50 +44,47 @@ def _collector_paused() -> Iterator[None]:
 
 
 @_collector_paused()
-def take_snapshot(parts: NodeParts) -> bytes:
-    """The state of a node between two polls.
+def take_snapshot(rt: Runtime) -> bytes:
+    """Return the state of a node between two polls.
 
     Raises SnapshotFailed, or NodeBusy when a component's state can't be had now.
     """
-    rt = parts.rt
     ingress = IngressTable(rt.ingress)
-    tables = tables_of(rt, ingress, parts.dispatch, parts.bootstraps)
-    names = SavedNames(rt, plans_of(parts.program, rt, parts.bootstraps))
+    writer = rt.writer()
     components = [[c.slot, c.binding.type_name, c.state(ingress.done)] for c in rt.cells]
-    saved = {name: table.state(names) for name, table in tables.items()}
+    saved = {name: table.state(writer) for name, table in rt.tables(ingress).items()}
     fields = {
         "version": SNAPSHOT_VERSION,
-        "peer": rt.self_peer.to_bytes(),
-        "program": parts.program.digest,
+        "peer": rt.neighbours.self_peer.to_bytes(),
+        "program": rt.program.digest,
         "components": components,
         "tables": saved,
-        "lists": names.lists(),
+        "lists": writer.lists(),
     }
     return seal(fields)
 
 
 @_collector_paused()
-def restore_snapshot(parts: NodeParts, data: bytes, *, same_life: bool) -> None:
-    """Take up a snapshot in a node that has not polled yet. Raises SnapshotRefused."""
-    rt = parts.rt
-    tables = tables_of(rt, IngressTable(rt.ingress), parts.dispatch, parts.bootstraps)
+def restore_snapshot(rt: Runtime, data: bytes, *, same_life: bool) -> None:
+    """Load a snapshot into a node that has not polled yet. Raises SnapshotRefused."""
+    neighbours = rt.neighbours
+    tables = rt.tables(IngressTable(rt.ingress))
     fields = _parse(data)
-    if fields["peer"] != rt.self_peer.to_bytes():
+    if fields["peer"] != neighbours.self_peer.to_bytes():
         raise SnapshotRefused("the snapshot is another peer's; start this node without it")
     _check_components(rt, fields["components"])
-    if fields["program"] != parts.program.digest:
+    if fields["program"] != rt.program.digest:
         raise SnapshotRefused(
             "the snapshot was made with another artifact, or other targets of it; start this node "
             "without it"
         )
     if set(fields["tables"]) != set(tables):
         raise SnapshotRefused("the snapshot was made by another version of bbnode")
-    incarnation, own = rt.incarnation, rt.neighbours.own_addresses
+    incarnation, own = rt.incarnation, neighbours.own_addresses
     try:
-        plans = plans_of(parts.program, rt, parts.bootstraps)
-        names = LoadedNames(rt, plans, fields["lists"])
+        reader = rt.reader(fields["lists"])
         for name, table in tables.items():
-            table.load(fields["tables"][name], names)
+            table.load(fields["tables"][name], reader)
     except (
         BbnodeError,
         KeyError,
@@ -123,16 +101,12 @@ def restore_snapshot(parts: NodeParts, data: bytes, *, same_life: bool) -> None:
         if cell.moves:
             cell.keep(saved[cell.slot])
     if same_life:
-        rt.neighbours.set_addresses(rt.neighbours.book.lookup(rt.self_peer))
+        neighbours.set_addresses(neighbours.book.lookup(neighbours.self_peer))
         return
     rt.begin_life(max(incarnation, rt.incarnation + 1))
-    rt.neighbours.set_addresses(own)
-    _lose_connections(rt)
-
-
-def _lose_connections(rt: Runtime) -> None:
-    """Behind what waited already, and before all that comes now."""
-    for peer in rt.neighbours.peers.everyone():
+    neighbours.set_addresses(own)
+    # Behind what waited already, and before all that comes now.
+    for peer in neighbours.peers.everyone():
         rt.ingress.push(ev.PeerDisconnected(peer=peer, reason="this node restarted"), must=True)
 
 
@@ -169,7 +143,7 @@ _FIELDS: Mapping[str, type] = {
 
 
 def pack(plain: Any) -> bytes:
-    """Plain data as msgpack, integers of any size included; raises SnapshotFailed."""
+    """Return plain data as msgpack, integers of any size included. Raises SnapshotFailed."""
     try:
         return bytes(msgpack.packb(plain, default=_long_int))
     except (ValueError, TypeError, OverflowError) as error:
@@ -177,12 +151,12 @@ def pack(plain: Any) -> bytes:
 
 
 def unpack(body: bytes) -> Any:
-    """What `pack` wrote; raises ValueError (or a kind of it) and msgpack's errors."""
+    """Read what `pack` wrote. Raises ValueError (or a kind of it) and msgpack's errors."""
     return msgpack.unpackb(body, max_ext_len=0, max_bin_len=len(body), object_hook=_read_long_int)
 
 
 def seal(fields: Mapping[str, Any]) -> bytes:
-    """Magic, digest, body."""
+    """Return magic, digest and body."""
     body = pack(fields)
     return b"".join((_MAGIC, hashlib.sha256(body).digest(), body))
 

@@ -1,4 +1,4 @@
-"""From envelopes to executions.
+"""Inbound envelopes: from bytes to executions and answers.
 
 Rule: an envelope is somebody else's claim. Its peer is the authenticated one; size, caps,
 correlation, site, the class of the sender and type are checked before a payload is decoded; what
@@ -8,19 +8,36 @@ takes long to decode is left to `decoder.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, TypeAlias
 
 from bbnode.components.contracts import Backend
-from bbnode.engine.decoder import CLAIMED_US_PER_BYTE, ENVELOPE_US, FILL_US, Refusal
+from bbnode.engine.cells import ComponentCell
+from bbnode.engine.clock import NodeClock
+from bbnode.engine.cohorts import Cohort, Cohorts, ResponseStatus
 from bbnode.engine.errors import STOPS, describe
+from bbnode.engine.executor import Executor
 from bbnode.engine.frame import Frame
 from bbnode.engine.ingress import Charge, InboundBytes
+from bbnode.engine.limits import Limits
+from bbnode.engine.peers.neighbours import Neighbours
+from bbnode.engine.peers.round_trips import RoundTrips
 from bbnode.engine.planning.sites import RecvSite, ResponseSite, accepts, answers_with
-from bbnode.engine.requests import Cohort, Verdict
+from bbnode.engine.reports import Reports
+from bbnode.engine.snapshot.codec import SnapshotReader, SnapshotWriter
+from bbnode.engine.wire.decoder import (
+    CLAIMED_US_PER_BYTE,
+    ENVELOPE_US,
+    FILL_US,
+    Decoder,
+    Refusal,
+)
 from bbnode.ir import codec, types
 from bbnode.ir.address import site_suffix
+from bbnode.ir.caps import DEDUP_WINDOW
 from bbnode.ir.envelope import (
     Buffer,
     CorrelationKind,
@@ -33,39 +50,92 @@ from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeKind, TypeNode
 from bbnode.ir.values import TRIGGER, Value, WireRequestId
 
-if TYPE_CHECKING:
-    from bbnode.engine.runtime import Runtime
-
-
 _TENSOR = TypeKind.TENSOR
 
+DedupKey: TypeAlias = tuple[PeerId, int, int]
 
+
+class InboundDedup:
+    """The messages that came already: a sliding window of names.
+
+    A message is named by (source peer, wire_req_id, site); the last 8,192 names are kept and the
+    oldest goes. It is not named by a hash of its payload: the same weights sent twice are two
+    messages, and a retransmission of one message is one, whatever it carries.
+    """
+
+    def __init__(self, window: int = DEDUP_WINDOW) -> None:
+        self._window = window
+        # A dict would keep the order as well, but walks over all holes to find its first key.
+        self._order: deque[DedupKey] = deque()
+        self._seen: set[DedupKey] = set()
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def record(self, source: PeerId, wire_req_id: int, site: int) -> bool:
+        """Remember a message; True when it was there already (its age stays)."""
+        key = (source, wire_req_id, site)
+        if key in self._seen:
+            return True
+        self._seen.add(key)
+        self._order.append(key)
+        if len(self._order) > self._window:
+            self._seen.discard(self._order.popleft())
+        return False
+
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: the window, oldest first."""
+        return [[writer.peer(peer), wire_req_id, site] for peer, wire_req_id, site in self._order]
+
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned."""
+        self._order = deque((reader.peer(p), wire_req_id, site) for p, wire_req_id, site in plain)
+        self._seen = set(self._order)
+
+
+class ComponentReceiver(Protocol):
+    """The taker of fills for components: the messenger."""
+
+    def receive(self, event: InboundBytes, envelope: WireEnvelope, index: int) -> bool:
+        """Take a fill; False when its suffix names no component."""
+
+
+@dataclass(eq=False, repr=False)
 class Inbound:
     """Takes the envelopes of one node."""
 
-    def __init__(self, rt: Runtime, sites: Mapping[bytes, RecvSite | ResponseSite]) -> None:
-        self._rt = rt
-        self._sites = sites
-        rt.decoder.landing = self
+    sites: Mapping[bytes, RecvSite | ResponseSite]
+    cells: Sequence[ComponentCell]
+    limits: Limits
+    clock: NodeClock
+    reports: Reports
+    executor: Executor
+    neighbours: Neighbours
+    round_trips: RoundTrips
+    cohorts: Cohorts
+    decoder: Decoder
+    components: ComponentReceiver
+
+    def __post_init__(self) -> None:
+        self.decoder.landing = self
 
     def receive(self, event: InboundBytes) -> None:
         """Take one envelope; its charge is released here unless an execution holds on to it.
 
         Whatever it makes the node come upon ends here: the next envelope is taken all the same.
         """
-        rt = self._rt
-        rt.counts["envelopes.in"] += 1
+        self.reports.counts["envelopes.in"] += 1
         try:
             envelope = self._open(event)
             if envelope is not None:
-                rt.decoder.left_us -= ENVELOPE_US + FILL_US * len(envelope.fills)
+                self.decoder.left_us -= ENVELOPE_US + FILL_US * len(envelope.fills)
                 self._learn(event, envelope)
                 for index in range(len(envelope.fills)):
                     self._guarded(event, envelope, index)
         except STOPS:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary to what peers send
-            rt.refuse(event.peer, -1, 0, len(event.data), *describe(error))
+            self.reports.receive_failed(event.peer, -1, 0, len(event.data), *describe(error))
         finally:
             event.charge.release()
 
@@ -79,8 +149,7 @@ class Inbound:
             self._refuse(event.peer, index, envelope.fills[index], *describe(error))
 
     def _open(self, event: InboundBytes) -> WireEnvelope | None:
-        rt = self._rt
-        limits = rt.limits
+        limits, reports = self.limits, self.reports
         try:
             # Its size was looked at before it was let in.
             envelope = decode_envelope(event.data, max_bytes=len(event.data))
@@ -94,35 +163,37 @@ class Inbound:
                         "are taken"
                     )
         except DecodeError as error:
-            rt.refuse(event.peer, -1, 0, len(event.data), "DecodeFailed", str(error))
-            rt.show(rt.neighbours.failed(event.peer, "undecodable envelope", rt.now_ns))
+            reports.receive_failed(event.peer, -1, 0, len(event.data), "DecodeFailed", str(error))
+            reports.peers_changed(
+                self.neighbours.failed(event.peer, "undecodable envelope", self.clock.now_ns)
+            )
             return None
         if envelope.src_peer_bytes != event.peer.to_bytes():
-            # Whoever sent it is known from the connection; it claims to be somebody else.
-            rt.counts["receive.forged"] += 1
-            rt.telemetry("receive.forged", peer=event.peer)
+            # The sender is known from the connection; it claims to be somebody else.
+            reports.counts["receive.forged"] += 1
+            reports.telemetry("receive.forged", peer=event.peer)
             return None
         return envelope
 
     def _learn(self, event: InboundBytes, envelope: WireEnvelope) -> None:
-        """Take over addresses: claimed ones first, then where it came from."""
-        if event.peer == self._rt.self_peer:
+        """Enter addresses: claimed ones first, then the one that it came from."""
+        if event.peer == self.neighbours.self_peer:
             return
-        book = self._rt.neighbours.book
+        book = self.neighbours.book
         claimed = envelope.src_peer_addresses
         if claimed and not book.has_claimed(event.peer, claimed):
-            self._rt.decoder.left_us -= CLAIMED_US_PER_BYTE * sum(map(len, claimed))
+            self.decoder.left_us -= CLAIMED_US_PER_BYTE * sum(map(len, claimed))
             refused = book.merge_claimed(event.peer, claimed)
             if refused:
-                self._rt.counts["addresses.refused"] += refused
+                self.reports.counts["addresses.refused"] += refused
         if event.observed is not None and not book.observe(event.peer, event.observed):
-            self._rt.counts["addresses.refused"] += 1
+            self.reports.counts["addresses.refused"] += 1
 
     def _fill(self, event: InboundBytes, envelope: WireEnvelope, index: int) -> None:
         fill = envelope.fills[index]
-        site = self._sites.get(fill.dest_suffix)
+        site = self.sites.get(fill.dest_suffix)
         if site is None:
-            if self._rt.control.receive(event, envelope, index):
+            if self.components.receive(event, envelope, index):
                 return
             self._refuse(
                 event.peer,
@@ -153,14 +224,13 @@ class Inbound:
     def _may_send(
         self, peer: PeerId, index: int, fill: SlotFill, site: RecvSite | ResponseSite
     ) -> bool:
-        """Whether a peer plays a class that sends to a site; refuses the fill where not.
+        """Return True if a peer plays a class that sends to a site; else refuse the fill.
 
-        What it plays says the hello that was accepted, which in a private network is no more than
-        its membership grants. A peer that never said hello, or is gone, plays nothing.
+        Its classes are those of the hello that was accepted, in a private network no more than its
+        membership grants. A peer that never said hello, or is gone, plays nothing.
         """
-        rt = self._rt
-        classes = rt.neighbours.peers.classes_of(peer)
-        if not site.senders.isdisjoint(classes) or peer == rt.self_peer:
+        classes = self.neighbours.peers.classes_of(peer)
+        if not site.senders.isdisjoint(classes) or peer == self.neighbours.self_peer:
             return True
         self._refuse(
             peer,
@@ -177,7 +247,7 @@ class Inbound:
     def _deliver(
         self, event: InboundBytes, envelope: WireEnvelope, index: int, site: RecvSite
     ) -> None:
-        rt = self._rt
+        executor = self.executor
         fill = envelope.fills[index]
         node = accepts(site, fill.type_hash)
         if fill.trigger_only and not site.trigger_only and not isinstance(node, str):
@@ -193,8 +263,8 @@ class Inbound:
                 f"{_hash_text(fill.type_hash)}{' without payload' if fill.trigger_only else ''}",
             )
             return
-        limit = rt.limits.frames_per_peer
-        if limit is not None and rt.frames_of.get(event.peer, 0) >= limit:
+        limit = self.limits.frames_per_peer
+        if limit is not None and executor.frames_of.get(event.peer, 0) >= limit:
             self._refuse(
                 event.peer,
                 index,
@@ -206,9 +276,9 @@ class Inbound:
         correlation = envelope.correlation
         deadline_ns = None
         if envelope.remaining_deadline_ns:
-            deadline_ns = rt.now_ns + envelope.remaining_deadline_ns
-        if not rt.decoder.takes_now(event, site.site, node, fill.payload):
-            rt.decoder.later(event, correlation.wire_req_id, deadline_ns, site.site, fill, index)
+            deadline_ns = self.clock.now_ns + envelope.remaining_deadline_ns
+        if not self.decoder.takes_now(event, site.site, node, fill.payload):
+            self.decoder.later(event, correlation.wire_req_id, deadline_ns, site.site, fill, index)
             return
         value = self._decode(event.peer, index, fill, node, site.slot)
         if value is None:
@@ -227,11 +297,11 @@ class Inbound:
         value: Value,
     ) -> None:
         """Start the execution that a site has of a value."""
-        rt = self._rt
-        frame = rt.start(site.plan, rt.next_execution())
+        executor = self.executor
+        frame = executor.start(site.plan)
         if frame is None:
             return
-        rt.came_from(frame, peer, wire_req_id, site.site)
+        executor.came_from(frame, peer, wire_req_id, site.site)
         frame.charges = [hold()]
         frame.deadline_ns = deadline_ns
         seeds = site.plan.seeds
@@ -240,14 +310,13 @@ class Inbound:
         values[seeds[1]] = peer
         if site.is_request:
             values[seeds[2]] = WireRequestId(wire_req_id)
-        rt.launch(frame)
+        executor.launch(frame)
 
     # -- responses ---------------------------------------------------------------------------
 
     def _response(
         self, event: InboundBytes, envelope: WireEnvelope, index: int, site: ResponseSite
     ) -> None:
-        rt = self._rt
         fill = envelope.fills[index]
         wire_req_id = envelope.correlation.wire_req_id
         cohort = self._wanted(event.peer, wire_req_id)
@@ -276,26 +345,25 @@ class Inbound:
                 f"{wanted}",
             )
             return
-        rt.round_trips.learn(envelope.edge_rtt_reports)
-        if not rt.decoder.takes_now(event, site.site, node, fill.payload):
-            rt.decoder.later(event, wire_req_id, None, site.site, fill, index)
+        self.round_trips.learn(envelope.edge_rtt_reports)
+        if not self.decoder.takes_now(event, site.site, node, fill.payload):
+            self.decoder.later(event, wire_req_id, None, site.site, fill, index)
             return
         value = self._decode(event.peer, index, fill, node, None)
         if value is not None:
-            self._answer(event.peer, wire_req_id, rt.now_ns, event.charge.hold, value)
+            self._answer(event.peer, wire_req_id, self.clock.now_ns, event.charge.hold, value)
 
     def _wanted(self, peer: PeerId, wire_req_id: int) -> Cohort | None:
-        """The cohort that waits for an answer of a peer; None, counted, when none does."""
-        rt = self._rt
-        verdict = rt.cohorts.table.classify(wire_req_id, peer)
-        cohort = rt.cohorts.table.get(wire_req_id)
-        if verdict is Verdict.ACCEPTED and rt.neighbours.governor.check_inbound(peer):
-            verdict = Verdict.STRANGER  # blocked since it was asked
-        if verdict is Verdict.ACCEPTED and cohort is not None:
+        """Return the cohort that waits for an answer of a peer; None, counted, when none does."""
+        cohort = self.cohorts.table.get(wire_req_id)
+        status = self.cohorts.table.classify(wire_req_id, peer)
+        if status is ResponseStatus.ACCEPTED and self.neighbours.governor.check_inbound(peer):
+            status = ResponseStatus.STRANGER  # blocked since it was asked
+        if status is ResponseStatus.ACCEPTED and cohort is not None:
             return cohort
-        rt.counts[f"response.{verdict.value}"] += 1
-        if verdict is Verdict.LATE:
-            rt.telemetry("response.late", peer=peer, wire_req_id=wire_req_id)
+        self.reports.counts[f"response.{status.value}"] += 1
+        if status is ResponseStatus.LATE:
+            self.reports.telemetry("response.late", peer=peer, wire_req_id=wire_req_id)
         return None
 
     def _answer(
@@ -306,34 +374,33 @@ class Inbound:
         hold: Callable[[], Charge],
         value: Value,
     ) -> None:
-        """Take an answer that is wanted, and came at `came_ns`."""
-        rt = self._rt
-        cohort = rt.cohorts.table.get(wire_req_id)
-        frame = rt.cohorts.frame_of(wire_req_id)
+        """Add an answer that is wanted, and came at `came_ns`."""
+        cohort = self.cohorts.table.get(wire_req_id)
+        frame = self.cohorts.frame_of(wire_req_id)
         if frame is not None:
             frame.hold_charge(hold())
-        rt.show(rt.neighbours.succeeded(peer))
+        self.reports.peers_changed(self.neighbours.succeeded(peer))
         if cohort is not None:
-            rt.round_trips.sample(cohort.edge, came_ns - cohort.opened_ns)
-        rt.cohorts.answer(wire_req_id, peer, value)
+            self.round_trips.sample(cohort.edge, came_ns - cohort.opened_ns)
+        self.cohorts.answer(wire_req_id, peer, value)
 
-    # -- what was decoded apart --------------------------------------------------------------
+    # -- decoded apart --------------------------------------------------------------
 
     def is_wanted(self, frame: Frame) -> bool:
-        """Whether anybody still waits for what a frame of the decoder holds."""
+        """Return True if anybody still waits for the payload of a frame of the decoder."""
         if isinstance(self._site_of(frame), RecvSite):
             return True
         peer = frame.source_peer
         return peer is not None and self._wanted(peer, frame.wire_req_id) is not None
 
     def maker(self, frame: Frame, node: TypeNode, payload: Buffer) -> Callable[[], Value | Refusal]:
-        """What decodes a payload: a value or a refusal."""
+        """Return a function that decodes a payload, to a value or a refusal."""
         site = self._site_of(frame)
         slot = site.slot if isinstance(site, RecvSite) else None
         return partial(self._make, node, payload, slot)
 
     def land(self, frame: Frame, value: Value) -> None:
-        """Hand on what was decoded apart from its envelope."""
+        """Hand on a value that was decoded apart from its envelope."""
         site, peer = self._site_of(frame), frame.source_peer
         if site is None or peer is None or frame.charges is None:
             return
@@ -344,14 +411,14 @@ class Inbound:
             self._answer(peer, frame.wire_req_id, frame.started_ns, hold, value)
 
     def _site_of(self, frame: Frame) -> RecvSite | ResponseSite | None:
-        return self._sites.get(site_suffix(frame.site))
+        return self.sites.get(site_suffix(frame.site))
 
     # -- payloads ----------------------------------------------------------------------------
 
     def _decode(
         self, peer: PeerId, index: int, fill: SlotFill, node: TypeNode, slot: int | None
     ) -> Value | None:
-        """The value of a fill; None, with a step, when it is none."""
+        """Return the value of a fill; None, with a step, when it has none."""
         if fill.trigger_only:
             return TRIGGER
         made = self._make(node, fill.payload, slot)
@@ -361,8 +428,8 @@ class Inbound:
         return None
 
     def _make(self, node: TypeNode, payload: Buffer, slot: int | None) -> Value | Refusal:
-        """The value of a payload, or why it is none. From any thread: backends are free for all."""
-        component = None if slot is None else self._rt.cells[slot].component
+        """Return the value of a payload, or why it has none. From any thread, backends too."""
+        component = None if slot is None else self.cells[slot].component
         backend = component if isinstance(component, Backend) and node.kind is _TENSOR else None
         try:
             if backend is None:
@@ -380,7 +447,7 @@ class Inbound:
             return "BackendMaterializeFailed", f"{backend.TYPE_NAME}: {describe(error)[1]}"
 
     def _refuse(self, peer: PeerId, index: int, fill: SlotFill, kind: str, detail: str) -> None:
-        self._rt.refuse(peer, index, fill.type_hash, fill.payload_size, kind, detail)
+        self.reports.receive_failed(peer, index, fill.type_hash, fill.payload_size, kind, detail)
 
 
 def _check_count(items: Sized, cap: int | None, what: str) -> None:

@@ -1,34 +1,46 @@
-"""The control plane: components of different peers that talk to each other, and to themselves.
+"""Messages between components of different peers, and what components hear of themselves.
 
 Rule: what comes for a component (an inbound op, an answer, a timer) is an execution of one op, by
 the rules of all ops: one at a time on a component, in the order of coming, with a deadline, and a
-failure is a step. What a component asks for (sends, timers) is carried out when its method has
-returned. Payloads are the component's own; the fill says type hash 0. An answer goes back to the
-suffix that was asked, under the request's id, and only who waits for it takes it.
+failure is a step. What a component asks for (sends, timers) is done when its method has returned.
+Payloads are the component's own; the fill says type hash 0. An answer goes back to the suffix that
+was asked, under the request's id, and is taken only if somebody waits for it. A timer that is due
+while its component works is set again a little later, so that a protocol never loses its heartbeat
+to a long op.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bbnode.components.contracts import inbound_ops
-from bbnode.engine.component_timers import RETRY_NS, ComponentTimers
+from bbnode.engine.cells import ComponentCell
+from bbnode.engine.clock import NodeClock
+from bbnode.engine.cohorts import ResponseStatus
 from bbnode.engine.errors import InvalidArtifact, WrongResultType
+from bbnode.engine.executor import Executor
 from bbnode.engine.frame import MISSING, EntryPlan, Frame, Op
-from bbnode.engine.open_calls import OpenCall, OpenCalls
-from bbnode.engine.ops.context import (
-    Asked,
+from bbnode.engine.ingress import InboundBytes
+from bbnode.engine.messaging.actions import (
+    Action,
     CancelTimer,
     LearnAddresses,
     SendMessage,
     SetTimer,
     suffix_of,
 )
+from bbnode.engine.messaging.pending import ComponentTimers, PendingCall, PendingCalls
 from bbnode.engine.ops.role import bind_method
-from bbnode.engine.parking import Waiting
-from bbnode.engine.requests import Verdict
+from bbnode.engine.peers.neighbours import Neighbours
+from bbnode.engine.peers.round_trips import RoundTrips
+from bbnode.engine.reports import Reports
+from bbnode.engine.suspensions import Waiting
+from bbnode.engine.wire.decoder import Decoder
+from bbnode.engine.wire.inbound import InboundDedup
+from bbnode.engine.wire.outbound import EnvelopeOutbox
 from bbnode.ir import ids, types
 from bbnode.ir.address import parse_component_suffix
 from bbnode.ir.caps import MAX_UNDER_WAY
@@ -36,11 +48,9 @@ from bbnode.ir.envelope import CorrelationKind, SlotFill, WireEnvelope
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import TRIGGER, Value
 
-if TYPE_CHECKING:
-    from bbnode.engine.ingress import InboundBytes
-    from bbnode.engine.runtime import Runtime
-    from bbnode.engine.snapshot.names import LoadedNames, SavedNames
-
+# The time after which a timer comes back that found its component at work: well below what any
+# protocol calls late, and rare enough to cost nothing.
+RETRY_NS = 100_000_000
 
 _KIND_SUFFIX = {
     CorrelationKind.NONE: "",
@@ -59,20 +69,29 @@ class _Hooks:
         self.on_no_answer = make("on_no_answer", 2)
 
 
-class ControlPlane:
-    """The control plane of one node."""
+@dataclass(eq=False, repr=False)
+class ComponentMessenger:
+    """Delivers messages, answers and timers to the components of one node, and sends theirs."""
 
-    def __init__(self, rt: Runtime) -> None:
-        self._rt = rt
-        self.calls = OpenCalls(rt.scheduler)
-        self.timers = ComponentTimers(rt.scheduler)
+    cells: Sequence[ComponentCell]
+    calls: PendingCalls
+    timers: ComponentTimers
+    clock: NodeClock
+    reports: Reports
+    executor: Executor
+    neighbours: Neighbours
+    round_trips: RoundTrips
+    dedup: InboundDedup
+    decoder: Decoder
+    outbound: EnvelopeOutbox
+
+    def __post_init__(self) -> None:
         self.plans: list[EntryPlan] = []  # all of this node, in an order that never changes
         self._routes: dict[bytes, dict[CorrelationKind, EntryPlan]] = {}
         self._sites: dict[bytes, int] = {}  # suffix -> its name in the window of seen messages
         self._refs: dict[int, str] = {}
-        self._under_way = [0] * len(rt.cells)
         self._hooks: list[_Hooks] = []
-        for cell_at, cell in enumerate(rt.cells):
+        for cell_at, cell in enumerate(self.cells):
             ref = ids.component_ref(cell.slot)
             if ref in self._refs:
                 raise InvalidArtifact(
@@ -104,22 +123,22 @@ class ControlPlane:
                 )
             if frame.source_peer is not None:
                 fill = SlotFill(dest_suffix=suffix, payload=result)
-                self._rt.outbound.send(
+                self.outbound.send(
                     frame,
                     plan.ops[0],
                     (frame.source_peer,),
                     fill,
                     CorrelationKind.RESPONSE,
                     frame.wire_req_id,
-                    frame.remaining_ns(self._rt.now_ns, 0, 0),
+                    self.outbound.remaining_ns(frame, 0, 0),
                 )
             return TRIGGER
 
         plan = self._plan(cell_at, f"op {name}{_KIND_SUFFIX[kind]}", method, 1, finish, kind)
-        return plan
+        return plan  # named, since `finish` needs it
 
     def _hook(self, cell_at: int, method: str, count: int) -> EntryPlan | None:
-        if not callable(getattr(self._rt.cells[cell_at].component, method, None)):
+        if not callable(getattr(self.cells[cell_at].component, method, None)):
             return None
 
         def finish(_frame: Frame, result: Any) -> Value:
@@ -139,7 +158,7 @@ class ControlPlane:
         finish: Callable[[Frame, Any], Value],
         kind: CorrelationKind | None,
     ) -> EntryPlan:
-        slot = self._rt.cells[cell_at].slot
+        slot = self.cells[cell_at].slot
         op = Op(0, f"{slot}.{name}", method, 0)
         plan = EntryPlan(name, slot)
         plan.seeds = tuple(range(count))
@@ -150,7 +169,7 @@ class ControlPlane:
         self.plans.append(plan)
         return plan
 
-    # -- what comes --------------------------------------------------------------------------
+    # -- receiving --------------------------------------------------------------------------
 
     def receive(self, event: InboundBytes, envelope: WireEnvelope, index: int) -> bool:
         """Take a fill for a component; False when its suffix names none."""
@@ -158,7 +177,6 @@ class ControlPlane:
         where = parse_component_suffix(fill.dest_suffix)
         if where is None:
             return False
-        rt = self._rt
         if fill.type_hash:
             detail = f"{_shown(where)} takes bytes of its own, type hash 0"
             self._refuse(event.peer, index, fill, "TypeMismatch", detail)
@@ -174,42 +192,42 @@ class ControlPlane:
         else:
             denied = self._denied(event.peer, envelope.correlation.wire_req_id, fill.dest_suffix)
             if denied is not None:
-                rt.counts[f"gate.denied.{denied}"] += 1
+                self.reports.counts[f"gate.denied.{denied}"] += 1
                 self._refuse(
                     event.peer, index, fill, "GateDenied", f"reason={denied}: {_shown(where)}"
                 )
             else:
-                rt.decoder.charge(types.BYTES, fill.payload)
+                self.decoder.charge(types.BYTES, fill.payload)
                 plan = self._routes[fill.dest_suffix][envelope.correlation.kind]
                 self._deliver(plan, (bytes(fill.payload),), event, envelope, index)
         return True
 
     def _denied(self, peer: PeerId, wire_req_id: int, suffix: bytes) -> str | None:
-        """The reason of the first receive gate that denies: they stand here as before a Recv."""
-        rt = self._rt
-        if rt.dedup.record(peer, wire_req_id, self._sites[suffix]):
+        """Return the reason of the first receive gate that denies; they are those of a Recv."""
+        if self.dedup.record(peer, wire_req_id, self._sites[suffix]):
             return "duplicate"
-        reason = rt.neighbours.governor.check_inbound(peer)
+        reason = self.neighbours.governor.check_inbound(peer)
         if reason is not None:
             return reason.value
-        return None if rt.neighbours.backoff.should_retry(peer, rt.now_ns) else "cooldown"
+        may_try = self.neighbours.backoff.should_retry(peer, self.clock.now_ns)
+        return None if may_try else "cooldown"
 
     def _answered(self, event: InboundBytes, envelope: WireEnvelope, index: int) -> None:
-        rt = self._rt
+        counts = self.reports.counts
         wire_req_id = envelope.correlation.wire_req_id
         fill = envelope.fills[index]
-        if rt.neighbours.governor.check_inbound(event.peer):
-            rt.counts[f"response.{Verdict.STRANGER.value}"] += 1
+        if self.neighbours.governor.check_inbound(event.peer):
+            counts[f"response.{ResponseStatus.STRANGER.value}"] += 1
             return
         call = self.calls.answer(wire_req_id, event.peer, fill.dest_suffix)
-        if isinstance(call, Verdict):
-            rt.counts[f"response.{call.value}"] += 1
+        if isinstance(call, ResponseStatus):
+            counts[f"response.{call.value}"] += 1
             return
-        rt.show(rt.neighbours.succeeded(event.peer))
-        rt.round_trips.learn(envelope.edge_rtt_reports)
+        self.reports.peers_changed(self.neighbours.succeeded(event.peer))
+        self.round_trips.learn(envelope.edge_rtt_reports)
         plan = self._hooks[call.cell_at].on_answer
         if plan is not None:
-            rt.decoder.charge(types.BYTES, fill.payload)
+            self.decoder.charge(types.BYTES, fill.payload)
             self._deliver(plan, (call.tag, bytes(fill.payload)), event, envelope, index)
 
     def _deliver(
@@ -221,160 +239,127 @@ class ControlPlane:
         index: int,
     ) -> None:
         """Start the execution of something that came on the wire."""
-        rt = self._rt
         at = plan.component
-        if at is not None and self._under_way[at] >= MAX_UNDER_WAY:
-            detail = f"{MAX_UNDER_WAY} calls of slot {rt.cells[at].slot!r} are under way"
+        if at is not None and self.executor.under_way[at] >= MAX_UNDER_WAY:
+            detail = f"{MAX_UNDER_WAY} calls of slot {self.cells[at].slot!r} are under way"
             self._refuse(event.peer, index, envelope.fills[index], "ComponentBusy", detail)
             return
-        frame = rt.start(plan, rt.next_execution())
+        frame = self.executor.start(plan)
         if frame is None:
             return
         frame.source_peer = event.peer
         frame.wire_req_id = envelope.correlation.wire_req_id
         frame.hold_charge(event.charge.hold())
         if envelope.remaining_deadline_ns:
-            frame.deadline_ns = rt.now_ns + envelope.remaining_deadline_ns
+            frame.deadline_ns = self.clock.now_ns + envelope.remaining_deadline_ns
         frame.values[: len(values)] = values
-        rt.launch(frame)
+        self.executor.launch(frame)
 
     def _refuse(self, peer: PeerId, index: int, fill: SlotFill, kind: str, detail: str) -> None:
-        self._rt.refuse(peer, index, fill.type_hash, fill.payload_size, kind, detail)
+        self.reports.receive_failed(peer, index, fill.type_hash, fill.payload_size, kind, detail)
 
-    # -- what is due -------------------------------------------------------------------------
+    # -- due -------------------------------------------------------------------------
 
     def timer_is_due(self, number: int) -> None:
-        """A component's timer matured."""
-        rt = self._rt
+        """Tell a component that its timer matured."""
         cell_at, key = self.timers.take(number)
         plan = self._hooks[cell_at].on_timer
         if plan is not None and not self._start(plan, (key,)):
-            self.timers.set(cell_at, key, rt.now_ns + RETRY_NS)
+            self.timers.set(cell_at, key, self.clock.now_ns + RETRY_NS)
 
     def call_is_late(self, wire_req_id: int) -> None:
-        """A component's request has no answer."""
+        """Tell a component that its request has no answer."""
         call = self.calls.too_late(wire_req_id)
         if call is not None:
             self._unanswered(call)
 
     def send_failed(self, envelope: int, peer: PeerId, reason: str) -> None:
-        """An envelope did not come to a peer: a request in it will have no answer."""
+        """Tell a component that its request did not come to a peer, and will have no answer."""
         call = self.calls.send_failed(envelope, peer)
         if call is not None:
-            slot = self._rt.cells[call.cell_at].slot
-            self._rt.telemetry("call.unsent", slot=slot, tag=call.tag, peer=peer, reason=reason)
+            slot = self.cells[call.cell_at].slot
+            self.reports.telemetry("call.unsent", slot=slot, tag=call.tag, peer=peer, reason=reason)
             self._unanswered(call)
 
-    def _unanswered(self, call: OpenCall) -> None:
-        self._rt.counts["calls.unanswered"] += 1
+    def _unanswered(self, call: PendingCall) -> None:
+        self.reports.counts["calls.unanswered"] += 1
         plan = self._hooks[call.cell_at].on_no_answer
         if plan is not None and not self._start(plan, (call.tag, call.peer)):
             # It is told all the same: the call is open again until the component can listen.
-            now_ns = self._rt.now_ns
             self.calls.open(
                 call.wire_req_id,
                 cell_at=call.cell_at,
                 tag=call.tag,
                 peer=call.peer,
                 suffix=call.suffix,
-                now_ns=call.opened_ns,
-                until_ns=now_ns + RETRY_NS,
+                opened_ns=call.opened_ns,
+                until_ns=self.clock.now_ns + RETRY_NS,
             )
 
     def _start(self, plan: EntryPlan, values: Sequence[Value]) -> bool:
         """Start an execution of a component's own; False when it can't take it now."""
-        rt = self._rt
-        limit = rt.limits.frames
-        cell = rt.cells[plan.component or 0]
-        if cell.busy or cell.gate is not None or (limit is not None and len(rt.frames) >= limit):
+        cell = self.cells[plan.component or 0]
+        if cell.busy or cell.gate is not None or self.executor.is_full:
             return False
-        frame = rt.start(plan, rt.next_execution())
+        frame = self.executor.start(plan)
         if frame is None:
             return False
         frame.values[: len(values)] = values
-        rt.launch(frame)
+        self.executor.launch(frame)
         return True
 
-    def started(self, cell_at: int) -> None:
-        """An execution of a component begins."""
-        self._under_way[cell_at] += 1
+    # -- actions -----------------------------------------------------------------------------
 
-    def ended(self, cell_at: int) -> None:
-        """An execution of a component is over."""
-        self._under_way[cell_at] -= 1
-
-    # -- what components ask for -------------------------------------------------------------
-
-    def carry_out(self, cell_at: int, frame: Frame, op: Op, asked: Sequence[Asked]) -> None:
+    def carry_out(self, cell_at: int, frame: Frame, op: Op, actions: Sequence[Action]) -> None:
         """Do what a method asked for, now that it has returned."""
-        rt = self._rt
-        for wish in asked:
-            if isinstance(wish, SendMessage):
-                self._send(cell_at, frame, op, wish)
-            elif isinstance(wish, SetTimer):
-                self.timers.set(cell_at, wish.key, rt.now_ns + wish.after_ns)
-            elif isinstance(wish, CancelTimer):
-                self.timers.cancel(cell_at, wish.key)
-            elif isinstance(wish, LearnAddresses):
-                raws = tuple(bytes(address.to_bytes()) for address in wish.addresses)
-                refused = rt.neighbours.book.merge_claimed(wish.peer, raws)
+        for action in actions:
+            if isinstance(action, SendMessage):
+                self._send(cell_at, frame, op, action)
+            elif isinstance(action, SetTimer):
+                self.timers.set(cell_at, action.key, self.clock.now_ns + action.after_ns)
+            elif isinstance(action, CancelTimer):
+                self.timers.cancel(cell_at, action.key)
+            elif isinstance(action, LearnAddresses):
+                raws = tuple(bytes(address.to_bytes()) for address in action.addresses)
+                refused = self.neighbours.book.merge_claimed(action.peer, raws)
                 if refused:
-                    rt.counts["addresses.refused"] += refused
+                    self.reports.counts["addresses.refused"] += refused
 
-    def _send(self, cell_at: int, frame: Frame, op: Op, wish: SendMessage) -> None:
-        rt = self._rt
-        kind = CorrelationKind.NONE if wish.tag is None else CorrelationKind.REQUEST
-        fill = SlotFill(dest_suffix=wish.suffix, payload=wish.payload)
-        size = rt.outbound.check(op, fill, 1)
-        found = rt.outbound.reachable(frame, op, (wish.peer,))
-        if wish.tag is not None:
+    def _send(self, cell_at: int, frame: Frame, op: Op, message: SendMessage) -> None:
+        kind = CorrelationKind.NONE if message.tag is None else CorrelationKind.REQUEST
+        fill = SlotFill(dest_suffix=message.suffix, payload=message.payload)
+        size = self.outbound.check(op, fill, 1)
+        found = self.outbound.reachable(frame, op, (message.peer,))
+        now_ns = self.clock.now_ns
+        if message.tag is not None:
             self.calls.open(
-                wish.wire_req_id,
+                message.wire_req_id,
                 cell_at=cell_at,
-                tag=wish.tag,
-                peer=wish.peer,
-                suffix=wish.suffix,
-                now_ns=rt.now_ns,
-                # Who can't be reached will not answer: the component hears of it at once.
-                until_ns=rt.now_ns + (wish.deadline_ns if found else 0),
+                tag=message.tag,
+                peer=message.peer,
+                suffix=message.suffix,
+                opened_ns=now_ns,
+                # A peer that can't be reached will not answer: the component hears of it at once.
+                until_ns=now_ns + (message.deadline_ns if found else 0),
             )
-        if rt.tracer is not None:
-            rt.tracer.sent(frame, op, found, kind, wish.wire_req_id, wish.suffix)
-        for peer in found:
-            rt.outbound.queue(peer, fill, size, kind, wish.wire_req_id, wish.deadline_ns)
-
-    # -- looking at it -----------------------------------------------------------------------
+        self.outbound.queue(
+            frame, op, found, fill, size, kind, message.wire_req_id, message.deadline_ns
+        )
 
     def waiting(self) -> list[Waiting]:
-        """Requests of components that wait for answers."""
+        """Return the requests of components that wait for answers."""
         return [
             Waiting(
-                what=f"{self._rt.cells[call.cell_at].slot}: {call.tag}",
+                what=f"{self.cells[call.cell_at].slot}: {call.tag}",
                 why="answer",
                 whom=str(call.peer),
                 execution=0,
-                target=self._rt.cells[call.cell_at].slot,
+                target=self.cells[call.cell_at].slot,
                 since_ns=call.opened_ns,
                 until_ns=call.timer.when_ns,
             )
             for call in self.calls.all()
         ]
-
-    # -- snapshot ----------------------------------------------------------------------------
-
-    def state(self, names: SavedNames) -> Any:
-        """For a snapshot: timers and calls; what is under way is counted from the frames."""
-        return [self.timers.state(names), self.calls.state(names)]
-
-    def load(self, plain: Any, names: LoadedNames) -> None:
-        """Take up what `state` gave, after the scheduler and the frames."""
-        timers, calls = plain
-        self.timers.load(timers, names)
-        self.calls.load(calls, names)
-        self._under_way = [0] * len(self._rt.cells)
-        for frame in self._rt.frames.values():
-            if frame.plan.component is not None:
-                self._under_way[frame.plan.component] += 1
 
 
 def _shown(where: tuple[int, str]) -> str:

@@ -10,8 +10,9 @@ from bbnode.components.contracts import (
     inbound,
     inbound_ops,
 )
-from bbnode.engine import Limits, control_plane, steps
-from bbnode.engine.ops.context import suffix_of
+from bbnode.engine import Limits, steps
+from bbnode.engine.messaging import messenger
+from bbnode.engine.messaging.actions import suffix_of
 from bbnode.ir import ids
 from bbnode.ir.address import component_suffix, parse_component_suffix, site_suffix
 from bbnode.ir.caps import MAX_CALLS
@@ -274,7 +275,7 @@ def test_an_inbound_op_may_run_in_a_worker_thread() -> None:
 
 
 def test_a_component_that_never_returns_has_a_bounded_line(monkeypatch) -> None:
-    monkeypatch.setattr(control_plane, "MAX_UNDER_WAY", 4)
+    monkeypatch.setattr(messenger, "MAX_UNDER_WAY", 4)
     node = chatting(0)
     node.deliver_inbound(peer(1), message("Later", kind=REQUEST, wire_req_id=1))
     for number in range(2, 9):
@@ -414,5 +415,5 @@ def test_what_waits_for_a_component_goes_on_after_a_restore() -> None:
     made = again.poll(1)
     assert [(to, body) for to, _, _, body in sent(made)] == [(peer(1), b"slow x")]
     assert component(again, "chat").heard[-1] == (peer(1), "NONE", b"hi")
-    assert again._rt.control._under_way == [0]
+    assert again._rt.executor.under_way[0] == 0
     assert again.counters()["ingress.bytes"] == 0

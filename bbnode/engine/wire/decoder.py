@@ -10,21 +10,22 @@ sends to the same site waits behind it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
 
 from bbnode.engine import steps
-from bbnode.engine.frame import MISSING, EntryPlan, Frame, Op
-from bbnode.engine.parking import DEFAULT_PARK_DEADLINE_NS, Parked, Why
+from bbnode.engine.clock import NodeClock
+from bbnode.engine.executor import Executor
+from bbnode.engine.frame import MISSING, EntryPlan, Frame, Op, Task
+from bbnode.engine.ingress import InboundBytes
+from bbnode.engine.reports import Reports
+from bbnode.engine.suspensions import DEFAULT_PARK_DEADLINE_NS, Suspensions
 from bbnode.ir import types
 from bbnode.ir.caps import MAX_INLINE_DECODE_US, MAX_POLL_DECODE_US
 from bbnode.ir.decode_cost import cost_of
 from bbnode.ir.envelope import SlotFill
 from bbnode.ir.types import TypeKind, TypeNode
 from bbnode.ir.values import TRIGGER, Value
-
-if TYPE_CHECKING:
-    from bbnode.engine.ingress import InboundBytes
-    from bbnode.engine.runtime import Runtime
 
 # Of each envelope and each fill, whatever is in them.
 ENVELOPE_US: Final = 15
@@ -37,28 +38,33 @@ Refusal: TypeAlias = tuple[str, str]
 
 _TENSOR = TypeKind.TENSOR
 
-# Where the frame of a payload has what.
+# The values of a frame that decodes.
 _PAYLOAD, _TYPE_HASH, _INDEX, _SIZE = range(4)
 
 
 class Landing(Protocol):
-    """What the decoder needs of those who take envelopes: `Inbound` is it."""
+    """The maker and taker of decoded values: `Inbound`."""
 
     def is_wanted(self, frame: Frame) -> bool:
-        """Whether anybody still waits for it; what is not is counted."""
+        """Return True if anybody still waits for it; count what nobody waits for."""
 
     def maker(self, frame: Frame, node: TypeNode, payload: Any) -> Callable[[], Value | Refusal]:
-        """What decodes a payload, in any thread: a value or a refusal."""
+        """Return a function that decodes a payload, in any thread: to a value or a refusal."""
 
     def land(self, frame: Frame, value: Value) -> None:
         """Hand on what was decoded."""
 
 
+@dataclass(eq=False, repr=False)
 class Decoder:
     """The payloads of one node that are decoded apart from their envelope."""
 
-    def __init__(self, rt: Runtime) -> None:
-        self._rt = rt
+    clock: NodeClock
+    reports: Reports
+    executor: Executor
+    suspensions: Suspensions
+
+    def __post_init__(self) -> None:
         self.landing: Landing | None = None
         self.left_us = MAX_POLL_DECODE_US
         op = Op(0, "decode", "Decode", 0)
@@ -72,11 +78,11 @@ class Decoder:
         self.plan.by_sender = True
 
     def takes_now(self, event: InboundBytes, site: int, node: TypeNode, payload: Any) -> bool:
-        """Whether a payload can be decoded in this poll, and nothing of its peer waits before it.
+        """Return True if a payload can be decoded in this poll; it is charged to the poll then.
 
-        It is charged to the poll then.
+        It can't while anything of its peer waits before it.
         """
-        if self._rt.turns.is_taken((self.plan, event.peer, site)):
+        if self.executor.turns.is_taken((self.plan, event.peer, site)):
             return False
         if node.kind is _TENSOR and node is not types.TENSOR_BOOL:
             return True  # a view
@@ -104,19 +110,19 @@ class Decoder:
         index: int,
     ) -> None:
         """Decode a fill when it is its turn."""
-        rt = self._rt
-        frame = rt.start(self.plan, rt.next_execution())
+        executor = self.executor
+        frame = executor.start(self.plan)
         if frame is None:
             return
-        rt.counts["decode.deferred"] += 1
-        rt.came_from(frame, event.peer, wire_req_id, site)
+        self.reports.counts["decode.deferred"] += 1
+        executor.came_from(frame, event.peer, wire_req_id, site)
         frame.deadline_ns = deadline_ns
         frame.charges = [event.charge.hold()]
         # A view, also of nothing: so that a snapshot saves it as what it is.
         payload = TRIGGER if fill.trigger_only else memoryview(fill.payload)
         frame.values[:4] = (payload, fill.type_hash, index, fill.payload_size)
-        if rt.turns.take(frame):
-            rt.begin(frame)
+        if executor.turns.take(frame):
+            executor.begin(frame)
 
     # -- its op ------------------------------------------------------------------------------
 
@@ -129,24 +135,16 @@ class Decoder:
             return self._finish(frame, TRIGGER)
         if self._affords(node, payload):
             return self._finish(frame, landing.maker(frame, node, payload)())
-        rt = self._rt
-        token = rt.parking.new_token()
-        op = frame.plan.ops[0]
-        parked = rt.suspensions.park(
+        return self.suspensions.hand_out(
             frame,
-            op,
-            Why.TASK,
-            "the decoder",
-            until_ns=rt.now_ns + DEFAULT_PARK_DEADLINE_NS,
-            token=token,
-            arguments=(payload,),
+            frame.plan.ops[0],
+            None,
+            (payload,),
+            whom="the decoder",
+            until_ns=self.clock.now_ns + DEFAULT_PARK_DEADLINE_NS,
         )
-        waiting = rt.parking.get(token)
-        if waiting is not None:
-            rt.steps.append(self._hand_out(waiting))
-        return parked
 
-    def _hand_out(self, parked: Parked) -> steps.RunTask:
+    def _hand_out(self, parked: Task) -> steps.RunTask:
         frame = parked.frame
         (payload,) = parked.arguments or (b"",)
         node = types.type_by_hash(0 if frame.ended else frame.values[_TYPE_HASH])
@@ -160,7 +158,7 @@ class Decoder:
             kind, detail = result
             _, type_hash, index, size = frame.values[:4]
             if frame.source_peer is not None:
-                self._rt.refuse(frame.source_peer, index, type_hash, size, kind, detail)
+                self.reports.receive_failed(frame.source_peer, index, type_hash, size, kind, detail)
         elif self.landing is not None and self.landing.is_wanted(frame):
             self.landing.land(frame, result)
         return TRIGGER

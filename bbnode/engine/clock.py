@@ -1,0 +1,69 @@
+"""The node's own time, and its offset from the host's.
+
+Rule: everything in a node is in its own time. It is the host's until the node is restored from a
+snapshot: then it goes on from the snapshot's, and the host's is translated at the boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class NodeClock:
+    """The time of one node, set at each poll.
+
+    Attributes:
+        now_ns: the node's time.
+        started: True once the node has polled, in this life or before the snapshot.
+        resumed: not None between a restore and the first poll: True if the same life goes on.
+    """
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.started = False
+        self.resumed: bool | None = None
+        self._offset_ns = 0  # the node's time minus the host's
+        self._set_by_poll = False
+
+    def resume(self, now_ns: int | None, *, same_life: bool) -> None:
+        """Go on at the host's `now_ns` after a restore; None: at the time of the first poll."""
+        self.resumed = same_life
+        if not self.started:
+            return  # it was saved before it knew any time
+        self._set_by_poll = now_ns is None
+        self._offset_ns = self.now_ns - (now_ns or 0)
+
+    def tell(self, now_ns: int) -> None:
+        """Set the time to that of the host at a poll; a clock that goes back stands still."""
+        if self._set_by_poll:
+            self._set_by_poll = False
+            self._offset_ns = self.now_ns - now_ns
+        self.now_ns = max(self.now_ns, now_ns + self._offset_ns)
+
+    @contextmanager
+    def shown(self, now_ns: int | None) -> Iterator[None]:
+        """Show the host's `now_ns` meanwhile, and never an earlier time.
+
+        Only for what is written down: until the next poll, nothing is to happen at that time.
+        """
+        last_ns = self.now_ns
+        if now_ns is not None and self.started and not self._set_by_poll:
+            self.now_ns = max(last_ns, now_ns + self._offset_ns)
+        try:
+            yield
+        finally:
+            self.now_ns = last_ns
+
+    def host_ns(self, node_ns: int) -> int:
+        """Return a time of the node in the host's."""
+        return node_ns - self._offset_ns
+
+    def state(self, _writer: object) -> Any:
+        """Return what a snapshot saves."""
+        return [self.now_ns, self.started]
+
+    def load(self, plain: Any, _reader: object) -> None:
+        """Load what `state` returned."""
+        self.now_ns, self.started = plain

@@ -1,0 +1,413 @@
+"""The executor: the frames of a node, and the queue of ops that can fire.
+
+Rule: ops fire in the order in which they became ready, over all executions. Everything that
+an op does ends here: a result wakes consumers, an exception becomes an OpFailed step, PARKED
+leaves the op to the table of waiting ops. Nothing leaves as an exception.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass
+from typing import Any, Literal
+
+from bbnode.engine import steps
+from bbnode.engine.bus import BusKind
+from bbnode.engine.clock import NodeClock
+from bbnode.engine.errors import STOPS, FramesExceeded, GateDenied
+from bbnode.engine.frame import PARKED, EntryPlan, Frame, Marker, Op
+from bbnode.engine.ingress import Executions
+from bbnode.engine.limits import Limits
+from bbnode.engine.reports import Reports
+from bbnode.engine.snapshot.codec import (
+    CHARGE,
+    PEER,
+    PLAN,
+    VALUE,
+    SnapshotReader,
+    SnapshotWriter,
+    many,
+    optional,
+)
+from bbnode.engine.tracing import Tracer
+from bbnode.engine.turns import Turns
+from bbnode.ir.errors import BbnodeError
+from bbnode.ir.peer import PeerId
+
+# Fields of a frame that are saved as they are.
+_PLAIN_FIELDS = (
+    *("live", "failures", "report", "from_bus", "deadline_ns"),
+    *("wire_req_id", "site", "wire_out_id", "units"),
+)
+_PEER = optional(PEER)
+_CHARGES = optional(many(CHARGE, list))
+
+
+@dataclass(eq=False, repr=False)
+class Executor:
+    """Starts, runs and ends the executions of one node.
+
+    Attributes:
+        cleanups: called with a frame that ends and still holds something: parked ops, cohorts, or,
+            after a failure, units of semaphores.
+        run: fires what is ready, at most so many ops; returns how many fired.
+        under_way: executions of each component, by its number.
+        frames_of: of the frames, how many each peer's messages started.
+        ready: what can fire, oldest first: ops of one execution that became ready together.
+        next_execution: numbers what starts here; a record notes it, and a replay repeats it.
+    """
+
+    clock: NodeClock
+    reports: Reports
+    limits: InitVar[Limits]
+    tracer: Tracer
+    executions: Executions
+
+    def __post_init__(self, limits: Limits) -> None:
+        self._max_frames = limits.frames
+        self.next_execution: Callable[[], int] = self.executions
+        self.frames: dict[int, Frame] = {}
+        self.frames_of: dict[PeerId, int] = {}
+        self.under_way: Counter[int] = Counter()
+        self.ready: deque[tuple[Frame, tuple[Op, ...]]] = deque()
+        self.turns = Turns(self, self.clock)
+        self.cleanups: tuple[Callable[[Frame], None], ...] = ()
+        self.run: Callable[[int | None], int] = self._run
+        self._commands = 0
+        self.rt: Any = None  # of its frames
+
+    # -- frames ------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        """True when no execution more can start."""
+        return self._max_frames is not None and len(self.frames) >= self._max_frames
+
+    def start(
+        self, plan: EntryPlan, execution: int | None = None, *, from_bus: bool = False
+    ) -> Frame | None:
+        """Return a new frame, to be seeded and launched; None, with a step, if there are too many.
+
+        Without the number of an `execution` it gets the next one.
+        """
+        if execution is None:
+            execution = self.next_execution()
+        if self._max_frames is not None and len(self.frames) >= self._max_frames:
+            error = FramesExceeded(f"{len(self.frames)} executions are under way (limit frames)")
+            self.fail_start(execution, plan, error, from_bus=from_bus)
+            return None
+        frame = Frame(self.rt, plan, execution, self.clock.now_ns)
+        frame.from_bus = from_bus
+        self.frames[execution] = frame
+        if plan.component is not None:
+            self.under_way[plan.component] += 1
+        return frame
+
+    def came_from(self, frame: Frame, peer: PeerId, wire_req_id: int, site: int) -> None:
+        """Note whose message a new frame is of, and the site where it came in."""
+        frame.source_peer, frame.wire_req_id, frame.site = peer, wire_req_id, site
+        self.frames_of[peer] = self.frames_of.get(peer, 0) + 1
+
+    def fail_start(
+        self, execution: int, plan: EntryPlan, error: BbnodeError, *, from_bus: bool = False
+    ) -> None:
+        """Report an execution that can't be started."""
+        self.reports.op_failed(execution, plan.target, plan.name, error)
+        if not from_bus:
+            self.reports.bus.publish(BusKind.OP_FAILED)
+
+    def launch(self, frame: Frame) -> None:
+        """Queue what can fire at once, or the execution itself until it is its turn."""
+        self.reports.counts["executions"] += 1
+        if not frame.plan.in_turn or self.turns.take(frame):
+            self.begin(frame)
+
+    def begin(self, frame: Frame) -> None:
+        """Queue what can fire at once."""
+        if self.tracer.on:
+            self.tracer.started(frame)
+        initial = frame.plan.initial
+        if initial:
+            frame.live = len(initial)
+            self.ready.append((frame, initial))
+        else:
+            self.end(frame)
+
+    def end(self, frame: Frame) -> None:
+        """Drop a frame: it is finished, or stopped."""
+        if frame.ended:
+            return
+        frame.ended = True
+        del self.frames[frame.execution]
+        peer = frame.source_peer
+        if peer is not None and frame.site:
+            left = self.frames_of[peer] - 1
+            if left:
+                self.frames_of[peer] = left
+            else:
+                del self.frames_of[peer]
+        plan = frame.plan
+        if plan.component is not None:
+            self.under_way[plan.component] -= 1
+        if frame.parked or frame.cohorts is not None or (frame.units and frame.failures):
+            for clean in self.cleanups:
+                clean(frame)
+        if frame.charges is not None:
+            for charge in frame.charges:
+                charge.release()
+        # The queue may still name the frame; its values must not wait for that.
+        frame.values = []
+        if self.tracer.on:
+            self.tracer.ended(frame)
+        if frame.report:
+            self.reports.steps.append(
+                steps.make_finished(
+                    frame.execution, plan.target, frame.failures == 0, frame.failures
+                )
+            )
+        if plan.in_turn:
+            self.turns.give_back(frame)
+
+    # -- ready ops ---------------------------------------------------------------------------
+
+    def set_tracing(self, on: bool) -> None:
+        """Choose the loop that fires ops."""
+        self.tracer.on = on
+        self.run = self._run_traced if on else self._run
+
+    def _run(self, budget: int | None) -> int:
+        """Fire what is ready, at most `budget` ops; returns how many fired.
+
+        This loop is what every op pays for: it does nothing by name, and nothing twice. The ops of
+        one entry share all that can be shared: until the last of them has fired, `frame.live`
+        still counts those that have, and not yet those that they woke, so that it can't come to 0
+        too early. An op that is alone in its entry and wakes one op, with nothing else in the
+        queue, is followed by that one at once: through the queue it would come to the same.
+        """
+        ready = self.ready
+        pop = ready.popleft
+        push = ready.append
+        parked = PARKED  # a local name is quicker than a global one
+        most = left = sys.maxsize if budget is None else budget
+        while ready:
+            frame, ops = pop()
+            if frame.ended:
+                continue
+            count = len(ops)
+            if count > left:
+                ready.appendleft((frame, ops[left:]))
+                if not left:
+                    break
+                ops = ops[:left]
+                count = left
+            left -= count
+            values = frame.values
+            pending = frame.pending
+            gained = -count  # how `live` has to change: woken less fired
+            coming = iter(ops)
+            for op in coming:
+                while True:
+                    try:
+                        result = op.fire(frame)
+                    except STOPS:
+                        rest = tuple(coming)
+                        frame.live += gained + 1 + len(rest)  # this op stays under way for ever
+                        if rest:
+                            ready.appendleft((frame, rest))
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - the boundary to components
+                        gained += 1  # `fail` counts by itself
+                        self.fail(frame, op, error)
+                        if frame.execution not in self.frames:
+                            left += len(tuple(coming))  # it has ended: they will not fire
+                        break
+                    if result is parked:
+                        gained += 1  # it stays live, or `retire` has counted
+                        break
+                    out = op.out
+                    if out is not None:
+                        values[out] = result
+                    else:
+                        for index, value in zip(op.outs or (), result, strict=False):
+                            values[index] = value
+                    wakes = op.wakes
+                    if wakes:
+                        if count == 1 and left and not ready and len(wakes) == 1:
+                            left -= 1
+                            op = wakes[0]
+                            continue
+                        push((frame, wakes))
+                        gained += len(wakes)
+                    elif wakes is None:
+                        for consumer in op.consumers:
+                            index = consumer.index
+                            waits = pending[index] - 1
+                            pending[index] = waits
+                            if not waits:
+                                push((frame, consumer.alone))
+                                gained += 1
+                    break
+            if gained:
+                frame.live += gained
+                if not frame.live:
+                    self.end(frame)
+        return most - left
+
+    def _run_traced(self, budget: int | None) -> int:
+        """Fire what is ready as `_run` does, op by op, so that each is reported."""
+        ready = self.ready
+        most = sys.maxsize if budget is None else budget
+        fired = 0
+        while ready and fired < most:
+            frame, ops = ready.popleft()
+            for at, op in enumerate(ops):
+                if frame.ended:
+                    break
+                if fired == most:
+                    ready.appendleft((frame, ops[at:]))
+                    break
+                fired += 1
+                try:
+                    self.fire(frame, op)
+                except STOPS:
+                    if ops[at + 1 :]:
+                        ready.appendleft((frame, ops[at + 1 :]))
+                    raise
+        return fired
+
+    def fire(self, frame: Frame, op: Op) -> None:
+        """Fire one op, outside of the loop."""
+        try:
+            result = op.fire(frame)
+        except STOPS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the boundary to components
+            self.fail(frame, op, error)
+            return
+        if result is not PARKED:
+            self.emit(frame, op, result)
+
+    def emit(self, frame: Frame, op: Op, result: Any, started_ns: int | None = None) -> None:
+        """Store a result and wake consumers, as `_run` does; the op was parked at `started_ns`."""
+        if frame.ended:
+            return
+        if self.tracer.on:
+            self.tracer.completed(frame, op, started_ns)
+        if op.out is not None:
+            frame.values[op.out] = result
+        else:
+            for index, value in zip(op.outs or (), result, strict=False):
+                frame.values[index] = value
+        if op.wakes is not None:
+            self._push(frame, op.wakes)
+        else:
+            for consumer in op.consumers:
+                frame.pending[consumer.index] -= 1
+                if not frame.pending[consumer.index]:
+                    self._push(frame, consumer.alone)
+        self.retire(frame)
+
+    def _push(self, frame: Frame, ops: tuple[Op, ...]) -> None:
+        if ops:
+            self.ready.append((frame, ops))
+            frame.live += len(ops)
+
+    def ops_ready(self) -> int:
+        """Return how many ops wait in the queue."""
+        return sum(len(ops) for _, ops in self.ready)
+
+    def retire(self, frame: Frame) -> Literal[Marker.PARKED]:
+        """End an op of the frame without a result; returns what its `fire` returns."""
+        frame.live -= 1
+        if not frame.live:
+            self.end(frame)
+        return PARKED
+
+    def fail(self, frame: Frame, op: Op, error: BaseException) -> None:
+        """Fail an op: what depends on it does not fire; a denied gate ends everything."""
+        if frame.ended:
+            return
+        frame.failures += 1
+        reports = self.reports
+        reports.op_failed(frame.execution, frame.plan.target, op.name, error)
+        if not frame.from_bus:
+            reports.bus.publish(BusKind.OP_FAILED)
+        if isinstance(error, GateDenied):
+            reports.counts[f"gate.denied.{error.reason}"] += 1
+            self.end(frame)
+        else:
+            self.retire(frame)
+
+    def next_command(self) -> int:
+        """Return the number of a finished side effect."""
+        self._commands += 1
+        return self._commands
+
+    # -- snapshots ---------------------------------------------------------------------------
+
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: all frames, oldest first, ready ops, and counts.
+
+        What hangs on a frame but is another table's (parked ops, bootstraps) is put back by that
+        table.
+        """
+        return [
+            [_save(frame, writer) for frame in self.frames.values()],
+            [[writer.frame(frame), op.index] for frame, ops in self.ready for op in ops],
+            self.executions.last,
+            self._commands,
+        ]
+
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned."""
+        frames, ready, self.executions.last, self._commands = plain
+        for row in frames:
+            frame = _load(row, reader)
+            self.frames[frame.execution] = frame
+            reader.add_frame(frame)
+            if frame.site and frame.source_peer is not None:
+                self.frames_of[frame.source_peer] = self.frames_of.get(frame.source_peer, 0) + 1
+            if frame.plan.component is not None:
+                self.under_way[frame.plan.component] += 1
+        for execution, op in ready:
+            frame = reader.frame(execution)
+            self.ready.append((frame, frame.plan.ops[op].alone))
+
+
+def _save(frame: Frame, writer: SnapshotWriter) -> list[Any]:
+    """Save a frame, but for values that stand where the template has them, and for scratch."""
+    plan = frame.plan
+    return [
+        frame.execution,
+        PLAN.save(plan, writer),
+        frame.started_ns,
+        [
+            [index, VALUE.save(value, writer)]
+            for index, value in enumerate(frame.values[:-1])
+            if value is not plan.template[index]
+        ],
+        [[at, left] for at, left in enumerate(frame.pending) if left != plan.pending[at]],
+        _PEER.save(frame.source_peer, writer),
+        _CHARGES.save(frame.charges, writer),
+        None if frame.cohorts is None else list(frame.cohorts.items()),
+        *(getattr(frame, name) for name in _PLAIN_FIELDS),
+    ]
+
+
+def _load(plain: Any, reader: SnapshotReader) -> Frame:
+    execution, plan, started_ns, values, pending, source, charges, cohorts, *rest = plain
+    frame = Frame(reader.rt, reader.plans[plan], execution, started_ns)
+    for index, number in values:
+        frame.values[index] = reader.value(number)
+    if pending:
+        frame.pending = frame.pending.copy()  # it may be the plan's own
+    for index, left in pending:
+        frame.pending[index] = left
+    frame.source_peer = _PEER.load(source, reader)
+    frame.charges = _CHARGES.load(charges, reader)
+    frame.cohorts = None if cohorts is None else dict(cohorts)
+    for name, value in zip(_PLAIN_FIELDS, rest, strict=True):
+        setattr(frame, name, value)
+    return frame

@@ -1,0 +1,1 @@
+"""Messages between components of different peers, and the timers of components."""

@@ -1,0 +1,209 @@
+"""Calls and timers of components that are pending.
+
+Rule: a call ends once: by its answer, by its deadline, or when it could not be sent. An answer
+counts only when it comes from the peer that was asked, and for the op that was asked; one that
+comes late, twice or from somebody else is told apart and dropped. A timer is named by (component,
+key), and setting one again replaces it. Both are armed with the node's scheduler.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from bbnode.engine.cohorts import ResponseStatus
+from bbnode.engine.scheduler import Scheduler, Timer, TimerKind
+from bbnode.engine.snapshot.codec import (
+    ARMED,
+    PEER,
+    PLAIN,
+    RowForm,
+    SnapshotReader,
+    SnapshotWriter,
+)
+from bbnode.ir.caps import MAX_ENDED_REMEMBERED
+from bbnode.ir.peer import PeerId
+
+
+@dataclass(slots=True, kw_only=True)
+class PendingCall:
+    """One request: of the component `cell_at`, to the op at `suffix` of `peer`.
+
+    `tag` is the component's own; `envelope` is the tag of what it went out in, once it has.
+    """
+
+    wire_req_id: int
+    cell_at: int
+    tag: str
+    peer: PeerId
+    suffix: bytes
+    opened_ns: int
+    timer: Timer
+    envelope: int | None = None
+
+
+_CALL: RowForm[PendingCall] = RowForm(
+    PendingCall,
+    wire_req_id=PLAIN,
+    cell_at=PLAIN,
+    tag=PLAIN,
+    peer=PEER,
+    suffix=PLAIN,
+    opened_ns=PLAIN,
+    timer=ARMED,
+    envelope=PLAIN,
+)
+
+
+class PendingCalls:
+    """The calls of one node."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._open: dict[int, PendingCall] = {}
+        self._of_cell: Counter[int] = Counter()
+        self._ended: dict[int, None] = {}
+        self._of_envelope: dict[int, PendingCall] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def count(self, cell_at: int) -> int:
+        """Return the number of a component's calls."""
+        return self._of_cell[cell_at]
+
+    def all(self) -> list[PendingCall]:
+        """Return all calls, oldest first."""
+        return list(self._open.values())
+
+    def open(self, wire_req_id: int, *, until_ns: int, **fields: Any) -> None:
+        """Add a call; `fields` are the others of PendingCall."""
+        timer = self._scheduler.set(until_ns, TimerKind.CALL_DEADLINE, wire_req_id)
+        self._add(PendingCall(wire_req_id=wire_req_id, timer=timer, **fields))
+
+    def answer(self, wire_req_id: int, peer: PeerId, suffix: bytes) -> PendingCall | ResponseStatus:
+        """Return the call that an answer ends, or why it ends none."""
+        call = self._open.get(wire_req_id)
+        if call is None:
+            return ResponseStatus.LATE if wire_req_id in self._ended else ResponseStatus.UNKNOWN
+        if call.peer != peer or call.suffix != suffix:
+            return ResponseStatus.STRANGER
+        self._end(call)
+        return call
+
+    def sent(self, wire_req_id: int, envelope: int) -> None:
+        """Note the envelope in which a call, if it is open, has gone out."""
+        call = self._open.get(wire_req_id)
+        if call is not None:
+            call.envelope = envelope
+            self._of_envelope[envelope] = call
+
+    def send_failed(self, envelope: int, peer: PeerId) -> PendingCall | None:
+        """End the call whose envelope did not come to a peer; returns it, or None."""
+        call = self._of_envelope.get(envelope)
+        if call is None or call.peer != peer:
+            return None
+        self._end(call)
+        return call
+
+    def too_late(self, wire_req_id: int) -> PendingCall | None:
+        """End a call whose time is over; returns it, or None when it ended before."""
+        call = self._open.get(wire_req_id)
+        if call is not None:
+            self._end(call)
+        return call
+
+    def _add(self, call: PendingCall) -> None:
+        self._open[call.wire_req_id] = call
+        self._of_cell[call.cell_at] += 1
+        if call.envelope is not None:
+            self._of_envelope[call.envelope] = call
+
+    def _end(self, call: PendingCall) -> None:
+        self._scheduler.cancel(call.timer)
+        del self._open[call.wire_req_id]
+        self._of_cell[call.cell_at] -= 1
+        if call.envelope is not None:
+            del self._of_envelope[call.envelope]
+        self._ended[call.wire_req_id] = None
+        if len(self._ended) > MAX_ENDED_REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: calls and the ids of ended ones, oldest first."""
+        return [[_CALL.save(call, writer) for call in self._open.values()], list(self._ended)]
+
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned, after the scheduler."""
+        rows, ended = plain
+        self._ended = dict.fromkeys(ended)
+        for row in rows:
+            self._add(_CALL.load(row, reader))
+
+
+@dataclass(slots=True)
+class _ArmedTimer:
+    number: int
+    cell_at: int
+    key: str
+    timer: Timer
+
+
+_TIMER: RowForm[_ArmedTimer] = RowForm(
+    _ArmedTimer, number=PLAIN, cell_at=PLAIN, key=PLAIN, timer=ARMED
+)
+
+
+class ComponentTimers:
+    """The timers of all components of one node."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._armed: dict[int, _ArmedTimer] = {}
+        self._numbers: defaultdict[int, dict[str, int]] = defaultdict(dict)  # component -> key ->
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._armed)
+
+    def count(self, cell_at: int) -> int:
+        """Return how many timers a component has armed."""
+        return len(self._numbers[cell_at])
+
+    def has(self, cell_at: int, key: str) -> bool:
+        """Return True if a component has armed a timer."""
+        return key in self._numbers[cell_at]
+
+    def set(self, cell_at: int, key: str, when_ns: int) -> None:
+        """Arm a timer, or arm it anew."""
+        self.cancel(cell_at, key)
+        self._next += 1
+        timer = self._scheduler.set(when_ns, TimerKind.COMPONENT_TIMER, self._next)
+        self._add(_ArmedTimer(self._next, cell_at, key, timer))
+
+    def cancel(self, cell_at: int, key: str) -> None:
+        """Disarm a timer, if it is armed."""
+        number = self._numbers[cell_at].pop(key, None)
+        if number is not None:
+            self._scheduler.cancel(self._armed.pop(number).timer)
+
+    def take(self, number: int) -> tuple[int, str]:
+        """Remove a timer that is due; returns its component and its key."""
+        armed = self._armed.pop(number)
+        del self._numbers[armed.cell_at][armed.key]
+        return armed.cell_at, armed.key
+
+    def _add(self, armed: _ArmedTimer) -> None:
+        self._armed[armed.number] = armed
+        self._numbers[armed.cell_at][armed.key] = armed.number
+
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: all timers, and the count."""
+        return [self._next, [_TIMER.save(armed, writer) for armed in self._armed.values()]]
+
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned, after the scheduler."""
+        self._next, rows = plain
+        for row in rows:
+            self._add(_TIMER.load(row, reader))

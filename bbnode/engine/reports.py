@@ -1,0 +1,96 @@
+"""Reports of a node: the steps of a poll, counters, and events on the bus.
+
+Rule: nothing leaves a poll as an exception. What goes wrong is a step and a counter, and an event
+for programs that listen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from bbnode.engine import steps
+from bbnode.engine.bus import Bus, BusKind
+from bbnode.engine.errors import describe
+from bbnode.engine.limits import Limits, cut_text
+from bbnode.ir.peer import PeerId
+
+
+class Reports:
+    """Collects the steps of the next poll; counts; publishes."""
+
+    def __init__(self, limits: Limits, subscribed: Iterable[int] = ()) -> None:
+        self.steps: list[steps.Step] = []
+        self.counts: Counter[str] = Counter()
+        self.bus = Bus(limits.bus_events, subscribed, self.counts)
+        self._detail_bytes = limits.failure_detail_bytes
+
+    def take(self) -> list[steps.Step]:
+        """Return the steps so far, and begin a new list."""
+        made, self.steps = self.steps, []
+        return made
+
+    def telemetry(self, name: str, **attributes: Any) -> None:
+        """Report an observation."""
+        self.steps.append(steps.Telemetry(name=name, attributes=attributes))
+
+    def op_failed(self, execution: int, target: str, op: str, error: BaseException) -> None:
+        """Report a failure; outside of any execution, that is number 0."""
+        kind, detail = describe(error)
+        self.counts["ops.failed"] += 1
+        self.steps.append(
+            steps.OpFailed(
+                execution=execution, target=target, op=op, kind=kind, detail=self._cut(detail)
+            )
+        )
+
+    def peers_changed(self, made: Sequence[steps.Step]) -> None:
+        """Report what the tables about peers say, on the bus as well."""
+        self.steps.extend(made)
+        for step in made:
+            if isinstance(step, steps.PeerUp):
+                self.bus.publish(BusKind.PEER_UP)
+            elif isinstance(step, steps.PeerDown):
+                self.bus.publish(BusKind.PEER_DOWN)
+
+    def receive_failed(
+        self, peer: PeerId, fill: int, type_hash: int, size: int, kind: str, detail: str
+    ) -> None:
+        """Report a fill, or with `fill` -1 an envelope, that was refused."""
+        self.counts[f"receive.failed.{kind}"] += 1
+        self.bus.publish(BusKind.WIRE_RECEIVE_FAILED)
+        self.steps.append(
+            steps.WireReceiveFailed(
+                peer=peer,
+                fill=fill,
+                type_hash=type_hash,
+                payload_size=size,
+                kind=kind,
+                detail=self._cut(detail),
+            )
+        )
+
+    def refused_by_component(self, slot: str, execution: int, peer: PeerId, reason: str) -> None:
+        """Report a contribution that a component did not take."""
+        self.counts["contributions.refused"] += 1
+        self.telemetry(
+            "contribution.refused",
+            slot=slot,
+            execution=execution,
+            peer=peer,
+            reason=self._cut(reason),
+        )
+
+    def _cut(self, text: str) -> str:
+        return cut_text(text, self._detail_bytes)
+
+    def state(self, _writer: object) -> Any:
+        """Return what a snapshot saves: counters and the events that wait."""
+        return [sorted(self.counts.items()), self.bus.state()]
+
+    def load(self, plain: Any, _reader: object) -> None:
+        """Load what `state` returned."""
+        counts, bus = plain
+        self.counts.update(dict(counts))
+        self.bus.load(bus)

@@ -1,0 +1,62 @@
+"""The services of one node that its ops use.
+
+Rule: ops share their plan with other nodes, and so reach everything that belongs to one node
+through `frame.rt`. Only ops and the code that composes a node hold it: a table takes the few
+services that it uses, as arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from bbnode.engine.cells import ComponentCell
+from bbnode.engine.clock import NodeClock
+from bbnode.engine.cohorts import Cohorts
+from bbnode.engine.executor import Executor
+from bbnode.engine.frame import Frame, Op
+from bbnode.engine.ingress import Ingress
+from bbnode.engine.messaging.actions import Action
+from bbnode.engine.messaging.pending import ComponentTimers, PendingCalls
+from bbnode.engine.peers.neighbours import Neighbours
+from bbnode.engine.peers.round_trips import RoundTrips
+from bbnode.engine.reports import Reports
+from bbnode.engine.rng import SplitMix64
+from bbnode.engine.stores import Records, Stores
+from bbnode.engine.suspensions import Suspensions
+from bbnode.engine.wire.inbound import InboundDedup
+from bbnode.engine.wire.outbound import EnvelopeOutbox
+from bbnode.ir.peer import PeerId
+from bbnode.ir.values import Value
+
+
+class RunnableGraph(Protocol):
+    """A graph that a backend has prepared."""
+
+    run: Callable[[Sequence[Value]], Sequence[Value]]
+
+
+class Services:
+    """The services that ops of one node reach as `frame.rt`."""
+
+    self_peer: PeerId
+    cells: tuple[ComponentCell, ...]
+    graphs: tuple[RunnableGraph, ...]
+    clock: NodeClock
+    reports: Reports
+    ingress: Ingress
+    executor: Executor
+    suspensions: Suspensions
+    neighbours: Neighbours
+    dedup: InboundDedup
+    round_trips: RoundTrips
+    outbound: EnvelopeOutbox
+    cohorts: Cohorts
+    calls: PendingCalls
+    timers: ComponentTimers
+    stores: Stores
+    records: Records
+    rng: SplitMix64
+    wire_ids: SplitMix64
+    # Does what a component's method asked for: (its number, frame, op, actions).
+    carry_out: Callable[[int, Frame, Op, Sequence[Action]], None]

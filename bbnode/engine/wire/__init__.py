@@ -1,0 +1,1 @@
+"""Envelopes: from bytes to executions, and from sends to bytes."""

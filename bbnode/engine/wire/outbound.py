@@ -1,0 +1,262 @@
+"""Envelopes that a poll sends, made of the fills that ops send.
+
+Rule: sends of one poll to one peer with one correlation share an envelope, up to the caps on
+fills and bytes. A peer that cannot be reached is left out with a PeerResolveFailed, and the
+fan-out goes on. What a node sends to itself is an envelope like any other, and comes back
+through the ingress.
+
+Every one-way send of an execution has the execution's own fresh id; it does not go on under
+the id that it came with: a message that goes around a ring of peers twice would be dropped
+as a duplicate of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
+from typing import Any, TypeAlias
+
+from multiaddr import Multiaddr
+
+from bbnode.engine import steps
+from bbnode.engine.bus import BusKind
+from bbnode.engine.clock import NodeClock
+from bbnode.engine.errors import OutboundFull, PayloadTooLarge
+from bbnode.engine.frame import Frame, Op
+from bbnode.engine.ingress import Ingress, SendFailed
+from bbnode.engine.limits import Limits
+from bbnode.engine.peers.neighbours import Neighbours
+from bbnode.engine.peers.round_trips import RoundTrips
+from bbnode.engine.reports import Reports
+from bbnode.engine.rng import SplitMix64
+from bbnode.engine.tracing import Tracer
+from bbnode.ir.caps import MAX_ADDRESS_BYTES, MAX_CLAIMED_ADDRESSES, MAX_FILLS
+from bbnode.ir.envelope import (
+    Buffer,
+    CorrelationKind,
+    SlotFill,
+    encode_between,
+    encode_destination,
+    encode_source,
+)
+from bbnode.ir.peer import PeerId
+
+# What an envelope holds besides payloads: own and destination addresses at their caps (8 x 256
+# bytes each), ids, and 64 suffixes of 11 bytes with their field heads; with room to spare.
+ENVELOPE_OVERHEAD_BYTES = 8192
+_FILL_OVERHEAD_BYTES = 64
+# Every envelope asks for these: looking a member up in its enum takes longer than comparing.
+_REQUEST = CorrelationKind.REQUEST
+_RESPONSE = CorrelationKind.RESPONSE
+
+_Key: TypeAlias = tuple[PeerId, CorrelationKind, int]
+
+
+class _Pack:
+    """Fills for one peer under one correlation."""
+
+    __slots__ = ("fills", "remaining_ns", "size")
+
+    def __init__(self) -> None:
+        self.fills: list[SlotFill] = []
+        self.size = 0
+        self.remaining_ns = 0
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class EnvelopeOutbox:
+    """The fills that wait for the end of the poll.
+
+    `on_request(wire_req_id, peer, tag)` is called when a request goes out in the envelope `tag`.
+    """
+
+    neighbours: Neighbours
+    round_trips: RoundTrips
+    ingress: Ingress
+    clock: NodeClock
+    reports: Reports
+    tracer: Tracer
+    limits: InitVar[Limits]
+    wire_ids: SplitMix64
+
+    def __post_init__(self, limits: Limits) -> None:
+        self._limit = limits.outbound
+        self.on_request: Callable[[int, PeerId, int], object] = lambda *_: None
+        self._packs: dict[_Key, list[_Pack]] = {}
+        self._pending = 0
+        self._tag = 0
+        self._source_of: Sequence[Multiaddr] | None = None
+        self._source = b""
+        self._max_fills = min(limits.envelope_fills or MAX_FILLS, MAX_FILLS)
+        cap = limits.envelope_bytes
+        # Bytes of payload that fit into one envelope; None: any number.
+        self.max_payload = None if cap is None else max(cap - ENVELOPE_OVERHEAD_BYTES, 0)
+
+    def one_way_id(self, frame: Frame) -> int:
+        """Return the id under which an execution sends one-way."""
+        if not frame.wire_out_id:
+            frame.wire_out_id = self.wire_ids.next_u64()
+        return frame.wire_out_id
+
+    def remaining_ns(self, frame: Frame, static_ns: int, site: int) -> int:
+        """Return the time budget that goes with what is sent to a site now; 0 is none.
+
+        Of the deadline that came in, the rest; else `static_ns` of the op; else the time that the
+        site should need by the round trips that were measured.
+        """
+        if frame.deadline_ns is None:
+            return static_ns or self.round_trips.estimate_ns(site)
+        return max(frame.deadline_ns - self.clock.now_ns, 1)  # 0 on the wire would mean "none"
+
+    def reachable(self, frame: Frame, op: Op, peers: Sequence[PeerId]) -> list[PeerId]:
+        """Return those of `peers` that can be sent to; a PeerResolveFailed step for each other."""
+        found = []
+        for peer in peers:
+            reason = self.neighbours.unreachable(peer)
+            if reason is None:
+                found.append(peer)
+                continue
+            self.reports.counts["send.unresolved"] += 1
+            if not frame.from_bus:
+                self.reports.bus.publish(BusKind.PEER_RESOLVE_FAILED)
+            self.reports.steps.append(
+                steps.PeerResolveFailed(
+                    peer=peer, op=op.name, execution=frame.execution, reason=reason
+                )
+            )
+        return found
+
+    def check(self, op: Op, fill: SlotFill, peers: int) -> int:
+        """Raise PayloadTooLarge or OutboundFull before anything of a send is stored.
+
+        Returns the size of the fill's payload in bytes.
+        """
+        size = fill.payload_size
+        if self.max_payload is not None and size > self.max_payload:
+            raise PayloadTooLarge(
+                f"{op.name}: a payload of {size} bytes; one envelope takes {self.max_payload} "
+                "(limit envelope_bytes)"
+            )
+        limit = self._limit
+        if limit is not None and self._pending + peers > limit:
+            raise OutboundFull(
+                f"{op.name}: {self._pending} envelopes wait and {peers} would come; "
+                f"limit outbound is {limit}"
+            )
+        return size
+
+    def send(
+        self,
+        frame: Frame,
+        op: Op,
+        peers: Sequence[PeerId],
+        fill: SlotFill,
+        kind: CorrelationKind,
+        wire_req_id: int,
+        remaining_ns: int,
+    ) -> None:
+        """Queue a fill for every peer that can be reached."""
+        size = self.check(op, fill, len(peers))
+        found = self.reachable(frame, op, peers)
+        self.queue(frame, op, found, fill, size, kind, wire_req_id, remaining_ns)
+
+    def queue(
+        self,
+        frame: Frame,
+        op: Op,
+        peers: Sequence[PeerId],
+        fill: SlotFill,
+        payload_size: int,
+        kind: CorrelationKind,
+        wire_req_id: int,
+        remaining_ns: int,
+    ) -> None:
+        """Queue a fill that was checked, for peers that were."""
+        if self.tracer.on:
+            self.tracer.sent(frame, op, peers, kind, wire_req_id, fill.dest_suffix)
+        size = payload_size + _FILL_OVERHEAD_BYTES
+        for peer in peers:
+            packs = self._packs.setdefault((peer, kind, wire_req_id), [])
+            pack = packs[-1] if packs else None
+            if (
+                pack is None
+                or len(pack.fills) >= self._max_fills
+                or (self.max_payload is not None and pack.size + size > self.max_payload)
+            ):
+                pack = _Pack()
+                packs.append(pack)
+                self._pending += 1
+            pack.fills.append(fill)
+            pack.size += size
+            # The tightest of what travels together; 0 is "none".
+            if remaining_ns:
+                pack.remaining_ns = min(pack.remaining_ns or remaining_ns, remaining_ns)
+
+    def flush(self) -> None:
+        """Turn everything that is queued into SendEnvelope steps."""
+        if not self._packs:
+            return
+        packs, self._packs, self._pending = self._packs, {}, 0
+        neighbours, reports = self.neighbours, self.reports
+        source = self._source_part()
+        for (peer, kind, wire_req_id), queued in packs.items():
+            addresses, destination = neighbours.book.routed(peer, _destination_part)
+            told = self.round_trips.reports() if kind is _RESPONSE else ()
+            is_request = kind is _REQUEST
+            for pack in queued:
+                parts = encode_between(
+                    destination, pack.fills, kind, wire_req_id, pack.remaining_ns, told, source
+                )
+                if peer == neighbours.self_peer:
+                    refused = self._loop_back(parts)
+                    if refused and is_request:
+                        self._give_up(peer, wire_req_id, refused)
+                    continue
+                self._tag += 1
+                if is_request:
+                    self.on_request(wire_req_id, peer, self._tag)
+                reports.counts["envelopes.out"] += 1
+                reports.steps.append(steps.make_send(peer, addresses, tuple(parts), self._tag))
+
+    def _source_part(self) -> bytes:
+        """Return the end of all envelopes of this node; made anew when its addresses change."""
+        own = self.neighbours.own_addresses
+        if own is not self._source_of:
+            self._source_of = own
+            peer = self.neighbours.self_peer.to_bytes()
+            self._source = encode_source(peer, _address_bytes(own))
+        return self._source
+
+    def _give_up(self, peer: PeerId, wire_req_id: int, reason: str) -> None:
+        """Fail a request to this node itself, through the ingress as any failed send."""
+        self._tag += 1
+        self.on_request(wire_req_id, peer, self._tag)
+        event = SendFailed(peer=peer, reason=reason, blames_peer=False, tag=self._tag)
+        self.ingress.push(event, must=True)
+
+    def _loop_back(self, parts: Sequence[Buffer]) -> str:
+        """Push an envelope into the ingress; returns why it can't be, or ""."""
+        peer, data = self.neighbours.self_peer, b"".join(parts)
+        taken = self.ingress.push_inbound(peer, data, None)
+        if taken == "":
+            return ""
+        self.reports.receive_failed(peer, -1, 0, len(data), taken, "a send to this node")
+        return f"{taken}: this node has no room for its own envelope"
+
+    def state(self, _writer: object) -> Any:
+        """Return what a snapshot saves: the last tag; between two polls nothing waits here."""
+        return self._tag
+
+    def load(self, plain: Any, _reader: object) -> None:
+        """Load what `state` returned."""
+        self._tag = plain
+
+
+def _destination_part(addresses: Sequence[Multiaddr]) -> bytes:
+    return encode_destination(_address_bytes(addresses))
+
+
+def _address_bytes(addresses: Sequence[Multiaddr]) -> tuple[bytes, ...]:
+    """Return the addresses that fit into an envelope."""
+    raws = [bytes(address.to_bytes()) for address in addresses]
+    return tuple(raw for raw in raws if len(raw) <= MAX_ADDRESS_BYTES)[:MAX_CLAIMED_ADDRESSES]
