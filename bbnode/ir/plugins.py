@@ -1,0 +1,80 @@
+"""What installed packages add to bbnode, found by their entry points.
+
+Rule: a plugin is imported only when it is asked for, and a broken one is told by the name of the
+package that brought it. Which packages are installed is read once in a process.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+
+from bbnode.ir.errors import DeploymentError
+
+
+class BrokenPlugin(DeploymentError):
+    """A plugin of an installed package cannot be loaded."""
+
+    def __init__(self, group: str, name: str, package: str, problem: str) -> None:
+        self.group = group
+        self.name = name
+        self.package = package
+        super().__init__(
+            f"{name!r} of the entry points {group!r}, which the package {package} brings, can't be "
+            f"loaded: {problem}"
+        )
+
+
+class UnknownPlugin(DeploymentError):
+    """No installed package has an entry point of this name."""
+
+
+def names(group: str) -> dict[str, str]:
+    """Return the package of each plugin of a group, by the plugin's name, sorted."""
+    return {name: _package(found[0]) for name, found in _installed(group).items()}
+
+
+def load(group: str, name: str) -> object:
+    """Import a plugin and return what its entry point names: a module, or an object in one.
+
+    Raises:
+        UnknownPlugin: no installed package brings one of this name.
+        BrokenPlugin: it cannot be imported, or two packages bring one of this name.
+    """
+    found = _installed(group).get(name)
+    if found is None:
+        near = difflib.get_close_matches(name, _installed(group), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UnknownPlugin(
+            f"no installed package brings {name!r} of the entry points {group!r}{hint}"
+        )
+    packages = sorted({_package(entry) for entry in found})
+    if len(packages) > 1:
+        raise BrokenPlugin(
+            group, name, " and ".join(packages), "both bring it; remove all but one of them"
+        )
+    try:
+        return found[0].load()
+    except Exception as error:
+        raise BrokenPlugin(
+            group, name, packages[0], f"{type(error).__name__}: {error}; mend or remove the package"
+        ) from error
+
+
+def rescan() -> None:
+    """Read anew which packages are installed: for processes that install some themselves."""
+    _installed.cache_clear()
+
+
+@cache
+def _installed(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
+    found: dict[str, tuple[EntryPoint, ...]] = {}
+    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+        found[entry.name] = (*found.get(entry.name, ()), entry)
+    return found
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else "(unknown)"
