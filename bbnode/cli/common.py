@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -19,6 +19,8 @@ from bbnode.cli import output
 if TYPE_CHECKING:
     from bbnode.daemon.config_sources import ResolvedConfig
     from bbnode.daemon.control.client import ControlClient
+
+Act = TypeVar("Act", bound=Callable[..., Any])
 
 DEFAULT_CONFIG = Path("node.toml")
 
@@ -127,21 +129,27 @@ def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _expanding(add: Callable[[Any], Any]) -> Callable[[Act], Act]:
+    def decorate(function: Act) -> Act:
+        add(expanded(function))
+        return function
+
+    return decorate
+
+
 class group(typer.Typer):  # noqa: N801 - called like the function that makes a command
     """A command that has commands of its own: `app = group("…")`, then `@app.command()`."""
 
     def __init__(self, help_text: str) -> None:
         super().__init__(help=help_text, add_completion=False, rich_markup_mode=None)
 
-    def command(self, name: str | None = None, **options: Any) -> Any:
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Act], Act]:
         """Add the decorated function as a command."""
-        add = super().command(name, **options)
-        return lambda function: add(expanded(function))
+        return _expanding(super().command(name, **options))
 
-    def callback(self, **options: Any) -> Any:
+    def callback(self, **options: Any) -> Callable[[Act], Act]:  # type: ignore[override]
         """Run the decorated function before any of the commands."""
-        add = super().callback(**options)
-        return lambda function: add(expanded(function))
+        return _expanding(super().callback(**options))
 
 
 def pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:

@@ -135,7 +135,7 @@ class HttpConnection(TCPServer):
         config.errorlog = logger
         config.include_date_header = config.include_server_header = False
         config.h11_max_incomplete_size = limits.head_bytes
-        config.keep_alive_timeout = limits.idle_s  # type: ignore[assignment]
+        config.keep_alive_timeout = limits.idle_s
         config.keep_alive_max_requests = 2**63
         context = WorkerContext(None)
         super().__init__(ASGIWrapper(self._answer), config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
