@@ -147,7 +147,7 @@ class group(typer.Typer):  # noqa: N801 - called like the function that makes a 
         """Add the decorated function as a command."""
         return _expanding(super().command(name, **options))
 
-    def callback(self, **options: Any) -> Callable[[Act], Act]:  # type: ignore[override]
+    def callback(self, **options: Any) -> Callable[[Act], Act]:
         """Run the decorated function before any of the commands."""
         return _expanding(super().callback(**options))
 

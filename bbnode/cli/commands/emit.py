@@ -28,7 +28,7 @@ def command(
         typer.Option("--timeout", help="Seconds to wait for its end; 0: none.", min=0, max=590),
     ] = 0.0,
 ) -> int:
-    """Give a target one input."""
+    """Send a target one input."""
     if (kind is None) == (target is None) or (target is None) != (value is None):
         raise typer.BadParameter(
             "give TARGET and NAME=VALUE, or --kind alone", param_hint="TARGET, --kind"

@@ -67,7 +67,7 @@ def disconnect(
     peer: PeerArgument,
     node: RunningNode = RunningNode(),
 ) -> None:
-    """Take leave of a peer, and dial it no more; it may still dial this node."""
+    """Disconnect from a peer, and dial it no more; it may still dial this node."""
     with node.ask() as client:
         told = client.post(f"/v1/peers/{peer}/disconnect")
     text = "disconnected" if told["was_connected"] else "was not connected"

@@ -64,7 +64,7 @@ def command(
 def _look(
     client: ControlClient, *, ready: bool, peers: int | None, peer_class: str | None
 ) -> tuple[dict[str, Any], str]:
-    """What there is now, and what is missing: empty when nothing is."""
+    """Return the state now, and what is missing: empty when nothing is."""
     found: dict[str, Any] = {}
     if ready:
         from bbnode.daemon.control.json_lines import parse_object

@@ -41,7 +41,7 @@ class WantedView(TypedDict):
     last_error: str
 
 
-class PeersView(TypedDict):
+class PeerList(TypedDict):
     """All connections, and those that are wanted."""
 
     peers: list[PeerView]
@@ -75,14 +75,14 @@ class PeerConnecting(TypedDict):
     connected: bool
 
 
-class PeerDisconnected(TypedDict):
+class PeerDropped(TypedDict):
     """A peer that is no longer dialled."""
 
     peer: str
     was_connected: bool
 
 
-class PeerBlocked(PeerDisconnected):
+class PeerBlocked(PeerDropped):
     """A peer that is denied."""
 
     blocked: bool
@@ -255,7 +255,7 @@ class Status(TypedDict):
     counters: dict[str, int]
 
 
-class Reason(TypedDict):
+class NotReadyReason(TypedDict):
     """A reason why the node is not ready, and for how long it has held."""
 
     what: str
@@ -268,7 +268,7 @@ class Readiness(TypedDict):
 
     ready: bool
     phase: str
-    reasons: list[Reason]
+    reasons: list[NotReadyReason]
     waiting: list[Json]
 
 

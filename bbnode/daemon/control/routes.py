@@ -151,7 +151,7 @@ async def stop(host: Host) -> answers.Stopping:
 
 
 @ENDPOINTS.add("GET", "/v1/peers", "peers")
-async def peers(host: Host) -> answers.PeersView:
+async def peers(host: Host) -> answers.PeerList:
     """List connected peers, and those that are dialled."""
     now_s = trio.current_time()
     return {
@@ -202,7 +202,7 @@ async def connect(host: Host, peer: PeerId, body: ConnectBody) -> answers.PeerCo
 
 
 @ENDPOINTS.add("POST", "/v1/peers/{peer}/disconnect", "peers-disconnect")
-async def disconnect(host: Host, peer: PeerId) -> answers.PeerDisconnected:
+async def disconnect(host: Host, peer: PeerId) -> answers.PeerDropped:
     """Close the connection with a peer and dial it no more; it may still dial us."""
     was_connected = _is_up(host, peer)
     host.backend.forget(peer)

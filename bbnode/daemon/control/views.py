@@ -143,7 +143,7 @@ def _listening(host: Host) -> tuple[bool, str]:
 
 def readiness(host: Host) -> answers.Readiness:
     """Return if the node does its work, why not, and for whom its rounds wait: that is no fault."""
-    reasons: list[answers.Reason] = []
+    reasons: list[answers.NotReadyReason] = []
     if host.phase != "ready":
         reasons.append({"what": "phase", "detail": f"the node is {host.phase}", "for_s": None})
     else:
