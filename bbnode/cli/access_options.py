@@ -1,4 +1,4 @@
-"""What `network` and `invite` share: durations, peers, classes, and signing for a network.
+"""Durations, peers and classes on the command line, for `network` and `invite`.
 
 Rule: a text from the command line becomes a value here, or a usage error.
 """
@@ -28,7 +28,7 @@ ClassesOption = Annotated[
 
 
 def duration_s(text: str, option: str) -> int:
-    """Seconds of a text like 90s, 30m, 24h or 7d; a usage error for any other."""
+    """Return the seconds of a text like 90s, 30m, 24h or 7d; a usage error for any other."""
     found = _DURATION.match(text.strip())
     seconds = int(found[1]) * _UNIT_S[found[2]] if found else 0
     if not seconds:
@@ -37,7 +37,7 @@ def duration_s(text: str, option: str) -> int:
 
 
 def peer_id(text: str, option: str) -> PeerId:
-    """The PeerId of a text; a usage error for any other."""
+    """Return the PeerId of a text; a usage error for any other."""
     from bbnode.ir.errors import DecodeError
     from bbnode.ir.peer import PeerId
 
@@ -48,7 +48,7 @@ def peer_id(text: str, option: str) -> PeerId:
 
 
 def multiaddr(text: str, option: str) -> Multiaddr:
-    """The address of a text; a usage error for any other."""
+    """Return the address of a text; a usage error for any other."""
     from bbnode.ir.address import parse_address
     from bbnode.ir.errors import DecodeError
 
@@ -59,19 +59,19 @@ def multiaddr(text: str, option: str) -> Multiaddr:
 
 
 def new_serial() -> int:
-    """A serial number for a statement: 64 random bits, so that granters need no counter."""
+    """Return a serial number for a statement: 64 random bits, so that granters need no counter."""
     return secrets.randbits(64)
 
 
 def date(unix_s: float) -> str:
-    """A time as people read it, in UTC."""
+    """Return a time as people read it, in UTC."""
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def shown_statement(own: Statement) -> dict[str, Any]:
-    """A statement as commands print it."""
+    """Return a statement as commands print it."""
     return {
         "serial": own.serial_text,
         "network": str(own.network),

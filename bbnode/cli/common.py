@@ -1,19 +1,26 @@
-"""Options that several commands share, and how they become a configuration.
+"""Options that several commands share, and the configuration or client that they name.
 
-Rule: an option means the same in every command that has it.
+Rule: an option means the same in every command that has it. A parameter of a command whose type
+is a `LocalNode` or `RunningNode` stands for all of its options; its default is theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
+
+from bbnode.cli import output
 
 if TYPE_CHECKING:
     from bbnode.daemon.config.sources import ResolvedConfig
     from bbnode.daemon.control.client import ControlClient
+
+Act = TypeVar("Act", bound=Callable[..., Any])
 
 DEFAULT_CONFIG = Path("node.toml")
 
@@ -48,17 +55,105 @@ PEER_COLUMNS = ("peer", "classes", "via", "direction", "rtt_ms", "bytes_in", "by
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", help="Seconds to wait for an answer.", min=0.01)
 ]
-DEFAULT_TIMEOUT_S = 5.0
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def group(help_text: str) -> typer.Typer:
-    """A command that has commands of its own: `app = group("…")`, then `@app.command("name")`."""
-    return typer.Typer(help=help_text, add_completion=False, rich_markup_mode=None)
+@dataclass(frozen=True, kw_only=True)
+class LocalNode:
+    """A node on this machine that a command is about, and how the command prints."""
+
+    config: ConfigOption = DEFAULT_CONFIG
+    state_dir: StateDirOption = None
+    as_json: JsonOption = False
+
+    @property
+    def directory(self) -> Path:
+        """The state directory that was named, else the one of the configuration."""
+        if self.state_dir is not None:
+            return self.state_dir.expanduser().absolute()
+        return load_config(self.config).state_dir
+
+    def client(self, timeout_s: float) -> ControlClient:
+        """Return a client for the node's daemon; use it in a `with`."""
+        from bbnode.daemon import paths
+        from bbnode.daemon.control.client import ControlClient
+
+        return ControlClient(paths.control_socket(self.directory), timeout_s=timeout_s)
+
+    def show(self, answer: Mapping[str, Any], text: str) -> None:
+        """Print an answer as JSON, or what it comes to as text."""
+        if self.as_json:
+            output.json_object(answer)
+        else:
+            output.data(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningNode(LocalNode):
+    """A node whose daemon a command asks."""
+
+    timeout_s: TimeoutOption = 5.0
+
+    def ask(self) -> ControlClient:
+        """Return a client that waits for an answer as long as the command may."""
+        return self.client(self.timeout_s)
+
+
+def expanded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as typer takes it: each `LocalNode` replaced by its options."""
+    hints = get_type_hints(function, include_extras=True)
+    made: dict[str, inspect.Parameter] = {}
+    nodes: dict[str, type[LocalNode]] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind = hints.get(name)
+        if isinstance(kind, type) and issubclass(kind, LocalNode):
+            nodes[name] = kind
+            default = kind() if parameter.default is parameter.empty else parameter.default
+            types = get_type_hints(kind, include_extras=True)
+            options = {f.name: (types[f.name], getattr(default, f.name)) for f in fields(kind)}
+        else:
+            options = {name: (kind, parameter.default)}
+        for option, (annotation, value) in options.items():
+            made[option] = inspect.Parameter(
+                option, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=annotation
+            )
+
+    def call(**given: Any) -> Any:
+        for name, kind in nodes.items():
+            given[name] = kind(**{f.name: given.pop(f.name) for f in fields(kind)})
+        return function(**given)
+
+    call.__name__, call.__doc__ = function.__name__, function.__doc__
+    call.__signature__ = inspect.Signature(list(made.values()))  # type: ignore[attr-defined]
+    call.__annotations__ = {name: p.annotation for name, p in made.items()}
+    return call
+
+
+def _expanding(add: Callable[[Any], Any]) -> Callable[[Act], Act]:
+    def decorate(function: Act) -> Act:
+        add(expanded(function))
+        return function
+
+    return decorate
+
+
+class group(typer.Typer):  # noqa: N801 - called like the function that makes a command
+    """A command that has commands of its own: `app = group("…")`, then `@app.command()`."""
+
+    def __init__(self, help_text: str) -> None:
+        super().__init__(help=help_text, add_completion=False, rich_markup_mode=None)
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Act], Act]:
+        """Add the decorated function as a command."""
+        return _expanding(super().command(name, **options))
+
+    def callback(self, **options: Any) -> Callable[[Act], Act]:
+        """Run the decorated function before any of the commands."""
+        return _expanding(super().callback(**options))
 
 
 def pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:
-    """KEY=VALUE texts as a dictionary; a usage error for any other text."""
+    """Return KEY=VALUE texts as a dictionary; a usage error for any other text."""
     found = {}
     for text in texts or ():
         key, separator, value = text.partition("=")
@@ -71,28 +166,9 @@ def pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:
 def load_config(
     config: Path, settings: Sequence[str] | None = None, flags: dict[str, Any] | None = None
 ) -> ResolvedConfig:
-    """The configuration with `--set` and the command's own flags on top."""
+    """Return the configuration with `--set` and the command's own flags on top."""
     from bbnode.daemon import paths
     from bbnode.daemon.config import sources
 
     own = {key: value for key, value in (flags or {}).items() if value is not None}
     return sources.resolve(paths.find_config(config), flags={**pairs(settings, "--set"), **own})
-
-
-def daemon(
-    config: Path, state_dir: Path | None, timeout_s: float = DEFAULT_TIMEOUT_S
-) -> ControlClient:
-    """A client for the running daemon of a node; use it in a `with`."""
-    from bbnode.daemon import paths
-    from bbnode.daemon.control.client import ControlClient
-
-    return ControlClient(
-        paths.control_socket(find_state_dir(config, state_dir)), timeout_s=timeout_s
-    )
-
-
-def find_state_dir(config: Path, state_dir: Path | None) -> Path:
-    """The state directory that was named, else the one of the configuration."""
-    if state_dir is not None:
-        return state_dir.expanduser().absolute()
-    return load_config(config).state_dir

@@ -46,12 +46,12 @@ _STATUSES: dict[int, int] = {400: USAGE, 404: USAGE, 422: REFUSED, 504: TIMEOUT}
 
 
 def table() -> dict[str, int]:
-    """The table by qualified class name, for the test that every name exists."""
+    """Return the table by qualified class name, for the test that every name exists."""
     return dict(_CODES)
 
 
 def code_for(error: BaseException) -> int:
-    """The exit code of an error."""
+    """Return the exit code of an error."""
     # What a daemon refuses has no class here, only HTTP's status.
     status = getattr(error, "status", None)
     if isinstance(status, int):
@@ -64,7 +64,7 @@ def code_for(error: BaseException) -> int:
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors inside a group, depth first; the error itself when it is none."""
+    """Yield the errors inside a group, depth first; the error itself when it is none."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)
@@ -73,5 +73,5 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def help_text() -> str:
-    """The table as `bbnode --help` shows it."""
+    """Return the table as `bbnode --help` shows it."""
     return "Exit codes:\n" + "\n".join(f"  {code}  {text}" for code, text in MEANINGS.items())

@@ -11,6 +11,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Sequence
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -19,44 +20,96 @@ from typer.core import TyperGroup
 from typer.exceptions import Abort, TyperException
 
 from bbnode.cli import commands, exits, output
+from bbnode.cli.common import expanded
+from bbnode.ir import plugins
 from bbnode.ir.errors import BbnodeError
+
+# Entry points of this group are commands: a function, a `typer.Typer`, or a module that has a
+# `command` or an `app`, as those of `bbnode.cli.commands`.
+GROUP = "bbnode.commands"
+
+
+@cache
+def shipped() -> list[str]:
+    """Return the names of our commands: one for each module of `bbnode.cli.commands`."""
+    return sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
+
+
+@cache
+def added() -> dict[str, str]:
+    """Return the commands that installed packages add, each with its package's name.
+
+    A shipped name stays ours, whatever a package brings under it.
+    """
+    return {name: pkg for name, pkg in plugins.names(GROUP).items() if name not in shipped()}
 
 
 def command_names() -> list[str]:
-    """The commands there are: one for each module of `bbnode.cli.commands`."""
-    return sorted(module.name for module in pkgutil.iter_modules(commands.__path__))
+    """Return the names of all commands, without importing any."""
+    return sorted([*shipped(), *added()])
 
 
 class CommandGroup(TyperGroup):
     """A group whose commands are imported when they are asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - typer's signature
-        """All names, without importing anything."""
+        """Return all names, without importing anything."""
         return command_names()
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import one command; None when there is none of that name."""
-        if cmd_name not in self.commands and cmd_name in command_names():
-            module = importlib.import_module(f"{commands.__name__}.{cmd_name}")
-            self.commands[cmd_name] = _made(cmd_name, module)
+        if cmd_name not in self.commands:
+            if cmd_name in shipped():
+                module = importlib.import_module(f"{commands.__name__}.{cmd_name}")
+                self.commands[cmd_name] = _made(cmd_name, module)
+            elif cmd_name in added():
+                try:
+                    self.commands[cmd_name] = _loaded(cmd_name)
+                except BbnodeError:
+                    # Completion asks for every command, and has nobody to tell.
+                    if not ctx.resilient_parsing:
+                        raise
         return super().get_command(ctx, cmd_name)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write our commands with their help, and those of packages with the package's name."""
+        width = formatter.width - 6 - max(map(len, command_names()))
+        ours = [(name, self.get_command(ctx, name).get_short_help_str(width)) for name in shipped()]
+        with formatter.section("Commands"):
+            formatter.write_dl(ours)
+        if added():
+            with formatter.section("Commands of installed packages"):
+                formatter.write_dl([(name, f"from {package}") for name, package in added().items()])
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """As typer's; its suggestions for a misspelt command need the names there are."""
-        if args and args[0] not in command_names():
-            for name in command_names():
+        """Find a command as typer does; its suggestions need the names there are."""
+        if args and args[0] not in shipped() and args[0] not in added():
+            for name in shipped():
                 self.get_command(ctx, name)
         return super().resolve_command(ctx, args)
 
 
-def _made(name: str, module: ModuleType) -> Any:
-    """The command of a module: its `app`, a group with commands of its own, or its `command`."""
-    group = getattr(module, "app", None)
-    if group is not None:
-        return typer.main.get_command(group)
+def _made(name: str, found: Any) -> Any:
+    """Return the command of a module, of a group with commands of its own, or of a function."""
+    if isinstance(found, ModuleType):
+        found = getattr(found, "app", None) or found.command
+    if isinstance(found, typer.Typer):
+        return typer.main.get_group(found)
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name=name)(module.command)
+    single.command(name=name)(expanded(found))
     return typer.main.get_command(single)
+
+
+def _loaded(name: str) -> Any:
+    """Return the command that a package adds."""
+    found = plugins.load(GROUP, name)
+    try:
+        return _made(name, found)
+    except Exception as error:
+        # Another's code: whatever is wrong with it, the command line goes on.
+        raise plugins.BrokenPlugin(
+            GROUP, name, added()[name], f"it is no command: {type(error).__name__}: {error}"
+        ) from error
 
 
 app = typer.Typer(

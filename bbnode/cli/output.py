@@ -1,4 +1,4 @@
-"""What commands print: data on stdout, talk and errors on stderr.
+"""The output of commands: data on stdout, notes and errors on stderr.
 
 Rule: nothing else in the package prints. A JSON object says what it is in its first key, as in
 "schema": "bbnode/status/1"; the number grows when a key changes its meaning, not when one is
@@ -31,22 +31,22 @@ def begin(command: str) -> None:
 
 
 def schema(name: str) -> str:
-    """What the `schema` key of an object says."""
+    """Return the value of an object's `schema` key."""
     return f"bbnode/{name}/{SCHEMA_VERSION}"
 
 
 def data(text: str) -> None:
-    """Data: one line, or several of ours."""
+    """Print data: one line, or several of ours."""
     sys.stdout.write(printable(text, keep=_LAYOUT) + "\n")
 
 
 def note(text: str) -> None:
-    """One line for the reader, kept out of the data."""
+    """Print one line for the reader, kept out of the data."""
     sys.stderr.write(printable(text, keep=_LAYOUT) + "\n")
 
 
 def error(message: str) -> None:
-    """One line that says what is wrong and what to do."""
+    """Print one line that says what is wrong and what to do."""
     line = " ".join(message.split())
     sys.stderr.write(f"error: {printable(line)}\n")
 
@@ -54,7 +54,7 @@ def error(message: str) -> None:
 def json_object(
     value: Mapping[str, Any], *, indent: int | None = 2, name: str | None = None
 ) -> None:
-    """One JSON object on stdout, with its schema; `indent` None is one line.
+    """Print one JSON object with its schema; `indent` None is one line.
 
     The schema is that of `name`, default the command's; one that is in `value` already stays.
     """
@@ -63,12 +63,12 @@ def json_object(
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """A value as JSON that is fit for a terminal and still says the same."""
+    """Return a value as JSON that is fit for a terminal and still says the same."""
     return escaped_json(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
 def console() -> Console:
-    """Rich on stdout; without a terminal it is as wide as its text needs and has no colour."""
+    """Return Rich on stdout; without a terminal it is as wide as its text and has no colour."""
     from rich.console import Console
 
     return Console(
@@ -79,7 +79,7 @@ def console() -> Console:
 def table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, out: Console
 ) -> None:
-    """A titled table; nothing at all when there are no rows."""
+    """Print a titled table; nothing at all when there are no rows."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -95,7 +95,7 @@ def table(
 
 
 def cell(value: object) -> str:
-    """A value as a table shows it."""
+    """Return a value as a table shows it."""
     match value:
         case None:
             return "-"
@@ -112,7 +112,7 @@ def cell(value: object) -> str:
 
 
 def describe(value: Mapping[str, Any], *, out: Console) -> None:
-    """Any JSON object: plain values as lines, lists of objects and objects as tables."""
+    """Print any JSON object: plain values as lines, lists of objects and objects as tables."""
     plain = {k: v for k, v in value.items() if not _is_table(v) and not isinstance(v, Mapping)}
     table("", ("", ""), [(_words(name), item) for name, item in plain.items()], out=out)
     for name, item in value.items():

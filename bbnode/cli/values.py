@@ -29,12 +29,12 @@ MAX_FILE_BYTES = 11 * 1024 * 1024
 
 
 def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE texts as the control plane takes inputs. A usage error for any other text."""
+    """Return NAME=VALUE texts as the control plane takes inputs; a usage error for any other."""
     return {name: parse_value(text) for name, text in pairs(texts, "--input").items()}
 
 
 def parse_value(text: str) -> Any:
-    """One value as JSON."""
+    """Return one value as JSON."""
     if text.startswith("@"):
         return _file(Path(text[1:]).expanduser())
     if text == "trigger":

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import logging
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import trio
@@ -15,10 +19,10 @@ import trio
 from bbnode.components.contracts import ComponentError
 from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.config import AccessSection
-from bbnode.daemon.control.api import Api, match, problem_of
 from bbnode.daemon.control.async_client import AsyncControlClient
 from bbnode.daemon.control.errors import ControlError
-from bbnode.daemon.control.invocations import Invocations
+from bbnode.daemon.control.http import openapi, problem_of
+from bbnode.daemon.control.routes import ENDPOINTS
 from bbnode.daemon.paths import StorageError
 from bbnode.engine import steps
 from bbnode.engine.errors import IngressClosed, IngressFull, UnknownInput, UnknownTarget
@@ -35,7 +39,27 @@ def npy(array: np.ndarray) -> dict[str, str]:
 
 async def ask(live: Live, method: str, path: str, body: Any = None) -> dict[str, Any]:
     async with AsyncControlClient(live.socket, timeout_s=PATIENCE_S) as client:
-        return await client.request(method, path, body)
+        told = await client.request(method, path, body)
+    as_described(method, path, told)
+    return told
+
+
+def as_described(method: str, path: str, told: dict[str, Any]) -> None:
+    """An answer has the form that the OpenAPI document gives it."""
+    given = path.partition("?")[0].split("/")
+    (endpoint,) = (
+        e
+        for e in ENDPOINTS
+        if e.method == method
+        and len(e.path.split("/")) == len(given)
+        and all(a == b or a.startswith("{") for a, b in zip(e.path.split("/"), given, strict=True))
+    )
+    document = openapi(ENDPOINTS)
+    (content,) = document["paths"][endpoint.path][method.lower()]["responses"]["200"][
+        "content"
+    ].values()
+    root = {**content["schema"], "components": document["components"]}
+    jsonschema.Draft202012Validator(root).validate(told)
 
 
 async def refused(live: Live, method: str, path: str, body: Any = None) -> ControlError:
@@ -258,9 +282,9 @@ async def test_rounds_are_those_of_the_daemon(tmp_path: Path) -> None:
 async def test_health_and_readiness_are_http_statuses(tmp_path: Path) -> None:
     async with running(tmp_path, client=False) as live:
         for path, phase, status in (
-            ("/healthz", "starting", b"200 OK"),
+            ("/healthz", "starting", b" 200 "),
             ("/readyz", "starting", b"503 "),
-            ("/readyz", "ready", b"200 OK"),
+            ("/readyz", "ready", b" 200 "),
             ("/readyz", "stopping", b"503 "),
         ):
             live.plane.host.phase = phase
@@ -292,6 +316,8 @@ NOTHING = "x" * 52
     [
         ("GET", "/v1/nothing", None, 404, "UnknownPath"),
         ("GET", "/", None, 404, "UnknownPath"),
+        ("GET", "/v1/peers/%ff", None, 400, "BadRequest"),
+        ("GET", "/v1/status?" + "&".join(["a=1"] * 40), None, 400, "BadRequest"),
         ("POST", "/v1/status", {}, 405, "MethodNotAllowed"),
         ("DELETE", "/v1/log-level", None, 405, "MethodNotAllowed"),
         ("GET", f"/v1/peers/{NOTHING}", None, 400, "InvalidPeerId"),
@@ -299,7 +325,7 @@ NOTHING = "x" * 52
         ("POST", f"/v1/peers/{SERVER}/block", {}, 409, "OwnPeer"),
         ("POST", f"/v1/peers/{STRANGER}/connect", {}, 409, "NoAddress"),
         ("POST", f"/v1/peers/{STRANGER}/connect", {"addresses": ["x"]}, 400, "InvalidAddress"),
-        ("POST", f"/v1/peers/{STRANGER}/connect", {"addresses": [1]}, 400, "InvalidAddress"),
+        ("POST", f"/v1/peers/{STRANGER}/connect", {"addresses": [1]}, 400, "InvalidField"),
         ("POST", "/v1/ping", {}, 400, "MissingField"),
         ("POST", "/v1/ping", {"peer": 1}, 400, "InvalidField"),
         ("POST", "/v1/ping", {"peer": str(CLIENT), "timeout_s": -1}, 400, "InvalidField"),
@@ -378,23 +404,54 @@ def test_an_error_of_the_layers_has_its_status(error: BbnodeError, status: int) 
     assert (problem.status, problem.code) == (status, type(error).__name__)
 
 
-@pytest.mark.parametrize(
-    ("path", "params"),
-    [
-        ("/v1/peers/a", {"peer": "a"}),
-        ("/v1/peers", None),
-        ("/v1/peers/", None),
-        ("/v1/peers/a/b", None),
-        ("/v2/peers/a", None),
-    ],
-)
-def test_a_path_fits_its_pattern_or_not(path: str, params: dict[str, str] | None) -> None:
-    assert match("/v1/peers/{peer}", path) == params
-
-
-async def test_every_request_is_documented(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "control.md").read_text("utf-8")
+@pytest.mark.parametrize("path", ["/v1/peers/", "/v1/peers/a/b", "/v2/peers/a", "/v1/PEERS"])
+async def test_a_path_fits_whole_or_not_at_all(tmp_path: Path, path: str) -> None:
     async with running(tmp_path, client=False) as live:
-        for route in Api(live.plane.host, Invocations()).routes:
-            assert f"`{route.method} {route.path}`" in text
-            assert route.act.__doc__
+        assert (await refused(live, "GET", path)).kind == "UnknownPath"
+
+
+async def test_a_refused_method_names_those_that_are_taken(tmp_path: Path) -> None:
+    async with running(tmp_path, client=False) as live:
+        head = (await raw(live, "/v1/trace", "DELETE")).lower()
+        assert b"\r\nallow: get, put\r\n" in head
+
+
+def test_every_request_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "control.md").read_text("utf-8")
+    for endpoint in ENDPOINTS:
+        assert f"`{endpoint.method} {endpoint.path}`" in text
+        assert endpoint.act.__doc__
+
+
+async def test_the_openapi_document_has_every_request_and_valid_schemas(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path, client=False) as live,
+        AsyncControlClient(live.socket, timeout_s=PATIENCE_S) as client,
+    ):
+        told = await client.get("/openapi.json")
+    assert told == openapi(ENDPOINTS)
+    assert told["openapi"] == "3.1.0"
+    shown = {(m.upper(), path) for path, item in told["paths"].items() for m in item}
+    assert shown == {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS}
+    for schema in schemas(told):
+        jsonschema.Draft202012Validator.check_schema(schema)
+    for path, item in told["paths"].items():
+        for operation in item.values():
+            named = {p["name"] for p in operation["parameters"] if p["in"] == "path"}
+            assert named == set(re.findall(r"{(\w+)}", path))
+            assert operation["summary"]
+    for ref in re.findall(r'"#/components/schemas/(\w+)"', json.dumps(told)):
+        assert ref in told["components"]["schemas"]
+
+
+def schemas(node: Any) -> Iterator[Any]:
+    """Every schema in an OpenAPI document."""
+    if isinstance(node, dict):
+        if isinstance(node.get("schemas"), dict):
+            yield from node["schemas"].values()
+        if isinstance(node.get("schema"), dict):
+            yield node["schema"]
+        node = [value for name, value in node.items() if name not in ("schema", "schemas")]
+    if isinstance(node, list):
+        for each in node:
+            yield from schemas(each)

@@ -55,7 +55,7 @@ async def test_metrics_listen_elsewhere_with_the_token_and_answer_nothing_else(
             status, body = await scraped(port, request, bearer)
             assert (status, b"UnknownPath" in body) == (b"404", True)
         assert (
-            await scraped(port, "POST /v1/stop", f"{bearer}Content-Length: 9\r\n\r\n123456789")
+            await scraped(port, "POST /v1/stop", f"{bearer}Content-Length: 11\r\n\r\n123456789")
         )[0] == b"413"
         assert not live.stopped
 

@@ -25,9 +25,8 @@ from bbnode.daemon.control.errors import (
     TcpRefused,
 )
 from bbnode.daemon.control.feed import Feed, followed
-from bbnode.daemon.control.http import HttpLimits
 from bbnode.daemon.control.listen import UnknownGroup, parse_tcp, unix_listener
-from bbnode.daemon.control.server import ControlLimits
+from bbnode.daemon.control.server import ControlLimits, HttpLimits
 from bbnode.ir.errors import EnvironmentFault
 from tests.daemon.live import Live, in_thread, running
 from tests.daemon.test_control_api import raw
@@ -359,7 +358,7 @@ async def test_tcp_takes_nobody_without_the_token(tmp_path: Path) -> None:
                 await stream.send_all(request.encode())
                 assert (await stream.receive_some(4096)).split()[1] == status
         # The unix socket's own mode is what guards it.
-        assert b" 200 OK" in await raw(live, "/healthz")
+        assert b" 200 " in await raw(live, "/healthz")
         assert live.plane.server.counters()["control.unauthorized"] == 4
 
 

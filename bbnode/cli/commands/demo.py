@@ -5,28 +5,21 @@ Rule: the options are checked here; what the demo does is `bbnode.daemon.demo.ru
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from bbnode.cli.common import JsonOption
 
 
-class Split(StrEnum):
-    """How the training data is dealt to the clients."""
-
-    iid = "iid"
-    shards = "shards"
-
-
 def command(
     clients: Annotated[int, typer.Option(help="Client daemons.", min=1, max=64)] = 4,
     rounds: Annotated[int, typer.Option(help="Rounds of training.", min=1)] = 20,
     split: Annotated[
-        Split, typer.Option(help="Data: evenly mixed, or label-sorted shards.")
-    ] = Split.iid,
+        Literal["iid", "shards"],
+        typer.Option(help="Data: evenly mixed, or label-sorted shards."),
+    ] = "iid",
     seed: Annotated[int, typer.Option(help="Seed of data, weights and draws.", min=0)] = 0,
     out: Annotated[
         Path, typer.Option(help="Folder of report.json and accuracy.png.", metavar="DIR")
@@ -43,7 +36,7 @@ def command(
         DemoOptions(
             clients=clients,
             rounds=rounds,
-            split=split.value,
+            split=split,
             seed=seed,
             out=out,
             port=port,

@@ -10,13 +10,7 @@ from typing import Annotated
 import typer
 
 from bbnode.cli import output, values
-from bbnode.cli.common import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    JsonOption,
-    StateDirOption,
-    daemon,
-)
+from bbnode.cli.common import LocalNode
 
 
 def command(
@@ -28,30 +22,28 @@ def command(
         int | None,
         typer.Option(help="Instead: an event of the program's own on the bus.", min=0),
     ] = None,
-    config: ConfigOption = DEFAULT_CONFIG,
-    state_dir: StateDirOption = None,
+    node: LocalNode = LocalNode(),
     timeout_s: Annotated[
         float,
         typer.Option("--timeout", help="Seconds to wait for its end; 0: none.", min=0, max=590),
     ] = 0.0,
-    as_json: JsonOption = False,
 ) -> int:
-    """Give a target one input."""
+    """Send a target one input."""
     if (kind is None) == (target is None) or (target is None) != (value is None):
         raise typer.BadParameter(
             "give TARGET and NAME=VALUE, or --kind alone", param_hint="TARGET, --kind"
         )
-    with daemon(config, state_dir, timeout_s + values.ANSWER_SLACK_S) as client:
+    with node.client(timeout_s + values.ANSWER_SLACK_S) as client:
         if kind is not None:
             told = client.post("/v1/emit", {"kind": kind})
         else:
             ((name, item),) = values.parse_inputs([value or ""]).items()
             body = {"target": target, "input": name, "value": item, "wait_s": timeout_s}
             told = client.post("/v1/emit", body)
-    if as_json:
+    if node.as_json:
         output.json_object(told)
     if kind is not None:
-        if not as_json:
+        if not node.as_json:
             output.data(f"event {kind} is on the bus")
         return 0
-    return values.report(told, waited_s=timeout_s, as_json=as_json)
+    return values.report(told, waited_s=timeout_s, as_json=node.as_json)

@@ -6,34 +6,22 @@ identity.
 
 from __future__ import annotations
 
-from bbnode.cli import output
-from bbnode.cli.common import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    JsonOption,
-    StateDirOption,
-    find_state_dir,
-)
+from bbnode.cli.common import LocalNode
 
 
 def command(
-    config: ConfigOption = DEFAULT_CONFIG,
-    state_dir: StateDirOption = None,
-    as_json: JsonOption = False,
+    node: LocalNode = LocalNode(),
 ) -> None:
     """Print the PeerId of this node."""
     from bbnode.daemon import paths
     from bbnode.ir.errors import DeploymentError
     from bbnode.transport.identity import load_identity
 
-    key = paths.identity_file(find_state_dir(config, state_dir))
+    key = paths.identity_file(node.directory)
     if not key.exists():
         raise DeploymentError(
             f"{key}: this node has no identity yet; `bbnode init` or its first `bbnode run` makes "
             "one"
         )
     peer_id = str(load_identity(key).peer_id)
-    if as_json:
-        output.json_object({"peer_id": peer_id, "identity_file": str(key)})
-    else:
-        output.data(peer_id)
+    node.show({"peer_id": peer_id, "identity_file": str(key)}, peer_id)

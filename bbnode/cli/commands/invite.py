@@ -18,16 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from bbnode.cli import access_options, output
-from bbnode.cli.common import (
-    DEFAULT_CONFIG,
-    DEFAULT_TIMEOUT_S,
-    ConfigOption,
-    JsonOption,
-    StateDirOption,
-    TimeoutOption,
-    daemon,
-    find_state_dir,
-)
+from bbnode.cli.common import RunningNode
 
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}\Z")
 DEFAULT_DAYS = 30
@@ -88,10 +79,7 @@ def command(
         str | None,
         typer.Option(help="Digest of the artifact; default: the daemon's.", metavar="HEX"),
     ] = None,
-    config: ConfigOption = DEFAULT_CONFIG,
-    state_dir: StateDirOption = None,
-    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
-    as_json: JsonOption = False,
+    node: RunningNode = RunningNode(),
 ) -> None:
     """Print a ticket for `bbnode join`."""
     from bbnode.access.statement import grant
@@ -105,14 +93,14 @@ def command(
     guest = None if peer is None else access_options.peer_id(peer, "--peer")
     if sha256 is not None and not _SHA256.match(sha256):
         raise typer.BadParameter(f"{sha256!r} is not 64 hex digits", param_hint="--sha256")
-    directory = find_state_dir(config, state_dir)
+    directory = node.directory
     key = load_identity(paths.identity_file(directory))
     access = access_files.load_node(directory, key.peer_id)
     now_s = int(time.time())
     if access.membership is not None:
         access.membership.check(now_s, access.revocations)
     if not address or sha256 is None:
-        with daemon(config, state_dir, timeout_s) as client:
+        with node.ask() as client:
             status = client.get("/v1/status")
         address = address or status["listen"]
         if sha256 is None:
@@ -161,7 +149,7 @@ def command(
         "uses": uses if open_to_all else None,
         "peer": None if guest is None else str(guest),
     }
-    if as_json:
+    if node.as_json:
         output.json_object(told)
         return
     output.data(ticket.text)

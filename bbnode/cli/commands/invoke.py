@@ -10,13 +10,7 @@ from typing import Annotated
 import typer
 
 from bbnode.cli import output, values
-from bbnode.cli.common import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    JsonOption,
-    StateDirOption,
-    daemon,
-)
+from bbnode.cli.common import LocalNode
 
 
 def command(
@@ -25,21 +19,19 @@ def command(
         list[str] | None,
         typer.Option("--input", "-i", help=values.HELP, metavar="NAME=VALUE"),
     ] = None,
-    config: ConfigOption = DEFAULT_CONFIG,
-    state_dir: StateDirOption = None,
+    node: LocalNode = LocalNode(),
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait for its end and show its outputs.")
     ] = True,
     timeout_s: Annotated[
         float, typer.Option("--timeout", help="Seconds to wait for its end.", min=0.01, max=590)
     ] = 60.0,
-    as_json: JsonOption = False,
 ) -> int:
     """Start one execution of a target."""
     given = values.parse_inputs(inputs or [])
     wait_s = timeout_s if wait else 0.0
-    with daemon(config, state_dir, wait_s + values.ANSWER_SLACK_S) as client:
+    with node.client(wait_s + values.ANSWER_SLACK_S) as client:
         told = client.post("/v1/invoke", {"target": target, "inputs": given, "wait_s": wait_s})
-    if as_json:
+    if node.as_json:
         output.json_object(told)
-    return values.report(told, waited_s=wait_s, as_json=as_json)
+    return values.report(told, waited_s=wait_s, as_json=node.as_json)

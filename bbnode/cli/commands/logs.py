@@ -12,20 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from bbnode.cli import output
-from bbnode.cli.common import (
-    DEFAULT_CONFIG,
-    DEFAULT_TIMEOUT_S,
-    ConfigOption,
-    JsonOption,
-    StateDirOption,
-    TimeoutOption,
-    daemon,
-)
+from bbnode.cli.common import RunningNode
 
 
 def command(
-    config: ConfigOption = DEFAULT_CONFIG,
-    state_dir: StateDirOption = None,
+    node: RunningNode = RunningNode(),
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Then print what comes until it stops.")
     ] = False,
@@ -41,17 +32,12 @@ def command(
             "--set-level", help="Change what the daemon logs from now on.", metavar="LEVEL"
         ),
     ] = None,
-    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Print the last lines of a running node's log, and follow it."""
-    with daemon(config, state_dir, timeout_s) as client:
+    with node.ask() as client:
         if set_level is not None:
             told = client.put("/v1/log-level", {"level": set_level})
-            if as_json:
-                output.json_object(told)
-            else:
-                output.data(f"the level is {told['level']}; it was {told['before']}")
+            node.show(told, f"the level is {told['level']}; it was {told['before']}")
             return
         query: dict[str, str | int | list[str]] = {
             "last": lines,
@@ -59,7 +45,7 @@ def command(
             "follow": int(follow),
         }
         for line in client.stream("/v1/logs", query):
-            if as_json:
+            if node.as_json:
                 output.json_object(line, indent=None)
                 continue
             if line["dropped"]:

@@ -15,17 +15,7 @@ import typer
 
 from bbnode.cli import access_options, output
 from bbnode.cli.access_options import ClassesOption
-from bbnode.cli.common import (
-    DEFAULT_CONFIG,
-    DEFAULT_TIMEOUT_S,
-    ConfigOption,
-    JsonOption,
-    StateDirOption,
-    TimeoutOption,
-    daemon,
-    find_state_dir,
-    group,
-)
+from bbnode.cli.common import JsonOption, LocalNode, RunningNode, group
 
 if TYPE_CHECKING:
     from bbnode.access.revocation import RevocationList
@@ -174,9 +164,7 @@ def show(
     ] = None,
     directory: DirectoryOption = None,
     system: SystemOption = False,
-    config: ConfigOption = DEFAULT_CONFIG,
-    state_dir: StateDirOption = None,
-    as_json: JsonOption = False,
+    node: LocalNode = LocalNode(),
 ) -> None:
     """Show the networks that are owned here with their members, and this node's membership."""
     from bbnode.daemon.access import files as access_files
@@ -186,9 +174,9 @@ def show(
     if name is not None:
         owned = [_network(name, directory, system=system)]
     told: dict[str, Any] = {"networks": [_shown_network(network) for network in owned]}
-    if state_dir is not None or config.exists():
-        told["node"] = _shown_node(find_state_dir(config, state_dir))
-    if as_json:
+    if node.state_dir is not None or node.config.exists():
+        told["node"] = _shown_node(node.directory)
+    if node.as_json:
         output.json_object(told)
         return
     out = output.console()
@@ -208,10 +196,7 @@ def import_(
     what: Annotated[
         str, typer.Argument(help="A statement, a revocation list, or a file with one of them.")
     ],
-    config: ConfigOption = DEFAULT_CONFIG,
-    state_dir: StateDirOption = None,
-    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
-    as_json: JsonOption = False,
+    node: RunningNode = RunningNode(),
 ) -> None:
     """Keep a statement or a revocation list for this node."""
     from bbnode.access import revocation, statement
@@ -220,7 +205,7 @@ def import_(
     from bbnode.daemon.access import files as access_files
     from bbnode.transport.identity import load_identity
 
-    directory = find_state_dir(config, state_dir)
+    directory = node.directory
     peer = load_identity(paths.identity_file(directory)).peer_id
     line = what if ":" in what else access_files.read_line(Path(what))
     told: dict[str, Any]
@@ -246,26 +231,26 @@ def import_(
             **access_options.shown_statement(membership.own),
         }
         text = f"member of {told['network']} until {told['expires']}"
-    told["running"] = _tell_daemon(config, state_dir, timeout_s)
-    if as_json:
+    told["running"] = _reload_running(node)
+    if node.as_json:
         output.json_object(told)
         return
     output.data(text)
     match told["running"]:
         case None:
-            output.note("no node runs there; it takes it up when it starts")
+            output.note("no node runs there; it is used from the next start on")
         case True:
-            output.note("the running node has taken it up")
+            output.note("the running node uses it from now on")
         case False:
             output.note("the running node shows its old membership: restart it")
 
 
-def _tell_daemon(config: Path, state_dir: Path | None, timeout_s: float) -> bool | None:
-    """Whether the running node has taken up the file; None when none runs."""
+def _reload_running(node: RunningNode) -> bool | None:
+    """Return True if the running node uses the file from now on; None when none runs."""
     from bbnode.daemon.control.errors import NotRunning
 
     try:
-        with daemon(config, state_dir, timeout_s) as client:
+        with node.ask() as client:
             return bool(client.post("/v1/access/reload")["taken"])
     except NotRunning:
         return None

@@ -11,17 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from bbnode.cli import output
-from bbnode.cli.common import (
-    DEFAULT_CONFIG,
-    DEFAULT_TIMEOUT_S,
-    PEER_COLUMNS,
-    ConfigOption,
-    JsonOption,
-    StateDirOption,
-    TimeoutOption,
-    daemon,
-    group,
-)
+from bbnode.cli.common import PEER_COLUMNS, RunningNode, group
 
 PeerArgument = Annotated[
     str, typer.Argument(help="PeerId, or the end of one of a known peer.", metavar="PEER")
@@ -33,8 +23,7 @@ app = group("Show the peers of a running node, or connect, disconnect, block and
 @app.callback(invoke_without_command=True)
 def peers(
     ctx: typer.Context,
-    config: ConfigOption = DEFAULT_CONFIG,
-    state_dir: StateDirOption = None,
+    node: RunningNode = RunningNode(),
     watch: Annotated[bool, typer.Option("--watch", help="Show them again and again.")] = False,
     every_s: Annotated[
         float, typer.Option("--every", help="Seconds between two looks of --watch.", min=0.01)
@@ -43,20 +32,18 @@ def peers(
         str | None,
         typer.Option(help="Show each rule that decides about this peer.", metavar="PEER"),
     ] = None,
-    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """List peers; see also the commands below."""
     if ctx.invoked_subcommand is not None:
         return
-    with daemon(config, state_dir, timeout_s) as client:
+    with node.ask() as client:
         if why is not None:
-            _show_why(client.get(f"/v1/peers/{why}"), as_json=as_json)
+            _show_why(client.get(f"/v1/peers/{why}"), as_json=node.as_json)
             return
-        _show(client.get("/v1/peers"), as_json=as_json, indent=None if watch else 2)
+        _show(client.get("/v1/peers"), as_json=node.as_json, indent=None if watch else 2)
         while watch:
             time.sleep(every_s)
-            _show(client.get("/v1/peers"), as_json=as_json, indent=None)
+            _show(client.get("/v1/peers"), as_json=node.as_json, indent=None)
 
 
 @app.command()
@@ -66,66 +53,47 @@ def connect(
         list[str] | None,
         typer.Argument(help="Where it is; default: what the node knows.", metavar="MULTIADDR"),
     ] = None,
-    config: ConfigOption = DEFAULT_CONFIG,
-    state_dir: StateDirOption = None,
-    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
-    as_json: JsonOption = False,
+    node: RunningNode = RunningNode(),
 ) -> None:
     """Dial a peer, and again whenever it is gone."""
-    with daemon(config, state_dir, timeout_s) as client:
+    with node.ask() as client:
         told = client.post(f"/v1/peers/{peer}/connect", {"addresses": address or []})
     state = "is connected" if told["connected"] else "is being dialled"
-    _done(told, f"{told['peer']} {state}; `bbnode peers` shows how it goes", as_json=as_json)
+    node.show(told, f"{told['peer']} {state}; `bbnode peers` shows how it goes")
 
 
 @app.command()
 def disconnect(
     peer: PeerArgument,
-    config: ConfigOption = DEFAULT_CONFIG,
-    state_dir: StateDirOption = None,
-    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
-    as_json: JsonOption = False,
+    node: RunningNode = RunningNode(),
 ) -> None:
-    """Take leave of a peer, and dial it no more; it may still dial this node."""
-    with daemon(config, state_dir, timeout_s) as client:
+    """Disconnect from a peer, and dial it no more; it may still dial this node."""
+    with node.ask() as client:
         told = client.post(f"/v1/peers/{peer}/disconnect")
     text = "disconnected" if told["was_connected"] else "was not connected"
-    _done(told, f"{told['peer']} {text}", as_json=as_json)
+    node.show(told, f"{told['peer']} {text}")
 
 
 @app.command()
 def block(
     peer: PeerArgument,
-    config: ConfigOption = DEFAULT_CONFIG,
-    state_dir: StateDirOption = None,
-    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
-    as_json: JsonOption = False,
+    node: RunningNode = RunningNode(),
 ) -> None:
     """Deny a peer in both directions."""
-    with daemon(config, state_dir, timeout_s) as client:
+    with node.ask() as client:
         told = client.post(f"/v1/peers/{peer}/block")
-    _done(told, f"{told['peer']} is blocked", as_json=as_json)
+    node.show(told, f"{told['peer']} is blocked")
 
 
 @app.command()
 def allow(
     peer: PeerArgument,
-    config: ConfigOption = DEFAULT_CONFIG,
-    state_dir: StateDirOption = None,
-    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
-    as_json: JsonOption = False,
+    node: RunningNode = RunningNode(),
 ) -> None:
     """Deny a blocked peer no more."""
-    with daemon(config, state_dir, timeout_s) as client:
+    with node.ask() as client:
         told = client.post(f"/v1/peers/{peer}/allow")
-    _done(told, f"{told['peer']} is not blocked", as_json=as_json)
-
-
-def _done(told: dict[str, Any], text: str, *, as_json: bool) -> None:
-    if as_json:
-        output.json_object(told)
-    else:
-        output.data(text)
+    node.show(told, f"{told['peer']} is not blocked")
 
 
 def _show(told: dict[str, Any], *, as_json: bool, indent: int | None) -> None:

@@ -12,15 +12,7 @@ from typing import Annotated
 import typer
 
 from bbnode.cli import output
-from bbnode.cli.common import (
-    DEFAULT_CONFIG,
-    DEFAULT_TIMEOUT_S,
-    ConfigOption,
-    JsonOption,
-    StateDirOption,
-    TimeoutOption,
-    daemon,
-)
+from bbnode.cli.common import RunningNode
 
 # The daemon says itself when its time is over; what it says has to have time to come.
 ANSWER_SLACK_S = 5.0
@@ -30,27 +22,24 @@ def command(
     peer: Annotated[
         str, typer.Argument(help="PeerId, or the end of one of a known peer.", metavar="PEER")
     ],
-    config: ConfigOption = DEFAULT_CONFIG,
-    state_dir: StateDirOption = None,
+    node: RunningNode = RunningNode(),
     count: Annotated[int, typer.Option("--count", "-n", help="How many.", min=1, max=10_000)] = 4,
     every_s: Annotated[
         float, typer.Option("--every", help="Seconds from one to the next.", min=0)
     ] = 1.0,
-    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Measure round trips to a connected peer."""
     found: list[float] = []
-    with daemon(config, state_dir, timeout_s + ANSWER_SLACK_S) as client:
+    with node.client(node.timeout_s + ANSWER_SLACK_S) as client:
         for number in range(count):
             if number and every_s:
                 time.sleep(every_s)
-            told = client.post("/v1/ping", {"peer": peer, "timeout_s": timeout_s})
+            told = client.post("/v1/ping", {"peer": peer, "timeout_s": node.timeout_s})
             found.append(told["rtt_ms"])
-            if not as_json:
+            if not node.as_json:
                 output.data(f"{told['peer']}: {told['rtt_ms']:.3f} ms")
     mean = sum(found) / len(found)
-    if as_json:
+    if node.as_json:
         output.json_object(
             {
                 "peer": told["peer"],

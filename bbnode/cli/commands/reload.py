@@ -7,31 +7,15 @@ fails with the code of a wrong configuration.
 from __future__ import annotations
 
 from bbnode.cli import output
-from bbnode.cli.common import (
-    DEFAULT_CONFIG,
-    ConfigOption,
-    JsonOption,
-    StateDirOption,
-    TimeoutOption,
-    daemon,
-)
-
-# A node that computes answers late; a supervisor gives a reload 60 s (TimeoutStartSec).
-DEFAULT_TIMEOUT_S = 45.0
+from bbnode.cli.common import RunningNode
 
 
 def command(
-    config: ConfigOption = DEFAULT_CONFIG,
-    state_dir: StateDirOption = None,
-    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
-    as_json: JsonOption = False,
+    node: RunningNode = RunningNode(timeout_s=45.0),
 ) -> None:
     """Have a running node read its configuration again."""
-    with daemon(config, state_dir, timeout_s) as client:
+    with node.ask() as client:
         told = client.post("/v1/reload")
-    if as_json:
-        output.json_object(told)
-        return
-    output.data(f"changed: {', '.join(told['changed']) or 'nothing'}")
-    if told["needs_restart"]:
+    node.show(told, f"changed: {', '.join(told['changed']) or 'nothing'}")
+    if told["needs_restart"] and not node.as_json:
         output.note(f"needs a restart: {', '.join(told['needs_restart'])}")

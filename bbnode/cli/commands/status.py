@@ -12,31 +12,19 @@ from typing import Annotated, Any
 import typer
 
 from bbnode.cli import output
-from bbnode.cli.common import (
-    DEFAULT_CONFIG,
-    DEFAULT_TIMEOUT_S,
-    PEER_COLUMNS,
-    ConfigOption,
-    JsonOption,
-    StateDirOption,
-    TimeoutOption,
-    daemon,
-)
+from bbnode.cli.common import PEER_COLUMNS, RunningNode
 
 
 def command(
-    config: ConfigOption = DEFAULT_CONFIG,
-    state_dir: StateDirOption = None,
+    node: RunningNode = RunningNode(),
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Then print events until it stops.")
     ] = False,
-    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Show a running node: its health, peers, targets, and for whom it waits until when."""
-    with daemon(config, state_dir, timeout_s) as client:
+    with node.ask() as client:
         status = client.get("/v1/status")
-        if as_json:
+        if node.as_json:
             output.json_object(status, indent=None if follow else 2)
         else:
             shown = {name: value for name, value in status.items() if name != "schema"}
@@ -46,7 +34,7 @@ def command(
             output.describe(shown, out=output.console())
         if follow:
             for line in client.stream("/v1/events"):
-                _show_event(line, as_json=as_json)
+                _show_event(line, as_json=node.as_json)
 
 
 def _show_event(line: dict[str, Any], *, as_json: bool) -> None:

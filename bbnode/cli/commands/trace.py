@@ -6,21 +6,14 @@ asked for the executions that this one's messages started, by peer and wire requ
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from bbnode.cli import output
-from bbnode.cli.common import (
-    DEFAULT_CONFIG,
-    DEFAULT_TIMEOUT_S,
-    ConfigOption,
-    JsonOption,
-    StateDirOption,
-    TimeoutOption,
-    daemon,
-)
+from bbnode.cli.common import RunningNode
 
 COLUMNS = ("time", "node", "execution", "what", "op", "took ms", "detail")
 # What of a step is not a detail, as it has a column of its own or says nothing to a reader.
@@ -34,8 +27,7 @@ def command(
         int | None,
         typer.Argument(help="Number of the execution; none: list those known.", min=0),
     ] = None,
-    config: ConfigOption = DEFAULT_CONFIG,
-    state_dir: StateDirOption = None,
+    node: RunningNode = RunningNode(),
     also: Annotated[
         list[Path] | None,
         typer.Option(help="State directory of another node here (repeatable).", metavar="DIR"),
@@ -43,24 +35,22 @@ def command(
     on: Annotated[
         bool | None, typer.Option("--on/--off", help="Switch tracing on or off, and stop.")
     ] = None,
-    timeout_s: TimeoutOption = DEFAULT_TIMEOUT_S,
-    as_json: JsonOption = False,
 ) -> None:
     """Follow one execution: its ops, what it sent, and what that started elsewhere."""
-    with daemon(config, state_dir, timeout_s) as client:
+    with node.ask() as client:
         if on is not None or execution is None:
             told = client.get("/v1/trace") if on is None else client.put("/v1/trace", {"on": on})
-            _show_state(told, as_json=as_json)
+            _show_state(told, as_json=node.as_json)
             return
         traces = [client.get(f"/v1/trace/{execution}")]
     requests = sorted({s["wire_req_id"] for s in traces[0]["steps"] if s.get("wire_req_id")})
     for directory in also or ():
-        with daemon(config, directory.expanduser().absolute(), timeout_s) as other:
+        with replace(node, state_dir=directory).ask() as other:
             for request in requests:
                 told = other.get(f"/v1/trace/{request}", {"peer": traces[0]["peer_id"]})
                 if told["executions"]:
                     traces.append(told)
-    if as_json:
+    if node.as_json:
         output.json_object({"execution": execution, "traces": traces})
         return
     _show(traces)

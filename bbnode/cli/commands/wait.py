@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bbnode.cli import output
-from bbnode.cli.common import DEFAULT_CONFIG, ConfigOption, JsonOption, StateDirOption, daemon
+from bbnode.cli.common import LocalNode
 
 if TYPE_CHECKING:
     from bbnode.daemon.control.client import ControlClient
@@ -22,8 +22,7 @@ LOOK_EVERY_S = 0.1
 
 
 def command(
-    config: ConfigOption = DEFAULT_CONFIG,
-    state_dir: StateDirOption = None,
+    node: LocalNode = LocalNode(),
     ready: Annotated[bool, typer.Option("--ready", help="Until the node does its work.")] = False,
     peers: Annotated[
         int | None, typer.Option(help="Until so many peers are connected.", min=1)
@@ -34,7 +33,6 @@ def command(
     timeout_s: Annotated[
         float, typer.Option("--timeout", help="Seconds to wait at most.", min=0)
     ] = 60.0,
-    as_json: JsonOption = False,
 ) -> None:
     """Wait until a node is ready, or has enough peers."""
     if not ready and peers is None:
@@ -47,7 +45,7 @@ def command(
     while True:
         left_s = timeout_s - (time.monotonic() - began)
         try:
-            with daemon(config, state_dir, max(left_s, LOOK_EVERY_S)) as client:
+            with node.client(max(left_s, LOOK_EVERY_S)) as client:
                 found, missing = _look(client, ready=ready, peers=peers, peer_class=peer_class)
         except (NotRunning, ControlTimeout) as error:
             found, missing = {}, str(error)
@@ -57,7 +55,7 @@ def command(
             raise ControlTimeout(f"not within {timeout_s:g} s: {missing}")
         time.sleep(min(LOOK_EVERY_S, max(left_s, 0.0)))
     waited_s = round(time.monotonic() - began, 3)
-    if as_json:
+    if node.as_json:
         output.json_object({**found, "waited_s": waited_s})
     else:
         output.note(f"so it is, after {waited_s:g} s")
@@ -66,7 +64,7 @@ def command(
 def _look(
     client: ControlClient, *, ready: bool, peers: int | None, peer_class: str | None
 ) -> tuple[dict[str, Any], str]:
-    """What there is now, and what is missing: empty when nothing is."""
+    """Return the state now, and what is missing: empty when nothing is."""
     found: dict[str, Any] = {}
     if ready:
         from bbnode.daemon.control.json_lines import parse_object

@@ -1,4 +1,4 @@
-"""The plain client of the control plane, for the command line: blocking, standard library only.
+"""The blocking client of the control plane: the standard library only.
 
 Rule: it never waits without a deadline, except for the next line of a stream; and it imports
 neither trio nor libp2p, so that `bbnode status` answers at once.
@@ -6,6 +6,7 @@ neither trio nor libp2p, so that `bbnode status` answers at once.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -68,60 +69,56 @@ class ControlClient:
             self._response.close()
         self._http.close()
 
+    def abort(self) -> None:
+        """End the connection, from any thread: who waits on it learns that it is gone."""
+        if self._http.sock is not None:
+            with contextlib.suppress(OSError):
+                self._http.sock.shutdown(socket.SHUT_RDWR)
+
     def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
         """Ask for something, as in `get("/v1/status")`."""
-        return self.request("GET", path, query=query)
+        return self.request("GET", target(path, query))
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Have something done."""
-        return self.request("POST", path, body={} if body is None else body)
+        return self.request("POST", target(path), {} if body is None else body)
 
     def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Change something."""
-        return self.request("PUT", path, body=body)
+        return self.request("PUT", target(path), body)
 
     def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Query | None = None,
-        body: Mapping[str, Any] | None = None,
+        self, method: str, wanted: str, body: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """One request and its JSON answer."""
-        status, data = self.fetch(method, path, query=query, body=body)
-        return parse_answer(status, data)
+        """Send one request and return its JSON; `wanted` is the target of the request line."""
+        return parse_answer(*self.fetch(method, wanted, body))
 
     def fetch(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Query | None = None,
-        body: Mapping[str, Any] | None = None,
+        self, method: str, wanted: str, body: Mapping[str, Any] | None = None
     ) -> tuple[int, bytes]:
-        """One request: its status and the bytes of its answer, whatever they are."""
-        response = self._send(method, path, query, body)
-        return response.status, self._read(path, response)
+        """Send one request; return the status and bytes of its answer, whatever they are."""
+        response = self._send(method, wanted, body)
+        return response.status, self._read(wanted, response)
 
-    def _read(self, path: str, response: http.client.HTTPResponse) -> bytes:
+    def _read(self, wanted: str, response: http.client.HTTPResponse) -> bytes:
         try:
             data = response.read(MAX_CONTROL_ANSWER_BYTES + 1)
         except TimeoutError as error:
-            raise too_slow(path, self._timeout_s) from error
+            raise too_slow(wanted, self._timeout_s) from error
         except (OSError, http.client.HTTPException) as error:
             raise gone(self._path) from error
         if len(data) > MAX_CONTROL_ANSWER_BYTES:
             raise errors.ControlProtocolError(
-                f"the answer to {path} is over {MAX_CONTROL_ANSWER_BYTES} B"
+                f"the answer to {wanted} is over {MAX_CONTROL_ANSWER_BYTES} B"
             )
         return data
 
     def stream(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
         """Subscribe now; the iterator ends with the daemon, and uses the client up."""
-        response = self._send("GET", path, query, None)
+        wanted = target(path, query)
+        response = self._send("GET", wanted, None)
         if response.status != 200:
-            parse_answer(response.status, self._read(path, response))
+            parse_answer(response.status, self._read(wanted, response))
         if self._http.sock is not None:
             self._http.sock.settimeout(None)
         return self._lines(response)
@@ -137,31 +134,29 @@ class ControlClient:
             yield parse_object(line, Answered)
 
     def _send(
-        self, method: str, path: str, query: Query | None, body: Mapping[str, Any] | None
+        self, method: str, wanted: str, body: Mapping[str, Any] | None
     ) -> http.client.HTTPResponse:
         data = None if body is None else json.dumps(body).encode("utf-8")
         try:
-            self._http.request(
-                method, target(path, query), body=data, headers={"Accept": "application/json"}
-            )
+            self._http.request(method, wanted, body=data, headers={"Accept": "application/json"})
             self._response = self._http.getresponse()
             return self._response
         except TimeoutError as error:
-            raise too_slow(path, self._timeout_s) from error
+            raise too_slow(wanted, self._timeout_s) from error
         except ConnectionRefusedError as error:
             raise cannot_connect(self._path, error) from error
         except (OSError, http.client.HTTPException) as error:
             raise gone(self._path) from error
 
 
-def target(path: str, query: Query | None) -> str:
-    """The target of a request line."""
+def target(path: str, query: Query | None = None) -> str:
+    """Return the target of a request line."""
     escaped = quote(path, safe="/")
     return f"{escaped}?{urlencode(query, doseq=True)}" if query else escaped
 
 
 def parse_answer(status: int, data: bytes) -> dict[str, Any]:
-    """The object in an answer. Raises `ControlError` for a refusal."""
+    """Return the object in an answer. Raises `ControlError` for a refusal."""
     message = parse_object(data, Answered)
     if status >= 400:
         raise errors.error_of(status, message)
@@ -169,7 +164,7 @@ def parse_answer(status: int, data: bytes) -> dict[str, Any]:
 
 
 def cannot_connect(path: Path, error: OSError) -> Exception:
-    """Why a daemon can't be reached, as the error to raise."""
+    """Return the error that says why a daemon can't be reached."""
     match error:
         case FileNotFoundError() | ConnectionRefusedError():
             return errors.NotRunning(f"no daemon is running on {path}; start it with `bbnode run`")
@@ -185,12 +180,12 @@ def cannot_connect(path: Path, error: OSError) -> Exception:
 
 
 def gone(path: Path) -> errors.NotRunning:
-    """The daemon closed the connection."""
+    """Return the error for a connection that the daemon closed."""
     return errors.NotRunning(f"the daemon on {path} closed the connection; it may have stopped")
 
 
 def too_slow(what: str, timeout_s: float) -> errors.ControlTimeout:
-    """The daemon did not answer."""
+    """Return the error for an answer that did not come in time."""
     return errors.ControlTimeout(
         f"the daemon did not answer {what} within {timeout_s:g} s; try a longer --timeout"
     )

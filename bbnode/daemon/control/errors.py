@@ -1,4 +1,4 @@
-"""What goes wrong between a control client and a daemon, and how a refusal looks as JSON.
+"""Errors between a control client and a daemon, and refusals as JSON.
 
 Rule: a refusal is `application/problem+json` (RFC 9457) with a typed `code`; its `detail` says
 what is wrong and what to do. Clients raise it as `ControlError`.
@@ -34,7 +34,7 @@ class ControlTimeout(EnvironmentFault):
 
 
 class ControlProtocolError(DeploymentError):
-    """What came over the control socket is not this protocol."""
+    """The bytes that came over the control socket are not this protocol."""
 
 
 class AlreadyRunning(DeploymentError):
@@ -57,7 +57,7 @@ class Problem(BbnodeError):
         self.headers = dict(headers or {})
 
     def as_json(self) -> dict[str, Any]:
-        """The body of the answer."""
+        """Return the body of the answer."""
         return {
             "schema": PROBLEM_SCHEMA,
             "type": f"urn:bbnode:problem:{self.code}",
@@ -69,7 +69,7 @@ class Problem(BbnodeError):
 
 
 def error_of(status: int, body: Mapping[str, Any]) -> ControlError:
-    """The error that a problem+json body tells of, for a client to raise."""
+    """Return the error that a problem+json body tells of, for a client to raise."""
     kind = body.get("code")
     detail = body.get("detail")
     return ControlError(

@@ -1,4 +1,4 @@
-"""What happens, handed to whoever listens: events of the node, lines of the log.
+"""Streams of events and of log lines, for any number of subscribers.
 
 Rule: publishing never waits and never fails. The last items are kept for those that come later;
 each subscriber has a bounded queue of its own, loses the oldest when it is too slow, and learns
@@ -7,22 +7,32 @@ how many it lost.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import trio
 
 from bbnode.daemon.control.errors import ControlProtocolError
 from bbnode.daemon.control.json_lines import encode
+from bbnode.daemon.observing.logs import JsonFormatter
 from bbnode.ir.caps import KEPT_ITEMS, QUEUED_ITEMS
+
+# Lines of other threads that wait for the trio thread; more are dropped and counted.
+MAX_IN_TRANSIT = 1024
+# A traceback is a few kilobytes.
+MAX_EXCEPTION_CHARS = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """Something that happened; `seq` counts from 1, `time_s` is seconds since the epoch."""
+class FeedItem:
+    """A published item; `seq` counts from 1, `time_s` is seconds since the epoch."""
 
     seq: int
     time_s: float
@@ -30,7 +40,7 @@ class Item:
 
 
 class Feed:
-    """One kind of news. All methods are for the trio thread."""
+    """A stream of one kind of items. All methods are for the trio thread."""
 
     def __init__(
         self,
@@ -45,7 +55,7 @@ class Feed:
         self.dropped = 0
         self._clock = clock
         self._queued = queued
-        self._kept: deque[Item] = deque(maxlen=kept)
+        self._kept: deque[FeedItem] = deque(maxlen=kept)
         self._seq = 0
         self._subscribers: set[Subscription] = set()
         self._closed = False
@@ -53,20 +63,20 @@ class Feed:
 
     @property
     def subscribers(self) -> int:
-        """How many listen now."""
+        """Return the number of subscribers."""
         return len(self._subscribers)
 
     def publish(self, data: Mapping[str, Any]) -> None:
-        """Tell everybody."""
+        """Hand an item to every subscriber; never waits."""
         self._seq += 1
-        item = Item(seq=self._seq, time_s=self._clock(), data=data)
+        item = FeedItem(seq=self._seq, time_s=self._clock(), data=data)
         self._kept.append(item)
         for subscriber in self._subscribers:
             if not subscriber.push(item):
                 self.dropped += 1
 
-    def kept(self, wanted: Callable[[Mapping[str, Any]], bool] | None = None) -> list[Item]:
-        """What is kept, oldest first; of it what is wanted."""
+    def kept(self, wanted: Callable[[Mapping[str, Any]], bool] | None = None) -> list[FeedItem]:
+        """Return the kept items, oldest first; of them those that are wanted."""
         return [item for item in self._kept if wanted is None or wanted(item.data)]
 
     def subscribe(
@@ -75,7 +85,7 @@ class Feed:
         last: int = 0,
         wanted: Callable[[Mapping[str, Any]], bool] | None = None,
     ) -> Subscription:
-        """Listen from now on, after the `last` kept items that are wanted. Close it afterwards."""
+        """Subscribe from now on, after the `last` wanted items that are kept; close it then."""
         made = Subscription(self, self._queued, wanted)
         for item in self.kept(wanted)[-last:] if last else ():
             made.push(item)
@@ -86,25 +96,25 @@ class Feed:
         return made
 
     def close(self) -> None:
-        """Nothing comes any more: every subscriber takes what waits for it, and ends."""
+        """End every subscription, once its subscriber has read what waits for it."""
         self._closed = True
         for subscriber in self._subscribers:
             subscriber.end()
 
     async def drained(self) -> None:
-        """Return when every subscriber has left."""
+        """Wait until every subscriber has left."""
         while self._subscribers:
             self._left = trio.Event()
             await self._left.wait()
 
     def discard(self, subscription: Subscription) -> None:
-        """A subscriber left."""
+        """Remove a subscription that was closed."""
         self._subscribers.discard(subscription)
         self._left.set()
 
 
 class Subscription:
-    """The items that wait for one listener, as lines of JSON; a `http.Source`."""
+    """The items that wait for one subscriber, as an iterator of JSON lines."""
 
     def __init__(
         self, feed: Feed, limit: int, wanted: Callable[[Mapping[str, Any]], bool] | None
@@ -112,12 +122,12 @@ class Subscription:
         self._feed = feed
         self._limit = limit
         self._wanted = wanted
-        self._waiting: deque[Item] = deque()
+        self._waiting: deque[FeedItem] = deque()
         self._dropped = 0
         self._more = trio.Event()
         self._ended = False
 
-    def push(self, item: Item) -> bool:
+    def push(self, item: FeedItem) -> bool:
         """Queue an item; False when an older one had to go for it."""
         if self._wanted is not None and not self._wanted(item.data):
             return True
@@ -130,16 +140,25 @@ class Subscription:
         return fits
 
     def end(self) -> None:
-        """Nothing comes any more."""
+        """End after the items that wait."""
         self._ended = True
         self._more.set()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Unsubscribe."""
         self._feed.discard(self)
 
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        line = await self.next()
+        if line is None:
+            raise StopAsyncIteration
+        return line
+
     async def next(self) -> bytes | None:
-        """The next line; None when there will be none."""
+        """Return the next line; None when there will be none."""
         while not self._waiting:
             if self._ended:
                 return None
@@ -148,7 +167,7 @@ class Subscription:
         dropped, self._dropped = self._dropped, 0
         return self._line(self._waiting.popleft(), dropped)
 
-    def _line(self, item: Item, dropped: int) -> bytes:
+    def _line(self, item: FeedItem, dropped: int) -> bytes:
         envelope = {
             "schema": f"bbnode/{self._feed.name}/1",
             "seq": item.seq,
@@ -162,3 +181,51 @@ class Subscription:
             return encode(
                 {**envelope, self._feed.name: {"type": "unprintable", "reason": str(error)}}
             )
+
+
+class LogFeedHandler(logging.Handler):
+    """Publishes each record on a feed, as the JSON that the log has too."""
+
+    outlives_configure = True  # `logs.configure`, when a reload changes the log's form
+
+    def __init__(self, feed: Feed, token: trio.lowlevel.TrioToken) -> None:
+        """`token` is that of the thread that owns the feed."""
+        super().__init__()
+        self.setFormatter(JsonFormatter())
+        self._feed = feed
+        self._token = token
+        self._owner = threading.get_ident()
+        self._in_transit = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Publish a record now, or soon when this is another thread."""
+        line: dict[str, Any] = json.loads(self.format(record))
+        if len(line.get("exception", "")) > MAX_EXCEPTION_CHARS:
+            line["exception"] = line["exception"][-MAX_EXCEPTION_CHARS:]
+        if threading.get_ident() == self._owner:
+            self._feed.publish(line)
+            return
+        with self.lock if self.lock is not None else contextlib.nullcontext():
+            if self._in_transit >= MAX_IN_TRANSIT:
+                self._feed.dropped += 1
+                return
+            self._in_transit += 1
+        # The loop may have ended: then nobody follows any more.
+        with contextlib.suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._arrived, line)
+
+    def _arrived(self, line: dict[str, Any]) -> None:
+        self._in_transit -= 1
+        self._feed.publish(line)
+
+
+@contextlib.contextmanager
+def followed(feed: Feed) -> Iterator[None]:
+    """Publish everything that is logged while the block runs; enter it on the trio thread."""
+    handler = LogFeedHandler(feed, trio.lowlevel.current_trio_token())
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)

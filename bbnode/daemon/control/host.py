@@ -1,4 +1,4 @@
-"""What the control plane knows of the daemon it belongs to.
+"""The daemon, as its control plane sees it.
 
 Rule: handlers see a `Host` and nothing else, so they can be tried without a daemon. Everything
 here is used on the trio thread.
@@ -14,6 +14,7 @@ from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.config.reload import Changes
 from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control.feed import Feed
+from bbnode.daemon.control.pending import PendingExecutions
 from bbnode.daemon.control.trace import TraceLog
 from bbnode.daemon.network.dial_back import Ask
 from bbnode.daemon.observing.watch import Stalled
@@ -24,7 +25,7 @@ from bbnode.transport.driver import Driver
 
 
 class RoundsView(Protocol):
-    """What is shown of the rounds of one `[[invoke]]` entry."""
+    """The rounds of one `[[invoke]]` entry, as far as they are shown."""
 
     @property
     def period_s(self) -> float:
@@ -37,11 +38,11 @@ class RoundsView(Protocol):
         ...
 
     def as_json(self) -> dict[str, Any]:
-        """How far they are."""
+        """Return the progress."""
         ...
 
     def finished(self) -> list[dict[str, Any]]:
-        """Those that have ended, oldest first."""
+        """Return those that have ended, oldest first."""
         ...
 
 
@@ -70,6 +71,7 @@ class Host:
     dial_back: Ask
     # Who may talk; the engine's own lists are for its programs.
     access: AccessControl
+    pending: PendingExecutions = field(default_factory=PendingExecutions)
     rounds: Sequence[RoundsView] = ()
     # How peers are found, as JSON.
     discovery: Callable[[], Mapping[str, Any]] = dict
@@ -83,11 +85,11 @@ class Host:
     counters: list[Callable[[], dict[str, int]]] = field(default_factory=list)
 
     def note_saved(self, now_s: float) -> None:
-        """A checkpoint was written, at trio's time `now_s`."""
+        """Note that a checkpoint was written, at trio's time `now_s`."""
         self.saved_s = now_s
 
     def all_counters(self) -> dict[str, int]:
-        """Everything that is counted, by dotted name."""
+        """Return everything that is counted, by dotted name."""
         found = {
             **self.node.counters(),
             **self.driver.counters(),

@@ -1,297 +1,373 @@
-"""HTTP/1.1 over one trio stream: h11 is the protocol, this file is the I/O and the bounds.
+"""Makes an ASGI application, and its OpenAPI document, of a table of typed functions.
 
-Rule: whatever a client does, it costs this one task and no more: heads and bodies are bounded,
-every wait for its bytes and every write to it has a deadline, and a client that goes away ends
-what was being done for it. A half-closed connection counts as gone once the handler waits.
+A function's parameters say what a request has: `host`, those of the path by name, `body` and
+`query` as pydantic models; what it returns is the JSON that is answered. Starlette routes.
+
+Rule: every wrong argument is a `Problem` (400) that names it and says what to give. In a body, a
+field that is not known is one too, so that a misspelt one is not silently ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from http import HTTPStatus
-from typing import Protocol
-from urllib.parse import parse_qs, unquote, urlsplit
+import inspect
+import logging
+import typing
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, unquote
 
-import h11
 import trio
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
 
-from bbnode.daemon.control.errors import PROBLEM_TYPE, Problem
-from bbnode.daemon.control.json_lines import encode
+from bbnode import __version__
+from bbnode.components.contracts import ComponentError
+from bbnode.daemon.control.answers import ProblemBody
+from bbnode.daemon.control.errors import PROBLEM_TYPE, ControlProtocolError, Problem
+from bbnode.daemon.control.feed import Subscription
+from bbnode.daemon.control.host import Host
+from bbnode.daemon.control.json_lines import encode, parse_object, short
+from bbnode.engine.errors import EntryError, IngressClosed, UnknownTarget
 from bbnode.ir.caps import MAX_QUERY_FIELDS
+from bbnode.ir.errors import (
+    AuthorError,
+    BbnodeError,
+    DeploymentError,
+    EnvironmentFault,
+    PeerError,
+)
+from bbnode.ir.peer import PeerId
 
-READ_BYTES = 64 * 1024
+logger = logging.getLogger(__name__)
+
+# Of a PeerId's end: fewer characters are a guess and no name.
+MIN_SUFFIX_CHARS = 4
+# No server's name and no date: this is no public server, and an answer is for its moment.
+HEADERS = {"Cache-Control": "no-store"}
+LINES = "application/x-ndjson"
+TEXT = "text/plain; charset=utf-8"
+# The nearest class of an error decides its status; the first that fits, in this order.
+STATUS_OF: tuple[tuple[type[BbnodeError], int], ...] = (
+    (UnknownTarget, 404),
+    (IngressClosed, 503),
+    (EnvironmentFault, 503),
+    (EntryError, 400),
+    (ComponentError, 409),
+    (PeerError, 502),
+    (AuthorError, 422),
+    (DeploymentError, 400),
+)
+
+Act = Callable[..., Awaitable[Mapping[str, Any] | Response]]
+
+
+class Body(BaseModel):
+    """The JSON body of a request, exactly as declared; null is as good as absent."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Query(BaseModel):
+    """The fields of a query; others are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpLimits:
-    """Bounds of one connection; beyond each stands what happens."""
-
-    # Request line and headers; more is 431 and the end of the connection.
-    head_bytes: int = 16 * 1024
-    # An invoke's inputs are at most 10 MiB (FACTS, `invoke_bytes`): 14 MiB as base64.
-    body_bytes: int = 16 * 1024 * 1024
-    # A connection on which nothing is asked for so long is closed.
-    idle_s: float = 60.0
-    # From the first byte of a request to its last; only this machine can be the client.
-    request_s: float = 30.0
-    # A client that takes nothing of what we write for so long is given up.
-    write_s: float = 10.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One request, its body read. Names of `headers` are in lower case."""
+class Endpoint:
+    """One request that a daemon answers; `schema` names the JSON of the answer."""
 
     method: str
     path: str
-    query: Mapping[str, list[str]] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
+    schema: str
+    act: Act
+    # The parameters of `act` by name, and what it returns.
+    parameters: Mapping[str, Any]
+    answer: Any
+    media: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
-    """An answer that is there in one piece."""
+class Endpoints(list[Endpoint]):
+    """A table of endpoints, filled by decorating the functions that answer."""
 
-    status: int = 200
-    body: bytes = b""
-    content_type: str = "application/json"
-    headers: Mapping[str, str] = field(default_factory=dict)
+    def add(
+        self,
+        method: str,
+        path: str,
+        schema: str = "",
+        *,
+        answer: Any = None,
+        media: str = "application/json",
+    ) -> Callable[[Act], Act]:
+        """Add the decorated function. `answer` is the JSON of one that makes its own response."""
 
-
-class Source(Protocol):
-    """Where the parts of a streamed answer come from."""
-
-    async def next(self) -> bytes | None:
-        """The next part; None at the end."""
-        ...
-
-    def close(self) -> None:
-        """Called once, whatever ended the stream."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Streamed:
-    """An answer that goes on until its source ends or its client goes."""
-
-    source: Source
-    content_type: str = "application/x-ndjson"
-
-
-Answer = Response | Streamed
-Handler = Callable[[Request], Awaitable[Answer]]
-
-
-class ClientGone(Exception):
-    """The client went away, or did not take what it asked for."""
-
-
-class HttpConnection:
-    """Serves the requests of one client, one after the other."""
-
-    def __init__(self, stream: trio.abc.Stream, handler: Handler, limits: HttpLimits) -> None:
-        """`handler` answers, and never raises but for cancellation."""
-        self._stream = stream
-        self._handler = handler
-        self._limits = limits
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
-        self._unread = 0
-
-    async def run(self) -> int:
-        """Serve until the connection ends; returns how many requests were bad.
-
-        Raises ClientGone for a client that left in the middle of something.
-        """
-        try:
-            while True:
-                try:
-                    request = await self._read_request()
-                except Problem as problem:
-                    await self._refuse(problem)
-                    return 1
-                if request is None:
-                    return 0
-                await self._answer(request)
-                if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
-                    return 0
-                self._http.start_next_cycle()
-        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError) as error:
-            raise ClientGone(str(error)) from error
-
-    # -- reading ---------------------------------------------------------------------------
-
-    async def _read_request(self) -> Request | None:
-        """The next request, or None when there will be none."""
-        try:
-            with trio.move_on_after(self._limits.idle_s) as idle:
-                head = self._http.next_event()
-                if head is h11.NEED_DATA and await self._receive():
-                    head = self._http.next_event()
-            if idle.cancelled_caught:
-                return None
-            with trio.move_on_after(self._limits.request_s):
-                while head is h11.NEED_DATA:
-                    await self._receive()
-                    head = self._http.next_event()
-                if not isinstance(head, h11.Request):
-                    return None
-                return _request(head, await self._read_body())
-            raise Problem(408, "RequestTooSlow", "the request did not arrive in time")
-        except h11.RemoteProtocolError as error:
-            raise Problem(error.error_status_hint, "BadRequest", f"not HTTP: {error}") from error
-
-    async def _read_body(self) -> bytes:
-        if self._http.they_are_waiting_for_100_continue:
-            await self._write(
-                self._http.send(h11.InformationalResponse(status_code=100, headers=[]))
-            )
-        body = bytearray()
-        while True:
-            event = self._http.next_event()
-            if event is h11.NEED_DATA:
-                await self._receive()
-            elif isinstance(event, h11.Data):
-                body += event.data
-                if len(body) > self._limits.body_bytes:
-                    raise Problem(
-                        413, "BodyTooLarge", f"a body has at most {self._limits.body_bytes} bytes"
-                    )
-            else:
-                return bytes(body)
-
-    async def _receive(self) -> bool:
-        """Take in what comes; False at the end."""
-        data = await self._stream.receive_some(READ_BYTES)
-        self._http.receive_data(bytes(data))
-        return bool(data)
-
-    # -- answering -------------------------------------------------------------------------
-
-    async def _answer(self, request: Request) -> None:
-        gone = trio.Event()
-        complete = False
-        self._unread = 0
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch, gone, nursery.cancel_scope)
-            try:
-                answer = await self._handler(request)
-                if isinstance(answer, Response):
-                    await self._send(request, answer)
-                else:
-                    await self._stream_out(request, answer)
-                complete = True
-            except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
-                gone.set()
-            nursery.cancel_scope.cancel()
-        if gone.is_set() and not complete:
-            raise ClientGone("the client closed its connection")
-
-    async def _watch(self, gone: trio.Event, scope: trio.CancelScope) -> None:
-        """End what is done for a client that goes; keep what it says meanwhile, within bounds."""
-        while self._unread < self._limits.head_bytes:
-            try:
-                data = await self._stream.receive_some(READ_BYTES)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                data = b""
-            if not data:
-                gone.set()
-                scope.cancel()
-                return
-            self._unread += len(data)
-            self._http.receive_data(bytes(data))
-
-    async def _send(self, request: Request, response: Response) -> None:
-        head = self._http.send(
-            _head(
-                response.status,
-                [
-                    ("Content-Type", response.content_type),
-                    ("Content-Length", str(len(response.body))),
-                    *response.headers.items(),
-                ],
-            )
-        )
-        body = b"" if request.method == "HEAD" else response.body
-        sent = self._http.send(h11.Data(data=body)) if body else b""
-        end = self._http.send(h11.EndOfMessage())
-        await self._write(b"".join(part or b"" for part in (head, sent, end)))
-
-    async def _stream_out(self, request: Request, answer: Streamed) -> None:
-        try:
-            await self._write(self._http.send(_head(200, [("Content-Type", answer.content_type)])))
-            while request.method != "HEAD" and (part := await answer.source.next()) is not None:
-                await self._write(self._http.send(h11.Data(data=part)))
-            await self._write(self._http.send(h11.EndOfMessage()))
-        finally:
-            answer.source.close()
-
-    async def _refuse(self, problem: Problem) -> None:
-        """Answer what could not be read, and close: where the next request begins is lost."""
-        if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            return
-        response = problem_response(problem)
-        headers = [
-            ("Content-Type", response.content_type),
-            ("Content-Length", str(len(response.body))),
-            ("Connection", "close"),
-        ]
-        await self._write(
-            b"".join(
-                self._http.send(event) or b""
-                for event in (
-                    _head(problem.status, headers),
-                    h11.Data(data=response.body),
-                    h11.EndOfMessage(),
+        def decorate(act: Act) -> Act:
+            hints = typing.get_type_hints(act)
+            returned = hints.pop("return")
+            self.append(
+                Endpoint(
+                    method=method,
+                    path=path,
+                    schema=schema,
+                    act=act,
+                    parameters=hints,
+                    answer=returned if answer is None else answer,
+                    media=media,
                 )
             )
-        )
+            return act
 
-    async def _write(self, data: bytes | None) -> None:
-        if data:
-            with trio.fail_after(self._limits.write_s):
-                await self._stream.send_all(data)
+        return decorate
+
+
+class Lines(StreamingResponse):
+    """The lines of a subscription, until it ends or its client goes."""
+
+    def __init__(self, subscription: Subscription, *, follow: bool = True) -> None:
+        """Send what is kept and, with `follow`, what is to come."""
+        if not follow:
+            subscription.end()
+        super().__init__(subscription, media_type=LINES, headers=HEADERS)
+        self._subscription = subscription
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        try:
+            if scope["method"] == "HEAD":
+                self._subscription.end()
+            await self.stream_response(send)
+        finally:
+            self._subscription.close()
+
+
+def application(
+    endpoints: Sequence[Endpoint], host: Host, *, request_s: float, counts: Counter[str]
+) -> Starlette:
+    """Make the application that answers about one daemon, each request within `request_s`."""
+    by_path: dict[str, dict[str, Endpoint]] = {}
+    for endpoint in endpoints:
+        by_path.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+
+    def respond(methods: Mapping[str, Endpoint]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            endpoint = methods["GET" if request.method == "HEAD" else request.method]
+            try:
+                with trio.fail_after(request_s):
+                    return await _answered(endpoint, host, request)
+            except Problem as error:
+                problem = error
+            except ControlProtocolError as error:
+                problem = Problem(500, "Unprintable", str(error))
+            except BbnodeError as error:
+                problem = problem_of(error)
+            except trio.TooSlowError:
+                text = f"{request.url.path} was not answered within {request_s:g} s"
+                problem = Problem(504, "Timeout", text)
+            except Exception:
+                # The declared boundary of the control plane: a fault in one handler must not end
+                # the daemon's work. The log has the traceback; the client learns that it failed.
+                logger.exception("control request failed", extra={"path": request.url.path})
+                counts["control.internal_errors"] += 1
+                text = f"{request.url.path} failed inside the daemon; its log says where"
+                problem = Problem(500, "InternalError", text)
+            return refused(problem)
+
+        return answer
+
+    def refused(problem: Problem) -> Response:
+        counts["control.refused"] += 1
+        return problem_response(problem)
+
+    async def no_route(request: Request, _error: Exception) -> Response:
+        path = request.scope["path"]
+        found = [r for r in routes if r.matches(request.scope)[0] is not Match.NONE]
+        if not found:
+            known = ", ".join(by_path)
+            text = f"there is no {path[:200]}; there is: {known}"
+            return refused(Problem(404, "UnknownPath", text))
+        allowed = ", ".join(by_path[found[0].path])
+        text = f"{path} takes {allowed}, not {request.method}"
+        return refused(Problem(405, "MethodNotAllowed", text, headers={"Allow": allowed}))
+
+    routes = [
+        Route(path, respond(methods), methods=[*methods]) for path, methods in by_path.items()
+    ]
+    made = Starlette(routes=routes, exception_handlers={HTTPException: no_route})
+    made.router.redirect_slashes = False
+    return made
+
+
+async def _answered(endpoint: Endpoint, host: Host, request: Request) -> Response:
+    arguments: dict[str, Any] = {}
+    query = read_query(request.scope)
+    for name, kind in endpoint.parameters.items():
+        if kind is Host:
+            arguments[name] = host
+        elif name == "body":
+            arguments[name] = _checked(kind, _body(await request.body()))
+        elif name == "query":
+            given = {
+                field: texts if info.annotation == list[str] else texts[-1]
+                for field, info in kind.model_fields.items()
+                if (texts := query.get(field))
+            }
+            arguments[name] = _checked(kind, given)
+        elif kind is PeerId:
+            arguments[name] = known_peer(host, request.path_params[name])
+        else:
+            arguments[name] = _number(name, request.path_params[name])
+    told = await endpoint.act(**arguments)
+    if isinstance(told, Response):
+        return told
+    return json_response({"schema": f"bbnode/{endpoint.schema}/1", **told})
+
+
+def json_response(message: Mapping[str, Any], status: int = 200) -> Response:
+    """Make an answer of a JSON object."""
+    return Response(encode(message), status, HEADERS, "application/json")
+
+
+def text_response(text: str | bytes, status: int = 200, media: str = TEXT) -> Response:
+    """Make an answer of a text."""
+    return Response(text, status, HEADERS, media)
 
 
 def problem_response(problem: Problem) -> Response:
-    """A refusal as an answer."""
-    return Response(
-        status=problem.status,
-        body=encode(problem.as_json()),
-        content_type=PROBLEM_TYPE,
-        headers=problem.headers,
-    )
+    """Make an answer of a refusal."""
+    headers = {**HEADERS, **problem.headers}
+    return Response(encode(problem.as_json()), problem.status, headers, PROBLEM_TYPE)
 
 
-def _head(status: int, headers: list[tuple[str, str]]) -> h11.Response:
-    # No Server or Date: this is no public server, and the answer is for this moment.
-    return h11.Response(
-        status_code=status,
-        headers=[*headers, ("Cache-Control", "no-store")],
-        reason=HTTPStatus(status).phrase.encode("ascii"),
-    )
+def problem_of(error: BbnodeError) -> Problem:
+    """Return an error of the daemon's layers as a refusal."""
+    status = next((code for cls, code in STATUS_OF if isinstance(error, cls)), 500)
+    return Problem(status, type(error).__name__, str(error))
 
 
-def _request(head: h11.Request, body: bytes) -> Request:
+def known_peer(host: Host, text: str) -> PeerId:
+    """Return the PeerId, or the connected or wanted peer of which this is the end."""
     try:
-        target = head.target.decode("ascii")
-        parts = urlsplit(target)
-        query = parse_qs(
-            parts.query,
-            keep_blank_values=True,
+        return PeerId.parse(text)
+    except BbnodeError as error:
+        known = {p.peer for p in host.backend.peers()} | {w.peer for w in host.backend.wanted()}
+        fitting = [peer for peer in known if str(peer).endswith(text)]
+        if len(text) >= MIN_SUFFIX_CHARS and len(fitting) == 1:
+            return fitting[0]
+        if len(text) >= MIN_SUFFIX_CHARS and fitting:
+            raise Problem(
+                400, "AmbiguousPeer", f"{short(text)} is the end of {len(fitting)} peers"
+            ) from error
+        raise Problem(
+            400,
+            "InvalidPeerId",
+            f"{short(text)} is no PeerId, and not the end of one of a known peer; "
+            "`bbnode peers` lists them",
+        ) from error
+
+
+def read_query(scope: Scope) -> dict[str, list[str]]:
+    """Return the fields of a request's query. Raises `Problem` (400) for a target that is odd."""
+    try:
+        unquote(scope["raw_path"].decode("ascii"), errors="strict")
+        return parse_qs(
+            scope["query_string"].decode("ascii"),
             errors="strict",
             max_num_fields=MAX_QUERY_FIELDS,
         )
-        path = unquote(parts.path, errors="strict")
     except ValueError as error:
         raise Problem(400, "BadRequest", f"the request's target can't be read: {error}") from error
-    return Request(
-        method=head.method.decode("ascii", "replace").upper(),
-        path=path,
-        query=query,
-        headers={
-            name.decode("ascii", "replace"): value.decode("latin-1") for name, value in head.headers
-        },
-        body=body,
-    )
+
+
+def _body(data: bytes) -> dict[str, Any]:
+    if not data:
+        return {}
+    try:
+        given = parse_object(data)
+    except ControlProtocolError as error:
+        raise Problem(400, "BadRequest", f"the body is {error}") from error
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _checked(model: type[BaseModel], given: Mapping[str, Any]) -> BaseModel:
+    try:
+        return model.model_validate(given)
+    except ValidationError as invalid:
+        first = invalid.errors(include_url=False, include_context=False)[0]
+        name, value = ".".join(map(str, first["loc"])), first["input"]
+        match first["type"]:
+            case "missing":
+                problem = Problem(400, "MissingField", f"the body has to have the field {name!r}")
+            case "extra_forbidden":
+                known = ", ".join(model.model_fields) or "none"
+                text = f"unknown field {short(name)}; there is: {known}"
+                problem = Problem(400, "UnknownField", text)
+            case _:
+                text = f"{short(name)} can't be {short(value)}: {first['msg']}"
+                problem = Problem(400, "InvalidField", text)
+        raise problem from invalid
+
+
+def _number(name: str, text: str) -> int:
+    # Longer texts are no number of ours, and int() of a long one takes long.
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+        raise Problem(400, "InvalidField", f"{name!r} has to be a whole number, not {short(text)}")
+    return int(text)
+
+
+def openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    """Return the OpenAPI document of the endpoints."""
+    models: dict[Any, TypeAdapter[Any]] = {ProblemBody: TypeAdapter(ProblemBody)}
+    for endpoint in endpoints:
+        for kind in (endpoint.answer, endpoint.parameters.get("body")):
+            if kind is not None and kind is not Response and kind is not Lines:
+                models.setdefault(kind, TypeAdapter(kind))
+    keyed: list[tuple[Any, Any, TypeAdapter[Any]]] = [
+        (kind, "validation", adapter) for kind, adapter in models.items()
+    ]
+    found, shared = TypeAdapter.json_schemas(keyed, ref_template="#/components/schemas/{model}")
+    schemas = {kind: schema for (kind, _mode), schema in found.items()}
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        summary, _, description = (inspect.getdoc(endpoint.act) or "").partition("\n\n")
+        content: dict[str, Any] = {}
+        if endpoint.answer in schemas:
+            content["schema"] = schemas[endpoint.answer]
+        if endpoint.schema:
+            const = {"type": "string", "const": f"bbnode/{endpoint.schema}/1"}
+            own = {"type": "object", "properties": {"schema": const}, "required": ["schema"]}
+            content["schema"] = {"allOf": [own, *content.values()]}
+        problem = {PROBLEM_TYPE: {"schema": schemas[ProblemBody]}}
+        operation: dict[str, Any] = {
+            "operationId": endpoint.act.__name__,
+            "summary": summary,
+            "description": description,
+            "parameters": list(_parameters(endpoint)),
+            "responses": {
+                "200": {"description": summary, "content": {endpoint.media: content}},
+                "default": {"description": "A refusal.", "content": problem},
+            },
+        }
+        if "body" in endpoint.parameters:
+            body = {"schema": schemas[endpoint.parameters["body"]]}
+            operation["requestBody"] = {"content": {"application/json": body}}
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "bbnode control plane", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": shared.get("$defs", {})},
+    }
+
+
+def _parameters(endpoint: Endpoint) -> typing.Iterator[dict[str, Any]]:
+    for name, kind in endpoint.parameters.items():
+        if name == "query":
+            for field, schema in kind.model_json_schema()["properties"].items():
+                yield {"name": field, "in": "query", "schema": schema}
+        elif f"{{{name}}}" in endpoint.path:
+            schema = {"type": "integer"} if kind is int else {"type": "string"}
+            yield {"name": name, "in": "path", "required": True, "schema": schema}

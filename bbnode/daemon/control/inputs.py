@@ -11,7 +11,6 @@ import base64
 import contextlib
 import io
 import math
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -29,7 +28,7 @@ EXPECTED = (
 
 
 def to_value(name: str, given: Any, declared: TypeNode | None = None) -> Value:
-    """A JSON input as a run-time value, numbers as a tensor of the `declared` dtype.
+    """Return a JSON input as a run-time value, numbers as a tensor of the `declared` dtype.
 
     Raises `Problem` (400) naming the input.
     """
@@ -49,13 +48,6 @@ def to_value(name: str, given: Any, declared: TypeNode | None = None) -> Value:
         case {"npy": str() as text} if len(given) == 1:
             return _array(name, _decode(name, text))
     raise Problem(400, "InvalidInput", f"input {name!r} is {short(given)}; give {EXPECTED}")
-
-
-def to_values(given: Any, declared: Mapping[str, TypeNode | None]) -> dict[str, Value]:
-    """An object of inputs by name, for a target that declares these. Raises `Problem` (400)."""
-    if not isinstance(given, Mapping):
-        raise Problem(400, "InvalidInput", f"'inputs' is {short(given)}; give an object by name")
-    return {name: to_value(name, item, declared.get(name)) for name, item in given.items()}
 
 
 def _decode(name: str, text: str) -> bytes:

@@ -18,7 +18,7 @@ MAX_SHOWN_CHARS = 80
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """One line with its end.
+    """Return one line with its end.
 
     Raises `ControlProtocolError` for a value that JSON has no form for, and for a line longer
     than `MAX_CONTROL_ANSWER_BYTES`.
@@ -60,7 +60,7 @@ def parse_object(data: bytes, kind: type[dict[str, Any]] = dict) -> dict[str, An
 
 
 def short(value: object) -> str:
-    """A value as an error shows it."""
+    """Return a value as an error shows it."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"
 

@@ -75,7 +75,7 @@ def tcp_listener(host: str, port: int, *, key: str) -> Iterator[trio.SocketListe
 
 
 def parse_tcp(address: str) -> tuple[str, int]:
-    """Host and port of `control.tcp`. Raises `TcpRefused` for what is not loopback."""
+    """Return host and port of `control.tcp`. Raises `TcpRefused` for what is not loopback."""
     found = _ip_and_port(address)
     if found is None or not is_loopback(found[0]):
         raise TcpRefused(
@@ -86,7 +86,7 @@ def parse_tcp(address: str) -> tuple[str, int]:
 
 
 def parse_metrics(address: str) -> tuple[str, int]:
-    """Host and port of `control.metrics`. Raises `TcpRefused` for what is no IP address."""
+    """Return host and port of `control.metrics`. Raises `TcpRefused` for what is no IP address."""
     found = _ip_and_port(address)
     if found is None:
         raise TcpRefused(
@@ -97,7 +97,7 @@ def parse_metrics(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches that IP address."""
+    """Return True for an IP address that only this machine reaches."""
     return ipaddress.ip_address(host).is_loopback
 
 

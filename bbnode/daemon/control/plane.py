@@ -1,4 +1,4 @@
-"""The control plane of one daemon, put together: what it hears, what it answers, where.
+"""The control plane of one daemon, put together.
 
 Rule: the daemon makes one, tells it every step of its node, and runs it in its nursery; nothing
 else of the daemon knows HTTP.
@@ -7,6 +7,7 @@ else of the daemon knows HTTP.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.config.reload import Changes
 from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control import token as tokens
-from bbnode.daemon.control.api import Api
 from bbnode.daemon.control.feed import Feed, followed
 from bbnode.daemon.control.host import Host
-from bbnode.daemon.control.invocations import Invocations
+from bbnode.daemon.control.http import application
 from bbnode.daemon.control.listen import is_loopback, parse_metrics, parse_tcp
+from bbnode.daemon.control.routes import ENDPOINTS
 from bbnode.daemon.control.server import ControlLimits, ControlServer
 from bbnode.daemon.control.trace import TRACE_STEPS, TraceLog
 from bbnode.daemon.network.dial_back import Ask
@@ -33,12 +34,12 @@ from bbnode.transport.driver import Driver
 
 logger = logging.getLogger(__name__)
 
-# For those who follow to take the last lines; who does not read by then is cut off.
-FAREWELL_S = 0.5
+# For subscribers to read the last lines; one that has not by then is cut off.
+DRAIN_S = 0.5
 
 
 class ControlPlane:
-    """Everything that a daemon's control plane has."""
+    """The control plane: feeds of events and log lines, traces, the application and its server."""
 
     def __init__(
         self,
@@ -63,7 +64,6 @@ class ControlPlane:
         Raises `TcpRefused`, `TokenFileUnsafe` or `StorageError` where the configuration asks for
         TCP or metrics.
         """
-        self._invocations = Invocations()
         self.host = Host(
             resolved=resolved,
             artifact_sha256=artifact_sha256,
@@ -89,9 +89,12 @@ class ControlPlane:
             own = tokens.token_file(resolved.state_dir)
             given = asked.token_file
             token = tokens.load_or_create_token(own if given is None else resolved.absolute(given))
+        limits = ControlLimits() if limits is None else limits
+        counts: Counter[str] = Counter()
         self.server = ControlServer(
             paths.control_socket(resolved.state_dir),
-            handle=Api(self.host, self._invocations).handle,
+            app=application(ENDPOINTS, self.host, request_s=limits.request_s, counts=counts),
+            counts=counts,
             group=asked.group,
             tcp=tcp,
             metrics=metrics,
@@ -101,12 +104,12 @@ class ControlPlane:
         self.host.counters.append(self.server.counters)
 
     def publish(self, event: Mapping[str, Any]) -> None:
-        """Tell those who follow the node's events; never waits."""
+        """Hand an event to its subscribers; never waits."""
         self.host.events.publish(event)
 
     def observe(self, step: steps.Step, event: Mapping[str, Any] | None) -> None:
-        """Take up a step of the node, and the event that it is, if any."""
-        self._invocations.observe(step)
+        """Note a step of the node, and the event that it is, if any."""
+        self.host.pending.observe(step)
         self.host.trace.observe(step)
         if event is not None and not isinstance(step, TRACE_STEPS):
             self.publish(event)
@@ -127,6 +130,6 @@ class ControlPlane:
         """End all streams in order, once nothing happens any more; then cancel `run`."""
         self.host.events.close()
         self.host.logs.close()
-        with trio.move_on_after(FAREWELL_S):
+        with trio.move_on_after(DRAIN_S):
             await self.host.events.drained()
             await self.host.logs.drained()

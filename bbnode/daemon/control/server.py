@@ -1,39 +1,67 @@
-"""Serves the control plane: accepts clients, bounds their number, answers their requests.
+"""Serves an ASGI application over unix sockets and TCP, within bounds.
 
-Rule: whatever comes in, the daemon goes on. Too many clients are told so and closed; a fault in
-one handler is logged and answered with 500; a client that vanishes ends its own task alone. Each
-socket is a door with a bound of its own, so those who scrape never keep an operator out.
+Hypercorn reads and writes HTTP/1.1 (its `TCPServer` is one connection). What it has no setting
+for is here: a bound on connections, deadlines for writes and for bodies, refusals as JSON, and
+that a fault in one connection ends that connection alone.
+
+Rule: whatever a client does, it costs its own task and no more. Each socket is a door with a
+bound of its own, so those who scrape metrics never keep an operator out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import h11
 import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.tcp_server import MAX_RECV, TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bbnode.daemon.control import token as tokens
 from bbnode.daemon.control.errors import Problem
-from bbnode.daemon.control.http import (
-    Answer,
-    ClientGone,
-    HttpConnection,
-    HttpLimits,
-    Request,
-    problem_response,
-)
+from bbnode.daemon.control.http import problem_response
 from bbnode.daemon.control.listen import is_loopback, tcp_listener, unix_listener
 
 logger = logging.getLogger(__name__)
 
-Handle = Callable[[Request], Awaitable[Answer]]
-
 # All that the metrics' address answers, to GET and HEAD.
 SCRAPED = ("/metrics", "/healthz", "/readyz")
+# A client that has sent all it will may still read: an answer that is made at once goes out.
+HALF_CLOSED_S = 0.5
+# After an accept that failed, as for want of descriptors.
+ACCEPT_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits:
+    """Bounds of one connection; beyond each stands what happens."""
+
+    # Request line and headers; more is 431 and the end of the connection.
+    head_bytes: int = 16 * 1024
+    # An invoke's inputs are at most 10 MiB: 14 MiB as base64. More is 413.
+    body_bytes: int = 16 * 1024 * 1024
+    # A connection on which no request has begun for so long is closed, with 408 if half a head
+    # has come.
+    idle_s: float = 60.0
+    # From a request's head to the end of its body; later is 408.
+    request_s: float = 30.0
+    # A client that takes nothing of what is written for so long is cut off.
+    write_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,24 +81,190 @@ class ControlLimits:
     )
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Door:
-    """One socket: who answers there, within which bounds, and how many clients there are."""
+    """One socket: who may ask there, within which bounds, and how many clients there are."""
 
-    handle: Handle
+    listener: trio.SocketListener
     most: int
-    http: HttpLimits
+    limits: HttpLimits
+    # Raises `Problem` for a request that this door does not let through.
+    check: Callable[[Scope], None]
     connections: int = 0
 
 
+class _Http1(H11Protocol):
+    """HTTP/1.1 alone, whose refusals of what is no HTTP are JSON as all others."""
+
+    refused = 0
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Ask for no other protocol: neither HTTP/2 nor WebSocket is spoken here."""
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
+        await super()._create_stream(
+            h11.Request(
+                method=request.method,
+                target=request.target,
+                headers=headers,
+                http_version=request.http_version,
+            )
+        )
+
+    async def _send_error_response(self, status_code: int) -> None:
+        self.refused += 1
+        problem = (
+            Problem(408, "RequestTooSlow", "the request did not arrive in time")
+            if status_code == 408
+            else Problem(status_code, "BadRequest", "what came is not an HTTP/1.1 request")
+        )
+        answer = problem_response(problem)
+        headers = [*answer.raw_headers, (b"connection", b"close")]
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        await self._send_h11_event(h11.Data(data=bytes(answer.body)))
+        await self._send_h11_event(h11.EndOfMessage())
+
+
+class HttpConnection(TCPServer):
+    """Serves the requests of one client, one after the other."""
+
+    def __init__(self, stream: Any, app: ASGIApp, limits: HttpLimits) -> None:
+        """Serve `app`, which answers whatever is asked and raises nothing."""
+        config = Config()
+        config.errorlog = logger
+        config.include_date_header = config.include_server_header = False
+        config.h11_max_incomplete_size = limits.head_bytes
+        config.keep_alive_timeout = limits.idle_s
+        config.keep_alive_max_requests = 2**63
+        context = WorkerContext(None)
+        super().__init__(ASGIWrapper(self._answer), config, context, ConnectionState({}), stream)  # type: ignore[arg-type]
+        self._app = app
+        self._limits = limits
+        self._at_rest = trio.Event()
+        self._http1: _Http1
+        # The client went away, or did not take what it asked for.
+        self.lost = False
+        # Number of requests that could not be read.
+        self.refused = 0
+
+    async def run(self) -> None:
+        """Serve until the connection ends."""
+        async with self.stream, TaskGroup() as tasks:
+            self._task_group = tasks
+            http1 = _Http1(
+                self.app,
+                self.config,
+                self.context,
+                tasks,
+                ConnectionState({}),
+                False,
+                None,
+                None,
+                self.protocol_send,
+            )
+            self._http1 = self.protocol = http1  # type: ignore[assignment]
+            await self.idle_task.restart(tasks, self._idle_timeout)
+            await self._read_data()
+            self.refused += http1.refused
+            await self.idle_task.stop()
+
+    async def protocol_send(self, event: Event) -> None:
+        """Write what Hypercorn has for the client, within the time it has to take it."""
+        if not isinstance(event, RawData):
+            if isinstance(event, Updated) and not event.idle:
+                self._at_rest = trio.Event()
+            else:
+                self._at_rest.set()
+            await super().protocol_send(event)
+            return
+        async with self.send_lock:
+            try:
+                with trio.fail_after(self._limits.write_s):
+                    await self.stream.send_all(event.data)
+                return
+            except trio.TooSlowError:
+                self.lost = True
+                await self.stream.aclose()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+        await self.protocol.handle(Closed())
+
+    async def _read_data(self) -> None:
+        with contextlib.suppress(trio.ClosedResourceError, trio.BrokenResourceError):
+            while data := await self.stream.receive_some(MAX_RECV):
+                await self.protocol.handle(RawData(bytes(data)))
+            await self.protocol.handle(RawData(b""))
+            with trio.move_on_after(HALF_CLOSED_S):
+                await self._at_rest.wait()
+        await self.protocol.handle(Closed())
+
+    async def _initiate_server_close(self) -> None:
+        if self._http1.connection.trailing_data[0]:
+            await self._http1._send_error_response(408)
+        await super()._initiate_server_close()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, for as long as the client is there."""
+        app, complete = self._app, False
+        try:
+            body = await self._body(receive)
+        except Problem as problem:
+            self.refused += 1
+            app, body = problem_response(problem), b""
+        if body is None:
+            self.lost = True
+            return
+
+        async def read() -> Message:
+            # Starlette asks once; that the client goes is seen here and not there.
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def write(message: Message) -> None:
+            nonlocal complete
+            complete = message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                # It comes after the end of an answer as well, which then closes the connection.
+                if not complete:
+                    nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            await app(scope, read, write)
+            nursery.cancel_scope.cancel()
+        self.lost = self.lost or not complete
+
+    async def _body(self, receive: Receive) -> bytes | None:
+        """The body of a request; None when the client went away before its end."""
+        body = bytearray()
+        with trio.move_on_after(self._limits.request_s):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                body += message["body"]
+                if len(body) > self._limits.body_bytes:
+                    most = self._limits.body_bytes
+                    raise Problem(413, "BodyTooLarge", f"a body has at most {most} bytes")
+                if not message["more_body"]:
+                    return bytes(body)
+        raise Problem(408, "RequestTooSlow", "the request did not arrive in time")
+
+
 class ControlServer:
-    """Answers HTTP on a unix socket, and on TCP where that is asked for."""
+    """Serves an application on a unix socket, and on TCP where that is asked for."""
 
     def __init__(
         self,
         path: Path,
         *,
-        handle: Handle,
+        app: ASGIApp,
+        counts: Counter[str],
         group: str | None = None,
         tcp: tuple[str, int] | None = None,
         metrics: tuple[str, int] | None = None,
@@ -79,30 +273,26 @@ class ControlServer:
     ) -> None:
         """`path` is `paths.control_socket(state_dir)`; nothing is opened before `run`.
 
-        `handle` answers a request and raises `Problem` for what it refuses. `tcp` and `metrics`
-        are an IP address and a port each; what listens on TCP answers nobody without `token`,
-        but for metrics on loopback.
+        `counts` is shared with `app`.
+
+        `tcp` and `metrics` are an IP address and a port each; what listens on TCP answers nobody
+        without `token`, but for metrics on loopback.
         """
-        self._path = path
-        self._handle = handle
+        self.path = path
+        self._app = app
         self._group = group
         self._tcp = tcp
         self._metrics = metrics
         self._token = token
         self._limits = limits if limits is not None else ControlLimits()
         self._doors: list[_Door] = []
-        self._counts: Counter[str] = Counter()
+        self.counts = counts
         self.tcp_port: int | None = None
         self.metrics_port: int | None = None
 
-    @property
-    def path(self) -> Path:
-        """Where the server listens."""
-        return self._path
-
     def counters(self) -> dict[str, int]:
-        """What was counted since the start, and the connections there are."""
-        return {**self._counts, "control.connections": sum(d.connections for d in self._doors)}
+        """Return what was counted since the start, and the number of connections."""
+        return {**self.counts, "control.connections": sum(d.connections for d in self._doors)}
 
     async def run(self, *, task_status: trio.TaskStatus[Path] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled, then remove the socket.
@@ -110,120 +300,93 @@ class ControlServer:
         Raises `AlreadyRunning` when another daemon answers there, `UnknownGroup`, and
         `EnvironmentFault` when a socket cannot be had.
         """
+        limits = self._limits
+        most, http = limits.connections, limits.http
         with contextlib.ExitStack() as stack:
-            tcp = self._open(stack, self._tcp, "control.tcp")
-            metrics = self._open(stack, self._metrics, "control.metrics")
-            unix = stack.enter_context(unix_listener(self._path, group=self._group))
+            doors = []
+            if self._tcp is not None:
+                listener = stack.enter_context(tcp_listener(*self._tcp, key="control.tcp"))
+                self.tcp_port = _port(listener)
+                doors.append(_Door(listener, most=most, limits=http, check=self._check_token))
+            if self._metrics is not None:
+                listener = stack.enter_context(tcp_listener(*self._metrics, key="control.metrics"))
+                self.metrics_port = _port(listener)
+                few, small = limits.scrapers, limits.scraped
+                doors.append(_Door(listener, most=few, limits=small, check=self._check_scrape))
+            listener = stack.enter_context(unix_listener(self.path, group=self._group))
+            # The mode of the socket says who may ask there.
+            doors.append(_Door(listener, most=most, limits=http, check=lambda _scope: None))
+            self._doors = doors
             async with trio.open_nursery() as nursery:
-                most, http = self._limits.connections, self._limits.http
-                self._attend(nursery, unix, _Door(handle=self._handle, most=most, http=http))
-                if tcp is not None:
-                    self.tcp_port = _port(tcp)
-                    self._attend(nursery, tcp, _Door(handle=self._guarded, most=most, http=http))
-                if metrics is not None:
-                    self.metrics_port = _port(metrics)
-                    few, http = self._limits.scrapers, self._limits.scraped
-                    self._attend(nursery, metrics, _Door(handle=self._scraped, most=few, http=http))
-                task_status.started(self._path)
+                for door in doors:
+                    nursery.start_soon(self._accept, door, nursery)
+                task_status.started(self.path)
 
-    def _open(
-        self, stack: contextlib.ExitStack, address: tuple[str, int] | None, key: str
-    ) -> trio.SocketListener | None:
-        if address is None:
-            return None
-        return stack.enter_context(tcp_listener(*address, key=key))
-
-    def _attend(self, nursery: trio.Nursery, listener: trio.SocketListener, door: _Door) -> None:
-        self._doors.append(door)
-        nursery.start_soon(self._accept, listener, nursery, door)
-
-    async def _accept(
-        self, listener: trio.SocketListener, nursery: trio.Nursery, door: _Door
-    ) -> None:
+    async def _accept(self, door: _Door, nursery: trio.Nursery) -> None:
         while True:
             try:
-                stream = await listener.accept()
+                stream = await door.listener.accept()
             except OSError as error:
                 # Out of descriptors, for instance: that must not end the node's own work.
                 logger.warning("control client not accepted", extra={"reason": str(error)})
-                self._counts["control.not_accepted"] += 1
-                await trio.sleep(1.0)
+                self.counts["control.not_accepted"] += 1
+                await trio.sleep(ACCEPT_AGAIN_S)
                 continue
             nursery.start_soon(self._serve, stream, door)
 
     async def _serve(self, stream: trio.SocketStream, door: _Door) -> None:
-        """One client, from its connection to its end; nothing it does leaves this task."""
+        """Serve one client, from its connection to its end; nothing it does leaves this task."""
         busy = door.connections >= door.most
         door.connections += 1
 
-        async def answer(request: Request) -> Answer:
-            if busy:
-                problem = Problem(
-                    503, "Busy", "too many control clients; close one", headers={"Retry-After": "1"}
-                )
-                return self._refused(problem)
-            return await self._answer(request, door.handle)
-
-        async with stream:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            self.counts["control.requests"] += 1
             try:
-                connection = HttpConnection(stream, answer, door.http)
-                with trio.move_on_after(door.http.write_s if busy else float("inf")):
-                    self._counts["control.bad_requests"] += await connection.run()
-            except ClientGone:
-                self._counts["control.clients_lost"] += 1
-            except Exception:
-                # The same boundary for a fault in our own HTTP: it costs this client alone.
-                logger.exception("control connection failed")
-                self._counts["control.internal_errors"] += 1
-            finally:
-                door.connections -= 1
+                if busy:
+                    raise Problem(
+                        503,
+                        "Busy",
+                        "too many control clients; close one",
+                        headers={"Retry-After": "1"},
+                    )
+                door.check(scope)
+            except Problem as problem:
+                self.counts["control.refused"] += 1
+                await problem_response(problem)(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
 
-    async def _answer(self, request: Request, handle: Handle) -> Answer:
-        self._counts["control.requests"] += 1
+        connection = HttpConnection(stream, app, door.limits)
         try:
-            with trio.fail_after(self._limits.request_s):
-                return await handle(request)
-        except Problem as problem:
-            return self._refused(problem)
-        except trio.TooSlowError:
-            text = f"{request.path} was not answered within {self._limits.request_s:g} s"
-            return self._refused(Problem(504, "Timeout", text))
+            with trio.move_on_after(door.limits.write_s if busy else math.inf):
+                await connection.run()
         except Exception:
-            # The declared boundary of the control plane: a fault in one handler must not end
-            # the daemon's work. The log has the traceback; the client learns that it failed.
-            logger.exception("control request failed", extra={"path": request.path})
-            self._counts["control.internal_errors"] += 1
-            text = f"{request.path} failed inside the daemon; its log says where"
-            return self._refused(Problem(500, "InternalError", text))
+            # The boundary of one connection: a fault in it costs this client alone.
+            logger.exception("control connection failed")
+            self.counts["control.internal_errors"] += 1
+        finally:
+            door.connections -= 1
+            self.counts["control.bad_requests"] += connection.refused
+            self.counts["control.clients_lost"] += connection.lost
 
-    def _refused(self, problem: Problem) -> Answer:
-        self._counts["control.refused"] += 1
-        return problem_response(problem)
-
-    async def _guarded(self, request: Request) -> Answer:
-        """On TCP any user of this machine can connect: the token says who may."""
-        self._check_token(request)
-        return await self._handle(request)
-
-    async def _scraped(self, request: Request) -> Answer:
-        """For those who scrape: three paths; from other machines with the token."""
-        if self._metrics is None or not is_loopback(self._metrics[0]):
-            self._check_token(request)
-        if request.path not in SCRAPED or request.method not in ("GET", "HEAD"):
-            raise Problem(404, "UnknownPath", f"here is only GET of: {', '.join(SCRAPED)}")
-        return await self._handle(request)
-
-    def _check_token(self, request: Request) -> None:
-        if self._token is None or not tokens.accepts(
-            self._token, request.headers.get("authorization")
-        ):
-            self._counts["control.unauthorized"] += 1
+    def _check_token(self, scope: Scope) -> None:
+        """Refuse who shows no token: on TCP any user of this machine can connect."""
+        header = Headers(scope=scope).get("authorization")
+        if self._token is None or not tokens.accepts(self._token, header):
+            self.counts["control.unauthorized"] += 1
             raise Problem(
                 401,
                 "Unauthorized",
                 "send the content of the daemon's control.token as `Authorization: Bearer …`",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+
+    def _check_scrape(self, scope: Scope) -> None:
+        """Let through three paths alone; from other machines with the token."""
+        if self._metrics is None or not is_loopback(self._metrics[0]):
+            self._check_token(scope)
+        if scope["path"] not in SCRAPED or scope["method"] not in ("GET", "HEAD"):
+            raise Problem(404, "UnknownPath", f"here is only GET of: {', '.join(SCRAPED)}")
 
 
 def _port(listener: trio.SocketListener) -> int:

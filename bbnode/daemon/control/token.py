@@ -22,12 +22,12 @@ class TokenFileUnsafe(EnvironmentFault):
 
 
 def token_file(state_dir: Path) -> Path:
-    """Where the token of a node lies."""
+    """Return the path of a node's token."""
     return state_dir / "control.token"
 
 
 def load_or_create_token(path: Path) -> str:
-    """The token in a file, made if there is none.
+    """Return the token in a file, made if there is none.
 
     Raises `TokenFileUnsafe` for a file that others can read or that holds no token, and
     `StorageError`.
@@ -49,7 +49,7 @@ def load_or_create_token(path: Path) -> str:
 
 
 def accepts(token: str, header: str | None) -> bool:
-    """Whether an `Authorization` header carries the token."""
+    """Return True for an `Authorization` header that carries the token."""
     scheme, _, given = (header or "").partition(" ")
     matches = hmac.compare_digest(given.strip().encode("utf-8"), token.encode("utf-8"))
     return matches and scheme.lower() == "bearer"

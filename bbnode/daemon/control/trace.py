@@ -1,4 +1,4 @@
-"""What the ops of recent executions did, while tracing is on.
+"""The steps of recent executions, kept while tracing is on.
 
 Rule: bounded; the oldest goes. One execution is found by its number, and over the network by
 the peer and the wire request id of the message that started it: what one node sent, another
@@ -44,23 +44,23 @@ class TraceLog:
         self.on = False
 
     def switch(self, *, on: bool) -> None:
-        """Begin or end to trace ops; what is kept stays."""
+        """Trace ops or no longer; what is kept stays."""
         self._set_tracing(on)
         self.on = on
 
     def observe(self, step: steps.Step) -> None:
-        """Take up a step of the node, if it belongs to an execution."""
+        """Keep a step of the node, if it belongs to an execution."""
         if isinstance(step, TRACE_STEPS) or (self.on and isinstance(step, ALSO_TRACED)):
             event = step_to_event(step)
             if event is not None:
                 self._kept.append({"time_s": round(self._clock(), 6), **event})
 
     def of_execution(self, execution: int) -> list[dict[str, Any]]:
-        """What one execution did, oldest first."""
+        """Return the steps of one execution, oldest first."""
         return [event for event in self._kept if event.get("execution") == execution]
 
     def started_by(self, source_peer: str, wire_req_id: int) -> list[int]:
-        """Executions here that a message of another peer started."""
+        """Return the executions here that a message of another peer started."""
         return [
             event["execution"]
             for event in self._kept
@@ -70,6 +70,6 @@ class TraceLog:
         ]
 
     def executions(self) -> list[int]:
-        """Executions of which something is kept, oldest first."""
+        """Return the executions of which something is kept, oldest first."""
         found = {event["execution"]: None for event in self._kept if "execution" in event}
         return list(found)

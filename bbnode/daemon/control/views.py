@@ -1,4 +1,4 @@
-"""What a daemon is, as JSON: status, peers, executions, health.
+"""A daemon as JSON: status, peers, executions, health.
 
 Rule: a view is a pure reading of the `Host`; times are in seconds, relative ones say so in
 their name. What a peer says of itself is shown as text and decides nothing.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import Any
 
 import trio
 
 from bbnode import __version__
+from bbnode.daemon.control import answers
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.observing.watch import LIVENESS_CHECKS
 from bbnode.ir.caps import MIN_FREE_BYTES
@@ -24,8 +24,8 @@ from bbnode.transport.driver import trio_clock_ns
 RELAYED = "/p2p-circuit"
 
 
-def status(host: Host) -> dict[str, Any]:
-    """Everything that `bbnode status` shows."""
+def status(host: Host) -> answers.Status:
+    """Return everything that `bbnode status` shows."""
     now_s = trio.current_time()
     return {
         "name": host.resolved.config.node.name,
@@ -51,8 +51,8 @@ def status(host: Host) -> dict[str, Any]:
     }
 
 
-def peer_info(p: PeerInfo, now_s: float) -> dict[str, Any]:
-    """A connected peer."""
+def peer_info(p: PeerInfo, now_s: float) -> answers.PeerView:
+    """Return a connected peer."""
     return {
         "peer": str(p.peer),
         "classes": list(p.hello.classes),
@@ -69,8 +69,8 @@ def peer_info(p: PeerInfo, now_s: float) -> dict[str, Any]:
     }
 
 
-def wanted(w: WantedPeer) -> dict[str, Any]:
-    """A peer that is dialled whenever it is not connected."""
+def wanted(w: WantedPeer) -> answers.WantedView:
+    """Return a peer that is dialled whenever it is not connected."""
     return {
         "peer": str(w.peer),
         "connected": w.connected,
@@ -79,14 +79,14 @@ def wanted(w: WantedPeer) -> dict[str, Any]:
     }
 
 
-def waiting(host: Host) -> list[dict[str, Any]]:
-    """Whatever waits: for whom, until when and why."""
+def waiting(host: Host) -> list[answers.Json]:
+    """Return whatever waits: for whom, until when and why."""
     now_ns = trio_clock_ns()
     return [w.as_json(now_ns) for w in host.node.waiting()]
 
 
-def executions(host: Host) -> dict[str, Any]:
-    """Executions under way, oldest first, and what they wait for."""
+def executions(host: Host) -> answers.ExecutionsView:
+    """Return executions under way, oldest first, and what they wait for."""
     now_ns = trio_clock_ns()
     return {
         "executions": [
@@ -106,8 +106,8 @@ def executions(host: Host) -> dict[str, Any]:
     }
 
 
-def health(host: Host) -> list[dict[str, Any]]:
-    """Checks of the node itself; `ok` false means that somebody should look."""
+def health(host: Host) -> list[answers.Check]:
+    """Return checks of the node itself; `ok` false means that somebody should look."""
     bootstrap = [p for p in host.discovery().get("peers", ()) if p["bootstrap"] is not None]
     connected = sum(p["connected"] for p in bootstrap)
     stalled = {each.what: each.detail for each in host.stalled()}
@@ -141,9 +141,9 @@ def _listening(host: Host) -> tuple[bool, str]:
     return bool(found), f"{len(found)} addresses"
 
 
-def readiness(host: Host) -> dict[str, Any]:
-    """Whether the node does its work, why not, and for whom its rounds wait, which is no fault."""
-    reasons: list[dict[str, Any]] = []
+def readiness(host: Host) -> answers.Readiness:
+    """Return if the node does its work, why not, and for whom its rounds wait: that is no fault."""
+    reasons: list[answers.NotReadyReason] = []
     if host.phase != "ready":
         reasons.append({"what": "phase", "detail": f"the node is {host.phase}", "for_s": None})
     else:
@@ -151,7 +151,11 @@ def readiness(host: Host) -> dict[str, Any]:
         if not listening:
             text = f"the node listens on no address: {detail}"
             reasons.append({"what": "listening", "detail": text, "for_s": None})
-        reasons += [each.as_json() for each in host.stalled() if each.blocks]
+        reasons += [
+            {"what": s.what, "detail": s.detail, "for_s": round(s.for_s, 1)}
+            for s in host.stalled()
+            if s.blocks
+        ]
     return {
         "ready": not reasons,
         "phase": host.phase,
@@ -164,8 +168,8 @@ def readiness(host: Host) -> dict[str, Any]:
     }
 
 
-def why(host: Host, peer: PeerId) -> list[dict[str, str]]:
-    """Each rule that decides about a peer, in order, with its outcome."""
+def why(host: Host, peer: PeerId) -> list[answers.RuleView]:
+    """Return each rule that decides about a peer, in order, with its outcome."""
     standing = host.node.peer_standing(peer)
     failing = next((w for w in host.backend.wanted() if w.peer == peer), None)
     rules = [
@@ -207,7 +211,6 @@ def why(host: Host, peer: PeerId) -> list[dict[str, str]]:
 
 
 def _access(host: Host, peer: PeerId) -> list[tuple[str, str, str]]:
-    """What the policy of connections says."""
     return [
         (f"access: {d.rule}", "pass" if d.allowed else "fail", f"{d.reason.value}: {d.detail}")
         for d in host.access.explain(peer)

@@ -1,0 +1,120 @@
+"""Stages of a compilation as the command line names them: `--stage TEXT`.
+
+    package.module:Class
+    package.module:Class(a=1, names=["x", "y"])
+    package.module:Class(a=1)@before:type_solver
+    package.module:Class@after:dedup
+
+Rule: arguments are Python literals and nothing is evaluated; the module is imported as
+`bbnode compile` imports the program's. Everything wrong with a text is a `StageRefused`.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bbnode.ir.errors import DeploymentError
+
+HELP = (
+    "Run a pass of your own as well, as in 'package.module:Class(a=1)@before:PASS' (repeatable). "
+    "Arguments are Python literals; @before:PASS or @after:PASS says where, else the class does."
+)
+MAX_STAGE_CHARS = 10_000
+
+_STAGE = re.compile(
+    r"(?P<module>\w+(?:\.\w+)*):(?P<cls>\w+)\s*"
+    r"(?P<call>\(.*\))?\s*"
+    r"(?:@(?P<where>before|after):(?P<anchor>[\w.-]+))?",
+    re.DOTALL,
+)
+
+
+class StageRefused(DeploymentError):
+    """A `--stage` that names no pass that can be made here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSpec:
+    """One stage as it was asked for; at most one of `before` and `after` names a pass."""
+
+    module: str
+    cls: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    before: str | None = None
+    after: str | None = None
+
+    def make(self) -> Any:
+        """Import the class and make the pass. Raises StageRefused."""
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.insert(0, here)
+        try:
+            found = importlib.import_module(self.module)
+        except Exception as error:
+            # Another's module: whatever it raises, the command line says which one.
+            raise StageRefused(
+                f"stage {self}: {self.module} can't be imported: {type(error).__name__}: {error}"
+            ) from error
+        cls = getattr(found, self.cls, None)
+        if not inspect.isclass(cls):
+            classes = [name for name, value in vars(found).items() if inspect.isclass(value)]
+            near = difflib.get_close_matches(self.cls, classes, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise StageRefused(f"stage {self}: {self.module} has no class {self.cls!r}{hint}")
+        try:
+            inspect.signature(cls).bind(**self.arguments)
+        except TypeError as error:
+            raise StageRefused(
+                f"stage {self} can't be made with {dict(self.arguments)}: {error}; it takes "
+                f"{inspect.signature(cls)}"
+            ) from error
+        return cls(**self.arguments)
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.cls}"
+
+
+def parse_stage(text: str) -> StageSpec:
+    """Read one stage; imports nothing. Raises StageRefused."""
+    found = _STAGE.fullmatch(text.strip()) if len(text) <= MAX_STAGE_CHARS else None
+    if found is None:
+        raise StageRefused(
+            f"{text[:80]!r} does not name a stage as package.module:Class, "
+            "package.module:Class(argument=1) or package.module:Class@before:PASS"
+        )
+    anchor = {} if found["where"] is None else {found["where"]: found["anchor"]}
+    arguments = _arguments(found["call"] or "()", f"{found['module']}:{found['cls']}")
+    return StageSpec(module=found["module"], cls=found["cls"], arguments=arguments, **anchor)
+
+
+def _arguments(call: str, stage: str) -> dict[str, Any]:
+    try:
+        parsed = ast.parse(f"_{call}", mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise StageRefused(f"stage {stage}: {call[:80]!r} are no arguments: {error}") from error
+    # `()` behind the name is the call; anything else, as in `(1)(2)`, is another thing.
+    if not isinstance(parsed, ast.Call) or not isinstance(parsed.func, ast.Name):
+        raise StageRefused(f"stage {stage}: {call[:80]!r} are no arguments")
+    if parsed.args or any(keyword.arg is None for keyword in parsed.keywords):
+        raise StageRefused(f"stage {stage}: give each argument by its name, as in (a=1)")
+    arguments: dict[str, Any] = {}
+    for keyword in parsed.keywords:
+        if keyword.arg in arguments:
+            raise StageRefused(f"stage {stage}: argument {keyword.arg!r} is given twice")
+        try:
+            arguments[str(keyword.arg)] = ast.literal_eval(keyword.value)
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+            raise StageRefused(
+                f"stage {stage}: argument {keyword.arg!r} has to be a literal, like 1, 'text' or "
+                f"[1, 2], not {ast.unparse(keyword.value)[:80]!r}"
+            ) from error
+    return arguments

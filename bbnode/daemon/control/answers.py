@@ -1,0 +1,283 @@
+"""The shapes of what the control plane answers, as its OpenAPI document shows them.
+
+Rule: a shape says what an answer has, and costs nothing at run time: the values are plain
+dictionaries. What another layer makes (a round, a finding of discovery) is an object here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# On Python 3.11 pydantic reads no other.
+from typing_extensions import TypedDict
+
+Json = Mapping[str, Any]
+
+
+class PeerView(TypedDict):
+    """A connected peer; what it says of itself is text and decides nothing."""
+
+    peer: str
+    classes: list[str]
+    via: str
+    direction: str
+    address: str
+    agent: str
+    bytes_in: int
+    bytes_out: int
+    queued: int
+    queued_bytes: int
+    rtt_ms: float | None
+    connected_s: float
+
+
+class WantedView(TypedDict):
+    """A peer that is dialled whenever it is not connected."""
+
+    peer: str
+    connected: bool
+    failed_dials: int
+    last_error: str
+
+
+class PeerList(TypedDict):
+    """All connections, and those that are wanted."""
+
+    peers: list[PeerView]
+    wanted: list[WantedView]
+
+
+class RuleView(TypedDict):
+    """A rule that decides about a peer: its outcome is `pass` or `fail`."""
+
+    rule: str
+    outcome: str
+    detail: str
+
+
+class PeerDetail(TypedDict):
+    """One peer, and every rule that decides about it."""
+
+    peer: str
+    connected: PeerView | None
+    addresses: list[str]
+    health: str
+    usable: bool
+    why: list[RuleView]
+
+
+class PeerConnecting(TypedDict):
+    """A peer that is dialled from now on."""
+
+    peer: str
+    addresses: list[str]
+    connected: bool
+
+
+class PeerDropped(TypedDict):
+    """A peer that is no longer dialled."""
+
+    peer: str
+    was_connected: bool
+
+
+class PeerBlocked(PeerDropped):
+    """A peer that is denied."""
+
+    blocked: bool
+
+
+class PeerAllowed(TypedDict):
+    """A peer that is no longer denied by hand, and what else decides about it."""
+
+    peer: str
+    blocked: bool
+    why: list[RuleView]
+
+
+class AccessReloaded(TypedDict):
+    """`taken` is false where the node has to start again to use what it found."""
+
+    taken: bool
+
+
+class Pong(TypedDict):
+    """One round trip."""
+
+    peer: str
+    rtt_ms: float
+
+
+class DialledBack(TypedDict):
+    """A peer's report of dialling our addresses."""
+
+    peer: str
+    seen_at: str
+    addresses: list[Json]
+
+
+class ExecutionResult(TypedDict):
+    """An execution: `ok` is null while it runs, `left_out` counts outputs that were not kept."""
+
+    execution: int
+    ok: bool | None
+    outputs: Json
+    failures: list[dict[str, str]]
+    left_out: int
+
+
+class Emitted(TypedDict):
+    """An event that is on the bus."""
+
+    kind: int
+
+
+class SnapshotWritten(TypedDict):
+    """A checkpoint that is on disk."""
+
+    state_dir: str
+    bytes: int
+
+
+class Reloaded(TypedDict):
+    """The keys of the configuration that took effect, and those that need a restart."""
+
+    changed: list[str]
+    needs_restart: list[str]
+
+
+class Stopping(TypedDict):
+    """The daemon has begun to stop."""
+
+    stopping: bool
+
+
+class ExecutionView(TypedDict):
+    """An execution under way."""
+
+    execution: int
+    target: str
+    entry: str
+    source_peer: str | None
+    running_s: float
+    remaining_s: float | None
+
+
+class ExecutionsView(TypedDict):
+    """Executions under way, oldest first, and what they wait for."""
+
+    executions: list[ExecutionView]
+    waiting: list[Json]
+
+
+class RoundsAnswer(TypedDict):
+    """Rounds that have ended, and how far each `[[invoke]]` entry is."""
+
+    rounds: list[Json]
+    invoke: list[Json]
+
+
+class TraceView(TypedDict):
+    """The traced steps of some executions."""
+
+    peer_id: str
+    tracing: bool
+    executions: list[int]
+    running: list[ExecutionView]
+    waiting: list[Json]
+    steps: list[Json]
+
+
+class Tracing(TypedDict):
+    """`tracing` says if ops are traced now."""
+
+    tracing: bool
+
+
+class Traced(Tracing):
+    """The executions of which something is kept."""
+
+    executions: list[int]
+
+
+class LogLevel(TypedDict):
+    """The least severe level that is logged."""
+
+    level: str
+
+
+class LogLevelChanged(LogLevel):
+    """The new level and the one before."""
+
+    before: str
+
+
+class ConfigView(TypedDict):
+    """The configuration in force, and where each given key came from."""
+
+    file: str | None
+    state_dir: str
+    config: Json
+    origins: dict[str, str]
+
+
+class Check(TypedDict):
+    """A check of the node itself; `ok` false means that somebody should look."""
+
+    check: str
+    ok: bool
+    detail: str
+
+
+class Status(TypedDict):
+    """Everything about the node at one moment."""
+
+    name: str
+    peer_id: str
+    version: str
+    pid: int
+    phase: str
+    uptime_s: float
+    artifact_sha256: str
+    artifact_targets: list[str]
+    targets: list[str]
+    listen: list[str]
+    health: list[Check]
+    peers: list[PeerView]
+    wanted: list[WantedView]
+    discovery: Json
+    invoke: list[Json]
+    executions: int
+    waiting: list[Json]
+    tasks_running: int
+    tracing: bool
+    counters: dict[str, int]
+
+
+class NotReadyReason(TypedDict):
+    """A reason why the node is not ready, and for how long it has held."""
+
+    what: str
+    detail: str
+    for_s: float | None
+
+
+class Readiness(TypedDict):
+    """If the node does its work, why not, and for whom its rounds wait, which is no fault."""
+
+    ready: bool
+    phase: str
+    reasons: list[NotReadyReason]
+    waiting: list[Json]
+
+
+class ProblemBody(TypedDict):
+    """A refusal (RFC 9457): `code` is for programs, `detail` for people."""
+
+    schema: str
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str

@@ -1,0 +1,76 @@
+"""Executions that a client of the control plane waits for.
+
+Rule: what is collected lives as long as the request that waits; the number of those is bounded
+by the control plane's connections, and what is kept of each by `MAX_KEPT_OUTPUTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from bbnode.daemon.control.answers import ExecutionResult
+from bbnode.daemon.observing.events import summarize
+from bbnode.engine import steps
+from bbnode.ir.caps import MAX_KEPT_OUTPUTS
+
+
+@dataclass(slots=True)
+class PendingExecution:
+    """One execution that is waited for."""
+
+    execution: int
+    outputs: dict[str, Any] = field(default_factory=dict)
+    failures: list[dict[str, str]] = field(default_factory=list)
+    left_out: int = 0
+    ok: bool | None = None
+    finished: trio.Event = field(default_factory=trio.Event)
+
+    def as_json(self) -> ExecutionResult:
+        """Return how it went so far."""
+        return {
+            "execution": self.execution,
+            "ok": self.ok,
+            "outputs": self.outputs,
+            "failures": self.failures,
+            "left_out": self.left_out,
+        }
+
+
+class PendingExecutions:
+    """All executions that are waited for now."""
+
+    def __init__(self) -> None:
+        self._pending: dict[int, PendingExecution] = {}
+
+    @contextmanager
+    def collect(self, execution: int) -> Iterator[PendingExecution]:
+        """Collect what an execution gives while the block runs."""
+        try:
+            yield self._pending.setdefault(execution, PendingExecution(execution))
+        finally:
+            self._pending.pop(execution, None)
+
+    def observe(self, step: steps.Step) -> None:
+        """Note a step of the node, if it is of an execution that is waited for."""
+        if not isinstance(step, steps.AppEvent | steps.OpFailed | steps.ExecutionFinished):
+            return
+        found = self._pending.get(step.execution)
+        if found is None:
+            return
+        match step:
+            case steps.ExecutionFinished():
+                found.ok = step.ok
+                found.finished.set()
+            case steps.AppEvent() if (
+                step.topic in found.outputs or len(found.outputs) < MAX_KEPT_OUTPUTS
+            ):
+                found.outputs[step.topic] = summarize(step.value)
+            case steps.OpFailed() if len(found.failures) < MAX_KEPT_OUTPUTS:
+                found.failures.append({"op": step.op, "kind": step.kind, "detail": step.detail})
+            case _:
+                found.left_out += 1

@@ -1,0 +1,449 @@
+"""Everything that a daemon can be asked: one table, filled by the functions that answer.
+
+Rule: the table is the API. A path has a version; within it fields are added and never change
+their meaning. Each JSON object says what it is in `schema`. A GET changes nothing and answers from
+what is in memory. For the others, what was asked is done when the answer comes, or the answer says
+what is under way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import trio
+from pydantic import Field
+from starlette.responses import Response
+
+from bbnode.daemon.control import answers, views
+from bbnode.daemon.control.errors import Problem
+from bbnode.daemon.control.host import Host
+from bbnode.daemon.control.http import (
+    LINES,
+    TEXT,
+    Body,
+    Endpoints,
+    Lines,
+    Query,
+    json_response,
+    known_peer,
+    openapi,
+    text_response,
+)
+from bbnode.daemon.control.inputs import to_value
+from bbnode.daemon.observing import logs
+from bbnode.ir.address import parse_address
+from bbnode.ir.caps import KEPT_ITEMS, MAX_WAIT_S
+from bbnode.ir.errors import BbnodeError
+from bbnode.ir.peer import PeerId
+
+logger = logging.getLogger(__name__)
+
+MAX_ROUNDS = 1440
+PING_TIMEOUT_S = 10.0
+
+Level = Literal["debug", "info", "warning", "error"]
+
+ENDPOINTS = Endpoints()
+
+
+@ENDPOINTS.add("GET", "/openapi.json", answer=dict[str, Any])
+async def describe() -> Response:
+    """Describe every request in the form of OpenAPI 3.1."""
+    return json_response(openapi(ENDPOINTS))
+
+
+# -- health ------------------------------------------------------------------------------------
+
+
+@ENDPOINTS.add("GET", "/healthz", media=TEXT)
+async def healthz(host: Host) -> Response:
+    """Answer 200 while the daemon's loop turns and polls its node, whatever else stands still."""
+    dead = [each for each in host.stalled() if each.what == "poll"]
+    detail = dead[0].detail if dead else f"alive, {host.phase}"
+    return text_response(f"{detail}\n", 503 if dead else 200)
+
+
+@ENDPOINTS.add("GET", "/readyz", "ready", answer=answers.Readiness)
+async def readyz(host: Host) -> Response:
+    """Answer 200 when the node does its work, else 503; in both cases with the reasons."""
+    told = views.readiness(host)
+    return json_response({"schema": "bbnode/ready/1", **told}, 200 if told["ready"] else 503)
+
+
+@ENDPOINTS.add("GET", "/metrics", media="text/plain")
+async def metrics(host: Host) -> Response:
+    """Show everything that is counted, for Prometheus."""
+    # Here and not above: only a daemon that somebody scrapes needs the package.
+    from bbnode.daemon.observing.metrics import CONTENT_TYPE, render
+
+    return text_response(render(host), media=CONTENT_TYPE)
+
+
+# -- state -------------------------------------------------------------------------------------
+
+
+@ENDPOINTS.add("GET", "/v1/status", "status")
+async def status(host: Host) -> answers.Status:
+    """Show everything about the node at one moment."""
+    return views.status(host)
+
+
+@ENDPOINTS.add("GET", "/v1/config", "config")
+async def config(host: Host) -> answers.ConfigView:
+    """Show the configuration as it is in force, and where each given key came from."""
+    resolved = host.resolved
+    return {
+        "file": None if resolved.file is None else str(resolved.file),
+        "state_dir": str(resolved.state_dir),
+        "config": resolved.config.model_dump(mode="json", by_alias=True),
+        "origins": dict(resolved.origins),
+    }
+
+
+@ENDPOINTS.add("GET", "/v1/executions", "executions")
+async def executions(host: Host) -> answers.ExecutionsView:
+    """List what runs, and what it waits for."""
+    return views.executions(host)
+
+
+class RoundsQuery(Query):
+    """The number of rounds of each target."""
+
+    last: int = Field(MAX_ROUNDS, ge=1, le=MAX_ROUNDS)
+
+
+@ENDPOINTS.add("GET", "/v1/rounds", "rounds")
+async def rounds(host: Host, query: RoundsQuery) -> answers.RoundsAnswer:
+    """List the rounds that the node made by itself, oldest first."""
+    return {
+        "rounds": [made for r in host.rounds for made in r.finished()[-query.last :]],
+        "invoke": [r.as_json() for r in host.rounds],
+    }
+
+
+@ENDPOINTS.add("POST", "/v1/snapshot", "snapshot")
+async def snapshot(host: Host) -> answers.SnapshotWritten:
+    """Write the node's state to its state directory now."""
+    size = await host.save()
+    return {"state_dir": str(host.resolved.state_dir), "bytes": size}
+
+
+@ENDPOINTS.add("POST", "/v1/reload", "reload")
+async def reload(host: Host) -> answers.Reloaded:
+    """Read the configuration again; a refused one changes nothing, and is the answer."""
+    if host.phase != "ready":
+        raise Problem(409, "NotReady", f"the node is {host.phase}; reload it once it is ready")
+    changes = host.reload()
+    return {"changed": list(changes.applied), "needs_restart": list(changes.needs_restart)}
+
+
+@ENDPOINTS.add("POST", "/v1/stop", "stop")
+async def stop(host: Host) -> answers.Stopping:
+    """Stop the daemon in order; the answer comes before it is done."""
+    logger.info("stop asked for", extra={"by": "control"})
+    host.stop()
+    return {"stopping": True}
+
+
+# -- peers -------------------------------------------------------------------------------------
+
+
+@ENDPOINTS.add("GET", "/v1/peers", "peers")
+async def peers(host: Host) -> answers.PeerList:
+    """List connected peers, and those that are dialled."""
+    now_s = trio.current_time()
+    return {
+        "peers": [views.peer_info(p, now_s) for p in host.backend.peers()],
+        "wanted": [views.wanted(w) for w in host.backend.wanted()],
+    }
+
+
+@ENDPOINTS.add("GET", "/v1/peers/{peer}", "peer")
+async def show_peer(host: Host, peer: PeerId) -> answers.PeerDetail:
+    """Show one peer, and every rule that decides about it."""
+    standing = host.node.peer_standing(peer)
+    now_s = trio.current_time()
+    connected = next((p for p in host.backend.peers() if p.peer == peer), None)
+    return {
+        "peer": str(peer),
+        "connected": None if connected is None else views.peer_info(connected, now_s),
+        "addresses": [str(address) for address in standing.addresses],
+        "health": standing.health.value,
+        "usable": standing.usable,
+        "why": views.why(host, peer),
+    }
+
+
+class ConnectBody(Body):
+    """The addresses to dial; without any, those that the node knows."""
+
+    addresses: list[str] = Field(default_factory=list)
+
+
+@ENDPOINTS.add("POST", "/v1/peers/{peer}/connect", "peers-connect")
+async def connect(host: Host, peer: PeerId, body: ConnectBody) -> answers.PeerConnecting:
+    """Dial a peer, and again whenever it is gone."""
+    try:
+        given = [parse_address(text) for text in body.addresses]
+    except BbnodeError as error:
+        raise Problem(400, "InvalidAddress", str(error)) from error
+    found = given or list(host.node.peer_standing(peer).addresses)
+    if not found:
+        raise Problem(409, "NoAddress", f"no address of {peer} is known; give one")
+    host.backend.keep_connected(peer, found)
+    logger.info("peer wanted", extra={"peer": str(peer), "by": "control"})
+    return {
+        "peer": str(peer),
+        "addresses": [str(a) for a in found],
+        "connected": _is_up(host, peer),
+    }
+
+
+@ENDPOINTS.add("POST", "/v1/peers/{peer}/disconnect", "peers-disconnect")
+async def disconnect(host: Host, peer: PeerId) -> answers.PeerDropped:
+    """Close the connection with a peer and dial it no more; it may still dial us."""
+    was_connected = _is_up(host, peer)
+    host.backend.forget(peer)
+    host.backend.disconnect(peer)
+    logger.info("peer disconnected", extra={"peer": str(peer), "by": "control"})
+    return {"peer": str(peer), "was_connected": was_connected}
+
+
+@ENDPOINTS.add("POST", "/v1/peers/{peer}/block", "peers-block")
+async def block(host: Host, peer: PeerId) -> answers.PeerBlocked:
+    """Deny a peer in both directions, also after a restart, and close the connection with it."""
+    if peer == host.node.peer_id:
+        raise Problem(409, "OwnPeer", "a node can't block itself")
+    was_connected = _is_up(host, peer)
+    host.access.block(peer)
+    host.backend.forget(peer)
+    host.backend.disconnect(peer)
+    logger.warning("peer blocked", extra={"peer": str(peer), "by": "control"})
+    return {"peer": str(peer), "blocked": True, "was_connected": was_connected}
+
+
+@ENDPOINTS.add("POST", "/v1/peers/{peer}/allow", "peers-allow")
+async def allow(host: Host, peer: PeerId) -> answers.PeerAllowed:
+    """Deny a peer no more; it, or `connect`, has to dial again."""
+    host.access.allow(peer)
+    logger.info("peer allowed", extra={"peer": str(peer), "by": "control"})
+    return {"peer": str(peer), "blocked": False, "why": views.why(host, peer)}
+
+
+@ENDPOINTS.add("POST", "/v1/access/reload", "access-reload")
+async def reload_access(host: Host) -> answers.AccessReloaded:
+    """Use a membership or a revocation list that was put into the state directory."""
+    return {"taken": host.access.reload_files()}
+
+
+class PingBody(Body):
+    """The peer, and how long to wait for it."""
+
+    peer: str
+    timeout_s: float = Field(PING_TIMEOUT_S, ge=0, le=MAX_WAIT_S)
+
+
+@ENDPOINTS.add("POST", "/v1/ping", "ping")
+async def ping(host: Host, body: PingBody) -> answers.Pong:
+    """Measure one round trip to a connected peer."""
+    peer = _connected(host, body.peer)
+    with trio.move_on_after(body.timeout_s):
+        rtt_s = await host.ping(peer)
+        return {"peer": str(peer), "rtt_ms": round(rtt_s * 1000, 3)}
+    raise Problem(504, "Timeout", f"{peer} did not answer a ping within {body.timeout_s:g} s")
+
+
+class DialBackBody(Body):
+    """The peer that is to dial; without one, any."""
+
+    peer: str | None = None
+
+
+@ENDPOINTS.add("POST", "/v1/dial-back", "dial-back")
+async def dial_back(host: Host, body: DialBackBody) -> answers.DialledBack:
+    """Have a peer dial this node's addresses."""
+    peer = None if body.peer is None else _connected(host, body.peer)
+    return (await host.dial_back(peer)).as_json()  # type: ignore[return-value]
+
+
+# -- executions --------------------------------------------------------------------------------
+
+
+class InvokeBody(Body):
+    """A target and its inputs by name; with `wait_s`, the answer has how it went."""
+
+    target: str
+    inputs: dict[str, Any] = Field(default_factory=dict)
+    wait_s: float = Field(0.0, ge=0, le=MAX_WAIT_S)
+
+
+@ENDPOINTS.add("POST", "/v1/invoke", "invoke")
+async def invoke(host: Host, body: InvokeBody) -> answers.ExecutionResult:
+    """Start one execution of a target."""
+    declared = host.node.inputs(body.target)
+    inputs = {name: to_value(name, v, declared.get(name)) for name, v in body.inputs.items()}
+    return await _finish(host, host.node.invoke(body.target, inputs), body.wait_s)
+
+
+class EmitBody(Body):
+    """Either an input of a target with its value, or the kind of a bus event."""
+
+    target: str | None = None
+    input: str | None = None
+    value: Any = None
+    wait_s: float = Field(0.0, ge=0, le=MAX_WAIT_S)
+    kind: int | None = None
+
+
+@ENDPOINTS.add("POST", "/v1/emit", "emit")
+async def emit(host: Host, body: EmitBody) -> answers.ExecutionResult | answers.Emitted:
+    """Send a target one input, or put an event of the program's on the bus."""
+    if body.kind is not None:
+        if body.model_fields_set != {"kind"}:
+            raise Problem(400, "InvalidField", "'kind' stands alone: a bus event has no value")
+        host.node.publish_event(body.kind)
+        host.driver.wake()
+        return {"kind": body.kind}
+    if body.target is None or body.input is None or body.value is None:
+        raise Problem(400, "MissingField", "the body has to have 'target', 'input' and 'value'")
+    value = to_value(body.input, body.value, host.node.inputs(body.target).get(body.input))
+    return await _finish(host, host.node.deliver_event(body.target, body.input, value), body.wait_s)
+
+
+async def _finish(host: Host, execution: int, wait_s: float) -> answers.ExecutionResult:
+    """Return what is known of an execution after at most `wait_s`."""
+    with host.pending.collect(execution) as pending:
+        host.driver.wake()
+        with trio.move_on_after(wait_s):
+            await pending.finished.wait()
+        return pending.as_json()
+
+
+# -- traces, events and logs -------------------------------------------------------------------
+
+
+@ENDPOINTS.add("GET", "/v1/trace", "tracing")
+async def traced(host: Host) -> answers.Traced:
+    """Show if ops are traced, and of which executions something is kept."""
+    return {"tracing": host.trace.on, "executions": host.trace.executions()}
+
+
+class TraceBody(Body):
+    """Tracing, on or off."""
+
+    on: bool
+
+
+@ENDPOINTS.add("PUT", "/v1/trace", "tracing")
+async def set_tracing(host: Host, body: TraceBody) -> answers.Tracing:
+    """Trace ops from now on, or no more."""
+    host.trace.switch(on=body.on)
+    logger.info("tracing", extra={"on": body.on})
+    return {"tracing": body.on}
+
+
+class TraceQuery(Query):
+    """The peer whose request number `id` is asked for; without, `id` is an execution."""
+
+    peer: str | None = None
+
+
+@ENDPOINTS.add("GET", "/v1/trace/{id}", "trace")
+async def trace(host: Host, id: int, query: TraceQuery) -> answers.TraceView:  # noqa: A002
+    """Show the steps of one execution, or of those that a peer's request started."""
+    found = [id]
+    if query.peer is not None:
+        found = host.trace.started_by(str(known_peer(host, query.peer)), id)
+    steps: list[answers.Json] = [
+        event for execution in found for event in host.trace.of_execution(execution)
+    ]
+    now = views.executions(host)
+    running = [e for e in now["executions"] if e["execution"] in found]
+    waits = [w for w in now["waiting"] if w["execution"] in found]
+    if not (steps or running or waits) and query.peer is None:
+        why = (
+            "it is over and forgotten, or never was"
+            if host.trace.on
+            else "tracing is off: switch it on (`bbnode trace --on`) before it starts"
+        )
+        raise Problem(404, "UnknownExecution", f"nothing is known of execution {id}; {why}")
+    return {
+        "peer_id": str(host.node.peer_id),
+        "tracing": host.trace.on,
+        "executions": found,
+        "running": running,
+        "waiting": waits,
+        "steps": steps,
+    }
+
+
+class EventsQuery(Query):
+    """The number of kept events to begin with, types of events, and if to go on after those."""
+
+    last: int = Field(0, ge=0, le=KEPT_ITEMS)
+    type: list[str] = Field(default_factory=list)
+    follow: bool = True
+
+
+@ENDPOINTS.add("GET", "/v1/events", "event", media=LINES)
+async def events(host: Host, query: EventsQuery) -> Lines:
+    """Stream events, one JSON object a line."""
+    types = frozenset(query.type)
+    wanted: Callable[[Mapping[str, Any]], bool] | None = None
+    if types:
+        wanted = lambda event: event.get("type") in types  # noqa: E731
+    return Lines(host.events.subscribe(last=query.last, wanted=wanted), follow=query.follow)
+
+
+class LogsQuery(Query):
+    """The number of kept lines to begin with, the least severe level, and if to go on."""
+
+    last: int = Field(100, ge=0, le=KEPT_ITEMS)
+    level: Level = "debug"
+    follow: bool = True
+
+
+@ENDPOINTS.add("GET", "/v1/logs", "log", media=LINES)
+async def log_lines(host: Host, query: LogsQuery) -> Lines:
+    """Stream lines of the log, one JSON object a line."""
+    levels = logging.getLevelNamesMapping()
+    least = levels[query.level.upper()]
+
+    def wanted(line: Mapping[str, Any]) -> bool:
+        return levels.get(str(line.get("level", "")).upper(), 0) >= least
+
+    return Lines(host.logs.subscribe(last=query.last, wanted=wanted), follow=query.follow)
+
+
+@ENDPOINTS.add("GET", "/v1/log-level", "log-level")
+async def log_level() -> answers.LogLevel:
+    """Show the least severe level that is logged now."""
+    return {"level": logging.getLevelName(logging.getLogger().level).lower()}
+
+
+class LogLevelBody(Body):
+    """The least severe level to log."""
+
+    level: Level
+
+
+@ENDPOINTS.add("PUT", "/v1/log-level", "log-level")
+async def set_log_level(body: LogLevelBody) -> answers.LogLevelChanged:
+    """Change what is logged."""
+    before = logging.getLevelName(logging.getLogger().level).lower()
+    logs.set_level(body.level)
+    logger.warning("log level changed", extra={"level": body.level, "before": before})
+    return {"level": body.level, "before": before}
+
+
+def _is_up(host: Host, peer: PeerId) -> bool:
+    return any(p.peer == peer for p in host.backend.peers())
+
+
+def _connected(host: Host, text: str) -> PeerId:
+    peer = known_peer(host, text)
+    if not _is_up(host, peer):
+        raise Problem(409, "NotConnected", f"{peer} is not connected; see `bbnode peers --why`")
+    return peer

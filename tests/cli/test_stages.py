@@ -1,0 +1,104 @@
+"""`--stage`: what a text names, with which arguments and where, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bbnode.cli.stages import StageRefused, parse_stage
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "before", "after"),
+    [
+        ("a.b:C", {}, None, None),
+        (" a.b:C() ", {}, None, None),
+        ("a.b:C(x=1, y='z')", {"x": 1, "y": "z"}, None, None),
+        ("a.b:C(x=[1, -2.5], y={'k': (True,)})", {"x": [1, -2.5], "y": {"k": (True,)}}, None, None),
+        ("a.b:C@before:type_solver", {}, "type_solver", None),
+        ("a.b:C(x=1)@after:dead-code.2", {"x": 1}, None, "dead-code.2"),
+        ("a.b:C(x='@before:y)')@after:z", {"x": "@before:y)"}, None, "z"),
+        ("a.b:C(\n  x=1,\n)", {"x": 1}, None, None),
+    ],
+)
+def test_a_stage_is_a_class_with_arguments_and_a_place(
+    text: str, arguments: dict[str, Any], before: str | None, after: str | None
+) -> None:
+    stage = parse_stage(text)
+    assert (stage.module, stage.cls, str(stage)) == ("a.b", "C", "a.b:C")
+    assert (stage.arguments, stage.before, stage.after) == (arguments, before, after)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "does not name a stage"),
+        ("a.b", "does not name a stage"),
+        ("a.b:", "does not name a stage"),
+        ("a/b.py:C", "does not name a stage"),
+        ("a.b:C@type_solver", "does not name a stage"),
+        ("a.b:C@before:", "does not name a stage"),
+        ("a.b:C@before:x@after:y", "does not name a stage"),
+        ("a.b:C(" + "(" * 20_000, "does not name a stage"),
+        ("a.b:C(x=1", "does not name a stage"),
+        ("a.b:C(x=)", "are no arguments"),
+        ("a.b:C(x=1, x=2)", "given twice"),
+        ("a.b:C(x=" + "[" * 900 + "]" * 900 + ")", "are no arguments"),
+        ("a.b:C()()", "are no arguments"),
+        ("a.b:C()\n+ f(x=1)", "are no arguments"),
+        ("a.b:C(1)", "by its name"),
+        ("a.b:C(**{'x': 1})", "by its name"),
+        ("a.b:C(*[1])", "by its name"),
+        ("a.b:C(x=__import__('os'))", "has to be a literal"),
+        ("a.b:C(x=y)", "has to be a literal"),
+        ("a.b:C(x=[i for i in 'ab'])", "has to be a literal"),
+        ("a.b:C(x=f'{1}')", "has to be a literal"),
+    ],
+)
+def test_what_names_no_stage_is_refused(text: str, said: str) -> None:
+    with pytest.raises(StageRefused, match=said):
+        parse_stage(text)
+
+
+@given(text=st.text(max_size=60) | st.text("ab.:C()=@,'[]1 \\\n", max_size=40).map("a:C".__add__))
+def test_any_text_is_a_stage_or_refused(text: str) -> None:
+    try:
+        assert parse_stage(text).cls
+    except StageRefused as error:
+        assert str(error)  # noqa: PT017 - both ends are right
+
+
+@pytest.fixture
+def passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module with one pass, in the current directory."""
+    (tmp_path / "own_passes_of_a_test.py").write_text(
+        "class Mark:\n    def __init__(self, *, text, times=1):\n        self.made = text * times\n"
+    )
+    (tmp_path / "broken_passes_of_a_test.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    return "own_passes_of_a_test"
+
+
+def test_a_stage_is_made_of_its_class(passes: str) -> None:
+    assert parse_stage(f"{passes}:Mark(text='a', times=2)").make().made == "aa"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("own_passes_of_a_test:Mar", "did you mean 'Mark'"),
+        ("own_passes_of_a_test:Mark", "missing a required"),
+        ("own_passes_of_a_test:Mark(text='a', tims=1)", "it takes .*times"),
+        ("no_such_package.x:Mark", "can't be imported: ModuleNotFoundError"),
+        ("broken_passes_of_a_test:Mark", "can't be imported: ZeroDivisionError"),
+    ],
+)
+def test_a_class_that_cannot_be_made_is_said(passes: str, text: str, said: str) -> None:
+    assert passes
+    with pytest.raises(StageRefused, match=said):
+        parse_stage(text).make()
