@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from bbnode.compiler.analysis.order import split_names
+from bbnode.compiler.analysis.signatures import write_canonical_domains
 from bbnode.compiler.errors import ExpansionFailed, Where
 from bbnode.compiler.rewriting.inlining import references, resolve_defaults
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
@@ -54,6 +55,7 @@ class ExpandOps:
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         expanded = 0
         for function in unit.bodies():
+            write_canonical_domains(function.nodes)
             expanded += resolve_defaults(function)
             for node in function.nodes:
                 _check_attributes(function, node)

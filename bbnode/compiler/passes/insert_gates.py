@@ -14,17 +14,19 @@ from bbnode.ir import keys
 
 
 class _RxGate:
+    name: ClassVar[str]
     gate: ClassVar[str]
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
-        return {"gates_inserted": insert_rx_gate(unit, self.gate)}
+        return {"gates_inserted": insert_rx_gate(unit, self.gate, self.name)}
 
 
 class _TxGate:
+    name: ClassVar[str]
     gate: ClassVar[str]
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
-        return {"gates_inserted": insert_tx_gate(unit, self.gate)}
+        return {"gates_inserted": insert_tx_gate(unit, self.gate, self.name)}
 
 
 class InsertDedupGateRx(_RxGate):

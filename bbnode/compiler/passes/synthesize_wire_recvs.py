@@ -181,6 +181,7 @@ class _Synthesis:
             *(op_type, keys.WIRE_DOMAIN, f"{send.name}/{op_type}"),
             outputs=names,
             source_line=send.source_line,
+            made_by=SynthesizeWireRecvs.name,
         )
         inherit(node, send, _INHERITED)
         node.metadata[keys.HOME_CLASS_KEY] = home
