@@ -463,9 +463,11 @@ class ModelOutOfBounds(CompileError, AuthorError):
 
 @dataclass(kw_only=True, eq=False)
 class AlreadyCompiled(CompileError, AuthorError):
-    """The model carries the passport of a compiled one."""
+    """A compiled model can't be opened again, to be compiled anew."""
 
-    MESSAGE = "the model is compiled already"
+    detail: str
+
+    MESSAGE = "the model is compiled already: {detail}"
     MEND = "Install it as it is, or compile what `Module.build()` returns"
 
 

@@ -469,6 +469,10 @@ class OpNode:
         self.outputs = tuple([names.get(name, name) for name in self.outputs])
         if self.after:
             self.after = tuple([names.get(name, name) for name in self.after])
+        self.rename_captured(names)
+
+    def rename_captured(self, names: Mapping[str, str]) -> None:
+        """Rename what the op's graphs read from outside."""
         if self.attributes:
             self._map_graphs(lambda graph: graph.renamed(names))
 

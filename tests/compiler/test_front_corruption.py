@@ -12,7 +12,7 @@ from onnx import FunctionProto, ModelProto, NodeProto
 from bbnode.compiler import Compiler
 from bbnode.compiler.errors import CompileError, Internal, PassInvariantBroken
 from bbnode.ir import keys
-from tests.compiler import either, programs
+from tests.compiler import programs
 from tests.compiler.programs import BINDINGS, model_of
 
 Pick = Callable[[int], int]
@@ -104,7 +104,9 @@ def call_itself(function: FunctionProto, node: int, pick: Pick) -> None:
 def lose_slot_lists(function: FunctionProto, node: int, pick: Pick) -> None:
     del function.attribute[:]
     del function.attribute_proto[:]
-    either.del_meta(function, keys.HOME_KEY)
+    kept = [entry for entry in function.metadata_props if entry.key != keys.HOME_KEY]
+    del function.metadata_props[:]
+    function.metadata_props.extend(kept)
 
 
 CORRUPTIONS = (

@@ -10,15 +10,17 @@ import pytest
 from onnx import ModelProto
 
 from bbnode.compiler import Compiler
+from bbnode.compiler.driver.admission import admit
 from bbnode.compiler.rewriting.hoisting import body_hash
 from bbnode.compiler.unit import CompileOptions
 from bbnode.components import ConstantView, OrtBackend
 from bbnode.dsl import BackendSlot, Graph, ModelSlot, Module, Output, syscalls, types
 from bbnode.ir import keys
-from bbnode.ir.plain import Function
+from bbnode.ir.graph import Function, Program
+from bbnode.ir.onnx_file import program_of
 from bbnode.ir.types import TypeNode
 from bbnode.sim import Network
-from tests.compiler import either, programs
+from tests.compiler import back_units, programs
 from tests.compiler.programs import FakeModel
 from tests.compiler.test_full_chains import Written
 
@@ -55,18 +57,18 @@ def calls(*modules: Learner) -> Callable[[Graph], None]:
     return body
 
 
-def compiled(body: Callable[[Graph], object]) -> ModelProto:
+def compiled(body: Callable[[Graph], object]) -> Program:
     made = Compiler().bind_model("m", FakeModel).bind_model("n", FakeModel)
-    return made.bind_backend("compute", OrtBackend).compile(Written(body).build())
+    return program_of(made.bind_backend("compute", OrtBackend).compile(Written(body).build()))
 
 
-def hoisted(model: ModelProto) -> list[str]:
+def hoisted(model: Program | ModelProto) -> list[str]:
     return [f.name for f in model.functions if HOISTED.fullmatch(f.name)]
 
 
-def called(model: ModelProto) -> list[str]:
+def called(model: Program) -> list[str]:
     main = model.functions[0]
-    return [n.op_type for n in main.node if n.domain == keys.MODULE_DOMAIN]
+    return [n.op_type for n in main.nodes if n.domain == keys.MODULE_DOMAIN]
 
 
 def test_a_body_that_is_called_twice_is_named_by_its_content() -> None:
@@ -98,7 +100,7 @@ def test_bodies_that_differ_in_anything_that_counts_stay_apart() -> None:
     learners = [Learner("A"), Learner("B", slot="n")]
     model = compiled(calls(*learners, *learners))
     assert len(hoisted(model)) == 2
-    unit = programs.admit(Written(calls(Learner("A"), Learner("B"))).build(), CompileOptions())
+    unit = admit(Written(calls(Learner("A"), Learner("B"))).build(), CompileOptions())
     base = body_hash(unit.program.functions[1], {}, unit.prints)
     assert body_hash(unit.program.functions[2], {}, unit.prints) == base
 
@@ -107,13 +109,13 @@ def test_bodies_that_differ_in_anything_that_counts_stay_apart() -> None:
         change(body)
         return body_hash(body, {}, unit.prints)
 
-    assert changed(lambda f: either.set_meta(f, keys.HOME_KEY, "elsewhere")) != base
-    assert changed(lambda f: either.set_meta(f.node[0], keys.SLOT_ID_KEY, "7")) != base
-    assert changed(lambda f: either.set_attr(f.node[1], "name", "other")) != base
-    assert changed(lambda f: either.write_types(f, {"w": types.TENSOR_DOUBLE})) != base
-    assert changed(lambda f: either.del_meta(f.node[2], keys.AFTER_KEY)) != base
-    assert changed(lambda f: either.set_meta(f.node[0], keys.SOURCE_LINE_KEY, "x.py:9")) == base
-    assert changed(lambda f: either.set_meta(f.node[0], keys.MODULE_INSTANCE_KEY, "X")) == base
+    assert changed(lambda f: f.metadata.update({keys.HOME_KEY: "elsewhere"})) != base
+    assert changed(lambda f: f.nodes[0].metadata.update({keys.SLOT_ID_KEY: "7"})) != base
+    assert changed(lambda f: f.nodes[1].set_attr("name", "other")) != base
+    assert changed(lambda f: f.declare({"w": types.TENSOR_DOUBLE})) != base
+    assert changed(lambda f: setattr(f.nodes[2], "after", ())) != base
+    assert changed(lambda f: setattr(f.nodes[0], "source_line", "x.py:9")) == base
+    assert changed(lambda f: f.nodes[0].metadata.update({keys.MODULE_INSTANCE_KEY: "X"})) == base
 
 
 def test_bodies_that_call_equal_bodies_are_equal() -> None:
@@ -202,6 +204,6 @@ def test_partitioning_twice_renames_nothing_twice(name: str) -> None:
     order = ("inline_for_partition", "validate", "expand_ops", "type_solver",
              "infer_peer_classes", "synthesize_wire_recvs", "partition_by_wire_ops")  # fmt: skip
     programs.run(unit, *order, options=options)
-    before = either.content(unit)
+    before = back_units.content(unit)
     programs.run(unit, "partition_by_wire_ops", options=options)
-    assert either.content(unit) == before
+    assert back_units.content(unit) == before

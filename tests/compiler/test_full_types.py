@@ -30,7 +30,8 @@ from bbnode.dsl import (
     protocol_op,
     types,
 )
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
+from bbnode.ir.onnx_file import program_of
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import TRIGGER
 from bbnode.sim import Network
@@ -113,8 +114,8 @@ def test_a_component_that_does_not_say_it_or_lacks_the_op_is_refused(
 
 def test_an_op_of_a_protocol_may_suspend_and_so_has_a_deadline() -> None:
     made = compiler(DoubleBlur).compile(Blurred().build())
-    (node,) = (n for f in made.functions for n in f.node if n.op_type == "Blur")
-    assert int(protos.get_meta(node, keys.DEADLINE_NS_KEY) or 0) > 0
+    (node,) = (n for f in program_of(made).functions for n in f.nodes if n.op_type == "Blur")
+    assert int(node.metadata.get(keys.DEADLINE_NS_KEY) or 0) > 0
 
 
 class Unread(Module):
@@ -137,8 +138,8 @@ def compile_unread(reads: bool) -> ModelProto:
 
 def test_a_tensor_that_nothing_computes_with_needs_no_further_type() -> None:
     made = compile_unread(reads=False)
-    main = next(f for f in made.functions if protos.get_meta(f, keys.TARGET_KEY))
-    known = protos.value_types(main)
+    main = next(f for f in program_of(made).functions if f.metadata.get(keys.TARGET_KEY))
+    known = main.kinds()
     assert (known["spare"], known["more"]) == (types.TENSOR, types.TRIGGER)
     network = Network(seed=0)
     node = network.add("node", made, ["@self"])

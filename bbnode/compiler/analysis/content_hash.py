@@ -51,7 +51,7 @@ class AttributePrints:
 
     def content(self, attributes: Mapping[str, Attribute]) -> list[tuple[str, bytes]]:
         """Names and contents of all attributes."""
-        return [(name, self.of(attribute).content) for name, attribute in attributes.items()]
+        return [(name, self.of(attributes[name]).content) for name in sorted(attributes)]
 
     def __len__(self) -> int:
         return len(self._known)
@@ -66,7 +66,7 @@ def _said_by(node: OpNode, prints: AttributePrints) -> tuple[object, ...]:
     """All that a node says, but where its source stood."""
     return (
         *(node.op_type, node.domain, node.overload, node.name, node.doc_string),
-        *(node.inputs, node.outputs, node.after, list(node.metadata.items())),
+        *(node.inputs, node.outputs, node.after, sorted(node.metadata.items())),
         *(prints.content(node.attributes), node.extras),
     )
 
@@ -80,7 +80,7 @@ def function_digest(function: Function, prints: AttributePrints) -> bytes:
         function.attributes,
         prints.content(function.defaults),
         [_said_by(node, prints) for node in function.nodes],
-        [(name, kind.content) for name, kind in function.types.items()],
+        sorted((name, kind.content) for name, kind in function.types.items()),
     )
     # Python's own notation of texts, numbers and lists tells all of them apart.
     return hashlib.sha256(repr(said).encode()).digest()

@@ -267,6 +267,7 @@ def _pass_through(maker: OpNode, source: str, name: str) -> OpNode:
         inputs=[source],
         outputs=[name],
         source_line=maker.source_line,
+        made_by="synthesize_wire_recvs",
     )
     inherit(node, maker, (keys.HOME_CLASS_KEY, keys.MODULE_INSTANCE_KEY))
     return node

@@ -16,10 +16,10 @@ from bbnode.compiler.errors import (
     ModelOutOfBounds,
 )
 from bbnode.compiler.unit import CompilationUnit, CompileOptions
-from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds
 from bbnode.ir.graph import Program
 from bbnode.ir.onnx_file import program_of
+from bbnode.ir.reopen import NotReopenable, is_compiled, reopen
 
 
 def admit(model: ModelProto | Program, options: CompileOptions) -> CompilationUnit:
@@ -29,8 +29,11 @@ def admit(model: ModelProto | Program, options: CompileOptions) -> CompilationUn
     ModelOutOfBounds; TypeError when it is neither a ModelProto nor a Program.
     """
     program = _program(model)
-    if keys.COMPILED_KEY in program.metadata:
-        raise AlreadyCompiled()
+    if is_compiled(program):
+        try:
+            program = reopen(program)
+        except NotReopenable as error:
+            raise AlreadyCompiled(detail=str(error)) from error
     if not program.functions:
         raise EmptyFunctionTable()
     if program.ir_version != options.target_version:
@@ -41,7 +44,9 @@ def admit(model: ModelProto | Program, options: CompileOptions) -> CompilationUn
         if key in seen:
             raise DuplicateFunction(domain=function.domain, function=function.name)
         seen.add(key)
-    return CompilationUnit(program=program)
+    unit = CompilationUnit(program=program)
+    unit.recording.observe(program)
+    return unit
 
 
 def _program(model: ModelProto | Program) -> Program:

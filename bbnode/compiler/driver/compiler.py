@@ -250,6 +250,7 @@ class Compiler:
                 if culprit is None:
                     raise
                 raise culprit from error
+            run.unit.recording.finish(run.unit.program)
             compiled = model_of(run.unit.program)
             seal(compiled)
             return compiled, run.report()

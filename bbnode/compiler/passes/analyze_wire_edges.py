@@ -11,7 +11,7 @@ from collections.abc import Collection
 from bbnode.compiler.rewriting.gates import stamp_destination
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass, WireEdge
 from bbnode.ir import ids, keys, opset, types
-from bbnode.ir.graph import Function, OpNode, is_wire
+from bbnode.ir.graph import Function, OpNode, ValueType, is_wire
 
 
 class AnalyzeWireEdges(Pass):
@@ -128,8 +128,7 @@ def _declare_triggers(main: Function) -> None:
     if not triggers:
         return
     for node in triggers.values():
-        kind = types.type_to_proto(types.TRIGGER)
-        if node.attr(keys.ATTR_PAYLOAD_TYPE) != kind:
-            node.set_attr(keys.ATTR_PAYLOAD_TYPE, kind)
+        if node.attr(keys.ATTR_PAYLOAD_TYPE) != ValueType.of(types.TRIGGER):
+            node.set_attr(keys.ATTR_PAYLOAD_TYPE, types.TRIGGER)
         node.metadata[keys.TYPE_HASH_KEY] = str(types.TRIGGER.wire_hash)
     main.declare(dict.fromkeys(triggers, types.TRIGGER))

@@ -24,6 +24,7 @@ from bbnode.compiler.analysis.subgraph_groups import Groups, backend_slot, find_
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys
 from bbnode.ir.graph import Function, FunctionKey, OpNode, ValueType
+from bbnode.ir.reopen import mark_call
 
 
 class CollapseBackendSubgraphs(Pass):
@@ -145,6 +146,9 @@ class _Rewrite:
             if made.function.key not in self._table:
                 self._unit.program.functions.append(made.function)
                 self._table[made.function.key] = made.function
+            for node in nodes:
+                self._unit.recording.mark(node)
+            mark_call(made.call, nodes, [n for node in nodes for n in node.outputs if n])
             calls[members[-1]] = made.call
             renamed.update((self._nodes[index].name, made.call.name) for index in members)
         self._replace(calls, renamed)
@@ -269,6 +273,7 @@ def collapse(
         node = original.copy()
         node.name = f"{original.op_type}_{index}"
         node.metadata = {}
+        node.made_by = ""
         rename_node(node, names)
         node.after, node.source_line = (), ""
         function.append(node)
@@ -308,6 +313,7 @@ def _call(
         outputs=outputs,
         metadata={key: text for key, text in last.metadata.items() if key in CALL_KEYS},
         source_line=last.source_line,
+        made_by=CollapseBackendSubgraphs.name,
     )
     _inherit_waits(call, nodes, made)
     return call

@@ -79,6 +79,7 @@ def _copy_constants(root: Function, placement: Placement, demand: dict[int, list
 def _copy(node: OpNode, home: str, names: dict[str, str]) -> OpNode:
     copy = node.copy()
     copy.name = f"{node.name}@{home}"
+    copy.made_by = InferPeerClasses.name
     rename_node(copy, names)
     copy.metadata[keys.HOME_CLASS_KEY] = home
     return copy

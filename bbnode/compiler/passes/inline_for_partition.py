@@ -86,6 +86,7 @@ class InlineForPartition(Pass):
             if plan.chosen:
                 _inline(table[key], {call.name: table[callee] for call, callee in plan.chosen})
         _drop_unused(unit)
+        unit.recording.observe(unit.program, made_by=self.name)
         return {
             "bodies_joined": joined,
             "calls_inlined": sum(len(plan.chosen) for plan in plans.values()),

@@ -113,6 +113,7 @@ def _make_check(node: OpNode) -> OpNode:
         attributes={keys.ATTR_DEADLINE_NS: int(node.metadata[keys.DEADLINE_NS_KEY])},
         after=node.after,
         source_line=node.source_line,
+        made_by=InsertAsyncDeadlines.name,
     )
     check.metadata[keys.DEADLINE_CHECK_SOURCE_KEY] = node.name
     inherit(check, node, (*INHERITED_KEYS, keys.CONTROL_AFTER_KEY))

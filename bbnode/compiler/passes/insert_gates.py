@@ -17,14 +17,14 @@ class _RxGate(Pass):
     gate: ClassVar[str]
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
-        return {"gates_inserted": insert_rx_gate(unit, self.gate)}
+        return {"gates_inserted": insert_rx_gate(unit, self.gate, self.name)}
 
 
 class _TxGate(Pass):
     gate: ClassVar[str]
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
-        return {"gates_inserted": insert_tx_gate(unit, self.gate)}
+        return {"gates_inserted": insert_tx_gate(unit, self.gate, self.name)}
 
 
 class InsertDedupGateRx(_RxGate):

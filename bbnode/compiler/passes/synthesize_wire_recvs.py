@@ -174,7 +174,10 @@ class _Synthesis:
 
     def _add(self, send: OpNode, op_type: str, index: str, home: str, names: list[str]) -> OpNode:
         node = OpNode(
-            domain=keys.WIRE_DOMAIN, op_type=op_type, name=f"{send.name}/{op_type}", outputs=names
+            *(op_type, keys.WIRE_DOMAIN, f"{send.name}/{op_type}"),
+            outputs=names,
+            source_line=send.source_line,
+            made_by=SynthesizeWireRecvs.name,
         )
         inherit(node, send, _INHERITED)
         node.metadata[keys.HOME_CLASS_KEY] = home

@@ -28,7 +28,7 @@ def gate_tag(gate: str) -> str:
     return keys.snake_case(gate).replace("_gate", "")
 
 
-def make_gate(gate: str, source: OpNode, read: str, made: str) -> OpNode:
+def make_gate(gate: str, source: OpNode, read: str, made: str, made_by: str) -> OpNode:
     """A gate's node, with the stamp that says which wire op it guards."""
     node = OpNode(
         domain=keys.SYSCALL_DOMAIN,
@@ -37,15 +37,16 @@ def make_gate(gate: str, source: OpNode, read: str, made: str) -> OpNode:
         inputs=[read],
         outputs=[made],
         source_line=source.source_line,
+        made_by=made_by,
     )
     node.metadata[keys.GATE_SOURCES[gate]] = source.name
     inherit(node, source, INHERITED_KEYS)
     return node
 
 
-def insert_rx_gate(unit: CompilationUnit, gate: str) -> int:
+def insert_rx_gate(unit: CompilationUnit, gate: str, made_by: str) -> int:
     """Put one kind of gate at the end of every inbound chain that lacks it; gives how many."""
-    return sum(_insert_rx(main, gate) for main in unit.partitions.values())
+    return sum(_insert_rx(main, gate, made_by) for main in unit.partitions.values())
 
 
 def chain_head(recv: OpNode) -> str:
@@ -53,13 +54,13 @@ def chain_head(recv: OpNode) -> str:
     return recv.metadata.get(keys.RX_CHAIN_HEAD_KEY) or recv.outputs[0]
 
 
-def _insert_rx(main: Function, gate: str) -> int:
+def _insert_rx(main: Function, gate: str, made_by: str) -> int:
     gates: dict[str, OpNode] = {}  # end of a chain so far -> the gate behind it
     for node in main.nodes:
         if _lacks(node, gate):
             head = chain_head(node)
             end = f"{node.name}#{gate_tag(gate)}_out"
-            gates[head] = make_gate(gate, node, head, end)
+            gates[head] = make_gate(gate, node, head, end, made_by)
             node.metadata[keys.GATE_STAMPS[gate]] = "true"
             node.metadata[keys.RX_CHAIN_HEAD_KEY] = end
     if not gates:
@@ -87,9 +88,9 @@ def _lacks(node: OpNode, gate: str) -> bool:
     )
 
 
-def insert_tx_gate(unit: CompilationUnit, gate: str) -> int:
+def insert_tx_gate(unit: CompilationUnit, gate: str, made_by: str) -> int:
     """Put one kind of gate right before every Send to a fixed peer that lacks it."""
-    return sum(_insert_tx(main, gate) for main in unit.partitions.values())
+    return sum(_insert_tx(main, gate, made_by) for main in unit.partitions.values())
 
 
 def is_peer_routed(node: OpNode) -> bool:
@@ -97,14 +98,14 @@ def is_peer_routed(node: OpNode) -> bool:
     return is_wire(node, keys.OP_SEND) and bool(node.inputs) and keys.ATTR_PEER in node.attributes
 
 
-def _insert_tx(main: Function, gate: str) -> int:
+def _insert_tx(main: Function, gate: str, made_by: str) -> int:
     nodes: list[OpNode] = []
     made: list[tuple[str, str]] = []
     for node in main.nodes:
         if is_peer_routed(node) and node.metadata.get(keys.GATE_STAMPS[gate]) is None:
             read = node.inputs[0]
             end = f"{node.name}#{gate_tag(gate)}_gated"
-            guard = make_gate(gate, node, read, end)
+            guard = make_gate(gate, node, read, end, made_by)
             # Bytes of the PeerId: a string attribute, as the Send has it.
             guard.set_attr(keys.ATTR_PEER, node.attr(keys.ATTR_PEER))
             guard.after = node.after

@@ -83,6 +83,7 @@ def _aliases(call: OpNode, callee: Function, names: dict[str, str]) -> list[OpNo
                 inputs=[source],
                 outputs=[actual],
                 source_line=call.source_line,
+                made_by="inline_for_partition",
             )
             inherit(node, call, (keys.MODULE_INSTANCE_KEY,))
             nodes.append(node)

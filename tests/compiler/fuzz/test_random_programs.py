@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from bbnode.compiler.driver.admission import admit
 from bbnode.compiler.driver.pipeline import all_pass_names, load_pass
-from tests.compiler import either
+from bbnode.ir import protos as either
 from tests.compiler.fuzz import invariants, world
 from tests.compiler.fuzz.invariants import Check
 from tests.compiler.fuzz.random_programs import RandomProgram, Recording
