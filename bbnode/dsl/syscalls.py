@@ -37,10 +37,10 @@ def _one(g: Graph, op_type: str, *inputs: Output, after: After, **attributes: An
 
 def _event(g: Graph, op_type: str, value: Output, name: str, after: After) -> None:
     if str(name).startswith(RESERVED_EVENTS):
-        raise as_graph(g, "syscalls.app_emit(g, …)").error(
-            BadArgument,
+        as_graph(g, "syscalls.app_emit(g, …)")
+        raise BadArgument(
             f"event name {name!r} begins like the node's own ({' and '.join(RESERVED_EVENTS)}); "
-            "choose another",
+            "choose another"
         )
     _record(g, op_type, value, after=after, name=name)
 

@@ -354,9 +354,7 @@ class BackendSlot(ControlOps):
         """
         graph = self._graph(g)
         if (split is None) == (num_outputs is None):
-            raise graph.error(
-                BadArgument, "split takes either num_outputs=… or the sizes of the parts"
-            )
+            raise BadArgument("split takes either num_outputs=… or the sizes of the parts")
         sizes = None if split is None else self._ints(graph, "split", split)
         if outputs is None and isinstance(split, list | tuple):
             outputs = len(split)
@@ -446,10 +444,9 @@ class BackendSlot(ControlOps):
         graph = self._graph(g)
         kind = tensor_type(dtype)
         if kind is None:
-            raise graph.error(
-                BadArgument,
+            raise BadArgument(
                 f"dtype={dtype!r:.60} is no tensor type; use one of bbnode.dsl.types, e.g. "
-                "types.TENSOR_FLOAT",
+                "types.TENSOR_FLOAT"
             )
         wanted = self._ints(graph, "shape", shape)
         value = np.full(1, number, helper.tensor_dtype_to_np_dtype(kind.elem_type))

@@ -12,34 +12,29 @@ one message.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import PurePath
 
 from onnx import ModelProto
 
-from bbnode.dsl.backend.catalogue import onnx_schema, port_names
 from bbnode.dsl.backend.slot import BackendSlot
-from bbnode.dsl.core.graph import Graph, Output, trimmed
+from bbnode.dsl.core.graph import Graph, Output
 from bbnode.dsl.core.module import Module
 from bbnode.dsl.core.names import MAX_NAME_LENGTH, check_class, check_name
 from bbnode.dsl.core.recorder import SlotUse
 from bbnode.dsl.errors import BadArgument
+from bbnode.dsl.onnx.copying import NodeCopier, clean_name
 from bbnode.dsl.onnx.cuts import split_at, split_by_weight
-from bbnode.dsl.onnx.graph import Part, index_model, renamed_attributes, whole
+from bbnode.dsl.onnx.graph import Part, index_model, whole
 from bbnode.dsl.onnx.load import ModelSource, load_model
 from bbnode.dsl.roles import PeerSelectorSlot
 from bbnode.ir import keys, types
-from bbnode.ir.graph import Attribute, is_onnx_domain
+from bbnode.ir.graph import Attribute, OpNode, is_onnx_domain
 from bbnode.ir.types import TypeNode
 
 DEFAULT_SLOT = "compute"
-
-_FOREIGN_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
-_MAX_SCOPES = 8  # exporters nest module paths; the outermost ones tell a reader enough
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +68,6 @@ def _free_name(name: str, taken: set[str]) -> str:
         free = base[: MAX_NAME_LENGTH - len(tail)] + tail
     taken.add(free)
     return free
-
-
-def clean_name(text: str) -> str:
-    """Return the text as a name; empty when nothing of it is left."""
-    cleaned = _FOREIGN_CHARACTER.sub("_", text[:MAX_NAME_LENGTH]).lstrip("-")
-    if not cleaned.strip("_-"):
-        return ""
-    return f"_{cleaned}"[:MAX_NAME_LENGTH] if cleaned[0].isdigit() else cleaned
 
 
 class OnnxPart(Module):
@@ -380,92 +367,55 @@ def _default_name(source: object) -> str:
     return clean_name(text)[:100] or "OnnxModel"
 
 
-# --- recording ----------------------------------------------------------------------------
+# --- recording -----------------------------------------------------------------------------
 
 
-class _Recording:
+class _Recording(NodeCopier):
     """A part of a model, recorded as the body of a Module."""
 
     def __init__(self, g: Graph, part: Part, slot: BackendSlot) -> None:
-        self._g = g
+        super().__init__(g, part.graph.kinds)
         self._part = part
         self._graph = part.graph
         self._use = SlotUse(name=slot.name, role=slot.ROLE, concrete=slot.concrete)
-        self._known: dict[str, Output] = {}
-        self._numbers = count()
         self._first_input: Output | None = None
 
     def run(self, ports: PortNames) -> None:
         part = self._part
         for name in part.inputs:
-            self._known[name] = self._g.input(
-                ports.inputs[name], self._graph.kinds.get(name, types.ANY)
-            )
+            self.input(name, ports.inputs[name])
         if part.inputs:
-            self._first_input = self._known[part.inputs[0]]
+            self._first_input = self.known[part.inputs[0]]
         fixed = self._graph.fixed_for(part.nodes, part.outputs)
         for index in sorted({*part.nodes, *fixed}):
-            self._record(index)
+            self._record(self._graph.nodes[index], is_fixed=self._graph.fixed[index])
         for name in part.outputs:
             # What is made of weights alone comes out when the rest does, and where it does.
             waits = self._first_input if self._graph.is_fixed_value(name) else None
-            self._g.output(ports.outputs[name], self._value(name), after=waits)
+            self.g.output(ports.outputs[name], self.value(name, "an output"), after=waits)
 
-    def _record(self, index: int) -> None:
-        node = self._graph.nodes[index]
-        outer = {name: self._value(name).name for name in node.computes_with}
+    def _record(self, node: OpNode, *, is_fixed: bool) -> None:
+        # An op that reads nothing and is no constant draws: it does so once per input.
+        waits = None if is_fixed or node.computes_with else self._first_input
+        for name in node.computes_with:
+            self.value(name, node.name)  # weights stand outside of the op's scopes
         domain = "" if is_onnx_domain(node.domain) else node.domain
         version = self._graph.opsets.get(domain, keys.ONNX_OPSET_VERSION)
-        schema = onnx_schema(node.op_type, version, domain)
-        # An op that reads nothing and is no constant draws: it does so once per input.
-        waits = None if outer or self._graph.fixed[index] else self._first_input
-        names = list(node.outputs)
-        while len(names) > 1 and not names[-1]:
-            names.pop()
-        labels = port_names(schema.outputs if schema else (), len(names))
-        kinds = [self._graph.kinds.get(name, types.ANY) for name in names]
-        with ExitStack() as scopes:
-            for scope in scopes_of(node.name):
-                scopes.enter_context(self._g.with_module(scope))
-            made = self._g.emit(
-                domain,
-                node.op_type,
-                inputs=trimmed([self._known[name] if name else None for name in node.inputs]),
-                outputs=list(zip(labels, kinds, strict=True)),
-                attributes=renamed_attributes(node, outer, self._fresh),
-                slot=self._use,
-                after=waits,
-                opset_version=version,
-            )
-        self._known.update((name, value) for name, value in zip(names, made, strict=True) if name)
+        with self.scopes_of(node):
+            self.copy(node, version, slot=self._use, after=waits)
 
-    def _value(self, name: str) -> Output:
+    def value(self, name: str, reader: str) -> Output:
         """Return a value that is there, or a weight, which is recorded now."""
-        found = self._known.get(name)
-        if found is None:
-            found = self._known[name] = self._record_weight(name)
-        return found
-
-    def _record_weight(self, name: str) -> Output:
-        tensor = self._graph.weights[name]
-        attribute = "sparse_value" if tensor.is_sparse else "value"
-        kind = types.TENSOR_BY_ELEM.get(tensor.elem_type, types.ANY)
-        (made,) = self._g.emit(
-            "",
-            "Constant",
-            outputs=(("output", kind),),
-            attributes={attribute: Attribute.of(tensor)},
-            slot=self._use,
-            opset_version=keys.ONNX_OPSET_VERSION,
-        )
-        return made
-
-    def _fresh(self) -> str:
-        """Return a name inside of a nested graph, which no recorded value has."""
-        return f"inner.{next(self._numbers)}"
-
-
-def scopes_of(name: str) -> list[str]:
-    """Return the scopes in an exporter's name: layers_0 and attn of `/layers.0/attn/Add`."""
-    parts = [clean_name(part) for part in name.split("/")[:-1]]
-    return [part for part in parts if part][:_MAX_SCOPES]
+        tensor = None if name in self.known else self._graph.weights.get(name)
+        if tensor is not None:
+            kind = types.TENSOR_BY_ELEM.get(tensor.elem_type, types.ANY)
+            attribute = "sparse_value" if tensor.is_sparse else "value"
+            (self.known[name],) = self.g.emit(
+                "",
+                "Constant",
+                outputs=(("output", kind),),
+                attributes={attribute: Attribute.of(tensor)},
+                slot=self._use,
+                opset_version=keys.ONNX_OPSET_VERSION,
+            )
+        return super().value(name, reader)
