@@ -1,4 +1,4 @@
-"""How ops of `ai.onnx` are recorded: the whole catalogue, from ONNX's own schemas.
+"""Recording ops of `ai.onnx`: the whole catalogue, from ONNX's own schemas.
 
 Rule: no op is typed by hand. Names, arities, attributes and defaults are those of the schemas
 at the opset that we record (`keys.ONNX_OPSET_VERSION`); an attribute that is left out is left

@@ -32,12 +32,12 @@ MAX_BRANCH_DEPTH = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopStep:
-    """What the body of a `loop` returns, where it is more than the carried values.
+    """The result of a `loop`'s body, where it is more than the carried values.
 
     Attributes:
         carried: the carried values for the next iteration, in their order.
         scans: values of this iteration to be stacked over all of them.
-        keep_going: bool tensor [] or [1]; whether there is a next iteration. None: yes.
+        keep_going: bool tensor [] or [1]; true for a next iteration. None: always.
     """
 
     carried: Values = ()
@@ -47,7 +47,7 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopResult:
-    """What a `loop` gives.
+    """The result of a `loop`.
 
     Attributes:
         carried: the carried values after the last iteration, in their order.
@@ -59,7 +59,7 @@ class LoopResult:
 
 
 class Branch(Graph):
-    """What the callables of `if_` and `loop` record into; a Graph for one backend slot."""
+    """The Graph that the callables of `if_` and `loop` record into, for one backend slot."""
 
     def __init__(self, parent: Graph, slot: SlotUse, title: str) -> None:
         super().__init__(parent.recorder, name=parent.name, home=parent.home)
@@ -82,8 +82,8 @@ class Branch(Graph):
 
     @property
     def way_out(self) -> str:
-        """How a value of a branch gets out of it, for messages."""
-        return "return it from the branch, and take it from what if_ or loop gives"
+        """The way of a value out of the branch, for messages."""
+        return "return it from the branch, and take it from the result of if_ or loop"
 
     def _admit(self, domain: str, op_type: str, slot: SlotUse | None, after: After) -> None:
         if domain or slot is None or slot.name != self._slot.name:

@@ -19,7 +19,7 @@ from onnx import helper
 from bbnode.dsl.backend.catalogue import Ints
 from bbnode.dsl.backend.control import ControlOps
 from bbnode.dsl.core.attributes import tensor_type
-from bbnode.dsl.core.graph import After, Graph, Output
+from bbnode.dsl.core.graph import After, Graph, Output, need_tensor_type
 from bbnode.dsl.errors import BadArgument
 from bbnode.ir import types
 from bbnode.ir.types import TypeNode
@@ -442,12 +442,7 @@ class BackendSlot(ControlOps):
 
     def _filled(self, g: Graph, number: int, shape: Ints, dtype: TypeNode, after: After) -> Output:
         graph = self._graph(g)
-        kind = tensor_type(dtype)
-        if kind is None:
-            raise BadArgument(
-                f"dtype={dtype!r:.60} is no tensor type; use one of bbnode.dsl.types, e.g. "
-                "types.TENSOR_FLOAT"
-            )
+        kind = need_tensor_type("dtype", dtype)
         wanted = self._ints(graph, "shape", shape)
         value = np.full(1, number, helper.tensor_dtype_to_np_dtype(kind.elem_type))
         return self._record(

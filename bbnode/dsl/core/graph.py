@@ -420,12 +420,7 @@ class Graph:
         Raises:
             BadArgument: `type` is no tensor type, or holds not all of the values.
         """
-        kind = tensor_type(type)
-        if kind is None:
-            raise BadArgument(
-                f"type={type!r:.60} is no tensor type; use one of bbnode.dsl.types, e.g. "
-                "types.TENSOR_FLOAT"
-            )
+        kind = need_tensor_type("type", type)
         try:
             wanted = typed_array(value, kind)
         except WrongKind as error:
@@ -466,22 +461,10 @@ class Graph:
         return self.constant(AddressVec(self._address(each) for each in addresses), after=after)
 
     def _peer(self, peer: PeerId | str) -> PeerId:
-        parsed = self._parsed(PeerId.parse, peer) if isinstance(peer, str) else peer
-        if not isinstance(parsed, PeerId):
-            raise BadArgument(f"{peer!r:.60} is neither a PeerId nor its text")
-        return parsed
+        return _parsed(PeerId, PeerId.parse, peer, "a PeerId")
 
     def _address(self, address: Any) -> Any:
-        parsed = self._parsed(parse_address, address) if isinstance(address, str) else address
-        if not isinstance(parsed, type(_ANY_ADDRESS)):
-            raise BadArgument(f"{address!r:.60} is neither a multiaddr nor its text")
-        return parsed
-
-    def _parsed(self, parse: Callable[[str], Carrier], text: str) -> Carrier:
-        try:
-            return parse(text)
-        except DecodeError as error:
-            raise BadArgument(str(error)) from error
+        return _parsed(type(_ANY_ADDRESS), parse_address, address, "a multiaddr")
 
     # --- nodes -----------------------------------------------------------------------------
 
@@ -525,9 +508,12 @@ class Graph:
                 continue
             kinds = [kind] * variadic if isinstance(variadic, int) else variadic
             ports.extend((f"{port.name}_{i}", each) for i, each in enumerate(kinds))
+        values = [value for _, value in bound]
+        while values and values[-1] is None:  # as ONNX writes it
+            values.pop()
         return self.emit(
-            spec.domain, spec.op_type, inputs=trimmed([value for _, value in bound]),
-            outputs=ports, attributes=given, metadata=metadata, slot=slot, after=after,
+            spec.domain, spec.op_type, inputs=values, outputs=ports, attributes=given,
+            metadata=metadata, slot=slot, after=after,
         )  # fmt: skip
 
     def bound_inputs(
@@ -712,18 +698,34 @@ class Graph:
         raise BadArgument(f"after={after!r:.80} is neither a recorded value nor a list of them")
 
 
+def _parsed(
+    kind: type[Carrier], parse: Callable[[str], Carrier], given: object, what: str
+) -> Carrier:
+    try:
+        parsed = parse(given) if isinstance(given, str) else given
+    except DecodeError as error:
+        raise BadArgument(str(error)) from error
+    if not isinstance(parsed, kind):
+        raise BadArgument(f"{given!r:.60} is neither {what} nor its text")
+    return parsed
+
+
+def need_tensor_type(name: str, given: object) -> TypeNode:
+    """Return the tensor type that an argument names, or raise BadArgument."""
+    kind = tensor_type(given)
+    if kind is None:
+        raise BadArgument(
+            f"{name}={given!r:.60} is no tensor type; use one of bbnode.dsl.types, e.g. "
+            "types.TENSOR_FLOAT"
+        )
+    return kind
+
+
 def as_graph(g: object, call: str) -> Graph:
     """Return `g`, or raise BadArgument where it is no Graph. `call` says how to write it."""
     if isinstance(g, Graph):
         return g
     raise BadArgument(f"the first argument is the Graph, got {g!r:.60}; write {call}")
-
-
-def trimmed(values: list[Output | None]) -> list[Output | None]:
-    """Drop the optional inputs left out at the end, as ONNX writes it."""
-    while values and values[-1] is None:
-        values.pop()
-    return values
 
 
 # --- signatures ----------------------------------------------------------------------------

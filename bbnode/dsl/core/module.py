@@ -231,7 +231,7 @@ def _check_inputs(module: str, wanted: Sequence[str], given: Mapping[str, Output
 
 
 class ModuleOutputs:
-    """What a called Module hands out, by name."""
+    """Outputs of a called Module, by name."""
 
     __slots__ = ("_graph", "_module", "_outputs")
 
