@@ -350,7 +350,7 @@ def _need_callable(title: str, record: object) -> None:
     if not callable(record):
         raise BadArgument(
             f"{title} is {record!r:.60}, which can't be called; give a function that records "
-            "it (a Subgraph goes to op(g, …))"
+            "it (an onnx.GraphProto goes to op(g, …))"
         )
 
 
