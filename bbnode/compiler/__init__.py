@@ -6,12 +6,12 @@ typed errors stand in `bbnode.compiler.errors`.
 
 from __future__ import annotations
 
-from bbnode.compiler.driver import Compiler
+from bbnode.compiler.driver.compiler import Compiler
+from bbnode.compiler.driver.pipeline import CANONICAL_PASS_NAMES, all_pass_names
+from bbnode.compiler.driver.stage import CompilerStage
+from bbnode.compiler.driver.targets import split_targets, target_names
+from bbnode.compiler.driver.telemetry import CompileReport, PassReport
 from bbnode.compiler.errors import CompileError, ValidationError
-from bbnode.compiler.pipeline import CANONICAL_PASS_NAMES, all_pass_names
-from bbnode.compiler.stage import CompilerStage
-from bbnode.compiler.targets import split_targets, target_names
-from bbnode.compiler.telemetry import CompileReport, PassReport
 
 __all__ = [
     "CANONICAL_PASS_NAMES",

@@ -3,81 +3,101 @@
 Rule: one class per variant; its fields say which op, slot or value is meant. `CompileError`
 is the base of all, `ValidationError` of those that the pass `validate` raises. What the
 author of the program has to change is an AuthorError, what the bind chain lacks a
-DeploymentError. All of them can be imported from here.
+DeploymentError.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import ClassVar
 
-from bbnode.compiler.error_base import CompileError, ValidationError, Where, listed
-from bbnode.compiler.errors_build import (
-    AlreadyCompiled,
-    AmbiguousRole,
-    BindingMismatch,
-    BootstrapCompositionCycle,
-    BootstrapCompositionGap,
-    DanglingCall,
-    DuplicateFunction,
-    EmptyFunctionTable,
-    ExpansionFailed,
-    Internal,
-    IrVersionMismatch,
-    MissingBinding,
-    ModelOutOfBounds,
-    PassInvariantBroken,
-    RoleMethodFailed,
-    RuntimeIncomplete,
-    StageFailed,
-    UnboundDependency,
-    UnboundSlot,
-    UnknownStage,
-    WireOpInBootstrap,
-)
 from bbnode.ir import keys
-from bbnode.ir.errors import AuthorError
+from bbnode.ir.errors import AuthorError, BbnodeError, DeploymentError
+from bbnode.ir.graph import OpNode
 
-__all__ = [
-    "AlreadyCompiled",
-    "AmbiguousHome",
-    "AmbiguousRole",
-    "BindingMismatch",
-    "BootstrapCompositionCycle",
-    "BootstrapCompositionGap",
-    "CompileError",
-    "CrossClassDataflow",
-    "CyclicGraph",
-    "DanglingCall",
-    "DanglingInput",
-    "DuplicateFunction",
-    "DuplicateNodeName",
-    "DuplicateOutput",
-    "EmptyFunctionTable",
-    "ExpansionFailed",
-    "IncompatibleStorageOnEdge",
-    "Internal",
-    "IrVersionMismatch",
-    "MalformedSlotMetadata",
-    "MissingBinding",
-    "MissingTypeInfo",
-    "ModelOutOfBounds",
-    "OpsetNotImported",
-    "PassInvariantBroken",
-    "RoleMethodFailed",
-    "RuntimeIncomplete",
-    "StageFailed",
-    "TypeConstraintFailed",
-    "UnboundDependency",
-    "UnboundSlot",
-    "UnknownOp",
-    "UnknownStage",
-    "UnpairedWireRequest",
-    "UnresolvedPeerClass",
-    "UnresolvedType",
-    "ValidationError",
-    "Where",
-    "WireOpInBootstrap",
-]
+MAX_LISTED = 8  # names listed in one message; the rest is counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Where in the author's program: node, Module path and `<file>:<line>`, as far as known."""
+
+    node_name: str = ""
+    module: str = ""
+    source_line: str = ""
+
+    @classmethod
+    def of(cls, node: OpNode) -> Where:
+        """The place that recorded `node`."""
+        return cls(
+            node_name=node.name,
+            module=node.metadata.get(keys.MODULE_INSTANCE_KEY, ""),
+            source_line=node.source_line,
+        )
+
+    def __str__(self) -> str:
+        parts = []
+        if self.module:
+            parts.append(f"in Module {self.module}")
+        if self.source_line:
+            parts.append(f"at {self.source_line}")
+        return f" ({', '.join(parts)})" if parts else ""
+
+
+NOWHERE = Where()
+
+
+def listed(names: tuple[str, ...]) -> str:
+    """Names for a message, cut after `MAX_LISTED`."""
+    shown = ", ".join(repr(name) for name in names[:MAX_LISTED])
+    more = len(names) - MAX_LISTED
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+@dataclass(kw_only=True, eq=False)
+class CompileError(BbnodeError):
+    """Base of all errors of the compiler. `where` is the author's source, if it is known."""
+
+    where: Where = NOWHERE
+    MESSAGE: ClassVar[str] = ""  # the two texts are formatted with the error's fields
+    MEND: ClassVar[str] = "Compile the program again"
+
+    def __post_init__(self) -> None:
+        Exception.__init__(self, f"{self.message()}{self.where}. {self.mend()}")
+        # Not a frozen dataclass: contextlib and trio assign `__traceback__` and friends.
+        self._sealed = frozenset(f.name for f in fields(self))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in getattr(self, "_sealed", ()):
+            raise AttributeError(f"{type(self).__name__}.{name} is fixed")
+        super().__setattr__(name, value)
+
+    # The dataclass would print its fields; the message is what people read.
+    __str__ = BbnodeError.__str__
+
+    def message(self) -> str:
+        """Return what is wrong, as a sentence without its full stop."""
+        return self.MESSAGE.format_map(vars(self)) or type(self).__name__
+
+    def mend(self) -> str:
+        """Return what to do about it, as a sentence."""
+        return self.MEND.format_map(vars(self))
+
+    @property
+    def module(self) -> str:
+        """Path of the Module that recorded the op, or ""."""
+        return self.where.module
+
+    @property
+    def source_line(self) -> str:
+        """`<file>:<line>` that recorded the op, or ""."""
+        return self.where.source_line
+
+
+@dataclass(kw_only=True, eq=False)
+class ValidationError(CompileError, AuthorError):
+    """The recorded program is malformed."""
+
 
 # --- validate: one class per rule -----------------------------------------------------------
 
@@ -90,11 +110,8 @@ class UnknownOp(ValidationError):
     op_type: str
     domain: str
 
-    def message(self) -> str:
-        return f"op {self.node_name!r} is of the unknown type {self.domain}::{self.op_type}"
-
-    def mend(self) -> str:
-        return "Use an op of `ai.onnx` or of bbnode's opsets, or import the package that adds it"
+    MESSAGE = "op {node_name!r} is of the unknown type {domain}::{op_type}"
+    MEND = "Use an op of `ai.onnx` or of bbnode's opsets, or import the package that adds it"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -104,11 +121,8 @@ class DanglingInput(ValidationError):
     node_name: str
     input_name: str
 
-    def message(self) -> str:
-        return f"op {self.node_name!r} reads {self.input_name!r}, which no op or input makes"
-
-    def mend(self) -> str:
-        return "Declare it with `g.input`, or pass an Output of this very graph"
+    MESSAGE = "op {node_name!r} reads {input_name!r}, which no op or input makes"
+    MEND = "Declare it with `g.input`, or pass an Output of this very graph"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -119,11 +133,8 @@ class DuplicateOutput(ValidationError):
     node_a: str
     node_b: str
 
-    def message(self) -> str:
-        return f"value {self.value_name!r} is written by {self.node_a!r} and by {self.node_b!r}"
-
-    def mend(self) -> str:
-        return "Give each output, and each function input, a name of its own"
+    MESSAGE = "value {value_name!r} is written by {node_a!r} and by {node_b!r}"
+    MEND = "Give each output, and each function input, a name of its own"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -133,11 +144,8 @@ class DuplicateNodeName(ValidationError):
     node_name: str
     function: str
 
-    def message(self) -> str:
-        return f"function {self.function!r} holds more than one op called {self.node_name!r}"
-
-    def mend(self) -> str:
-        return "Give each node a name of its own (the DSL does)"
+    MESSAGE = "function {function!r} holds more than one op called {node_name!r}"
+    MEND = "Give each node a name of its own (the DSL does)"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -147,11 +155,8 @@ class MissingTypeInfo(ValidationError):
     input_name: str
     function: str = ""
 
-    def message(self) -> str:
-        return f"input {self.input_name!r} of {self.function!r} declares no type"
-
-    def mend(self) -> str:
-        return "Declare it in value_info (`g.input` does it; `Any` counts)"
+    MESSAGE = "input {input_name!r} of {function!r} declares no type"
+    MEND = "Declare it in value_info (`g.input` does it; `Any` counts)"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -161,14 +166,11 @@ class MalformedSlotMetadata(ValidationError):
     node_name: str
     detail: str
 
-    def message(self) -> str:
-        return f"slot metadata of op {self.node_name!r} is malformed: {self.detail}"
-
-    def mend(self) -> str:
-        return (
-            "Record it through a slot class: generic ops carry required_trait and slot_id, "
-            "concrete ones concrete_type and instance"
-        )
+    MESSAGE = "slot metadata of op {node_name!r} is malformed: {detail}"
+    MEND = (
+        "Record it through a slot class: generic ops carry required_trait and slot_id, "
+        "concrete ones concrete_type and instance"
+    )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -180,8 +182,7 @@ class CyclicGraph(ValidationError):
     def message(self) -> str:
         return f"the program is not acyclic: {listed(self.involves)} wait for each other"
 
-    def mend(self) -> str:
-        return "Start a new execution for the next turn (a Send to `@self`, or another invoke)"
+    MEND = "Start a new execution for the next turn (a Send to `@self`, or another invoke)"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -212,11 +213,8 @@ class UnpairedWireRequest(ValidationError):
     node_name: str
     detail: str
 
-    def message(self) -> str:
-        return f"wire op {self.node_name!r} is unpaired: {self.detail}"
-
-    def mend(self) -> str:
-        return "Answer each `r = g.request(…)` with exactly one `r.respond(value)`"
+    MESSAGE = "wire op {node_name!r} is unpaired: {detail}"
+    MEND = "Answer each `r = g.request(…)` with exactly one `r.respond(value)`"
 
 
 # --- placement: homes and peer classes ------------------------------------------------------
@@ -258,18 +256,14 @@ class CrossClassDataflow(CompileError, AuthorError):
     producer_a: str = ""  # node that makes value_a, or the input's name
     producer_b: str = ""
 
-    def message(self) -> str:
-        return (
-            f"op {self.node_name!r} reads {self.value_a!r} of {self.producer_a!r}, which lives on "
-            f"class {self.home_a!r}, and {self.value_b!r} of {self.producer_b!r}, which lives on "
-            f"class {self.home_b!r}"
-        )
-
-    def mend(self) -> str:
-        return (
-            f"Send one of them over first: `g.net_out(<port>, <peers of class {self.home_a!r}>, "
-            f"{self.value_b})` and use what it returns"
-        )
+    MESSAGE = (
+        "op {node_name!r} reads {value_a!r} of {producer_a!r}, which lives on class "
+        "{home_a!r}, and {value_b!r} of {producer_b!r}, which lives on class {home_b!r}"
+    )
+    MEND = (
+        "Send one of them over first: `g.net_out(<port>, <peers of class {home_a!r}>, "
+        "{value_b})` and use what it returns"
+    )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -286,8 +280,7 @@ class AmbiguousHome(CompileError, AuthorError):
             f"the classes {listed(self.homes)}"
         )
 
-    def mend(self) -> str:
-        return "Pin it with `after=<a value of the class where it belongs>`"
+    MEND = "Pin it with `after=<a value of the class where it belongs>`"
 
 
 # --- types ----------------------------------------------------------------------------------
@@ -300,11 +293,8 @@ class TypeConstraintFailed(CompileError, AuthorError):
     op: str
     detail: str
 
-    def message(self) -> str:
-        return f"types of op {self.op!r} do not fit: {self.detail}"
-
-    def mend(self) -> str:
-        return "Convert the value (`Cast` for tensors), or pass one of the type that is expected"
+    MESSAGE = "types of op {op!r} do not fit: {detail}"
+    MEND = "Convert the value (`Cast` for tensors), or pass one of the type that is expected"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -320,8 +310,7 @@ class UnresolvedType(CompileError, AuthorError):
     slot: str = ""
     role: str = ""
 
-    def message(self) -> str:
-        return f"the type of value {self.value!r} is known only as {self.known!r}"
+    MESSAGE = "the type of value {value!r} is known only as {known!r}"
 
     def mend(self) -> str:
         if self.slot:
@@ -345,11 +334,264 @@ class IncompatibleStorageOnEdge(CompileError, AuthorError):
     sent: str
     received: str
 
+    MESSAGE = "{send_node!r} sends {sent!r}, but {recv_node!r} hands it on as {received!r}"
+    MEND = "Put a Codec (or a Cast) from {sent!r} to {received!r} between them"
+
+
+# --- slots and bindings ---------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, eq=False)
+class UnboundSlot(CompileError, DeploymentError):
+    """A generic slot that no bind call fills."""
+
+    slot: str
+    role: str
+    target: str = ""
+
     def message(self) -> str:
-        return (
-            f"{self.send_node!r} sends {self.sent!r}, but {self.recv_node!r} hands it on as "
-            f"{self.received!r}"
-        )
+        where = f" of target {self.target!r}" if self.target else ""
+        return f"slot {self.slot!r} ({self.role}){where} is not bound"
 
     def mend(self) -> str:
-        return f"Put a Codec (or a Cast) from {self.sent!r} to {self.received!r} between them"
+        return f"Add `.bind_{keys.snake_case(self.role)}({self.slot!r}, <component class>)`"
+
+
+@dataclass(kw_only=True, eq=False)
+class UnboundDependency(CompileError, DeploymentError):
+    """A bound component depends on a slot that no bind call fills."""
+
+    component: str
+    bound_at_slot: str
+    required_role: str
+    required_slot: str
+
+    MESSAGE = (
+        "component {component!r} at slot {bound_at_slot!r} depends on a {required_role} at "
+        "slot {required_slot!r}, which is not bound"
+    )
+
+    def mend(self) -> str:
+        method = keys.snake_case(self.required_role)
+        return f"Add `.bind_{method}({self.required_slot!r}, <component class>)`"
+
+
+@dataclass(kw_only=True, eq=False)
+class MissingBinding(CompileError, DeploymentError):
+    """Something at `site` needs the component of a slot, and there is none."""
+
+    slot: str
+    site: str
+
+    MESSAGE = "{site} needs the component of slot {slot!r}, which has none"
+    MEND = "Bind slot {slot!r}, or declare it with a concrete component"
+
+
+@dataclass(kw_only=True, eq=False)
+class BindingMismatch(CompileError, DeploymentError):
+    """A bind call names something that can't fill the slot."""
+
+    slot: str
+    role: str
+    detail: str
+
+    MESSAGE = "slot {slot!r} can't be bound as {role}: {detail}"
+    MEND = "Bind it once, with a registered class that implements the {role} contract"
+
+
+@dataclass(kw_only=True, eq=False)
+class AmbiguousRole(CompileError, AuthorError):
+    """One slot is used as a concrete one and as a generic one."""
+
+    role: str
+    concrete_type: str
+    generic_slot_id: int
+    slot: str = ""
+
+    MESSAGE = (
+        "slot {slot!r} of role {role} is concrete ({concrete_type!r}) in one place and "
+        "generic (slot id {generic_slot_id}) in another"
+    )
+    MEND = "Give the two slots different names, or make both concrete or both generic"
+
+
+@dataclass(kw_only=True, eq=False)
+class RoleMethodFailed(CompileError, DeploymentError):
+    """The component of a slot does not have the method that an op calls."""
+
+    slot: str
+    op_type: str
+    source: str
+
+    MESSAGE = "op {op_type!r} can't run on slot {slot!r}: {source}"
+    MEND = "Bind a component that has the method, or leave the op out"
+
+
+# --- ops and functions ----------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, eq=False)
+class ExpansionFailed(CompileError, AuthorError):
+    """An op's attributes can't be completed from its signature."""
+
+    op_type: str
+    domain: str
+    reason: str
+    node_name: str = ""
+
+    MESSAGE = "op {node_name!r} ({domain}::{op_type}): {reason}"
+    MEND = "Give the attribute a value of the right kind where the op is recorded"
+
+
+@dataclass(kw_only=True, eq=False)
+class EmptyFunctionTable(CompileError, AuthorError):
+    """The model has no functions, so there is no program."""
+
+    MESSAGE = "the model holds no functions"
+    MEND = "Compile what `Module.build()` returns (a plain ONNX graph goes into a Module)"
+
+
+@dataclass(kw_only=True, eq=False)
+class ModelOutOfBounds(CompileError, AuthorError):
+    """The model holds names, counts or depths that no program needs (`bbnode.ir.bounds`)."""
+
+    detail: str
+
+    MESSAGE = "the model can't be compiled: {detail}"
+    MEND = "Compile what `Module.build()` returns"
+
+
+@dataclass(kw_only=True, eq=False)
+class AlreadyCompiled(CompileError, AuthorError):
+    """A compiled model can't be opened again, to be compiled anew."""
+
+    detail: str
+
+    MESSAGE = "the model is compiled already: {detail}"
+    MEND = "Install it as it is, or compile what `Module.build()` returns"
+
+
+@dataclass(kw_only=True, eq=False)
+class DuplicateFunction(CompileError, AuthorError):
+    """Two functions of the model answer to one call."""
+
+    domain: str
+    function: str
+
+    MESSAGE = "the model holds two functions {domain}::{function}"
+    MEND = "Give one of the two Modules another name"
+
+
+@dataclass(kw_only=True, eq=False)
+class WireOpInBootstrap(CompileError, AuthorError):
+    """A wire op stands where no partition is cut: in a bootstrap."""
+
+    node_name: str
+    function: str
+
+    MESSAGE = "wire op {node_name!r} stands in the bootstrap {function!r}"
+    MEND = "Send from the Module's body: a bootstrap runs on one node, before any peer is there"
+
+
+@dataclass(kw_only=True, eq=False)
+class DanglingCall(CompileError, AuthorError):
+    """A call of a function that the model does not hold."""
+
+    node_name: str
+    domain: str
+    function: str
+
+    MESSAGE = "op {node_name!r} calls {domain}::{function}, which is not in the model"
+    MEND = "Keep the functions that `Module.build()` recorded in the model"
+
+
+@dataclass(kw_only=True, eq=False)
+class BootstrapCompositionGap(CompileError, AuthorError):
+    """A bootstrap calls a child bootstrap that the model does not hold."""
+
+    parent: str
+    child: str
+
+    MESSAGE = "bootstrap {parent!r} calls {child!r}, which is not in the model"
+    MEND = "Give the child Module a `bootstrap` body, or leave the call out"
+
+
+@dataclass(kw_only=True, eq=False)
+class BootstrapCompositionCycle(CompileError, AuthorError):
+    """Bootstraps call each other in a ring."""
+
+    path: tuple[str, ...]
+
+    def message(self) -> str:
+        return f"bootstraps call each other in a ring: {listed(self.path)}"
+
+    MEND = "Break the ring: what both need goes into a bootstrap that both call"
+
+
+@dataclass(kw_only=True, eq=False)
+class IrVersionMismatch(CompileError, DeploymentError):
+    """The model's ir_version is not the one the compiler was told to take."""
+
+    expected: int
+    got: int
+
+    MESSAGE = "the model has ir_version {got}, the compiler takes {expected}"
+    MEND = "Record it again with this bbnode, or compile with_target_version(...)"
+
+
+# --- the pipeline ---------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, eq=False)
+class RuntimeIncomplete(CompileError, AuthorError):
+    """A gate or check that the run time relies on is missing."""
+
+    missing: str
+    target: str = ""
+
+    MESSAGE = "target {target!r} is incomplete: {missing}"
+    MEND = "Leave the passes that insert it in the pipeline, or drop its gate contract"
+
+
+@dataclass(kw_only=True, eq=False)
+class PassInvariantBroken(CompileError, AuthorError):
+    """The program is malformed after a pass or a user stage."""
+
+    pass_name: str
+    detail: str
+
+    MESSAGE = "pass {pass_name!r} broke the program: {detail}"
+    MEND = "Mend the stage, or report the pass with the program that shows it"
+
+
+@dataclass(kw_only=True, eq=False)
+class StageFailed(CompileError, AuthorError):
+    """A user stage raised; its error is the cause."""
+
+    stage: str
+    target: str
+    detail: str
+
+    MESSAGE = "stage {stage!r} failed on target {target!r}: {detail}"
+    MEND = "Mend the stage, or take it out with without_stage(...)"
+
+
+@dataclass(kw_only=True, eq=False)
+class UnknownStage(CompileError, DeploymentError):
+    """`without_stage` names neither a pass nor a user stage, or a stage's name is taken."""
+
+    stage: str
+    detail: str
+
+    MESSAGE = "stage {stage!r}: {detail}"
+    MEND = "The names stand in bbnode.compiler.CANONICAL_PASS_NAMES"
+
+
+@dataclass(kw_only=True, eq=False)
+class Internal(CompileError, AuthorError):
+    """The compiler contradicts itself."""
+
+    detail: str
+
+    MESSAGE = "the compiler contradicts itself: {detail}"
+    MEND = "Please report it with the program that shows it"

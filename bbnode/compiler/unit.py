@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-from bbnode.compiler.content_hash import AttributePrints
+from bbnode.compiler.analysis.content_hash import AttributePrints
 from bbnode.components.contracts import Component
 from bbnode.ir import keys
-from bbnode.ir.plain import Function, Program
+from bbnode.ir.graph import Function, Program
+from bbnode.ir.reopen import Recording
 
 # One hop of a chain: transfer, queueing and the receiver's own work. Generous, because a
 # deadline is a bound on waiting and not an estimate; requests usually bring their own.
@@ -65,6 +66,7 @@ class CompilationUnit:
     partitions: dict[str, Function] = field(default_factory=dict)
     wire_edges: list[WireEdge] = field(default_factory=list)
     prints: AttributePrints = field(default_factory=AttributePrints)
+    recording: Recording = field(default_factory=Recording)
 
     @property
     def root(self) -> Function:

@@ -14,7 +14,7 @@ from typing import Any
 import onnx
 from onnx import FunctionProto, NodeProto
 
-from bbnode.compiler.seams import is_natural
+from bbnode.compiler.driver.seams import is_natural
 from bbnode.daemon.artifact import InvalidArtifact, serialize
 from bbnode.ir import keys, protos
 from bbnode.ir.address import site_suffix

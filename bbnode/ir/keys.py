@@ -108,6 +108,10 @@ RECV_SLOT_ID_KEY = PREFIX + "recv_slot_id"
 RX_CHAIN_HEAD_KEY = PREFIX + "rx_chain_head"
 AFTER_KEY = PREFIX + "after"  # comma-joined value names that must be there first
 CONTROL_AFTER_KEY = PREFIX + "control_after"  # comma-joined node names that must have fired
+# What a compiled program keeps of the recorded one (`bbnode/ir/reopen.py`): on nodes, functions,
+# the model; and on a call of a subgraph, of the ops that it stands for.
+RECORDED_KEY = PREFIX + "recorded"
+MEMBERS_KEY = PREFIX + "members"
 MADE_BY_KEY = PREFIX + "made_by"  # the pass that made a node; the author's have none
 
 GATE_STAMPS = {

@@ -11,24 +11,30 @@ import hashlib
 
 from onnx import ModelProto
 
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 
 
 def seal(model: ModelProto) -> None:
     """Write the seal of the model as it is now; sealing again replaces it."""
-    protos.del_meta(model, keys.SEAL_KEY)
-    protos.set_meta(model, keys.SEAL_KEY, _digest(model))
+    _take_seal(model)
+    model.metadata_props.add(key=keys.SEAL_KEY, value=_digest(model))
 
 
 def is_intact(model: ModelProto) -> bool:
-    """Whether the model carries a seal, and is what was sealed."""
-    found = protos.get_meta(model, keys.SEAL_KEY)
-    if found is None:
-        return False
+    """Return True if the model carries a seal, and is what was sealed."""
     bare = ModelProto()
     bare.CopyFrom(model)
-    protos.del_meta(bare, keys.SEAL_KEY)
-    return found == _digest(bare)
+    found = _take_seal(bare)
+    return found is not None and found == _digest(bare)
+
+
+def _take_seal(model: ModelProto) -> str | None:
+    """Remove the seal and return it."""
+    found = None
+    for index in reversed(range(len(model.metadata_props))):
+        if model.metadata_props[index].key == keys.SEAL_KEY:
+            found = model.metadata_props.pop(index).value
+    return found
 
 
 def _digest(model: ModelProto) -> str:

@@ -5,12 +5,13 @@ Rule: a test of a pass runs the passes before it, and looks at one partition.
 
 from __future__ import annotations
 
-from onnx import FunctionProto, NodeProto
+from onnx import ModelProto
 
-from bbnode.compiler import pipeline
+from bbnode.compiler.driver import pipeline
 from bbnode.compiler.unit import CompilationUnit, CompileOptions
 from bbnode.ir import keys
-from tests.compiler import either
+from bbnode.ir.graph import Function, OpNode
+from bbnode.ir.onnx_file import model_of
 from tests.compiler.programs import BOUND, Body, run, unit_of
 
 BACK = tuple(
@@ -37,33 +38,37 @@ def unit_until(
     return unit
 
 
-def meta(node: NodeProto, key: str) -> str | None:
-    return either.get_meta(node, key)
+def meta(node: OpNode, key: str) -> str | None:
+    return node.metadata.get(key)
 
 
-def control(node: NodeProto) -> list[str]:
-    return [
-        name for name in (either.get_meta(node, keys.CONTROL_AFTER_KEY) or "").split(",") if name
-    ]
+def control(node: OpNode) -> list[str]:
+    return [name for name in node.metadata.get(keys.CONTROL_AFTER_KEY, "").split(",") if name]
 
 
-def after(node: NodeProto) -> list[str]:
-    return [name for name in (either.get_meta(node, keys.AFTER_KEY) or "").split(",") if name]
+def of_type(function: Function, op_type: str) -> list[OpNode]:
+    return [node for node in function.nodes if node.op_type == op_type]
 
 
-def of_type(function: FunctionProto, op_type: str) -> list[NodeProto]:
-    return [node for node in function.node if node.op_type == op_type]
-
-
-def sole(function: FunctionProto, op_type: str) -> NodeProto:
+def sole(function: Function, op_type: str) -> OpNode:
     (node,) = of_type(function, op_type)
     return node
+
+
+def as_model(unit: CompilationUnit) -> ModelProto:
+    """A unit as one model, mains of partitions first."""
+    return model_of(unit.program, unit.bodies())
+
+
+def content(unit: CompilationUnit) -> bytes:
+    """Everything that a pass may change in a unit's functions and model."""
+    return as_model(unit).SerializeToString(deterministic=True)
 
 
 def snapshot(unit: CompilationUnit) -> tuple[bytes, ...]:
     """Everything a pass may change."""
     return (
         repr(list(unit.partitions)).encode(),
-        either.content(unit),
+        content(unit),
         repr(unit.wire_edges).encode(),
     )

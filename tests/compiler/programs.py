@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnx import FunctionProto, ModelProto, NodeProto, helper
+from onnx import ModelProto
 
-from bbnode.compiler.admission import admit
-from bbnode.compiler.pipeline import load_pass
+from bbnode.compiler.driver.admission import admit
+from bbnode.compiler.driver.pipeline import load_pass
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, SlotBinding
 from bbnode.components.contracts import Aggregator, Backend, DataSource, Model, PeerSelector
 from bbnode.components.registry import register_component
-from bbnode.ir import keys, opset, types
+from bbnode.ir import graph, keys, onnx_file, opset, types
+from bbnode.ir.graph import Attribute, Function, OpNode, Program
 from bbnode.ir.types import TypeNode
-from tests.compiler import either
 
 Values = Sequence[str]
 
@@ -26,22 +26,22 @@ class Body:
     """One function in the making."""
 
     def __init__(self, name: str, *, home: str = keys.SELF_CLASS, root: bool = False) -> None:
-        self.function = FunctionProto(name=name, domain=keys.MODULE_DOMAIN)
-        either.set_meta(self.function, keys.HOME_KEY, home)
+        self.function = Function(name=name, domain=keys.MODULE_DOMAIN)
+        self.function.metadata[keys.HOME_KEY] = home
         if root:
-            either.set_meta(self.function, keys.ROOT_KEY, "true")
+            self.function.metadata[keys.ROOT_KEY] = "true"
         self._types: dict[str, TypeNode] = {}
         self._slots: dict[str, int] = {}
         self._opsets: set[tuple[str, int]] = {("", keys.ONNX_OPSET_VERSION)}
 
     def input(self, name: str, kind: TypeNode = types.ANY) -> str:
-        self.function.input.append(name)
+        self.function.inputs.append(name)
         self._types[name] = kind
         return name
 
     def output(self, name: str, value: str) -> str:
         self.op(keys.SYSCALL_DOMAIN, "PassThrough", [value], [name])
-        self.function.output.append(name)
+        self.function.outputs.append(name)
         return name
 
     def op(
@@ -60,18 +60,18 @@ class Body:
         meta: Mapping[str, str] | None = None,
         line: int = 0,
         **attributes: Any,
-    ) -> NodeProto:
+    ) -> OpNode:
         """Record any op; its outputs are typed by the op table, or by `kinds`."""
-        made = helper.make_node(op_type, list(inputs), list(outputs), domain=domain, **attributes)
-        made.name = name or f"{op_type}_{len(self.function.node)}"
         stamps = {keys.MODULE_INSTANCE_KEY: self.function.name}
-        stamps[keys.SOURCE_LINE_KEY] = f"program.py:{line or len(self.function.node) + 1}"
-        if after:
-            stamps[keys.AFTER_KEY] = ",".join(after)
         if slot is not None:
             stamps |= self._slot(slot, role or "Backend", concrete)
-        for key, text in {**stamps, **(meta or {})}.items():
-            either.set_meta(made, key, text)
+        made = OpNode(
+            *(op_type, domain, name or f"{op_type}_{len(self.function.nodes)}"),
+            *(inputs, outputs, attributes),
+            after=after,
+            metadata={**stamps, **(meta or {})},
+            source_line=f"program.py:{line or len(self.function.nodes) + 1}",
+        )
         spec = opset.lookup_op(domain, op_type)
         for index, value in enumerate(outputs):
             kind = types.ANY if spec is not None else types.TENSOR
@@ -82,9 +82,8 @@ class Body:
                 kind = port.type if isinstance(port.type, TypeNode) else types.ANY
             if value:
                 self._types[value] = kind
-        self._opsets.add(("" if either.is_onnx_domain(domain) else domain, _version(domain)))
-        self.function.node.append(made)
-        return self.function.node[-1]
+        self._opsets.add(("" if graph.is_onnx_domain(domain) else domain, _version(domain)))
+        return self.function.append(made)
 
     def role(
         self,
@@ -94,16 +93,16 @@ class Body:
         inputs: Values = (),
         outputs: Values = (),
         **more: Any,
-    ) -> NodeProto:
+    ) -> OpNode:
         return self.op(
             keys.role_domain(role), op_type, inputs, outputs, slot=slot, role=role, **more
         )
 
-    def onnx(self, op_type: str, inputs: Values, outputs: Values, **more: Any) -> NodeProto:
+    def onnx(self, op_type: str, inputs: Values, outputs: Values, **more: Any) -> OpNode:
         more.setdefault("slot", "compute")
         return self.op("", op_type, inputs, outputs, **more)
 
-    def syscall(self, op_type: str, inputs: Values, outputs: Values, **more: Any) -> NodeProto:
+    def syscall(self, op_type: str, inputs: Values, outputs: Values, **more: Any) -> OpNode:
         return self.op(keys.SYSCALL_DOMAIN, op_type, inputs, outputs, **more)
 
     def sample(self, peer_class: str, out: str, *, slot: str = "", n: int = 2, **more: Any) -> str:
@@ -126,37 +125,33 @@ class Body:
         self.op(keys.WIRE_DOMAIN, keys.OP_SEND_REQ_BATCHED, [data, peers], values, **more)
         return values
 
-    def respond(self, data: str, request: Sequence[str], **more: Any) -> NodeProto:
+    def respond(self, data: str, request: Sequence[str], **more: Any) -> OpNode:
         return self.op(
             keys.WIRE_DOMAIN, keys.OP_SEND_RESP, [data, request[3], request[4]], [], **more
         )
 
-    def call(
-        self, callee: FunctionProto, inputs: Values, outputs: Values, **more: Any
-    ) -> NodeProto:
+    def call(self, callee: Function, inputs: Values, outputs: Values, **more: Any) -> OpNode:
         return self.op(callee.domain, callee.name, inputs, outputs, **more)
 
     def typed(self, value: str, kind: TypeNode) -> None:
         self._types[value] = kind
 
-    def build(self) -> FunctionProto:
-        function = self.function
-        del function.value_info[:]
-        del function.opset_import[:]
-        either.write_types(function, self._types)
-        function.opset_import.extend(either.opset_imports(self._opsets))
-        return function
+    def build(self) -> Function:
+        self.function.types.clear()
+        self.function.declare(self._types)
+        self.function.opset_imports = graph.sorted_opsets(self._opsets)
+        return self.function
 
     def _slot(self, slot: str, role: str, concrete: str | None) -> dict[str, str]:
         slot_id = self._slots.setdefault(slot, len(self._slots))
         key = keys.SLOT_ROLE_PREFIX + slot
-        if either.get_meta(self.function, key) is None:
-            either.set_meta(self.function, key, f"{role}|{slot_id}")
+        if self.function.metadata.get(key) is None:
+            self.function.metadata[key] = f"{role}|{slot_id}"
             if concrete is None:
-                self.function.attribute.append(slot)
+                self.function.attributes.append(slot)
             else:
-                self.function.attribute_proto.append(helper.make_attribute(slot, b"\x80"))
-                either.set_meta(self.function, keys.CONCRETE_TYPE_SLOT_PREFIX + slot, concrete)
+                self.function.defaults[slot] = Attribute.of(b"\x80")
+                self.function.metadata[keys.CONCRETE_TYPE_SLOT_PREFIX + slot] = concrete
         stamps = {keys.SLOT_KEY: slot, keys.SLOT_ID_KEY: str(slot_id)}
         if concrete is None:
             stamps[keys.REQUIRED_TRAIT_KEY] = f"{role}Runtime"
@@ -166,22 +161,28 @@ class Body:
 
 
 def _version(domain: str) -> int:
-    return keys.ONNX_OPSET_VERSION if either.is_onnx_domain(domain) else keys.BB_OPSET_VERSION
+    return keys.ONNX_OPSET_VERSION if graph.is_onnx_domain(domain) else keys.BB_OPSET_VERSION
+
+
+def program_of(*bodies: Body) -> Program:
+    """A recorded program; the first body is the root."""
+    functions = [body.build() for body in bodies]
+    return Program(
+        producer_name=keys.PRODUCER_NAME,
+        name=functions[0].name,
+        functions=functions,
+        opset_imports=graph.sorted_opsets(e for f in functions for e in f.opset_imports),
+    )
 
 
 def model_of(*bodies: Body) -> ModelProto:
-    """A recorded model; the first body is the root."""
-    model = ModelProto(ir_version=keys.FRAMEWORK_IR_VERSION, producer_name=keys.PRODUCER_NAME)
-    model.functions.extend(body.build() for body in bodies)
-    model.graph.name = bodies[0].function.name
-    imports = {(e.domain, e.version) for f in model.functions for e in f.opset_import}
-    model.opset_import.extend(either.opset_imports(imports))
-    return model
+    """A recorded program as a file."""
+    return onnx_file.model_of(program_of(*bodies))
 
 
 def unit_of(*bodies: Body) -> CompilationUnit:
     """A unit on a copy of the model of these bodies."""
-    return admit(model_of(*bodies), CompileOptions())
+    return admit(program_of(*bodies), CompileOptions())
 
 
 def run(
@@ -194,17 +195,17 @@ def run(
     return dict(counters)
 
 
-def node_named(function: FunctionProto, name: str) -> NodeProto:
-    return next(node for node in function.node if node.name == name)
+def node_named(function: Function, name: str) -> OpNode:
+    return next(node for node in function.nodes if node.name == name)
 
 
-def node_making(function: FunctionProto, value: str) -> NodeProto:
-    return next(node for node in function.node if value in node.output)
+def node_making(function: Function, value: str) -> OpNode:
+    return next(node for node in function.nodes if value in node.outputs)
 
 
-def home_of(function: FunctionProto, value: str) -> str | None:
+def home_of(function: Function, value: str) -> str | None:
     """Class of the op that makes a value."""
-    return either.get_meta(node_making(function, value), keys.HOME_CLASS_KEY)
+    return node_making(function, value).metadata.get(keys.HOME_CLASS_KEY)
 
 
 # --- components that exist only for their class attributes ---------------------------------
@@ -326,7 +327,7 @@ def nested_program() -> tuple[Body, ...]:
     root.sample("client", "peers", after=["d2"])
     root.call(sender.function, ["n2", "peers"], ["far"], kinds=[types.TENSOR_FLOAT])
     root.syscall("Record", ["far"], [], name="Record_far")
-    either.set_attr(root.function.node[-1], "name", "far")
+    root.function.nodes[-1].set_attr("name", "far")
     return root, pure, stateful, sender
 
 

@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
-from bbnode.compiler import flow
-from bbnode.compiler.admission import admit
-from bbnode.compiler.pipeline import all_pass_names, load_pass
+from bbnode.compiler.analysis import order
+from bbnode.compiler.driver.admission import admit
+from bbnode.compiler.driver.pipeline import all_pass_names, load_pass
 from bbnode.compiler.unit import CompilationUnit
-from bbnode.ir import keys, types
-from bbnode.ir.plain import Function, Node
-from bbnode.ir.plain_proto import proto_of_node
-from tests.compiler import either
+from bbnode.ir import graph, keys, types
+from bbnode.ir.graph import Function, Node
+from bbnode.ir.onnx_file import proto_of_node
 from tests.compiler.back_units import after, control, snapshot, unit_until
 from tests.compiler.programs import Body, node_making, run
 from tests.compiler.test_back_pipeline import ALL, _bound, random_programs
@@ -33,7 +32,7 @@ def collapsed(body: Body) -> tuple[CompilationUnit, Function]:
 
 
 def calls(function: Function) -> list[Node]:
-    return [n for n in function.node if n.domain == keys.BACKEND_SUBGRAPH_DOMAIN]
+    return [n for n in function.nodes if n.domain == keys.BACKEND_SUBGRAPH_DOMAIN]
 
 
 def subgraph(unit: CompilationUnit, call: Node) -> Function:
@@ -44,16 +43,16 @@ def run_function(function: Function, inputs: list[np.ndarray]) -> list[np.ndarra
     """A subgraph in ONNX Runtime, as an engine would prepare it: by its declared types."""
     kinds = {name: declared.proto for name, declared in function.types.items()}
     graph = GraphProto(name="g")
-    graph.node.extend(map(proto_of_node, function.node))
-    for name in function.input:
-        graph.input.add(name=name).type.CopyFrom(kinds[name])
-    for name in function.output:
-        graph.output.add(name=name)
+    graph.nodes.extend(map(proto_of_node, function.nodes))
+    for name in function.inputs:
+        graph.inputs.add(name=name).type.CopyFrom(kinds[name])
+    for name in function.outputs:
+        graph.outputs.add(name=name)
     model = ModelProto(ir_version=10, graph=graph)
-    for domain, version in function.opset_import:
-        model.opset_import.add(domain=domain, version=version)
+    for domain, version in function.opset_imports:
+        model.opset_imports.add(domain=domain, version=version)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, dict(zip(function.input, inputs, strict=True)))
+    return session.run(None, dict(zip(function.inputs, inputs, strict=True)))
 
 
 def test_a_chain_becomes_one_call_that_computes_the_same() -> None:
@@ -66,20 +65,20 @@ def test_a_chain_becomes_one_call_that_computes_the_same() -> None:
     body.output("y", "s")
     unit, main = collapsed(body)
     (call,) = calls(main)
-    assert list(call.input) == ["x", "w"]
-    assert list(call.output) == ["s"]
-    assert either.get_meta(call, keys.SLOT_KEY) == "compute"
-    assert either.get_meta(call, keys.SLOT_ID_KEY) == "0"
-    assert either.get_meta(call, keys.REQUIRED_TRAIT_KEY) == "BackendRuntime"
+    assert list(call.inputs) == ["x", "w"]
+    assert list(call.outputs) == ["s"]
+    assert call.metadata.get(keys.SLOT_KEY) == "compute"
+    assert call.metadata.get(keys.SLOT_ID_KEY) == "0"
+    assert call.metadata.get(keys.REQUIRED_TRAIT_KEY) == "BackendRuntime"
     function = subgraph(unit, call)
-    assert [n.op_type for n in function.node] == ["MatMul", "Relu", "Softmax"]
-    assert not any(n.metadata for n in function.node)
+    assert [n.op_type for n in function.nodes] == ["MatMul", "Relu", "Softmax"]
+    assert not any(n.metadata for n in function.nodes)
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(3, 4)).astype("f4"), rng.normal(size=(4, 5)).astype("f4")
     (got,) = run_function(function, [a, b])
     hidden = np.exp(np.maximum(a @ b, 0))
     np.testing.assert_allclose(got, hidden / hidden.sum(-1, keepdims=True), rtol=1e-5)
-    assert set(either.declared(main)) == {"x", "w", "s", "y"}
+    assert set(main.types) == {"x", "w", "s", "y"}
 
 
 def test_equal_graphs_share_one_function_whatever_their_values_are_called() -> None:
@@ -103,7 +102,7 @@ def test_a_path_through_another_op_splits_the_group() -> None:
     body.onnx("Add", ["a", "f"], ["b"])
     body.output("y", "b")
     _, main = collapsed(body)
-    assert [(list(c.input), list(c.output)) for c in calls(main)] == [
+    assert [(list(c.inputs), list(c.outputs)) for c in calls(main)] == [
         (["x"], ["a"]),
         (["a", "f"], ["b"]),
     ]
@@ -119,11 +118,11 @@ def test_two_slots_never_share_a_group_and_their_calls_do_not_wait_for_each_othe
     body.output("y", "a2")
     body.output("z", "b2")
     unit, main = collapsed(body)
-    assert flow.topological(main) == list(range(len(main.node)))
-    assert {either.get_meta(c, keys.SLOT_KEY) for c in calls(main)} == {"left", "right"}
+    assert order.topological(main) == list(range(len(main.nodes)))
+    assert {c.metadata.get(keys.SLOT_KEY) for c in calls(main)} == {"left", "right"}
     for call in calls(main):
-        assert {n.op_type for n in subgraph(unit, call).node} <= {"Relu", "Add"} or {
-            n.op_type for n in subgraph(unit, call).node
+        assert {n.op_type for n in subgraph(unit, call).nodes} <= {"Relu", "Add"} or {
+            n.op_type for n in subgraph(unit, call).nodes
         } <= {"Neg", "Mul"}
 
 
@@ -136,8 +135,8 @@ def test_a_value_that_others_read_early_is_not_held_back_by_a_late_one() -> None
     body.output("now", "early")
     body.output("then", "late")
     _, main = collapsed(body)
-    assert list(node_making(main, "early").input) == ["x"]
-    assert set(node_making(main, "late").input) == {"early", "slow"}
+    assert list(node_making(main, "early").inputs) == ["x"]
+    assert set(node_making(main, "late").inputs) == {"early", "slow"}
 
 
 def test_what_only_the_group_reads_may_wait_for_it() -> None:
@@ -149,7 +148,7 @@ def test_what_only_the_group_reads_may_wait_for_it() -> None:
     body.output("then", "late")
     _, main = collapsed(body)
     (call,) = calls(main)
-    assert list(call.input) == ["x", "slow"]
+    assert list(call.inputs) == ["x", "slow"]
 
 
 def test_a_small_constant_goes_into_each_group_that_reads_it_and_a_large_one_is_shared() -> None:
@@ -163,8 +162,10 @@ def test_a_small_constant_goes_into_each_group_that_reads_it_and_a_large_one_is_
         body.onnx("Mul", ["f", "c"], ["b"])
         body.output("y", "b")
         unit, main = collapsed(body)
-        inside = [any(n.op_type == "Constant" for n in subgraph(unit, c).node) for c in calls(main)]
-        lone = [c for c in calls(main) if not c.input]
+        inside = [
+            any(n.op_type == "Constant" for n in subgraph(unit, c).nodes) for c in calls(main)
+        ]
+        lone = [c for c in calls(main) if not c.inputs]
         assert inside.count(True) == (copies or 1)
         assert len(lone) == (0 if copies else 1)
 
@@ -184,13 +185,13 @@ def test_if_bodies_stay_inside_with_the_values_that_they_capture() -> None:
     body.output("y", "y0")
     unit, main = collapsed(body)
     (call,) = calls(main)
-    assert set(call.input) == {"x", "flag"}
+    assert set(call.inputs) == {"x", "flag"}
     function = subgraph(unit, call)
     one = np.array([1.0], "f4")
     ordered = {"x": one, "flag": np.array(True)}
     for flag_value, expected in ((True, 3.0), (False, 1.0)):
         ordered["flag"] = np.array(flag_value)
-        (got,) = run_function(function, [ordered[name] for name in call.input])
+        (got,) = run_function(function, [ordered[name] for name in call.inputs])
         assert got[0] == expected
 
 
@@ -216,7 +217,7 @@ def test_control_edges_that_named_a_member_name_the_call() -> None:
     unit = unit_until(BEFORE, body, options=ALL)
     (main,) = unit.partitions.values()
     forward = node_making(main, "f")
-    either.set_meta(forward, keys.CONTROL_AFTER_KEY, "relu")
+    forward.metadata[keys.CONTROL_AFTER_KEY] = "relu"
     run(unit, PASS, options=ALL)
     (call,) = calls(main)
     assert control(node_making(main, "f")) == [call.name]
@@ -232,8 +233,8 @@ def test_the_border_of_an_inlined_module_does_not_keep_ops_apart() -> None:
     body.output("y", "b")
     _, main = collapsed(body)
     (call,) = calls(main)
-    assert (list(call.input), list(call.output)) == (["x"], ["b"])
-    assert [n.op_type for n in main.node] == [call.op_type, "PassThrough"]
+    assert (list(call.inputs), list(call.outputs)) == (["x"], ["b"])
+    assert [n.op_type for n in main.nodes] == [call.op_type, "PassThrough"]
 
 
 def test_ops_without_a_slot_and_ops_that_refer_to_attributes_stay() -> None:
@@ -250,10 +251,10 @@ def _available(
     function: Function, seeds: Collection[str], dead: Collection[str]
 ) -> dict[str, bool]:
     """Which values come when inputs `seeds` are there and the ops `dead` never finish."""
-    known = dict.fromkeys(function.input, False) | dict.fromkeys(seeds, True)
-    for node in function.node:
-        fires = node.name not in dead and all(known[name] for name in flow.reads(node))
-        known.update((name, fires) for name in node.output if name)
+    known = dict.fromkeys(function.inputs, False) | dict.fromkeys(seeds, True)
+    for node in function.nodes:
+        fires = node.name not in dead and all(known[name] for name in order.reads(node))
+        known.update((name, fires) for name in node.outputs if name)
     return known
 
 
@@ -270,9 +271,9 @@ def test_fusing_changes_nothing_of_what_comes_and_what_does_not(
         before[home] = main.copy()
     load_pass(PASS).run(unit, options)
     for home, main in unit.partitions.items():
-        late = sorted(n.name for n in main.node if either.is_role(n) or either.is_wire(n))
+        late = sorted(n.name for n in main.nodes if graph.is_role(n) or graph.is_wire(n))
         dead = data.draw(st.sets(st.sampled_from(late))) if late else set()
-        inputs = list(main.input)
+        inputs = list(main.inputs)
         seeds = data.draw(st.sets(st.sampled_from(inputs))) if inputs else set()
         was = _available(before[home], seeds, dead)
         now = _available(main, seeds, dead)

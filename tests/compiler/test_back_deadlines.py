@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bbnode.compiler.unit import CompileOptions
-from bbnode.ir import keys, types
-from tests.compiler import either
+from bbnode.ir import graph, keys, types
 from tests.compiler.back_units import after, control, meta, of_type, sole, unit_until
 from tests.compiler.programs import (
     BINDINGS,
@@ -25,8 +24,8 @@ OPTIONS = CompileOptions(bindings=BINDINGS, per_hop_budget_ns=5 * SECOND)
 def test_everything_that_suspends_carries_a_deadline() -> None:
     unit = unit_until(PASS, federated_program(), options=OPTIONS)
     for main in unit.partitions.values():
-        for node in main.node:
-            waits = either.is_role(node) or either.is_wire(node)
+        for node in main.nodes:
+            waits = graph.is_role(node) or graph.is_wire(node)
             # The request and its two receiving halves: there and back again.
             hops = 2 if node.op_type in ("SendReqBatched", "RecvReq", "RecvRespBatched") else 1
             expected = str(hops * 5 * SECOND) if waits else None
@@ -47,10 +46,10 @@ def test_a_request_and_the_wait_for_its_answers_share_one_deadline() -> None:
     for given, expected in ((0, 10 * SECOND), (9 * SECOND, 9 * SECOND)):
         body = federated_program()
         request = node_making(body.function, "round.req_id")
-        either.set_attr(request, keys.ATTR_DEADLINE_NS, given)
+        request.set_attr(keys.ATTR_DEADLINE_NS, given)
         server = unit_until(PASS, body, options=OPTIONS).partitions["server"]
         request = sole(server, "SendReqBatched")
-        assert either.get_attr(request, keys.ATTR_DEADLINE_NS) == expected
+        assert request.attr(keys.ATTR_DEADLINE_NS) == expected
         assert meta(request, keys.DEADLINE_NS_KEY) == str(expected)
         assert meta(sole(server, "RecvRespBatched"), keys.DEADLINE_NS_KEY) == str(expected)
 
@@ -58,25 +57,25 @@ def test_a_request_and_the_wait_for_its_answers_share_one_deadline() -> None:
 def test_a_check_passes_the_first_input_through() -> None:
     main = unit_until(PASS, federated_program(), options=OPTIONS).partitions["client"]
     load = sole(main, "LoadParameters")
-    check = node_making(main, load.input[0])
+    check = node_making(main, load.inputs[0])
     assert check.op_type == "DeadlineCheck"
     assert check.domain == keys.SYSCALL_DOMAIN
-    assert list(check.input) == [f"{sole(main, 'RecvReq').name}#backoff_rx_out"]
-    assert either.get_attr(check, "deadline_ns") == 5 * SECOND
+    assert list(check.inputs) == [f"{sole(main, 'RecvReq').name}#backoff_rx_out"]
+    assert check.attr("deadline_ns") == 5 * SECOND
     assert meta(check, keys.DEADLINE_CHECK_SOURCE_KEY) == load.name
     assert meta(check, keys.DEADLINE_NS_KEY) is None
-    assert either.value_types(main)[load.input[0]] is types.TENSOR_FLOAT
-    assert list(main.node).index(load) == list(main.node).index(check) + 1
+    assert main.kinds()[load.inputs[0]] is types.TENSOR_FLOAT
+    assert list(main.nodes).index(load) == list(main.nodes).index(check) + 1
 
 
 def test_an_op_without_inputs_waits_for_its_check_which_waits_for_the_same() -> None:
     main = unit_until(PASS, federated_program(), options=OPTIONS).partitions["client"]
     train = sole(main, "Train")
     check = node_named(main, f"{train.name}#deadline")
-    assert not check.input
-    assert after(train) == [*after(check), check.output[0]]
+    assert not check.inputs
+    assert after(train) == [*after(check), check.outputs[0]]
     assert control(check) == control(train) == [sole(main, "LoadParameters").name]
-    assert either.value_types(main)[check.output[0]] is types.TRIGGER
+    assert main.kinds()[check.outputs[0]] is types.TRIGGER
 
 
 def test_an_optional_input_that_is_left_out_is_not_the_one_that_is_checked() -> None:
@@ -87,14 +86,14 @@ def test_an_optional_input_that_is_left_out_is_not_the_one_that_is_checked() -> 
     unit = unit_of(body)
     unit.partitions = {"@self": unit.program.functions.pop(0)}
     run(unit, PASS, options=OPTIONS)
-    assert list(node_named(unit.partitions["@self"], "odd").input) == ["", "odd#deadline_out"]
+    assert list(node_named(unit.partitions["@self"], "odd").inputs) == ["", "odd#deadline_out"]
 
 
 def test_receivers_gates_and_checks_are_not_checked() -> None:
     unit = unit_until(PASS, federated_program(), options=OPTIONS)
     for main in unit.partitions.values():
         checked = {meta(n, keys.DEADLINE_CHECK_SOURCE_KEY) for n in of_type(main, "DeadlineCheck")}
-        for node in main.node:
+        for node in main.nodes:
             exempt = node.op_type in (*keys.RECV_OPS, *keys.GATE_OPS, "DeadlineCheck")
             timed = meta(node, keys.DEADLINE_NS_KEY) is not None
             assert (node.name in checked) == (timed and not exempt)
@@ -105,6 +104,6 @@ def test_called_functions_are_treated_too_and_sends_keep_their_destination() -> 
     stateful = next(f for f in unit.program.functions if f.name.startswith("Hoist_Stateful_"))
     assert of_type(stateful, "DeadlineCheck")
     send = sole(unit.partitions["server"], "Send")
-    assert send.input[0].endswith("#deadline_out")
-    assert meta(send, keys.DEST_SITE_NAME_PREFIX + send.input[0]) is not None
-    assert either.get_attr(send, keys.DEST_SUFFIX_PREFIX + send.input[0]) is not None
+    assert send.inputs[0].endswith("#deadline_out")
+    assert meta(send, keys.DEST_SITE_NAME_PREFIX + send.inputs[0]) is not None
+    assert send.attr(keys.DEST_SUFFIX_PREFIX + send.inputs[0]) is not None

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 
 import pytest
-from onnx import FunctionProto
 
+from bbnode.compiler.analysis.order import program_order
+from bbnode.compiler.analysis.wire import wire_pairs
 from bbnode.compiler.errors import CrossClassDataflow, CyclicGraph, Internal, UnpairedWireRequest
-from bbnode.compiler.ordering import program_order
 from bbnode.compiler.unit import CompilationUnit
-from bbnode.compiler.wire_pairs import wire_pairs
 from bbnode.ir import keys, types
-from bbnode.ir.plain_proto import function_of
-from tests.compiler import either
+from bbnode.ir.graph import Function
+from bbnode.ir.onnx_file import function_of
 from tests.compiler.back_units import meta, of_type, sole, unit_until
 from tests.compiler.programs import (
     Body,
@@ -37,18 +36,18 @@ def test_each_class_gets_its_ops_inputs_outputs_slots_and_types() -> None:
     unit = unit_until(PASS, federated_program())
     assert list(unit.partitions) == ["client", "server"]
     client, server = unit.partitions.values()
-    assert [n.op_type for n in client.node] == [
+    assert [n.op_type for n in client.nodes] == [
         "RecvReq", "LoadParameters", "Train", "Params", "Bundle", "SendResp",
     ]  # fmt: skip
-    assert (list(client.input), list(client.output)) == ([], [])
-    assert list(client.attribute) == ["local"]
-    assert either.get_meta(client, keys.SLOT_ROLE_PREFIX + "local") == "Model|2"
-    assert (list(server.input), list(server.output)) == (["tick"], ["model", "info_out"])
-    assert list(server.attribute) == ["pick_client", "global", "fedavg"]
-    assert either.get_meta(server, keys.TARGET_KEY) == "true"
-    assert either.get_meta(server, keys.HOME_KEY) == "server"
-    declared = set(either.declared(client))
-    assert declared == {name for node in client.node for name in node.output}
+    assert (list(client.inputs), list(client.outputs)) == ([], [])
+    assert list(client.attributes) == ["local"]
+    assert client.metadata.get(keys.SLOT_ROLE_PREFIX + "local") == "Model|2"
+    assert (list(server.inputs), list(server.outputs)) == (["tick"], ["model", "info_out"])
+    assert list(server.attributes) == ["pick_client", "global", "fedavg"]
+    assert server.metadata.get(keys.TARGET_KEY) == "true"
+    assert server.metadata.get(keys.HOME_KEY) == "server"
+    declared = set(client.types)
+    assert declared == {name for node in client.nodes for name in node.outputs}
     assert not unit.program.functions
 
 
@@ -79,18 +78,18 @@ def test_a_name_is_a_hash_of_content_without_source_lines() -> None:
     first = names(unit_until(PASS, federated_program()))
     assert all(re.fullmatch(rf"{home}#[0-9a-f]{{16}}", name) for home, name in first.items())
     moved = federated_program()
-    for node in moved.function.node:
-        either.set_meta(node, keys.SOURCE_LINE_KEY, "elsewhere.py:1")
+    for node in moved.function.nodes:
+        node.source_line = "elsewhere.py:1"
     assert names(unit_until(PASS, moved)) == first
-    for node in moved.function.node:
-        either.del_meta(node, keys.SOURCE_LINE_KEY)
+    for node in moved.function.nodes:
+        node.metadata.pop(keys.SOURCE_LINE_KEY, None)
     assert names(unit_until(PASS, moved)) == first
 
 
 def test_a_change_moves_the_name_of_the_class_it_is_on_and_no_other() -> None:
     first = names(unit_until(PASS, federated_program()))
     changed = federated_program()
-    either.set_attr(node_making(changed.function, "stats"), "epochs", 9)
+    node_making(changed.function, "stats").set_attr("epochs", 9)
     second = names(unit_until(PASS, changed))
     assert second["client"] != first["client"]
     assert second["server"] == first["server"]
@@ -99,7 +98,7 @@ def test_a_change_moves_the_name_of_the_class_it_is_on_and_no_other() -> None:
 def test_a_change_in_a_called_function_moves_the_callers_name() -> None:
     first = names(unit_until(PASS, *nested_program()))
     root, pure, stateful, sender = nested_program()
-    stateful.function.node[0].op_type = "LoadParameters"
+    stateful.function.nodes[0].op_type = "LoadParameters"
     second = names(unit_until(PASS, root, pure, stateful, sender))
     assert second["server"] != first["server"]
     assert second["client"] == first["client"]
@@ -108,7 +107,7 @@ def test_a_change_in_a_called_function_moves_the_callers_name() -> None:
 def test_functions_that_no_main_calls_are_dropped_and_bootstraps_stay() -> None:
     root, pure, stateful, sender = nested_program()
     boot = Body("Nested__bootstrap")
-    either.set_meta(boot.function, keys.MODULE_PHASE_KEY, keys.BOOTSTRAP_PHASE)
+    boot.function.metadata[keys.MODULE_PHASE_KEY] = keys.BOOTSTRAP_PHASE
     boot.syscall("Pulse", [], ["t"])
     unit = unit_until(PASS, root, pure, stateful, sender, boot)
     hoisted, kept = (f.name for f in unit.program.functions)
@@ -122,7 +121,7 @@ def test_an_op_without_a_home_lives_on_the_roots() -> None:
     unit = unit_of(body)
     run(unit, PASS)
     assert list(unit.partitions) == ["lone"]
-    assert meta(unit.partitions["lone"].node[0], keys.HOME_CLASS_KEY) == "lone"
+    assert meta(unit.partitions["lone"].nodes[0], keys.HOME_CLASS_KEY) == "lone"
 
 
 def test_an_empty_program_is_one_empty_partition() -> None:
@@ -146,7 +145,7 @@ def test_a_value_may_not_cross_classes_without_a_send() -> None:
 
 
 def _order(body: Body) -> list[str]:
-    nodes = function_of(body.function).node
+    nodes = function_of(body.function).nodes
     return [nodes[index].name for index in program_order(nodes)]
 
 
@@ -178,10 +177,10 @@ def test_a_ring_is_named() -> None:
 # --- pairs ----------------------------------------------------------------------------------
 
 
-def _split(op_type: str) -> tuple[FunctionProto, list]:
+def _split(op_type: str) -> tuple[Function, list]:
     unit = unit_until("synthesize_wire_recvs", federated_program())
-    kept = [node for node in unit.root.node if node.op_type != op_type]
-    assert len(kept) == len(unit.root.node) - 1
+    kept = [node for node in unit.root.nodes if node.op_type != op_type]
+    assert len(kept) == len(unit.root.nodes) - 1
     return unit.root, kept
 
 
@@ -203,4 +202,4 @@ def test_two_receivers_of_one_index_are_refused() -> None:
     unit = unit_until("synthesize_wire_recvs", gossip_program())
     (recv,) = of_type(unit.root, "Recv")
     with pytest.raises(Internal, match="one wire index"):
-        wire_pairs([*unit.root.node, recv.copy()])
+        wire_pairs([*unit.root.nodes, recv.copy()])

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto
 
-from bbnode.compiler import flow, seams
-from bbnode.compiler.admission import admit
-from bbnode.compiler.driver import Compiler
+from bbnode.compiler.analysis import order
+from bbnode.compiler.driver import seams
+from bbnode.compiler.driver.admission import admit
+from bbnode.compiler.driver.compiler import Compiler
+from bbnode.compiler.driver.pipeline import all_pass_names, load_pass
 from bbnode.compiler.errors import Internal
-from bbnode.compiler.pipeline import all_pass_names, load_pass
 from bbnode.compiler.unit import CompileOptions, SlotBinding
 from bbnode.components.contracts import Backend
 from bbnode.ir import keys, types
-from bbnode.ir.plain_proto import function_of
-from tests.compiler import either
+from bbnode.ir.onnx_file import function_of
 from tests.compiler.back_units import BACK, snapshot, unit_until
 from tests.compiler.programs import BINDINGS, Body, FakeSelector, _fake, federated_program, model_of
 
@@ -69,7 +69,7 @@ def test_each_pass_leaves_a_well_formed_program_in_program_order(program: ModelP
         seams.check(unit, name)
         if name in BACK:
             for main in unit.partitions.values():
-                assert flow.topological(main) == list(range(len(main.node))), name
+                assert order.topological(main) == list(range(len(main.nodes))), name
 
 
 def test_the_artifact_is_plain_onnx_and_always_the_same_bytes(program: ModelProto) -> None:
@@ -77,28 +77,28 @@ def test_the_artifact_is_plain_onnx_and_always_the_same_bytes(program: ModelProt
     compiled = compiler.compile(program)
     onnx.checker.check_model(compiled, full_check=True)
     assert compiled.SerializeToString() == compiler.compile(program).SerializeToString()
-    assert not compiled.graph.node
+    assert not compiled.graph.nodes
     assert compiled.graph.name == program.graph.name
-    assert either.get_meta(compiled, keys.COMPILED_KEY) == "v1"
+    assert compiled.metadata.get(keys.COMPILED_KEY) == "v1"
     for function in compiled.functions:
-        used = {node.domain for node in function.node}
-        assert used == {entry.domain for entry in function.opset_import}
+        used = {node.domain for node in function.nodes}
+        assert used == {entry.domain for entry in function.opset_imports}
         assert keys.ONNX_DOMAIN not in used
-    imported = {entry.domain for entry in compiled.opset_import}
-    assert imported >= {e.domain for f in compiled.functions for e in f.opset_import}
+    imported = {entry.domain for entry in compiled.opset_imports}
+    assert imported >= {e.domain for f in compiled.functions for e in f.opset_imports}
 
 
 def test_mains_come_first_in_class_order_and_every_value_is_typed(program: ModelProto) -> None:
     compiled = Compiler(options=ALL).compile(program)
-    is_main = [either.get_meta(f, keys.TARGET_KEY) == "true" for f in compiled.functions]
+    is_main = [f.metadata.get(keys.TARGET_KEY) == "true" for f in compiled.functions]
     assert is_main == sorted(is_main, reverse=True)
     mains = compiled.functions[: sum(is_main)]
-    homes = [either.get_meta(main, keys.HOME_KEY) for main in mains]
+    homes = [main.metadata.get(keys.HOME_KEY) for main in mains]
     assert homes == sorted(homes)
     for main in mains:
-        declared = set(either.declared(main))
-        made = {name for node in main.node for name in node.output if name}
-        assert made | set(main.input) <= declared
+        declared = set(main.types)
+        made = {name for node in main.nodes for name in node.outputs if name}
+        assert made | set(main.inputs) <= declared
 
 
 def test_two_functions_of_one_key_that_differ_are_refused() -> None:
@@ -172,6 +172,6 @@ def test_random_programs_compile_without_cycles_and_to_the_same_bytes(program: M
     onnx.checker.check_model(compiled)
     assert compiled.SerializeToString() == compiler.compile(program).SerializeToString()
     for function in compiled.functions:
-        if either.get_meta(function, keys.TARGET_KEY):
-            left = [node for node in function.node if node.domain == ""]
+        if function.metadata.get(keys.TARGET_KEY):
+            left = [node for node in function.nodes if node.domain == ""]
             assert not left  # every backend op is in a subgraph

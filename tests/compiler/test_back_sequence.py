@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from onnx import FunctionProto
-
-from bbnode.compiler.entries import INVOKE, EntryMap
-from bbnode.compiler.flow import reads
+from bbnode.compiler.analysis.entries import INVOKE, EntryMap
+from bbnode.compiler.analysis.order import reads
 from bbnode.ir import keys, types
+from bbnode.ir.graph import Function
 from tests.compiler.back_units import after, control, sole, unit_until
 from tests.compiler.programs import (
     Body,
@@ -20,7 +19,7 @@ from tests.compiler.programs import (
 PASS = "sequence_slot_effects"
 
 
-def main_of(body: Body, home: str = keys.SELF_CLASS) -> FunctionProto:
+def main_of(body: Body, home: str = keys.SELF_CLASS) -> Function:
     return unit_until(PASS, body).partitions[home]
 
 
@@ -47,7 +46,7 @@ def test_two_slots_of_one_role_are_told_apart_and_backends_are_not_sequenced() -
     body.onnx("Relu", [x], ["r1"], name="r1")
     body.onnx("Relu", [x], ["r2"], name="r2")
     main = main_of(body)
-    assert {n.name: control(n) for n in main.node} == {
+    assert {n.name: control(n) for n in main.nodes} == {
         "a": [], "b": [], "c": ["a"], "r1": [], "r2": [],
     }  # fmt: skip
 
@@ -119,7 +118,7 @@ def test_a_call_counts_as_an_op_of_the_slots_it_uses() -> None:
     root, pure, stateful, sender = nested_program()
     root.role("Model", "Step", "global", [], ["stepped"], name="step", after=["d2"])
     server = unit_until(PASS, root, pure, stateful, sender).partitions["server"]
-    first, second = (n for n in server.node if n.op_type.startswith("Hoist_Stateful_"))
+    first, second = (n for n in server.nodes if n.op_type.startswith("Hoist_Stateful_"))
     assert control(first) == []
     assert control(second) == [first.name]
     assert control(node_named(server, "step")) == [second.name]
@@ -145,13 +144,13 @@ def test_entries_of_a_body() -> None:
     body.role("Model", "ComputeLoss", "local", ["batch", got], ["loss"])
     unit = unit_until("resolve_slots", body)
     b = unit.partitions["b"]
-    entries = EntryMap.of(b, [reads(n) for n in b.node])
-    by_name = {n.name: i for i, n in enumerate(b.node)}
+    entries = EntryMap.of(b, [reads(n) for n in b.nodes])
+    by_name = {n.name: i for i, n in enumerate(b.nodes)}
     recv = entries.origin[by_name[sole(b, "Recv").name]]
     assert recv not in (0, INVOKE)
     assert entries.origin[by_name["params"]] == recv
     assert entries.origin[by_name["batch"]] == 0
     assert entries.wanted[by_name["batch"]] == recv
     a = unit.partitions["a"]
-    assert EntryMap.of(a, [reads(n) for n in a.node]).origin == [INVOKE] * len(a.node)
+    assert EntryMap.of(a, [reads(n) for n in a.nodes]).origin == [INVOKE] * len(a.nodes)
     assert node_making(b, "loss").op_type == "ComputeLoss"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from onnx import ModelProto
 
-from bbnode.compiler.driver import Compiler
+from bbnode.compiler.driver.compiler import Compiler
 from bbnode.compiler.errors import (
     AmbiguousRole,
     BindingMismatch,
@@ -20,7 +20,6 @@ from bbnode.compiler.errors import (
 from bbnode.compiler.unit import CompileOptions, SlotBinding
 from bbnode.components.contracts import Backend, Component, Model
 from bbnode.ir import keys, types
-from tests.compiler import either
 from tests.compiler.back_units import meta, sole, unit_until
 from tests.compiler.programs import (
     BINDINGS,
@@ -143,7 +142,7 @@ def test_an_unbound_slot_is_named_with_its_target_and_the_call_that_mends_it() -
 
 def test_slots_of_called_functions_and_bootstraps_count() -> None:
     boot = Body("Nested__bootstrap", home="server")
-    either.set_meta(boot.function, keys.MODULE_PHASE_KEY, keys.BOOTSTRAP_PHASE)
+    boot.function.metadata[keys.MODULE_PHASE_KEY] = keys.BOOTSTRAP_PHASE
     boot.role("Model", "Step", "warm", [], ["stepped"])
     names = ("pick_client", "compute", "global", "warm")
     have: dict[str, Any] = dict(
@@ -247,8 +246,8 @@ def test_concrete_slots_stand_in_the_table() -> None:
     compiled = Compiler().compile(model_of(one_slot(concrete="test.FakeModel")))
     assert bindings_of(compiled)["@self"] == {"m": "Model|test.FakeModel|0"}
     (main,) = compiled.functions
-    assert either.get_meta(main, keys.CONCRETE_TYPE_SLOT_PREFIX + "m") == "test.FakeModel"
-    assert main.attribute_proto[0].name == "m"
+    assert main.metadata.get(keys.CONCRETE_TYPE_SLOT_PREFIX + "m") == "test.FakeModel"
+    assert main.defaults[0].name == "m"
 
 
 def test_a_receiver_says_which_slot_takes_its_payload() -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from onnx import FunctionProto
 
-from bbnode.compiler.errors import PassInvariantBroken, RuntimeIncomplete
-from bbnode.compiler.gate_contract import (
+from bbnode.compiler.analysis.gate_contracts import (
     GateContract,
     PartitionView,
     gate_contracts,
     register_gate_contract,
     unregister_gate_contract,
 )
+from bbnode.compiler.errors import PassInvariantBroken, RuntimeIncomplete
 from bbnode.ir import address, ids, keys, types
-from tests.compiler import either
+from bbnode.ir.graph import Function
 from tests.compiler.back_units import after, meta, of_type, sole, unit_until
 from tests.compiler.programs import (
     Body,
@@ -33,7 +32,7 @@ TX = "insert_backoff_gate_tx"
 LAST = "validate_runtime_complete"
 
 
-def one(body: Body, last: str) -> FunctionProto:
+def one(body: Body, last: str) -> Function:
     (main,) = unit_until(last, body).partitions.values()
     return main
 
@@ -48,12 +47,12 @@ def test_both_ends_agree_on_the_site() -> None:
     site = ids.site_id(client.name, "round.received")
     assert meta(received, keys.SITE_ID_KEY) == str(site)
     assert meta(request, keys.DEST_SITE_NAME_PREFIX + "weights") == "round.received"
-    suffix = either.get_attr(request, keys.DEST_SUFFIX_PREFIX + "weights")
+    suffix = request.attr(keys.DEST_SUFFIX_PREFIX + "weights")
     assert address.parse_site_suffix(suffix) == site
     answer, responses = sole(client, "SendResp"), sole(server, "RecvRespBatched")
     site = ids.site_id(server.name, "round.responses")
     assert meta(responses, keys.SITE_ID_KEY) == str(site)
-    suffix = either.get_attr(answer, keys.DEST_SUFFIX_PREFIX + "both")
+    suffix = answer.attr(keys.DEST_SUFFIX_PREFIX + "both")
     assert address.parse_site_suffix(suffix) == site
 
 
@@ -70,7 +69,7 @@ def test_a_receiver_says_which_class_sends_to_it() -> None:
 def test_receivers_keep_the_deadline_of_their_send() -> None:
     unit = unit_until(EDGES, federated_program())
     for main in unit.partitions.values():
-        for node in main.node:
+        for node in main.nodes:
             if node.domain == keys.WIRE_DOMAIN:
                 hops = 1 if node.op_type == "SendResp" else 2  # there, and back again
                 assert meta(node, keys.DEADLINE_NS_KEY) == str(hops * 30_000_000_000)
@@ -84,7 +83,7 @@ def _signal(payload: str, consumer: str) -> Body:
         body.role("Model", "Step", "local", [], ["stepped"], after=[got])
     elif consumer == "trigger":
         body.syscall("AppNotify", [got], [], name="Notify")
-        either.set_attr(body.function.node[-1], "name", "seen")
+        body.function.nodes[-1].set_attr("name", "seen")
     elif consumer == "both":
         body.role("Model", "ApplyDelta", "local", [got], ["applied"], after=[got])
     elif consumer == "output":
@@ -111,7 +110,7 @@ def test_an_edge_carries_a_payload_only_where_somebody_reads_it(
     recv = sole(unit.partitions["b"], "Recv")
     assert meta(send, keys.WIRE_TRANSPORT_KEY) == transport
     assert meta(recv, keys.WIRE_TRANSPORT_KEY) == transport
-    received = either.value_types(unit.partitions["b"])["got"]
+    received = unit.partitions["b"].kinds()["got"]
     if transport == "trigger_only":
         assert received is types.TRIGGER
         assert meta(recv, keys.TYPE_HASH_KEY) == str(types.TRIGGER.wire_hash)
@@ -131,7 +130,7 @@ def test_sends_to_one_peers_value_share_a_batch_group() -> None:
     groups = {
         node.name: meta(node, keys.BATCH_GROUP_KEY)
         for main in unit.partitions.values()
-        for node in main.node
+        for node in main.nodes
         if node.domain == keys.WIRE_DOMAIN
     }
     assert groups["one"] == groups["two"] == groups["one/Recv"] == "a/0"
@@ -147,21 +146,21 @@ def test_the_chain_behind_a_receiver() -> None:
     dedup, health = sole(main, "DedupGateRx"), sole(main, "PeerHealthGateRx")
     backoff = sole(main, "BackoffGateRx")
     name = recv.name
-    assert list(recv.output) == ["theirs", "theirs.sender"]
-    assert (list(dedup.input), list(dedup.output)) == (["theirs"], [f"{name}#dedup_rx_out"])
-    assert list(health.input) == list(dedup.output)
-    assert list(health.output) == [f"{name}#peer_health_rx_out"]
-    assert list(backoff.input) == list(health.output)
-    assert list(backoff.output) == [f"{name}#backoff_rx_out"]
-    assert list(sole(main, "ApplyDelta").input) == list(backoff.output)
-    assert meta(recv, keys.RX_CHAIN_HEAD_KEY) == backoff.output[0]
+    assert list(recv.outputs) == ["theirs", "theirs.sender"]
+    assert (list(dedup.inputs), list(dedup.outputs)) == (["theirs"], [f"{name}#dedup_rx_out"])
+    assert list(health.inputs) == list(dedup.outputs)
+    assert list(health.outputs) == [f"{name}#peer_health_rx_out"]
+    assert list(backoff.inputs) == list(health.outputs)
+    assert list(backoff.outputs) == [f"{name}#backoff_rx_out"]
+    assert list(sole(main, "ApplyDelta").inputs) == list(backoff.outputs)
+    assert meta(recv, keys.RX_CHAIN_HEAD_KEY) == backoff.outputs[0]
     for gate in (dedup, health, backoff):
         assert gate.domain == keys.SYSCALL_DOMAIN
         assert meta(gate, keys.GATE_SOURCES[gate.op_type]) == name
         assert meta(recv, keys.GATE_STAMPS[gate.op_type]) == "true"
         assert meta(gate, keys.HOME_CLASS_KEY) == "peer"
-        assert either.value_types(main)[gate.output[0]] is types.TENSOR_FLOAT
-    order = [n.op_type for n in main.node if n.domain != keys.role_domain("Model")]
+        assert main.kinds()[gate.outputs[0]] is types.TENSOR_FLOAT
+    order = [n.op_type for n in main.nodes if n.domain != keys.role_domain("Model")]
     assert order[-4:] == ["Recv", "DedupGateRx", "PeerHealthGateRx", "BackoffGateRx"]
 
 
@@ -177,7 +176,7 @@ def test_what_waits_for_a_payload_waits_for_its_gates_and_senders_are_not_gated(
     head = meta(recv, keys.RX_CHAIN_HEAD_KEY)
     assert head in after(node_making(main, "mine"))
     assert "got" not in after(node_making(main, "mine"))
-    assert sole(main, "Send").input[1] == "got.sender"
+    assert sole(main, "Send").inputs[1] == "got.sender"
 
 
 def test_a_payload_that_is_sent_on_keeps_its_destination_stamps() -> None:
@@ -185,9 +184,9 @@ def test_a_payload_that_is_sent_on_keeps_its_destination_stamps() -> None:
     main = unit.partitions["b"]
     send, recv = sole(main, "Send"), sole(main, "Recv")
     head = meta(recv, keys.RX_CHAIN_HEAD_KEY)
-    assert send.input[0] == head
+    assert send.inputs[0] == head
     assert meta(send, f"{keys.DEST_SITE_NAME_PREFIX}{head}") == "at_c"
-    assert either.get_attr(send, f"{keys.DEST_SUFFIX_PREFIX}{head}") is not None
+    assert send.attr(f"{keys.DEST_SUFFIX_PREFIX}{head}") is not None
     assert meta(send, keys.DEST_SITE_NAME_PREFIX + "at_b") is None
 
 
@@ -195,21 +194,21 @@ def test_tx_gates_stand_before_sends_to_a_fixed_peer_only() -> None:
     body = gossip_program()
     assert not of_type(one(body, TX), "PeerHealthGateTx")
     send = node_making(body.function, "theirs")
-    either.set_attr(send, keys.ATTR_PEER, b"\x00\x24peer")
-    either.set_meta(send, keys.AFTER_KEY, "others")
+    send.set_attr(keys.ATTR_PEER, b"\x00\x24peer")
+    send.after = tuple("others".split(","))
     main = one(body, TX)
     health, backoff = sole(main, "PeerHealthGateTx"), sole(main, "BackoffGateTx")
     send = sole(main, "Send")
-    assert list(health.input) == ["mine"]
-    assert list(health.output) == [f"{send.name}#peer_health_tx_gated"]
-    assert list(backoff.input) == list(health.output)
-    assert list(send.input) == [f"{send.name}#backoff_tx_gated", "others"]
+    assert list(health.inputs) == ["mine"]
+    assert list(health.outputs) == [f"{send.name}#peer_health_tx_gated"]
+    assert list(backoff.inputs) == list(health.outputs)
+    assert list(send.inputs) == [f"{send.name}#backoff_tx_gated", "others"]
     for gate in (health, backoff):
-        assert either.get_attr(gate, keys.ATTR_PEER) == b"\x00\x24peer"
+        assert gate.attr(keys.ATTR_PEER) == b"\x00\x24peer"
         assert meta(gate, keys.GATE_SOURCES[gate.op_type]) == send.name
         assert meta(send, keys.GATE_STAMPS[gate.op_type]) == "true"
         assert after(gate) == ["others"]
-    assert meta(send, keys.DEST_SITE_NAME_PREFIX + send.input[0]) == "theirs"
+    assert meta(send, keys.DEST_SITE_NAME_PREFIX + send.inputs[0]) == "theirs"
 
 
 # --- the last look --------------------------------------------------------------------------
@@ -235,7 +234,7 @@ def test_a_pass_left_out_is_noticed(dropped: str) -> None:
 @pytest.mark.parametrize("dropped", ["insert_peer_health_gate_tx", "insert_backoff_gate_tx"])
 def test_a_tx_pass_left_out_is_noticed(dropped: str) -> None:
     body = gossip_program()
-    either.set_attr(node_making(body.function, "theirs"), keys.ATTR_PEER, b"\x00\x24peer")
+    node_making(body.function, "theirs").set_attr(keys.ATTR_PEER, b"\x00\x24peer")
     unit = unit_until("insert_async_deadlines", body, without=(dropped,))
     with pytest.raises(RuntimeIncomplete, match="has no"):
         run(unit, LAST)
@@ -254,7 +253,7 @@ def test_a_tx_pass_left_out_is_noticed(dropped: str) -> None:
 def test_a_missing_stamp_is_named(op_type: str, spoil: str, says: str) -> None:
     unit = unit_until("insert_async_deadlines", gossip_program())
     node = sole(unit.partitions["peer"], op_type)
-    either.del_meta(node, spoil)
+    node.metadata.pop(spoil, None)
     with pytest.raises(RuntimeIncomplete, match=says):
         run(unit, LAST)
 
@@ -262,10 +261,10 @@ def test_a_missing_stamp_is_named(op_type: str, spoil: str, says: str) -> None:
 def test_a_send_that_lands_nowhere_is_named() -> None:
     unit = unit_until("insert_async_deadlines", gossip_program())
     send = sole(unit.partitions["peer"], "Send")
-    either.set_attr(send, keys.DEST_SUFFIX_PREFIX + send.input[0], address.site_suffix(7))
+    send.set_attr(keys.DEST_SUFFIX_PREFIX + send.inputs[0], address.site_suffix(7))
     with pytest.raises(RuntimeIncomplete, match="no receiver"):
         run(unit, LAST)
-    del send.attribute[:]
+    del send.attributes[:]
     with pytest.raises(RuntimeIncomplete, match="where its data lands"):
         run(unit, LAST)
 

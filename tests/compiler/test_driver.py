@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto
 
-from bbnode.compiler import CANONICAL_PASS_NAMES, Compiler, errors, pipeline
+from bbnode.compiler import CANONICAL_PASS_NAMES, Compiler, errors
+from bbnode.compiler.driver import pipeline
 from bbnode.compiler.errors import (
     AlreadyCompiled,
     BindingMismatch,
@@ -29,7 +30,7 @@ from bbnode.compiler.unit import CompilationUnit, CompileOptions
 from bbnode.components.contracts import Model
 from bbnode.ir import keys, types
 from bbnode.ir.errors import AuthorError, DeploymentError
-from tests.compiler import either, programs
+from tests.compiler import programs
 from tests.compiler.programs import BINDINGS, Body, model_of
 
 
@@ -60,10 +61,10 @@ def test_a_round_becomes_one_model_with_a_target_per_class(federated: ModelProto
     assert federated.SerializeToString() == before
     assert [t.partition("#")[0] for t in report.targets] == ["client", "server"]
     assert all(len(t.partition("#")[2]) == 16 for t in report.targets)
-    assert either.get_meta(model, keys.COMPILED_KEY) == keys.COMPILED_CURRENT_VERSION
+    assert model.metadata.get(keys.COMPILED_KEY) == keys.COMPILED_CURRENT_VERSION
     server = report.targets[1]
-    assert (either.get_meta(model, keys.binding_key(server, "global")) or "").startswith("Model|")
-    assert not model.graph.node
+    assert (model.metadata[keys.binding_key(server, "global")]).startswith("Model|")
+    assert not model.graph.nodes
     onnx.checker.check_model(model)
 
 
@@ -81,7 +82,7 @@ def test_each_partition_is_a_compiled_model_of_its_own(federated: ModelProto) ->
     assert sorted(name.partition("#")[0] for name in parts) == ["client", "server"]
     for name, part in parts.items():
         assert part.functions[0].name == name
-        assert either.get_meta(part, keys.COMPILED_KEY) == "v1"
+        assert part.metadata.get(keys.COMPILED_KEY) == "v1"
         bound = [e.key for e in part.metadata_props if e.key.startswith(keys.BINDING_PREFIX)]
         assert bound
         assert all(key.startswith(keys.BINDING_PREFIX + name) for key in bound)
@@ -100,7 +101,7 @@ def test_explaining_says_which_pass_made_and_changed_a_node(federated: ModelProt
     _, report = compiler().compile_with_report(federated, explain=True)
     recv = next(n for n in report.history if n.endswith("/RecvReq"))
     assert report.history[recv].made_by == "synthesize_wire_recvs"
-    recorded = next(n.name for n in federated.functions[0].node if n.op_type == "Train")
+    recorded = next(n.name for n in federated.functions[0].nodes if n.op_type == "Train")
     assert report.history[recorded].made_by == ""
     assert "infer_peer_classes" in report.history[recorded].changed_by
     gates = [h for n, h in report.history.items() if h.made_by == "insert_dedup_gate_rx"]
@@ -205,9 +206,9 @@ def test_a_budget_is_between_a_nanosecond_and_a_day(budget: int) -> None:
 def test_options_reach_the_passes(federated: ModelProto) -> None:
     model = compiler().with_per_hop_budget_ns(77).compile(federated)
     deadlines = {
-        either.get_meta(n, keys.DEADLINE_NS_KEY)
+        n.metadata.get(keys.DEADLINE_NS_KEY)
         for f in model.functions
-        for n in f.node
+        for n in f.nodes
         if n.op_type == keys.OP_SEND_REQ_BATCHED
     }
     assert deadlines == {"154"}  # there, and back again
@@ -216,7 +217,7 @@ def test_options_reach_the_passes(federated: ModelProto) -> None:
 def open_type() -> ModelProto:
     body = Body("Open", root=True)
     body.syscall("Record", [body.input("x")], [], name="R")
-    either.set_attr(body.function.node[-1], "name", "x")
+    body.function.nodes[-1].set_attr("name", "x")
     return model_of(body)
 
 
@@ -246,16 +247,16 @@ def test_stages_run_once_per_partition_in_their_order(federated: ModelProto) -> 
 
 
 def stamp(model: ModelProto) -> None:
-    either.set_meta(model, "example.stamped", "yes")
+    model.metadata["example.stamped"] = "yes"
     for function in model.functions:
-        for node in function.node:
-            either.set_meta(node, "example.trace", "on")
+        for node in function.nodes:
+            node.metadata["example.trace"] = "on"
 
 
 def test_what_a_stage_changes_is_in_the_result(federated: ModelProto) -> None:
     model = compiler().push_back_stage(Stage("stamp", stamp)).compile(federated)
-    assert either.get_meta(model, "example.stamped") == "yes"
-    traced = {either.get_meta(n, "example.trace") for f in model.functions for n in f.node}
+    assert model.metadata.get("example.stamped") == "yes"
+    traced = {n.metadata.get("example.trace") for f in model.functions for n in f.nodes}
     assert traced == {"on"}
 
 
@@ -271,7 +272,7 @@ def test_a_stage_that_raises_is_named(federated: ModelProto) -> None:
 
 
 def drop_first(model: ModelProto) -> None:
-    del model.functions[0].node[0]
+    del model.functions[0].nodes[0]
 
 
 def rename_main(model: ModelProto) -> None:
@@ -279,17 +280,17 @@ def rename_main(model: ModelProto) -> None:
 
 
 def tangle(model: ModelProto) -> None:
-    first, last = model.functions[0].node[0], model.functions[0].node[-1]
-    either.set_meta(first, keys.CONTROL_AFTER_KEY, last.name)
-    either.set_meta(last, keys.CONTROL_AFTER_KEY, first.name)
+    first, last = model.functions[0].nodes[0], model.functions[0].nodes[-1]
+    first.metadata[keys.CONTROL_AFTER_KEY] = last.name
+    last.metadata[keys.CONTROL_AFTER_KEY] = first.name
 
 
 def unparsable(model: ModelProto) -> None:
-    either.set_meta(model.functions[0].node[0], keys.DEADLINE_NS_KEY, "soon")
+    model.functions[0].nodes[0].metadata[keys.DEADLINE_NS_KEY] = "soon"
 
 
 def call_nothing(model: ModelProto) -> None:
-    model.functions[0].node.add(domain=keys.MODULE_DOMAIN, op_type="Gone", name="call")
+    model.functions[0].nodes.add(domain=keys.MODULE_DOMAIN, op_type="Gone", name="call")
 
 
 @pytest.mark.parametrize("action", [drop_first, rename_main, tangle, unparsable, call_nothing])
@@ -305,7 +306,7 @@ def test_stages_can_not_disagree_on_what_they_share() -> None:
     model = model_of(*programs.nested_program())
 
     def brand(part: ModelProto) -> None:
-        either.set_meta(part, "example.owner", part.functions[0].name)
+        part.metadata["example.owner"] = part.functions[0].name
 
     with pytest.raises(StageFailed, match="two ways"):
         compiler().bind_backend("compute", programs.FakeBackend).push_back_stage(
@@ -367,11 +368,11 @@ class _Breaking:
 
 
 def dangle(unit: CompilationUnit) -> None:
-    unit.partitions["server"].node[0].input.append("from_nowhere")
+    unit.partitions["server"].nodes[0].inputs.append("from_nowhere")
 
 
 def twice(unit: CompilationUnit) -> None:
-    nodes = unit.partitions["server"].node
+    nodes = unit.partitions["server"].nodes
     nodes.append(nodes[0].copy())
 
 

@@ -18,13 +18,13 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from bbnode.compiler import Compiler, errors
-from bbnode.compiler.errors import CompileError
-from bbnode.compiler.gate_contract import (
+from bbnode.compiler.analysis.gate_contracts import (
     GateContract,
     PartitionView,
     register_gate_contract,
     unregister_gate_contract,
 )
+from bbnode.compiler.errors import CompileError
 from bbnode.components.contracts import Model
 from bbnode.components.registry import register_component
 from bbnode.dsl import (
@@ -39,7 +39,6 @@ from bbnode.dsl import (
     types,
 )
 from bbnode.ir import keys
-from tests.compiler import either
 from tests.compiler.programs import (
     DoubleModel,
     FakeAggregator,
@@ -192,7 +191,7 @@ def duplicate_output() -> object:
         g.output("z", x)  # here
 
     model = Program(body).build()
-    model.functions[0].node[1].output[0] = "y"
+    model.functions[0].nodes[1].outputs[0] = "y"
     return bound().compile(model)
 
 
@@ -207,7 +206,7 @@ def duplicate_node_name() -> object:
         g.output("z", x)  # here
 
     model = Program(body).build()
-    model.functions[0].node[1].name = "PassThrough_0"
+    model.functions[0].nodes[1].name = "PassThrough_0"
     return bound().compile(model)
 
 
@@ -238,7 +237,7 @@ def cyclic_graph() -> object:
         g.output("y", COMPUTE.relu(g, g.input("x", types.TENSOR_FLOAT)))
 
     model = Program(body).build()
-    either.set_meta(model.functions[0].node[0], keys.AFTER_KEY, "y")
+    model.functions[0].nodes[0].after = tuple("y".split(","))
     return bound().compile(model)
 
 
@@ -460,7 +459,7 @@ def empty_function_table() -> object:
 def model_out_of_bounds() -> object:
     """The recorder bounds names and depths itself."""
     model = Program(relay).build()
-    model.functions[0].node[0].name = "x" * 10_000_000
+    model.functions[0].nodes[0].name = "x" * 10_000_000
     return bound().compile(model)
 
 
@@ -559,9 +558,9 @@ def pass_invariant_broken() -> object:
     """Passes of ours leave the program whole; the caller's may not."""
 
     def dangle(model: ModelProto) -> None:
-        for node in model.functions[0].node:
+        for node in model.functions[0].nodes:
             if node.op_type == keys.OP_SEND:
-                node.input[1] = "nowhere"
+                node.inputs[1] = "nowhere"
 
     def body(g: Graph) -> None:
         value = g.input("value", types.TENSOR_FLOAT)

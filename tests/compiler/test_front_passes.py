@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from onnx import ModelProto
 
-from bbnode.compiler import pipeline, seams
-from bbnode.compiler.admission import admit
-from bbnode.compiler.pipeline import load_pass
-from tests.compiler import either
+from bbnode.compiler.driver import pipeline, seams
+from bbnode.compiler.driver.admission import admit
+from bbnode.compiler.driver.pipeline import load_pass
+from tests.compiler import back_units
 from tests.compiler.programs import BOUND
 
 FRONT = (*pipeline.PRE_PASS_NAMES, *pipeline.CANONICAL_PASS_NAMES[:7])
@@ -27,9 +27,9 @@ def test_running_a_pass_twice_changes_nothing_more(name: str, program: ModelProt
     unit = admit(program, BOUND)
     for before in FRONT[: FRONT.index(name) + 1]:
         load_pass(before).run(unit, BOUND)
-    once = either.content(unit)
+    once = back_units.content(unit)
     load_pass(name).run(unit, BOUND)
-    assert either.content(unit) == once
+    assert back_units.content(unit) == once
 
 
 @pytest.mark.parametrize("name", FRONT[:-1])
@@ -37,9 +37,9 @@ def test_a_pass_can_run_again_when_all_others_have(name: str, program: ModelProt
     unit = admit(program, BOUND)
     for one in FRONT:
         load_pass(one).run(unit, BOUND)
-    done = either.content(unit)
+    done = back_units.content(unit)
     load_pass(name).run(unit, BOUND)
-    assert either.content(unit) == done
+    assert back_units.content(unit) == done
 
 
 def test_passes_leave_the_callers_model_alone_and_are_deterministic(program: ModelProto) -> None:
@@ -50,6 +50,6 @@ def test_passes_leave_the_callers_model_alone_and_are_deterministic(program: Mod
         for name in FRONT:
             load_pass(name).run(unit, BOUND)
             seams.check(unit, name)
-        results.append(either.content(unit))
+        results.append(back_units.content(unit))
     assert results[0] == results[1]
     assert program.SerializeToString() == before

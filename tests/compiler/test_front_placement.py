@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from onnx import FunctionProto, TensorProto, helper
+from onnx import TensorProto, helper
 
+from bbnode.compiler.analysis.wire import wire_pairs
 from bbnode.compiler.errors import (
     AmbiguousHome,
     CrossClassDataflow,
     IncompatibleStorageOnEdge,
     UnresolvedPeerClass,
 )
-from bbnode.compiler.wire_pairs import wire_pairs
-from bbnode.ir import keys, peer_list_ops, types
-from tests.compiler import either, programs
+from bbnode.ir import graph, keys, peer_list_ops, types
+from bbnode.ir.graph import Function
+from tests.compiler import programs
 from tests.compiler.programs import BOUND, Body, home_of, node_making, node_named, run, unit_of
 
 
-def placed(*bodies: Body) -> FunctionProto:
+def placed(*bodies: Body) -> Function:
     unit = unit_of(*bodies)
     run(unit, "inline_for_partition", "validate", "type_solver", "infer_peer_classes",
         options=programs.CompileOptions(permissive_types=True))  # fmt: skip
@@ -32,18 +33,18 @@ def test_a_federated_round_is_cut_at_its_request() -> None:
         "counted": "server", "mean": "server",
     }  # fmt: skip
     request = node_making(root, "round.req_id")
-    assert either.get_meta(request, keys.PEER_CLASS_KEY) == "client"
-    response = next(n for n in root.node if n.op_type == keys.OP_SEND_RESP)
-    assert either.get_meta(response, keys.HOME_CLASS_KEY) == "client"
-    assert either.get_meta(response, keys.PEER_CLASS_KEY) == "server"
+    assert request.metadata.get(keys.PEER_CLASS_KEY) == "client"
+    response = next(n for n in root.nodes if n.op_type == keys.OP_SEND_RESP)
+    assert response.metadata.get(keys.HOME_CLASS_KEY) == "client"
+    assert response.metadata.get(keys.PEER_CLASS_KEY) == "server"
 
 
 def test_a_ring_comes_back_to_where_it_began() -> None:
     root = placed(programs.ring_program())
     classes = [
-        (either.get_meta(n, keys.HOME_CLASS_KEY), either.get_meta(n, keys.PEER_CLASS_KEY))
-        for n in root.node
-        if either.is_wire(n)
+        (n.metadata.get(keys.HOME_CLASS_KEY), n.metadata.get(keys.PEER_CLASS_KEY))
+        for n in root.nodes
+        if graph.is_wire(n)
     ]
     assert classes == [("a", "b"), ("b", "c"), ("c", "a")]
     assert home_of(root, "result") == "a"
@@ -51,8 +52,8 @@ def test_a_ring_comes_back_to_where_it_began() -> None:
 
 def test_a_class_may_send_to_itself() -> None:
     root = placed(programs.gossip_program())
-    assert {either.get_meta(n, keys.HOME_CLASS_KEY) for n in root.node} == {"peer"}
-    assert either.get_meta(node_making(root, "theirs"), keys.PEER_CLASS_KEY) == "peer"
+    assert {n.metadata.get(keys.HOME_CLASS_KEY) for n in root.nodes} == {"peer"}
+    assert node_making(root, "theirs").metadata.get(keys.PEER_CLASS_KEY) == "peer"
 
 
 def test_a_sender_leads_back_to_the_class_that_sent() -> None:
@@ -62,7 +63,7 @@ def test_a_sender_leads_back_to_the_class_that_sent() -> None:
     body.send(received, sender, "home_again")
     root = placed(body)
     assert home_of(root, "home_again") == "client"
-    assert either.get_meta(node_making(root, "home_again"), keys.PEER_CLASS_KEY) == "server"
+    assert node_making(root, "home_again").metadata.get(keys.PEER_CLASS_KEY) == "server"
 
 
 @pytest.mark.parametrize("mover", ["Identity", "Slice", "Gather", "Squeeze", "Unsqueeze"])
@@ -76,7 +77,7 @@ def test_peers_from_an_input_are_of_the_class_it_is_named_after(mover: str) -> N
     body.onnx(mover, [peers, *index], ["some"], kinds=[moved])
     body.send(x, "some", "there")
     root = placed(body)
-    assert either.get_meta(node_making(root, "there"), keys.PEER_CLASS_KEY) == "worker"
+    assert node_making(root, "there").metadata.get(keys.PEER_CLASS_KEY) == "worker"
 
 
 def test_peers_of_one_class_may_be_joined_and_of_two_may_not() -> None:
@@ -90,7 +91,7 @@ def test_peers_of_one_class_may_be_joined_and_of_two_may_not() -> None:
         return body
 
     root = placed(joined("client"))
-    assert either.get_meta(node_making(root, "there"), keys.PEER_CLASS_KEY) == "client"
+    assert node_making(root, "there").metadata.get(keys.PEER_CLASS_KEY) == "client"
     with pytest.raises(UnresolvedPeerClass) as caught:
         placed(joined("server"))
     assert (caught.value.node_name, caught.value.peer_input) == ("TheSend", "both")
@@ -185,9 +186,9 @@ def test_constants_live_wherever_they_are_read() -> None:
     root = placed(constants_program())
     assert home_of(root, "minus") == "server"
     assert home_of(root, "minus@client") == home_of(root, "one@client") == "client"
-    assert list(node_named(root, "Far").input) == ["there", "minus@client"]
-    assert list(node_named(root, "Minus@client").input) == ["one@client"]
-    assert either.value_types(root)["minus@client"] is types.TENSOR_FLOAT
+    assert list(node_named(root, "Far").inputs) == ["there", "minus@client"]
+    assert list(node_named(root, "Minus@client").inputs) == ["one@client"]
+    assert root.kinds()["minus@client"] is types.TENSOR_FLOAT
 
 
 def test_an_inlined_module_keeps_its_own_home() -> None:
@@ -202,14 +203,14 @@ def test_an_inlined_module_keeps_its_own_home() -> None:
     root.call(child.function, [v, root.sample("client", "cs")], ["beaten"],
               kinds=[types.TRIGGER], name="Call")  # fmt: skip
     body = placed(root, child)
-    assert either.get_meta(node_named(body, "Call/Pulse_1"), keys.HOME_CLASS_KEY) == "client"
-    assert either.get_meta(node_named(body, "Call/Send_0"), keys.HOME_CLASS_KEY) == "server"
+    assert node_named(body, "Call/Pulse_1").metadata.get(keys.HOME_CLASS_KEY) == "client"
+    assert node_named(body, "Call/Send_0").metadata.get(keys.HOME_CLASS_KEY) == "server"
 
 
 # --- synthesis ------------------------------------------------------------------------------
 
 
-def synthesized(*bodies: Body) -> FunctionProto:
+def synthesized(*bodies: Body) -> Function:
     unit = unit_of(*bodies)
     run(unit, "refine_polymorphic_value_info", "inline_for_partition", "derive_wire_deadlines",
         "validate", "type_solver", "infer_peer_classes", "synthesize_wire_recvs",
@@ -219,41 +220,41 @@ def synthesized(*bodies: Body) -> FunctionProto:
 
 def test_a_send_keeps_a_sentinel_and_its_recv_takes_the_values() -> None:
     root = synthesized(programs.gossip_program())
-    send = next(n for n in root.node if n.op_type == keys.OP_SEND)
-    recv = next(n for n in root.node if n.op_type == keys.OP_RECV)
-    assert list(send.output) == ["__send_sentinel_0"]
-    assert list(recv.output) == ["theirs", "theirs.sender"]
-    assert not recv.input
-    meta = either.all_meta(recv)
+    send = next(n for n in root.nodes if n.op_type == keys.OP_SEND)
+    recv = next(n for n in root.nodes if n.op_type == keys.OP_RECV)
+    assert list(send.outputs) == ["__send_sentinel_0"]
+    assert list(recv.outputs) == ["theirs", "theirs.sender"]
+    assert not recv.inputs
+    meta = recv.metadata
     assert meta[keys.SYNTHESIZED_FROM_KEY] == "0"
     assert meta[keys.HOME_CLASS_KEY] == "peer"
     assert meta[keys.TYPE_HASH_KEY] == str(types.TENSOR_FLOAT.wire_hash)
-    assert meta[keys.DEADLINE_NS_KEY] == either.get_meta(send, keys.DEADLINE_NS_KEY)
-    payload = either.get_attr(recv, keys.ATTR_PAYLOAD_TYPE)
+    assert meta[keys.DEADLINE_NS_KEY] == send.metadata.get(keys.DEADLINE_NS_KEY)
+    payload = recv.attr(keys.ATTR_PAYLOAD_TYPE)
     assert types.type_from_proto(payload) is types.TENSOR_FLOAT
     assert meta[keys.WIRE_CORRELATION_KEY] == "none"
 
 
 def test_a_request_becomes_four_ops_with_one_index() -> None:
     root = synthesized(programs.federated_program())
-    wires = {n.op_type: n for n in root.node if either.is_wire(n)}
-    assert {either.get_meta(n, keys.SYNTHESIZED_FROM_KEY) for n in wires.values()} == {"0"}
-    assert list(wires["SendReqBatched"].output) == ["round.req_id"]
-    assert list(wires["RecvReq"].output) == [
+    wires = {n.op_type: n for n in root.nodes if graph.is_wire(n)}
+    assert {n.metadata.get(keys.SYNTHESIZED_FROM_KEY) for n in wires.values()} == {"0"}
+    assert list(wires["SendReqBatched"].outputs) == ["round.req_id"]
+    assert list(wires["RecvReq"].outputs) == [
         "round.received",
         "round.sender",
         "round.remote_req_id",
     ]
-    assert list(wires["RecvRespBatched"].input) == ["round.req_id"]
-    assert list(wires["RecvRespBatched"].output) == ["round.responses"]
-    assert either.get_meta(wires["RecvRespBatched"], keys.HOME_CLASS_KEY) == "server"
-    pairs = {(p.send.op_type, p.recv.op_type) for p in wire_pairs(list(root.node))}
+    assert list(wires["RecvRespBatched"].inputs) == ["round.req_id"]
+    assert list(wires["RecvRespBatched"].outputs) == ["round.responses"]
+    assert wires["RecvRespBatched"].metadata.get(keys.HOME_CLASS_KEY) == "server"
+    pairs = {(p.send.op_type, p.recv.op_type) for p in wire_pairs(list(root.nodes))}
     assert pairs == {("SendReqBatched", "RecvReq"), ("SendResp", "RecvRespBatched")}
 
 
 def test_sends_are_numbered_in_program_order() -> None:
     root = synthesized(programs.ring_program())
-    sent = [n.output[0] for n in root.node if n.op_type == keys.OP_SEND]
+    sent = [n.outputs[0] for n in root.nodes if n.op_type == keys.OP_SEND]
     assert sent == ["__send_sentinel_0", "__send_sentinel_1", "__send_sentinel_2"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from onnx import AttributeProto, ModelProto, TensorProto, helper
 
 from bbnode.compiler import errors
-from bbnode.compiler.admission import admit
+from bbnode.compiler.driver.admission import admit
 from bbnode.compiler.errors import (
     BootstrapCompositionCycle,
     BootstrapCompositionGap,
@@ -21,8 +21,8 @@ from bbnode.compiler.errors import (
     WireOpInBootstrap,
 )
 from bbnode.compiler.unit import CompileOptions
-from bbnode.ir import keys, plain, types
-from tests.compiler import either, programs
+from bbnode.ir import graph, keys, types
+from tests.compiler import programs
 from tests.compiler.programs import Body, node_making, node_named, run, unit_of
 
 
@@ -103,7 +103,7 @@ def authored_recv() -> Body:
 
 def untyped_input() -> Body:
     body = small()
-    body.function.input.append("untyped")
+    body.function.inputs.append("untyped")
     return body
 
 
@@ -191,11 +191,11 @@ def test_an_opset_has_to_be_imported_in_a_version_that_has_the_op(version: int) 
     body.onnx("HardSwish", ["x"], ["y"], name="H")  # since opset 14
     unit = unit_of(body)
     for owner in (unit.root, unit.program):
-        kept = [e for e in owner.opset_import if e.domain]
-        del owner.opset_import[:]
-        owner.opset_import.extend(kept)
+        kept = [e for e in owner.opset_imports if e.domain]
+        del owner.opset_imports[:]
+        owner.opset_imports.extend(kept)
     if version:
-        unit.root.opset_import.append(helper.make_opsetid("", version))
+        unit.root.opset_imports.append(helper.make_opsetid("", version))
         with pytest.raises(errors.UnknownOp):
             run(unit, "validate")
         return
@@ -220,8 +220,8 @@ def test_an_op_is_the_same_in_the_models_opset(op: str, other: bool) -> None:
     else:
         body.onnx("Neg", ["x"], ["y"], name="I")
     unit = unit_of(body)
-    kept = [e for e in unit.program.opset_import if e.domain]
-    unit.program.opset_import = [*kept, plain.Opset("", 23)]
+    kept = [e for e in unit.program.opset_imports if e.domain]
+    unit.program.opset_imports = [*kept, graph.Opset("", 23)]
     if not other:
         run(unit, "validate")
         return
@@ -275,9 +275,9 @@ def test_a_long_chain_is_no_recursion() -> None:
         last = f"v{number}"
     body.output("y", last)
     unit = unit_of(body)
-    nodes = list(reversed(unit.root.node))
-    del unit.root.node[:]
-    unit.root.node.extend(nodes)  # recorded order does not matter
+    nodes = list(reversed(unit.root.nodes))
+    del unit.root.nodes[:]
+    unit.root.nodes.extend(nodes)  # recorded order does not matter
     assert run(unit, "validate")["nodes"] == 3_001
 
 
@@ -290,19 +290,19 @@ def test_defaults_are_written_down() -> None:
     unit = unit_of(body)
     assert run(unit, "expand_ops")["expansion_count"] == 2
     node = node_named(unit.root, "T")
-    assert (either.get_attr(node, "epochs"), either.get_attr(node, "batch")) == (1, 32)
+    assert (node.attr("epochs"), node.attr("batch")) == (1, 32)
     assert run(unit, "expand_ops")["expansion_count"] == 0
 
 
 def test_a_constant_takes_its_value_from_the_functions_default() -> None:
     body = small()
     node = body.syscall("Constant", [], ["c"], name="C", kinds=[types.TENSOR_FLOAT])
-    node.attribute.add(name="value", ref_attr_name="bias", type=AttributeProto.TENSOR)
+    node.attributes.add(name="value", ref_attr_name="bias", type=AttributeProto.TENSOR)
     bias = helper.make_tensor("bias", TensorProto.FLOAT, [1], [0.5])
-    body.function.attribute_proto.append(helper.make_attribute("bias", bias))
+    body.function.defaults.append(helper.make_attribute("bias", bias))
     unit = unit_of(body)
     run(unit, "expand_ops")
-    attribute = either.get_attr_proto(node_named(unit.root, "C"), "value")
+    attribute = node_named(unit.root, "C").attributes.get("value")
     assert attribute is not None
     assert not attribute.ref_attr_name
     assert list(attribute.t.float_data) == [0.5]
@@ -355,7 +355,7 @@ def test_a_deadline_is_depth_times_budget_or_the_requests_own() -> None:
     unit = unit_of(body)
     run(unit, "derive_wire_deadlines", options=CompileOptions(per_hop_budget_ns=50))
     names = ("One", "Three", "Own", "Default")
-    found = [either.get_meta(node_named(unit.root, n), keys.DEADLINE_NS_KEY) for n in names]
+    found = [node_named(unit.root, n).metadata.get(keys.DEADLINE_NS_KEY) for n in names]
     assert found == ["50", "150", "7", "50"]
 
 
@@ -376,7 +376,7 @@ def test_three_classes_of_function_are_inlined_and_others_stay() -> None:
     counters = run(unit, "inline_for_partition")
     assert counters == {"bodies_joined": 0, "calls_inlined": 3, "surfaced_wire_ops": 1}
     assert [f.name for f in unit.program.functions] == ["Nested", "Stateful"]
-    called = [n.op_type for n in unit.root.node if n.domain == keys.MODULE_DOMAIN]
+    called = [n.op_type for n in unit.root.nodes if n.domain == keys.MODULE_DOMAIN]
     assert called == ["Stateful", "Stateful"]
     assert node_making(unit.root, "Sender_5/received").op_type == keys.OP_SEND
     assert node_making(unit.root, "far").op_type == "PassThrough"
@@ -391,7 +391,7 @@ def test_inlining_carries_slots_attributes_waits_and_graphs_over() -> None:
     branch = helper.make_graph([helper.make_node("Neg", [x], ["o"])], "b", [], [made])
     child.onnx("If", [flag], ["y"], then_branch=branch, else_branch=branch, slot="gpu")
     train = child.role("Model", "Train", "m", [], ["stats"], concrete="test.FakeModel")
-    train.attribute.add(name="epochs", ref_attr_name="rounds", type=AttributeProto.INT)
+    train.attributes.add(name="epochs", ref_attr_name="rounds", type=AttributeProto.INT)
     child.output("out", "y")
     root = Body("Root", root=True)
     values = [root.input("a", types.TENSOR_FLOAT), root.input("go", types.TENSOR_BOOL)]
@@ -400,27 +400,27 @@ def test_inlining_carries_slots_attributes_waits_and_graphs_over() -> None:
     unit = unit_of(root, child)
     run(unit, "inline_for_partition")
     train = node_making(unit.root, "Call/stats")
-    assert either.get_attr(train, "epochs") == 4
-    assert either.get_meta(train, keys.AFTER_KEY) == "tick"
+    assert train.attr("epochs") == 4
+    assert ",".join(train.after) == "tick"
     chosen = node_named(unit.root, "Call/If_0")
-    assert chosen.attribute[0].g.node[0].input[0] == "a"
-    assert list(unit.root.attribute) == ["gpu"]
-    assert [a.name for a in unit.root.attribute_proto] == ["m"]
-    assert either.get_meta(unit.root, keys.SLOT_ROLE_PREFIX + "m") == "Model|1"
-    assert either.get_meta(unit.root, keys.CONCRETE_TYPE_SLOT_PREFIX + "m") == "test.FakeModel"
+    assert chosen.attributes[0].g.nodes[0].inputs[0] == "a"
+    assert list(unit.root.attributes) == ["gpu"]
+    assert [a.name for a in unit.root.defaults] == ["m"]
+    assert unit.root.metadata.get(keys.SLOT_ROLE_PREFIX + "m") == "Model|1"
+    assert unit.root.metadata.get(keys.CONCRETE_TYPE_SLOT_PREFIX + "m") == "test.FakeModel"
     run(unit, "validate")
 
 
 def test_an_output_that_is_an_input_is_passed_through() -> None:
     child = Body("Child")
     child.input("x", types.TENSOR_FLOAT)
-    child.function.output.extend(["x", "x"])
+    child.function.outputs.extend(["x", "x"])
     root = Body("Root", root=True)
     root.input("a", types.TENSOR_FLOAT)
     root.call(child.function, ["a"], ["b", "c"], name="Call")
     unit = unit_of(root, child)
     run(unit, "inline_for_partition", "validate", "type_solver")
-    assert either.value_types(unit.root)["c"] is types.TENSOR_FLOAT
+    assert unit.root.kinds()["c"] is types.TENSOR_FLOAT
 
 
 def test_functions_that_call_each_other_are_a_cycle() -> None:
@@ -457,13 +457,13 @@ def test_calls_of_calls_do_not_explode(sends: bool) -> None:
             run(unit, "inline_for_partition")
     else:
         run(unit, "inline_for_partition", "validate")
-        assert sum(len(f.node) for f in unit.bodies()) < 50_000
+        assert sum(len(f.nodes) for f in unit.bodies()) < 50_000
 
 
 def test_types_that_caller_and_callee_declare_have_to_meet() -> None:
     child = Body("Child")
     child.onnx("Neg", [child.input("x", types.TENSOR_FLOAT)], ["y"])
-    child.function.output.append("y")
+    child.function.outputs.append("y")
     root = Body("Root", root=True)
     root.call(child.function, [root.input("a", types.TENSOR_INT64)], ["b"], name="Call")
     with pytest.raises(TypeConstraintFailed) as caught:
@@ -476,7 +476,7 @@ def test_types_that_caller_and_callee_declare_have_to_meet() -> None:
 
 def bootstrap(name: str) -> Body:
     body = Body(name + keys.BOOTSTRAP_SUFFIX)
-    either.set_meta(body.function, keys.MODULE_PHASE_KEY, keys.BOOTSTRAP_PHASE)
+    body.function.metadata[keys.MODULE_PHASE_KEY] = keys.BOOTSTRAP_PHASE
     return body
 
 
@@ -523,13 +523,13 @@ def test_a_body_of_another_opset_is_inlined_only_if_it_has_to_be(sends: bool) ->
     child.onnx("Neg", [x], ["y"])
     if sends:
         child.send("y", child.sample("client", "cs"), "there")
-    child.function.output.append("y")
+    child.function.outputs.append("y")
     root = Body("Root", root=True)
     root.call(child.function, [root.input("x", types.TENSOR_FLOAT)], ["z"], name="Call")
     root.onnx("Abs", ["z"], ["w"])
     unit = unit_of(root, child)
     called = unit.program.functions[1]
-    called.opset_import = [e if e.domain else e._replace(version=17) for e in called.opset_import]
+    called.opset_imports = [e if e.domain else e._replace(version=17) for e in called.opset_imports]
     if not sends:
         assert run(unit, "inline_for_partition")["calls_inlined"] == 0
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from onnx import FunctionProto, GraphProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, TensorProto, ValueInfoProto, helper
 
 from bbnode.compiler.errors import (
     BindingMismatch,
@@ -15,9 +15,9 @@ from bbnode.compiler.errors import (
 )
 from bbnode.compiler.unit import CompileOptions, SlotBinding
 from bbnode.ir import keys, types
-from bbnode.ir.plain import ValueType
+from bbnode.ir.graph import Function, ValueType
 from bbnode.ir.types import TypeNode
-from tests.compiler import either, programs
+from tests.compiler import programs
 from tests.compiler.programs import BOUND, Body, node_making, run, unit_of
 
 PERMISSIVE = CompileOptions(permissive_types=True)
@@ -26,7 +26,7 @@ PERMISSIVE = CompileOptions(permissive_types=True)
 def solved(*bodies: Body, options: CompileOptions | None = None) -> dict[str, TypeNode]:
     unit = unit_of(*bodies)
     run(unit, "type_solver", options=options)
-    return either.value_types(unit.root)
+    return unit.root.kinds()
 
 
 def body_with(*inputs: tuple[str, TypeNode]) -> Body:
@@ -94,9 +94,9 @@ def test_bundles_record_and_unbundles_take_the_types_of_their_parts() -> None:
     body.op(keys.COMPOSITE_DOMAIN, keys.OP_UNBUNDLE, ["both"], ["x2", "m2"], child_types=listed)
     unit = unit_of(body)
     run(unit, "type_solver")
-    known = either.value_types(unit.root)
+    known = unit.root.kinds()
     assert (known["x2"], known["m2"]) == (types.TENSOR_FLOAT, types.METADATA)
-    assert either.get_attr(node_making(unit.root, "both"), "child_types") == listed.encode()
+    assert node_making(unit.root, "both").attr("child_types") == listed.encode()
 
 
 def test_a_call_ties_the_callers_values_to_the_callees() -> None:
@@ -108,8 +108,8 @@ def test_a_call_ties_the_callers_values_to_the_callees() -> None:
     root.call(callee.function, ["a"], ["b"], kinds=[types.ANY])
     unit = unit_of(root, callee)
     run(unit, "type_solver")
-    assert either.value_types(unit.root)["b"] is types.TENSOR_DOUBLE
-    assert either.value_types(unit.program.functions[1])["x"] is types.TENSOR_DOUBLE
+    assert unit.root.kinds()["b"] is types.TENSOR_DOUBLE
+    assert unit.program.functions[1].kinds()["x"] is types.TENSOR_DOUBLE
 
 
 def test_constants_of_carriers_say_their_type() -> None:
@@ -151,13 +151,13 @@ def test_types_outside_the_lattice_stay_inside_onnx() -> None:
     sequence = helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, None))
     unit.root.types["seq"] = ValueType.of_proto(sequence)
     run(unit, "type_solver")
-    assert either.value_types(unit.root)["count"] is types.TENSOR_INT64
+    assert unit.root.kinds()["count"] is types.TENSOR_INT64
 
 
 # --- refinement -----------------------------------------------------------------------------
 
 
-def refined(body: Body, *bindings: SlotBinding) -> FunctionProto:
+def refined(body: Body, *bindings: SlotBinding) -> Function:
     unit = unit_of(body)
     run(unit, "refine_polymorphic_value_info", options=CompileOptions(bindings=bindings))
     return unit.root
@@ -167,15 +167,15 @@ def test_a_bound_component_narrows_the_tensors_at_its_ports() -> None:
     body = Body("Refined", root=True)
     body.role("DataSource", "NextBatch", "data", [], ["images", "labels"])
     binding = SlotBinding(slot="data", role="DataSource", component=programs.FakeData)
-    known = either.value_types(refined(body, binding))
+    known = refined(body, binding).kinds()
     assert (known["images"], known["labels"]) == (types.TENSOR_FLOAT, types.TENSOR_INT64)
-    assert either.value_types(refined(body))["images"] is types.TENSOR
+    assert refined(body).kinds()["images"] is types.TENSOR
 
 
 def test_a_concrete_slot_narrows_by_its_type_name() -> None:
     body = Body("Refined", root=True)
     body.role("Model", "Params", "m", [], ["p"], concrete="test.DoubleModel")
-    assert either.value_types(refined(body))["p"] is types.TENSOR_DOUBLE
+    assert refined(body).kinds()["p"] is types.TENSOR_DOUBLE
 
 
 def test_two_storages_at_one_value_are_refused() -> None:

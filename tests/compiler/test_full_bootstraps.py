@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from onnx import FunctionProto
 
 from bbnode.compiler import Compiler
 from bbnode.compiler.errors import BootstrapCompositionCycle, BootstrapCompositionGap
@@ -21,7 +20,7 @@ from bbnode.dsl import (
     types,
 )
 from bbnode.ir import keys
-from tests.compiler import either
+from bbnode.ir.graph import Function
 from tests.compiler.programs import FakeModel
 
 Recording = Callable[[Graph], object]
@@ -51,7 +50,7 @@ def load(g: Graph) -> None:
     g.output("loaded", loaded)
 
 
-def functions(module: Module) -> dict[str, FunctionProto]:
+def functions(module: Module) -> dict[str, Function]:
     model = Compiler().bind_model("m", FakeModel).compile(module.build())
     return {f.name: f for f in model.functions}
 
@@ -67,10 +66,10 @@ def test_a_parent_hands_values_in_and_takes_values_out() -> None:
 
     found = functions(Booting("Parent", parent))
     assert {"Parent__bootstrap", "Child__bootstrap"} <= found.keys()
-    call = found["Parent__bootstrap"].node[0]
+    call = found["Parent__bootstrap"].nodes[0]
     assert (call.domain, call.op_type) == (keys.MODULE_DOMAIN, "Child__bootstrap")
-    assert list(call.input) == ["seed"]
-    assert either.value_types(found["Parent__bootstrap"])["done"] is types.COMMAND_ID
+    assert list(call.inputs) == ["seed"]
+    assert found["Parent__bootstrap"].kinds()["done"] is types.COMMAND_ID
     assert "Child" not in found  # only its bootstrap is called
 
 
@@ -83,9 +82,9 @@ def test_children_of_one_name_keep_their_own_bootstraps() -> None:
         second.call_bootstrap(g, {"other": seed})
 
     found = functions(Booting("Parent", parent))
-    called = [n.op_type for n in found["Parent__bootstrap"].node]
+    called = [n.op_type for n in found["Parent__bootstrap"].nodes]
     assert called == ["Child__bootstrap", "Child_2__bootstrap"]
-    assert list(found["Child_2__bootstrap"].input) == ["other"]
+    assert list(found["Child_2__bootstrap"].inputs) == ["other"]
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto
 
 from bbnode.compiler import Compiler
-from bbnode.compiler.chain_depth import MAX_CHAIN_DEPTH, MAX_DEADLINE_NS
+from bbnode.compiler.analysis.chain_depth import MAX_CHAIN_DEPTH, MAX_DEADLINE_NS
 from bbnode.compiler.errors import CyclicGraph, ExpansionFailed
 from bbnode.compiler.unit import CompileOptions
 from bbnode.dsl import (
@@ -23,10 +23,10 @@ from bbnode.dsl import (
     syscalls,
     types,
 )
-from bbnode.ir import keys
+from bbnode.ir import graph, keys
+from bbnode.ir.graph import Function, OpNode, Program
 from bbnode.ir.peer import PeerId
-from bbnode.ir.plain import Function, Program
-from tests.compiler import either, programs
+from tests.compiler import back_units, programs
 from tests.compiler.programs import FakeAggregator, FakeModel, FakeSelector, run
 
 PASS = "derive_wire_deadlines"
@@ -56,16 +56,16 @@ def derived(body: Callable[[Graph], object], *more: str) -> dict[str, tuple[int,
     unit = programs.admit(Written(body).build(), CompileOptions())
     run(unit, "inline_for_partition", options=CompileOptions(per_hop_budget_ns=BUDGET))
     for _ in range(2):  # the second time changes nothing
-        before = either.content(unit)
+        before = back_units.content(unit)
         run(unit, PASS, *more, options=CompileOptions(per_hop_budget_ns=BUDGET))
-    assert either.content(unit) == before
+    assert back_units.content(unit) == before
     return {
-        f"{either.get_meta(n, keys.PORT_KEY)}.{n.op_type}": (
-            int(either.get_meta(n, keys.CHAIN_DEPTH_KEY) or 0),
-            int(either.get_meta(n, keys.DEADLINE_NS_KEY) or 0),
+        f"{n.metadata.get(keys.PORT_KEY)}.{n.op_type}": (
+            int(n.metadata.get(keys.CHAIN_DEPTH_KEY) or 0),
+            int(n.metadata.get(keys.DEADLINE_NS_KEY) or 0),
         )
-        for n in unit.root.node
-        if either.is_wire(n)
+        for n in unit.root.nodes
+        if graph.is_wire(n)
     }
 
 
@@ -196,7 +196,7 @@ def test_paths_that_meet_again_do_not_multiply_without_end() -> None:
     counters = run(unit, PASS, options=CompileOptions(per_hop_budget_ns=1 << 50))
     assert counters["deadlines_stamped"] == 400
     assert counters["deepest_chain"] == MAX_CHAIN_DEPTH
-    stamps = [either.get_meta(n, keys.DEADLINE_NS_KEY) for n in unit.root.node if either.is_wire(n)]
+    stamps = [n.metadata.get(keys.DEADLINE_NS_KEY) for n in unit.root.nodes if graph.is_wire(n)]
     assert max(int(stamp or 0) for stamp in stamps) == MAX_DEADLINE_NS
 
 
@@ -212,8 +212,8 @@ def test_paths_that_meet_again_do_not_multiply_without_end() -> None:
 )
 def test_a_stamp_that_is_none_is_named(key: str, text: str) -> None:
     unit = programs.unit_of(programs.ring_program())
-    send = next(n for n in unit.root.node if either.is_wire(n))
-    either.set_meta(send, key, text)
+    send = next(n for n in unit.root.nodes if graph.is_wire(n))
+    send.metadata[key] = text
     with pytest.raises(ExpansionFailed) as caught:
         run(unit, PASS)
     assert caught.value.node_name == send.name
@@ -222,7 +222,7 @@ def test_a_stamp_that_is_none_is_named(key: str, text: str) -> None:
 
 def test_ops_that_wait_for_each_other_have_no_depth() -> None:
     body = programs.ring_program()
-    either.set_meta(body.function.node[0], keys.AFTER_KEY, "result")
+    body.function.nodes[0].after = tuple("result".split(","))
     with pytest.raises(CyclicGraph):
         run(programs.unit_of(body), PASS)
 
@@ -237,8 +237,8 @@ def compiled(body: Callable[[Graph], object]) -> ModelProto:
     return made.compile(Written(body).build())
 
 
-def nodes_of(model: ModelProto, op_type: str) -> list[NodeProto]:
-    return [n for f in model.functions for n in f.node if n.op_type == op_type]
+def nodes_of(model: ModelProto, op_type: str) -> list[OpNode]:
+    return [n for f in model.functions for n in f.nodes if n.op_type == op_type]
 
 
 def ask(g: Graph, whom: Output, **more: int) -> None:
@@ -280,9 +280,9 @@ def test_a_request_says_how_many_it_asks_at_most(
     model = compiled(body)
     (request,) = nodes_of(model, keys.OP_SEND_REQ_BATCHED)
     (collect,) = nodes_of(model, keys.OP_RECV_RESP_BATCHED)
-    assert either.get_attr(request, keys.ATTR_COHORT_SIZE) == size
-    assert either.get_attr(request, keys.ATTR_VARIANT) == variant
-    assert either.get_attr(collect, keys.ATTR_COHORT_SIZE) == size
+    assert request.attr(keys.ATTR_COHORT_SIZE) == size
+    assert request.attr(keys.ATTR_VARIANT) == variant
+    assert collect.attr(keys.ATTR_COHORT_SIZE) == size
 
 
 def test_a_quorum_fits_a_constant_cohort_too() -> None:
@@ -299,13 +299,12 @@ def test_a_send_to_one_constant_peer_is_peer_routed_and_gated() -> None:
 
     model = compiled(body)
     routed = {
-        either.get_meta(n, keys.PORT_KEY): either.get_attr(n, keys.ATTR_PEER)
-        for n in nodes_of(model, keys.OP_SEND)
+        n.metadata.get(keys.PORT_KEY): n.attr(keys.ATTR_PEER) for n in nodes_of(model, keys.OP_SEND)
     }
     assert routed == {"fixed": PEER.to_bytes(), "drawn": None, "two": None}
     for gate in (keys.OP_PEER_HEALTH_GATE_TX, keys.OP_BACKOFF_GATE_TX):
         (made,) = nodes_of(model, gate)
-        assert either.get_attr(made, keys.ATTR_PEER) == PEER.to_bytes()
+        assert made.attr(keys.ATTR_PEER) == PEER.to_bytes()
 
 
 def test_a_class_of_constant_peers_is_a_class_name() -> None:
@@ -321,19 +320,16 @@ def constant_module() -> programs.Body:
     child = programs.Body("Child")
     t = child.input("t", types.TRIGGER)
     child.syscall("Constant", [], ["held"], kinds=[types.TENSOR_FLOAT], after=[t])
-    child.function.node[-1].attribute.add(name="value", ref_attr_name="level", type=4)
+    child.function.nodes[-1].attributes.add(name="value", ref_attr_name="level", type=4)
     child.syscall("Record", ["held"], [], name="seen")
-    either.set_attr(child.function.node[-1], "name", "level")
+    child.function.nodes[-1].set_attr("name", "level")
     return child
 
 
 def levels(model: ModelProto | Program | Function) -> list[float]:
     functions = [model] if isinstance(model, Function) else model.functions
     return [
-        either.get_attr(n, "value").float_data[0]
-        for f in functions
-        for n in f.node
-        if n.op_type == "Constant"
+        n.attr("value").float_data[0] for f in functions for n in f.nodes if n.op_type == "Constant"
     ]
 
 
@@ -344,7 +340,7 @@ def level(value: float) -> object:
 def test_a_constant_of_a_called_module_takes_the_modules_default() -> None:
     child = constant_module()
     default = programs.helper.make_attribute("level", level(2.0))
-    child.function.attribute_proto.append(default)
+    child.function.defaults.append(default)
     root = programs.Body("Root", root=True)
     tick = root.input("t", types.TRIGGER)
     for _ in range(2):

@@ -10,15 +10,15 @@ import pytest
 from onnx import ModelProto
 
 from bbnode.compiler import Compiler
-from bbnode.compiler.hoisting import body_hash
+from bbnode.compiler.rewriting.hoisting import body_hash
 from bbnode.compiler.unit import CompileOptions
 from bbnode.components import ConstantView, OrtBackend
 from bbnode.dsl import BackendSlot, Graph, ModelSlot, Module, Output, syscalls, types
 from bbnode.ir import keys
-from bbnode.ir.plain import Function
+from bbnode.ir.graph import Function
 from bbnode.ir.types import TypeNode
 from bbnode.sim import Network
-from tests.compiler import either, programs
+from tests.compiler import back_units, programs
 from tests.compiler.programs import FakeModel
 from tests.compiler.test_full_chains import Written
 
@@ -66,7 +66,7 @@ def hoisted(model: ModelProto) -> list[str]:
 
 def called(model: ModelProto) -> list[str]:
     main = model.functions[0]
-    return [n.op_type for n in main.node if n.domain == keys.MODULE_DOMAIN]
+    return [n.op_type for n in main.nodes if n.domain == keys.MODULE_DOMAIN]
 
 
 def test_a_body_that_is_called_twice_is_named_by_its_content() -> None:
@@ -107,13 +107,13 @@ def test_bodies_that_differ_in_anything_that_counts_stay_apart() -> None:
         change(body)
         return body_hash(body, {}, unit.prints)
 
-    assert changed(lambda f: either.set_meta(f, keys.HOME_KEY, "elsewhere")) != base
-    assert changed(lambda f: either.set_meta(f.node[0], keys.SLOT_ID_KEY, "7")) != base
-    assert changed(lambda f: either.set_attr(f.node[1], "name", "other")) != base
-    assert changed(lambda f: either.write_types(f, {"w": types.TENSOR_DOUBLE})) != base
-    assert changed(lambda f: either.del_meta(f.node[2], keys.AFTER_KEY)) != base
-    assert changed(lambda f: either.set_meta(f.node[0], keys.SOURCE_LINE_KEY, "x.py:9")) == base
-    assert changed(lambda f: either.set_meta(f.node[0], keys.MODULE_INSTANCE_KEY, "X")) == base
+    assert changed(lambda f: f.metadata.update({keys.HOME_KEY: "elsewhere"})) != base
+    assert changed(lambda f: f.nodes[0].metadata.update({keys.SLOT_ID_KEY: "7"})) != base
+    assert changed(lambda f: f.nodes[1].set_attr("name", "other")) != base
+    assert changed(lambda f: f.declare({"w": types.TENSOR_DOUBLE})) != base
+    assert changed(lambda f: setattr(f.nodes[2], "after", ())) != base
+    assert changed(lambda f: setattr(f.nodes[0], "source_line", "x.py:9")) == base
+    assert changed(lambda f: f.nodes[0].metadata.update({keys.MODULE_INSTANCE_KEY: "X"})) == base
 
 
 def test_bodies_that_call_equal_bodies_are_equal() -> None:
@@ -202,6 +202,6 @@ def test_partitioning_twice_renames_nothing_twice(name: str) -> None:
     order = ("inline_for_partition", "validate", "expand_ops", "type_solver",
              "infer_peer_classes", "synthesize_wire_recvs", "partition_by_wire_ops")  # fmt: skip
     programs.run(unit, *order, options=options)
-    before = either.content(unit)
+    before = back_units.content(unit)
     programs.run(unit, "partition_by_wire_ops", options=options)
-    assert either.content(unit) == before
+    assert back_units.content(unit) == before

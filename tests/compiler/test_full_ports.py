@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from onnx import FunctionProto, ModelProto, NodeProto
+from onnx import ModelProto
 
 from bbnode.compiler import Compiler
 from bbnode.compiler.errors import DanglingInput, IncompatibleStorageOnEdge
@@ -20,10 +20,11 @@ from bbnode.dsl import (
     PeerSelectorSlot,
     types,
 )
-from bbnode.ir import address, keys
+from bbnode.ir import address, graph, keys
+from bbnode.ir.graph import Function, OpNode
 from bbnode.ir.peer import PeerId
 from bbnode.sim import Network, SimNode
-from tests.compiler import either, programs
+from tests.compiler import programs
 from tests.compiler.test_full_chains import Written
 
 COMPUTE = BackendSlot("compute")
@@ -42,20 +43,20 @@ def compiled(body: Callable[[Graph], object]) -> dict[str, ModelProto]:
     return {name.partition("#")[0]: part for name, part in parts.items()}
 
 
-def wire(part: ModelProto | FunctionProto, op_type: str) -> list[NodeProto]:
+def wire(part: ModelProto | Function, op_type: str) -> list[OpNode]:
     main = part.functions[0] if isinstance(part, ModelProto) else part
-    return [node for node in main.node if either.is_wire(node, op_type)]
+    return [node for node in main.nodes if graph.is_wire(node, op_type)]
 
 
-def lands(send: NodeProto) -> int:
-    (suffix,) = (a.s for a in send.attribute if a.name.startswith(keys.DEST_SUFFIX_PREFIX))
+def lands(send: OpNode) -> int:
+    (suffix,) = (a.s for a in send.attributes if a.name.startswith(keys.DEST_SUFFIX_PREFIX))
     site = address.parse_site_suffix(suffix)
     assert site is not None
     return site
 
 
-def site(recv: NodeProto) -> int:
-    return int(either.get_meta(recv, keys.SITE_ID_KEY) or "")
+def site(recv: OpNode) -> int:
+    return int(recv.metadata.get(keys.SITE_ID_KEY) or "")
 
 
 # --- fan-in ---------------------------------------------------------------------------------
@@ -77,16 +78,16 @@ def test_sends_to_one_port_of_one_class_feed_one_receiver() -> None:
     direct = next(s for s in wire(parts["a"], keys.OP_SEND) if lands(s) == site(recv))
     (relayed,) = wire(parts["b"], keys.OP_SEND)
     assert lands(relayed) == lands(direct) == site(recv)
-    assert either.get_meta(recv, keys.SYNTHESIZED_FROM_KEY) == "0"
-    assert either.get_meta(relayed, keys.SYNTHESIZED_FROM_KEY) == "0"
-    assert len({s.output[0] for p in parts.values() for s in wire(p, keys.OP_SEND)}) == 3
-    assert all(either.get_meta(s, keys.FAN_IN_KEY) is None
+    assert recv.metadata.get(keys.SYNTHESIZED_FROM_KEY) == "0"
+    assert relayed.metadata.get(keys.SYNTHESIZED_FROM_KEY) == "0"
+    assert len({s.outputs[0] for p in parts.values() for s in wire(p, keys.OP_SEND)}) == 3
+    assert all(s.metadata.get(keys.FAN_IN_KEY) is None
                for p in parts.values() for s in wire(p, keys.OP_SEND))  # fmt: skip
-    deadlines = [int(either.get_meta(s, keys.DEADLINE_NS_KEY) or 0) for s in (direct, relayed)]
-    assert int(either.get_meta(recv, keys.DEADLINE_NS_KEY) or 0) == max(deadlines)
-    assert either.get_meta(recv, keys.SENDER_CLASS_KEY) == "a,b"
+    deadlines = [int(s.metadata.get(keys.DEADLINE_NS_KEY) or 0) for s in (direct, relayed)]
+    assert int(recv.metadata.get(keys.DEADLINE_NS_KEY) or 0) == max(deadlines)
+    assert recv.metadata.get(keys.SENDER_CLASS_KEY) == "a,b"
     (over,) = wire(parts["b"], keys.OP_RECV)
-    assert either.get_meta(over, keys.SENDER_CLASS_KEY) == "a"
+    assert over.metadata.get(keys.SENDER_CLASS_KEY) == "a"
 
 
 def start(
@@ -215,7 +216,7 @@ def test_a_type_that_one_send_shows_holds_for_the_others() -> None:
         g.output("seen", g.lookup_output("in"))
 
     main = compiled(body)["a"].functions[0]
-    assert either.value_types(main)["y"] is types.TENSOR_FLOAT
+    assert main.kinds()["y"] is types.TENSOR_FLOAT
 
 
 def test_requests_have_ports_of_their_own() -> None:
@@ -238,7 +239,7 @@ def test_a_later_send_of_a_port_that_is_not_there_is_named() -> None:
     body = programs.ring_program()
     send = programs.node_making(body.function, "at_c")
     for wrong in ("value", "at_c.sender", "nowhere"):
-        either.set_meta(send, keys.FAN_IN_KEY, wrong)
+        send.metadata[keys.FAN_IN_KEY] = wrong
         with pytest.raises(DanglingInput) as caught:
             programs.run(programs.unit_of(body), "validate")
         assert (caught.value.node_name, caught.value.input_name) == (send.name, wrong)
@@ -250,14 +251,14 @@ def test_a_joined_value_that_is_handed_out_directly_keeps_its_name() -> None:
     body.sample("b", "bs", slot="to_b")
     body.send(x, "bs", "one")
     body.send(x, "bs", "two", meta={keys.FAN_IN_KEY: "one"})
-    body.function.output.extend(["one", "two"])
+    body.function.outputs.extend(["one", "two"])
     unit = programs.unit_of(body)
     programs.run(unit, "infer_peer_classes", "synthesize_wire_recvs", "partition_by_wire_ops")
     main = unit.partitions["b"]
-    assert sorted(main.output) == ["one", "two"]
+    assert sorted(main.outputs) == ["one", "two"]
     (recv,) = wire(main, keys.OP_RECV)
     passed = programs.node_making(main, "two")
-    assert (passed.op_type, list(passed.input)) == ("PassThrough", [recv.output[0]])
+    assert (passed.op_type, list(passed.inputs)) == ("PassThrough", [recv.outputs[0]])
 
 
 # --- several classes, and oneself -----------------------------------------------------------
@@ -312,7 +313,7 @@ def test_a_send_to_a_fixed_peer_passes_its_gates() -> None:
         g.output("seen", g.net_out("fixed", whom, g.input("x", types.TENSOR_FLOAT)))
 
     parts = compiled(body)
-    gates = [n.op_type for n in parts["a"].functions[0].node if n.op_type in keys.GATE_OPS]
+    gates = [n.op_type for n in parts["a"].functions[0].nodes if n.op_type in keys.GATE_OPS]
     assert gates == [keys.OP_PEER_HEALTH_GATE_TX, keys.OP_BACKOFF_GATE_TX]
     a, bob = start(network, parts, "ann", "a"), start(network, parts, "bob", "b")
     a.invoke("a", {"x": np.array([6], np.float32)})

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto
 
 from bbnode.compiler import Compiler
 from bbnode.compiler.errors import (
@@ -30,7 +30,8 @@ from bbnode.dsl import (
     protocol_op,
     types,
 )
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
+from bbnode.ir.graph import OpNode
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import TRIGGER
 from bbnode.sim import Network
@@ -113,8 +114,8 @@ def test_a_component_that_does_not_say_it_or_lacks_the_op_is_refused(
 
 def test_an_op_of_a_protocol_may_suspend_and_so_has_a_deadline() -> None:
     made = compiler(DoubleBlur).compile(Blurred().build())
-    (node,) = (n for f in made.functions for n in f.node if n.op_type == "Blur")
-    assert int(protos.get_meta(node, keys.DEADLINE_NS_KEY) or 0) > 0
+    (node,) = (n for f in made.functions for n in f.nodes if n.op_type == "Blur")
+    assert int(node.metadata.get(keys.DEADLINE_NS_KEY) or 0) > 0
 
 
 class Unread(Module):
@@ -137,8 +138,8 @@ def compile_unread(reads: bool) -> ModelProto:
 
 def test_a_tensor_that_nothing_computes_with_needs_no_further_type() -> None:
     made = compile_unread(reads=False)
-    main = next(f for f in made.functions if protos.get_meta(f, keys.TARGET_KEY))
-    known = protos.value_types(main)
+    main = next(f for f in made.functions if f.metadata.get(keys.TARGET_KEY))
+    known = main.kinds()
     assert (known["spare"], known["more"]) == (types.TENSOR, types.TRIGGER)
     network = Network(seed=0)
     node = network.add("node", made, ["@self"])
@@ -178,17 +179,17 @@ def branching(change: Callable[[ModelProto], object]) -> ModelProto:
     return Compiler().bind_backend("compute", OrtBackend).compile(model)
 
 
-def then_op(model: ModelProto) -> NodeProto:
-    node = model.functions[0].node[0]
-    return next(a for a in node.attribute if a.name == "then_branch").g.node[0]
+def then_op(model: ModelProto) -> OpNode:
+    node = model.functions[0].nodes[0]
+    return next(a for a in node.attributes if a.name == "then_branch").g.nodes[0]
 
 
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
         (lambda m: setattr(then_op(m), "op_type", "Bdd"), UnknownOp, r"If_0.*Add_0.*::Bdd"),
-        (lambda m: then_op(m).input.append("x"), ExpansionFailed, "If_0.*its graph is not valid"),
-        (lambda m: m.functions[0].output.append("y"), DuplicateOutput, "'y'.*function output"),
+        (lambda m: then_op(m).inputs.append("x"), ExpansionFailed, "If_0.*its graph is not valid"),
+        (lambda m: m.functions[0].outputs.append("y"), DuplicateOutput, "'y'.*function output"),
     ],
 )
 def test_damage_that_only_the_backend_would_have_met(
@@ -203,6 +204,6 @@ def test_a_tensor_without_a_dtype_is_no_attribute() -> None:
         g.output("y", g.constant([1.0]))
 
     model = Written(body).build()
-    model.functions[0].node[0].attribute[0].t.ClearField("data_type")
+    model.functions[0].nodes[0].attributes[0].t.ClearField("data_type")
     with pytest.raises(ExpansionFailed, match=r"Constant_0.*'value' has no dtype"):
         Compiler().compile(model)

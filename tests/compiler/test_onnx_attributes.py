@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from onnx import AttributeProto, NodeProto, helper
+from onnx import AttributeProto, helper
 
 from bbnode.compiler import Compiler
 from bbnode.compiler.errors import ExpansionFailed
 from bbnode.components import OrtBackend
 from bbnode.dsl import BackendSlot, Graph, Module, types
+from bbnode.ir.graph import OpNode
 
 
 class Sum(Module):
@@ -17,11 +18,11 @@ class Sum(Module):
         g.output("y", BackendSlot("compute").op(g, "ReduceSum", x, keepdims=0))
 
 
-def damaged(attribute: AttributeProto) -> NodeProto:
+def damaged(attribute: AttributeProto) -> OpNode:
     model = Sum().build()
-    (node,) = [n for n in model.functions[0].node if n.op_type == "ReduceSum"]
-    del node.attribute[:]
-    node.attribute.append(attribute)
+    (node,) = [n for n in model.functions[0].nodes if n.op_type == "ReduceSum"]
+    del node.attributes[:]
+    node.attributes.append(attribute)
     Compiler().bind_backend("compute", OrtBackend).compile(model)
     return node
 

@@ -115,5 +115,5 @@ def test_no_backend_gets_an_op_on_peers_even_if_it_was_recorded_on_one() -> None
     unit = unit_until("collapse_backend_subgraphs", moving("Gather", types.PEER_ID_VEC, types.ANY),
                       options=ALL)  # fmt: skip
     (main,) = unit.partitions.values()
-    assert [node.op_type for node in main.node if node.op_type == "Gather"] == ["Gather"]
+    assert [node.op_type for node in main.nodes if node.op_type == "Gather"] == ["Gather"]
     assert not unit.program.functions

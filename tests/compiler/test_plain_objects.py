@@ -7,11 +7,13 @@ import onnx
 import pytest
 from onnx import AttributeProto, ModelProto, helper, numpy_helper
 
-from bbnode.compiler import Compiler, content_hash, pipeline
-from bbnode.compiler.admission import admit
+from bbnode.compiler import Compiler
+from bbnode.compiler.analysis import content_hash
+from bbnode.compiler.driver import pipeline
+from bbnode.compiler.driver.admission import admit
 from bbnode.dsl import Graph, Module
-from bbnode.ir import plain, protos, types
-from bbnode.ir.plain_proto import model_of, program_of
+from bbnode.ir import graph, types
+from bbnode.ir.onnx_file import model_of, program_of
 from bbnode.sim import Network
 from tests.compiler import programs
 from tests.compiler.back_units import unit_until
@@ -27,16 +29,16 @@ def weighty() -> Body:
     x = child.input("x", types.TENSOR_FLOAT)
     child.onnx("Constant", [], ["w"], value=numpy_helper.from_array(WEIGHTS))
     child.onnx("MatMul", [x, "w"], ["y"])
-    child.function.output.append("y")
+    child.function.outputs.append("y")
     return child
 
 
-def weights_of(functions: list[plain.Function]) -> list[AttributeProto]:
+def weights_of(functions: list[graph.Function]) -> list[AttributeProto]:
     return [
         attribute
         for function in functions
-        for node in function.node
-        for attribute in node.attribute
+        for node in function.nodes
+        for attribute in node.attributes
         if attribute.type == AttributeProto.TENSOR
     ]
 
@@ -82,9 +84,9 @@ def test_a_program_comes_back_as_it_was(name: str) -> None:
 
 def test_rare_fields_survive_a_compile() -> None:
     body = programs.local_program()
-    node = body.function.node[0]
+    node = body.function.nodes[0]
     node.doc_string = "what it is for"
-    if "device_configurations" in onnx.NodeProto.DESCRIPTOR.fields_by_name:
+    if "device_configurations" in onnx.OpNode.DESCRIPTOR.fields_by_name:
         node.device_configurations.add(configuration_id="two devices")
     model = programs.model_of(body)
     model.functions[0].doc_string = "a function"
@@ -116,9 +118,9 @@ def test_graphs_inside_of_attributes_are_changed_on_copies() -> None:
     before = model.SerializeToString(deterministic=True)
     compiled = _bound(model).compile(model)
     assert model.SerializeToString(deterministic=True) == before
-    (choice,) = (n for f in compiled.functions for n in f.node if n.op_type == "If")
-    graph = choice.attribute[0].g
-    assert (graph.node[0].domain, graph.node[0].input[0]) == ("", "bb_v_0")
+    (choice,) = (n for f in compiled.functions for n in f.nodes if n.op_type == "If")
+    graph = choice.attributes[0].g
+    assert (graph.nodes[0].domain, graph.nodes[0].inputs[0]) == ("", "bb_v_0")
 
 
 # --- what a target is named after, and what it takes -----------------------------------------
@@ -145,11 +147,11 @@ def test_inputs_that_no_op_reads_stay_inputs_on_the_home_class() -> None:
     body.input("spare", types.TENSOR_FLOAT)
     body.send(x, body.sample("b", "bs", slot="pick_b"), "there")
     body.syscall("Record", ["there"], [], name="Recorded")
-    protos.set_attr(body.function.node[-1], "name", "seen")
+    body.function.nodes[-1].set_attr("name", "seen")
     unit = unit_until("partition_by_wire_ops", body, options=ALL)
-    assert list(unit.partitions["a"].input) == ["x", "spare"]
+    assert list(unit.partitions["a"].inputs) == ["x", "spare"]
     assert unit.partitions["a"].kind_of("spare") is types.TENSOR_FLOAT
-    assert not unit.partitions["b"].input
+    assert not unit.partitions["b"].inputs
 
 
 def test_a_model_of_any_kind_is_left_as_it_was() -> None:

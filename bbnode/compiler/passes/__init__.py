@@ -1,5 +1,1 @@
-"""The passes, one file each.
-
-Rule: file name = pass name = class attribute `name`; `bbnode.compiler.pipeline` loads them by
-name and fixes their order.
-"""
+"""The passes. A class with a `name` is a pass; `bbnode.compiler.driver.pipeline` has the order."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import ClassVar
 
-from bbnode.compiler import flow
+from bbnode.compiler.rewriting.gates import stamp_destination
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, WireEdge
-from bbnode.compiler.wire_stamps import stamp_destination
-from bbnode.ir import ids, keys, opset, plain, types
-from bbnode.ir.plain import Function, Node
+from bbnode.ir import ids, keys, opset, types
+from bbnode.ir.graph import Function, OpNode, ValueType, is_wire
 
 
 class AnalyzeWireEdges:
@@ -37,12 +36,12 @@ class AnalyzeWireEdges:
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         wire_nodes = {
-            home: {node.name: node for node in main.node if plain.is_wire(node)}
+            home: {node.name: node for node in main.nodes if is_wire(node)}
             for home, main in unit.partitions.items()
         }
         transports = {home: _transports(main) for home, main in unit.partitions.items()}
         groups: dict[tuple[str, str], str] = {}
-        senders: dict[tuple[str, str], tuple[Node, set[str]]] = {}
+        senders: dict[tuple[str, str], tuple[OpNode, set[str]]] = {}
         found = {keys.TRANSPORT_DATA: 0, keys.TRANSPORT_TRIGGER_ONLY: 0}
         for edge in unit.wire_edges:
             send = wire_nodes[edge.producer_class][edge.send_node]
@@ -72,15 +71,15 @@ class AnalyzeWireEdges:
         }
 
 
-def _group(edge: WireEdge, send: Node, groups: dict[tuple[str, str], str]) -> str:
+def _group(edge: WireEdge, send: OpNode, groups: dict[tuple[str, str], str]) -> str:
     alone = send.op_type != keys.OP_SEND
-    peers = f"\0{send.name}" if alone else send.input[1]
+    peers = f"\0{send.name}" if alone else send.inputs[1]
     return groups.setdefault((edge.producer_class, peers), f"{edge.producer_class}/{len(groups)}")
 
 
 def _transports(main: Function) -> dict[str, str]:
     """`wire_transport` of each inbound receiver of a partition, by node name."""
-    payloads = {node.output[0]: node for node in main.node if _is_inbound(node)}
+    payloads = {node.outputs[0]: node for node in main.nodes if _is_inbound(node)}
     if not payloads:
         return {}
     needed = _needed(main, payloads)
@@ -94,29 +93,29 @@ def _transports(main: Function) -> dict[str, str]:
     return found
 
 
-def _is_inbound(node: Node) -> bool:
-    return plain.is_wire(node) and node.op_type in keys.INBOUND_OPS and bool(node.output)
+def _is_inbound(node: OpNode) -> bool:
+    return is_wire(node) and node.op_type in keys.INBOUND_OPS and bool(node.outputs)
 
 
 def _needed(main: Function, payloads: Collection[str]) -> set[str]:
     """Which payloads somebody reads as more than a trigger."""
-    needed = {name for name in main.output if name in payloads}
-    for node in main.node:
-        hits = [name for name in flow.data_reads(node) if name in payloads]
+    needed = {name for name in main.outputs if name in payloads}
+    for node in main.nodes:
+        hits = [name for name in node.computes_with if name in payloads]
         if hits:
             as_trigger = _trigger_inputs(node)
             needed.update(name for name in hits if name not in as_trigger)
     return needed
 
 
-def _trigger_inputs(node: Node) -> set[str]:
+def _trigger_inputs(node: OpNode) -> set[str]:
     """Values that a node reads through Trigger ports only."""
     spec = opset.lookup_op(node.domain, node.op_type)
     if spec is None or not spec.inputs:
         return set()
     triggers: set[str] = set()
     others: set[str] = set()
-    for index, name in enumerate(node.input):
+    for index, name in enumerate(node.inputs):
         port = spec.inputs[min(index, len(spec.inputs) - 1)]
         (triggers if port.type is types.TRIGGER else others).add(name)
     return triggers - others
@@ -124,16 +123,15 @@ def _trigger_inputs(node: Node) -> set[str]:
 
 def _declare_triggers(main: Function) -> None:
     triggers = {
-        node.output[0]: node
-        for node in main.node
+        node.outputs[0]: node
+        for node in main.nodes
         if _is_inbound(node)
         and node.metadata.get(keys.WIRE_TRANSPORT_KEY) == keys.TRANSPORT_TRIGGER_ONLY
     }
     if not triggers:
         return
     for node in triggers.values():
-        kind = types.type_to_proto(types.TRIGGER)
-        if node.get_attr(keys.ATTR_PAYLOAD_TYPE) != kind:
-            node.set_attr(keys.ATTR_PAYLOAD_TYPE, kind)
+        if node.attr(keys.ATTR_PAYLOAD_TYPE) != ValueType.of(types.TRIGGER):
+            node.set_attr(keys.ATTR_PAYLOAD_TYPE, types.TRIGGER)
         node.metadata[keys.TYPE_HASH_KEY] = str(types.TRIGGER.wire_hash)
     main.declare(dict.fromkeys(triggers, types.TRIGGER))

@@ -5,19 +5,27 @@ Rule: the engine has one path for backend work, a prepared graph; a single op is
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
-from bbnode.compiler import flow
-from bbnode.compiler.function_table import by_key
-from bbnode.compiler.opsets import versions_of
-from bbnode.compiler.ordering import program_order
-from bbnode.compiler.subgraph_body import collapse
-from bbnode.compiler.subgraph_groups import Groups, backend_slot, find_groups
+from bbnode.compiler.analysis.content_hash import HEX_DIGITS, AttributePrints, function_digest
+from bbnode.compiler.analysis.functions import by_key
+from bbnode.compiler.analysis.order import (
+    add_control,
+    control_of,
+    is_sorted,
+    needs_of,
+    program_order,
+    rename_node,
+    reorder,
+)
+from bbnode.compiler.analysis.signatures import import_used, versions_of, write_canonical_domains
+from bbnode.compiler.analysis.subgraph_groups import Groups, backend_slot, find_groups
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.ir import keys, plain
-from bbnode.ir.plain import Function, FunctionKey, Node
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, FunctionKey, OpNode, ValueType
+from bbnode.ir.reopen import mark_call
 
 
 class CollapseBackendSubgraphs:
@@ -45,15 +53,15 @@ class CollapseBackendSubgraphs:
         for function in unit.bodies():
             if function.domain == keys.BACKEND_SUBGRAPH_DOMAIN:
                 continue
-            if not any(backend_slot(node) is not None for node in function.node):
+            if not any(backend_slot(node) is not None for node in function.nodes):
                 continue
-            needs = flow.needs_of(function.node)
-            order = program_order(function.node, needs)
-            if not flow.is_sorted(needs):
-                flow.reorder(function, order)
-                needs = flow.needs_of(function.node)
+            needs = needs_of(function.nodes)
+            order = program_order(function.nodes, needs)
+            if not is_sorted(needs):
+                reorder(function, order)
+                needs = needs_of(function.nodes)
             if _bypass_aliases(function):
-                needs = flow.needs_of(function.node)
+                needs = needs_of(function.nodes)
             found = find_groups(function, needs, unit.prints)
             _Rewrite(unit, function, found, table).run()
             groups += len(found.members)
@@ -64,56 +72,48 @@ class CollapseBackendSubgraphs:
 def _bypass_aliases(function: Function) -> bool:
     """Let backend ops read past PassThroughs to the op of their slot that made the value.
 
-    Says whether that may have changed the function.
+    Return True if that may have changed the function.
     """
-    aliases: dict[str, int] = {}  # what a PassThrough makes -> its index
-    readers: list[tuple[Node, str]] = []
-    for index, node in enumerate(function.node):
+    source: dict[str, str] = {}  # what a PassThrough makes -> what goes into the first of its row
+    aliases: list[OpNode] = []
+    readers: list[OpNode] = []
+    for node in function.nodes:
         if _is_alias(node):
-            aliases[node.output[0]] = index
-        elif aliases and any(name in aliases for name in node.input):
-            slot = backend_slot(node)
-            if slot is not None:
-                readers.append((node, slot))
+            read = node.inputs[0]
+            source[node.outputs[0]] = source.get(read, read)
+            aliases.append(node)
+        elif not source.keys().isdisjoint(node.inputs) and backend_slot(node) is not None:
+            readers.append(node)
     if not readers:
         return False
-    made = flow.producers(function)
-    source: dict[str, str] = {}
-    for name, index in aliases.items():  # in program order: an alias of an alias comes later
-        read = function.node[index].input[0]
-        source[name] = source.get(read, read)
-    for node, slot in readers:
+    made = function.producers
+    for node in readers:
         past = {
-            name: source[name]
-            for name in node.input
-            if name in aliases and source[name] in made
-            and backend_slot(function.node[made[source[name]]]) == slot
+            name: source[name] for name in node.inputs
+            if name in source and source[name] in made
+            and backend_slot(made[source[name]]) == backend_slot(node)
         }  # fmt: skip
-        node.input = [past.get(name, name) for name in node.input]
-    _drop_unread(function, aliases)
+        if past:
+            node.inputs = tuple([past.get(name, name) for name in node.inputs])
+    unread: set[str] = set()  # those behind first: one may be all that reads another
+    for node in reversed(aliases):
+        name = node.outputs[0]
+        if name not in function.outputs and unread.issuperset(
+            reader.outputs[0] for reader in function.readers(name)
+        ):
+            unread.add(name)
+    if unread:
+        function.nodes = [
+            n for n in function.nodes if not (n.outputs and n.outputs[0] in unread and _is_alias(n))
+        ]
     return True
 
 
-def _drop_unread(function: Function, aliases: dict[str, int]) -> None:
-    """Remove the aliases that nobody reads any more; those behind first."""
-    reads = Counter(function.output)
-    for node in function.node:
-        reads.update(flow.reads(node))
-    dropped = set()
-    for name, index in reversed(aliases.items()):
-        if not reads[name]:
-            dropped.add(index)
-            reads[function.node[index].input[0]] -= 1
-    if dropped:
-        kept = [node for index, node in enumerate(function.node) if index not in dropped]
-        function.node = kept
-
-
-def _is_alias(node: Node) -> bool:
+def _is_alias(node: OpNode) -> bool:
     return (
         node.domain == keys.SYSCALL_DOMAIN
         and node.op_type == "PassThrough"
-        and node.metadata.get(keys.AFTER_KEY) is None
+        and not node.after
         and node.metadata.get(keys.CONTROL_AFTER_KEY) is None
     )
 
@@ -132,23 +132,26 @@ class _Rewrite:
         self._function = function
         self._groups = groups
         self._table = table
-        self._nodes: Sequence[Node] = list(function.node)
+        self._nodes: Sequence[OpNode] = list(function.nodes)
         self._group_of = {i: g for g, members in enumerate(groups.members) for i in members}
 
     def run(self) -> None:
         exposed = self._exposed()
         types = self._function.types
         versions = versions_of(self._function, self._unit.program)
-        constants = {self._nodes[i].output[0]: self._nodes[i] for i in self._groups.copied}
-        calls: dict[int, Node] = {}  # by the group's last node
+        constants = {self._nodes[i].outputs[0]: self._nodes[i] for i in self._groups.copied}
+        calls: dict[int, OpNode] = {}  # by the group's last node
         renamed: dict[str, str] = {}
         for members in self._groups.members:
             nodes = [self._nodes[index] for index in members]
             nodes[:0] = _used_constants(nodes, constants)
             made = collapse(nodes, exposed, types, versions, self._unit.prints)
-            if plain.function_key(made.function) not in self._table:
+            if made.function.key not in self._table:
                 self._unit.program.functions.append(made.function)
-                self._table[plain.function_key(made.function)] = made.function
+                self._table[made.function.key] = made.function
+            for node in nodes:
+                self._unit.recording.mark(node)
+            mark_call(made.call, nodes, [n for node in nodes for n in node.outputs if n])
             calls[members[-1]] = made.call
             renamed.update((self._nodes[index].name, made.call.name) for index in members)
         self._replace(calls, renamed)
@@ -158,19 +161,19 @@ class _Rewrite:
         """Values of groups that something outside of their group reads."""
         made = {
             name: group for index, group in self._group_of.items()
-            for name in self._nodes[index].output if name
+            for name in self._nodes[index].outputs if name
         }  # fmt: skip
-        exposed = {name for name in self._function.output if name in made}
+        exposed = {name for name in self._function.outputs if name in made}
         group_of = self._group_of
         for index, before in enumerate(self._groups.needs):
             group = group_of.get(index)
             if any(group_of.get(need, group) != group for need in before):
-                names = flow.reads(self._nodes[index])
+                names = self._nodes[index].reads
                 exposed.update(name for name in names if made.get(name, group) != group)
         return exposed
 
-    def _replace(self, calls: dict[int, Node], renamed: dict[str, str]) -> None:
-        nodes: list[Node] = []
+    def _replace(self, calls: dict[int, OpNode], renamed: dict[str, str]) -> None:
+        nodes: list[OpNode] = []
         places = [-1] * len(self._nodes)  # a copied constant has none
         for index, node in enumerate(self._nodes):
             if index in calls:
@@ -182,7 +185,7 @@ class _Rewrite:
                 places[index] = len(nodes)
                 nodes.append(node)
         order = program_order(nodes, self._needs_between(places, len(nodes)))
-        self._function.node = [nodes[index] for index in order]
+        self._function.nodes = [nodes[index] for index in order]
 
     def _needs_between(self, places: Sequence[int], count: int) -> list[list[int]]:
         """What the new nodes wait for, from what the old ones did; `places` are old to new."""
@@ -194,20 +197,139 @@ class _Rewrite:
 
     def _drop_types(self) -> None:
         """Values that are gone into a subgraph are declared there, not here."""
-        left = set(self._function.input)
-        left.update(name for node in self._function.node for name in node.output)
+        left = set(self._function.inputs)
+        left.update(name for node in self._function.nodes for name in node.outputs)
         self._function.keep_types(left)
 
 
-def _used_constants(nodes: Sequence[Node], constants: dict[str, Node]) -> list[Node]:
+def _used_constants(nodes: Sequence[OpNode], constants: dict[str, OpNode]) -> list[OpNode]:
     if not constants:
         return []
-    used = dict.fromkeys(n for node in nodes for n in flow.data_reads(node) if n in constants)
+    used = dict.fromkeys(n for node in nodes for n in node.computes_with if n in constants)
     return [constants[name] for name in used]
 
 
-def _rename_control(node: Node, renamed: dict[str, str]) -> None:
-    names = flow.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY))
+def _rename_control(node: OpNode, renamed: dict[str, str]) -> None:
+    names = control_of(node)
     if any(name in renamed for name in names):
         new = dict.fromkeys(renamed.get(name, name) for name in names)
         node.metadata[keys.CONTROL_AFTER_KEY] = ",".join(new)
+
+
+# --- a group of backend ops as a function of its own, and the call that takes its place ---
+# Rule: the function is a pure ONNX graph in canonical form (names by position, no metadata of
+# ours, upstream domain ""), named by its content, so that equal graphs are one function
+# wherever they stand.
+#
+
+NAME_PREFIX = "subgraph_"
+# What the call says of the ops in it: their slot, and where they come from.
+CALL_KEYS = frozenset(
+    {
+        keys.SLOT_KEY,
+        keys.SLOT_ID_KEY,
+        keys.REQUIRED_TRAIT_KEY,
+        keys.CONCRETE_TYPE_KEY,
+        keys.INSTANCE_KEY,
+        keys.HOME_CLASS_KEY,
+        keys.MODULE_INSTANCE_KEY,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collapsed:
+    """One group, collapsed."""
+
+    function: Function
+    call: OpNode
+
+
+def collapse(
+    nodes: Sequence[OpNode],
+    exposed: Collection[str],
+    types: Mapping[str, ValueType],
+    versions: Mapping[str, int],
+    prints: AttributePrints,
+) -> Collapsed:
+    """Make one function of `nodes` (in topological order) and the call of it.
+
+    Args:
+        nodes: the group, with the constants that are copied into it first.
+        exposed: values that are read outside of the group.
+        types: declared types of values, as far as known.
+        versions: opset versions by domain.
+        prints: what is known of attributes.
+    """
+    made = {name: None for node in nodes for name in node.outputs if name}
+    read = dict.fromkeys(name for node in nodes for name in node.computes_with)
+    inputs = [name for name in read if name not in made]
+    outputs = [name for name in made if name in exposed]
+    if not outputs:  # nobody reads it; a graph has at least one output all the same
+        outputs = list(made)[-1:]
+    names = _canonical_names(inputs, outputs, made)
+    function = Function(domain=keys.BACKEND_SUBGRAPH_DOMAIN)
+    function.inputs = [names[name] for name in inputs]
+    function.outputs = [names[name] for name in outputs]
+    for index, original in enumerate(nodes):
+        # Not copied whole: what waits and where it comes from stays with the call.
+        node = original.copy()
+        node.name = f"{original.op_type}_{index}"
+        node.metadata = {}
+        node.made_by = ""
+        rename_node(node, names)
+        node.after, node.source_line = (), ""
+        function.append(node)
+    write_canonical_domains(function.nodes)
+    import_used(function, versions)
+    for name, new in names.items():
+        if name in types:
+            function.types[new] = types[name]
+    function.name = NAME_PREFIX + function_digest(function, prints).hex()[:HEX_DIGITS]
+    return Collapsed(function=function, call=_call(function, nodes, inputs, outputs, made))
+
+
+def _canonical_names(
+    inputs: Sequence[str], outputs: Sequence[str], made: Collection[str]
+) -> dict[str, str]:
+    # Nested graphs may have any names of their own; exporters do not write these.
+    names = {name: f"bb_in_{index}" for index, name in enumerate(inputs)}
+    names.update((name, f"bb_out_{index}") for index, name in enumerate(outputs))
+    for index, name in enumerate(made):
+        names.setdefault(name, f"bb_v_{index}")
+    return names
+
+
+def _call(
+    function: Function,
+    nodes: Sequence[OpNode],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    made: Collection[str],
+) -> OpNode:
+    last = nodes[-1]  # never a copied constant: those come first
+    call = OpNode(
+        domain=function.domain,
+        op_type=function.name,
+        name=f"{last.name}#subgraph",
+        inputs=inputs,
+        outputs=outputs,
+        metadata={key: text for key, text in last.metadata.items() if key in CALL_KEYS},
+        source_line=last.source_line,
+        made_by=CollapseBackendSubgraphs.name,
+    )
+    _inherit_waits(call, nodes, made)
+    return call
+
+
+def _inherit_waits(call: OpNode, nodes: Sequence[OpNode], made: Collection[str]) -> None:
+    """The call waits for whatever its ops waited for outside of the group."""
+    values: dict[str, None] = {}
+    ops: dict[str, None] = {}
+    for node in nodes:
+        values.update(dict.fromkeys(node.after))
+        ops.update(dict.fromkeys(control_of(node)))
+    call.after = tuple([name for name in values if name not in made])
+    if ops:
+        inside = {node.name for node in nodes}
+        add_control(call, [name for name in ops if name not in inside])

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bbnode.compiler.chain_depth import MAX_CHAIN_DEPTH, spans_of_sends
-from bbnode.compiler.slots import slots_of_calls
+from bbnode.compiler.analysis.chain_depth import MAX_CHAIN_DEPTH, spans_of_sends
+from bbnode.compiler.analysis.slots import slots_of_calls
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.ir import keys
 
@@ -37,7 +37,7 @@ class DeriveWireDeadlines:
         for function in unit.bodies():
             spans = spans_of_sends(function, options.per_hop_budget_ns, called_slots)
             for index, span in spans.items():
-                meta = function.node[index].metadata
+                meta = function.nodes[index].metadata
                 given = meta.get(keys.CHAIN_DEPTH_KEY)
                 if given is None:
                     meta[keys.CHAIN_DEPTH_KEY] = str(span.hops)

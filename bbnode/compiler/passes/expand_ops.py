@@ -10,45 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from onnx import AttributeProto
-
-from bbnode.compiler import flow
-from bbnode.compiler.inlining import references, resolve_defaults
+from bbnode.compiler.analysis.order import split_names
+from bbnode.compiler.analysis.signatures import write_canonical_domains
+from bbnode.compiler.errors import ExpansionFailed, Where
+from bbnode.compiler.rewriting.inlining import references, resolve_defaults
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.compiler.wire_variants import expand_wire, expansion_failed
-from bbnode.ir import keys, opset, plain, types
+from bbnode.ir import codec, keys, opset, types
+from bbnode.ir.errors import DecodeError
+from bbnode.ir.graph import Attribute, AttributeKind, Function, OpNode, is_onnx_op, is_wire
 from bbnode.ir.opset import REQUIRED, OpSpec
-from bbnode.ir.plain import Function, Node
+from bbnode.ir.peer import PeerId
+from bbnode.ir.values import PeerIdVec
 
 # Attributes that an op may carry beside those of its row.
 _COMMON_ATTRIBUTES = frozenset({keys.ATTR_PEER, keys.ATTR_DEADLINE_NS, keys.ATTR_PAYLOAD_TYPE})
 
-_KIND_OF: dict[type, frozenset[int]] = {
-    int: frozenset({AttributeProto.INT}),
-    str: frozenset({AttributeProto.STRING}),
-    float: frozenset({AttributeProto.FLOAT, AttributeProto.INT}),
+_KIND_OF: dict[type, frozenset[AttributeKind]] = {
+    int: frozenset({AttributeKind.INT}),
+    str: frozenset({AttributeKind.STRING}),
+    float: frozenset({AttributeKind.FLOAT, AttributeKind.INT}),
 }
 
-# The field that holds the value of each kind of attribute.
-_FIELD_OF = {
-    AttributeProto.INT: "i",
-    AttributeProto.INTS: "ints",
-    AttributeProto.FLOAT: "f",
-    AttributeProto.FLOATS: "floats",
-    AttributeProto.STRING: "s",
-    AttributeProto.STRINGS: "strings",
-    AttributeProto.TENSOR: "t",
-    AttributeProto.TENSORS: "tensors",
-    AttributeProto.GRAPH: "g",
-    AttributeProto.GRAPHS: "graphs",
-    AttributeProto.TYPE_PROTO: "tp",
-    AttributeProto.TYPE_PROTOS: "type_protos",
-    AttributeProto.SPARSE_TENSOR: "sparse_tensor",
-    AttributeProto.SPARSE_TENSORS: "sparse_tensors",
-}
-_NO_VALUE_FIELDS = frozenset({"name", "type", "doc_string", "ref_attr_name"})
-
-Expander = Callable[[Node], int]
+Expander = Callable[[OpNode], int]
 
 
 class ExpandOps:
@@ -72,11 +55,10 @@ class ExpandOps:
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         expanded = 0
         for function in unit.bodies():
+            write_canonical_domains(function.nodes)
             expanded += resolve_defaults(function)
-            made = flow.producers(function)
-            for node in function.node:
-                _check_fields(node)
-                _check_references(function, node)
+            for node in function.nodes:
+                _check_attributes(function, node)
                 spec = opset.lookup_op(node.domain, node.op_type)
                 if spec is None:
                     continue
@@ -84,37 +66,25 @@ class ExpandOps:
                 expander = EXPANDERS.get((node.domain, node.op_type))
                 if expander is not None:
                     expanded += expander(node)
-                if plain.is_wire(node):
-                    expanded += expand_wire(function, node, made)
+                if is_wire(node):
+                    expanded += expand_wire(function, node)
         return {"expansion_count": expanded}
 
 
-def _check_fields(node: Node) -> None:
-    for attribute in node.attribute:
-        kind = attribute.type
-        field = _FIELD_OF.get(kind, "")
-        held = {found.name for found, _ in attribute.ListFields()} - _NO_VALUE_FIELDS
-        # An empty list is a value and leaves no field; so does a reference.
-        may_be_empty = field.endswith("s") and field != "s"
-        fits = held == {field} or (not held and (may_be_empty or attribute.ref_attr_name))
-        if not field or not fits:
-            name = AttributeProto.AttributeType.Name(kind)
-            raise expansion_failed(
-                node, f"attribute {attribute.name!r} is {name}, but holds no such value"
-            )
-
-
-def _check_references(function: Function, node: Node) -> None:
-    for attribute in references(node) if node.attribute else ():
+def _check_attributes(function: Function, node: OpNode) -> None:
+    for name, attribute in node.attributes.items():
+        if attribute.kind is AttributeKind.UNDEFINED:
+            raise expansion_failed(node, f"attribute {name!r} holds no value of its kind")
+    for name in references(node) if node.attributes else ():
         raise expansion_failed(
             node,
-            f"attribute {attribute.name!r} stands for {attribute.ref_attr_name!r} of "
-            f"{function.name!r}, which has no value: no call gives one, and there is no default",
+            f"an attribute stands for {name!r} of {function.name!r}, which has no value: no call "
+            "gives one, and there is no default",
         )
 
 
-def _fill_defaults(node: Node, spec: OpSpec) -> int:
-    given = {attribute.name: attribute for attribute in node.attribute}
+def _fill_defaults(node: OpNode, spec: OpSpec) -> int:
+    given = node.attributes
     is_open = node.domain in (keys.WIRE_DOMAIN, keys.COMPOSITE_DOMAIN)
     for name in given:
         known = name in spec.attributes or name in _COMMON_ATTRIBUTES
@@ -128,33 +98,33 @@ def _fill_defaults(node: Node, spec: OpSpec) -> int:
                 raise expansion_failed(node, f"it needs the attribute {name!r}")
             node.set_attr(name, default)
             filled += 1
-        elif default is not REQUIRED and not attribute.ref_attr_name:
-            _check_kind(node, attribute, default)
+        elif default is not REQUIRED and not attribute.reference:
+            _check_kind(node, name, attribute, default)
     return filled
 
 
-def _check_kind(node: Node, attribute: AttributeProto, default: Any) -> None:
+def _check_kind(node: OpNode, name: str, attribute: Attribute, default: Any) -> None:
     wanted = _KIND_OF.get(type(default))
-    if wanted is not None and attribute.type not in wanted:
-        got = AttributeProto.AttributeType.Name(attribute.type)
+    if wanted is not None and attribute.kind not in wanted:
         raise expansion_failed(
-            node, f"attribute {attribute.name!r} is {got}, it has to be {type(default).__name__}"
+            node,
+            f"attribute {name!r} is {attribute.kind.name}, it has to be {type(default).__name__}",
         )
 
 
-def _expand_bundle(node: Node) -> int:
-    return _count_parts(node, len(node.input))
+def _expand_bundle(node: OpNode) -> int:
+    return _count_parts(node, len(node.inputs))
 
 
-def _expand_unbundle(node: Node) -> int:
-    return _count_parts(node, len(node.output))
+def _expand_unbundle(node: OpNode) -> int:
+    return _count_parts(node, len(node.outputs))
 
 
-def _count_parts(node: Node, count: int) -> int:
-    given = node.get_attr("child_count", 0)
+def _count_parts(node: OpNode, count: int) -> int:
+    given = node.attr("child_count", 0)
     if given not in (0, count):
         raise expansion_failed(node, f"child_count is {given}, but it has {count} parts")
-    listed = flow.split_names(_text(node.get_attr("child_types", "")))
+    listed = split_names(_text(node.attr("child_types", "")))
     if listed and len(listed) != count:
         raise expansion_failed(node, f"child_types lists {len(listed)} types for {count} parts")
     for type_id in listed:
@@ -166,18 +136,18 @@ def _count_parts(node: Node, count: int) -> int:
     return 1
 
 
-def _expand_tee(node: Node) -> int:
-    fanout = node.get_attr("fanout")
-    if fanout != len(node.output):
-        raise expansion_failed(node, f"fanout is {fanout}, but it has {len(node.output)} outputs")
+def _expand_tee(node: OpNode) -> int:
+    fanout = node.attr("fanout")
+    if fanout != len(node.outputs):
+        raise expansion_failed(node, f"fanout is {fanout}, but it has {len(node.outputs)} outputs")
     return 0
 
 
-def _expand_threshold(node: Node) -> int:
-    wanted = node.get_attr("n")
-    if not isinstance(wanted, int) or not 0 < wanted <= len(node.input):
+def _expand_threshold(node: OpNode) -> int:
+    wanted = node.attr("n")
+    if not isinstance(wanted, int) or not 0 < wanted <= len(node.inputs):
         raise expansion_failed(
-            node, f"n is {wanted}, it has to be 1 to {len(node.input)}, its inputs"
+            node, f"n is {wanted}, it has to be 1 to {len(node.inputs)}, its inputs"
         )
     return 0
 
@@ -192,3 +162,132 @@ EXPANDERS: dict[tuple[str, str], Expander] = {
     (keys.SYSCALL_DOMAIN, "Tee"): _expand_tee,
     (keys.SYSCALL_DOMAIN, "Threshold"): _expand_threshold,
 }
+
+
+# --- what a wire op's peers say of it: how many they are, and which one -------------------
+# Rule: only what the program itself proves counts. A selector may find fewer peers than it is
+# asked for, so a number of peers is the most there can be.
+#
+
+PEERS_INPUT = 1  # of Send and SendReqBatched
+UNKNOWN_SIZE = 0  # of a cohort
+_SELECTOR_DOMAIN = keys.role_domain("PeerSelector")
+
+# Ops that hand their peers on whole.
+_SAME_PEERS = frozenset({"PassThrough", "Gate", "GateDispatch", "GateManyDispatch", "Tee"})
+
+
+def expand_wire(function: Function, node: OpNode) -> int:
+    """Complete a Send or a SendReqBatched in place; gives how many attributes were written.
+
+    Args:
+        function: the body that holds the node.
+        node: any wire op.
+
+    Raises:
+        ExpansionFailed: the quorum does not fit the peers.
+    """
+    if len(node.inputs) <= PEERS_INPUT:
+        return 0
+    if node.op_type == keys.OP_SEND:
+        return _expand_send(function, node)
+    if node.op_type == keys.OP_SEND_REQ_BATCHED:
+        return _expand_request(function, node)
+    return 0
+
+
+def _expand_send(function: Function, node: OpNode) -> int:
+    peers = fixed_peers(function, node.inputs[PEERS_INPUT])
+    if peers is None or len(peers) != 1:
+        return 0
+    return _write(node, keys.ATTR_PEER, peers[0].to_bytes())
+
+
+def _expand_request(function: Function, node: OpNode) -> int:
+    size = cohort_size(function, node.inputs[PEERS_INPUT])
+    quorum = node.attr(keys.ATTR_QUORUM, 0)
+    if quorum < 0:
+        raise expansion_failed(node, f"quorum is {quorum}, it has to be 0 (all) or more")
+    if size is not None and quorum > size:
+        raise expansion_failed(node, f"quorum is {quorum}, but only {size} peers are asked")
+    variant = keys.VARIANT_ONE_SHOT if size == 1 else keys.VARIANT_COHORT
+    written = _write(node, keys.ATTR_COHORT_SIZE, UNKNOWN_SIZE if size is None else size)
+    return written + _write(node, keys.ATTR_VARIANT, variant)
+
+
+def _write(node: OpNode, name: str, value: bytes | int | str) -> int:
+    stored = value.encode() if isinstance(value, str) else value
+    if node.attr(name) == stored:
+        return 0
+    node.set_attr(name, value)
+    return 1
+
+
+def cohort_size(function: Function, peers: str) -> int | None:
+    """How many peers a value names at most, where the program says so.
+
+    `Sample` and a `Select` with n, constants, a `sender`, and every value that is a PeerId.
+    """
+    fixed = fixed_peers(function, peers)
+    if fixed is not None:
+        return len(fixed)
+    node = _maker(function, peers)
+    if (
+        node is not None
+        and node.domain == _SELECTOR_DOMAIN
+        and node.op_type in ("Sample", "Select")
+    ):
+        count = node.attr("n", 0)
+        return count if isinstance(count, int) and count > 0 else None
+    if node is not None and is_wire(node) and peers in node.outputs[1:]:
+        return 1
+    return 1 if _is_one_peer(function, peers) else None
+
+
+def fixed_peers(function: Function, peers: str) -> tuple[PeerId, ...] | None:
+    """The peers that a constant names, each once; None when it is no constant of peers."""
+    node = _maker(function, peers)
+    if node is None or node.domain != keys.SYSCALL_DOMAIN or node.op_type != "Constant":
+        return None
+    raw = node.attr("value")
+    if not isinstance(raw, bytes):
+        return None
+    type_id, _, payload = raw.partition(b"\0")
+    kind = types.type_by_id(type_id.decode(errors="replace"))
+    if kind not in (types.PEER_ID, types.PEER_ID_VEC):
+        return None
+    try:
+        value = codec.decode_value(kind, payload)
+    except DecodeError as error:
+        raise expansion_failed(node, f"its value is no {kind.name}: {error}") from error
+    if isinstance(value, PeerIdVec):
+        return tuple(dict.fromkeys(value))
+    return (value,) if isinstance(value, PeerId) else None
+
+
+def _maker(function: Function, value: str) -> OpNode | None:
+    """The node that makes a value, seen through ops that hand it on whole."""
+    seen: set[str] = set()
+    while value not in seen and (node := function.producers.get(value)) is not None:
+        seen.add(value)
+        hands_on = node.domain == keys.SYSCALL_DOMAIN and node.op_type in _SAME_PEERS
+        is_identity = is_onnx_op(node) and node.op_type == "Identity"
+        if not ((hands_on or is_identity) and node.inputs):
+            return node
+        value = node.inputs[0]
+    return None
+
+
+def _is_one_peer(function: Function, value: str) -> bool:
+    return function.kind_of(value) is types.PEER_ID
+
+
+def expansion_failed(node: OpNode, reason: str) -> ExpansionFailed:
+    """The error of an op that can't be completed."""
+    return ExpansionFailed(
+        op_type=node.op_type,
+        domain=node.domain,
+        reason=reason,
+        node_name=node.name,
+        where=Where.of(node),
+    )

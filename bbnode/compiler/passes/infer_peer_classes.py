@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bbnode.compiler import flow
-from bbnode.compiler.placement import Placement
-from bbnode.compiler.slots import slots_of_calls
+from bbnode.compiler.analysis.order import rename_node
+from bbnode.compiler.analysis.placement import Placement
+from bbnode.compiler.analysis.slots import slots_of_calls
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.ir import keys, types
-from bbnode.ir.plain import Function, Node
+from bbnode.ir.graph import Function, OpNode
 from bbnode.ir.types import TypeNode
 
 
@@ -47,7 +47,7 @@ class InferPeerClasses:
             placement.nodes[index].metadata[keys.PEER_CLASS_KEY] = peer_class
         copied = _copy_constants(root, placement, demand)
         return {
-            "homes_stamped": len(root.node),
+            "homes_stamped": len(root.nodes),
             "peer_classes_stamped": len(placement.destinations),
             "constants_copied": copied,
         }
@@ -60,19 +60,19 @@ def _copy_constants(root: Function, placement: Placement, demand: dict[int, list
         for home in classes:
             if home != placement.homes[index]:
                 names = renamed.setdefault(home, {})
-                names.update((v, f"{v}@{home}") for v in placement.nodes[index].output if v)
+                names.update((v, f"{v}@{home}") for v in placement.nodes[index].outputs if v)
     if not renamed:
         return 0
-    nodes: list[Node] = []
+    nodes: list[OpNode] = []
     for index, node in enumerate(placement.nodes):
         home = placement.homes[index] or placement.default
         others = (other for other in demand.get(index, ()) if other != home)
         nodes.extend(_copy(node, other, renamed[other]) for other in others)
         if home in renamed:
-            flow.rename_node(node, renamed[home])
+            rename_node(node, renamed[home])
         nodes.append(node)
     known = root.kinds()
-    root.node = nodes
+    root.nodes = nodes
     fresh: dict[str, TypeNode] = {}
     for names in renamed.values():
         fresh.update((new, known.get(old, types.ANY)) for old, new in names.items())
@@ -80,9 +80,10 @@ def _copy_constants(root: Function, placement: Placement, demand: dict[int, list
     return len(nodes) - len(placement.nodes)
 
 
-def _copy(node: Node, home: str, names: dict[str, str]) -> Node:
+def _copy(node: OpNode, home: str, names: dict[str, str]) -> OpNode:
     copy = node.copy()
     copy.name = f"{node.name}@{home}"
-    flow.rename_node(copy, names)
+    copy.made_by = InferPeerClasses.name
+    rename_node(copy, names)
     copy.metadata[keys.HOME_CLASS_KEY] = home
     return copy

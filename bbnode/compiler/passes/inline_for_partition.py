@@ -10,27 +10,26 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bbnode.compiler import flow
-from bbnode.compiler.errors import (
-    ExpansionFailed,
-    OpsetNotImported,
-    TypeConstraintFailed,
-    Where,
-)
-from bbnode.compiler.function_table import (
+from bbnode.compiler.analysis.functions import (
     by_key,
     called_from,
     callees_first,
     calls_of,
     is_bootstrap,
 )
-from bbnode.compiler.hoisting import join_equal
-from bbnode.compiler.inlining import merge_opsets, references, splice
-from bbnode.compiler.signatures import opset_versions
-from bbnode.compiler.slots import take_slots
+from bbnode.compiler.analysis.signatures import versions_of
+from bbnode.compiler.analysis.slots import take_slots
+from bbnode.compiler.errors import (
+    ExpansionFailed,
+    OpsetNotImported,
+    TypeConstraintFailed,
+    Where,
+)
+from bbnode.compiler.rewriting.hoisting import join_equal
+from bbnode.compiler.rewriting.inlining import merge_opsets, references, splice
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.ir import keys, plain, types
-from bbnode.ir.plain import Function, FunctionKey, Node
+from bbnode.ir import keys, types
+from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_op, is_wire
 from bbnode.ir.types import TypeNode
 
 # Ten times the largest program that the compiler is made for. Calls of calls multiply: thirty
@@ -47,7 +46,7 @@ class _Plan:
     touches_wire: bool
     pure_onnx: bool
     size: int  # nodes after inlining
-    chosen: list[tuple[Node, FunctionKey]]  # calls that are inlined, in order
+    chosen: list[tuple[OpNode, FunctionKey]]  # calls that are inlined, in order
     versions: dict[str, int]  # of the opsets that it imports after inlining
 
 
@@ -74,9 +73,9 @@ class InlineForPartition:
         joined = join_equal(unit, typed_only=True)
         table = by_key(unit.program.functions)
         calls = {key: [k for _, k in calls_of(f, table)] for key, f in table.items()}
-        root_key = plain.function_key(unit.root)
+        root_key = unit.root.key
         order = callees_first([root_key, *table], calls)
-        wire_before = sum(map(plain.is_wire, unit.root.node))
+        wire_before = sum(map(is_wire, unit.root.nodes))
         sites = Counter(key for callees in calls.values() for key in callees)
         plans: dict[FunctionKey, _Plan] = {}
         copied = 0
@@ -90,10 +89,11 @@ class InlineForPartition:
             if plan.chosen:
                 _inline(table[key], {call.name: table[callee] for call, callee in plan.chosen})
         _drop_unused(unit)
+        unit.recording.observe(unit.program, made_by=self.name)
         return {
             "bodies_joined": joined,
             "calls_inlined": sum(len(plan.chosen) for plan in plans.values()),
-            "surfaced_wire_ops": sum(map(plain.is_wire, unit.root.node)) - wire_before,
+            "surfaced_wire_ops": sum(map(is_wire, unit.root.nodes)) - wire_before,
         }
 
 
@@ -104,14 +104,14 @@ def _plan(
     sites: Counter[FunctionKey],
 ) -> _Plan:
     touches_wire, pure_onnx = False, True
-    size = len(function.node)
+    size = len(function.nodes)
     chosen = []
-    versions = opset_versions(function.opset_import)
-    for node in function.node:
-        key = plain.call_key(node)
+    versions = versions_of(function)
+    for node in function.nodes:
+        key = call_key(node)
         callee = plans.get(key)
         if callee is None:  # no call, or one of a bootstrap
-            touches_wire = touches_wire or plain.is_wire(node)
+            touches_wire = touches_wire or is_wire(node)
             pure_onnx = pure_onnx and _is_plain(node) and key not in table
             continue
         touches_wire = touches_wire or callee.touches_wire
@@ -136,11 +136,9 @@ def _plan(
     )
 
 
-def _gives_attributes(call: Node, callee: Function) -> bool:
-    given = {attribute.name for attribute in call.attribute}
-    return bool(given) and any(
-        attribute.ref_attr_name in given for node in callee.node for attribute in references(node)
-    )
+def _gives_attributes(call: OpNode, callee: Function) -> bool:
+    given = call.attributes.keys()
+    return bool(given) and not all(given.isdisjoint(references(node)) for node in callee.nodes)
 
 
 def _other_version(versions: dict[str, int], wanted: dict[str, int]) -> str | None:
@@ -148,7 +146,7 @@ def _other_version(versions: dict[str, int], wanted: dict[str, int]) -> str | No
     return next((d for d, version in wanted.items() if versions.get(d, version) != version), None)
 
 
-def _too_large(call: Node) -> ExpansionFailed:
+def _too_large(call: OpNode) -> ExpansionFailed:
     return ExpansionFailed(
         op_type=call.op_type,
         domain=call.domain,
@@ -158,19 +156,19 @@ def _too_large(call: Node) -> ExpansionFailed:
     )
 
 
-def _is_plain(node: Node) -> bool:
+def _is_plain(node: OpNode) -> bool:
     # `g.output` records a PassThrough, so a pure body has those as well.
     passes = node.domain == keys.SYSCALL_DOMAIN and node.op_type == "PassThrough"
-    return passes or flow.is_graph_op(node)
+    return passes or is_onnx_op(node)
 
 
 def _inline(function: Function, bodies: dict[str, Function]) -> None:
     """Put the bodies in the place of the calls of these names."""
     home = function.metadata.get(keys.HOME_KEY) or keys.SELF_CLASS
-    nodes: list[Node] = []
+    nodes: list[OpNode] = []
     known = function.kinds()
     changed: dict[str, TypeNode] = {}
-    for node in function.node:
+    for node in function.nodes:
         callee = bodies.get(node.name)
         if callee is None or node.op_type != callee.name:
             nodes.append(node)
@@ -190,13 +188,13 @@ def _inline(function: Function, bodies: dict[str, Function]) -> None:
                 known[name] = changed[name] = after
         take_slots(function, callee)
         merge_opsets(function, callee, spliced)
-    function.node = nodes
+    function.nodes = nodes
     function.declare(changed)
 
 
 def _drop_unused(unit: CompilationUnit) -> None:
     roots = [unit.root, *(f for f in unit.program.functions[1:] if is_bootstrap(f))]
     kept = [*roots, *called_from(unit.program, roots)]
-    names = {plain.function_key(function) for function in kept}
+    names = {function.key for function in kept}
     others = unit.program.functions[1:]
-    unit.program.functions[1:] = [f for f in others if plain.function_key(f) in names]
+    unit.program.functions[1:] = [f for f in others if f.key in names]

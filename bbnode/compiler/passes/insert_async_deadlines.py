@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bbnode.compiler import flow
-from bbnode.compiler.gate_contract import is_checked_kind
-from bbnode.compiler.rx_chain import INHERITED_KEYS
+from bbnode.compiler.analysis.gate_contracts import is_checked_kind
+from bbnode.compiler.rewriting.gates import INHERITED_KEYS, rewire_input
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.compiler.wire_stamps import rewire_input
-from bbnode.ir import keys, opset, plain, types
-from bbnode.ir.plain import Function, Node
+from bbnode.ir import keys, opset, types
+from bbnode.ir.graph import Function, OpNode, inherit, is_wire
 
 # Attributes by which an op says that it takes a while on purpose, in ns: on top of the budget.
 DELAY_ATTRIBUTES = ("delay_ns", "duration_ns")
@@ -52,16 +50,16 @@ class InsertAsyncDeadlines:
 def _stamp(function: Function, budget_ns: int) -> int:
     stamped = 0
     requests: dict[str, str] = {}  # req_id value -> deadline of the request
-    for node in function.node:
-        if plain.is_wire(node, keys.OP_SEND_REQ_BATCHED):
+    for node in function.nodes:
+        if is_wire(node, keys.OP_SEND_REQ_BATCHED):
             deadline = _deadline(node, budget_ns)
             node.metadata[keys.DEADLINE_NS_KEY] = deadline
-            if not node.get_attr(keys.ATTR_DEADLINE_NS, 0):
+            if not node.attr(keys.ATTR_DEADLINE_NS, 0):
                 node.set_attr(keys.ATTR_DEADLINE_NS, int(deadline))
                 node.metadata[keys.DEADLINE_DERIVED_KEY] = "true"
-            requests.update((name, deadline) for name in node.output)
-        elif plain.is_wire(node, keys.OP_RECV_RESP_BATCHED):
-            known = requests.get(node.input[0] if node.input else "")
+            requests.update((name, deadline) for name in node.outputs)
+        elif is_wire(node, keys.OP_RECV_RESP_BATCHED):
+            known = requests.get(node.inputs[0] if node.inputs else "")
             node.metadata[keys.DEADLINE_NS_KEY] = known or _deadline(node, budget_ns)
             stamped += 1
         elif _suspends(node):
@@ -70,65 +68,64 @@ def _stamp(function: Function, budget_ns: int) -> int:
     return stamped
 
 
-def _suspends(node: Node) -> bool:
+def _suspends(node: OpNode) -> bool:
     spec = opset.lookup_op(node.domain, node.op_type)
     return spec is not None and spec.suspends
 
 
-def _deadline(node: Node, budget_ns: int) -> str:
+def _deadline(node: OpNode, budget_ns: int) -> str:
     known = node.metadata.get(keys.DEADLINE_NS_KEY)
     if known is not None:
         return known
-    own = node.get_attr(keys.ATTR_DEADLINE_NS, 0)
+    own = node.attr(keys.ATTR_DEADLINE_NS, 0)
     if isinstance(own, int) and own > 0:
         return str(own)
-    delays = (node.get_attr(name, 0) for name in DELAY_ATTRIBUTES)
+    delays = (node.attr(name, 0) for name in DELAY_ATTRIBUTES)
     delay = sum(d for d in delays if isinstance(d, int) and d > 0)
     return str(min(budget_ns + delay, MAX_DEADLINE_NS))
 
 
 def _insert_checks(function: Function) -> int:
-    nodes: list[Node] = []
+    nodes: list[OpNode] = []
     like: list[tuple[str, str]] = []
     triggers = []
-    for node in function.node:
+    for node in function.nodes:
         if is_checked_kind(node):
             meta = node.metadata
             if keys.DEADLINE_NS_KEY in meta and keys.DEADLINE_STAMP_KEY not in meta:
                 check = _make_check(node)
                 nodes.append(check)
-                if check.input:
-                    like.append((check.output[0], check.input[0]))
+                if check.inputs:
+                    like.append((check.outputs[0], check.inputs[0]))
                 else:
-                    triggers.append(check.output[0])
+                    triggers.append(check.outputs[0])
         nodes.append(node)
-    if len(nodes) > len(function.node):
-        function.node = nodes
+    if len(nodes) > len(function.nodes):
+        function.nodes = nodes
         function.declare_as(like)
         function.declare(dict.fromkeys(triggers, types.TRIGGER))
     return len(like) + len(triggers)
 
 
-# What a check takes over from the op that it guards: it waits for the same.
-_CHECK_INHERITS = (*INHERITED_KEYS, keys.AFTER_KEY, keys.CONTROL_AFTER_KEY)
-
-
-def _make_check(node: Node) -> Node:
+def _make_check(node: OpNode) -> OpNode:
     made = f"{node.name}#deadline_out"
-    check = Node(
+    check = OpNode(
         domain=keys.SYSCALL_DOMAIN,
         op_type=keys.OP_DEADLINE_CHECK,
         name=f"{node.name}#deadline",
-        output=[made],
+        outputs=[made],
+        attributes={keys.ATTR_DEADLINE_NS: int(node.metadata[keys.DEADLINE_NS_KEY])},
+        after=node.after,
+        source_line=node.source_line,
+        made_by=InsertAsyncDeadlines.name,
     )
-    check.set_attr(keys.ATTR_DEADLINE_NS, int(node.metadata[keys.DEADLINE_NS_KEY]))
     check.metadata[keys.DEADLINE_CHECK_SOURCE_KEY] = node.name
-    plain.inherit(check, node, _CHECK_INHERITS)
-    port = next((index for index, name in enumerate(node.input) if name), None)
+    inherit(check, node, (*INHERITED_KEYS, keys.CONTROL_AFTER_KEY))
+    port = next((index for index, name in enumerate(node.inputs) if name), None)
     if port is None:
-        flow.set_after(node, [*flow.after_of(node), made])
+        node.after = (*node.after, made)
     else:
-        check.input.append(node.input[port])
+        check.inputs = (node.inputs[port],)
         rewire_input(node, port, made)
     node.metadata[keys.DEADLINE_STAMP_KEY] = "true"
     return check

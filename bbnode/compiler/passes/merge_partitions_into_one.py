@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import ClassVar
 
-from bbnode.compiler import flow
-from bbnode.compiler.content_hash import same
+from bbnode.compiler.analysis.content_hash import same
+from bbnode.compiler.analysis.order import program_order, reorder
+from bbnode.compiler.analysis.signatures import (
+    import_used,
+    version,
+    versions_of,
+    write_canonical_domains,
+)
 from bbnode.compiler.errors import Internal
-from bbnode.compiler.opsets import import_used, version, versions_of, write_canonical_domains
-from bbnode.compiler.ordering import program_order
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.ir import keys, plain
-from bbnode.ir.plain import Function, FunctionKey, Program
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, FunctionKey, Program, sorted_opsets
 
 DEFAULT_GRAPH_NAME = "program"  # ONNX wants a name, and a hand-made model may have none
 
@@ -38,7 +42,7 @@ class MergePartitionsIntoOne:
         mains = [unit.partitions[home] for home in sorted(unit.partitions)]
         merged: dict[FunctionKey, Function] = {}
         for function in (*mains, *program.functions):
-            key = plain.function_key(function)
+            key = function.key
             if merged.setdefault(key, function) is not function and not same(
                 merged[key], function, unit.prints
             ):
@@ -57,11 +61,16 @@ def _finish(program: Program, functions: Collection[Function]) -> None:
         keys.MODULE_DOMAIN: keys.BB_OPSET_VERSION,
     }
     for function in functions:
-        flow.reorder(function, program_order(function.node))
-        write_canonical_domains(function.node)
+        reorder(function, program_order(function.nodes))
+        write_canonical_domains(function.nodes)
+        function.types = dict(sorted(function.types.items()))
+        for node in function.nodes:
+            if len(node.attributes) > 1:
+                node.attributes = dict(sorted(node.attributes.items()))
+            node.metadata = dict(sorted(node.metadata.items()))
         own = versions_of(function, program)
         for domain, used in import_used(function, own).items():
             # Ops are the same in the program's own version (`validate`), but maybe in no other.
             imported[domain] = known.get(domain) or max(imported.get(domain, 0), used)
-    program.opset_import = plain.sorted_opsets(imported.items())
-    program.graph_name = program.graph_name or DEFAULT_GRAPH_NAME
+    program.opset_imports = sorted_opsets(imported.items())
+    program.name = program.name or DEFAULT_GRAPH_NAME

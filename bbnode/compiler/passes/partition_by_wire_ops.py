@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from bbnode.compiler import flow
-from bbnode.compiler.content_hash import content_name, digest_key, function_digest
+from bbnode.compiler.analysis.content_hash import content_name, digest_key, function_digest
+from bbnode.compiler.analysis.functions import called_from, is_bootstrap
+from bbnode.compiler.analysis.order import in_program_order
+from bbnode.compiler.analysis.signatures import import_used, versions_of
+from bbnode.compiler.analysis.slots import slot_roles
+from bbnode.compiler.analysis.wire import wire_pairs
 from bbnode.compiler.errors import CrossClassDataflow, Where
-from bbnode.compiler.function_table import called_from, is_bootstrap
-from bbnode.compiler.hoisting import join_equal, name_by_content
-from bbnode.compiler.opsets import import_used, versions_of
-from bbnode.compiler.ordering import in_program_order
-from bbnode.compiler.slots import slot_roles
+from bbnode.compiler.rewriting.hoisting import join_equal, name_by_content
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, WireEdge
-from bbnode.compiler.wire_pairs import wire_pairs
-from bbnode.ir import keys, plain
-from bbnode.ir.plain import Function, Node
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, OpNode, is_wire
 
 
 class PartitionByWireOps:
@@ -45,7 +44,7 @@ class PartitionByWireOps:
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         if not unit.partitions and unit.root.metadata.get(keys.TARGET_KEY) is None:
             _partition(unit)
-        wire_ops = sum(plain.is_wire(n) for f in unit.partitions.values() for n in f.node)
+        wire_ops = sum(is_wire(n) for f in unit.partitions.values() for n in f.nodes)
         return {
             "partition_count": len(unit.partitions),
             "wire_edges": len(unit.wire_edges),
@@ -57,9 +56,9 @@ def _partition(unit: CompilationUnit) -> None:
     join_equal(unit, typed_only=False)
     name_by_content(unit)
     root = unit.root
-    nodes = in_program_order(root.node)
+    nodes = in_program_order(root.nodes)
     default = root.metadata.get(keys.HOME_KEY) or keys.SELF_CLASS
-    groups: dict[str, list[Node]] = {}
+    groups: dict[str, list[OpNode]] = {}
     for node in nodes:
         home = node.metadata.get(keys.HOME_CLASS_KEY)
         if home is None:
@@ -68,7 +67,9 @@ def _partition(unit: CompilationUnit) -> None:
         groups.setdefault(home, []).append(node)
     if not groups:
         groups[default] = []
-    maker = {name: (home, node) for home, g in groups.items() for node in g for name in node.output}
+    maker = {
+        name: (home, node) for home, g in groups.items() for node in g for name in node.outputs
+    }
     versions = versions_of(root, unit.program)
     mains = {
         home: _Main(root, home, groups[home], maker, versions, is_home=home == default).build()
@@ -80,9 +81,9 @@ def _partition(unit: CompilationUnit) -> None:
     for home, main in mains.items():
         called = called_from(unit.program, [main])
         main.name = f"{home}#{content_name(main, called, digests, unit.prints)}"
-    names = {plain.function_key(f) for f in kept}
+    names = {f.key for f in kept}
     others = unit.program.functions[1:]
-    unit.program.functions = [f for f in others if plain.function_key(f) in names]
+    unit.program.functions = [f for f in others if f.key in names]
     unit.partitions = mains
 
 
@@ -90,8 +91,8 @@ def _kept_functions(unit: CompilationUnit, mains: Iterable[Function]) -> list[Fu
     others = list(unit.program.functions[1:])
     bootstraps = [f for f in others if is_bootstrap(f)]
     called = called_from(unit.program, [*mains, *bootstraps])
-    wanted = {plain.function_key(f) for f in (*called, *bootstraps)}
-    return [f for f in others if plain.function_key(f) in wanted]
+    wanted = {f.key for f in (*called, *bootstraps)}
+    return [f for f in others if f.key in wanted]
 
 
 class _Main:
@@ -101,8 +102,8 @@ class _Main:
         self,
         root: Function,
         home: str,
-        nodes: list[Node],
-        maker: dict[str, tuple[str, Node]],
+        nodes: list[OpNode],
+        maker: dict[str, tuple[str, OpNode]],
         versions: dict[str, int],
         *,
         is_home: bool,
@@ -118,13 +119,13 @@ class _Main:
         main = Function(domain=keys.MODULE_DOMAIN)
         read, made = self._values()
         if self._is_home:
-            read.update(self._root.input)
-        main.input = [name for name in self._root.input if name in read]
-        main.output = [name for name in self._root.output if name in made]
+            read.update(self._root.inputs)
+        main.inputs = [name for name in self._root.inputs if name in read]
+        main.outputs = [name for name in self._root.outputs if name in made]
         main.metadata[keys.TARGET_KEY] = "true"
         main.metadata[keys.HOME_KEY] = self._home
         self._list_slots(main)
-        main.node = self._nodes
+        main.nodes = self._nodes
         import_used(main, self._versions)
         main.types = {n: kind for n, kind in self._root.types.items() if n in read or n in made}
         main.notes = self._root.notes.copy()
@@ -134,21 +135,21 @@ class _Main:
         read: set[str] = set()
         made: set[str] = set()
         for node in self._nodes:
-            for name in flow.reads(node):
+            for name in node.reads:
                 if name not in read:
                     read.add(name)
                     self._check_home(node, name)
-            made.update(name for name in node.output if name)
+            made.update(name for name in node.outputs if name)
         return read, made
 
-    def _check_home(self, node: Node, name: str) -> None:
+    def _check_home(self, node: OpNode, name: str) -> None:
         home, producer = self._maker.get(name, (self._home, None))
         if producer is not None and home != self._home:
             raise CrossClassDataflow(
                 node_name=node.name,
                 home_a=self._home,
                 home_b=home,
-                value_a=node.output[0] if node.output else node.name,
+                value_a=node.outputs[0] if node.outputs else node.name,
                 value_b=name,
                 producer_a=node.name,
                 producer_b=producer.name,
@@ -157,8 +158,8 @@ class _Main:
 
     def _list_slots(self, main: Function) -> None:
         used = {node.metadata.get(keys.SLOT_KEY) for node in self._nodes}
-        main.attribute = [name for name in self._root.attribute if name in used]
-        main.attribute_proto = [a for a in self._root.attribute_proto if a.name in used]
+        main.attributes = [name for name in self._root.attributes if name in used]
+        main.defaults = {n: a for n, a in self._root.defaults.items() if n in used}
         known = self._root.metadata
         for slot in slot_roles(self._root):
             for prefix in (keys.SLOT_ROLE_PREFIX, keys.CONCRETE_TYPE_SLOT_PREFIX):
@@ -167,12 +168,12 @@ class _Main:
                     main.metadata[prefix + slot] = text
 
 
-def _wire_edges(nodes: list[Node]) -> list[WireEdge]:
+def _wire_edges(nodes: list[OpNode]) -> list[WireEdge]:
     return [
         WireEdge(
             producer_class=pair.send.metadata.get(keys.HOME_CLASS_KEY) or "",
             consumer_class=pair.recv.metadata.get(keys.HOME_CLASS_KEY) or "",
-            value_name=pair.recv.output[0],
+            value_name=pair.recv.outputs[0],
             send_node=pair.send.name,
             recv_node=pair.recv.name,
         )

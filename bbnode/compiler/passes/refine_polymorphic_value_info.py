@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+from bbnode.compiler.analysis.slots import by_slot, component_of, slot_roles
 from bbnode.compiler.errors import (
     BindingMismatch,
     IncompatibleStorageOnEdge,
@@ -15,12 +16,11 @@ from bbnode.compiler.errors import (
     TypeConstraintFailed,
     Where,
 )
-from bbnode.compiler.slots import by_slot, component_of, slot_roles
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, SlotBinding
 from bbnode.components.contracts import Component
-from bbnode.ir import keys, opset, plain, types
+from bbnode.ir import keys, opset, types
+from bbnode.ir.graph import Function, OpNode, is_role, is_wire
 from bbnode.ir.opset import OpSpec, Port
-from bbnode.ir.plain import Function, Node
 from bbnode.ir.types import TypeNode
 
 ALL_PORTS = "*"
@@ -48,8 +48,8 @@ class RefinePolymorphicValueInfo:
             _check_roles(function, bound)
             known: dict[str, TypeNode] | None = None
             changed: dict[str, TypeNode] = {}
-            for node in function.node:
-                spec = opset.lookup_op(node.domain, node.op_type) if plain.is_role(node) else None
+            for node in function.nodes:
+                spec = opset.lookup_op(node.domain, node.op_type) if is_role(node) else None
                 component = component_of(node, bound)
                 if spec is None or component is None:
                     continue
@@ -70,10 +70,10 @@ class RefinePolymorphicValueInfo:
 
 
 def _stored(
-    node: Node, spec: OpSpec, storage: Mapping[str, TypeNode]
+    node: OpNode, spec: OpSpec, storage: Mapping[str, TypeNode]
 ) -> Iterator[tuple[str, TypeNode]]:
     """Values at tensor ports with the leaf types that the component keeps there."""
-    for names, ports in ((node.input, spec.inputs), (node.output, spec.outputs)):
+    for names, ports in ((node.inputs, spec.inputs), (node.outputs, spec.outputs)):
         for port, value in zip(ports, names, strict=False):
             leaf = _leaf_at(spec, port, storage)
             if value and leaf is not None:
@@ -99,7 +99,7 @@ def _check_roles(function: Function, bound: Mapping[str, SlotBinding]) -> None:
             )
 
 
-def _check_method(node: Node, spec: OpSpec, component: type[Component]) -> None:
+def _check_method(node: OpNode, spec: OpSpec, component: type[Component]) -> None:
     if not callable(getattr(component, spec.method, None)):
         raise RoleMethodFailed(
             slot=node.metadata.get(keys.SLOT_KEY) or "",
@@ -111,14 +111,14 @@ def _check_method(node: Node, spec: OpSpec, component: type[Component]) -> None:
 
 def _clash(
     function: Function,
-    node: Node,
+    node: OpNode,
     value: str,
     before: TypeNode,
     leaf: TypeNode,
     component: type[Component],
 ) -> TypeConstraintFailed | IncompatibleStorageOnEdge:
-    for send in function.node:
-        if plain.is_wire(send) and send.op_type in keys.SEND_OPS and value in send.output:
+    for send in function.nodes:
+        if is_wire(send) and send.op_type in keys.SEND_OPS and value in send.outputs:
             return IncompatibleStorageOnEdge(
                 send_node=send.name,
                 recv_node=node.name,

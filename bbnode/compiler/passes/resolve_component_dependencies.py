@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from bbnode.compiler.analysis.slots import Slot, by_slot, dependencies_of, slots_of
 from bbnode.compiler.errors import BindingMismatch, UnboundDependency
-from bbnode.compiler.slots import by_slot
-from bbnode.compiler.target_slots import Slot, dependencies_of, slots_of
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.components.contracts import CONTRACTS, Component
 

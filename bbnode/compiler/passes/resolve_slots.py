@@ -8,18 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from bbnode.compiler.analysis.slots import TRAIT_SUFFIX, by_slot, component_of, slot_roles
+from bbnode.compiler.driver.seams import is_natural
 from bbnode.compiler.errors import (
     AmbiguousRole,
     BindingMismatch,
     MalformedSlotMetadata,
     Where,
 )
-from bbnode.compiler.seams import is_natural
-from bbnode.compiler.slots import TRAIT_SUFFIX, by_slot, component_of, slot_roles
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, SlotBinding
 from bbnode.components.registry import roles_of
 from bbnode.ir import keys
-from bbnode.ir.plain import Function, Node
+from bbnode.ir.graph import Function, OpNode
 
 
 @dataclass(slots=True)
@@ -27,8 +27,8 @@ class _Use:
     """What the ops of one slot say of it."""
 
     role: str
-    concrete: Node | None = None
-    generic: Node | None = None
+    concrete: OpNode | None = None
+    generic: OpNode | None = None
 
 
 class ResolveSlots:
@@ -57,7 +57,7 @@ class ResolveSlots:
 
 def _collect(function: Function, uses: dict[str, _Use]) -> None:
     roles = slot_roles(function)
-    for node in function.node:
+    for node in function.nodes:
         slot = node.metadata.get(keys.SLOT_KEY)
         if not slot:
             continue
@@ -80,7 +80,7 @@ def _collect(function: Function, uses: dict[str, _Use]) -> None:
             raise _ambiguous(slot, use.role, use.concrete, use.generic)
 
 
-def _ambiguous(slot: str, role: str, concrete: Node, generic: Node) -> AmbiguousRole:
+def _ambiguous(slot: str, role: str, concrete: OpNode, generic: OpNode) -> AmbiguousRole:
     slot_id = generic.metadata.get(keys.SLOT_ID_KEY) or ""
     return AmbiguousRole(
         role=role,

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from bbnode.compiler import flow
-from bbnode.compiler.entries import INVOKE, EntryMap, slot_of
-from bbnode.compiler.function_table import by_key, callees_first, calls_of
-from bbnode.compiler.ordering import add_control, program_order
+from bbnode.compiler.analysis.entries import INVOKE, EntryMap, slot_of
+from bbnode.compiler.analysis.functions import by_key, callees_first, calls_of
+from bbnode.compiler.analysis.order import add_control, program_order, reorder
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.ir import plain
-from bbnode.ir.plain import Function, FunctionKey, Node
+from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key
 
 
 class SequenceSlotEffects:
@@ -61,18 +59,18 @@ class _Sequence:
         self._function = function
         self.edges = self.pins = 0
         self.ops: list[tuple[int, tuple[str, ...]]] = []  # slot ops and the slots they touch
-        if any(_slots_of(node, effects) for node in function.node):
-            flow.reorder(function, program_order(function.node))
-        self._nodes = list(function.node)
+        if any(_slots_of(node, effects) for node in function.nodes):
+            reorder(function, program_order(function.nodes))
+        self._nodes = list(function.nodes)
         for index, node in enumerate(self._nodes):
             slots = _slots_of(node, effects)
             if slots:
                 self.ops.append((index, slots))
         self.slots = dict.fromkeys(slot for _, slots in self.ops for slot in slots)
-        self._reads: list[list[str]] = []
+        self._reads: list[tuple[str, ...]] = []
 
     def run(self) -> None:
-        self._reads = [flow.reads(node) for node in self._nodes]
+        self._reads = [node.reads for node in self._nodes]
         entries = EntryMap.of(self._function, self._reads)
         for _ in range(MAX_ROUNDS):
             if not self._pin(entries, to_invoke=False):
@@ -100,11 +98,11 @@ class _Sequence:
         for index, _, key, before in self._keyed(entries):
             if before is None or (key == INVOKE and not to_invoke):
                 continue
-            value = next((name for name in self._nodes[before].output if name), None)
+            value = next((name for name in self._nodes[before].outputs if name), None)
             if value is not None and value not in self._reads[index]:
                 node = self._nodes[index]
-                flow.set_after(node, [*flow.after_of(node), value])
-                self._reads[index].append(value)
+                node.after = (*node.after, value)
+                self._reads[index] = node.reads
                 self.pins += 1
                 pinned = True
         return pinned
@@ -132,6 +130,6 @@ def _bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def _slots_of(node: Node, effects: dict[FunctionKey, tuple[str, ...]]) -> tuple[str, ...]:
+def _slots_of(node: OpNode, effects: dict[FunctionKey, tuple[str, ...]]) -> tuple[str, ...]:
     slot = slot_of(node)
-    return (slot,) if slot is not None else effects.get(plain.call_key(node), ())
+    return (slot,) if slot is not None else effects.get(call_key(node), ())

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bbnode.compiler.rx_chain import chain_head
-from bbnode.compiler.slots import by_slot
-from bbnode.compiler.target_slots import slots_by_target, slots_of, with_dependencies
+from bbnode.compiler.analysis.slots import by_slot, slots_by_target, slots_of, with_dependencies
+from bbnode.compiler.rewriting.gates import chain_head
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.ir import keys, plain
-from bbnode.ir.plain import Function, Node
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, OpNode, is_wire
 
 
 class StampCompilationMetadata:
@@ -49,18 +48,18 @@ class StampCompilationMetadata:
 def _stamp_receivers(main: Function) -> int:
     payloads = {
         chain_head(node): node
-        for node in main.node
-        if plain.is_wire(node) and node.op_type in keys.INBOUND_OPS and node.output
+        for node in main.nodes
+        if is_wire(node) and node.op_type in keys.INBOUND_OPS and node.outputs
     }
     if not payloads:
         return 0
     stamped: set[str] = set()
-    for node in main.node:
-        recv = next((payloads[name] for name in node.input if name in payloads), None)
+    for node in main.nodes:
+        recv = next((payloads[name] for name in node.inputs if name in payloads), None)
         if recv is None:
             continue
         if _is_check(node):
-            payloads[node.output[0]] = recv
+            payloads[node.outputs[0]] = recv
             continue
         slot_id = node.metadata.get(keys.SLOT_ID_KEY)
         if slot_id is not None and recv.name not in stamped:
@@ -69,5 +68,5 @@ def _stamp_receivers(main: Function) -> int:
     return len(stamped)
 
 
-def _is_check(node: Node) -> bool:
+def _is_check(node: OpNode) -> bool:
     return node.domain == keys.SYSCALL_DOMAIN and node.op_type == keys.OP_DEADLINE_CHECK

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis.wire import groups_of_sends, join_values, request_of
+from bbnode.compiler.driver.seams import is_natural
 from bbnode.compiler.errors import IncompatibleStorageOnEdge, UnresolvedPeerClass, Where
-from bbnode.compiler.fan_in import groups_of_sends, join_values
-from bbnode.compiler.seams import is_natural
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.compiler.wire_checks import request_of
-from bbnode.ir import keys, plain, types
-from bbnode.ir.plain import Function, Node, ValueType
+from bbnode.ir import keys, types
+from bbnode.ir.graph import Function, OpNode, inherit, is_wire
 from bbnode.ir.types import TypeNode
 
 CORRELATION = {
@@ -33,7 +31,6 @@ _INHERITED = (
     keys.PEER_CLASS_KEY,
     keys.DEADLINE_NS_KEY,
     keys.MODULE_INSTANCE_KEY,
-    keys.SOURCE_LINE_KEY,
 )
 # Outputs of a SendReqBatched as recorded, by port.
 _REQUEST_PORTS = ("req_id", "responses", "received", "sender", "remote_req_id")
@@ -72,50 +69,51 @@ class _Synthesis:
         self._root = root
         self._known = root.kinds()
         self._fresh: dict[str, TypeNode] = {}
-        self._nodes: list[Node] = []
-        self._groups = groups_of_sends(root.node)
+        self._nodes: list[OpNode] = []
+        self._groups = groups_of_sends(root.nodes)
         self._delivered: dict[str, tuple[str, str]] = {}  # send -> received, sender
         self._joined: dict[str, str] = {}  # value of a later send of a group -> of the first
         self._index_of: dict[str, str] = {}
         self._made = 0
 
     def run(self) -> int:
-        sends = [n for n in self._root.node if plain.is_wire(n) and n.op_type in keys.SEND_OPS]
-        producers = flow.producers(self._root)
+        sends = [n for n in self._root.nodes if is_wire(n) and n.op_type in keys.SEND_OPS]
         responses = [n for n in sends if n.op_type == keys.OP_SEND_RESP]
-        requests = {n.name: request_of(self._root, n, producers) for n in responses}
+        requests = {n.name: request_of(self._root, n) for n in responses}
         index_of = self._index_of
         starts = [n for n in sends if n.op_type != keys.OP_SEND_RESP]
         for index, node in enumerate(starts):
             index_of[node.name] = str(index)
-        for node in self._root.node:
+        for node in self._root.nodes:
             self._nodes.append(node)
-            if plain.is_wire(node):
+            if is_wire(node):
                 node.metadata[keys.WIRE_CORRELATION_KEY] = CORRELATION[node.op_type]
             if node.name in requests and node.op_type == keys.OP_SEND_RESP:
                 self._number_response(node, requests[node.name], index_of)
-            elif plain.is_wire(node) and node.name in index_of and not _is_done(node):
+            elif is_wire(node) and node.name in index_of and not _is_done(node):
                 self._split(node, index_of[node.name])
         if self._made:
-            self._root.node = self._nodes
+            self._root.nodes = self._nodes
             self._root.declare(self._fresh)
             join_values(self._root, self._joined)
-        for node in self._root.node:
-            if plain.is_wire(node, keys.OP_SEND):
+        for node in self._root.nodes:
+            if is_wire(node, keys.OP_SEND):
                 node.metadata.pop(keys.FAN_IN_KEY, None)  # the indices say it from here on
         return self._made
 
-    def _number_response(self, node: Node, request: Node | None, index_of: dict[str, str]) -> None:
+    def _number_response(
+        self, node: OpNode, request: OpNode | None, index_of: dict[str, str]
+    ) -> None:
         if request is None:
             return
         given = request.metadata.get(keys.SYNTHESIZED_FROM_KEY)
         node.metadata[keys.SYNTHESIZED_FROM_KEY] = given or index_of[request.name]
 
-    def _split(self, send: Node, index: str) -> None:
+    def _split(self, send: OpNode, index: str) -> None:
         if send.op_type == keys.OP_SEND:
             received, sender = self._outputs(send, _SEND_PORTS)
             sentinel = keys.SEND_SENTINEL_PREFIX + index
-            self._keep_outputs(send, [sentinel])
+            send.outputs = (sentinel,)
             self._fresh[sentinel] = types.TRIGGER
             first = self._groups.get(send.name, [send])[0].name
             if first != send.name:
@@ -127,44 +125,40 @@ class _Synthesis:
             self._add_inbound(send, keys.OP_RECV, index, [received, sender])
             return
         req_id, responses, received, sender, remote_id = self._outputs(send, _REQUEST_PORTS)
-        self._keep_outputs(send, [req_id])
+        send.outputs = (req_id,)
         send.metadata[keys.SYNTHESIZED_FROM_KEY] = index
         self._add_inbound(send, keys.OP_RECV_REQ, index, [received, sender, remote_id])
         home = send.metadata.get(keys.HOME_CLASS_KEY) or keys.SELF_CLASS
         answer = self._add(send, keys.OP_RECV_RESP_BATCHED, index, home, [responses])
-        answer.input.append(req_id)
-        size = send.get_attr(keys.ATTR_COHORT_SIZE)
+        answer.inputs = (req_id,)
+        size = send.attr(keys.ATTR_COHORT_SIZE)
         if isinstance(size, int):
             answer.set_attr(keys.ATTR_COHORT_SIZE, size)
 
-    def _outputs(self, send: Node, ports: tuple[str, ...]) -> list[str]:
+    def _outputs(self, send: OpNode, ports: tuple[str, ...]) -> list[str]:
         """The send's values by port; those that nobody named get the recorder's names."""
         spec_types = dict(zip(_REQUEST_PORTS, _REQUEST_TYPES, strict=True))
         names = []
         for position, port in enumerate(ports):
-            name = send.output[position] if position < len(send.output) else ""
+            name = send.outputs[position] if position < len(send.outputs) else ""
             name = name or f"{send.name}.{port}"
             if name not in self._known:
-                kind = spec_types[port] or self._known.get(send.input[0], types.ANY)
+                kind = spec_types[port] or self._known.get(send.inputs[0], types.ANY)
                 self._fresh[name] = self._known[name] = kind
             names.append(name)
         return names
 
-    @staticmethod
-    def _keep_outputs(send: Node, names: list[str]) -> None:
-        send.output = names
-
-    def _add_inbound(self, send: Node, op_type: str, index: str, names: list[str]) -> None:
+    def _add_inbound(self, send: OpNode, op_type: str, index: str, names: list[str]) -> None:
         home = send.metadata.get(keys.PEER_CLASS_KEY)
         if home is None:
             raise UnresolvedPeerClass(
-                node_name=send.name, peer_input=send.input[1], where=Where.of(send)
+                node_name=send.name, peer_input=send.inputs[1], where=Where.of(send)
             )
         recv = self._add(send, op_type, index, home, names)
         members = self._groups.get(send.name, [send])
         payload = self._known[names[0]]
         for member in members:
-            sent = self._known.get(member.input[0], types.ANY)
+            sent = self._known.get(member.inputs[0], types.ANY)
             both = types.meet(sent, payload)
             if both is None:
                 raise IncompatibleStorageOnEdge(
@@ -178,15 +172,18 @@ class _Synthesis:
         deadlines = [member.metadata.get(keys.DEADLINE_NS_KEY) or "" for member in members]
         if len(members) > 1 and all(map(is_natural, deadlines)):
             recv.metadata[keys.DEADLINE_NS_KEY] = str(max(map(int, deadlines)))
-        recv.set_attr(keys.ATTR_PAYLOAD_TYPE, ValueType.of(payload).proto)
+        recv.set_attr(keys.ATTR_PAYLOAD_TYPE, payload)
         if payload.is_leaf:
             recv.metadata[keys.TYPE_HASH_KEY] = str(payload.wire_hash)
 
-    def _add(self, send: Node, op_type: str, index: str, home: str, names: list[str]) -> Node:
-        node = Node(
-            domain=keys.WIRE_DOMAIN, op_type=op_type, name=f"{send.name}/{op_type}", output=names
+    def _add(self, send: OpNode, op_type: str, index: str, home: str, names: list[str]) -> OpNode:
+        node = OpNode(
+            *(op_type, keys.WIRE_DOMAIN, f"{send.name}/{op_type}"),
+            outputs=names,
+            source_line=send.source_line,
+            made_by=SynthesizeWireRecvs.name,
         )
-        plain.inherit(node, send, _INHERITED)
+        inherit(node, send, _INHERITED)
         node.metadata[keys.HOME_CLASS_KEY] = home
         node.metadata[keys.SYNTHESIZED_FROM_KEY] = index
         node.metadata[keys.WIRE_CORRELATION_KEY] = CORRELATION[op_type]
@@ -205,7 +202,7 @@ _REQUEST_TYPES = (
 )
 
 
-def _is_done(send: Node) -> bool:
+def _is_done(send: OpNode) -> bool:
     if send.op_type == keys.OP_SEND_REQ_BATCHED:
         return send.metadata.get(keys.SYNTHESIZED_FROM_KEY) is not None
-    return any(name.startswith(keys.SEND_SENTINEL_PREFIX) for name in send.output)
+    return any(name.startswith(keys.SEND_SENTINEL_PREFIX) for name in send.outputs)

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from bbnode.compiler.analysis.functions import by_key
+from bbnode.compiler.analysis.slots import by_slot, role_of
 from bbnode.compiler.errors import UnresolvedType, Where
-from bbnode.compiler.function_table import by_key
-from bbnode.compiler.slot_checks import role_of
-from bbnode.compiler.slots import by_slot
-from bbnode.compiler.type_constraints import FunctionTypes
-from bbnode.compiler.type_network import TypeNetwork
+from bbnode.compiler.typing.constraints import FunctionTypes, TypeNetwork
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 from bbnode.ir import keys
-from bbnode.ir.plain import Node
+from bbnode.ir.graph import OpNode
 from bbnode.ir.types import TypeNode
 
 
@@ -81,8 +79,8 @@ def _infer_until_settled(functions: list[FunctionTypes], network: TypeNetwork) -
 def _unresolved(
     one: FunctionTypes, value: str, known: TypeNode, options: CompileOptions
 ) -> UnresolvedType:
-    for node in one.function.node:
-        if value in node.output:
+    for node in one.function.nodes:
+        if value in node.outputs:
             slot, role = _unbound(node, options)
             return UnresolvedType(
                 value=value,
@@ -95,7 +93,7 @@ def _unresolved(
     return UnresolvedType(value=value, known=known.name)
 
 
-def _unbound(node: Node, options: CompileOptions) -> tuple[str, str]:
+def _unbound(node: OpNode, options: CompileOptions) -> tuple[str, str]:
     """Slot and role of an op whose generic slot nothing fills, else two empty texts."""
     slot = node.metadata.get(keys.SLOT_KEY, "")
     role = role_of(node)

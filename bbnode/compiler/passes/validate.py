@@ -9,9 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from onnx import AttributeProto
+import onnx
+from onnx import FunctionProto
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis.functions import by_key
+from bbnode.compiler.analysis.order import topological
+from bbnode.compiler.analysis.signatures import (
+    Signature,
+    canonical,
+    schema_of,
+    signature_of,
+    versions_of,
+    write_canonical_domains,
+)
+from bbnode.compiler.analysis.slots import check_slot
+from bbnode.compiler.analysis.wire import check_pairs
+from bbnode.compiler.driver.seams import CALL_DOMAINS
 from bbnode.compiler.errors import (
     DanglingCall,
     DanglingInput,
@@ -24,20 +37,17 @@ from bbnode.compiler.errors import (
     UnknownOp,
     Where,
 )
-from bbnode.compiler.function_table import by_key
-from bbnode.compiler.graph_checks import check_graphs
-from bbnode.compiler.seams import CALL_DOMAINS
-from bbnode.compiler.signatures import (
-    Signature,
-    imported_domain,
-    opset_versions,
-    signature_of,
-)
-from bbnode.compiler.slot_checks import check_slot
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.compiler.wire_checks import check_pairs
-from bbnode.ir import plain
-from bbnode.ir.plain import Function, FunctionKey, Node
+from bbnode.ir.graph import (
+    AttributeKind,
+    Function,
+    FunctionKey,
+    OpNode,
+    Subgraph,
+    call_key,
+    is_onnx_op,
+)
+from bbnode.ir.onnx_file import node_proto
 
 
 class Validate:
@@ -64,24 +74,24 @@ class Validate:
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         table = by_key(unit.bodies())
         nodes = 0
-        imported = opset_versions(unit.program.opset_import)
+        imported = versions_of(unit.program)
         for function in unit.bodies():
-            versions = opset_versions(function.opset_import, unit.program.opset_import)
+            versions = versions_of(function, unit.program)
             _check_inputs(function)
             _check_values(function)
-            for node in function.node:
+            for node in function.nodes:
                 _check_op(node, table, versions, imported)
-                if flow.is_graph_op(node) and flow.nested_graphs(node):
+                if node.graphs and is_onnx_op(node):
                     check_graphs(node, versions, unit.program.ir_version)
                 check_slot(node)
-            flow.topological(function)
+            topological(function)
             check_pairs(function)
-            nodes += len(function.node)
+            nodes += len(function.nodes)
         return {"nodes": nodes, "validation_errors": 0}
 
 
 def _check_op(
-    node: Node,
+    node: OpNode,
     table: Mapping[FunctionKey, Function],
     versions: Mapping[str, int],
     imported: Mapping[str, int],
@@ -96,7 +106,7 @@ def _check_op(
         raise UnknownOp(
             node_name=node.name, op_type=node.op_type, domain=node.domain, where=Where.of(node)
         )
-    if versions.get(imported_domain(node), 0) < signature.version:
+    if versions.get(canonical(node.domain), 0) < signature.version:
         raise OpsetNotImported(
             domain=node.domain,
             version_used=signature.version,
@@ -105,33 +115,33 @@ def _check_op(
         )
     _check_versions(node, signature, versions, imported)
     for kind, count, most in (
-        ("inputs", len(node.input), signature.max_inputs),
-        ("outputs", len(node.output), signature.max_outputs),
+        ("inputs", len(node.inputs), signature.max_inputs),
+        ("outputs", len(node.outputs), signature.max_outputs),
     ):
         if count > most:
             detail = f"{node.op_type} has at most {most} {kind}, here are {count}"
             raise TypeConstraintFailed(op=node.name, detail=detail, where=Where.of(node))
-    if len(node.output) < signature.min_outputs:
+    if len(node.outputs) < signature.min_outputs:
         detail = f"{node.op_type} has at least {signature.min_outputs} outputs"
         raise TypeConstraintFailed(op=node.name, detail=detail, where=Where.of(node))
     _check_attributes(node, signature)
-    if plain.call_key(node) in table:
+    if call_key(node) in table:
         return  # a call may leave inputs out: the body then sees an absent optional input
-    if not node.input and not node.output:
+    if not node.inputs and not node.outputs:
         detail = f"{node.op_type} takes nothing and gives nothing; name an output of it"
         raise TypeConstraintFailed(op=node.name, detail=detail, where=Where.of(node))
     for index, port in enumerate(signature.required_inputs):
-        if index >= len(node.input) or not node.input[index]:
+        if index >= len(node.inputs) or not node.inputs[index]:
             raise DanglingInput(node_name=node.name, input_name=port, where=Where.of(node))
 
 
 def _check_versions(
-    node: Node, signature: Signature, versions: Mapping[str, int], imported: Mapping[str, int]
+    node: OpNode, signature: Signature, versions: Mapping[str, int], imported: Mapping[str, int]
 ) -> None:
     """An op has to be the same in the model's version of its domain as in its function's."""
-    domain = imported_domain(node)
+    domain = canonical(node.domain)
     of_model = imported.get(domain)
-    if of_model is None or of_model == versions.get(domain) or not flow.is_graph_op(node):
+    if of_model is None or of_model == versions.get(domain) or not is_onnx_op(node):
         return
     other = signature_of(node, {}, imported)
     if other is None or other.version != signature.version:
@@ -144,9 +154,9 @@ def _check_versions(
         )
 
 
-def _check_separators(node: Node) -> None:
+def _check_separators(node: OpNode) -> None:
     """`after` and `control_after` list names with commas between them."""
-    for name in (node.name, *node.output):
+    for name in (node.name, *node.outputs):
         if "," in name:
             raise ExpansionFailed(
                 op_type=node.op_type,
@@ -157,29 +167,24 @@ def _check_separators(node: Node) -> None:
             )
 
 
-def _check_attributes(node: Node, signature: Signature) -> None:
-    names = [attribute.name for attribute in node.attribute]
+def _check_attributes(node: OpNode, signature: Signature) -> None:
     fault = ""
-    if len(set(names)) < len(names):
-        fault = f"the attribute {next(n for n in names if names.count(n) > 1)!r} is given twice"
     for name in signature.required_attributes:
-        if name not in names:
+        if name not in node.attributes:
             fault = f"the attribute {name!r} is missing"
-    for attribute in node.attribute:
-        is_tensor = attribute.type == AttributeProto.TENSOR and not attribute.ref_attr_name
-        if is_tensor and not attribute.t.data_type:
-            fault = f"the tensor of the attribute {attribute.name!r:.80} has no dtype"
     kinds = signature.attribute_kinds
-    if kinds is not None:
-        for attribute in node.attribute:
-            if attribute.name not in kinds:
-                known = ", ".join(sorted(kinds)) or "none"
-                fault = f"it has no attribute {attribute.name!r:.80}; there is: {known}"
-            elif attribute.type != kinds[attribute.name]:
-                fault = (
-                    f"the attribute {attribute.name!r} is of kind {attribute.type} "
-                    f"and has to be of kind {kinds[attribute.name]} (AttributeProto.type)"
-                )
+    for name, attribute in node.attributes.items():
+        value = attribute.value
+        if attribute.kind is AttributeKind.TENSOR and value is not None and not value.elem_type:
+            fault = f"the tensor of the attribute {name!r:.80} has no dtype"
+        if kinds is None:
+            continue
+        if name not in kinds:
+            known = ", ".join(sorted(kinds)) or "none"
+            fault = f"it has no attribute {name!r:.80}; there is: {known}"
+        elif attribute.kind != kinds[name]:
+            wanted = AttributeKind(kinds[name]).name
+            fault = f"the attribute {name!r} is {attribute.kind.name} and has to be {wanted}"
     if fault:
         raise ExpansionFailed(
             op_type=node.op_type,
@@ -191,39 +196,83 @@ def _check_attributes(node: Node, signature: Signature) -> None:
 
 
 def _check_inputs(function: Function) -> None:
-    for name in function.input:
+    for name in function.inputs:
         if name not in function.types:
             raise MissingTypeInfo(input_name=name, function=function.name)
 
 
 def _check_values(function: Function) -> None:
     made: dict[str, str] = {}
-    for name in function.input:
+    for name in function.inputs:
         if name in made:
             raise DuplicateOutput(value_name=name, node_a="function input", node_b="function input")
         made[name] = "function input"
     names: set[str] = set()
-    for node in function.node:
+    for node in function.nodes:
         if not node.name or node.name in names:
             raise DuplicateNodeName(
                 node_name=node.name, function=function.name, where=Where.of(node)
             )
         names.add(node.name)
         _check_separators(node)
-        for value in node.output:
+        for value in node.outputs:
             if value in made:
                 raise DuplicateOutput(
                     value_name=value, node_a=made[value], node_b=node.name, where=Where.of(node)
                 )
             if value:
                 made[value] = node.name
-    for node in function.node:
-        for value in flow.reads(node):
+    for node in function.nodes:
+        for value in node.reads:
             if value not in made:
                 raise DanglingInput(node_name=node.name, input_name=value, where=Where.of(node))
-    for value in function.output:
+    for value in function.outputs:
         if value not in made:
             raise DanglingInput(node_name=f"{function.name} (output)", input_name=value)
-    if len(set(function.output)) < len(function.output):
-        twice = next(v for v in function.output if function.output.count(v) > 1)
+    if len(set(function.outputs)) < len(function.outputs):
+        twice = next(v for v in function.outputs if function.outputs.count(v) > 1)
         raise DuplicateOutput(value_name=twice, node_a="function output", node_b="function output")
+
+
+def check_graphs(node: OpNode, versions: Mapping[str, int], ir_version: int) -> None:
+    """Raise UnknownOp or ExpansionFailed, naming the op that holds the graph.
+
+    Args:
+        node: an op with graphs in its attributes.
+        versions: opset versions by domain, upstream ONNX as "".
+        ir_version: the model's.
+    """
+    for graph in node.graphs:
+        _check_ops(node, graph, versions)
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version = ir_version
+    context.opset_imports = dict(versions)
+    # In a function of its own, the op has its values around it, whatever their types are.
+    own = node.copy()
+    write_canonical_domains([own])
+    alone = FunctionProto(name="alone", domain="alone", node=[node_proto(own)])
+    alone.input.extend(dict.fromkeys(node.computes_with))
+    alone.output.extend(name for name in node.outputs if name)
+    alone.opset_import.extend(onnx.helper.make_opsetid(d, v) for d, v in versions.items())
+    try:
+        onnx.checker.check_function(alone, context)
+    except onnx.checker.ValidationError as error:
+        raise ExpansionFailed(
+            op_type=node.op_type,
+            domain=node.domain,
+            reason=f"its graph is not valid: {str(error).strip().splitlines()[0]:.300}",
+            node_name=node.name,
+            where=Where.of(node),
+        ) from error
+
+
+def _check_ops(node: OpNode, graph: Subgraph, versions: Mapping[str, int]) -> None:
+    for inner in graph.all_nodes():
+        domain = canonical(inner.domain)
+        if schema_of(domain, inner.op_type, versions.get(domain, 0)) is None:
+            raise UnknownOp(
+                node_name=f"{node.name} (its op {inner.name!r:.80})",
+                op_type=inner.op_type,
+                domain=inner.domain,
+                where=Where.of(node),
+            )

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from bbnode.compiler.analysis.slots import by_slot, slots_by_target
 from bbnode.compiler.errors import UnboundSlot
-from bbnode.compiler.slots import by_slot
-from bbnode.compiler.target_slots import slots_by_target
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
 
 

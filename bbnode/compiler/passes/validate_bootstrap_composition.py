@@ -7,6 +7,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from bbnode.compiler.analysis.functions import (
+    by_key,
+    called_from,
+    callees_first,
+    calls_of,
+    is_bootstrap,
+)
 from bbnode.compiler.errors import (
     BootstrapCompositionCycle,
     BootstrapCompositionGap,
@@ -14,16 +21,9 @@ from bbnode.compiler.errors import (
     Where,
     WireOpInBootstrap,
 )
-from bbnode.compiler.function_table import (
-    by_key,
-    called_from,
-    callees_first,
-    calls_of,
-    is_bootstrap,
-)
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.ir import keys, plain
-from bbnode.ir.plain import Function, FunctionKey
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, FunctionKey, call_key, is_wire
 
 
 class ValidateBootstrapComposition:
@@ -44,14 +44,14 @@ class ValidateBootstrapComposition:
         for function in bootstraps:
             _check_gaps(function, table)
             found = [key for _, key in calls_of(function, table)]
-            calls[plain.function_key(function)] = [key for key in found if is_bootstrap(table[key])]
+            calls[function.key] = [key for key in found if is_bootstrap(table[key])]
         try:
             callees_first(calls, calls)
         except CyclicGraph as error:
             raise BootstrapCompositionCycle(path=error.involves) from error
         for function in (*bootstraps, *called_from(unit.program, bootstraps)):
-            for node in function.node:
-                if plain.is_wire(node):
+            for node in function.nodes:
+                if is_wire(node):
                     raise WireOpInBootstrap(
                         node_name=node.name, function=function.name, where=Where.of(node)
                     )
@@ -59,11 +59,11 @@ class ValidateBootstrapComposition:
 
 
 def _check_gaps(parent: Function, table: dict[FunctionKey, Function]) -> None:
-    for node in parent.node:
+    for node in parent.nodes:
         is_child = node.domain == keys.MODULE_DOMAIN and node.op_type.endswith(
             keys.BOOTSTRAP_SUFFIX
         )
-        if is_child and plain.call_key(node) not in table:
+        if is_child and call_key(node) not in table:
             raise BootstrapCompositionGap(
                 parent=parent.name, child=node.op_type, where=Where.of(node)
             )

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis.functions import by_key
+from bbnode.compiler.analysis.gate_contracts import PartitionView, gate_contracts
+from bbnode.compiler.driver.seams import is_natural
 from bbnode.compiler.errors import RuntimeIncomplete, Where
-from bbnode.compiler.function_table import by_key
-from bbnode.compiler.gate_contract import PartitionView, gate_contracts
-from bbnode.compiler.seams import is_natural
+from bbnode.compiler.rewriting.gates import destination_of
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
-from bbnode.compiler.wire_stamps import destination_of
-from bbnode.ir import address, keys, opset, plain
-from bbnode.ir.plain import Function, FunctionKey, Node
+from bbnode.ir import address, keys, opset
+from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_op, is_wire
 
 TRANSPORTS = frozenset({keys.TRANSPORT_DATA, keys.TRANSPORT_TRIGGER_ONLY})
 
@@ -43,17 +42,17 @@ class ValidateRuntimeComplete:
             for contract in gate_contracts():
                 for missing in contract.missing(view):
                     raise RuntimeIncomplete(missing=missing, target=main.name)
-            for node in main.node:
-                if plain.is_wire(node):
+            for node in main.nodes:
+                if is_wire(node):
                     _check(main, node, _wire_faults(node, sites))
         for function in functions.values():
             if function.domain != keys.BACKEND_SUBGRAPH_DOMAIN:
-                for node in function.node:
+                for node in function.nodes:
                     _check(function, node, _op_faults(node, functions))
         return {"preflight_errors": 0, "gate_contracts": len(gate_contracts())}
 
 
-def _check(function: Function, node: Node, faults: Iterator[str]) -> None:
+def _check(function: Function, node: OpNode, faults: Iterator[str]) -> None:
     fault = next(faults, None)
     if fault is not None:
         missing = f"op {node.name!r} ({node.op_type}) {fault}"
@@ -61,14 +60,14 @@ def _check(function: Function, node: Node, faults: Iterator[str]) -> None:
 
 
 def _sites(main: Function) -> Iterator[bytes]:
-    for node in main.node:
-        if plain.is_wire(node) and node.op_type in keys.RECV_OPS:
+    for node in main.nodes:
+        if is_wire(node) and node.op_type in keys.RECV_OPS:
             site = node.metadata.get(keys.SITE_ID_KEY) or ""
             if is_natural(site) and int(site) < 1 << 64:
                 yield address.site_suffix(int(site))
 
 
-def _wire_faults(node: Node, sites: set[bytes]) -> Iterator[str]:
+def _wire_faults(node: OpNode, sites: set[bytes]) -> Iterator[str]:
     meta = node.metadata
     if meta.get(keys.WIRE_TRANSPORT_KEY) not in TRANSPORTS:
         yield "does not say what it transports (analyze_wire_edges)"
@@ -87,10 +86,10 @@ def _wire_faults(node: Node, sites: set[bytes]) -> Iterator[str]:
             yield "does not say which class sends to it (analyze_wire_edges)"
 
 
-def _op_faults(node: Node, functions: dict[FunctionKey, Function]) -> Iterator[str]:
-    if plain.call_key(node) in functions:
+def _op_faults(node: OpNode, functions: dict[FunctionKey, Function]) -> Iterator[str]:
+    if call_key(node) in functions:
         return
-    if flow.is_graph_op(node):
+    if is_onnx_op(node):
         return
     spec = opset.lookup_op(node.domain, node.op_type)
     if spec is None:

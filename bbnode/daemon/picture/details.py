@@ -11,7 +11,7 @@ from typing import TypedDict
 
 from onnx import AttributeProto, FunctionProto, NodeProto
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis import order
 from bbnode.daemon.attributes import cut, show
 from bbnode.ir import keys, protos
 from bbnode.ir.plain_proto import function_of
@@ -68,7 +68,7 @@ def of_function(
     made = {name: keys_of[i] for i, node in enumerate(function.node) for name in node.output}
     read: dict[str, list[str]] = {}
     for index, op in enumerate(function_of(function).node):
-        for name in flow.reads(op):
+        for name in order.reads(op):
             read.setdefault(name, []).append(keys_of[index])
 
     def value(name: str, boxes: Sequence[str]) -> Value:
@@ -84,7 +84,7 @@ def of_function(
             guards.setdefault(key, []).append(node.name)
             if protos.get_meta(node, keys.DEADLINE_CHECK_SOURCE_KEY) is not None:
                 continue
-        after = flow.split_names(protos.get_meta(node, keys.AFTER_KEY))
+        after = order.split_names(protos.get_meta(node, keys.AFTER_KEY))
         graph = graphs.get(node.op_type) if node.domain == keys.BACKEND_SUBGRAPH_DOMAIN else None
         found[key] = Detail(
             name=node.name,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import FunctionProto, NodeProto
 
-from bbnode.compiler import flow
+from bbnode.compiler.analysis import order
 from bbnode.daemon.inspect import WirePair, bindings_of, deadline_of, mains_of, wire_pairs
 from bbnode.daemon.picture import details, text
 from bbnode.ir import keys, protos
@@ -260,7 +260,7 @@ class _Reader:
         if _is_output(node, self.function):
             known = self._types.get(node.output[0])
             return "output", node.output[0], [known.name if known is not None else ""]
-        if protos.is_role(node) or flow.is_graph_op(node):
+        if protos.is_role(node) or order.is_graph_op(node):
             kind = "role" if protos.is_role(node) else "backend"
             return kind, node.op_type, [self._slot_line(node), arguments]
         return "syscall", node.op_type, [arguments]
@@ -314,18 +314,18 @@ class _Reader:
     def _needs(self) -> Iterator[tuple[str, int, int, str]]:
         nodes = list(enumerate(function_of(self.function).node))
         for index, node in nodes:
-            for name in flow.data_reads(node):
+            for name in order.data_reads(node):
                 if name in self._made:
                     yield "data", self._made[name], self._box_of_node[index], self._typed(name)
         for box, port in enumerate(self.boxes):
             if port.kind == "output" and port.number == 0 and port.title in self._made:
                 yield "data", self._made[port.title], box, self._typed(port.title)
         for index, node in nodes:
-            for name in flow.after_of(node):
+            for name in order.after_of(node):
                 if name in self._made:
                     yield "after", self._made[name], self._box_of_node[index], f"after {name}"
         for index, node in nodes:
-            for name in flow.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY)):
+            for name in order.split_names(node.metadata.get(keys.CONTROL_AFTER_KEY)):
                 if name in self.box_by_name:
                     label = "in program order, since both use one slot"
                     yield "control", self.box_by_name[name], self._box_of_node[index], label

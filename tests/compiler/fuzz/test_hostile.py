@@ -15,7 +15,8 @@ import pytest
 from google.protobuf.message import EncodeError
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
-from bbnode.compiler import Compiler, flow
+from bbnode.compiler import Compiler
+from bbnode.compiler.analysis import order
 from bbnode.compiler.errors import CompileError, Internal, ModelOutOfBounds, UnboundSlot
 from bbnode.daemon.artifact import InvalidArtifact, parse_artifact
 from bbnode.engine import plan_program
@@ -205,4 +206,4 @@ def test_a_slot_that_thousands_of_sends_leave_unbound_is_refused() -> None:
 
 
 def test_the_depth_of_graphs_is_bounded_alike_everywhere() -> None:
-    assert MAX_GRAPH_DEPTH == flow.MAX_GRAPH_DEPTH
+    assert MAX_GRAPH_DEPTH == order.MAX_GRAPH_DEPTH

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto
 
-from bbnode.compiler.admission import admit
-from bbnode.compiler.pipeline import all_pass_names, load_pass
-from tests.compiler import either
+from bbnode.compiler.driver.admission import admit
+from bbnode.compiler.driver.pipeline import all_pass_names, load_pass
+from bbnode.ir import protos as either
 from tests.compiler.fuzz import invariants, world
 from tests.compiler.fuzz.invariants import Check
 from tests.compiler.fuzz.random_programs import RandomProgram, Recording

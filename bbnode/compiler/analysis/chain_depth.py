@@ -1,0 +1,234 @@
+"""How long the chain behind a send is: in hops, and in nanoseconds.
+
+Rule: the depth of a send counts the hops that are still to come, its own included. What
+travels as `remaining_deadline_ns` bounds everything that a delivery starts, so the first hop of
+a chain needs the largest budget and the last one a single hop's.
+
+Behind an op comes what reads its values or waits for them, and the next op of its slot (the
+ops of a slot fire in program order). Where several things come behind, the longest counts.
+A request waits for what its receivers do until they answer; what reads the answers comes
+after it, on the requester's side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bbnode.compiler.analysis.order import program_order
+from bbnode.compiler.errors import ExpansionFailed, Where
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_op, is_wire
+
+# More hops than any chain has; times a day per hop it stays within 63 bits. It also ends the
+# counting where paths that split and meet again would double it at every turn.
+MAX_CHAIN_DEPTH = 100_000
+MAX_DEADLINE_NS = (1 << 63) - 1  # what an ONNX integer attribute holds
+
+# Attributes by which an op says that it takes a while on purpose, in ns: on top of the hops.
+DELAY_ATTRIBUTES = ("delay_ns", "duration_ns")
+
+# From this output on, what a send makes lives on the far side; so does what follows from it.
+_FIRST_REMOTE = {keys.OP_SEND: 0, keys.OP_SEND_REQ_BATCHED: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Length of a chain. `hops`: sends on its longest path; `ns`: time of its slowest one."""
+
+    hops: int = 0
+    ns: int = 0
+
+    def then(self, other: Span) -> Span:
+        """This one, and the other one behind it."""
+        return Span(
+            min(self.hops + other.hops, MAX_CHAIN_DEPTH), min(self.ns + other.ns, MAX_DEADLINE_NS)
+        )
+
+    def longest(self, other: Span) -> Span:
+        """The longer of two that run side by side."""
+        if other.hops <= self.hops and other.ns <= self.ns:
+            return self
+        return Span(max(self.hops, other.hops), max(self.ns, other.ns))
+
+
+NOTHING = Span()
+
+
+def spans_of_sends(
+    function: Function,
+    budget_ns: int,
+    called_slots: Mapping[FunctionKey, Sequence[str]],
+) -> dict[int, Span]:
+    """The chain that begins with each Send-flavoured op of a function, by node index.
+
+    Args:
+        function: the body.
+        budget_ns: what one hop may take.
+        called_slots: slots that a call of each function uses.
+
+    Raises:
+        CyclicGraph: its ops wait for each other.
+        ExpansionFailed: a `chain_depth` or `deadline_ns` of the author's is none.
+    """
+    nodes = list(function.nodes)
+    if not any(_is_send(node) for node in nodes):
+        return {}
+    facts = [_Facts.of(node) for node in nodes]
+    order: Sequence[int] = range(len(nodes))
+    if not _is_sorted(function, facts):
+        order = program_order(nodes)
+    chains = _Chains(budget_ns, called_slots, _joined(nodes))
+    for index in reversed(order):
+        chains.add(index, nodes[index], facts[index])
+    return chains.sends
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What a node needs and which slot it is of, read once."""
+
+    reads: tuple[str, ...]
+    slot: str
+
+    @classmethod
+    def of(cls, node: OpNode) -> _Facts:
+        reads = node.reads
+        slot = node.metadata.get(keys.SLOT_KEY, "")
+        # Backend ops have no effects and no order among them.
+        return cls(reads, "" if slot and is_onnx_op(node) else slot)
+
+
+def _is_sorted(function: Function, facts: Sequence[_Facts]) -> bool:
+    """Whether every op stands behind what it needs, as the recorder writes it."""
+    made = set(function.inputs)
+    for node, fact in zip(function.nodes, facts, strict=True):
+        if not made.issuperset(fact.reads):
+            return False
+        made.update(node.outputs)
+    return True
+
+
+class _Chains:
+    """Walks a function backwards: what comes behind a node is known when it is met."""
+
+    def __init__(
+        self,
+        budget_ns: int,
+        called_slots: Mapping[FunctionKey, Sequence[str]],
+        joined: Mapping[str, list[str]],
+    ) -> None:
+        self.sends: dict[int, Span] = {}
+        self._hop = Span(1, budget_ns)
+        self._called_slots = called_slots
+        self._joined = joined
+        self._behind: dict[str, Span] = {}  # value -> what reads it
+        self._next: dict[str, Span] = {}  # slot -> its next op, and what comes behind that
+
+    def add(self, index: int, node: OpNode, facts: _Facts) -> None:
+        """Take one node, after all that comes behind it."""
+        if _is_send(node):
+            span = self._of_send(index, node)
+        else:
+            span = self._longest(node.outputs)
+            delay = _delay(node)
+            if delay:
+                span = Span(0, delay).then(span)
+        slots = (facts.slot,) if facts.slot else self._called_slots.get(call_key(node), ())
+        for slot in slots:
+            span = span.longest(self._next.get(slot, NOTHING))
+        if span is NOTHING:
+            return
+        for slot in slots:
+            self._next[slot] = span
+        for name in facts.reads:
+            self._behind[name] = self._behind.get(name, NOTHING).longest(span)
+
+    def _of_send(self, index: int, node: OpNode) -> Span:
+        """The chain that a send begins; noted, and then what else waits for the send itself."""
+        first = _FIRST_REMOTE.get(node.op_type, len(node.outputs))
+        remote = list(node.outputs[first:])
+        # A later send of a port delivers to the readers of the first one as well. Those that
+        # stand before it in the program are a loop, which the deadline ends and no count.
+        for name in remote[:1]:
+            remote += self._joined.get(name, ())
+        own = self._hop.then(self._longest(remote))
+        depth = given_depth(node)
+        if depth:
+            own = Span(depth, min(depth * self._hop.ns, MAX_DEADLINE_NS))
+        deadline = given_deadline(node)
+        if deadline:
+            own = Span(own.hops, deadline)
+        self.sends[index] = own
+        return own.then(self._longest(node.outputs[:first]))
+
+    def _longest(self, names: Sequence[str]) -> Span:
+        found = NOTHING
+        for name in names:
+            span = self._behind.get(name)
+            if span is not None:
+                found = found.longest(span)
+        return found
+
+
+def given_depth(node: OpNode) -> int:
+    """The author's `chain_depth` of a send, or 0. Raises ExpansionFailed."""
+    text = node.metadata.get(keys.CHAIN_DEPTH_KEY)
+    if text is None:
+        return 0
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:20]) <= MAX_CHAIN_DEPTH):
+        raise _unfit(node, f"chain_depth has to be 1 to {MAX_CHAIN_DEPTH}, not {text!r:.40}")
+    return int(text[:20])
+
+
+def given_deadline(node: OpNode) -> int:
+    """What a send says of its deadline, in ns, or 0. Raises ExpansionFailed.
+
+    A request's attribute goes before the stamp that a send carries when its depth is known.
+    """
+    if node.op_type == keys.OP_SEND_REQ_BATCHED:
+        given = node.attr(keys.ATTR_DEADLINE_NS, 0)
+        if not isinstance(given, int) or given < 0:
+            raise _unfit(node, f"deadline_ns has to be nanoseconds, 0 or more, not {given!r:.40}")
+        if given:
+            return given
+    text = node.metadata.get(keys.DEADLINE_NS_KEY)
+    if text is None:
+        return 0
+    if not (text.isascii() and text.isdigit() and int(text[:20]) <= MAX_DEADLINE_NS):
+        raise _unfit(node, f"deadline_ns has to be nanoseconds, 0 or more, not {text!r:.40}")
+    return int(text[:20])
+
+
+def _is_send(node: OpNode) -> bool:
+    return node.domain == keys.WIRE_DOMAIN and node.op_type in keys.SEND_OPS
+
+
+def _delay(node: OpNode) -> int:
+    if node.domain != keys.SYSCALL_DOMAIN or not node.attributes:
+        return 0
+    found = (node.attr(name, 0) for name in DELAY_ATTRIBUTES)
+    return sum(delay for delay in found if isinstance(delay, int) and delay > 0)
+
+
+def _joined(nodes: Sequence[OpNode]) -> dict[str, list[str]]:
+    """By what a later send of a port delivers: what the port's first send delivers."""
+    found: dict[str, list[str]] = {}
+    sends: dict[str, OpNode] = {}
+    for node in nodes:
+        if is_wire(node, keys.OP_SEND) and node.outputs:
+            sends[node.outputs[0]] = node
+            first = node.metadata.get(keys.FAN_IN_KEY)
+            if first is not None and first in sends:
+                found[node.outputs[0]] = [name for name in sends[first].outputs if name]
+    return found
+
+
+def _unfit(node: OpNode, reason: str) -> ExpansionFailed:
+    return ExpansionFailed(
+        op_type=node.op_type,
+        domain=node.domain,
+        reason=reason,
+        node_name=node.name,
+        where=Where.of(node),
+    )

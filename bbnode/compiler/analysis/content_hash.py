@@ -1,0 +1,124 @@
+"""Names made of content: of partitions and of backend subgraphs.
+
+Rule: equal content gives an equal name on every machine. Where the author's source stood is
+no content. 64 bits of SHA-256 are plenty: names are compared within one model, and a peer
+checks the whole artifact's digest. The bytes of an attribute, which may be all weights of a
+model, are looked at once in a compile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from bbnode.ir.graph import Attribute, Function, OpNode
+from bbnode.ir.onnx_file import attribute_proto
+
+HEX_DIGITS = 16
+# Shorter attributes stand in a hash as they are.
+_LONGEST_INLINE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class AttributePrint:
+    """An attribute's size in bytes, and bytes that stand for its content."""
+
+    attribute: Attribute  # held, so that its id stays its own
+    size: int
+    content: bytes
+
+
+@dataclass(slots=True)
+class AttributePrints:
+    """What was found out about attributes in one compile, each looked at once.
+
+    Attributes are never changed, and nodes that carry equal ones mostly share them.
+    """
+
+    _known: dict[int, AttributePrint] = field(default_factory=dict)
+
+    def of(self, attribute: Attribute) -> AttributePrint:
+        """Size and content of an attribute."""
+        found = self._known.get(id(attribute))
+        if found is None:
+            data = attribute_proto("", attribute).SerializeToString(deterministic=True)
+            is_long = len(data) > _LONGEST_INLINE_BYTES
+            content = b"#" + hashlib.sha256(data).digest() if is_long else b"=" + data
+            found = AttributePrint(attribute, len(data), content)
+            self._known[id(attribute)] = found
+        return found
+
+    def content(self, attributes: Mapping[str, Attribute]) -> list[tuple[str, bytes]]:
+        """Names and contents of all attributes."""
+        return [(name, self.of(attributes[name]).content) for name in sorted(attributes)]
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def _framed(data: bytes) -> bytes:
+    """With its length before it, so that two pieces never read like two others."""
+    return len(data).to_bytes(8, "big") + data
+
+
+def _said_by(node: OpNode, prints: AttributePrints) -> tuple[object, ...]:
+    """All that a node says, but where its source stood."""
+    return (
+        *(node.op_type, node.domain, node.overload, node.name, node.doc_string),
+        *(node.inputs, node.outputs, node.after, sorted(node.metadata.items())),
+        *(prints.content(node.attributes), node.extras),
+    )
+
+
+def function_digest(function: Function, prints: AttributePrints) -> bytes:
+    """SHA-256 over a body: ports, slots with their configs, opsets, nodes, types; not its name."""
+    said = (
+        sorted((entry.domain, entry.version) for entry in function.opset_imports),
+        function.inputs,
+        function.outputs,
+        function.attributes,
+        prints.content(function.defaults),
+        [_said_by(node, prints) for node in function.nodes],
+        sorted((name, kind.content) for name, kind in function.types.items()),
+    )
+    # Python's own notation of texts, numbers and lists tells all of them apart.
+    return hashlib.sha256(repr(said).encode()).digest()
+
+
+def content_name(
+    function: Function,
+    callees: Iterable[Function],
+    known: Mapping[str, bytes],
+    prints: AttributePrints,
+) -> str:
+    """16 hex digits over a body and the bodies that it calls.
+
+    Args:
+        function: the body.
+        callees: all functions that it reaches, in the model's order.
+        known: digests made before, by function name and domain (`digest_key`).
+        prints: what is known of attributes.
+    """
+    digest = hashlib.sha256(function_digest(function, prints))
+    for callee in callees:
+        key = digest_key(callee)
+        digest.update(_framed(key.encode()))
+        digest.update(known[key] if key in known else function_digest(callee, prints))
+    return digest.hexdigest()[:HEX_DIGITS]
+
+
+def digest_key(function: Function) -> str:
+    """What `content_name` finds a known digest by."""
+    return f"{function.domain}\0{function.name}\0{function.overload}"
+
+
+def same(a: Function, b: Function, prints: AttributePrints) -> bool:
+    """Whether two functions of one name are equal, where their source stood included."""
+    lines_a, lines_b = ([node.source_line for node in function.nodes] for function in (a, b))
+    return (
+        lines_a == lines_b
+        and a.metadata == b.metadata
+        and a.doc_string == b.doc_string
+        and function_digest(a, prints) == function_digest(b, prints)
+    )

@@ -1,0 +1,104 @@
+"""From which entries of a body its ops can fire.
+
+Rule: an entry is what starts an execution: an inbound Recv or RecvReq, an event-sourced
+syscall, or `invoke` with the function's inputs. An op that reads from an entry, directly or
+not, fires in that entry's executions and in no others. Entries are bits of a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, OpNode, is_role
+
+INVOKE = 1  # the bit of `invoke`; the others follow in node order
+
+EVENT_SOURCES = frozenset({"Pulse", "Interval", "EventSource", "LifecyclePhase"})
+
+
+def is_entry(node: OpNode) -> bool:
+    """Whether an op's outputs start executions."""
+    if node.domain == keys.WIRE_DOMAIN:
+        return node.op_type in keys.INBOUND_OPS
+    return node.domain == keys.SYSCALL_DOMAIN and node.op_type in EVENT_SOURCES
+
+
+@dataclass(slots=True)
+class EntryMap:
+    """Masks of entries by node index, for a body in topological order.
+
+    Attributes:
+        origin: entries that the op reads from, by data or `after`.
+        wanted: of an op that reads from none: entries whose ops read from it.
+        beside: of an op that neither of the two is said of: entries for which its inputs are
+            made, constants aside, since those are made everywhere.
+    """
+
+    origin: list[int]
+    wanted: list[int]
+    beside: list[int]
+
+    @classmethod
+    def of(cls, function: Function, reads: Sequence[Sequence[str]]) -> EntryMap:
+        """Follow the values of a body once forward and once back; `reads` as `flow.reads`."""
+        by_value = dict.fromkeys(function.inputs, INVOKE)
+        origin = []
+        bit = INVOKE
+        for node, names in zip(function.nodes, reads, strict=True):
+            mask = 0
+            if is_entry(node):
+                bit <<= 1
+                mask = bit
+            for name in names:
+                mask |= by_value.get(name, 0)
+            origin.append(mask)
+            by_value.update((name, mask) for name in node.outputs if name)
+        wanted = _wanted(function.nodes, reads, origin)
+        return cls(origin, wanted, _beside(function.nodes, reads, origin, wanted))
+
+    def key(self, index: int) -> int:
+        """Entries in whose executions an op fires; 0 when nothing says it."""
+        return self.origin[index] or self.wanted[index]
+
+
+def _wanted(
+    nodes: Sequence[OpNode], reads: Sequence[Sequence[str]], origin: Sequence[int]
+) -> list[int]:
+    by_value: dict[str, int] = {}
+    wanted = [0] * len(nodes)
+    for index in range(len(nodes) - 1, -1, -1):
+        if not origin[index]:
+            for name in nodes[index].outputs:
+                wanted[index] |= by_value.get(name, 0)
+        mask = origin[index] or wanted[index]
+        for name in reads[index] if mask else ():
+            by_value[name] = by_value.get(name, 0) | mask
+    return wanted
+
+
+def _beside(
+    nodes: Sequence[OpNode],
+    reads: Sequence[Sequence[str]],
+    origin: Sequence[int],
+    wanted: Sequence[int],
+) -> list[int]:
+    by_value: dict[str, int] = {}
+    beside = [0] * len(nodes)
+    for index, node in enumerate(nodes):
+        mask = origin[index] or wanted[index]
+        if not mask:
+            for name in reads[index]:
+                mask |= by_value.get(name, 0)
+            beside[index] = mask
+        if node.op_type != "Constant":
+            by_value.update((name, mask) for name in node.outputs if name)
+    return beside
+
+
+def slot_of(node: OpNode) -> str | None:
+    """The slot whose component an op changes or reads; None for backend ops, which are pure."""
+    if not is_role(node):
+        return None
+    return node.metadata.get(keys.SLOT_KEY)

@@ -1,0 +1,163 @@
+"""The order of the ops of one body: what each waits for, topological order, program order.
+
+Rule: what an op needs are its inputs, what the graphs nested in its attributes take from outside,
+its `after` values and the ops in its `control_after`. All of it is linear in the size of a body.
+
+Program order is the recorded order, made topological: an op stands where its author recorded it,
+or as much later as what it needs allows; an op made by the compiler moves up to whoever needs it.
+So two ops without a path between them keep their recorded order, which is what "program order"
+means for slots.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from bbnode.compiler.errors import CyclicGraph
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, OpNode
+
+
+def split_names(text: str | None) -> list[str]:
+    """Return the names in a comma-joined metadata value."""
+    return [name for name in text.split(",") if name] if text else []
+
+
+def control_of(node: OpNode) -> list[str]:
+    """Return the names of the ops that have to fire before this one."""
+    return split_names(node.metadata.get(keys.CONTROL_AFTER_KEY))
+
+
+def rename_node(node: OpNode, names: Mapping[str, str]) -> None:
+    """Rename the values that a node reads, waits for, makes and joins; unknown names stay."""
+    node.rename(names)
+    if node.domain == keys.WIRE_DOMAIN:
+        joined = node.metadata.get(keys.FAN_IN_KEY)
+        if joined is not None and joined in names:
+            node.metadata[keys.FAN_IN_KEY] = names[joined]
+
+
+def needs_of(nodes: Sequence[OpNode]) -> list[list[int]]:
+    """Per node, the indices of the nodes that must fire before it: data, `after`, control."""
+    made: dict[str, int] = {}
+    by_name: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        by_name[node.name] = index
+        for name in node.outputs:
+            made.setdefault(name, index)
+    made.pop("", None)
+    needs = []
+    for node in nodes:
+        before = [made[name] for name in node.reads if name in made]
+        if keys.CONTROL_AFTER_KEY in node.metadata:
+            before += [by_name[name] for name in control_of(node) if name in by_name]
+        needs.append(before)
+    return needs
+
+
+def is_sorted(needs: Iterable[Sequence[int]]) -> bool:
+    """Whether nodes that need these (`needs_of`) stand behind all that they need."""
+    return not any(before and max(before) >= index for index, before in enumerate(needs))
+
+
+def topological(function: Function, needs: Sequence[Sequence[int]] | None = None) -> list[int]:
+    """Indices of the nodes, sorted over data, `after` and `control_after`.
+
+    Where the order is free, recorded order stays. `needs` is what `needs_of` gives, where it is
+    known already. Raises CyclicGraph naming one cycle.
+    """
+    if needs is None:
+        needs = needs_of(function.nodes)
+    if is_sorted(needs):
+        return list(range(len(needs)))
+    return _kahn(needs, [node.name for node in function.nodes])
+
+
+def _kahn(needs: Sequence[Sequence[int]], names: Sequence[str]) -> list[int]:
+    waiting = [len(set(before)) for before in needs]
+    consumers: list[list[int]] = [[] for _ in needs]
+    for index, before in enumerate(needs):
+        for producer in set(before):
+            consumers[producer].append(index)
+    ready = [index for index, count in enumerate(waiting) if not count]
+    order = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for consumer in consumers[index]:
+            waiting[consumer] -= 1
+            if not waiting[consumer]:
+                heapq.heappush(ready, consumer)
+    if len(order) < len(needs):
+        raise CyclicGraph(involves=tuple(names[i] for i in _one_cycle(needs, set(order))))
+    return order
+
+
+def _one_cycle(needs: Sequence[Sequence[int]], done: set[int]) -> Iterator[int]:
+    """Walks back from an unsorted node: every one of them waits for another unsorted one."""
+    at = next(index for index in range(len(needs)) if index not in done)
+    seen: dict[int, int] = {}
+    path: list[int] = []
+    while at not in seen:
+        seen[at] = len(path)
+        path.append(at)
+        at = next(before for before in needs[at] if before not in done)
+    return reversed(path[seen[at] :])
+
+
+def reorder(function: Function, order: Sequence[int]) -> None:
+    """Put the nodes in the given order."""
+    if list(order) == list(range(len(function.nodes))):
+        return
+    function.nodes = [function.nodes[index] for index in order]
+
+
+def program_order(
+    nodes: Sequence[OpNode], needs: Sequence[Sequence[int]] | None = None
+) -> list[int]:
+    """Indices of `nodes` in program order. Raises CyclicGraph naming one cycle.
+
+    `needs` is what `needs_of` gives, where it is known already.
+    """
+    if needs is None:
+        needs = needs_of(nodes)
+    if is_sorted(needs):
+        return list(range(len(needs)))
+    order: list[int] = []
+    state = [0] * len(nodes)  # 0 new, 1 on the path, 2 placed
+    for root in range(len(nodes)):
+        if state[root]:
+            continue
+        state[root] = 1
+        path = [(root, iter(needs[root]))]
+        while path:
+            index, rest = path[-1]
+            before = next(rest, None)
+            if before is None:
+                state[index] = 2
+                order.append(index)
+                path.pop()
+            elif not state[before]:
+                state[before] = 1
+                path.append((before, iter(needs[before])))
+            elif state[before] == 1:
+                ring = [i for i, _ in path]
+                ring = ring[ring.index(before) :]
+                raise CyclicGraph(involves=tuple(nodes[i].name for i in reversed(ring)))
+    return order
+
+
+def in_program_order(nodes: Sequence[OpNode]) -> list[OpNode]:
+    """The nodes themselves, in program order."""
+    return [nodes[index] for index in program_order(nodes)]
+
+
+def add_control(node: OpNode, names: Iterable[str]) -> bool:
+    """Add node names to a node's `control_after`; says whether that changed anything."""
+    known = control_of(node)
+    merged = list(dict.fromkeys([*known, *names]))
+    if merged == known:
+        return False
+    node.metadata[keys.CONTROL_AFTER_KEY] = ",".join(merged)
+    return True

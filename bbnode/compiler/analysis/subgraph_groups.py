@@ -1,0 +1,168 @@
+"""Which backend ops run as one graph.
+
+Rule: fusing must not be seen. Ops share a group when they are connected, no path leads out of
+the group and back in, and every value that others read from the group would come at the same
+time without it. That time is a *stage*: the set of things a value waits for that can come
+late or not at all (inputs, receivers, ops that suspend or fail by themselves).
+
+How: along every edge two marks only grow, the number of times a path has left a group
+(`level`) and the stage. Ops of one slot with equal marks that are connected form a group; a
+ring of groups would have to pass an edge between equal marks, which lies inside a group. An
+op that only its own group reads may wait for the group, and takes its readers' marks.
+All of it is linear in nodes and edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bbnode.compiler.analysis.content_hash import AttributePrints
+from bbnode.compiler.typing.peer_lists import moves_peers
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, OpNode, is_onnx_op
+
+# Ops that hand on what they read, or what was there from the start: they add no stage.
+TRANSPARENT = frozenset(
+    {*keys.GATE_OPS, "PassThrough", "Tee", "Constant", "OnTrigger", "Clock", "RngU64"}
+)
+# A constant up to this size is copied into each group that reads it, so that shapes and axes
+# are constants there; a larger one (weights) stays a value that groups share.
+MAX_COPIED_CONSTANT_BYTES = 4096
+
+Marks = tuple[int, int]  # level, stage
+
+
+@dataclass(slots=True)
+class Groups:
+    """Groups of node indices, in node order.
+
+    Attributes:
+        members: indices of each group; groups in the order of their first nodes.
+        copied: indices of constants that belong to no group but to all their readers'.
+        needs: what each node of the function waits for, as `needs_of` gives it.
+    """
+
+    members: list[list[int]] = field(default_factory=list)
+    copied: set[int] = field(default_factory=set)
+    needs: list[list[int]] = field(default_factory=list)
+
+
+def backend_slot(node: OpNode) -> str | None:
+    """The backend slot that runs an upstream ONNX op, or None for every other op."""
+    if not is_onnx_op(node):
+        return None
+    if any(attribute.reference for attribute in node.attributes.values()):
+        return None  # it needs the attributes of the function that it stands in
+    return node.metadata.get(keys.SLOT_KEY)
+
+
+def find_groups(function: Function, needs: list[list[int]], prints: AttributePrints) -> Groups:
+    """The groups of a function whose nodes are in topological order; `needs` as `needs_of`."""
+    nodes = list(function.nodes)
+    slots = [None if moves_peers(node, function.kind_of) else backend_slot(node) for node in nodes]
+    if not any(slots):
+        return Groups(needs=needs)
+    return _Finder(function, nodes, slots, needs, prints).find()
+
+
+class _Finder:
+    def __init__(
+        self,
+        function: Function,
+        nodes: Sequence[OpNode],
+        slots: Sequence[str | None],
+        needs: list[list[int]],
+        prints: AttributePrints,
+    ) -> None:
+        self._prints = prints
+        self._nodes = nodes
+        self._slots = slots
+        self._needs = needs
+        self._inputs = {name: 1 << bit for bit, name in enumerate(function.inputs)}
+        outputs = set(function.outputs)
+        self._is_output = [any(name in outputs for name in node.outputs) for node in nodes]
+        self._readers: list[list[int]] = [[] for _ in nodes]
+        for index, before in enumerate(self._needs):
+            for need in set(before):
+                self._readers[need].append(index)
+
+    def find(self) -> Groups:
+        marks = self._marks()
+        copied = self._raise(marks)
+        parents = list(range(len(self._nodes)))
+        for index, before in enumerate(self._needs):
+            for need in before:
+                if (
+                    self._same_slot(need, index)
+                    and marks[need] == marks[index]
+                    and need not in copied
+                ):
+                    parents[_top(parents, need)] = _top(parents, index)
+        members: dict[int, list[int]] = {}
+        for index, slot in enumerate(self._slots):
+            if slot is not None and index not in copied:
+                members.setdefault(_top(parents, index), []).append(index)
+        return Groups(list(members.values()), copied, self._needs)
+
+    def _marks(self) -> list[Marks]:
+        bit = 1 << len(self._inputs)
+        marks: list[Marks] = []
+        for index, node in enumerate(self._nodes):
+            level = stage = 0
+            for need in self._needs[index]:
+                before, known = marks[need]
+                leaves = self._slots[need] is not None and not self._same_slot(need, index)
+                level = max(level, before + leaves)
+                stage |= known
+            for name in node.reads if self._inputs else ():
+                stage |= self._inputs.get(name, 0)
+            if self._slots[index] is None and not _is_transparent(node):
+                stage |= bit
+                bit <<= 1
+            marks.append((level, stage))
+        return marks
+
+    def _raise(self, marks: list[Marks]) -> set[int]:
+        """Give ops that only their group reads its marks; gives the constants to copy."""
+        copied = set()
+        for index in range(len(self._nodes) - 1, -1, -1):
+            readers = self._readers[index]
+            if self._slots[index] is None or self._is_output[index] or not readers:
+                continue
+            if not all(self._same_slot(index, reader) for reader in readers):
+                continue
+            wanted = {marks[reader] for reader in readers}
+            if len(wanted) == 1:
+                marks[index] = wanted.pop()
+            elif self._is_small_constant(self._nodes[index]) and not self._is_waited_for(index):
+                copied.add(index)
+        return copied
+
+    def _is_waited_for(self, index: int) -> bool:
+        names = set(self._nodes[index].outputs)
+        return any(names & set(self._nodes[r].after) for r in self._readers[index])
+
+    def _is_small_constant(self, node: OpNode) -> bool:
+        if node.op_type != "Constant" or node.inputs or node.after:
+            return False
+        if node.graphs:
+            return False
+        size = sum(self._prints.of(attribute).size for attribute in node.attributes.values())
+        return size <= MAX_COPIED_CONSTANT_BYTES
+
+    def _same_slot(self, a: int, b: int) -> bool:
+        return self._slots[a] is not None and self._slots[a] == self._slots[b]
+
+
+def _top(parents: list[int], index: int) -> int:
+    while parents[index] != index:
+        parents[index] = parents[parents[index]]
+        index = parents[index]
+    return index
+
+
+def _is_transparent(node: OpNode) -> bool:
+    if node.domain in (keys.SYSCALL_DOMAIN, "", keys.ONNX_DOMAIN):
+        return node.op_type in TRANSPARENT
+    return False

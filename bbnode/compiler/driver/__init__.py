@@ -1,0 +1,1 @@
+"""From a caller's model through the passes to the compiled one."""

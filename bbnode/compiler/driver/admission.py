@@ -1,0 +1,63 @@
+"""What a model has to be before any pass looks at it.
+
+Rule: the caller's model becomes plain objects here, once; everything behind works on those and
+never changes the caller's.
+"""
+
+from __future__ import annotations
+
+from onnx import ModelProto
+
+from bbnode.compiler.errors import (
+    AlreadyCompiled,
+    DuplicateFunction,
+    EmptyFunctionTable,
+    IrVersionMismatch,
+    ModelOutOfBounds,
+)
+from bbnode.compiler.unit import CompilationUnit, CompileOptions
+from bbnode.ir.bounds import OutOfBounds
+from bbnode.ir.graph import Program
+from bbnode.ir.onnx_file import program_of
+from bbnode.ir.reopen import NotReopenable, is_compiled, reopen
+
+
+def admit(model: ModelProto | Program, options: CompileOptions) -> CompilationUnit:
+    """The unit of a compile.
+
+    Raises EmptyFunctionTable, AlreadyCompiled, IrVersionMismatch, DuplicateFunction,
+    ModelOutOfBounds; TypeError when it is neither a ModelProto nor a Program.
+    """
+    program = _program(model)
+    if is_compiled(program):
+        try:
+            program = reopen(program)
+        except NotReopenable as error:
+            raise AlreadyCompiled(detail=str(error)) from error
+    if not program.functions:
+        raise EmptyFunctionTable()
+    if program.ir_version != options.target_version:
+        raise IrVersionMismatch(expected=options.target_version, got=program.ir_version)
+    seen = set()
+    for function in program.functions:
+        key = function.key
+        if key in seen:
+            raise DuplicateFunction(domain=function.domain, function=function.name)
+        seen.add(key)
+    unit = CompilationUnit(program=program)
+    unit.recording.observe(program)
+    return unit
+
+
+def _program(model: ModelProto | Program) -> Program:
+    """Return a program of the compile's own."""
+    if isinstance(model, Program):
+        return model.copy()
+    if not isinstance(model, ModelProto):
+        raise TypeError(
+            f"compile takes what Module.build() or record() returns, got {type(model).__name__}"
+        )
+    try:
+        return program_of(model)
+    except OutOfBounds as error:
+        raise ModelOutOfBounds(detail=str(error)) from error

@@ -1,0 +1,201 @@
+"""What has to hold between two passes, and who made or changed what.
+
+Rule: cheap and structural, linear in the size of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from bbnode.compiler.analysis.order import split_names, topological
+from bbnode.compiler.errors import CyclicGraph, ExpansionFailed, PassInvariantBroken, Where
+from bbnode.compiler.unit import CompilationUnit
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key
+
+# Domains whose ops can only be calls.
+CALL_DOMAINS = frozenset({keys.MODULE_DOMAIN, keys.BACKEND_SUBGRAPH_DOMAIN})
+
+_U64_DIGITS = 20
+
+# Metadata that later passes and the engine parse as a natural number.
+NUMBER_KEYS = (
+    keys.SLOT_ID_KEY,
+    keys.INSTANCE_KEY,
+    keys.CHAIN_DEPTH_KEY,
+    keys.DEADLINE_NS_KEY,
+    keys.SITE_ID_KEY,
+    keys.TYPE_HASH_KEY,
+    keys.RECV_SLOT_ID_KEY,
+)
+
+
+def check(unit: CompilationUnit, pass_name: str) -> None:
+    """Raise PassInvariantBroken naming `pass_name` when the program is malformed."""
+    bodies = unit.bodies()
+    table = frozenset(body.key for body in bodies)
+    if len(table) != len(bodies):
+        raise PassInvariantBroken(
+            pass_name=pass_name, detail="two functions of the model have one name"
+        )
+    for body in bodies:
+        if _is_sound(body, table):
+            continue
+        fault = next(_faults(body, table), None)
+        if fault is not None:
+            raise PassInvariantBroken(
+                pass_name=pass_name,
+                detail=f"in function {body.name!r} {fault[1]}",
+                where=Where() if fault[0] is None else Where.of(body.nodes[fault[0]]),
+            )
+
+
+def is_sound(unit: CompilationUnit) -> bool:
+    """Whether `check` would find nothing."""
+    try:
+        check(unit, "")
+    except PassInvariantBroken:
+        return False
+    return True
+
+
+def _is_sound(function: Function, table: frozenset[FunctionKey]) -> bool:
+    """Whether a function has no fault and its ops stand in order, found in one walk.
+
+    Most functions do, behind most passes; what is wrong with another one says `_faults`.
+    """
+    made = set(function.inputs)
+    count = len(made)
+    names: set[str] = set()
+    for node in function.nodes:
+        metadata = node.metadata
+        for key in NUMBER_KEYS:
+            if key in metadata and not is_natural(metadata[key]):
+                return False
+        if node.domain in CALL_DOMAINS and call_key(node) not in table:
+            return False
+        try:
+            reads = node.reads
+        except ExpansionFailed:
+            return False
+        if not made.issuperset(reads):
+            return False
+        control = metadata.get(keys.CONTROL_AFTER_KEY)
+        if control and not names.issuperset(split_names(control)):
+            return False
+        names.add(node.name)
+        for name in node.outputs:
+            if name:
+                made.add(name)
+                count += 1
+    are_unique = len(names) == len(function.nodes) and len(made) == count
+    return are_unique and made.issuperset(function.outputs)
+
+
+Fault = tuple[int | None, str]  # index of the node concerned
+
+
+def _faults(function: Function, table: frozenset[FunctionKey]) -> Iterator[Fault]:
+    """What is malformed in one function."""
+    made: dict[str, int] = dict.fromkeys(function.inputs, -1)
+    node_at: dict[str, int] = {}
+    for index, node in enumerate(function.nodes):
+        if node_at.setdefault(node.name, index) != index:
+            yield index, f"two nodes are called {node.name!r}"
+        for name in filter(None, node.outputs):
+            if made.setdefault(name, index) != index:
+                yield index, f"value {name!r} is made twice, here by {node.name!r}"
+        if node.domain in CALL_DOMAINS and call_key(node) not in table:
+            yield index, f"{node.name!r} calls {node.op_type!r}, which is not in the model"
+    needs = []
+    for index, node in enumerate(function.nodes):
+        for key in NUMBER_KEYS:
+            text = node.metadata.get(key)
+            if text is not None and not is_natural(text):
+                yield index, f"{key} of {node.name!r} is {text!r}, not a natural number"
+        before: list[int] = []
+        try:
+            reads = node.computes_with
+        except ExpansionFailed as error:
+            reads = ()
+            yield index, error.reason
+        for verb, names in (("reads", reads), ("waits for", node.after)):
+            for name in names:
+                if name not in made:
+                    yield index, f"{node.name!r} {verb} {name!r}, which nothing makes"
+                before.append(made.get(name, -1))
+        for name in split_names(node.metadata.get(keys.CONTROL_AFTER_KEY)):
+            if name not in node_at:
+                yield index, f"{node.name!r} waits for the op {name!r}, which is not there"
+            before.append(node_at.get(name, -1))
+        needs.append([need for need in before if need >= 0])
+    for name in function.outputs:
+        if name not in made:
+            yield None, f"the output {name!r} is made by no op"
+    try:
+        topological(function, needs)
+    except CyclicGraph as error:
+        yield None, f"the ops {', '.join(error.involves)} wait for each other"
+
+
+def is_natural(text: str) -> bool:
+    """Whether a metadata value is the decimal of a u64."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _U64_DIGITS):
+        return False
+    return len(text) < _U64_DIGITS or int(text) < 1 << 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHistory:
+    """Which pass made a node ("" = recorded) and which ones changed it, in order."""
+
+    made_by: str
+    changed_by: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class History:
+    """Follows nodes through the passes, by name. Off unless asked for: it copies every node.
+
+    Nodes of the root and of the partition mains go by their name, since a partition keeps it;
+    nodes of other functions by `<function>::<node>`.
+    """
+
+    _content: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    _made_by: dict[str, str] = field(default_factory=dict)
+    _changed_by: dict[str, list[str]] = field(default_factory=dict)
+
+    def observe(self, unit: CompilationUnit, pass_name: str) -> None:
+        """Compare with what was there before; `pass_name` is "" for the recorded program."""
+        found: dict[str, tuple[object, ...]] = {}
+        for name, node in self._nodes(unit):
+            content = node.content()
+            found[name] = content
+            before = self._content.get(name)
+            if before is None:
+                self._made_by.setdefault(name, pass_name)
+            elif before != content:
+                self._changed_by.setdefault(name, []).append(pass_name)
+        self._content = found
+
+    def result(self) -> dict[str, NodeHistory]:
+        """The history of every node that is there at the end."""
+        return {
+            name: NodeHistory(
+                made_by=self._made_by[name], changed_by=tuple(self._changed_by.get(name, ()))
+            )
+            for name in self._content
+        }
+
+    @staticmethod
+    def _nodes(unit: CompilationUnit) -> Iterator[tuple[str, OpNode]]:
+        mains = list(unit.partitions.values())
+        for index, function in enumerate(unit.bodies()):
+            is_main = (
+                index < len(mains)
+                or function.metadata.get(keys.TARGET_KEY) is not None
+                or function.metadata.get(keys.ROOT_KEY) is not None
+            )
+            for node in function.nodes:
+                yield (node.name if is_main else f"{function.name}::{node.name}"), node

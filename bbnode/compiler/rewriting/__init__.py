@@ -1,0 +1,1 @@
+"""Changes of a program that several passes share."""

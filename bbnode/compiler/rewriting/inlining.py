@@ -1,0 +1,154 @@
+"""Splicing one function's body into the place of a call.
+
+Rule: everything the body makes is named `<call node>/<its name>`, so that two calls of one
+function never meet; the call's own inputs and outputs keep the caller's names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bbnode.compiler.analysis.order import rename_node
+from bbnode.ir import keys, types
+from bbnode.ir.graph import Attribute, Function, OpNode, Opset, inherit, is_onnx_op
+from bbnode.ir.types import TypeNode
+
+
+@dataclass(slots=True)
+class Splice:
+    """What one call becomes."""
+
+    nodes: list[OpNode] = field(default_factory=list)
+    types: dict[str, TypeNode] = field(default_factory=dict)
+
+
+def splice(call: OpNode, callee: Function, caller_home: str) -> Splice:
+    """The nodes that take the place of `call`.
+
+    The call's `after` holds back every op of the body that no other op of the body holds back.
+    A body whose Module names a home of its own keeps it, in metadata `home` on its nodes.
+    """
+    names = _value_names(call, callee)
+    made = {name for node in callee.nodes for name in node.outputs if name}
+    attributes = {**callee.defaults, **call.attributes}
+    waits = call.after
+    home = _own_home(callee, caller_home)
+    out = Splice()
+    for original in callee.nodes:
+        node = original.copy()
+        _resolve_references(node, attributes)
+        is_first = not any(name in made for name in node.reads)
+        rename_node(node, names)
+        node.name = f"{call.name}/{original.name}"
+        if waits and is_first:
+            node.after = (*waits, *node.after)
+        if home is not None and node.metadata.get(keys.HOME_KEY) is None:
+            node.metadata[keys.HOME_KEY] = home
+        _inherit_slot(node, call)
+        out.nodes.append(node)
+    out.nodes.extend(_aliases(call, callee, names))
+    for value, kind in callee.kinds().items():
+        renamed = names.get(value, "")
+        if renamed:
+            out.types[renamed] = types.meet(kind, out.types.get(renamed, types.ANY)) or kind
+    return out
+
+
+def _value_names(call: OpNode, callee: Function) -> dict[str, str]:
+    names = {
+        formal: call.inputs[index] if index < len(call.inputs) else ""
+        for index, formal in enumerate(callee.inputs)
+    }
+    made = [name for node in callee.nodes for name in node.outputs if name]
+    local = set(made)
+    for formal, actual in zip(callee.outputs, call.outputs, strict=False):
+        if actual and formal in local and formal not in names:
+            names[formal] = actual
+    for name in made:
+        names.setdefault(name, f"{call.name}/{name}")
+    return names
+
+
+def _aliases(call: OpNode, callee: Function, names: dict[str, str]) -> list[OpNode]:
+    """Outputs that are a formal input, or a value given out twice: passed through."""
+    nodes = []
+    for index, (formal, actual) in enumerate(zip(callee.outputs, call.outputs, strict=False)):
+        source = names.get(formal, formal)
+        if actual and source != actual:
+            node = OpNode(
+                domain=keys.SYSCALL_DOMAIN,
+                op_type="PassThrough",
+                name=f"{call.name}/PassThrough_out_{index}",
+                inputs=[source],
+                outputs=[actual],
+                source_line=call.source_line,
+                made_by="inline_for_partition",
+            )
+            inherit(node, call, (keys.MODULE_INSTANCE_KEY,))
+            nodes.append(node)
+    return nodes
+
+
+def references(node: OpNode) -> set[str]:
+    """Return the parameters that attributes of the op, and of those in its graphs, stand for."""
+    nested = (inner for graph in node.graphs for inner in graph.all_nodes())
+    return {a.reference for each in (node, *nested) for a in each.attributes.values()} - {""}
+
+
+def _resolve_references(node: OpNode, values: Mapping[str, Attribute]) -> int:
+    """Put values in the place of references to them; gives how many."""
+
+    def refers(node: OpNode) -> bool:
+        return any(a.reference in values for a in node.attributes.values() if a.reference)
+
+    def resolve(node: OpNode) -> None:
+        node.attributes = {
+            name: values.get(a.reference, a) if a.reference else a
+            for name, a in node.attributes.items()
+        }
+
+    wanted = references(node) & values.keys() if node.attributes else ()
+    if wanted:
+        resolve(node)
+        node.change_graphs(refers, resolve)
+    return len(wanted)
+
+
+def resolve_defaults(function: Function) -> int:
+    """Replace references to the function's own defaulted attributes; gives how many."""
+    if not function.defaults:
+        return 0
+    return sum(_resolve_references(node, function.defaults) for node in function.nodes)
+
+
+def _own_home(callee: Function, caller_home: str) -> str | None:
+    home = callee.metadata.get(keys.HOME_KEY)
+    return None if home in (None, keys.SELF_CLASS, caller_home) else home
+
+
+def _inherit_slot(node: OpNode, call: OpNode) -> None:
+    """A plain ONNX body that is called through a backend slot runs on that slot."""
+    if not is_onnx_op(node) or node.metadata.get(keys.SLOT_KEY) is not None:
+        return
+    inherit(node, call, _SLOT_KEYS)
+
+
+_SLOT_KEYS = (
+    keys.SLOT_KEY,
+    keys.SLOT_ID_KEY,
+    keys.REQUIRED_TRAIT_KEY,
+    keys.CONCRETE_TYPE_KEY,
+    keys.INSTANCE_KEY,
+)
+
+
+def merge_opsets(into: Function, callee: Function, spliced: Splice) -> None:
+    """Import what the spliced body needs; the caller checked that versions agree."""
+    wanted = {entry.domain: entry.version for entry in callee.opset_imports}
+    if any(node.domain == keys.SYSCALL_DOMAIN for node in spliced.nodes):
+        wanted.setdefault(keys.SYSCALL_DOMAIN, keys.BB_OPSET_VERSION)
+    known = {entry.domain for entry in into.opset_imports}
+    for domain, version in wanted.items():
+        if domain not in known:
+            into.opset_imports.append(Opset(domain, version))

@@ -1,0 +1,1 @@
+"""The constraints on the types of values."""

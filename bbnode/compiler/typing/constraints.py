@@ -1,0 +1,432 @@
+"""The type constraints of one function.
+
+Rule: this is where ops turn into constraints; how constraints are kept is the network's
+matter, and in which order they are solved is the pass's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from onnx import TypeProto
+
+from bbnode.compiler.analysis.order import split_names
+from bbnode.compiler.analysis.signatures import canonical, versions_of
+from bbnode.compiler.errors import IncompatibleStorageOnEdge, TypeConstraintFailed, Where
+from bbnode.compiler.typing import onnx_types
+from bbnode.compiler.typing.onnx_types import InferenceFailed, OpRule
+from bbnode.compiler.typing.peer_lists import Works, may_move_peers, narrowings, refusal, works
+from bbnode.ir import keys, opset, types
+from bbnode.ir.graph import (
+    Function,
+    FunctionKey,
+    OpNode,
+    Program,
+    Tensor,
+    ValueType,
+    call_key,
+    is_onnx_op,
+    is_wire,
+)
+from bbnode.ir.onnx_file import type_of
+from bbnode.ir.opset import OpSpec, Port
+from bbnode.ir.types import TypeNode
+
+
+class FunctionTypes:
+    """One function's values in the network, and the constraints of its ops."""
+
+    def __init__(self, function: Function, program: Program, network: TypeNetwork) -> None:
+        self.function = function
+        self._network = network
+        self._ir_version = program.ir_version
+        self._versions = versions_of(function, program)
+        self._declared: dict[str, TypeNode | None] = {}
+        self._ids: dict[str, int] = {}
+        self._to_infer: list[OpNode] = []
+        self._graph_ops: list[tuple[OpNode, list[tuple[str, onnx_types.PortRule]]]] = []
+        self._movers: list[OpNode] = []  # ops on peers or on tensors: nothing says which, yet
+        for name, declared in function.types.items():
+            kind = declared.kind
+            self._declared[name] = kind
+            self._ids[name] = network.add(kind or types.ANY, foreign=declared.is_foreign)
+
+    def id_of(self, value: str) -> int:
+        """The value's number in the network."""
+        number = self._ids.get(value)
+        if number is None:
+            number = self._ids[value] = self._network.add(types.ANY)
+        return number
+
+    # --- collecting -----------------------------------------------------------------------
+
+    def constrain(self, functions: Mapping[FunctionKey, FunctionTypes]) -> None:
+        """Add the constraints of every op."""
+        for name in self.function.inputs:
+            self.id_of(name)
+        for node in self.function.nodes:
+            for name in node.outputs:
+                if name:
+                    self.id_of(name)
+            try:
+                self._constrain(node, functions.get(call_key(node)))
+            except Conflict as conflict:
+                raise self._failed(node, conflict) from conflict
+
+    def _constrain(self, node: OpNode, callee: FunctionTypes | None) -> None:
+        spec = opset.lookup_op(node.domain, node.op_type)
+        if callee is not None:
+            self._constrain_call(node, callee)
+        elif spec is not None:
+            self._constrain_by_table(node, spec)
+        elif is_onnx_op(node):
+            if not may_move_peers(node):
+                self._constrain_by_schema(node)
+            elif self._constrain_mover(node) is not Works.ON_TENSORS:
+                self._movers.append(node)
+
+    def _constrain_call(self, node: OpNode, callee: FunctionTypes) -> None:
+        formals = (callee.function.inputs, callee.function.outputs)
+        for actual_names, formal_names in zip((node.inputs, node.outputs), formals, strict=True):
+            for actual, formal in zip(actual_names, formal_names, strict=False):
+                if actual:
+                    self._network.unite(self.id_of(actual), callee.id_of(formal))
+
+    def _constrain_by_table(self, node: OpNode, spec: OpSpec) -> None:
+        variables: dict[str, int] = {}
+        for names, ports in ((node.inputs, spec.inputs), (node.outputs, spec.outputs)):
+            for name, port in _at_ports(names, ports):
+                if name.startswith(keys.SEND_SENTINEL_PREFIX):
+                    continue  # what a synthesised Send makes in the place of its recorded outputs
+                number = self.id_of(name)
+                if isinstance(port.type, TypeNode):
+                    self._network.narrow(number, port.type)
+                else:
+                    self._network.unite(variables.setdefault(port.type, number), number)
+        for name, kind in _from_attributes(node):
+            self._network.narrow(self.id_of(name), kind)
+        joined = node.metadata.get(keys.FAN_IN_KEY) if is_wire(node) else None
+        if joined is not None:  # all sends of one port carry one type
+            self._network.unite(self.id_of(joined), self.id_of(node.inputs[0]))
+
+    def _constrain_by_schema(self, node: OpNode) -> None:
+        domain = canonical(node.domain)
+        rule = onnx_types.rule_of(domain, node.op_type, self._versions.get(domain, 0))
+        if rule is None:
+            return
+        values = list(_graph_values(node, rule))
+        self._graph_ops.append((node, values))
+        variables: dict[str, int] = {}
+        for name, port in values:
+            if port.variable is not None:
+                number = self.id_of(name)
+                self._network.unite(variables.setdefault(port.variable, number), number)
+            if port.allowed is not None and len(port.allowed) == 1:
+                self._network.narrow(self.id_of(name), next(iter(port.allowed)))
+        if rule.open_outputs:
+            self._to_infer.append(node)
+
+    # --- solving --------------------------------------------------------------------------
+
+    def _kind_of(self, value: str) -> TypeNode | None:
+        """What is known of a value's type; None outside our lattice."""
+        number = self.id_of(value)
+        return None if self._network.is_foreign(number) else self._network.type_of(number)
+
+    def _constrain_mover(self, node: OpNode) -> Works:
+        """Constrain an op that moves peers or tensors about, as soon as types say which."""
+        found = works(node, self._kind_of)
+        if any(self._network.is_foreign(self.id_of(name)) for name in node.inputs if name):
+            found = Works.ON_TENSORS
+        if found is Works.ON_TENSORS:
+            self._constrain_by_schema(node)
+        elif found is Works.ON_PEERS:
+            refused = refusal(node, self._kind_of)
+            if refused is not None:
+                raise TypeConstraintFailed(op=node.name, detail=refused, where=Where.of(node))
+            for name, kind in narrowings(node, self._kind_of):
+                self._network.narrow(self.id_of(name), kind)
+        return found
+
+    def settle_movers(self, *, finally_tensors: bool = False) -> None:
+        """Look again at ops of which nothing said what they move.
+
+        Args:
+            finally_tensors: those of which still nothing says it take ONNX's schemas.
+        """
+        waiting, self._movers = self._movers, []
+        for node in waiting:
+            try:
+                found = self._constrain_mover(node)
+                if found is Works.OPEN and finally_tensors:
+                    self._constrain_by_schema(node)
+                elif found is not Works.ON_TENSORS:
+                    self._movers.append(node)  # more may become known on its other side
+            except Conflict as conflict:
+                raise self._failed(node, conflict) from conflict
+
+    def infer(self) -> None:
+        """Let ONNX infer what the schemas' variables left open; keeps what is still open."""
+        self.settle_movers()
+        still_open = []
+        for node in self._to_infer:
+            known = {name: self._network.type_of(self.id_of(name)) for name in node.computes_with}
+            try:
+                found = onnx_types.infer(node, known, self._versions, self._ir_version)
+                for name, proto in found.items():
+                    self._take_inferred(name, proto)
+            except Conflict as conflict:
+                raise self._failed(node, conflict) from conflict
+            except InferenceFailed as error:
+                if all(kind.is_leaf for kind in known.values()):
+                    raise TypeConstraintFailed(
+                        op=node.name, detail=str(error), where=Where.of(node)
+                    ) from error
+            if any(self._is_open(name) for name in node.outputs if name):
+                still_open.append(node)
+        self._to_infer = still_open
+
+    def _take_inferred(self, name: str, proto: TypeProto) -> None:
+        found = type_of(proto)
+        if found.is_foreign:
+            self._network.make_foreign(self.id_of(name))
+        elif found.kind is not None:
+            self._network.narrow(self.id_of(name), found.kind)
+
+    def _is_open(self, name: str) -> bool:
+        number = self.id_of(name)
+        return not self._network.is_foreign(number) and not self._network.type_of(number).is_leaf
+
+    def default_peers(self) -> None:
+        """Peers of a send that are still open are a PeerIdVec."""
+        for node in self.function.nodes:
+            if is_wire(node, keys.OP_SEND, keys.OP_SEND_REQ_BATCHED) and len(node.inputs) > 1:
+                number = self.id_of(node.inputs[1])
+                if not self._network.type_of(number).is_leaf:
+                    try:
+                        self._network.narrow(number, types.PEER_ID_VEC)
+                    except Conflict as conflict:
+                        raise self._failed(node, conflict) from conflict
+
+    def default_triggers(self) -> None:
+        """Function inputs that nothing computes with are Triggers, if they may be anything."""
+        for name in self._unread_inputs():
+            number = self.id_of(name)
+            if self._network.type_of(number) is types.ANY:
+                self._network.narrow(number, types.TRIGGER)
+
+    def _unread_inputs(self) -> list[str]:
+        """Function inputs that no op computes with and nobody hands out."""
+        used = set(self.function.outputs)
+        for node in self.function.nodes:
+            used.update(node.computes_with)
+        return [name for name in self.function.inputs if name not in used]
+
+    # --- results --------------------------------------------------------------------------
+
+    def check_allowed(self) -> None:
+        """Raise TypeConstraintFailed where a schema does not take a value's type."""
+        for node, values in self._graph_ops:
+            for name, port in values:
+                number = self.id_of(name)
+                kind = self._network.type_of(number)
+                if port.allowed is None or not kind.is_leaf or self._network.is_foreign(number):
+                    continue
+                if kind not in port.allowed:
+                    takes = ", ".join(sorted(leaf.name for leaf in port.allowed))
+                    raise TypeConstraintFailed(
+                        op=node.name,
+                        detail=f"{name!r} is {kind.name}, {node.op_type} takes {takes}",
+                        where=Where.of(node),
+                    )
+
+    def abstract_values(self) -> list[tuple[str, TypeNode]]:
+        """Values whose type is no leaf, inputs first, then in recorded order.
+
+        An input that nothing computes with is none of them: no op and no peer ever gets it.
+        """
+        names = [*self.function.inputs]
+        for node in self.function.nodes:
+            names.extend(name for name in node.outputs if name)
+        found = [name for name in names if self._is_open(name)]
+        if found and found[0] in self.function.inputs:
+            unread = set(self._unread_inputs())
+            found = [name for name in found if name not in unread]
+        return [(name, self._network.type_of(self.id_of(name))) for name in found]
+
+    def write(self) -> int:
+        """Write what was found into value_info; gives the number of leaf types."""
+        changed: dict[str, TypeNode] = {}
+        resolved = 0
+        for name, number in self._ids.items():
+            if self._network.is_foreign(number):
+                continue
+            kind = self._network.type_of(number)
+            resolved += kind.is_leaf
+            if self._declared.get(name) is not kind:
+                changed[name] = kind
+        if changed:
+            self.function.declare(changed)
+        for node in self.function.nodes:
+            if node.op_type == keys.OP_BUNDLE and node.domain == keys.COMPOSITE_DOMAIN:
+                self._write_child_types(node)
+        return resolved
+
+    def _write_child_types(self, node: OpNode) -> None:
+        if node.attr("child_types", b""):
+            return
+        kinds = [self._network.type_of(self.id_of(name)) for name in node.inputs]
+        if kinds and all(kind.is_leaf for kind in kinds):
+            node.set_attr("child_types", ",".join(kind.id for kind in kinds))
+
+    def _failed(
+        self, node: OpNode, conflict: Conflict
+    ) -> TypeConstraintFailed | IncompatibleStorageOnEdge:
+        where = Where.of(node)
+        if is_wire(node) and node.op_type in keys.SEND_OPS and len(node.outputs) > 0:
+            received = set(node.outputs)
+            readers = (n.name for n in self.function.nodes if received.intersection(n.inputs))
+            return IncompatibleStorageOnEdge(
+                send_node=node.name,
+                recv_node=next(readers, f"{node.name} (receiving side)"),
+                sent=conflict.known.name,
+                received=conflict.wanted.name,
+                where=where,
+            )
+        return TypeConstraintFailed(
+            op=node.name,
+            detail=f"{conflict.known.name} meets {conflict.wanted.name} at {node.op_type}",
+            where=where,
+        )
+
+
+def _at_ports(names: Sequence[str], ports: Sequence[Port]) -> Iterator[tuple[str, Port]]:
+    for index, name in enumerate(names):
+        port = ports[min(index, len(ports) - 1)] if ports else None
+        if name and port is not None and (index < len(ports) or port.variadic):
+            yield name, port
+
+
+def _graph_values(node: OpNode, rule: OpRule) -> Iterator[tuple[str, onnx_types.PortRule]]:
+    for names, ports in ((node.inputs, rule.inputs), (node.outputs, rule.outputs)):
+        for index, name in enumerate(names):
+            port = onnx_types.port_at(ports, index)
+            if name and port is not None:
+                yield name, port
+
+
+def _from_attributes(node: OpNode) -> Iterator[tuple[str, TypeNode]]:
+    """Types that attributes give: constants, casts, parts of composites, received payloads."""
+    if node.domain == keys.SYSCALL_DOMAIN and node.op_type == "Constant":
+        kind = constant_type(node)
+        if kind is not None and node.outputs:
+            yield node.outputs[0], kind
+    elif node.domain == keys.TYPES_DOMAIN and node.op_type == "Cast":
+        yield from _listed(node.outputs, node.attr("to", b""))
+    elif node.domain == keys.COMPOSITE_DOMAIN:
+        values = node.inputs if node.op_type == keys.OP_BUNDLE else node.outputs
+        yield from _listed(values, node.attr("child_types", b""))
+    elif is_wire(node) and node.op_type in keys.INBOUND_OPS and node.outputs:
+        declared = node.attr(keys.ATTR_PAYLOAD_TYPE)
+        if isinstance(declared, ValueType) and declared.kind is not None:
+            yield node.outputs[0], declared.kind
+
+
+def _listed(values: Sequence[str], ids: str | bytes) -> Iterator[tuple[str, TypeNode]]:
+    text = ids.decode(errors="replace") if isinstance(ids, bytes) else str(ids)
+    for name, type_id in zip(values, split_names(text), strict=False):
+        kind = types.type_by_id(type_id)
+        if name and kind is not None:
+            yield name, kind
+
+
+def constant_type(node: OpNode) -> TypeNode | None:
+    """The type of a `syscall.Constant`: its tensor's, or the one named before the NUL."""
+    attribute = node.attributes.get("value")
+    value = None if attribute is None else attribute.value
+    if isinstance(value, Tensor):
+        return types.TENSOR_BY_ELEM.get(value.elem_type)
+    if not isinstance(value, bytes):
+        return None
+    return types.type_by_id(value.partition(b"\0")[0].decode(errors="replace"))
+
+
+# --- values that have to have one type, and what is known of it ---------------------------
+# Rule: a union-find over values; each class of values holds the narrowest type that all its
+# constraints allow. A type outside our lattice (an ONNX sequence, a tensor of strings) marks its
+# class as foreign: such values exist inside ONNX graphs and are left alone.
+#
+
+
+class Conflict(Exception):
+    """Two constraints on one value exclude each other."""
+
+    def __init__(self, known: TypeNode, wanted: TypeNode) -> None:
+        super().__init__(f"{known.name} is not {wanted.name}")
+        self.known = known
+        self.wanted = wanted
+
+
+class TypeNetwork:
+    """Types of values that stand for each other; values are numbered from 0."""
+
+    def __init__(self) -> None:
+        self._parent: list[int] = []
+        self._type: list[TypeNode] = []
+        self._foreign: list[bool] = []
+        self.changes = 0  # grows whenever a type narrows
+
+    def add(self, kind: TypeNode, *, foreign: bool = False) -> int:
+        """A new value of a declared type."""
+        self._parent.append(len(self._parent))
+        self._type.append(kind)
+        self._foreign.append(foreign)
+        return len(self._parent) - 1
+
+    def find(self, value: int) -> int:
+        """The class of a value."""
+        parent = self._parent
+        while parent[value] != value:
+            parent[value] = parent[parent[value]]
+            value = parent[value]
+        return value
+
+    def type_of(self, value: int) -> TypeNode:
+        """What is known of a value's type."""
+        return self._type[self.find(value)]
+
+    def is_foreign(self, value: int) -> bool:
+        """Whether the value is of a type outside our lattice."""
+        return self._foreign[self.find(value)]
+
+    def make_foreign(self, value: int) -> None:
+        """Note that the value is of a type outside our lattice."""
+        self._foreign[self.find(value)] = True
+
+    def narrow(self, value: int, kind: TypeNode) -> None:
+        """The value is a `kind`; Conflict when it can't be."""
+        root = self.find(value)
+        if self._foreign[root] or kind is types.ANY:
+            return
+        met = types.meet(self._type[root], kind)
+        if met is None:
+            raise Conflict(self._type[root], kind)
+        if met is not self._type[root]:
+            self._type[root] = met
+            self.changes += 1
+
+    def unite(self, a: int, b: int) -> None:
+        """Both values have one type; Conflict when they can't."""
+        a, b = self.find(a), self.find(b)
+        if a == b:
+            return
+        foreign = self._foreign[a] or self._foreign[b]
+        met = types.meet(self._type[a], self._type[b])
+        if met is None and not foreign:
+            raise Conflict(self._type[a], self._type[b])
+        keep, drop = min(a, b), max(a, b)
+        self._parent[drop] = keep
+        self._foreign[keep] = foreign
+        before = self._type[keep]
+        self._type[keep] = met or before
+        self.changes += 1

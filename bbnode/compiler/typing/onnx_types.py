@@ -1,0 +1,182 @@
+"""Types of `ai.onnx` ops, by ONNX's own schemas and its own inference.
+
+Rule: nothing about an op is written here. Ports with one type variable in the schema have one
+type, a variable with one allowed type is that type, and what that leaves open
+`onnx.shape_inference` answers, node by node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import onnx
+from onnx import NodeProto, TensorProto, TypeProto
+
+from bbnode.compiler.analysis.signatures import schema_of
+from bbnode.ir import keys, types
+from bbnode.ir.graph import Attribute, OpNode, Tensor
+from bbnode.ir.onnx_file import node_proto
+from bbnode.ir.types import TypeNode
+
+_VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
+_TENSOR = "tensor("
+# A tensor that ONNX reads to infer a type (an axis, a shape) has few elements; one that it
+# does not read is as large as it likes, and goes without its data.
+MAX_INFERRED_ELEMENTS = 1_024
+
+
+class InferenceFailed(Exception):
+    """ONNX refuses the node with these input types."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortRule:
+    """One formal parameter. `variable` is None where each value has a type of its own."""
+
+    variable: str | None
+    allowed: frozenset[TypeNode] | None  # None: not only tensors, so not ours to check
+    variadic: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpRule:
+    """What a schema says of the types of one op."""
+
+    inputs: tuple[PortRule, ...]
+    outputs: tuple[PortRule, ...]
+    open_outputs: bool  # an output's type does not follow from the inputs' variables
+
+
+@cache
+def rule_of(domain: str, op_type: str, version: int) -> OpRule | None:
+    """The rule of an op at an opset version ("" is `ai.onnx`), or None."""
+    schema = schema_of(domain, op_type, version)
+    if schema is None:
+        return None
+    allowed = {
+        constraint.type_param_str: _leaves(constraint.allowed_type_strs)
+        for constraint in schema.type_constraints
+    }
+    inputs = tuple(_port(port, allowed) for port in schema.inputs)
+    outputs = tuple(_port(port, allowed) for port in schema.outputs)
+    # Values of a heterogeneous port (a Loop's) have no variable in common.
+    bound = {port.variable for port in inputs} - {None}
+    return OpRule(
+        inputs=inputs,
+        outputs=outputs,
+        open_outputs=any(
+            port.variable not in bound and (port.allowed is None or len(port.allowed) != 1)
+            for port in outputs
+        ),
+    )
+
+
+def _port(
+    port: onnx.defs.OpSchema.FormalParameter,
+    allowed: Mapping[str, frozenset[TypeNode] | None],
+) -> PortRule:
+    variadic = port.option == _VARIADIC
+    name = port.type_str
+    own = name in allowed
+    return PortRule(
+        variable=None if variadic and not port.is_homogeneous else (name if own else None),
+        allowed=allowed[name] if own else _leaves([name]),
+        variadic=variadic,
+    )
+
+
+def _leaves(names: Sequence[str]) -> frozenset[TypeNode] | None:
+    """Lattice leaves of `tensor(...)` names; None when other kinds of type are among them."""
+    if not all(name.startswith(_TENSOR) for name in names):
+        return None
+    found = set()
+    for name in names:
+        element = name.removeprefix(_TENSOR).rstrip(")").upper()
+        number = getattr(onnx.TensorProto, element, None)
+        leaf = types.TENSOR_BY_ELEM.get(number) if isinstance(number, int) else None
+        if leaf is not None:
+            found.add(leaf)
+    return frozenset(found)
+
+
+def port_at(ports: Sequence[PortRule], index: int) -> PortRule | None:
+    """The rule of the value at a position; a variadic port covers all that follow."""
+    if index < len(ports):
+        return ports[index]
+    return ports[-1] if ports and ports[-1].variadic else None
+
+
+def infer(
+    node: OpNode,
+    known: Mapping[str, TypeNode],
+    versions: Mapping[str, int],
+    ir_version: int,
+) -> dict[str, TypeProto]:
+    """Types of a node's outputs, as far as ONNX can say, from those of what it reads.
+
+    Raises InferenceFailed when ONNX refuses the node.
+    """
+    given = {name: types.type_to_proto(kind) for name, kind in known.items()}
+    # A tensor of unknown element type is to ONNX one that is not known at all.
+    given = {name: proto for name, proto in given.items() if known[name] is not types.TENSOR}
+    try:
+        if node.graphs:
+            return _infer_with_graphs(node, given, versions, ir_version)
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        schema = schema_of(domain, node.op_type, versions.get(domain, 0))
+        if schema is None:
+            return {}
+        imports = [onnx.helper.make_opsetid(d, v) for d, v in versions.items()]
+        found: dict[str, TypeProto] = onnx.shape_inference.infer_node_outputs(
+            schema, _light_proto(node), {k: v for k, v in given.items() if k in node.inputs},
+            opset_imports=imports, ir_version=ir_version,
+        )  # fmt: skip
+    except (
+        onnx.shape_inference.InferenceError,
+        onnx.checker.ValidationError,
+        ValueError,
+        RuntimeError,
+    ) as error:
+        raise InferenceFailed(str(error).strip().splitlines()[0] if str(error) else "") from error
+    return found
+
+
+def _light_proto(node: OpNode) -> NodeProto:
+    """The node as ONNX takes it; of weights, only dtype and shape go with it."""
+    light = node.copy()
+    for name, attribute in node.attributes.items():
+        tensor = attribute.value
+        if isinstance(tensor, Tensor) and math.prod(tensor.shape) > MAX_INFERRED_ELEMENTS:
+            hollow = TensorProto(dims=tensor.shape, data_type=tensor.elem_type)
+            light.attributes = {**light.attributes, name: Attribute.of(hollow)}
+    return node_proto(light)
+
+
+def _infer_with_graphs(
+    node: OpNode,
+    given: Mapping[str, TypeProto],
+    versions: Mapping[str, int],
+    ir_version: int,
+) -> dict[str, TypeProto]:
+    """If, Loop and Scan see values from outside, so they are inferred in a model of one node."""
+    model = onnx.ModelProto(ir_version=ir_version)
+    model.opset_import.extend(
+        onnx.helper.make_opsetid(domain, version)
+        for domain, version in versions.items()
+        if domain in ("", keys.ONNX_ML_DOMAIN)
+    )
+    model.graph.name = "one_node"
+    for name in node.computes_with:
+        port = model.graph.input.add(name=name)
+        if name in given:
+            port.type.CopyFrom(given[name])
+    model.graph.node.append(_light_proto(node))
+    for name in node.outputs:
+        if name:
+            model.graph.output.add(name=name)
+    solved = onnx.shape_inference.infer_shapes(model)
+    infos = [*solved.graph.output, *solved.graph.value_info]
+    return {info.name: info.type for info in infos if info.type.WhichOneof("value")}

@@ -1,0 +1,179 @@
+"""A compiled program can be opened, edited and compiled again, whatever passes did to it."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from typing import Any, NoReturn
+
+import pytest
+from onnx import ModelProto
+
+import bbnode.examples
+from bbnode.compiler import Compiler
+from bbnode.compiler.driver import pipeline
+from bbnode.compiler.driver.admission import admit
+from bbnode.compiler.errors import AlreadyCompiled
+from bbnode.ir import keys
+from bbnode.ir.graph import Function, OpNode, Program
+from bbnode.ir.onnx_file import model_of, program_of
+from bbnode.ir.reopen import NotReopenable, reopen
+from tests.compiler import programs
+from tests.compiler.test_back_pipeline import _bound
+
+EXAMPLES = tuple(info.name for info in pkgutil.iter_modules(bbnode.examples.__path__))
+
+
+class _Caught(Exception):
+    pass
+
+
+@cache
+def recorded(name: str) -> tuple[Compiler, ModelProto]:
+    """What an example compiles first, and with which compiler; or a program of the tests."""
+    if name in programs.PROGRAMS:
+        model = programs.model_of(*programs.PROGRAMS[name]())
+        return _bound(model), model
+    found: list[tuple[Compiler, ModelProto]] = []
+
+    def catch(self: Compiler, model: ModelProto, **_: Any) -> NoReturn:
+        found.append((self, model))
+        raise _Caught
+
+    module = importlib.import_module(f"bbnode.examples.{name}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Compiler, "compile_with_report", catch)
+        with pytest.raises(_Caught):
+            module.main()
+    return found[0]
+
+
+def has_main(name: str) -> bool:
+    return hasattr(importlib.import_module(f"bbnode.examples.{name}"), "main")
+
+
+PROGRAMS = (*sorted(programs.PROGRAMS), *filter(has_main, EXAMPLES))
+
+
+@cache
+def compiled(name: str) -> bytes:
+    compiler, model = recorded(name)
+    return compiler.compile(model).SerializeToString(deterministic=True)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_compiled_program_compiles_to_itself(name: str) -> None:
+    compiler, _ = recorded(name)
+    again = compiler.compile(ModelProto.FromString(compiled(name)))
+    assert again.SerializeToString(deterministic=True) == compiled(name)
+
+
+@pytest.mark.parametrize("last", pipeline.all_pass_names())
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_a_pass_did_is_taken_back(name: str, last: str) -> None:
+    compiler, model = recorded(name)
+    if compiler.stages:
+        pytest.skip("its own stages run on partitions as files")
+    unit = admit(model, compiler.options)
+    for each in pipeline.all_pass_names():
+        pipeline.load_pass(each).run(unit, compiler.options)
+        if each == last:
+            break
+    unit.program.functions, unit.partitions = unit.bodies(), {}
+    unit.recording.finish(unit.program)
+    unit.program.metadata[keys.COMPILED_KEY] = keys.COMPILED_CURRENT_VERSION
+    again = compiler.compile(model_of(unit.program))
+    assert again.SerializeToString(deterministic=True) == compiled(name)
+
+
+def opened(name: str) -> tuple[Compiler, Program]:
+    return recorded(name)[0], program_of(ModelProto.FromString(compiled(name)))
+
+
+def main_of(program: Program, home: str) -> Function:
+    return next(f for f in program.functions if f.metadata.get(keys.HOME_KEY) == home)
+
+
+def the(program: Program, op_type: str) -> OpNode:
+    (node,) = (n for f in program.functions for n in f.nodes if n.op_type == op_type)
+    return node
+
+
+def test_a_changed_attribute_is_in_the_program_that_is_compiled_again() -> None:
+    compiler, program = opened("federated")
+    the(program, "Sample").set_attr("n", 7)
+    the(program, keys.OP_SEND_REQ_BATCHED).set_attr(keys.ATTR_QUORUM, 5)  # as recorded: 1
+    again = program_of(compiler.compile(program))
+    assert the(again, "Sample").attr("n") == 7
+    assert the(again, keys.OP_SEND_REQ_BATCHED).attr(keys.ATTR_QUORUM) == 5
+    assert the(again, keys.OP_RECV_RESP_BATCHED).attr(keys.ATTR_COHORT_SIZE) == 7
+
+
+def test_a_default_that_was_written_down_may_be_changed() -> None:
+    compiler, program = opened("federated")
+    request = the(program, keys.OP_SEND_REQ_BATCHED)
+    request.set_attr(keys.ATTR_DEADLINE_NS, 5_000_000_000)  # as recorded: none
+    again = program_of(compiler.compile(program))
+    assert the(again, keys.OP_RECV_REQ).metadata[keys.DEADLINE_NS_KEY] == "5000000000"
+
+
+def test_an_op_that_was_put_in_stays_and_reads_past_what_passes_made() -> None:
+    compiler, program = opened("ring")
+    main = main_of(program, "b")
+    gate = next(n for n in main.nodes if n.op_type == keys.OP_BACKOFF_GATE_RX)
+    added = OpNode("Record", keys.SYSCALL_DOMAIN, "spy", gate.outputs, (), {"name": "seen"})
+    main.insert(main.nodes.index(gate) + 1, added)
+    again = main_of(program_of(compiler.compile(program)), "b")
+    (spy,) = (node for node in again.nodes if node.name == "spy")
+    assert spy.inputs == gate.outputs
+    assert len(again.nodes) == len(main.nodes)
+
+
+def test_an_op_that_was_taken_out_stays_out() -> None:
+    compiler, program = opened("nested")
+    spy = the(program, "Record")
+    next(f for f in program.functions if spy in f.nodes).remove(spy)
+    again = program_of(compiler.compile(program))
+    assert not any(node.op_type == "Record" for f in again.functions for node in f.nodes)
+
+
+def test_an_op_inside_of_a_subgraph_may_be_changed() -> None:
+    compiler, program = opened("local")
+    the(program, "Add").op_type = "Sub"
+    again = program_of(compiler.compile(program))
+    assert the(again, "Sub").inputs == ("bb_in_0", "bb_in_1")
+
+
+def test_recorded_nodes_and_names_come_back() -> None:
+    _, model = recorded("federated")
+    before = program_of(model).functions[0]
+    after = reopen(opened("federated")[1]).functions[0]
+    assert [n.name for n in after.nodes] == [n.name for n in before.nodes]
+    for old, new in zip(before.nodes, after.nodes, strict=True):
+        assert new.content() == (*old.content()[:5], *new.content()[5:])  # all but attributes
+        assert (new.after, new.source_line, new.metadata) == (
+            old.after,
+            old.source_line,
+            old.metadata,
+        )
+    assert (after.name, after.inputs, after.outputs) == (before.name, before.inputs, before.outputs)
+    assert after.metadata == before.metadata
+
+
+def test_a_target_alone_is_refused_when_it_talks_to_others() -> None:
+    compiler, _ = recorded("federated")
+    parts = compiler.compile_partitions(recorded("federated")[1])
+    for part in parts.values():
+        with pytest.raises(AlreadyCompiled, match="open the whole program"):
+            compiler.compile(part)
+
+
+def test_a_program_without_marks_is_refused() -> None:
+    compiler, program = opened("local")
+    program.metadata[keys.RECORDED_KEY] = "{"
+    with pytest.raises(NotReopenable, match="broken"):
+        reopen(program)
+    del program.metadata[keys.RECORDED_KEY]
+    with pytest.raises(AlreadyCompiled, match="keeps nothing"):
+        compiler.compile(model_of(program))
