@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from onnx import ModelProto
 
-from bbnode.dsl.compiled_rejoin import rejoin
 from bbnode.dsl.core.graph import After, Graph
 from bbnode.dsl.core.module import Module
 from bbnode.dsl.core.names import check_class, check_name, hint
@@ -18,10 +17,11 @@ from bbnode.dsl.core.recorder import SlotUse
 from bbnode.dsl.errors import BrokenArtifact, ModelTooLarge, NoSuchTarget
 from bbnode.dsl.onnx.copying import NodeCopier, clean_name
 from bbnode.dsl.onnx.load import MAX_OPS, inlined_size
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds
 from bbnode.ir.graph import Function, OpNode, Program, call_key, is_onnx_domain, is_wire
 from bbnode.ir.onnx_file import program_of
+from bbnode.ir.reopen import NotReopenable, is_compiled, reopen
 from bbnode.ir.seal import is_intact
 from bbnode.ir.slots import Binding, ConcreteSpec
 
@@ -80,11 +80,7 @@ class CompiledModule(Module):
         if compiled:
             if not is_intact(model):
                 raise self._broken("it was changed after it was compiled; compile it again")
-            mains = {main.key for main in self._mains(program, target)}
-            joined = rejoin(
-                model, [f for f in model.functions if protos.function_key(f) in mains], self.name
-            )
-            program = program_of(joined)
+            program = self._reopened(program, target)
         elif target is not None:
             raise NoSuchTarget(
                 f"the model is not compiled, so that it has no target {target!r:.60}; leave "
@@ -114,19 +110,19 @@ class CompiledModule(Module):
         for function in self._bootstraps:
             _Replay(g, function, self).run()
 
-    def _mains(self, program: Program, target: str | None) -> list[Function]:
+    def _reopened(self, program: Program, target: str | None) -> Program:
         mains = [f for f in program.functions if keys.TARGET_KEY in f.metadata]
-        if target is None:
-            if not mains:
-                raise self._broken("it has no targets; compile the program again")
-            return mains
-        for main in mains:
-            if target in (main.name, main.metadata.get(keys.HOME_KEY)):
-                return [main]
-        raise NoSuchTarget(
-            f"there is no target {target!r:.80}{hint(str(target), [f.name for f in mains])}",
-            self.name,
-        )
+        if target is not None:
+            wanted = [f for f in mains if target in (f.name, f.metadata.get(keys.HOME_KEY))][:1]
+            if not wanted:
+                near = hint(str(target), [main.name for main in mains])
+                raise NoSuchTarget(f"there is no target {target!r:.80}{near}", self.name)
+            program.functions = [f for f in program.functions if f in wanted or f not in mains]
+        try:
+            return reopen(program)
+        except NotReopenable as error:
+            more = "; replay the whole program: CompiledModule(model) without a target"
+            raise self._broken(f"{error}{more if target is not None else ''}") from error
 
     def _broken(self, what: str) -> BrokenArtifact:
         return BrokenArtifact(what, self.name)
@@ -160,11 +156,6 @@ class CompiledModule(Module):
                 if spelling in imports:
                     return imports[spelling]
         return keys.ONNX_OPSET_VERSION if is_onnx_domain(domain) else keys.BB_OPSET_VERSION
-
-
-def is_compiled(program: Program) -> bool:
-    """Return True if the compiler made the program."""
-    return keys.COMPILED_KEY in program.metadata
 
 
 def _opened(model: ModelProto, module: str) -> Program:
