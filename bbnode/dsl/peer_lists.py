@@ -1,8 +1,8 @@
 """Lists of peers and of addresses: parts of them, and several in one.
 
 Rule: each helper is the `ai.onnx` op of its docstring on a 1-d list. The engine runs it, so no
-backend is needed; a PeerIdVec gives a PeerIdVec and an AddressVec an AddressVec. Peers stay of
-the class that they were of: what `slice` gives can be sent to like the whole.
+backend is needed; the result of a PeerIdVec is a PeerIdVec, that of an AddressVec an AddressVec.
+Peers stay of the class that they were of: a slice can be sent to like the whole.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _record(
     given = [value.type for value in inputs]
     kinds = None
     if not peer_list_ops.is_peer_list_op(op_type, given):
-        # Of an input that says no type: what else than peers. One that says another is refused.
+        # An input without a type is taken for peers; one of another type is refused.
         assumed = types.PEER_ID if op_type == peer_list_ops.UNSQUEEZE else types.PEER_ID_VEC
         for index in peer_list_ops.data_inputs(op_type, len(given)):
             kind = given[index]

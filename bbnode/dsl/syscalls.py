@@ -140,12 +140,12 @@ def serialize_dequeue(g: Graph, trigger: Output, *, queue: str, after: After = N
 
 
 def hold_stash(g: Graph, value: Output, *, slot: str, after: After = None) -> None:
-    """Keep a value under a name of this node."""
+    """Store a value under a name of this node."""
     _record(g, "Hold.Stash", value, after=after, slot=slot)
 
 
 def hold_flush(g: Graph, trigger: Output, *, slot: str, after: After = None) -> Output:
-    """The value kept under a name."""
+    """The value stored under a name."""
     return _one(g, "Hold.Flush", trigger, after=after, slot=slot)
 
 

@@ -76,7 +76,7 @@ def method_name(op_type: str) -> str:
 
 @cache
 def _methods() -> Mapping[str, tuple[str, str]]:
-    return {method_name(name): (name, schema.doc) for name, schema in catalogue().items()}
+    return {method_name(name): (name, schema.doc or "") for name, schema in catalogue().items()}
 
 
 @cache
@@ -173,7 +173,7 @@ def record_onnx(
 
     Raises NoSuchOp, BadArgument.
     """
-    schema = catalogue().get(op_type) if isinstance(op_type, str) else None
+    schema = catalogue().get(str(op_type))
     if schema is None:
         raise NoSuchOp(f"{_OWNER} has no op {str(op_type)!r}{hint(str(op_type), catalogue())}")
     known = {

@@ -276,10 +276,10 @@ class ControlOps(BackendCore):
                 one value for each of `carried`; it records ops of this slot, may use values of
                 the Graphs around, and returns the carried values for the next iteration (one,
                 or a list), or a `LoopStep`.
-            carried: what the values are in the first iteration. Their dtypes stay; their shapes
+            carried: the values in the first iteration. Their dtypes stay; their shapes
                 may change.
             trip_count: iterations at most, a number or an int64 value [] or [1].
-            condition: bool value [] or [1], whether there is a first iteration; yes when left out.
+            condition: bool value [] or [1], true for a first iteration; always when left out.
             after: values that must be there before the op fires.
 
         Returns:
@@ -309,7 +309,7 @@ class ControlOps(BackendCore):
         ]
         kinds += [value.type for value in step.scans]
         if not kinds:
-            raise BadArgument("the Loop gives nothing; hand it carried values, or return scans")
+            raise BadArgument("the Loop has no results; hand it carried values, or return scans")
         inputs = (count, condition, *carried)
         made = self._record(graph, "Loop", inputs, {"body": body_graph}, after, len(kinds), kinds)
         return LoopResult(carried=made[: len(carried)], scans=made[len(carried) :])

@@ -237,7 +237,7 @@ class BackendSlot(ControlOps):
 
         `scale`, `bias`, `mean`, `variance`: [C]. This is the form for inference, where `momentum`
         means nothing; training is `op(g, "BatchNormalization", …, training_mode=1, outputs=3)`,
-        which gives the running mean and variance as well. ONNX `BatchNormalization`-15.
+        which returns the running mean and variance as well. ONNX `BatchNormalization`-15.
         """
         return self._one(
             g, "BatchNormalization", x, scale, bias, mean, variance,
@@ -251,7 +251,7 @@ class BackendSlot(ControlOps):
         """x normalized over its axes from `axis` on, times scale plus bias; of x's shape.
 
         `scale`, `bias`: of the shape of those axes. `stash_type`: element type in which mean
-        and variance are computed (1 is float32). `op` with `outputs=3` gives these two as
+        and variance are computed (1 is float32). `op` with `outputs=3` returns these two as
         well. ONNX `LayerNormalization`-17.
         """
         return self._one(
@@ -287,7 +287,7 @@ class BackendSlot(ControlOps):
         """Largest value of each window: [N, C, H, W] to [N, C, …]; arguments as for `conv`.
 
         `ceil_mode`: windows that reach over the edge count. `storage_order` is that of the
-        indices, which `op` with `outputs=2` gives as well. Also 8-bit integers. ONNX
+        indices, which `op` with `outputs=2` returns as well. Also 8-bit integers. ONNX
         `MaxPool`-12.
         """
         return self._one(

@@ -82,7 +82,7 @@ def schema_attribute(value: Any, schema_kind: OpSchema.AttrType) -> Attribute:
     numpy scalars and arrays are taken where a number or a tensor is due, and a tensor type
     where an element type is (`to=types.TENSOR_FLOAT`). Raises WrongKind.
     """
-    kind = _K[schema_kind.name]
+    kind = AttributeKind(int(schema_kind))  # type: ignore[call-overload]  # an enum of C++
     expected = _EXPECTED.get(kind, "another kind of value")
     if kind not in _LISTS:
         return _scalar(value, kind, expected)

@@ -49,7 +49,7 @@ from bbnode.ir.types import TypeNode
 from bbnode.ir.values import AddressVec, PeerIdVec
 
 LEFT_OUT = object()  # an attribute that is not written down unless it is given
-# Of one node: what codec.MAX_CHILDREN allows a composite to hold.
+# Outputs of one node: as many as codec.MAX_CHILDREN allows a composite to hold.
 MAX_VARIADIC_OUTPUTS = 65_536
 NS_PER_S = 1_000_000_000
 MAX_HOPS = 100_000  # what the compiler takes as a chain depth
@@ -101,8 +101,8 @@ class Output:
         if self.from_peer is None:
             raise self.graph.error(
                 NotReceived,
-                f"{self.name!r} was not received, so that it has no sender; only the value that "
-                "g.net_out gives, and r.received of a g.request, have one",
+                f"{self.name!r} was not received, so that it has no sender; only results "
+                "of g.net_out, and r.received of a g.request, have one",
             )
         return self.from_peer
 
@@ -235,7 +235,7 @@ class Graph:
         """Send `value` to `peers` and return it as it lives on the class of those peers.
 
         A port is where values arrive. Several sends to one port of one class arrive as one
-        value there: what reads it fires for each delivery, and its `.sender` is the sender of
+        value there: its readers fire for each delivery, and its `.sender` is the sender of
         that one. Sends of one port to several classes arrive on each of them; they carry one
         type. A class may send to itself.
 
@@ -245,8 +245,8 @@ class Graph:
                 one PeerId such as the `.sender` of a received value.
             value: the value to send.
             after: values that must be there before.
-            hops: how many sends one after the other the time budget of this one has to cover,
-                this one included; None: as many as the program shows.
+            hops: number of sends one after the other that the time budget of this one has to
+                cover, this one included; None: as many as the program shows.
 
         Returns:
             The received value; its `.sender` is the peer that sent it.
@@ -308,12 +308,12 @@ class Graph:
     def respond(self, request: Request, value: Output, *, after: After = None) -> None:
         """Answer a request, on the peers' class: the same as `request.respond(value)`."""
         if not isinstance(request, Request):
-            raise self.error(BadArgument, f"{request!r:.60} is no request; g.request gives one")
+            raise self.error(BadArgument, f"{request!r:.60} is no request; g.request returns one")
         self.value_name(request.received)
         request.respond(value, after=after)
 
     def lookup_output(self, port: str) -> Output:
-        """The value that the `net_out` or `request` of that name delivers.
+        """Return the value that the `net_out` or `request` of that name delivers.
 
         Of a port that is sent to several times: whatever arrives from any of the sends to the
         class of the first one. What arrives on another class is the result of that `net_out`.
@@ -481,7 +481,7 @@ class Graph:
             inputs: one value per port, None for an optional one; a variadic port takes the rest.
             attributes: by name; those left out take their defaults.
             slot, after, metadata: as for `emit`.
-            variadic: how many outputs a variadic port has, or their types.
+            variadic: number of outputs of a variadic port, or their types.
 
         Raises:
             BadArgument: too few or too many inputs, an unknown, missing or unfit attribute.
@@ -601,7 +601,7 @@ class Graph:
         return Output(graph=self, name=name, type=kind)
 
     def value_name(self, value: object) -> str:
-        """Name of a value of this Graph; BadArgument or ForeignOutput for anything else."""
+        """Return the name of a value of this Graph; BadArgument or ForeignOutput for anything else."""
         if not isinstance(value, Output):
             raise self.error(
                 BadArgument,

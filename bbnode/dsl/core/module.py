@@ -42,7 +42,7 @@ class Module:
     ```
 
     Attributes:
-        name: of the Module in the artifact; the class name unless the subclass gives another.
+        name: of the Module in the artifact; the class name unless the subclass sets another.
         home: the class of peer on which inputs, and what nothing else places, live.
     """
 
@@ -98,7 +98,7 @@ class Module:
         Raises:
             BadArgument: `g` records no bootstrap, or an input has no value.
             UnknownName: a value is given for an input that is not there.
-            RecordingError: what the Module's own recording raises.
+            RecordingError: raised by the Module's own recording.
         """
         if not isinstance(g, Graph):
             raise BadArgument(f"call_bootstrap takes the caller's Graph, got {g!r:.60}", self.name)
@@ -197,7 +197,7 @@ class ModuleCall:
         Raises:
             UnknownName: an input was given that the Module does not have.
             BadArgument: an input that the Module has was not given.
-            RecordingError: what the Module's own body raises.
+            RecordingError: raised by the Module's own body.
         """
         if not isinstance(g, Graph):
             raise BadArgument(f"build takes the caller's Graph, got {g!r:.60}", self._module.name)

@@ -18,7 +18,7 @@ from bbnode.ir import keys, opset
 from bbnode.ir.opset import OpSpec
 from bbnode.ir.slots import ConcreteSpec
 
-# What a recorded op gives: None, one value, or as many as the op has outputs.
+# The result of a recorded op: None, one value, or as many as the op has outputs.
 Recorded = Any
 
 

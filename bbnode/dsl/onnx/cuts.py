@@ -1,6 +1,6 @@
 """Where an ONNX model is cut into stages, and which values cross each cut.
 
-Rule: a stage is complete: what its ops read is made by it, or crosses into it. Cutting by
+Rule: a stage is complete: it makes the values that its ops read, or they cross into it. Cutting by
 weights goes along the model's own order; among cuts that balance about equally well, those
 win that the fewest values cross. Weights never cross: each stage holds those that it reads.
 """

@@ -29,7 +29,7 @@ class OnnxGraph:
     Attributes:
         nodes: in topological order; those that no output needs are left out.
         weights: initializers by name, as they are recorded: without it.
-        inputs, outputs: of the model, by name; an input with an initializer is none.
+        inputs, outputs: of the model, by name; an input with an initializer is a weight.
         kinds: type of each value that is a tensor of a known element type that can travel.
         maker: index of the node that makes a value.
         fixed: for each node, True if it computes with weights alone.
@@ -155,7 +155,7 @@ def index_model(program: Program, outputs: Sequence[str] | None, module: str) ->
         module: name of the Module, for error messages.
 
     Raises:
-        UnknownValue, UnsupportedPort: an output that is none, or a port that is no tensor.
+        UnknownValue, UnsupportedPort: no such output, or a port that is no tensor.
     """
     graph = program.graph or Subgraph()
     kept = _kept_outputs(graph, outputs, module)
