@@ -601,7 +601,7 @@ class Graph:
         return Output(graph=self, name=name, type=kind)
 
     def value_name(self, value: object) -> str:
-        """Return the name of a value of this Graph; BadArgument or ForeignOutput for anything else."""
+        """Return the name of a value of this Graph, or raise BadArgument or ForeignOutput."""
         if not isinstance(value, Output):
             raise self.error(
                 BadArgument,
