@@ -10,6 +10,7 @@ from typing import Any
 
 from onnx import ModelProto
 
+from bbnode.compiler import Compiler
 from bbnode.compiler.driver.admission import admit
 from bbnode.compiler.driver.pipeline import load_pass
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, SlotBinding
@@ -242,6 +243,19 @@ BINDINGS = (
     SlotBinding(slot="data", role="DataSource", component=FakeData),
 )
 BOUND = CompileOptions(bindings=BINDINGS)
+
+
+FAKES = {b.role: b.component for b in BINDINGS} | {"Backend": FakeBackend}
+
+
+def bound(model: ModelProto) -> Compiler:
+    """A compiler in which every slot of a recorded program has a component."""
+    compiler = Compiler()
+    for function in onnx_file.program_of(model).functions:
+        for slot in function.attributes:
+            role = function.metadata[keys.SLOT_ROLE_PREFIX + slot].split("|")[0]
+            compiler = compiler.bind(role, slot, FAKES[role])
+    return compiler
 
 
 # --- programs ------------------------------------------------------------------------------

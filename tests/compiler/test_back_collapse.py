@@ -19,7 +19,7 @@ from bbnode.ir.graph import Function, Node
 from bbnode.ir.onnx_file import proto_of_node
 from tests.compiler.back_units import after, control, snapshot, unit_until
 from tests.compiler.programs import Body, node_making, run
-from tests.compiler.test_back_pipeline import ALL, _bound, random_programs
+from tests.compiler.test_back_pipeline import ALL, random_programs
 
 PASS = "collapse_backend_subgraphs"
 BEFORE = "insert_backoff_gate_tx"
@@ -262,7 +262,7 @@ def _available(
 def test_fusing_changes_nothing_of_what_comes_and_what_does_not(
     program: ModelProto, data: st.DataObject
 ) -> None:
-    options = _bound(program).options
+    options = programs.bound(program).options
     unit = admit(program, options)
     for name in all_pass_names()[: all_pass_names().index(PASS)]:
         load_pass(name).run(unit, options)

@@ -153,21 +153,9 @@ def random_programs(draw: st.DrawFn) -> ModelProto:
     return model_of(body)
 
 
-def _bound(program: ModelProto) -> Compiler:
-    compiler = Compiler()
-    roles = {}
-    for entry in program.functions[0].metadata_props:
-        if entry.key.startswith(keys.SLOT_ROLE_PREFIX):
-            roles[entry.key.removeprefix(keys.SLOT_ROLE_PREFIX)] = entry.value.split("|")[0]
-    by_role = {"Backend": FakeBackend, "PeerSelector": FakeSelector, "Model": BINDINGS[0].component}
-    for slot, role in roles.items():
-        compiler = compiler.bind(role, slot, by_role[role])
-    return compiler
-
-
 @given(random_programs())
 def test_random_programs_compile_without_cycles_and_to_the_same_bytes(program: ModelProto) -> None:
-    compiler = _bound(program)
+    compiler = programs.bound(program)
     compiled = compiler.compile(program)  # the seams look for cycles behind every pass
     onnx.checker.check_model(compiled)
     assert compiled.SerializeToString() == compiler.compile(program).SerializeToString()

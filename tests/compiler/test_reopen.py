@@ -20,7 +20,6 @@ from bbnode.ir.graph import Function, OpNode, Program
 from bbnode.ir.onnx_file import model_of, program_of
 from bbnode.ir.reopen import NotReopenable, reopen
 from tests.compiler import programs
-from tests.compiler.test_back_pipeline import _bound
 
 EXAMPLES = tuple(info.name for info in pkgutil.iter_modules(bbnode.examples.__path__))
 
@@ -34,7 +33,7 @@ def recorded(name: str) -> tuple[Compiler, ModelProto]:
     """What an example compiles first, and with which compiler; or a program of the tests."""
     if name in programs.PROGRAMS:
         model = programs.model_of(*programs.PROGRAMS[name]())
-        return _bound(model), model
+        return programs.bound(model), model
     found: list[tuple[Compiler, ModelProto]] = []
 
     def catch(self: Compiler, model: ModelProto, **_: Any) -> NoReturn:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from bbnode.compiler.analysis.order import split_names
-from bbnode.compiler.analysis.signatures import write_canonical_domains
+from bbnode.compiler.analysis.signatures import import_used, versions_of, write_canonical_domains
 from bbnode.compiler.errors import ExpansionFailed, Where
 from bbnode.compiler.rewriting.inlining import references, resolve_defaults
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters
@@ -48,6 +48,7 @@ class ExpandOps:
        (`cohort_size`, 0 where nothing does), and its `variant`: `one_shot` for a single peer,
        else `cohort`. Its quorum is not larger than that.
     5. A Send to one constant peer carries that `peer`: it is peer-routed, and gets TX gates.
+    6. Upstream ONNX is written "", and a function imports the opsets that its ops use.
     """
 
     name: ClassVar[str] = "expand_ops"
@@ -56,6 +57,7 @@ class ExpandOps:
         expanded = 0
         for function in unit.bodies():
             write_canonical_domains(function.nodes)
+            import_used(function, versions_of(function, unit.program))
             expanded += resolve_defaults(function)
             for node in function.nodes:
                 _check_attributes(function, node)
