@@ -14,7 +14,7 @@ from pathlib import PurePath
 
 from bbnode.ir.errors import AuthorError
 
-_PACKAGE = "bbnode.dsl"
+_PACKAGES = ("bbnode.dsl.", "bbnode.ops.")  # a custom op records itself when its author calls it
 # A context variable, so that two threads that build programs do not see each other's.
 _PATH: ContextVar[str] = ContextVar("bbnode_module_path", default="")
 
@@ -30,14 +30,14 @@ def recording(path: str) -> Iterator[None]:
 
 
 def author_line() -> str:
-    """Return `<file name>:<line>` of the innermost frame outside of this package.
+    """Return `<file name>:<line>` of the innermost frame outside of these packages.
 
     No directories, so that the same source records to the same bytes on every machine.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None:
         module = frame.f_globals.get("__name__", "")
-        if module != _PACKAGE and not module.startswith(_PACKAGE + "."):
+        if not f"{module}.".startswith(_PACKAGES):
             break
         frame = frame.f_back
     return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"

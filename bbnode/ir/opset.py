@@ -1,17 +1,18 @@
-"""Signatures of every op of the `ai.bytesandbrains.*` opsets.
+"""Signatures of every op of the `ai.bytesandbrains.*` opsets, and of those that packages add.
 
 Rule: this table is the one source of an op's ports, attributes and types. The DSL records
 by it, `validate` and `type_solver` check by it, the engine binds by it. `ai.onnx` ops are
-not here: ONNX's own schemas serve them. A port's type is a lattice node, or a capital
-letter: ports with the same letter have the same type. Ops of a protocol that is not in the table
-yet are looked for among the installed packages (entry points `bbnode.protocol_ops`: the protocol's
-name, and the module that registers its ops).
+not here: ONNX's own schemas serve them. A port's type is a lattice node, or a name such as "T":
+ports of the same name have the same type.
+
+Ops of a protocol or of another domain stand here once the package that adds them is imported; that
+is done when one of them is first asked for, by its entry point.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from bbnode.ir import keys, plugins, types
@@ -19,7 +20,10 @@ from bbnode.ir.errors import AuthorError
 from bbnode.ir.types import TypeNode
 
 REQUIRED = object()  # an attribute without a default
-PROTOCOL_OPS = "bbnode.protocol_ops"  # group of entry points
+
+# Groups of entry points: a protocol, or a domain, and the module that registers its ops.
+PROTOCOL_OPS = "bbnode.protocol_ops"
+CUSTOM_OPS = "bbnode.custom_ops"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,21 +38,31 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpSpec:
-    """One op. `suspends`: it may finish in a later poll, so it carries a deadline.
+    """One op.
 
-    An op of a `role` always may: its component can hand work out of the engine's thread.
-    `changes`: it changes what other ops of its component give.
+    Attributes:
+        attributes: defaults by name, or REQUIRED.
+        role: of the component that carries it out.
+        suspends: it may finish in a later poll, so it carries a deadline. An op of a role always
+            may: its component can hand work out of the engine's thread.
+        changes: it changes what other ops of its component give.
+        version: of its opset.
+        kinds: ONNX's numbers of the kinds of its attributes, where defaults do not tell them.
+        package: the Python package that adds it; "" for ours.
     """
 
     domain: str
     op_type: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    attributes: dict[str, Any]  # name -> default, or REQUIRED
+    attributes: dict[str, Any]
     role: str | None = None
     suspends: bool = False
     changes: bool = False
     doc: str = ""
+    version: int = keys.BB_OPSET_VERSION
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    package: str = ""
 
     @property
     def method(self) -> str:
@@ -70,30 +84,40 @@ def register_op(spec: OpSpec) -> OpSpec:
 def lookup_op(domain: str, op_type: str) -> OpSpec | None:
     """Return the spec of an op, or None. Raises BrokenPlugin."""
     found = _TABLE.get((domain, op_type))
-    if found is None and _load_protocol(domain):
+    if found is None and _load(domain):
         found = _TABLE.get((domain, op_type))
     return found
 
 
 def ops_of(domain: str) -> tuple[OpSpec, ...]:
     """Return all ops of a domain, in table order. Raises BrokenPlugin."""
-    _load_protocol(domain)
+    _load(domain)
     return tuple(spec for (d, _), spec in _TABLE.items() if d == domain)
 
 
-def _load_protocol(domain: str) -> bool:
-    """Import the module that registers a protocol's ops, where a package brings one."""
-    if not domain.startswith(keys.PROTOCOL_DOMAIN_PREFIX):
+def is_custom(domain: str) -> bool:
+    """Return True if the ops of a domain are functions of other packages."""
+    return domain not in ("", keys.ONNX_DOMAIN, keys.ONNX_ML_DOMAIN) and not domain.startswith(
+        keys.PREFIX
+    )
+
+
+def _load(domain: str) -> bool:
+    """Import the module that registers the ops of a domain, where a package brings one."""
+    if is_custom(domain):
+        group, name = CUSTOM_OPS, domain
+    elif domain.startswith(keys.PROTOCOL_DOMAIN_PREFIX):
+        group, name = PROTOCOL_OPS, domain.removeprefix(keys.PROTOCOL_DOMAIN_PREFIX)
+    else:
         return False
-    protocol = domain.removeprefix(keys.PROTOCOL_DOMAIN_PREFIX)
-    if protocol not in plugins.names(PROTOCOL_OPS):
+    if name not in plugins.names(group):
         return False
-    plugins.load(PROTOCOL_OPS, protocol)
+    plugins.load(group, name)
     return True
 
 
 def ops_of_role(role: str) -> tuple[OpSpec, ...]:
-    """All ops of a role, in table order."""
+    """Return all ops of a role, in table order."""
     return ops_of(keys.role_domain(role))
 
 

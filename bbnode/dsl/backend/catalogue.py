@@ -33,7 +33,7 @@ from bbnode.dsl.core.recorder import SlotUse
 from bbnode.dsl.core.slot import Recorded, Slot, shaped
 from bbnode.dsl.errors import BadArgument, NoSuchOp
 from bbnode.ir import keys, opset, peer_list_ops, types
-from bbnode.ir.graph import Subgraph
+from bbnode.ir.graph import AttributeKind, Subgraph
 from bbnode.ir.opset import Port
 from bbnode.ir.types import TypeKind, TypeNode
 
@@ -184,7 +184,7 @@ def record_onnx(
         op_type,
         known,
         attributes,
-        lambda name, value: schema_attribute(value, schema.attributes[name].type),
+        lambda name, value: schema_attribute(value, _kind(schema.attributes[name])),
     )
     bound = g.bound_inputs(op_type, _ports(op_type), inputs, schema.min_input)
     types_in = [None if value is None else value.type for value in inputs]
@@ -206,6 +206,10 @@ def record_onnx(
         after=after,
         opset_version=keys.ONNX_OPSET_VERSION,
     )
+
+
+def _kind(formal: OpSchema.Attribute) -> AttributeKind:
+    return AttributeKind(int(formal.type))  # type: ignore[call-overload]  # an enum of C++
 
 
 @cache

@@ -21,6 +21,7 @@ from bbnode.dsl.core.attributes import (
     CONSTANT_ATTRIBUTE,
     WrongKind,
     constant_attribute,
+    schema_attribute,
     table_attribute,
     tensor_type,
     typed_array,
@@ -42,7 +43,7 @@ from bbnode.dsl.errors import (
 from bbnode.ir import keys, opset, types
 from bbnode.ir.address import parse_address
 from bbnode.ir.errors import DecodeError
-from bbnode.ir.graph import Attribute, Function, OpNode, ValueType, sorted_opsets
+from bbnode.ir.graph import Attribute, AttributeKind, Function, OpNode, ValueType, sorted_opsets
 from bbnode.ir.opset import OpSpec, Port
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
@@ -490,6 +491,8 @@ class Graph:
         bound = self.bound_inputs(spec.op_type, spec.inputs, inputs, required)
 
         def made(name: str, value: Any) -> Attribute:
+            if name in spec.kinds:
+                return schema_attribute(value, AttributeKind(spec.kinds[name]))
             default = spec.attributes[name]
             return table_attribute(name, value, None if default is opset.REQUIRED else default)
 
@@ -513,7 +516,7 @@ class Graph:
             values.pop()
         return self.emit(
             spec.domain, spec.op_type, inputs=values, outputs=ports, attributes=given,
-            metadata=metadata, slot=slot, after=after,
+            metadata=metadata, slot=slot, after=after, opset_version=spec.version,
         )  # fmt: skip
 
     def bound_inputs(
