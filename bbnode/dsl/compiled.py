@@ -6,26 +6,22 @@ and with names of its own; so a replayed program can stand inside of any other o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from itertools import count
+from collections.abc import Mapping
 
 from onnx import ModelProto
 
-from bbnode.dsl.backend.catalogue import onnx_schema, port_names
-from bbnode.dsl.compiled_rejoin import rejoin
-from bbnode.dsl.core.graph import Graph, Output
+from bbnode.dsl.core.graph import After, Graph
 from bbnode.dsl.core.module import Module
 from bbnode.dsl.core.names import check_class, check_name, hint
 from bbnode.dsl.core.recorder import SlotUse
 from bbnode.dsl.errors import BrokenArtifact, ModelTooLarge, NoSuchTarget
-from bbnode.dsl.onnx.graph import renamed_attributes
+from bbnode.dsl.onnx.copying import NodeCopier, clean_name
 from bbnode.dsl.onnx.load import MAX_OPS, inlined_size
-from bbnode.dsl.onnx.module import clean_name, scopes_of
-from bbnode.ir import keys, opset, protos, types
+from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds
 from bbnode.ir.graph import Function, OpNode, Program, call_key, is_onnx_domain, is_wire
 from bbnode.ir.onnx_file import program_of
+from bbnode.ir.reopen import NotReopenable, is_compiled, reopen
 from bbnode.ir.seal import is_intact
 from bbnode.ir.slots import Binding, ConcreteSpec
 
@@ -84,11 +80,7 @@ class CompiledModule(Module):
         if compiled:
             if not is_intact(model):
                 raise self._broken("it was changed after it was compiled; compile it again")
-            mains = {main.key for main in self._mains(program, target)}
-            joined = rejoin(
-                model, [f for f in model.functions if protos.function_key(f) in mains], self.name
-            )
-            program = program_of(joined)
+            program = self._reopened(program, target)
         elif target is not None:
             raise NoSuchTarget(
                 f"the model is not compiled, so that it has no target {target!r:.60}; leave "
@@ -118,19 +110,19 @@ class CompiledModule(Module):
         for function in self._bootstraps:
             _Replay(g, function, self).run()
 
-    def _mains(self, program: Program, target: str | None) -> list[Function]:
+    def _reopened(self, program: Program, target: str | None) -> Program:
         mains = [f for f in program.functions if keys.TARGET_KEY in f.metadata]
-        if target is None:
-            if not mains:
-                raise self._broken("it has no targets; compile the program again")
-            return mains
-        for main in mains:
-            if target in (main.name, main.metadata.get(keys.HOME_KEY)):
-                return [main]
-        raise NoSuchTarget(
-            f"there is no target {target!r:.80}{hint(str(target), [f.name for f in mains])}",
-            self.name,
-        )
+        if target is not None:
+            wanted = [f for f in mains if target in (f.name, f.metadata.get(keys.HOME_KEY))][:1]
+            if not wanted:
+                near = hint(str(target), [main.name for main in mains])
+                raise NoSuchTarget(f"there is no target {target!r:.80}{near}", self.name)
+            program.functions = [f for f in program.functions if f in wanted or f not in mains]
+        try:
+            return reopen(program)
+        except NotReopenable as error:
+            more = "; replay the whole program: CompiledModule(model) without a target"
+            raise self._broken(f"{error}{more if target is not None else ''}") from error
 
     def _broken(self, what: str) -> BrokenArtifact:
         return BrokenArtifact(what, self.name)
@@ -163,12 +155,7 @@ class CompiledModule(Module):
             for spelling in spellings:
                 if spelling in imports:
                     return imports[spelling]
-        return keys.BB_OPSET_VERSION if domain else keys.ONNX_OPSET_VERSION
-
-
-def is_compiled(program: Program) -> bool:
-    """Return True if the compiler made the program."""
-    return keys.COMPILED_KEY in program.metadata
+        return keys.ONNX_OPSET_VERSION if is_onnx_domain(domain) else keys.BB_OPSET_VERSION
 
 
 def _opened(model: ModelProto, module: str) -> Program:
@@ -216,102 +203,51 @@ class _Body(Module):
             _Replay(g, function, self._program).run()
 
 
-class _Replay:
+class _Replay(NodeCopier):
     """One function, recorded again into a Graph."""
 
     def __init__(self, g: Graph, function: Function, program: CompiledModule) -> None:
-        self._g = g
+        super().__init__(g, function.kinds())
         self._function = function
         self._program = program
-        self._kinds = function.kinds()
-        self._known: dict[str, Output] = {}
-        self._numbers = count()
 
     def run(self) -> None:
         outputs = set(self._function.outputs)
         for name in self._function.inputs:
-            self._known[name] = self._g.input(name, self._kinds.get(name, types.ANY))
+            self.input(name, name)
         for node in self._function.nodes:
-            with ExitStack() as scopes:
-                for scope in scopes_of(node.name):
-                    scopes.enter_context(self._g.with_module(scope))
+            with self.scopes_of(node):
                 self._record(node, outputs)
         for name in self._function.outputs:
             if name in outputs:  # made by an op of another kind than g.output records
-                self._g.output(name, self._value(name, "an output"))
+                self.g.output(name, self.value(name, "an output"))
 
     def _record(self, node: OpNode, outputs: set[str]) -> None:
-        waits = [self._value(name, node.name) for name in node.after]
+        waits = [self.value(name, node.name) for name in node.after] or None
         callee = self._program._called(node)
         if _is_output(node, outputs):
             (name,) = node.outputs
             outputs.discard(name)
-            value = self._known[name] = self._value(node.inputs[0], node.name)
-            self._g.output(name, value, after=waits or None)
+            value = self.known[name] = self.value(node.inputs[0], node.name)
+            self.g.output(name, value, after=waits)
         elif callee is not None:
             self._call(node, callee, waits)
         else:
-            self._emit(node, waits)
+            meta = {k: v for k, v in node.metadata.items() if k not in _REMADE_KEYS}
+            if keys.FAN_IN_KEY in meta:
+                meta[keys.FAN_IN_KEY] = self.value(meta[keys.FAN_IN_KEY], node.name).name
+            version = self._program._version(self._function, node.domain)
+            self.copy(node, version, slot=self._slot(node), after=waits, metadata=meta)
 
-    def _call(self, node: OpNode, callee: Function, waits: list[Output]) -> None:
+    def _call(self, node: OpNode, callee: Function, waits: After) -> None:
         call = _Body(callee, self._program).call()
         for formal, actual in zip(callee.inputs, node.inputs, strict=False):
             if actual:
-                call.input(formal, self._value(actual, node.name))
-        made = call.build(self._g, after=waits or None)
+                call.input(formal, self.value(actual, node.name))
+        made = call.build(self.g, after=waits)
         for formal, actual in zip(callee.outputs, node.outputs, strict=False):
             if actual:
-                self._known[actual] = made.output(formal)
-
-    def _emit(self, node: OpNode, waits: list[Output]) -> None:
-        outer = {name: self._value(name, node.name).name for name in node.computes_with}
-        domain = "" if is_onnx_domain(node.domain) else node.domain
-        version = self._program._version(self._function, domain)
-        meta = {k: v for k, v in node.metadata.items() if k not in _REMADE_KEYS}
-        if keys.FAN_IN_KEY in meta:
-            meta[keys.FAN_IN_KEY] = self._value(meta[keys.FAN_IN_KEY], node.name).name
-        kinds = [self._kinds.get(name, types.ANY) for name in node.outputs]
-        made = self._g.emit(
-            domain,
-            node.op_type,
-            inputs=[self._value(name, node.name) if name else None for name in node.inputs],
-            outputs=list(zip(self._labels(node, version), kinds, strict=True)),
-            attributes=renamed_attributes(node, outer, lambda: f"inner.{next(self._numbers)}"),
-            metadata=meta,
-            slot=self._slot(node),
-            after=waits or None,
-            opset_version=version,
-        )
-        self._known.update((n, v) for n, v in zip(node.outputs, made, strict=True) if n)
-
-    def _value(self, name: str, reader: str) -> Output:
-        found = self._known.get(name)
-        if found is None:
-            raise BrokenArtifact(
-                f"{reader or 'an op'!r:.80} reads {name!r:.80}, which nothing before it makes; "
-                "record or compile the program again"
-            )
-        return found
-
-    def _labels(self, node: OpNode, version: int) -> Sequence[str]:
-        """Return the names of the op's output ports, those of a variadic one numbered."""
-        number = len(node.outputs)
-        labels: list[str] = []
-        spec = opset.lookup_op(node.domain, node.op_type)
-        if spec is not None:
-            for port in spec.outputs:
-                rest = number - len(labels)
-                labels += (
-                    [f"{port.name}_{i}" for i in range(rest)] if port.variadic else [port.name]
-                )
-        elif is_onnx_domain(node.domain) or node.domain == keys.ONNX_ML_DOMAIN:
-            domain = "" if is_onnx_domain(node.domain) else node.domain
-            schema = onnx_schema(node.op_type, version, domain)
-            if schema is None:
-                raise BrokenArtifact(f"ONNX has no op {node.op_type!r} at opset {version}")
-            labels = port_names(schema.outputs, number)
-        labels += [f"value_{i}" for i in range(len(labels), number)]
-        return labels[:number]
+                self.known[actual] = made.output(formal)
 
     def _slot(self, node: OpNode) -> SlotUse | None:
         meta = node.metadata

@@ -14,8 +14,7 @@ from pathlib import PurePath
 
 from bbnode.ir.errors import AuthorError
 
-# A custom op records itself when its author calls it.
-_PACKAGES = ("bbnode.dsl.", "bbnode.ops.")
+_PACKAGES = ("bbnode.dsl.", "bbnode.ops.")  # a custom op records itself when its author calls it
 # A context variable, so that two threads that build programs do not see each other's.
 _PATH: ContextVar[str] = ContextVar("bbnode_module_path", default="")
 

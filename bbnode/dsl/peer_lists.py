@@ -1,8 +1,8 @@
 """Lists of peers and of addresses: parts of them, and several in one.
 
 Rule: each helper is the `ai.onnx` op of its docstring on a 1-d list. The engine runs it, so no
-backend is needed; a PeerIdVec gives a PeerIdVec and an AddressVec an AddressVec. Peers stay of
-the class that they were of: what `slice` gives can be sent to like the whole.
+backend is needed; the result of a PeerIdVec is a PeerIdVec, that of an AddressVec an AddressVec.
+Peers stay of the class that they were of: a slice can be sent to like the whole.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def slice_list(
     Raises BadArgument for a smaller step, or where something is no whole number.
     """
     if not is_int64(step) or step < 1:
-        raise _graph(g).error(BadArgument, f"step={step!r:.20} has to be 1 or more")
+        _graph(g)
+        raise BadArgument(f"step={step!r:.20} has to be 1 or more")
     bounds = ((start,), (_NO_END if stop is None else stop,), (0,), (step,))
     values = [_indices(g, bound) for bound in bounds]
     return _record(g, peer_list_ops.SLICE, (peers, *values), after)
@@ -69,7 +70,7 @@ def _graph(g: object) -> Graph:
 def _indices(g: Graph, numbers: Sequence[int]) -> Output:
     graph = _graph(g)
     if not isinstance(numbers, list | tuple) or not all(map(is_int64, numbers)):
-        raise graph.error(BadArgument, f"{numbers!r:.60} is no list of whole numbers")
+        raise BadArgument(f"{numbers!r:.60} is no list of whole numbers")
     return graph.constant(np.array(numbers, np.int64))
 
 
@@ -83,15 +84,14 @@ def _record(
     given = [value.type for value in inputs]
     kinds = None
     if not peer_list_ops.is_peer_list_op(op_type, given):
-        # Of an input that says no type: what else than peers. One that says another is refused.
+        # An input without a type is taken for peers; one of another type is refused.
         assumed = types.PEER_ID if op_type == peer_list_ops.UNSQUEEZE else types.PEER_ID_VEC
         for index in peer_list_ops.data_inputs(op_type, len(given)):
             kind = given[index]
             if kind is not types.ANY:
-                raise graph.error(
-                    BadArgument,
+                raise BadArgument(
                     f"{op_type} of a list of peers takes {peer_list_ops.accepted(op_type)}, got "
-                    f"{kind.name}; a BackendSlot has it for tensors",
+                    f"{kind.name}; a BackendSlot has it for tensors"
                 )
         kinds = [peer_list_ops.RESULT_TYPES[op_type][assumed]]
     return record_onnx(graph, op_type, inputs, attributes or {}, after, kinds=kinds)[0]

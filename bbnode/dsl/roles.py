@@ -44,7 +44,7 @@ class ModelSlot(Slot):
         return cast(Output, self.op(g, "Backward", grad, after=after))
 
     def step(self, g: Graph, grads: Output | None = None, *, after: After = None) -> Output:
-        """One optimizer step, with `grads` [P] or what `backward` kept; a CommandId."""
+        """One optimizer step, with `grads` [P] or those of the last `backward`; a CommandId."""
         return cast(Output, self.op(g, "Step", grads, after=after))
 
     def compute_loss(
@@ -89,7 +89,7 @@ class AggregatorSlot(Slot):
     def contribute(
         self, g: Graph, tensor: Output, metadata: Output, *, after: After = None
     ) -> Output:
-        """Take the contribution of the peer that the delivery came from; a CommandId.
+        """Add the contribution of the peer that the delivery came from; a CommandId.
 
         `tensor` is float32 [P] with the same P from every peer, `metadata` a Metadata with
         `num_samples`. A second one of the same peer replaces its first.
@@ -97,7 +97,7 @@ class AggregatorSlot(Slot):
         return cast(Output, self.op(g, "Contribute", tensor, metadata, after=after))
 
     def contribute_all(self, g: Graph, responses: Output, *, after: After = None) -> Output:
-        """Take a cohort's answers, each a composite (tensor, metadata); a CommandId."""
+        """Add a cohort's answers, each a composite (tensor, metadata); a CommandId."""
         return cast(Output, self.op(g, "ContributeAll", responses, after=after))
 
     def aggregate(self, g: Graph, *, after: After = None) -> Pair:

@@ -37,10 +37,10 @@ def _one(g: Graph, op_type: str, *inputs: Output, after: After, **attributes: An
 
 def _event(g: Graph, op_type: str, value: Output, name: str, after: After) -> None:
     if str(name).startswith(RESERVED_EVENTS):
-        raise as_graph(g, "syscalls.app_emit(g, …)").error(
-            BadArgument,
+        as_graph(g, "syscalls.app_emit(g, …)")
+        raise BadArgument(
             f"event name {name!r} begins like the node's own ({' and '.join(RESERVED_EVENTS)}); "
-            "choose another",
+            "choose another"
         )
     _record(g, op_type, value, after=after, name=name)
 
@@ -140,12 +140,12 @@ def serialize_dequeue(g: Graph, trigger: Output, *, queue: str, after: After = N
 
 
 def hold_stash(g: Graph, value: Output, *, slot: str, after: After = None) -> None:
-    """Keep a value under a name of this node."""
+    """Store a value under a name of this node."""
     _record(g, "Hold.Stash", value, after=after, slot=slot)
 
 
 def hold_flush(g: Graph, trigger: Output, *, slot: str, after: After = None) -> Output:
-    """The value kept under a name."""
+    """The value stored under a name."""
     return _one(g, "Hold.Flush", trigger, after=after, slot=slot)
 
 

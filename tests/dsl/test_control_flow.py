@@ -404,7 +404,7 @@ OTHER = BackendSlot("compute", concrete=ConcreteSpec(role="Backend", type_name="
         (kept_open, GraphClosed, "the then branch of If has finished recording"),
         (lambda g, x, f: nest(g, x, f, MAX_BRANCH_DEPTH + 1), BranchMisuse, "nest deeper than 16"),
         (lambda g, x, f: C.loop(g, lambda b, i, v: v, x), BadArgument, "the Loop never ends"),
-        (lambda g, x, f: C.loop(g, lambda b, i: [], trip_count=1), BadArgument, "gives nothing"),
+        (lambda g, x, f: C.loop(g, lambda b, i: [], trip_count=1), BadArgument, "has no results"),
         (lambda g, x, f: C.loop(g, lambda b, i, v: v, x, trip_count=-1), BadArgument, "from 0 on"),
         (lambda g, x, f: C.loop(g, lambda b, i, v: v, x, trip_count=1.5), BadArgument, "from 0 on"),
         (lambda g, x, f: C.loop(g, lambda b, i, v: v, 3.0, trip_count=1), BadArgument,

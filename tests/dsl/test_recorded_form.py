@@ -21,6 +21,7 @@ from bbnode.dsl import (
     values,
 )
 from bbnode.ir import codec, protos
+from bbnode.ir.onnx_file import model_of
 from tests.dsl.programs import build, meta, only, root
 
 ALICE, BOB = PeerId.from_seed("alice"), PeerId.from_seed("bob")
@@ -305,3 +306,20 @@ def test_a_tensor_constant_of_a_given_type(value, kind, dtype) -> None:
     assert made[0].type is kind
     assert array.dtype == dtype
     np.testing.assert_array_equal(array, np.asarray(value, dtype))
+
+
+def test_a_program_is_recorded_as_a_graph_and_built_as_its_file() -> None:
+    class Twice(Module):
+        def body(self, g: Graph) -> None:
+            x = g.input("x", types.TENSOR_FLOAT)
+            y = BackendSlot("compute").add(g, x, g.tensor([1.0, 2.0]))
+            g.output("y", y, after=x)
+
+    program = Twice().record()
+    (root,) = program.functions
+    (add,) = (node for node in root.nodes if node.op_type == "Add")
+    (out,) = root.value(add.outputs[0]).readers
+    assert (out.outputs, out.after) == (("y",), ("x",))
+    assert root.kind_of(add.outputs[0]) is types.TENSOR_FLOAT
+    assert add.source_line.startswith("test_recorded_form.py:")
+    assert model_of(program) == Twice().build()

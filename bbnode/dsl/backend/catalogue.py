@@ -1,4 +1,4 @@
-"""How ops of `ai.onnx` are recorded: the whole catalogue, from ONNX's own schemas.
+"""Recording ops of `ai.onnx`: the whole catalogue, from ONNX's own schemas.
 
 Rule: no op is typed by hand. Names, arities, attributes and defaults are those of the schemas
 at the opset that we record (`keys.ONNX_OPSET_VERSION`); an attribute that is left out is left
@@ -18,17 +18,27 @@ import onnx.defs
 from onnx import AttributeProto, GraphProto
 from onnx.defs import OpSchema
 
-from bbnode.dsl.core.attributes import WrongKind, schema_attribute
-from bbnode.dsl.core.graph import MAX_VARIADIC_OUTPUTS, After, Graph, Output
+from bbnode.dsl.core.attributes import schema_attribute
+from bbnode.dsl.core.graph import (
+    LEFT_OUT,
+    MAX_VARIADIC_OUTPUTS,
+    After,
+    Graph,
+    Output,
+    checked_attributes,
+    type_variables,
+)
 from bbnode.dsl.core.names import hint
 from bbnode.dsl.core.recorder import SlotUse
 from bbnode.dsl.core.slot import Recorded, Slot, shaped
 from bbnode.dsl.errors import BadArgument, NoSuchOp
-from bbnode.ir import keys, peer_list_ops, types
-from bbnode.ir.graph import Attribute, Subgraph
+from bbnode.ir import keys, opset, peer_list_ops, types
+from bbnode.ir.graph import AttributeKind, Subgraph
+from bbnode.ir.opset import Port
 from bbnode.ir.types import TypeKind, TypeNode
 
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_OWNER = f"ai.onnx {keys.ONNX_OPSET_VERSION}"
 _FORMAL = OpSchema.FormalParameterOption
 
 # An op whose number of outputs follows an attribute: that attribute.
@@ -65,8 +75,13 @@ def method_name(op_type: str) -> str:
 
 
 @cache
+def _methods() -> Mapping[str, tuple[str, str]]:
+    return {method_name(name): (name, schema.doc or "") for name, schema in catalogue().items()}
+
+
+@cache
 def _by_folded_name() -> Mapping[str, str]:
-    return {_folded(op_type): op_type for op_type in catalogue()}
+    return {_folded(method): method for method in _methods()}
 
 
 def _folded(name: str) -> str:
@@ -130,24 +145,23 @@ class BackendCore(Slot):
         if isinstance(value, Output):
             return value
         if not isinstance(value, list | tuple) or not all(is_int64(each) for each in value):
-            raise graph.error(
-                BadArgument,
-                f"{name}={value!r:.60} is neither a recorded value nor a list of whole numbers",
+            raise BadArgument(
+                f"{name}={value!r:.60} is neither a recorded value nor a list of whole numbers"
             )
         array = np.array(value, np.int64)
         return self._record(graph, "Constant", (), {"value": array}, None)[0]
 
     def __getattr__(self, name: str) -> Callable[..., Recorded]:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        op_type = _by_folded_name().get(_folded(name))
-        if op_type is None:
-            known = [method_name(known) for known in catalogue()]
-            raise NoSuchOp(_unknown(name, known))
-        return _method(self, op_type)
+        """Every op of the catalogue by its name, however it is written."""
+        found = name if name.startswith("_") else _by_folded_name().get(_folded(name), name)
+        return super().__getattr__(found)
 
-    def __dir__(self) -> Iterable[str]:
-        return sorted({*object.__dir__(self), *map(method_name, catalogue())})
+    @property
+    def _owner(self) -> str:
+        return _OWNER
+
+    def _methods(self) -> Mapping[str, tuple[str, str]]:
+        return _methods()
 
 
 def record_onnx(
@@ -159,16 +173,25 @@ def record_onnx(
 
     Raises NoSuchOp, BadArgument.
     """
-    schema = _schema_of(op_type)
+    schema = catalogue().get(str(op_type))
     if schema is None:
-        raise g.error(NoSuchOp, _unknown(str(op_type), list(catalogue())))
-    given = _attributes(g, schema, attributes)
-    _check_inputs(g, schema, inputs)
+        raise NoSuchOp(f"{_OWNER} has no op {str(op_type)!r}{hint(str(op_type), catalogue())}")
+    known = {
+        name: opset.REQUIRED if formal.required else LEFT_OUT
+        for name, formal in sorted(schema.attributes.items())
+    }
+    given = checked_attributes(
+        op_type,
+        known,
+        attributes,
+        lambda name, value: schema_attribute(value, _kind(schema.attributes[name])),
+    )
+    bound = g.bound_inputs(op_type, _ports(op_type), inputs, schema.min_input)
     types_in = [None if value is None else value.type for value in inputs]
     if peer_list_ops.is_peer_list_op(op_type, types_in):
         slot = None  # the engine runs it: a backend knows tensors only
-        kinds = [_peer_list_type(g, op_type, types_in)]
-    count = _output_count(g, schema, outputs, attributes)
+        kinds = [_peer_list_type(op_type, types_in)]
+    count = _output_count(schema, outputs, attributes)
     names = port_names(schema.outputs, count)
     values = list(inputs)
     while len(values) > schema.min_input and values[-1] is None:
@@ -177,7 +200,7 @@ def record_onnx(
         "",  # how upstream's checker and runtimes want `ai.onnx` to be written
         op_type,
         inputs=values,
-        outputs=list(zip(names, kinds or _output_types(schema, inputs, count), strict=True)),
+        outputs=list(zip(names, kinds or _output_types(schema, bound, count), strict=True)),
         attributes=given,
         slot=slot,
         after=after,
@@ -185,18 +208,36 @@ def record_onnx(
     )
 
 
-def _peer_list_type(g: Graph, op_type: str, inputs: Sequence[TypeNode | None]) -> TypeNode:
+def _kind(formal: OpSchema.Attribute) -> AttributeKind:
+    return AttributeKind(int(formal.type))  # type: ignore[call-overload]  # an enum of C++
+
+
+@cache
+def _ports(op_type: str) -> tuple[Port, ...]:
+    return tuple(
+        Port(
+            name=formal.name,
+            # Values of a variadic port that have types of their own say nothing of each other.
+            type=formal.type_str if formal.is_homogeneous else types.ANY,
+            variadic=formal.option == _FORMAL.Variadic,
+            optional=formal.option == _FORMAL.Optional,
+        )
+        for formal in catalogue()[op_type].inputs
+    )
+
+
+def _peer_list_type(op_type: str, inputs: Sequence[TypeNode | None]) -> TypeNode:
     known = [None if kind is types.ANY else kind for kind in inputs]
     kind = peer_list_ops.result_type(op_type, known)
     if kind is None:
         read = peer_list_ops.data_inputs(op_type, len(known))
         got = ", ".join(each.name for i in read if (each := known[i]) is not None)
-        raise g.error(BadArgument, f"{op_type} takes {peer_list_ops.accepted(op_type)}, got {got}")
+        raise BadArgument(f"{op_type} takes {peer_list_ops.accepted(op_type)}, got {got}")
     return kind
 
 
 def _told(op_type: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given and is not the schema's default."""
+    """Return the given values that are not the schema's defaults."""
     defaults = _defaults(op_type)
     return {
         name: value
@@ -221,79 +262,8 @@ def _defaults(op_type: str) -> Mapping[str, Any]:
 
 
 def is_int64(value: object) -> bool:
-    """Whether a value is a whole number that an int64 tensor can hold."""
+    """Return True if a value is a whole number that an int64 tensor can hold."""
     return isinstance(value, int | np.integer) and abs(int(value)) < 1 << 63
-
-
-def _schema_of(op_type: object) -> OpSchema | None:
-    return catalogue().get(op_type) if isinstance(op_type, str) else None
-
-
-def _unknown(name: str, known: Sequence[str]) -> str:
-    return f"ai.onnx {keys.ONNX_OPSET_VERSION} has no op {name!r}{hint(name, known)}"
-
-
-def _method(slot: BackendCore, op_type: str) -> Callable[..., Recorded]:
-    def call(
-        g: Graph, /, *inputs: Output | None, after: After = None, outputs: int | None = None,
-        **attributes: Any,
-    ) -> Recorded:  # fmt: skip
-        return slot.op(g, op_type, *inputs, after=after, outputs=outputs, **attributes)
-
-    call.__name__ = call.__qualname__ = method_name(op_type)
-    call.__doc__ = catalogue()[op_type].doc
-    return call
-
-
-def _attributes(g: Graph, schema: OpSchema, given: Mapping[str, Any]) -> dict[str, Attribute]:
-    """In the schema's (sorted) order, so that the order of keywords means nothing."""
-    for name in given:
-        if name not in schema.attributes:
-            raise g.error(
-                BadArgument,
-                f"{schema.name} has no attribute {name!r}{hint(name, sorted(schema.attributes))}",
-            )
-    made = {}
-    for name, formal in sorted(schema.attributes.items()):
-        if name not in given:
-            if formal.required:
-                raise g.error(BadArgument, f"{schema.name} needs the attribute {name}=…")
-            continue
-        try:
-            made[name] = schema_attribute(given[name], formal.type)
-        except WrongKind as error:
-            raise g.error(
-                BadArgument,
-                f"{name}={given[name]!r:.60} of {schema.name} has to be {error}",
-            ) from error
-    return made
-
-
-def _check_inputs(g: Graph, schema: OpSchema, inputs: Sequence[Output | None]) -> None:
-    for value in inputs:
-        if value is not None:
-            g.value_name(value)
-    if not schema.min_input <= len(inputs) <= schema.max_input:
-        listed = ", ".join(
-            f"{formal.name}{_MARKS.get(formal.option, '')}" for formal in schema.inputs
-        )
-        raise g.error(
-            BadArgument,
-            f"{schema.name} takes the values ({listed}), got {len(inputs)}",
-        )
-    for name, option, value in zip(
-        port_names(schema.inputs, len(inputs)), _options(schema, len(inputs)), inputs, strict=True
-    ):
-        if value is None and option != _FORMAL.Optional:
-            raise g.error(BadArgument, f"input {name!r} of {schema.name} can't be left out")
-
-
-_MARKS = {_FORMAL.Optional: " (optional)", _FORMAL.Variadic: "…"}
-
-
-def _options(schema: OpSchema, count: int) -> list[Any]:
-    options = [formal.option for formal in schema.inputs]
-    return [*options, *options[-1:] * (count - len(options))][:count]
 
 
 def port_names(formals: Sequence[OpSchema.FormalParameter], count: int) -> list[str]:
@@ -307,10 +277,8 @@ def port_names(formals: Sequence[OpSchema.FormalParameter], count: int) -> list[
     return names[:count]
 
 
-def _output_count(
-    g: Graph, schema: OpSchema, asked: int | None, attributes: Mapping[str, Any]
-) -> int:
-    """How many outputs to record: what is asked for, or what the op's own arguments say."""
+def _output_count(schema: OpSchema, asked: int | None, attributes: Mapping[str, Any]) -> int:
+    """Return the number of outputs: as asked for, or as the op's own arguments say."""
     always = sum(formal.option == _FORMAL.Single for formal in schema.outputs)
     count = asked
     if count is None:
@@ -321,42 +289,33 @@ def _output_count(
         elif isinstance(source, int):
             count = source
         elif any(formal.option == _FORMAL.Variadic for formal in schema.outputs):
-            raise g.error(
-                BadArgument, f"{schema.name} has any number of outputs; say how many: outputs=…"
-            )
+            raise BadArgument(f"{schema.name} has any number of outputs; say how many: outputs=…")
         else:
             count = max(1, always)
     least = max(always, schema.min_output)
     most = min(schema.max_output, MAX_VARIADIC_OUTPUTS)
     if type(count) is not int or not least <= count <= most:
-        raise g.error(
-            BadArgument, f"{schema.name} has {least} to {most} outputs, not {count!r:.20}"
-        )
+        raise BadArgument(f"{schema.name} has {least} to {most} outputs, not {count!r:.20}")
     return count
 
 
-def _output_types(schema: OpSchema, inputs: Sequence[Output | None], count: int) -> list[TypeNode]:
-    """As far as the schema alone says: a fixed type, that of an input, or some tensor."""
-    known: dict[str, TypeNode] = {}
-    for formal, value in zip(schema.inputs, inputs, strict=False):
-        if formal.option == _FORMAL.Variadic and not formal.is_homogeneous:
-            break
-        if value is not None and value.type.kind is TypeKind.TENSOR:
-            known.setdefault(formal.type_str, value.type)
+def _output_types(
+    schema: OpSchema, bound: Sequence[tuple[Port, Output | None]], count: int
+) -> list[TypeNode]:
+    """Return the types that the schema alone tells: fixed, those of inputs, or some tensor."""
+    known = type_variables(bound)
     kinds: list[TypeNode] = []
     for formal in schema.outputs:
-        kind = known.get(formal.type_str) or _only_type(formal.types)
-        if formal.option == _FORMAL.Variadic:
-            if not formal.is_homogeneous:
-                kind = _only_type(formal.types)
-            kinds += [kind] * (count - len(kinds))
-        else:
-            kinds.append(kind)
+        kind = known.get(formal.type_str, types.ANY) if formal.is_homogeneous else types.ANY
+        if kind.kind is not TypeKind.TENSOR:
+            kind = _only_type(formal.types)
+        many = formal.option == _FORMAL.Variadic
+        kinds += [kind] * (count - len(kinds) if many else 1)
     return kinds[:count]
 
 
 def _only_type(allowed: Iterable[str]) -> TypeNode:
-    """The type that a set of ONNX type texts leaves: one element type, `Tensor`, or `Any`."""
+    """Return the type that ONNX type texts leave: one element type, `Tensor`, or `Any`."""
     texts = set(allowed)
     if not texts or not all(text.startswith("tensor(") for text in texts):
         return types.ANY

@@ -32,12 +32,12 @@ MAX_BRANCH_DEPTH = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopStep:
-    """What the body of a `loop` returns, where it is more than the carried values.
+    """The result of a `loop`'s body, where it is more than the carried values.
 
     Attributes:
         carried: the carried values for the next iteration, in their order.
         scans: values of this iteration to be stacked over all of them.
-        keep_going: bool tensor [] or [1]; whether there is a next iteration. None: yes.
+        keep_going: bool tensor [] or [1]; true for a next iteration. None: always.
     """
 
     carried: Values = ()
@@ -47,7 +47,7 @@ class LoopStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopResult:
-    """What a `loop` gives.
+    """The result of a `loop`.
 
     Attributes:
         carried: the carried values after the last iteration, in their order.
@@ -59,7 +59,7 @@ class LoopResult:
 
 
 class Branch(Graph):
-    """What the callables of `if_` and `loop` record into; a Graph for one backend slot."""
+    """The Graph that the callables of `if_` and `loop` record into, for one backend slot."""
 
     def __init__(self, parent: Graph, slot: SlotUse, title: str) -> None:
         super().__init__(parent.recorder, name=parent.name, home=parent.home)
@@ -82,23 +82,21 @@ class Branch(Graph):
 
     @property
     def way_out(self) -> str:
-        """How a value of a branch gets out of it, for messages."""
-        return "return it from the branch, and take it from what if_ or loop gives"
+        """The way of a value out of the branch, for messages."""
+        return "return it from the branch, and take it from the result of if_ or loop"
 
     def _admit(self, domain: str, op_type: str, slot: SlotUse | None, after: After) -> None:
         if domain or slot is None or slot.name != self._slot.name:
             whose = "" if slot is None else f" of slot {slot.name!r}"
-            raise self.error(
-                BranchMisuse,
+            raise BranchMisuse(
                 f"{op_type}{whose} can't stand in {self._title}, which runs whole in the backend "
                 f"{self._slot.name!r}: only ops of that slot can; record it outside, and use the "
-                "value",
+                "value"
             )
         if self._listed(after):
-            raise self.error(
-                BranchMisuse,
+            raise BranchMisuse(
                 f"{op_type} in {self._title} has after=…, but a branch runs as one; give "
-                "the after to the if_ or loop",
+                "the after to the if_ or loop"
             )
         self._check_slot(slot)
 
@@ -120,26 +118,23 @@ class Branch(Graph):
 
     def input(self, name: str, type: TypeNode = types.ANY) -> Output:  # noqa: A002, ARG002
         """BranchMisuse: a branch reads the values around it as they are."""
-        raise self.error(
-            BranchMisuse,
+        raise BranchMisuse(
             f"{self._title} has no inputs of its own; use the values around it, or make {name!r} "
-            "an input outside",
+            "an input outside"
         )
 
     def output(self, name: str, *_: object, **__: object) -> None:
         """BranchMisuse: a branch returns its values."""
-        raise self.error(
-            BranchMisuse, f"{self._title} returns its values; return the one for {name!r}"
-        )
+        raise BranchMisuse(f"{self._title} returns its values; return the one for {name!r}")
 
     def _constant(self, value: Any, after: After, **_: str) -> Output:
         try:
             attribute, kind = constant_attribute(value)
         except WrongKind as error:
-            raise self.error(BadArgument, f"{value!r:.60} can't be a constant: {error}") from error
+            raise BadArgument(f"{value!r:.60} can't be a constant: {error}") from error
         if kind.kind is not TypeKind.TENSOR:
-            raise self.error(
-                BadArgument, f"{value!r:.60} is no tensor; {self._title} computes with tensors only"
+            raise BadArgument(
+                f"{value!r:.60} is no tensor; {self._title} computes with tensors only"
             )
         (made,) = self.emit(
             "", "Constant", outputs=(("output", kind),), attributes={"value": attribute},
@@ -235,14 +230,13 @@ class ControlOps(BackendCore):
         if isinstance(then_values, Output) != isinstance(else_values, Output) or len(
             _listed(then_values)
         ) != len(_listed(else_values)):
-            raise graph.error(
-                BranchMismatch,
+            raise BranchMismatch(
                 f"the then branch of If returns {_count(then_values)} and the else branch "
-                f"{_count(else_values)}; both have to return the same",
+                f"{_count(else_values)}; both have to return the same"
             )
         pairs = zip(_listed(then_values), _listed(else_values), strict=True)
         kinds = [
-            _joined(graph, "If", f"value {index} of the then branch", yes, "the else branch's", no)
+            _joined("If", f"value {index} of the then branch", yes, "the else branch's", no)
             for index, (yes, no) in enumerate(pairs)
         ]
         branches = {"then_branch": then_graph, "else_branch": else_graph}
@@ -252,7 +246,7 @@ class ControlOps(BackendCore):
     def _branch(
         self, g: Graph, title: str, record: Callable[[Graph], Any]
     ) -> tuple[Output | Values, Subgraph]:
-        _need_callable(g, title, record)
+        _need_callable(title, record)
         branch = Branch(g, self._use, title)
         with g.recording_branch(title):
             values = _checked_values(branch, title, record(branch))
@@ -282,10 +276,10 @@ class ControlOps(BackendCore):
                 one value for each of `carried`; it records ops of this slot, may use values of
                 the Graphs around, and returns the carried values for the next iteration (one,
                 or a list), or a `LoopStep`.
-            carried: what the values are in the first iteration. Their dtypes stay; their shapes
+            carried: the values in the first iteration. Their dtypes stay; their shapes
                 may change.
             trip_count: iterations at most, a number or an int64 value [] or [1].
-            condition: bool value [] or [1], whether there is a first iteration; yes when left out.
+            condition: bool value [] or [1], true for a first iteration; always when left out.
             after: values that must be there before the op fires.
 
         Returns:
@@ -305,22 +299,17 @@ class ControlOps(BackendCore):
         count = self._trip_count(graph, trip_count)
         step, body_graph = self._body(graph, body, carried)
         if count is None and step.keep_going is None:
-            raise graph.error(
-                BadArgument,
+            raise BadArgument(
                 "the Loop never ends; give it trip_count=…, or return LoopStep(keep_going=…) "
-                "from its body",
+                "from its body"
             )
         kinds = [
-            _joined(
-                graph, "Loop", f"carried value {index}", before, "what the body makes of it", now
-            )
+            _joined("Loop", f"carried value {index}", before, "what the body makes of it", now)
             for index, (before, now) in enumerate(zip(carried, step.carried, strict=True))
         ]
         kinds += [value.type for value in step.scans]
         if not kinds:
-            raise graph.error(
-                BadArgument, "the Loop gives nothing; hand it carried values, or return scans"
-            )
+            raise BadArgument("the Loop has no results; hand it carried values, or return scans")
         inputs = (count, condition, *carried)
         made = self._record(graph, "Loop", inputs, {"body": body_graph}, after, len(kinds), kinds)
         return LoopResult(carried=made[: len(carried)], scans=made[len(carried) :])
@@ -329,9 +318,8 @@ class ControlOps(BackendCore):
         if given is None or isinstance(given, Output):
             return given
         if type(given) is not int or not 0 <= given < 1 << 63:
-            raise g.error(
-                BadArgument,
-                f"trip_count={given!r:.40} has to be a number from 0 on, or a recorded value",
+            raise BadArgument(
+                f"trip_count={given!r:.40} has to be a number from 0 on, or a recorded value"
             )
         return self._record(g, "Constant", (), {"value": np.array(given, np.int64)}, None)[0]
 
@@ -339,7 +327,7 @@ class ControlOps(BackendCore):
         self, g: Graph, record: Callable[..., Any], carried: Values
     ) -> tuple[LoopStep, Subgraph]:
         title = "the body of Loop"
-        _need_callable(g, title, record)
+        _need_callable(title, record)
         branch = Branch(g, self._use, title)
         formals = [
             branch.formal("iteration", types.TENSOR_INT64, scalar=True),
@@ -349,22 +337,20 @@ class ControlOps(BackendCore):
         with g.recording_branch(title):
             step = _as_step(branch, title, record(branch, formals[0], *formals[2:]))
             if len(step.carried) != len(carried):
-                raise branch.error(
-                    BranchMismatch,
+                raise BranchMismatch(
                     f"{title} gets {_count(carried)} from the iteration before and returns "
                     f"{_count(step.carried)} for the next; return one for each (and what is to "
-                    "be stacked as scans of a LoopStep)",
+                    "be stacked as scans of a LoopStep)"
                 )
             keep_going = formals[1] if step.keep_going is None else step.keep_going
             return step, branch.close(formals, (keep_going, *step.carried, *step.scans))
 
 
-def _need_callable(g: Graph, title: str, record: object) -> None:
+def _need_callable(title: str, record: object) -> None:
     if not callable(record):
-        raise g.error(
-            BadArgument,
+        raise BadArgument(
             f"{title} is {record!r:.60}, which can't be called; give a function that records "
-            "it (a Subgraph goes to op(g, …))",
+            "it (an onnx.GraphProto goes to op(g, …))"
         )
 
 
@@ -382,9 +368,8 @@ def _as_step(branch: Branch, title: str, given: object) -> LoopStep:
 
 def _checked_values(branch: Branch, title: str, given: object) -> Output | Values:
     if not isinstance(given, Output | list | tuple):
-        raise branch.error(
-            BadArgument,
-            f"{title} returns {given!r:.60}; return a recorded value, or a list of them",
+        raise BadArgument(
+            f"{title} returns {given!r:.60}; return a recorded value, or a list of them"
         )
     for value in _listed(given):
         branch.value_name(value)
@@ -401,15 +386,14 @@ def _count(values: Output | Values) -> str:
     return f"a list of {len(values)}"
 
 
-def _joined(g: Graph, op_type: str, what: str, one: Output, whose: str, other: Output) -> TypeNode:
-    """The type that two values share; BranchMismatch when they can have none."""
+def _joined(op_type: str, what: str, one: Output, whose: str, other: Output) -> TypeNode:
+    """Return the type that two values share; BranchMismatch when they can have none."""
     if one.type is other.type:
         return one.type
     met = types.meet(one.type, other.type)
     if met is None:
-        raise g.error(
-            BranchMismatch,
+        raise BranchMismatch(
             f"{what} of {op_type} is a {one.type.name} and {whose} a {other.type.name}; cast one "
-            "of them to the other's type",
+            "of them to the other's type"
         )
     return met if met.kind is TypeKind.TENSOR else types.ANY

@@ -19,7 +19,7 @@ from onnx import helper
 from bbnode.dsl.backend.catalogue import Ints
 from bbnode.dsl.backend.control import ControlOps
 from bbnode.dsl.core.attributes import tensor_type
-from bbnode.dsl.core.graph import After, Graph, Output
+from bbnode.dsl.core.graph import After, Graph, Output, need_tensor_type
 from bbnode.dsl.errors import BadArgument
 from bbnode.ir import types
 from bbnode.ir.types import TypeNode
@@ -237,7 +237,7 @@ class BackendSlot(ControlOps):
 
         `scale`, `bias`, `mean`, `variance`: [C]. This is the form for inference, where `momentum`
         means nothing; training is `op(g, "BatchNormalization", …, training_mode=1, outputs=3)`,
-        which gives the running mean and variance as well. ONNX `BatchNormalization`-15.
+        which returns the running mean and variance as well. ONNX `BatchNormalization`-15.
         """
         return self._one(
             g, "BatchNormalization", x, scale, bias, mean, variance,
@@ -251,7 +251,7 @@ class BackendSlot(ControlOps):
         """x normalized over its axes from `axis` on, times scale plus bias; of x's shape.
 
         `scale`, `bias`: of the shape of those axes. `stash_type`: element type in which mean
-        and variance are computed (1 is float32). `op` with `outputs=3` gives these two as
+        and variance are computed (1 is float32). `op` with `outputs=3` returns these two as
         well. ONNX `LayerNormalization`-17.
         """
         return self._one(
@@ -287,7 +287,7 @@ class BackendSlot(ControlOps):
         """Largest value of each window: [N, C, H, W] to [N, C, …]; arguments as for `conv`.
 
         `ceil_mode`: windows that reach over the edge count. `storage_order` is that of the
-        indices, which `op` with `outputs=2` gives as well. Also 8-bit integers. ONNX
+        indices, which `op` with `outputs=2` returns as well. Also 8-bit integers. ONNX
         `MaxPool`-12.
         """
         return self._one(
@@ -354,9 +354,7 @@ class BackendSlot(ControlOps):
         """
         graph = self._graph(g)
         if (split is None) == (num_outputs is None):
-            raise graph.error(
-                BadArgument, "split takes either num_outputs=… or the sizes of the parts"
-            )
+            raise BadArgument("split takes either num_outputs=… or the sizes of the parts")
         sizes = None if split is None else self._ints(graph, "split", split)
         if outputs is None and isinstance(split, list | tuple):
             outputs = len(split)
@@ -444,13 +442,7 @@ class BackendSlot(ControlOps):
 
     def _filled(self, g: Graph, number: int, shape: Ints, dtype: TypeNode, after: After) -> Output:
         graph = self._graph(g)
-        kind = tensor_type(dtype)
-        if kind is None:
-            raise graph.error(
-                BadArgument,
-                f"dtype={dtype!r:.60} is no tensor type; use one of bbnode.dsl.types, e.g. "
-                "types.TENSOR_FLOAT",
-            )
+        kind = need_tensor_type("dtype", dtype)
         wanted = self._ints(graph, "shape", shape)
         value = np.full(1, number, helper.tensor_dtype_to_np_dtype(kind.elem_type))
         return self._record(

@@ -1,1 +1,1 @@
-"""What a program is recorded with: Modules, their Graphs, slots and names."""
+"""Recording of programs: Modules, their Graphs, slots and names."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from onnx import GraphProto, SparseTensorProto, TensorProto, TypeProto, helper, numpy_helper
-from onnx.defs import OpSchema
 
 from bbnode.ir import codec, types, values
 from bbnode.ir.errors import AuthorError, DecodeError
@@ -76,13 +75,12 @@ def _need(value: Any, kind: type) -> None:
         raise WrongKind(_KIND_NAMES[kind])
 
 
-def schema_attribute(value: Any, schema_kind: OpSchema.AttrType) -> Attribute:
-    """Return an attribute of an `ai.onnx` op, of the kind its schema demands.
+def schema_attribute(value: Any, kind: AttributeKind) -> Attribute:
+    """Return an attribute of the kind that an op's schema demands.
 
     numpy scalars and arrays are taken where a number or a tensor is due, and a tensor type
     where an element type is (`to=types.TENSOR_FLOAT`). Raises WrongKind.
     """
-    kind = AttributeKind[schema_kind.name]  # type: ignore[attr-defined]
     expected = _EXPECTED.get(kind, "another kind of value")
     if kind not in _LISTS:
         return _scalar(value, kind, expected)

@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
-from onnx.defs import OpSchema
-
 from bbnode.dsl.core.attributes import (
     CONSTANT_ATTRIBUTE,
     WrongKind,
@@ -45,13 +43,14 @@ from bbnode.dsl.errors import (
 from bbnode.ir import keys, opset, types
 from bbnode.ir.address import parse_address
 from bbnode.ir.errors import DecodeError
-from bbnode.ir.graph import Attribute, Function, OpNode, ValueType, sorted_opsets
+from bbnode.ir.graph import Attribute, AttributeKind, Function, OpNode, ValueType, sorted_opsets
 from bbnode.ir.opset import OpSpec, Port
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import AddressVec, PeerIdVec
 
-# Of one node: what codec.MAX_CHILDREN allows a composite to hold.
+LEFT_OUT = object()  # an attribute that is not written down unless it is given
+# Outputs of one node: as many as codec.MAX_CHILDREN allows a composite to hold.
 MAX_VARIADIC_OUTPUTS = 65_536
 NS_PER_S = 1_000_000_000
 MAX_HOPS = 100_000  # what the compiler takes as a chain depth
@@ -103,8 +102,8 @@ class Output:
         if self.from_peer is None:
             raise self.graph.error(
                 NotReceived,
-                f"{self.name!r} was not received, so that it has no sender; only the value that "
-                "g.net_out gives, and r.received of a g.request, have one",
+                f"{self.name!r} was not received, so that it has no sender; only results "
+                "of g.net_out, and r.received of a g.request, have one",
             )
         return self.from_peer
 
@@ -206,10 +205,9 @@ class Graph:
         self.check_open()
         check_name("input", name)
         if not isinstance(type, TypeNode):
-            raise self.error(
-                BadArgument,
+            raise BadArgument(
                 f"type={type!r:.60} of input {name!r} is no type; use one of bbnode.dsl.types, "
-                "e.g. types.TENSOR_FLOAT",
+                "e.g. types.TENSOR_FLOAT"
             )
         value = self.declare(name, type)
         self._function.inputs.append(name)
@@ -238,7 +236,7 @@ class Graph:
         """Send `value` to `peers` and return it as it lives on the class of those peers.
 
         A port is where values arrive. Several sends to one port of one class arrive as one
-        value there: what reads it fires for each delivery, and its `.sender` is the sender of
+        value there: its readers fire for each delivery, and its `.sender` is the sender of
         that one. Sends of one port to several classes arrive on each of them; they carry one
         type. A class may send to itself.
 
@@ -248,8 +246,8 @@ class Graph:
                 one PeerId such as the `.sender` of a received value.
             value: the value to send.
             after: values that must be there before.
-            hops: how many sends one after the other the time budget of this one has to cover,
-                this one included; None: as many as the program shows.
+            hops: number of sends one after the other that the time budget of this one has to
+                cover, this one included; None: as many as the program shows.
 
         Returns:
             The received value; its `.sender` is the peer that sent it.
@@ -295,10 +293,9 @@ class Graph:
         given: object = deadline
         seconds = given if isinstance(given, int | float) else math.nan
         if not 0 <= seconds <= MAX_DEADLINE_S:
-            raise self.error(
-                BadArgument,
+            raise BadArgument(
                 f"deadline={deadline!r:.40} of request {port!r} has to be a number of seconds "
-                f"between 0 (take the per-hop budget) and {MAX_DEADLINE_S:.0f}",
+                f"between 0 (take the per-hop budget) and {MAX_DEADLINE_S:.0f}"
             )
         attributes = {keys.ATTR_QUORUM: quorum, keys.ATTR_DEADLINE_NS: round(seconds * NS_PER_S)}
         metadata = self._port_metadata(port, hops)
@@ -312,12 +309,12 @@ class Graph:
     def respond(self, request: Request, value: Output, *, after: After = None) -> None:
         """Answer a request, on the peers' class: the same as `request.respond(value)`."""
         if not isinstance(request, Request):
-            raise self.error(BadArgument, f"{request!r:.60} is no request; g.request gives one")
+            raise self.error(BadArgument, f"{request!r:.60} is no request; g.request returns one")
         self.value_name(request.received)
         request.respond(value, after=after)
 
     def lookup_output(self, port: str) -> Output:
-        """The value that the `net_out` or `request` of that name delivers.
+        """Return the value that the `net_out` or `request` of that name delivers.
 
         Of a port that is sent to several times: whatever arrives from any of the sends to the
         class of the first one. What arrives on another class is the result of that `net_out`.
@@ -327,27 +324,23 @@ class Graph:
         """
         found = self._received.get(port)
         if found is None:
-            raise self.error(
-                UnknownName, f"nothing was sent as {port!r}{hint(str(port), self._received)}"
-            )
+            raise UnknownName(f"nothing was sent as {port!r}{hint(str(port), self._received)}")
         return found
 
     def _check_new_port(self, port: str) -> None:
         check_name("port", port)
         if port in self._received:
-            raise self.error(
-                DuplicateName,
-                f"port {port!r} is sent to already; give each request a name of its own",
+            raise DuplicateName(
+                f"port {port!r} is sent to already; give each request a name of its own"
             )
 
     def _port_metadata(self, port: str, hops: object) -> dict[str, str]:
         if hops is None:
             return {keys.PORT_KEY: port}
         if type(hops) is not int or not 0 < hops <= MAX_HOPS:
-            raise self.error(
-                BadArgument,
+            raise BadArgument(
                 f"hops={hops!r:.40} of {port!r} has to be an integer from 1 (the receiver sends "
-                f"nothing on) to {MAX_HOPS}, or None to let the compiler count them",
+                f"nothing on) to {MAX_HOPS}, or None to let the compiler count them"
             )
         return {keys.PORT_KEY: port, keys.CHAIN_DEPTH_KEY: str(hops)}
 
@@ -376,17 +369,15 @@ class Graph:
         self._need_items("unbundle", part_types, "types")
         for part in part_types:
             if not isinstance(part, TypeNode):
-                raise self.error(
-                    BadArgument, f"{part!r:.60} is no type; use bbnode.dsl.types, e.g. types.TENSOR"
+                raise BadArgument(
+                    f"{part!r:.60} is no type; use bbnode.dsl.types, e.g. types.TENSOR"
                 )
         given = _children(part_types)
         return self.record(_UNBUNDLE, (composite,), given, after=after, variadic=part_types)
 
     def _need_items(self, what: str, items: object, kind: str) -> None:
         if not isinstance(items, Sequence) or isinstance(items, str | bytes) or not items:
-            raise self.error(
-                BadArgument, f"g.{what} takes a list of one or more {kind}, got {items!r:.60}"
-            )
+            raise BadArgument(f"g.{what} takes a list of one or more {kind}, got {items!r:.60}")
 
     # --- constants -------------------------------------------------------------------------
 
@@ -409,7 +400,7 @@ class Graph:
         try:
             attribute, kind = constant_attribute(value)
         except WrongKind as error:
-            raise self.error(BadArgument, f"{value!r:.60} can't be a constant: {error}") from error
+            raise BadArgument(f"{value!r:.60} can't be a constant: {error}") from error
         (made,) = self.emit(
             _CONSTANT.domain, _CONSTANT.op_type, outputs=((CONSTANT_ATTRIBUTE, kind),),
             attributes={CONSTANT_ATTRIBUTE: attribute}, metadata=metadata, after=after,
@@ -430,18 +421,12 @@ class Graph:
         Raises:
             BadArgument: `type` is no tensor type, or holds not all of the values.
         """
-        kind = tensor_type(type)
-        if kind is None:
-            raise self.error(
-                BadArgument,
-                f"type={type!r:.60} is no tensor type; use one of bbnode.dsl.types, e.g. "
-                "types.TENSOR_FLOAT",
-            )
+        kind = need_tensor_type("type", type)
         try:
             wanted = typed_array(value, kind)
         except WrongKind as error:
-            raise self.error(
-                BadArgument, f"{value!r:.60} can't be a {kind.name}: it has to be {error}"
+            raise BadArgument(
+                f"{value!r:.60} can't be a {kind.name}: it has to be {error}"
             ) from error
         return self.constant(wanted, after=after)
 
@@ -477,22 +462,10 @@ class Graph:
         return self.constant(AddressVec(self._address(each) for each in addresses), after=after)
 
     def _peer(self, peer: PeerId | str) -> PeerId:
-        parsed = self._parsed(PeerId.parse, peer) if isinstance(peer, str) else peer
-        if not isinstance(parsed, PeerId):
-            raise self.error(BadArgument, f"{peer!r:.60} is neither a PeerId nor its text")
-        return parsed
+        return _parsed(PeerId, PeerId.parse, peer, "a PeerId")
 
     def _address(self, address: Any) -> Any:
-        parsed = self._parsed(parse_address, address) if isinstance(address, str) else address
-        if not isinstance(parsed, type(_ANY_ADDRESS)):
-            raise self.error(BadArgument, f"{address!r:.60} is neither a multiaddr nor its text")
-        return parsed
-
-    def _parsed(self, parse: Callable[[str], Carrier], text: str) -> Carrier:
-        try:
-            return parse(text)
-        except DecodeError as error:
-            raise self.error(BadArgument, str(error)) from error
+        return _parsed(type(_ANY_ADDRESS), parse_address, address, "a multiaddr")
 
     # --- nodes -----------------------------------------------------------------------------
 
@@ -509,21 +482,26 @@ class Graph:
             inputs: one value per port, None for an optional one; a variadic port takes the rest.
             attributes: by name; those left out take their defaults.
             slot, after, metadata: as for `emit`.
-            variadic: how many outputs a variadic port has, or their types.
+            variadic: number of outputs of a variadic port, or their types.
 
         Raises:
             BadArgument: too few or too many inputs, an unknown, missing or unfit attribute.
         """
-        for value in inputs:
-            if value is not None:
-                self.value_name(value)
-        bound = _bound_inputs(spec, inputs)
-        made = _checked_attributes(spec, attributes or {})
-        known = _type_variables(bound)
+        required = sum(not port.optional for port in spec.inputs)
+        bound = self.bound_inputs(spec.op_type, spec.inputs, inputs, required)
+
+        def made(name: str, value: Any) -> Attribute:
+            if name in spec.kinds:
+                return schema_attribute(value, AttributeKind(spec.kinds[name]))
+            default = spec.attributes[name]
+            return table_attribute(name, value, None if default is opset.REQUIRED else default)
+
+        given = checked_attributes(spec.op_type, spec.attributes, attributes or {}, made)
+        known = type_variables(bound)
         count = variadic if isinstance(variadic, int) else len(variadic)
         if count > MAX_VARIADIC_OUTPUTS:
-            raise self.error(
-                BadArgument, f"{spec.op_type} with {count} outputs; at most {MAX_VARIADIC_OUTPUTS}"
+            raise BadArgument(
+                f"{spec.op_type} with {count} outputs; at most {MAX_VARIADIC_OUTPUTS}"
             )
         ports: list[tuple[str, TypeNode]] = []
         for port in spec.outputs:
@@ -533,11 +511,35 @@ class Graph:
                 continue
             kinds = [kind] * variadic if isinstance(variadic, int) else variadic
             ports.extend((f"{port.name}_{i}", each) for i, each in enumerate(kinds))
+        values = [value for _, value in bound]
+        while values and values[-1] is None:  # as ONNX writes it
+            values.pop()
         return self.emit(
-            spec.domain, spec.op_type, inputs=trimmed([value for _, value in bound]),
-            outputs=ports, attributes=made, metadata=metadata, slot=slot, after=after,
-            opset_version=spec.version,
+            spec.domain, spec.op_type, inputs=values, outputs=ports, attributes=given,
+            metadata=metadata, slot=slot, after=after, opset_version=spec.version,
         )  # fmt: skip
+
+    def bound_inputs(
+        self, op_type: str, ports: Sequence[Port], inputs: Sequence[Output | None], required: int
+    ) -> list[tuple[Port, Output | None]]:
+        """Pair each input of an op with its port; BadArgument when they do not fit the ports."""
+        for value in inputs:
+            if value is not None:
+                self.value_name(value)
+        fixed = [port for port in ports if not port.variadic]
+        rest = next((port for port in ports if port.variadic), None)
+        if len(inputs) < required or (rest is None and len(inputs) > len(fixed)):
+            raise BadArgument(
+                f"{op_type} takes {_ports_text(ports)}, got {len(inputs)} "
+                f"value{'' if len(inputs) == 1 else 's'}"
+            )
+        bound = list(zip(fixed, inputs, strict=False))
+        if rest is not None:
+            bound.extend((rest, value) for value in inputs[len(fixed) :])
+        for port, value in bound:
+            if value is None and not port.optional:
+                raise BadArgument(f"input {port.name!r} of {op_type} can't be left out")
+        return bound
 
     def emit(
         self, domain: str, op_type: str, *, inputs: Iterable[Output | None] = (),
@@ -597,14 +599,12 @@ class Graph:
     def declare(self, name: str, kind: TypeNode) -> Output:
         """Make a value known; DuplicateName when this Graph has one of that name."""
         if name in self._function.types:
-            raise self.error(
-                DuplicateName, f"{name!r} names an input or output already; choose another name"
-            )
+            raise DuplicateName(f"{name!r} names an input or output already; choose another name")
         self._function.types[name] = ValueType.of(kind)
         return Output(graph=self, name=name, type=kind)
 
     def value_name(self, value: object) -> str:
-        """Name of a value of this Graph; BadArgument or ForeignOutput for anything else."""
+        """Return the name of a value of this Graph, or raise BadArgument or ForeignOutput."""
         if not isinstance(value, Output):
             raise self.error(
                 BadArgument,
@@ -689,7 +689,7 @@ class Graph:
     def _check_slot(self, use: SlotUse) -> None:
         conflict = self.recorder.slots.conflict(use)
         if conflict is not None:
-            raise self.error(SlotConflict, conflict)
+            raise SlotConflict(conflict)
 
     def _listed(self, after: object) -> Sequence[object]:
         if after is None:
@@ -698,10 +698,30 @@ class Graph:
             return (after,)
         if isinstance(after, list | tuple):
             return after
-        raise self.error(
-            BadArgument,
-            f"after={after!r:.80} is neither a recorded value nor a list of them",
+        raise BadArgument(f"after={after!r:.80} is neither a recorded value nor a list of them")
+
+
+def _parsed(
+    kind: type[Carrier], parse: Callable[[str], Carrier], given: object, what: str
+) -> Carrier:
+    try:
+        parsed = parse(given) if isinstance(given, str) else given
+    except DecodeError as error:
+        raise BadArgument(str(error)) from error
+    if not isinstance(parsed, kind):
+        raise BadArgument(f"{given!r:.60} is neither {what} nor its text")
+    return parsed
+
+
+def need_tensor_type(name: str, given: object) -> TypeNode:
+    """Return the tensor type that an argument names, or raise BadArgument."""
+    kind = tensor_type(given)
+    if kind is None:
+        raise BadArgument(
+            f"{name}={given!r:.60} is no tensor type; use one of bbnode.dsl.types, e.g. "
+            "types.TENSOR_FLOAT"
         )
+    return kind
 
 
 def as_graph(g: object, call: str) -> Graph:
@@ -711,53 +731,25 @@ def as_graph(g: object, call: str) -> Graph:
     raise BadArgument(f"the first argument is the Graph, got {g!r:.60}; write {call}")
 
 
-def trimmed(values: list[Output | None]) -> list[Output | None]:
-    """Drop the optional inputs left out at the end, as ONNX writes it."""
-    while values and values[-1] is None:
-        values.pop()
-    return values
-
-
-# --- by the op table -----------------------------------------------------------------------
+# --- signatures ----------------------------------------------------------------------------
 
 
 def _children(kinds: Sequence[TypeNode]) -> dict[str, Any]:
     return {"child_count": len(kinds), "child_types": ",".join(kind.id for kind in kinds)}
 
 
-def _bound_inputs(
-    spec: OpSpec, inputs: Sequence[Output | None]
-) -> list[tuple[Port, Output | None]]:
-    """Pair each input with its port; BadArgument when they do not fit the ports."""
-    fixed = [port for port in spec.inputs if not port.variadic]
-    rest = next((port for port in spec.inputs if port.variadic), None)
-    required = sum(not port.optional for port in fixed) + (rest is not None)
-    if len(inputs) < required or (rest is None and len(inputs) > len(fixed)):
-        raise BadArgument(
-            f"{spec.op_type} takes {_ports_text(spec)}, got {len(inputs)} "
-            f"value{'' if len(inputs) == 1 else 's'}"
-        )
-    bound = list(zip(fixed, inputs, strict=False))
-    if rest is not None:
-        bound.extend((rest, value) for value in inputs[len(fixed) :])
-    for port, value in bound:
-        if value is None and not port.optional:
-            raise BadArgument(f"input {port.name!r} of {spec.op_type} can't be left out")
-    return bound
-
-
-def _ports_text(spec: OpSpec) -> str:
-    if not spec.inputs:
+def _ports_text(ports: Sequence[Port]) -> str:
+    if not ports:
         return "no values"
     listed = ", ".join(
         port.name + ("…" if port.variadic else "") + (" (optional)" if port.optional else "")
-        for port in spec.inputs
+        for port in ports
     )
     return f"the values ({listed})"
 
 
-def _type_variables(bound: Sequence[tuple[Port, Output | None]]) -> dict[str, TypeNode]:
-    """Return the types of the op's type variables; Any where its inputs have different ones."""
+def type_variables(bound: Sequence[tuple[Port, Output | None]]) -> dict[str, TypeNode]:
+    """Return the types of an op's type variables; Any where its inputs have different ones."""
     known: dict[str, TypeNode] = {}
     for port, value in bound:
         if value is not None and isinstance(port.type, str):
@@ -767,26 +759,26 @@ def _type_variables(bound: Sequence[tuple[Port, Output | None]]) -> dict[str, Ty
     return known
 
 
-def _checked_attributes(spec: OpSpec, given: Mapping[str, Any]) -> dict[str, Attribute]:
+def checked_attributes(
+    op_type: str, known: Mapping[str, Any], given: Mapping[str, Any],
+    make: Callable[[str, Any], Attribute],
+) -> dict[str, Attribute]:  # fmt: skip
+    """Make the attributes of an op, in the order of `known`: their defaults, REQUIRED or LEFT_OUT.
+
+    Raises BadArgument.
+    """
     for name in given:
-        if name not in spec.attributes:
-            raise BadArgument(
-                f"{spec.op_type} has no attribute {name!r}{hint(name, spec.attributes)}"
-            )
+        if name not in known:
+            raise BadArgument(f"{op_type} has no attribute {name!r}{hint(name, known)}")
     made = {}
-    for name, default in spec.attributes.items():
+    for name, default in known.items():
         value = given.get(name, default)
         if value is opset.REQUIRED:
-            raise BadArgument(f"{spec.op_type} needs the attribute {name}=…")
+            raise BadArgument(f"{op_type} needs the attribute {name}=…")
+        if value is LEFT_OUT:
+            continue
         try:
-            kind = spec.kinds.get(name)
-            if kind is None:
-                known = None if default is opset.REQUIRED else default
-                made[name] = table_attribute(name, value, known)
-            else:
-                made[name] = schema_attribute(value, OpSchema.AttrType(kind))  # type: ignore[call-arg]
+            made[name] = make(name, value)
         except WrongKind as error:
-            raise BadArgument(
-                f"{name}={value!r:.60} of {spec.op_type} has to be {error}"
-            ) from error
+            raise BadArgument(f"{name}={value!r:.60} of {op_type} has to be {error}") from error
     return made

@@ -42,7 +42,7 @@ class Module:
     ```
 
     Attributes:
-        name: of the Module in the artifact; the class name unless the subclass gives another.
+        name: of the Module in the artifact; the class name unless the subclass sets another.
         home: the class of peer on which inputs, and what nothing else places, live.
     """
 
@@ -54,11 +54,10 @@ class Module:
         if "name" not in cls.__dict__:
             cls.name = cls.__name__
 
-    def body(self, g: Graph) -> None:
+    def body(self, g: Graph) -> None:  # noqa: ARG002
         """Record what the Module does. Every subclass overrides this."""
-        raise g.error(
-            RecordingError,
-            f"Module {self.name!r} has no body; define `def body(self, g: Graph) -> None`",
+        raise RecordingError(
+            f"Module {self.name!r} has no body; define `def body(self, g: Graph) -> None`"
         )
 
     def bootstrap(self, g: Graph) -> None:
@@ -99,16 +98,15 @@ class Module:
         Raises:
             BadArgument: `g` records no bootstrap, or an input has no value.
             UnknownName: a value is given for an input that is not there.
-            RecordingError: what the Module's own recording raises.
+            RecordingError: raised by the Module's own recording.
         """
         if not isinstance(g, Graph):
             raise BadArgument(f"call_bootstrap takes the caller's Graph, got {g!r:.60}", self.name)
         g.check_open()
         if not g.is_bootstrap:
-            raise g.error(
-                BadArgument,
+            raise BadArgument(
                 f"the bootstrap of Module {self.name!r} can be called from a bootstrap only; a "
-                "body calls the Module itself: .call()",
+                "body calls the Module itself: .call()"
             )
         given = dict(inputs or {})
         for value in given.values():
@@ -116,7 +114,7 @@ class Module:
         source = self._source()
         name, function = g.recorder.record_bootstrap_call(source)
         wanted = list(given) if function is None else function.inputs
-        _check_inputs(g, self.name, wanted, given)
+        _check_inputs(self.name, wanted, given)
         known = {} if function is None else function.kinds()
         handed_out = [] if function is None else function.outputs
         made = g.emit(
@@ -199,7 +197,7 @@ class ModuleCall:
         Raises:
             UnknownName: an input was given that the Module does not have.
             BadArgument: an input that the Module has was not given.
-            RecordingError: what the Module's own body raises.
+            RecordingError: raised by the Module's own body.
         """
         if not isinstance(g, Graph):
             raise BadArgument(f"build takes the caller's Graph, got {g!r:.60}", self._module.name)
@@ -207,7 +205,7 @@ class ModuleCall:
         for value in self._inputs.values():
             g.value_name(value)
         function = g.recorder.record_call(self._module._source())
-        _check_inputs(g, self._module.name, function.inputs, self._inputs)
+        _check_inputs(self._module.name, function.inputs, self._inputs)
         known = function.kinds()
         outputs = [(name, known.get(name, types.ANY)) for name in function.outputs]
         made = g.emit(
@@ -220,25 +218,20 @@ class ModuleCall:
         return ModuleOutputs(g, self._module.name, dict(zip(function.outputs, made, strict=True)))
 
 
-def _check_inputs(
-    g: Graph, module: str, wanted: Sequence[str], given: Mapping[str, Output]
-) -> None:
+def _check_inputs(module: str, wanted: Sequence[str], given: Mapping[str, Output]) -> None:
     for name in given:
         if name not in wanted:
-            raise g.error(
-                UnknownName, f"Module {module!r} has no input {name!r}{hint(str(name), wanted)}"
-            )
+            raise UnknownName(f"Module {module!r} has no input {name!r}{hint(str(name), wanted)}")
     missing = [name for name in wanted if name not in given]
     if missing:
-        raise g.error(
-            BadArgument,
+        raise BadArgument(
             f"Module {module!r} needs the input {missing[0]!r}; add "
-            f".input({missing[0]!r}, value) to the call",
+            f".input({missing[0]!r}, value) to the call"
         )
 
 
 class ModuleOutputs:
-    """What a called Module hands out, by name."""
+    """Outputs of a called Module, by name."""
 
     __slots__ = ("_graph", "_module", "_outputs")
 

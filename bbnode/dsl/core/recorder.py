@@ -201,7 +201,7 @@ class ModelRecorder:
         return body, bootstrap if bootstrap.nodes or bootstrap.inputs else None
 
     def _free_name(self, name: str) -> str:
-        """Take the name itself, or the first of `<name>_2`, `<name>_3`, … that is free."""
+        """Reserve the name itself, or the first of `<name>_2`, `<name>_3`, … that is free."""
         free, number = name, 1
         while free in self._names:
             number += 1

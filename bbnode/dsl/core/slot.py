@@ -7,7 +7,7 @@ op table; the methods of the role slots are thin names for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 from bbnode.dsl.core.graph import After, Graph, Output, as_graph
@@ -18,7 +18,7 @@ from bbnode.ir import keys, opset
 from bbnode.ir.opset import OpSpec
 from bbnode.ir.slots import ConcreteSpec
 
-# What a recorded op gives: None, one value, or as many as the op has outputs.
+# The result of a recorded op: None, one value, or as many as the op has outputs.
 Recorded = Any
 
 
@@ -79,31 +79,43 @@ class Slot:
             BadArgument: inputs or attributes do not fit the op.
         """
         graph = self._graph(g)
-        for spec in self._specs():
-            if spec.op_type == op_type:
-                return shaped(graph.record(spec, inputs, attributes, slot=self._use, after=after))
-        known = [spec.op_type for spec in self._specs()]
-        raise graph.error(
-            NoSuchOp, f"{type(self).__name__} has no op {op_type!r}{hint(str(op_type), known)}"
-        )
+        specs = {spec.op_type: spec for spec in self._specs()}
+        spec = specs.get(op_type)
+        if spec is None:
+            raise NoSuchOp(f"{self._owner} has no op {str(op_type)!r}{hint(str(op_type), specs)}")
+        return shaped(graph.record(spec, inputs, attributes, slot=self._use, after=after))
 
     def __getattr__(self, name: str) -> Callable[..., Recorded]:
-        """Ops by the name of their method: those that third parties added to the table."""
+        """Ops by the name of their method, those that third parties added to the table too."""
         if name.startswith("_"):
             raise AttributeError(name)
-        for spec in self._specs():
-            if spec.method == name:
-                return _method(self, spec.op_type, spec.method, spec.doc)
-        raise NoSuchOp(
-            f"{type(self).__name__} has no op {name!r}"
-            f"{hint(name, [spec.method for spec in self._specs()])}"
-        )
+        known = self._methods()
+        if name not in known:
+            raise NoSuchOp(f"{self._owner} has no op {name!r}{hint(name, known)}")
+        op_type, doc = known[name]
+
+        def call(
+            g: Graph, /, *inputs: Output | None, after: After = None, **attributes: Any
+        ) -> Recorded:
+            return self.op(g, op_type, *inputs, after=after, **attributes)
+
+        call.__name__ = call.__qualname__ = name
+        call.__doc__ = doc
+        return call
 
     def __dir__(self) -> Iterable[str]:
-        return sorted({*super().__dir__(), *(spec.method for spec in self._specs())})
+        return sorted({*object.__dir__(self), *self._methods()})
+
+    @property
+    def _owner(self) -> str:
+        return type(self).__name__
+
+    def _methods(self) -> Mapping[str, tuple[str, str]]:
+        """Return op type and text of each op of this slot, by its method."""
+        return {spec.method: (spec.op_type, spec.doc) for spec in self._specs()}
 
     def _specs(self) -> tuple[OpSpec, ...]:
-        """Rows of the ops that this slot records."""
+        """Return the rows of the ops that this slot records."""
         return opset.ops_of(keys.role_domain(self.ROLE))
 
     def _graph(self, g: object) -> Graph:
@@ -125,16 +137,5 @@ class Slot:
 
 
 def shaped(outputs: tuple[Output, ...]) -> Recorded:
-    """None, the one output, or all of them."""
-    if len(outputs) > 1:
-        return outputs
-    return outputs[0] if outputs else None
-
-
-def _method(slot: Slot, op_type: str, name: str, doc: str) -> Callable[..., Recorded]:
-    def call(g: Graph, /, *inputs: Output | None, after: After = None, **attributes: Any) -> Any:
-        return slot.op(g, op_type, *inputs, after=after, **attributes)
-
-    call.__name__ = call.__qualname__ = name
-    call.__doc__ = doc
-    return call
+    """Return None, the one output, or all of them."""
+    return outputs if len(outputs) > 1 else outputs[0] if outputs else None

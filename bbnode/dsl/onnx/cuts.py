@@ -1,6 +1,6 @@
 """Where an ONNX model is cut into stages, and which values cross each cut.
 
-Rule: a stage is complete: what its ops read is made by it, or crosses into it. Cutting by
+Rule: a stage is complete: it makes the values that its ops read, or they cross into it. Cutting by
 weights goes along the model's own order; among cuts that balance about equally well, those
 win that the fewest values cross. Weights never cross: each stage holds those that it reads.
 """
@@ -182,7 +182,7 @@ def _split(graph: OnnxGraph, groups: Sequence[tuple[int, ...]]) -> Split:
 
 
 def _crossed(graph: OnnxGraph, order: Sequence[int]) -> list[int]:
-    """How many values cross a cut before each op; 0 where the model cannot be cut."""
+    """Count the values that cross a cut before each op; 0 where the model cannot be cut."""
     born: dict[str, int] = dict.fromkeys(graph.inputs, 0)
     last: dict[str, int] = {}
     for position, index in enumerate(order):
@@ -270,7 +270,7 @@ def _least_cap(loads: Sequence[int], stages: int) -> int:
 
 
 def _stages_needed(loads: Sequence[int], cap: int) -> float:
-    """How many stages it takes when none is heavier than `cap`; infinite when it can't be."""
+    """Count the stages when none is heavier than `cap`; infinite when it can't be."""
     needed, base = 1, loads[0]
     for previous, load in pairwise(loads):
         if load - previous > cap:

@@ -8,15 +8,15 @@ are *fixed*: they have no place of their own and are recorded wherever they are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnx import TensorProto
 
 from bbnode.dsl.core.names import hint
 from bbnode.dsl.errors import UnknownValue, UnsupportedPort
-from bbnode.ir.graph import Attribute, AttributeKind, OpNode, Program, Subgraph, Tensor, ValueType
+from bbnode.dsl.onnx.copying import bare_tensor
+from bbnode.ir.graph import OpNode, Program, Subgraph, Tensor, ValueType
 from bbnode.ir.types import TypeKind, TypeNode
 
 _RANDOM_OPS = frozenset({"Bernoulli", "Multinomial"})  # beside those called Random…
@@ -29,7 +29,7 @@ class OnnxGraph:
     Attributes:
         nodes: in topological order; those that no output needs are left out.
         weights: initializers by name, as they are recorded: without it.
-        inputs, outputs: of the model, by name; an input with an initializer is none.
+        inputs, outputs: of the model, by name; an input with an initializer is a weight.
         kinds: type of each value that is a tensor of a known element type that can travel.
         maker: index of the node that makes a value.
         fixed: for each node, True if it computes with weights alone.
@@ -155,7 +155,7 @@ def index_model(program: Program, outputs: Sequence[str] | None, module: str) ->
         module: name of the Module, for error messages.
 
     Raises:
-        UnknownValue, UnsupportedPort: an output that is none, or a port that is no tensor.
+        UnknownValue, UnsupportedPort: no such output, or a port that is no tensor.
     """
     graph = program.graph or Subgraph()
     kept = _kept_outputs(graph, outputs, module)
@@ -237,65 +237,3 @@ def _fixed(
 def _draws(node: OpNode) -> bool:
     inner = (n for graph in node.graphs for n in graph.all_nodes())
     return any(n.op_type.startswith("Random") or n.op_type in _RANDOM_OPS for n in (node, *inner))
-
-
-# --- graphs of If, Loop and Scan -----------------------------------------------------------
-
-
-def renamed_attributes(
-    node: OpNode, outer: Mapping[str, str], fresh: Callable[[], str]
-) -> dict[str, Attribute]:
-    """Return a node's attributes, in whose graphs values have other names.
-
-    Captured values are called as in `outer`, the graphs' own ones by `fresh`. Texts and metadata
-    that nothing computes with are left out.
-    """
-    made: dict[str, Attribute] = {}
-    for name, attribute in node.attributes.items():
-        graphs = tuple(_renamed(graph, outer, fresh) for graph in attribute.graphs)
-        value = attribute.value
-        if graphs:
-            value = graphs if attribute.kind is AttributeKind.GRAPHS else graphs[0]
-        made[name] = Attribute(attribute.kind, value)
-    return made
-
-
-def _renamed(graph: Subgraph, outer: Mapping[str, str], fresh: Callable[[], str]) -> Subgraph:
-    own = (*graph.inputs, *graph.initializers, *(n for node in graph.nodes for n in node.outputs))
-    names = {**outer, **{name: fresh() for name in dict.fromkeys(own) if name}}
-    made = Subgraph(
-        name=graph.name,
-        inputs=[names[name] for name in graph.inputs],
-        outputs=[names.get(name, name) for name in graph.outputs],
-        initializers={
-            names[name]: bare_tensor(tensor, names[name])
-            for name, tensor in graph.initializers.items()
-        },
-    )
-    # Inference finds the other types again, under the new names.
-    for name in (*graph.inputs, *graph.outputs):
-        if name in graph.types:
-            made.types[names.get(name, name)] = graph.types[name]
-    made.nodes = [
-        OpNode(
-            node.op_type,
-            node.domain,
-            inputs=[names.get(name, name) for name in node.inputs],
-            outputs=[names.get(name, name) for name in node.outputs],
-            attributes=renamed_attributes(node, names, fresh),
-            overload=node.overload,
-        )
-        for node in graph.nodes
-    ]
-    return made
-
-
-def bare_tensor(tensor: Tensor, name: str = "") -> Tensor:
-    """Return a copy of a tensor under another name, without texts."""
-    copy = deepcopy(tensor.proto)
-    dense = copy if isinstance(copy, TensorProto) else copy.values
-    dense.ClearField("doc_string")
-    dense.ClearField("name")
-    if name:
-        dense.name = name
-    return Tensor(copy)

@@ -161,7 +161,7 @@ def check_form(model: ModelProto, module: str) -> None:
     """Check that texts are texts and that graphs nest no deeper than `MAX_GRAPH_DEPTH`.
 
     protobuf takes texts that are no UTF-8 as they are; a later look at such a field would return
-    bytes, or raise an error that is none of ours.
+    bytes, or raise a foreign error.
 
     Raises BrokenModel, NestingTooDeep.
     """

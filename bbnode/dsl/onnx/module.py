@@ -12,75 +12,42 @@ one message.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import count
 from pathlib import PurePath
 
 from onnx import ModelProto
 
-from bbnode.dsl.backend.catalogue import onnx_schema, port_names
 from bbnode.dsl.backend.slot import BackendSlot
-from bbnode.dsl.core.graph import Graph, Output, trimmed
+from bbnode.dsl.core.graph import Graph, Output
 from bbnode.dsl.core.module import Module
 from bbnode.dsl.core.names import MAX_NAME_LENGTH, check_class, check_name
 from bbnode.dsl.core.recorder import SlotUse
 from bbnode.dsl.errors import BadArgument
-from bbnode.dsl.onnx.cuts import split_at, split_by_weight
-from bbnode.dsl.onnx.graph import Part, index_model, renamed_attributes, whole
+from bbnode.dsl.onnx.copying import NodeCopier, clean_name
+from bbnode.dsl.onnx.cuts import Split, split_at, split_by_weight
+from bbnode.dsl.onnx.graph import Part, index_model, whole
 from bbnode.dsl.onnx.load import ModelSource, load_model
 from bbnode.dsl.roles import PeerSelectorSlot
 from bbnode.ir import keys, types
-from bbnode.ir.graph import Attribute, is_onnx_domain
-from bbnode.ir.types import TypeNode
+from bbnode.ir.graph import Attribute, OpNode, is_onnx_domain
 
 DEFAULT_SLOT = "compute"
 
-_FOREIGN_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
-_MAX_SCOPES = 8  # exporters nest module paths; the outermost ones tell a reader enough
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PortNames:
-    """Names of the ports of a Module by the ONNX names of a part's inputs and outputs."""
-
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
-
-
-def free_port_names(inputs: Iterable[str], outputs: Iterable[str]) -> PortNames:
+def free_port_names(values: Iterable[str], taken: set[str]) -> dict[str, str]:
     """Return a name that a port may have for each value, all of them different.
 
     Other characters become `_`, a digit in front gets one before it, and what is taken gets a
     number behind.
     """
-    taken: set[str] = set()
-    return PortNames(
-        inputs={name: _free_name(name, taken) for name in inputs},
-        outputs={name: _free_name(name, taken) for name in outputs},
-    )
-
-
-def _free_name(name: str, taken: set[str]) -> str:
-    base = clean_name(name) or "value"
-    free = base
-    for number in count(2):
-        if free not in taken:
-            break
-        tail = f"_{number}"
-        free = base[: MAX_NAME_LENGTH - len(tail)] + tail
-    taken.add(free)
-    return free
-
-
-def clean_name(text: str) -> str:
-    """Return the text as a name; empty when nothing of it is left."""
-    cleaned = _FOREIGN_CHARACTER.sub("_", text[:MAX_NAME_LENGTH]).lstrip("-")
-    if not cleaned.strip("_-"):
-        return ""
-    return f"_{cleaned}"[:MAX_NAME_LENGTH] if cleaned[0].isdigit() else cleaned
+    names = {}
+    for value in values:
+        base = clean_name(value) or "value"
+        tails = ("", *(f"_{number}" for number in range(2, len(taken) + 3)))
+        free = (base[: MAX_NAME_LENGTH - len(tail)] + tail for tail in tails)
+        names[value] = next(name for name in free if name not in taken)
+        taken.add(names[value])
+    return names
 
 
 class OnnxPart(Module):
@@ -97,26 +64,14 @@ class OnnxPart(Module):
         self.home = check_class(home, module=self.name)
         self._part = part
         self._slot = slot
-        self._ports = free_port_names(part.inputs, part.outputs)
-
-    @property
-    def input_ports(self) -> Mapping[str, str]:
-        """ONNX name of each input, to the name of the Module's input."""
-        return dict(self._ports.inputs)
-
-    @property
-    def output_ports(self) -> Mapping[str, str]:
-        """ONNX name of each output, to the name of the Module's output."""
-        return dict(self._ports.outputs)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights that the part holds."""
-        return self._part.weight_bytes
+        taken: set[str] = set()
+        self.input_ports: Mapping[str, str] = free_port_names(part.inputs, taken)
+        self.output_ports: Mapping[str, str] = free_port_names(part.outputs, taken)
+        self.weight_bytes = part.weight_bytes
 
     def body(self, g: Graph) -> None:
         """Record the ops of the part on its backend slot."""
-        _Recording(g, self._part, self._slot).run(self._ports)
+        _Recording(g, self._part, self._slot).run(self.input_ports, self.output_ports)
 
 
 class OnnxPipeline(Module):
@@ -129,85 +84,54 @@ class OnnxPipeline(Module):
     ```
 
     - Inputs and outputs are those of the model, and live on `home`.
-    - Who the peers are: for each stage there is a `PeerSelectorSlot` called like its class. It
+    - The peers: for each stage there is a `PeerSelectorSlot` called like its class. It
       is asked on the class that sends to the stage, for one peer at a time, so that several
       peers of a class share the work. Bind each one, e.g. to `ConnectedView`.
     - The values that cross a cut travel as one message; values that a later stage needs pass
-      through those between. With them goes the PeerId of who asked, to which the last stage
-      sends the result.
+      through those between. With them goes the PeerId of the peer that asked, to which the last
+      stage sends the result.
     - The outputs appear on `home` in an execution of their own, when the result arrives: all
       together, as outputs of the program, or to ops that read nothing else of `home`.
     - `stages` are Modules as well: each can be called, compiled and run alone.
+
+    Attributes:
+        stages: in order.
+        classes: class of peer of each stage.
+        crossing: ONNX names of the values that travel to each stage, and last of those that
+            come back.
+        input_ports, output_ports: as those of the model.
     """
 
     def __init__(
-        self,
-        stages: Sequence[OnnxPart],
-        crossing: Sequence[Sequence[str]],
-        kinds: Mapping[str, TypeNode],
-        *,
-        ports: PortNames,
-        classes: Sequence[str],
-        home: str,
-        name: str,
+        self, model: OnnxPart, split: Split, *, classes: Sequence[str], home: str, name: str
     ) -> None:
-        """Put stages into a row.
+        """Put the stages of a model into a row, each on the class of peer of its own.
 
-        Args:
-            stages: in order.
-            crossing: ONNX names of the values that travel to each stage, and of those that
-                travel back.
-            kinds: types of these values.
-            ports: of the model.
-            classes: class of peer of each stage.
-            home: class of peer that has the inputs and gets the outputs.
-            name: of the Module.
-
-        Raises:
-            BadName: `name`, `home` or a class is none.
+        Raises BadName.
         """
         self.name = check_name("Module name", name)
         self.home = check_class(home, module=self.name)
-        self._stages = tuple(stages)
-        self._crossing = tuple(tuple(names) for names in crossing)
-        self._kinds = kinds
-        self._ports = ports
-        self._classes = tuple(classes)
-
-    @property
-    def stages(self) -> tuple[OnnxPart, ...]:
-        """The stages, in order."""
-        return self._stages
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The class of peer of each stage."""
-        return self._classes
-
-    @property
-    def crossing(self) -> tuple[tuple[str, ...], ...]:
-        """ONNX names of the values that travel to each stage, and last of those that come back."""
-        return self._crossing
-
-    @property
-    def input_ports(self) -> Mapping[str, str]:
-        """ONNX name of each input, to the name of the Module's input."""
-        return dict(self._ports.inputs)
-
-    @property
-    def output_ports(self) -> Mapping[str, str]:
-        """ONNX name of each output, to the name of the Module's output."""
-        return dict(self._ports.outputs)
+        self.stages = tuple(
+            OnnxPart(
+                part, name=f"{model.name}_stage{index}", slot=model._slot, home=keys.SELF_CLASS
+            )
+            for index, part in enumerate(split.parts)
+        )
+        self.classes = tuple(classes)
+        self.crossing = split.crossing
+        self.input_ports = model.input_ports
+        self.output_ports = model.output_ports
+        self._kinds = model._part.graph.kinds
 
     def body(self, g: Graph) -> None:
         """Record the way of the values through the stages and back."""
         here = {
             name: g.input(port, self._kinds.get(name, types.TENSOR))
-            for name, port in self._ports.inputs.items()
+            for name, port in self.input_ports.items()
         }
         origin: Output | None = None
-        for index, (stage, peer_class) in enumerate(zip(self._stages, self._classes, strict=True)):
-            crossing = self._crossing[index]
+        for index, (stage, peer_class) in enumerate(zip(self.stages, self.classes, strict=True)):
+            crossing = self.crossing[index]
             # The choice of a peer belongs to the execution that has the values.
             selector = PeerSelectorSlot(peer_class, peer_class=peer_class)
             peers = selector.sample(g, n=1, after=here[crossing[0]])
@@ -222,20 +146,15 @@ class OnnxPipeline(Module):
             made = call.build(g, after=None if stage.input_ports else received)
             here |= {name: made.output(port) for name, port in stage.output_ports.items()}
         if origin is not None:
-            here, _, _ = self._ship(g, "result", origin, here, self._crossing[-1], None)
-        for name, port in self._ports.outputs.items():
+            here, _, _ = self._ship(g, "result", origin, here, self.crossing[-1], None)
+        for name, port in self.output_ports.items():
             g.output(port, here[name])
 
     def _ship(
-        self,
-        g: Graph,
-        port: str,
-        peers: Output,
-        here: Mapping[str, Output],
-        names: Sequence[str],
-        origin: Output | None,
-    ) -> tuple[dict[str, Output], Output, Output | None]:
-        """Send values in one message; gives them, the message and `origin` as they arrive."""
+        self, g: Graph, port: str, peers: Output, here: Mapping[str, Output],
+        names: Sequence[str], origin: Output | None,
+    ) -> tuple[dict[str, Output], Output, Output | None]:  # fmt: skip
+        """Send values in one message; return them, the message and `origin` as they arrive."""
         parts = [*([] if origin is None else [origin]), *(here[name] for name in names)]
         kinds = [*([] if origin is None else [types.PEER_ID]), *(self._kinds[n] for n in names)]
         if len(parts) == 1:
@@ -260,7 +179,7 @@ class OnnxModule(OnnxPart):
             g.output("scores", digits.call().input("x", image).build(g).output("logits"))
     ```
 
-    What becomes of the model:
+    The model in the program:
 
     - Inputs and outputs keep their names where these are names (letters, digits, `_`, `-`);
       other characters become `_`, see `input_ports`. They have to be tensors of numbers or
@@ -274,14 +193,10 @@ class OnnxModule(OnnxPart):
     """
 
     def __init__(
-        self,
-        source: ModelSource,
-        *,
-        name: str | None = None,
-        slot: str | BackendSlot = DEFAULT_SLOT,
-        home: str = keys.SELF_CLASS,
+        self, source: ModelSource, *, name: str | None = None,
+        slot: str | BackendSlot = DEFAULT_SLOT, home: str = keys.SELF_CLASS,
         outputs: Sequence[str] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Read a model.
 
         Args:
@@ -293,7 +208,7 @@ class OnnxModule(OnnxPart):
 
         Raises:
             OnnxImportError: one of its subclasses, see `bbnode.dsl.errors`.
-            BadArgument, BadName: `slot`, `name` or `home` is none.
+            BadArgument, BadName: `slot`, `name` or `home` is invalid.
         """
         called = check_name("Module name", name or _default_name(source))
         backend = BackendSlot(slot) if isinstance(slot, str) else slot
@@ -303,14 +218,9 @@ class OnnxModule(OnnxPart):
         super().__init__(whole(graph), name=called, slot=backend, home=home)
 
     def split(
-        self,
-        stages: int | None = None,
-        *,
-        at: Sequence[str | Sequence[str]] | None = None,
-        classes: Sequence[str] | None = None,
-        home: str | None = None,
-        name: str | None = None,
-    ) -> OnnxPipeline:
+        self, stages: int | None = None, *, at: Sequence[str | Sequence[str]] | None = None,
+        classes: Sequence[str] | None = None, home: str | None = None, name: str | None = None,
+    ) -> OnnxPipeline:  # fmt: skip
         """The model as a pipeline over several classes of peers; see `OnnxPipeline`.
 
         ```python
@@ -341,20 +251,16 @@ class OnnxModule(OnnxPart):
         """
         if (stages is None) == (at is None):
             raise BadArgument("split takes either stages=<number> or at=[<values>]", self.name)
-        if at is None:
-            made = split_by_weight(self._part.graph, stages or 0, self.name)
-        else:
-            made = split_at(self._part.graph, at, self.name)
-        parts = [
-            OnnxPart(part, name=f"{self.name}_stage{index}", slot=self._slot, home=keys.SELF_CLASS)
-            for index, part in enumerate(made.parts)
-        ]
+        graph = self._part.graph
+        made = (
+            split_by_weight(graph, stages or 0, self.name)
+            if at is None
+            else split_at(graph, at, self.name)
+        )
         return OnnxPipeline(
-            parts,
-            made.crossing,
-            self._part.graph.kinds,
-            ports=self._ports,
-            classes=_classes(classes, len(parts), self.name),
+            self,
+            made,
+            classes=_classes(classes, len(made.parts), self.name),
             home=self.home if home is None else home,
             name=f"{self.name}_pipeline" if name is None else name,
         )
@@ -380,92 +286,55 @@ def _default_name(source: object) -> str:
     return clean_name(text)[:100] or "OnnxModel"
 
 
-# --- recording ----------------------------------------------------------------------------
+# --- recording -----------------------------------------------------------------------------
 
 
-class _Recording:
+class _Recording(NodeCopier):
     """A part of a model, recorded as the body of a Module."""
 
     def __init__(self, g: Graph, part: Part, slot: BackendSlot) -> None:
-        self._g = g
+        super().__init__(g, part.graph.kinds)
         self._part = part
         self._graph = part.graph
         self._use = SlotUse(name=slot.name, role=slot.ROLE, concrete=slot.concrete)
-        self._known: dict[str, Output] = {}
-        self._numbers = count()
         self._first_input: Output | None = None
 
-    def run(self, ports: PortNames) -> None:
+    def run(self, input_ports: Mapping[str, str], output_ports: Mapping[str, str]) -> None:
         part = self._part
         for name in part.inputs:
-            self._known[name] = self._g.input(
-                ports.inputs[name], self._graph.kinds.get(name, types.ANY)
-            )
+            self.input(name, input_ports[name])
         if part.inputs:
-            self._first_input = self._known[part.inputs[0]]
+            self._first_input = self.known[part.inputs[0]]
         fixed = self._graph.fixed_for(part.nodes, part.outputs)
         for index in sorted({*part.nodes, *fixed}):
-            self._record(index)
+            self._record(self._graph.nodes[index], is_fixed=self._graph.fixed[index])
         for name in part.outputs:
             # What is made of weights alone comes out when the rest does, and where it does.
             waits = self._first_input if self._graph.is_fixed_value(name) else None
-            self._g.output(ports.outputs[name], self._value(name), after=waits)
+            self.g.output(output_ports[name], self.value(name, "an output"), after=waits)
 
-    def _record(self, index: int) -> None:
-        node = self._graph.nodes[index]
-        outer = {name: self._value(name).name for name in node.computes_with}
+    def _record(self, node: OpNode, *, is_fixed: bool) -> None:
+        # An op that reads nothing and is no constant draws: it does so once per input.
+        waits = None if is_fixed or node.computes_with else self._first_input
+        for name in node.computes_with:
+            self.value(name, node.name)  # weights stand outside of the op's scopes
         domain = "" if is_onnx_domain(node.domain) else node.domain
         version = self._graph.opsets.get(domain, keys.ONNX_OPSET_VERSION)
-        schema = onnx_schema(node.op_type, version, domain)
-        # An op that reads nothing and is no constant draws: it does so once per input.
-        waits = None if outer or self._graph.fixed[index] else self._first_input
-        names = list(node.outputs)
-        while len(names) > 1 and not names[-1]:
-            names.pop()
-        labels = port_names(schema.outputs if schema else (), len(names))
-        kinds = [self._graph.kinds.get(name, types.ANY) for name in names]
-        with ExitStack() as scopes:
-            for scope in scopes_of(node.name):
-                scopes.enter_context(self._g.with_module(scope))
-            made = self._g.emit(
-                domain,
-                node.op_type,
-                inputs=trimmed([self._known[name] if name else None for name in node.inputs]),
-                outputs=list(zip(labels, kinds, strict=True)),
-                attributes=renamed_attributes(node, outer, self._fresh),
-                slot=self._use,
-                after=waits,
-                opset_version=version,
-            )
-        self._known.update((name, value) for name, value in zip(names, made, strict=True) if name)
+        with self.scopes_of(node):
+            self.copy(node, version, slot=self._use, after=waits)
 
-    def _value(self, name: str) -> Output:
+    def value(self, name: str, reader: str) -> Output:
         """Return a value that is there, or a weight, which is recorded now."""
-        found = self._known.get(name)
-        if found is None:
-            found = self._known[name] = self._record_weight(name)
-        return found
-
-    def _record_weight(self, name: str) -> Output:
-        tensor = self._graph.weights[name]
-        attribute = "sparse_value" if tensor.is_sparse else "value"
-        kind = types.TENSOR_BY_ELEM.get(tensor.elem_type, types.ANY)
-        (made,) = self._g.emit(
-            "",
-            "Constant",
-            outputs=(("output", kind),),
-            attributes={attribute: Attribute.of(tensor)},
-            slot=self._use,
-            opset_version=keys.ONNX_OPSET_VERSION,
-        )
-        return made
-
-    def _fresh(self) -> str:
-        """Return a name inside of a nested graph, which no recorded value has."""
-        return f"inner.{next(self._numbers)}"
-
-
-def scopes_of(name: str) -> list[str]:
-    """Return the scopes in an exporter's name: layers_0 and attn of `/layers.0/attn/Add`."""
-    parts = [clean_name(part) for part in name.split("/")[:-1]]
-    return [part for part in parts if part][:_MAX_SCOPES]
+        tensor = None if name in self.known else self._graph.weights.get(name)
+        if tensor is not None:
+            kind = types.TENSOR_BY_ELEM.get(tensor.elem_type, types.ANY)
+            attribute = "sparse_value" if tensor.is_sparse else "value"
+            (self.known[name],) = self.g.emit(
+                "",
+                "Constant",
+                outputs=(("output", kind),),
+                attributes={attribute: Attribute.of(tensor)},
+                slot=self._use,
+                opset_version=keys.ONNX_OPSET_VERSION,
+            )
+        return super().value(name, reader)

@@ -1,0 +1,184 @@
+"""Recording the ops of another program again: of an ONNX model, or of a recorded one.
+
+Rule: only names change, and they are the recorder's own, also inside of the graphs of If, Loop
+and Scan; texts and metadata that nothing computes with are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from itertools import count
+
+from onnx import TensorProto
+
+from bbnode.dsl.backend.catalogue import onnx_schema, port_names
+from bbnode.dsl.core.graph import After, Graph, Output
+from bbnode.dsl.core.names import MAX_NAME_LENGTH
+from bbnode.dsl.core.recorder import SlotUse
+from bbnode.dsl.errors import BrokenArtifact
+from bbnode.ir import keys, opset, types
+from bbnode.ir.graph import Attribute, AttributeKind, OpNode, Subgraph, Tensor, is_onnx_domain
+from bbnode.ir.types import TypeNode
+
+_FOREIGN_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
+_MAX_SCOPES = 8  # exporters nest module paths; the outermost ones tell a reader enough
+
+
+def clean_name(text: str) -> str:
+    """Return the text as a name; empty when nothing of it is left."""
+    cleaned = _FOREIGN_CHARACTER.sub("_", text[:MAX_NAME_LENGTH]).lstrip("-")
+    if not cleaned.strip("_-"):
+        return ""
+    return f"_{cleaned}"[:MAX_NAME_LENGTH] if cleaned[0].isdigit() else cleaned
+
+
+class NodeCopier:
+    """Records nodes of another body into a Graph.
+
+    Attributes:
+        g: the Graph.
+        kinds: types of the other body's values.
+        known: recorded value by its name there.
+    """
+
+    def __init__(self, g: Graph, kinds: Mapping[str, TypeNode]) -> None:
+        self.g = g
+        self.kinds = kinds
+        self.known: dict[str, Output] = {}
+        self._numbers = count()
+
+    def value(self, name: str, reader: str) -> Output:
+        """Return a value that was recorded; BrokenArtifact when there is none of that name."""
+        found = self.known.get(name)
+        if found is None:
+            raise BrokenArtifact(
+                f"{reader or 'an op'!r:.80} reads {name!r:.80}, which nothing before it makes; "
+                "record or compile the program again"
+            )
+        return found
+
+    def input(self, name: str, port: str) -> None:
+        """Make a value an input of the Graph."""
+        self.known[name] = self.g.input(port, self.kinds.get(name, types.ANY))
+
+    @contextmanager
+    def scopes_of(self, node: OpNode) -> Iterator[None]:
+        """Record in the scopes of the node's name: layers_0 and attn of `/layers.0/attn/Add`."""
+        parts = [clean_name(part) for part in node.name.split("/")[:-1]]
+        with ExitStack() as scopes:
+            for part in [part for part in parts if part][:_MAX_SCOPES]:
+                scopes.enter_context(self.g.with_module(part))
+            yield
+
+    def copy(
+        self, node: OpNode, version: int, *, slot: SlotUse | None, after: After,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """Record one node; `version` is that of its domain's opset."""
+        outer = {name: self.value(name, node.name).name for name in node.computes_with}
+        inputs = [self.value(name, node.name) if name else None for name in node.inputs]
+        outputs = list(node.outputs)
+        while len(outputs) > 1 and not outputs[-1]:
+            outputs.pop()
+        labels, least = _ports(node, version, len(outputs))
+        while len(inputs) > least and inputs[-1] is None:
+            inputs.pop()
+        kinds = [self.kinds.get(name, types.ANY) for name in outputs]
+        made = self.g.emit(
+            "" if is_onnx_domain(node.domain) else node.domain,
+            node.op_type,
+            inputs=inputs,
+            outputs=list(zip(labels, kinds, strict=True)),
+            attributes=_renamed_attributes(node, outer, self._fresh),
+            metadata=metadata,
+            slot=slot,
+            after=after,
+            opset_version=version,
+        )
+        self.known.update((n, value) for n, value in zip(outputs, made, strict=True) if n)
+
+    def _fresh(self) -> str:
+        """Return a name inside of a nested graph, which no recorded value has."""
+        return f"inner.{next(self._numbers)}"
+
+
+def _ports(node: OpNode, version: int, number: int) -> tuple[Sequence[str], int]:
+    """Return the names of the op's first output ports, and its least number of inputs."""
+    labels: list[str] = []
+    least = len(node.inputs)
+    spec = opset.lookup_op(node.domain, node.op_type)
+    if spec is not None:
+        for port in spec.outputs:
+            rest = number - len(labels)
+            labels += [f"{port.name}_{i}" for i in range(rest)] if port.variadic else [port.name]
+    elif is_onnx_domain(node.domain) or node.domain == keys.ONNX_ML_DOMAIN:
+        domain = "" if is_onnx_domain(node.domain) else node.domain
+        schema = onnx_schema(node.op_type, version, domain)
+        if schema is None:
+            raise BrokenArtifact(f"ONNX has no op {node.op_type!r} at opset {version}")
+        labels = port_names(schema.outputs, number)
+        least = schema.min_input
+    labels += [f"value_{i}" for i in range(len(labels), number)]
+    return labels[:number], least
+
+
+def _renamed_attributes(
+    node: OpNode, outer: Mapping[str, str], fresh: Callable[[], str]
+) -> dict[str, Attribute]:
+    """Return a node's attributes, in whose graphs values have other names.
+
+    Captured values are called as in `outer`, the graphs' own ones by `fresh`. Texts and metadata
+    that nothing computes with are left out.
+    """
+    made: dict[str, Attribute] = {}
+    for name, attribute in node.attributes.items():
+        graphs = tuple(_renamed(graph, outer, fresh) for graph in attribute.graphs)
+        value = attribute.value
+        if graphs:
+            value = graphs if attribute.kind is AttributeKind.GRAPHS else graphs[0]
+        made[name] = Attribute(attribute.kind, value)
+    return made
+
+
+def _renamed(graph: Subgraph, outer: Mapping[str, str], fresh: Callable[[], str]) -> Subgraph:
+    own = (*graph.inputs, *graph.initializers, *(n for node in graph.nodes for n in node.outputs))
+    names = {**outer, **{name: fresh() for name in dict.fromkeys(own) if name}}
+    made = Subgraph(
+        name=graph.name,
+        inputs=[names[name] for name in graph.inputs],
+        outputs=[names.get(name, name) for name in graph.outputs],
+        initializers={
+            names[name]: bare_tensor(tensor, names[name])
+            for name, tensor in graph.initializers.items()
+        },
+    )
+    # Inference finds the other types again, under the new names.
+    for name in (*graph.inputs, *graph.outputs):
+        if name in graph.types:
+            made.types[names.get(name, name)] = graph.types[name]
+    made.nodes = [
+        OpNode(
+            node.op_type,
+            node.domain,
+            inputs=[names.get(name, name) for name in node.inputs],
+            outputs=[names.get(name, name) for name in node.outputs],
+            attributes=_renamed_attributes(node, names, fresh),
+            overload=node.overload,
+        )
+        for node in graph.nodes
+    ]
+    return made
+
+
+def bare_tensor(tensor: Tensor, name: str = "") -> Tensor:
+    """Return a copy of a tensor under another name, without texts."""
+    copy = deepcopy(tensor.proto)
+    dense = copy if isinstance(copy, TensorProto) else copy.values
+    dense.ClearField("doc_string")
+    dense.ClearField("name")
+    if name:
+        dense.name = name
+    return Tensor(copy)
