@@ -18,7 +18,9 @@ from bbnode.compiler.seams import is_natural
 from bbnode.daemon.artifact import InvalidArtifact, serialize
 from bbnode.ir import keys, protos
 from bbnode.ir.address import site_suffix
+from bbnode.ir.onnx_file import program_of
 from bbnode.ir.slots import Binding
+from bbnode.ops.custom import custom_ops_of
 
 MAX_SITE_ID = (1 << 64) - 1
 
@@ -34,6 +36,7 @@ def describe(model: onnx.ModelProto) -> dict[str, Any]:
         "program": model.graph.name,
         "sha256": hashlib.sha256(serialize(model)).hexdigest(),
         "opsets": {entry.domain or "ai.onnx": entry.version for entry in model.opset_import},
+        "custom_ops": custom_ops_of(program_of(model)),
         "targets": [_target(main, bindings) for main in mains],
         "functions": [f.name for f in model.functions if f not in mains],
         "wire_edges": list(_wire_edges(mains)),

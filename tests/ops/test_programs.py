@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 from bbnode.compiler import Compiler
 from bbnode.compiler.errors import TypeConstraintFailed, UnknownOp
 from bbnode.components import ConnectedView
+from bbnode.daemon.inspect import describe
 from bbnode.dsl import Graph, Module, PeerSelectorSlot, types
 from bbnode.dsl.errors import BadArgument
 from bbnode.engine import Node, install, steps
@@ -220,6 +223,41 @@ def test_a_snapshot_hands_an_offloaded_op_out_again() -> None:
     (task,) = [step for step in again.poll(2) if isinstance(step, steps.RunTask)]
     again.complete(task.token, task.fn())
     assert outputs(again.poll(3))["y"].tolist() == [5]
+
+
+def test_inspect_and_the_commands_list_custom_ops(tmp_path: Path) -> None:
+    expected = [{"domain": DOMAIN, "op": "ClipNorm", "version": 7, "package": "tests", "nodes": 1}]
+    assert describe(compiled(clipping))["custom_ops"] == expected
+    (tmp_path / "clipped.py").write_text(textwrap.dedent(CLIPPED))
+    made = tmp_path / "made.onnx"
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "bbnode", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    told = run("compile", "clipped:Clipped", "-o", str(made))
+    assert "custom op org.bbnode_tests.cli::Halve (package clipped)" in told
+    (found,) = json.loads(run("inspect", str(made), "--json"))["custom_ops"]
+    assert (found["domain"], found["package"]) == ("org.bbnode_tests.cli", "clipped")
+    assert "org.bbnode_tests.cli" in run("inspect", str(made))
+
+
+CLIPPED = """
+    from __future__ import annotations
+    import numpy as np
+    from numpy.typing import NDArray
+    from bbnode.dsl import Graph, Module, types
+    from bbnode.ops import custom_op
+
+    @custom_op("org.bbnode_tests.cli")
+    def halve(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.asarray(x / 2, np.float32)
+
+    class Clipped(Module):
+        def body(self, g: Graph) -> None:
+            g.output("y", halve(g, g.input("x", types.TENSOR_FLOAT)))
+"""
 
 
 # --- packages --------------------------------------------------------------------------
