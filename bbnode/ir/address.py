@@ -156,7 +156,7 @@ def parse_site_suffix(suffix: bytes) -> int | None:
 
 
 def is_relayed(address: Multiaddr) -> bool:
-    """Whether the way to it leads through a relay, whose own address stands before this part."""
+    """Return True if the address leads through a relay, whose own address is its first part."""
     return CIRCUIT in str(address).split("/")
 
 

@@ -1,4 +1,4 @@
-"""How values become payload bytes and come back.
+"""Codecs of values: to payload bytes, and back.
 
 Rule: one strict codec per leaf type, found by wire hash. Encoding yields a list of
 buffers so that a tensor is not copied here; decoding slices the input, and a tensor is
@@ -193,7 +193,7 @@ def _decode_children(view: memoryview, depth: int, budget: Budget) -> list[Value
 
 
 def _count_of(view: memoryview, most: int, budget: Budget) -> tuple[int, int]:
-    """How many children a composite has, and where the first one starts."""
+    """Return the number of children of a composite, and where the first one starts."""
     if len(view) < COUNT.size:
         raise DecodeError("a composite payload has no count")
     (count,) = COUNT.unpack_from(view)

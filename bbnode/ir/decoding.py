@@ -1,4 +1,4 @@
-"""From what a peer sent to values: the one boundary of all decoders, and its bounds.
+"""The boundary of all decoders, and its bounds: from what a peer sent to values.
 
 Rule: whatever a decoder raises leaves it as its own typed error, with a short text. Nothing of a
 peer is shown by `repr` or `str`, which recurse and have no bound, but by `shown`. msgpack is read
@@ -40,7 +40,7 @@ def clip(text: str, chars: int = _MAX_SHOWN_CHARS) -> str:
 
 
 def shown(value: object) -> str:
-    """What may be said of a value that nobody has checked: its type, its size, its beginning."""
+    """Return a short text for a value that nobody has checked: type, size and beginning."""
     if value is None or type(value) in (bool, float):
         return str(value)
     if type(value) is int:
@@ -121,7 +121,7 @@ class Boundary(ContextDecorator):
 
 @dataclass(slots=True)
 class Budget:
-    """What one payload may hold, with all that nests in it; None: no bound."""
+    """Bounds of one payload, with all that nests in it; None: no bound."""
 
     values: int | None = MAX_VALUES
     address_bytes: int | None = MAX_PAYLOAD_ADDRESS_BYTES
@@ -167,7 +167,7 @@ _MAPS = {0xDE: 2, 0xDF: 4}
 
 
 def count_values(data: Buffer, *, max_depth: int, max_values: int) -> int:
-    """How many values the msgpack in `data` holds, as deep as it goes; nothing is made of it.
+    """Return the number of values in the msgpack of `data`, nested ones included, unmade.
 
     Raises DecodeError for more than `max_values`, for lists and maps that nest deeper than
     `max_depth`, for ext types, and for bytes that are cut short or left over.

@@ -5,8 +5,8 @@ by it, `validate` and `type_solver` check by it, the engine binds by it. `ai.onn
 not here: ONNX's own schemas serve them. A port's type is a lattice node, or a name such as "T":
 ports of the same name have the same type.
 
-An op of another domain stands here once the package that adds it is imported; that is done when
-one of its domain is first asked for, by its entry point in the group CUSTOM_OPS.
+Ops of a protocol or of another domain stand here once the package that adds them is imported; that
+is done when one of them is first asked for, by its entry point.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from bbnode.ir.types import TypeNode
 
 REQUIRED = object()  # an attribute without a default
 
-# Entry points: a domain, and the module that registers its ops when it is imported.
+# Groups of entry points: a protocol, or a domain, and the module that registers its ops.
+PROTOCOL_OPS = "bbnode.protocol_ops"
 CUSTOM_OPS = "bbnode.custom_ops"
 
 
@@ -81,31 +82,42 @@ def register_op(spec: OpSpec) -> OpSpec:
 
 
 def lookup_op(domain: str, op_type: str) -> OpSpec | None:
-    """Return the spec of an op, or None.
+    """Return the spec of an op, or None. Raises BrokenPlugin."""
+    found = _TABLE.get((domain, op_type))
+    if found is None and _load(domain):
+        found = _TABLE.get((domain, op_type))
+    return found
 
-    Raises BrokenPlugin when the package that adds the ops of a domain can't be imported.
-    """
-    spec = _TABLE.get((domain, op_type))
-    if spec is None and is_custom(domain) and domain in plugins.names(CUSTOM_OPS):
-        plugins.load(CUSTOM_OPS, domain)
-        spec = _TABLE.get((domain, op_type))
-    return spec
+
+def ops_of(domain: str) -> tuple[OpSpec, ...]:
+    """Return all ops of a domain, in table order. Raises BrokenPlugin."""
+    _load(domain)
+    return tuple(spec for (d, _), spec in _TABLE.items() if d == domain)
 
 
 def is_custom(domain: str) -> bool:
-    """Return True if the ops of a domain come from other packages."""
+    """Return True if the ops of a domain are functions of other packages."""
     return domain not in ("", keys.ONNX_DOMAIN, keys.ONNX_ML_DOMAIN) and not domain.startswith(
         keys.PREFIX
     )
 
 
-def ops_of(domain: str) -> tuple[OpSpec, ...]:
-    """All ops of a domain, in table order."""
-    return tuple(spec for (d, _), spec in _TABLE.items() if d == domain)
+def _load(domain: str) -> bool:
+    """Import the module that registers the ops of a domain, where a package brings one."""
+    if is_custom(domain):
+        group, name = CUSTOM_OPS, domain
+    elif domain.startswith(keys.PROTOCOL_DOMAIN_PREFIX):
+        group, name = PROTOCOL_OPS, domain.removeprefix(keys.PROTOCOL_DOMAIN_PREFIX)
+    else:
+        return False
+    if name not in plugins.names(group):
+        return False
+    plugins.load(group, name)
+    return True
 
 
 def ops_of_role(role: str) -> tuple[OpSpec, ...]:
-    """All ops of a role, in table order."""
+    """Return all ops of a role, in table order."""
     return ops_of(keys.role_domain(role))
 
 

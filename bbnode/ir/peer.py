@@ -1,4 +1,4 @@
-"""PeerId: who a peer is.
+"""PeerId: the identity of a peer.
 
 Rule: a PeerId is the multihash of its public key, exactly as in libp2p (peer-ids spec):
 Ed25519 keys are the identity multihash (code 0x00) of the 36-byte protobuf public key,

@@ -47,7 +47,7 @@ def data_inputs(op_type: str, count: int) -> range:
 
 
 def is_peer_list_op(op_type: str, inputs: Sequence[TypeNode | None]) -> bool:
-    """Whether an `ai.onnx` op with inputs of these types (None: unknown) is one of ours.
+    """Return True if an `ai.onnx` op with inputs of these types (None: unknown) is one of ours.
 
     It is when any of its data inputs is a list or an element; `result_type` may still refuse it.
     """

@@ -1,4 +1,4 @@
-"""The type lattice: what a value is, in the program, in ONNX and on the wire.
+"""The type lattice: types of values in the program, in ONNX and on the wire.
 
 Rule: a `TypeNode` is `(id, parent, kind, wire_hash)`. Everything descends from `ANY`;
 abstract nodes narrow to leaves at compile time, and only leaves travel. The registry is
@@ -21,7 +21,7 @@ OPAQUE_DOMAIN = keys.PREFIX.rstrip(".")
 
 
 class TypeKind(enum.Enum):
-    """How a type is represented."""
+    """The representation of a type."""
 
     ABSTRACT = "abstract"  # has to narrow to a leaf before it can travel
     OPAQUE = "opaque"  # a BB scalar or carrier: TypeProto.Opaque
@@ -42,7 +42,7 @@ class TypeNode:
 
     @property
     def is_leaf(self) -> bool:
-        """Whether values of this very type exist and may travel."""
+        """True if values of this very type exist and may travel."""
         return self.kind is not TypeKind.ABSTRACT
 
     @property
@@ -51,7 +51,7 @@ class TypeNode:
         return self.id.removeprefix(keys.PREFIX)
 
     def is_a(self, other: TypeNode) -> bool:
-        """Whether this type is `other` or descends from it."""
+        """Return True if this type is `other` or descends from it."""
         node: TypeNode | None = self
         while node is not None:
             if node is other:

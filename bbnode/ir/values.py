@@ -132,7 +132,7 @@ class Metadata(Mapping[str, Scalar]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseBatch:
-    """What a cohort answered: one entry per answer in PeerId order, and who is missing."""
+    """Answers of a cohort, in PeerId order, and the peers that are missing."""
 
     responses: tuple[tuple[PeerId, Value], ...]
     missing: tuple[PeerId, ...] = ()

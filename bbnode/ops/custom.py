@@ -38,7 +38,7 @@ class SchemaMismatch(CustomOpFailed):
 
 
 @runtime_checkable
-class Recorder(Protocol):
+class OpRecorder(Protocol):
     """A Graph, as far as a custom op needs one."""
 
     def record(
@@ -82,7 +82,7 @@ class CustomOp:
             after: values of the Graph that have to exist before the op fires.
             attributes: by name; those left out have their defaults.
         """
-        if not inputs or not isinstance(inputs[0], Recorder):
+        if not inputs or not isinstance(inputs[0], OpRecorder):
             made = self.bound(attributes)(inputs)
             return made[0] if self.schema.is_single else made
         recorded = inputs[0].record(

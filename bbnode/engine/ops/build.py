@@ -1,4 +1,4 @@
-"""How ops get their `fire`: binders, and what a binder may know.
+"""Binders, which make the `fire` of an op when a plan is made.
 
 Rule: a binder is found by `(domain, op_type)` when a plan is made and never again. It
 reads attributes and metadata, raises InvalidArtifact for what it can't use, and returns a

@@ -265,7 +265,7 @@ class Planner:
         return self._slots[slot]
 
     def has_slot(self, slot: str) -> bool:
-        """Whether something is bound to a slot."""
+        """Return True if something is bound to a slot."""
         return slot in self._slots
 
     def require_method(self, slot: str, method: str, where: str) -> None:
@@ -314,7 +314,7 @@ class Planner:
         return self._holds.setdefault(name, len(self._holds))
 
     def store_plan(self) -> StorePlan:
-        """What all targets keep between executions.
+        """Return what all targets keep between executions.
 
         A semaphore that nothing here acquires has no unit: releasing it fails.
         """
@@ -396,7 +396,7 @@ def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str])
 
 
 def _only_names(flat_op: FlatOp, op: Op) -> bool:
-    """Whether the op is there for the name of its value alone, as `g.output` records one."""
+    """Return True if the op only names a value, as `g.output` records one."""
     return flat_op.is_a(keys.SYSCALL_DOMAIN, "PassThrough") and not op.consumers
 
 
