@@ -34,7 +34,7 @@ from bbnode.dsl.onnx_walk import (
 )
 from bbnode.ir import protos
 from bbnode.ir.errors import DecodeError
-from bbnode.ir.model_bytes import parse_model
+from bbnode.ir.onnx_file import parse_model
 
 # One protobuf message is at most 2 GiB; the artifact holds more than this model.
 MAX_MODEL_BYTES = (1 << 31) - (1 << 26)

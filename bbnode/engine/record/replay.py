@@ -30,7 +30,7 @@ from bbnode.engine.snapshot.names import LoadedNames
 from bbnode.engine.snapshot.sections import plans_of
 from bbnode.engine.snapshot.whole import unpack
 from bbnode.ir.address import address_from_bytes
-from bbnode.ir.model_bytes import parse_model
+from bbnode.ir.onnx_file import parse_model
 from bbnode.ir.peer import PeerId
 
 # What malformed data makes the code below raise.
