@@ -96,17 +96,17 @@ def register_type(
 
 
 def type_by_id(type_id: str) -> TypeNode | None:
-    """The node with this id, or None."""
+    """Return the node with this id, or None."""
     return _BY_ID.get(type_id)
 
 
 def type_by_hash(wire_hash: int) -> TypeNode | None:
-    """The node with this wire hash, or None."""
+    """Return the node with this wire hash, or None."""
     return _BY_HASH.get(wire_hash)
 
 
 def registered_types() -> tuple[TypeNode, ...]:
-    """All nodes, in the order of their registration."""
+    """Return all nodes, in the order of their registration."""
     return tuple(_BY_ID.values())
 
 
@@ -157,7 +157,7 @@ TENSOR_BOOL = TENSOR_BY_ELEM[onnx.TensorProto.BOOL]
 
 
 def meet(a: TypeNode, b: TypeNode) -> TypeNode | None:
-    """The narrower of two related types, or None when neither descends from the other."""
+    """Return the narrower of two related types, or None when neither descends from the other."""
     if a.is_a(b):
         return a
     if b.is_a(a):
@@ -166,7 +166,7 @@ def meet(a: TypeNode, b: TypeNode) -> TypeNode | None:
 
 
 def type_to_proto(node: TypeNode) -> onnx.TypeProto:
-    """The ONNX form of a type, with its id as denotation."""
+    """Return the ONNX form of a type, with its id as denotation."""
     proto = onnx.TypeProto()
     proto.denotation = node.id
     if node.kind is TypeKind.TENSOR:
@@ -182,7 +182,7 @@ def type_to_proto(node: TypeNode) -> onnx.TypeProto:
 
 
 def type_from_proto(proto: onnx.TypeProto) -> TypeNode | None:
-    """The type a TypeProto denotes (by denotation, then by structure), or None."""
+    """Return the type a TypeProto denotes (by denotation, then by structure), or None."""
     if proto.denotation and (node := _BY_ID.get(proto.denotation)) is not None:
         return node
     which = proto.WhichOneof("value")

@@ -101,7 +101,7 @@ class AttributeSchema:
         if self.scalar is str and isinstance(value, str | bytes):
             return value if isinstance(value, str) else value.decode("utf-8")
         if self.scalar is float and isinstance(value, float | int | np.floating | np.integer):
-            return ctypes.c_float(value).value
+            return ctypes.c_float(float(value)).value
         is_whole = self.scalar in (int, bool) and isinstance(value, int | np.integer | np.bool_)
         if is_whole and -(1 << 63) <= int(value) < 1 << 63:
             return self.scalar(value)

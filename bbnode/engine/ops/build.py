@@ -26,28 +26,28 @@ class Linker(Protocol):
     """The program that is being planned, as a binder sees it."""
 
     def slot_index(self, slot: str, where: str) -> int:
-        """The number of a slot's component; InvalidArtifact when nothing is bound to it."""
+        """Return the number of a slot's component; InvalidArtifact when nothing is bound to it."""
 
     def require_method(self, slot: str, method: str, where: str) -> None:
         """Note that the slot's component needs a method."""
 
     def subgraph(self, build: OpBuild) -> int | None:
-        """The number of the graph that a backend call runs; None when there is no such."""
+        """Return the number of the graph that a backend call runs; None when there is no such."""
 
     def single_op(self, build: OpBuild) -> int:
-        """The number of a graph that holds nothing but this `ai.onnx` op."""
+        """Return the number of a graph that holds nothing but this `ai.onnx` op."""
 
     def semaphore(self, build: OpBuild, name: str, units: int | None) -> int:
-        """The number of a semaphore; `units` by the op that acquires."""
+        """Return the number of a semaphore; `units` by the op that acquires."""
 
     def queue(self, name: str) -> int:
-        """The number of a queue."""
+        """Return the number of a queue."""
 
     def hold(self, name: str) -> int:
-        """The number of a held value."""
+        """Return the number of a held value."""
 
     def response_site_of(self, build: OpBuild) -> int | None:
-        """The site where a request's answers arrive in the same slice, or None."""
+        """Return the site where a request's answers arrive in the same slice, or None."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class OpBuild:
         return f"{self.target}: {self.flat.name}{f' ({line})' if line else ''}"
 
     def wrong(self, what: str) -> InvalidArtifact:
-        """An error that names this op."""
+        """Return an error that names this op."""
         return InvalidArtifact(self.where, f"{self.flat.op_type} {what}")
 
     def arity(self, inputs: int, outputs: int) -> None:
@@ -87,14 +87,14 @@ class OpBuild:
             )
 
     def attr_int(self, name: str, default: int | None = None, *, minimum: int = 0) -> int:
-        """An integer attribute."""
+        """Return an integer attribute."""
         value = self.node.attr(name, default)
         if type(value) is not int or value < minimum:
             raise self.wrong(f"needs an integer attribute {name!r} of {minimum} or more")
         return value
 
     def attr_text(self, name: str, default: str | None = None) -> str:
-        """A string attribute."""
+        """Return a string attribute."""
         value = self.node.attr(name, default)
         if isinstance(value, bytes):
             try:
@@ -106,7 +106,7 @@ class OpBuild:
         return value
 
     def meta_int(self, key: str, default: int | None = None) -> int:
-        """A decimal metadata entry, of at most 64 bits."""
+        """Return a decimal metadata entry, of at most 64 bits."""
         text = self.node.metadata.get(key)
         if text is None and default is not None:
             return default
@@ -118,14 +118,14 @@ class OpBuild:
         return number
 
     def slot(self) -> tuple[str, int]:
-        """Name and number of the slot of a component op."""
+        """Return name and number of the slot of a component op."""
         slot = self.node.metadata.get(keys.SLOT_KEY)
         if slot is None:
             raise self.wrong(f"has no {keys.SLOT_KEY}")
         return slot, self.linker.slot_index(slot, self.where)
 
     def child_types(self, count: int) -> tuple[TypeNode, ...]:
-        """The declared types of a composite's children; empty when none are declared."""
+        """Return the declared types of a composite's children; empty when none are declared."""
         declared = [word for word in self.attr_text("child_types", "").split(",") if word]
         if not declared:
             return ()
@@ -153,5 +153,5 @@ def binds(domain: str, *op_types: str) -> Callable[[B], B]:
 
 
 def binder_of(domain: str, op_type: str) -> Binder | None:
-    """The registered binder of an op, or None."""
+    """Return the registered binder of an op, or None."""
     return _BINDERS.get((domain, op_type))

@@ -82,7 +82,7 @@ def _slice(given: Sequence[Value], attributes: Mapping[str, Any]) -> Value:
 
 
 def _bounds(size: int, start: int, end: int, step: int) -> slice:
-    """ONNX's clamping (Slice-13), as a slice of Python's."""
+    """Return ONNX's clamping (Slice-13), as a slice of Python's."""
     start, end = (start + size if start < 0 else start), (end + size if end < 0 else end)
     if step > 0:
         return slice(min(max(start, 0), size), min(max(end, 0), size), step)

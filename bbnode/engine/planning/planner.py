@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from bbnode.engine.errors import InvalidArtifact, MissingOp
@@ -45,6 +46,27 @@ SOURCE_ARGUMENTS: Mapping[str, tuple[str, int] | None] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSourcePlan:
+    """An entry that fires by itself.
+
+    `argument`: period of an Interval, kind of an EventSource, phase of a LifecyclePhase.
+    """
+
+    kind: str
+    argument: int
+    plan: EntryPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodUse:
+    """A contract method that an op calls."""
+
+    slot: str
+    method: str
+    where: str
+
+
 class Planner:
     """Builds the entry plans of all targets of one program; fulfils the `Linker` protocol."""
 
@@ -55,9 +77,13 @@ class Planner:
         opsets: Mapping[str, int],
         answers: Mapping[bytes, tuple[TypeNode, ...]],
     ) -> None:
-        """`answers`: the types of answers, by the suffix of the site where they come in.
+        """Start a plan.
 
-        `opsets`: versions by domain, upstream ONNX as "".
+        Args:
+            graphs: functions that backends run.
+            slots: all that something is bound to, in their order.
+            opsets: versions by domain, upstream ONNX as "".
+            answers: the types of answers, by the suffix of the site where they come in.
         """
         self._answers = answers
         self._functions = graphs
@@ -67,8 +93,8 @@ class Planner:
         self._slice: tuple[FlatFunction, Slice] | None = None
         self.graphs: list[GraphSpec] = []
         self.sites: dict[bytes, RecvSite | ResponseSite] = {}
-        self.sources: list[tuple[str, int, EntryPlan]] = []
-        self.methods: dict[tuple[str, str, str], None] = {}
+        self.sources: list[EventSourcePlan] = []
+        self.methods: dict[MethodUse, None] = {}
         self.unsupported: list[str] = []
         self.missing_ops: list[MissingOp] = []
         self.unreachable: list[str] = []
@@ -79,7 +105,7 @@ class Planner:
     # -- one slice ---------------------------------------------------------------------------
 
     def build(self, flat: FlatFunction, piece: Slice) -> EntryPlan:
-        """The plan of one slice; raises InvalidArtifact."""
+        """Return the plan of one slice; raises InvalidArtifact."""
         self._slice = (flat, piece)
         plan = EntryPlan(piece.name, flat.name)
         indices: dict[str, int] = {}
@@ -248,7 +274,9 @@ class Planner:
         argument = SOURCE_ARGUMENTS.get(piece.source.op_type)
         value = 0 if argument is None else build.attr_int(argument[0], minimum=argument[1])
         if piece.source.op_type in SOURCE_ARGUMENTS:
-            self.sources.append((piece.source.op_type, value, plan))
+            self.sources.append(
+                EventSourcePlan(kind=piece.source.op_type, argument=value, plan=plan)
+            )
 
     def _add_site(self, build: OpBuild, site: RecvSite | ResponseSite) -> None:
         suffix = site_suffix(site.site)
@@ -259,7 +287,7 @@ class Planner:
     # -- Linker ------------------------------------------------------------------------------
 
     def slot_index(self, slot: str, where: str) -> int:
-        """The number of a slot; InvalidArtifact when no binding names it."""
+        """Return the number of a slot; InvalidArtifact when no binding names it."""
         if slot not in self._slots:
             raise InvalidArtifact(where, f"uses slot {slot!r}, to which nothing is bound")
         return self._slots[slot]
@@ -270,10 +298,10 @@ class Planner:
 
     def require_method(self, slot: str, method: str, where: str) -> None:
         """Note a method that install has to find on the slot's component."""
-        self.methods[slot, method, where] = None
+        self.methods[MethodUse(slot=slot, method=method, where=where)] = None
 
     def subgraph(self, build: OpBuild) -> int | None:
-        """The graph of a fused call; calls of one function on one slot share it."""
+        """Return the graph of a fused call; calls of one function on one slot share it."""
         key = call_key(build.node)
         function = self._functions.get(key)
         if function is None:
@@ -282,7 +310,7 @@ class Planner:
         return self._graph((slot, "/".join(key)), function_spec(build, function, slot))
 
     def single_op(self, build: OpBuild) -> int:
-        """The graph of one `ai.onnx` op."""
+        """Return the graph of one `ai.onnx` op."""
         slot, _ = build.slot()
         spec = single_spec(build, slot, self._opsets.get("", keys.ONNX_OPSET_VERSION))
         return self._graph((slot, f"{build.target} {build.flat.name}"), spec)
@@ -294,7 +322,7 @@ class Planner:
         return self._graph_at[key]
 
     def semaphore(self, build: OpBuild, name: str, units: int | None) -> int:
-        """The number of a semaphore; InvalidArtifact when ops disagree on its units."""
+        """Return the number of a semaphore; InvalidArtifact when ops disagree on its units."""
         number, known, where = self._semaphores.get(name, (len(self._semaphores), None, ""))
         if known is not None and units is not None and known != units:
             raise build.wrong(
@@ -306,11 +334,11 @@ class Planner:
         return number
 
     def queue(self, name: str) -> int:
-        """The number of a queue."""
+        """Return the number of a queue."""
         return self._queues.setdefault(name, len(self._queues))
 
     def hold(self, name: str) -> int:
-        """The number of a held value."""
+        """Return the number of a held value."""
         return self._holds.setdefault(name, len(self._holds))
 
     def store_plan(self) -> StorePlan:
@@ -328,7 +356,7 @@ class Planner:
         )
 
     def response_site_of(self, build: OpBuild) -> int | None:
-        """The site where a request's answers arrive, if its slice collects them."""
+        """Return the site where a request's answers arrive, if its slice collects them."""
         if self._slice is None or not build.flat.outputs:
             return None
         flat, piece = self._slice

@@ -36,7 +36,7 @@ from bbnode.engine.planning.flatten import (
     check_values,
     flatten,
 )
-from bbnode.engine.planning.planner import Planner
+from bbnode.engine.planning.planner import EventSourcePlan, MethodUse, Planner
 from bbnode.engine.planning.sites import RecvSite, ResponseSite, answer_types
 from bbnode.engine.planning.slices import INVOKE, Slice, cut_slices, is_entry
 from bbnode.engine.stores import StorePlan
@@ -59,18 +59,6 @@ class SlotPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventSourcePlan:
-    """An entry that fires by itself.
-
-    `argument`: period of an Interval, kind of an EventSource, phase of a LifecyclePhase.
-    """
-
-    kind: str
-    argument: int
-    plan: EntryPlan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetPlan:
     """One installed partition."""
 
@@ -79,15 +67,6 @@ class TargetPlan:
     inputs: Mapping[str, TypeNode | None]
     invoke: EntryPlan
     events: Mapping[str, EntryPlan]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MethodUse:
-    """A contract method that an op calls."""
-
-    slot: str
-    method: str
-    where: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,14 +144,8 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
         graphs=tuple(planner.graphs),
         sites=planner.sites,
         stores=planner.store_plan(),
-        sources=tuple(
-            EventSourcePlan(kind=kind, argument=argument, plan=plan)
-            for kind, argument, plan in planner.sources
-        ),
-        methods=tuple(
-            MethodUse(slot=slot, method=method, where=where)
-            for slot, method, where in planner.methods
-        ),
+        sources=tuple(planner.sources),
+        methods=tuple(planner.methods),
         bootstraps=tuple(bootstraps),
         unsupported=tuple(planner.unsupported),
         missing_ops=tuple(planner.missing_ops),

@@ -87,7 +87,7 @@ class _Cutter:
     def _fireable(
         self, seeds: Iterable[str], base: Iterable[str] | None = None
     ) -> tuple[set[str], list[int]]:
-        """Values and ops that come to be from `seeds`; `base` are values made without any."""
+        """Return values and ops that come from `seeds`; `base` are values made without any."""
         values: set[str] = set(base or ())
         missing: dict[int, int] = {}
         fired: list[int] = []
