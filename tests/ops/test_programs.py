@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -351,3 +352,15 @@ def test_a_package_that_cannot_be_imported_is_named(packages: Path) -> None:
     plugins.rescan()
     with pytest.raises(BrokenPlugin, match=r"bbnode_tests_broken.*No module named 'nowhere'"):
         opset.lookup_op("org.bbnode_tests.broken", "Any")
+
+
+def test_the_package_of_the_docs_works() -> None:
+    page = Path(__file__).parents[2] / "docs" / "ir.md"
+    (source,) = re.findall(
+        r"```python\n(# clipping\.py\n.*?)```", page.read_text("utf-8"), re.DOTALL
+    )
+    scope: dict[str, Any] = {"__name__": "clipping"}
+    exec(source, scope)
+    made = scope["clip_norm"](np.array([3, 4], np.float32), max_norm=2.5)
+    assert made.tolist() == [1.5, 2.0]
+    assert opset.lookup_op("org.example", "ClipNorm") is scope["clip_norm"].spec
