@@ -385,7 +385,9 @@ class OpNode:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _PORTS:
-            if name != "attributes":
+            if name == "after":
+                value = tuple(dict.fromkeys(filter(None, value)))
+            elif name != "attributes":
                 value = tuple(value)
             table = self._table and self._table()
             if table:
@@ -454,41 +456,53 @@ class OpNode:
     @property
     def reads(self) -> tuple[str, ...]:
         """Names of all that has to exist before the op fires."""
-        return self.computes_with + self.after
+        if self.attributes:
+            return self.computes_with + self.after
+        inputs = self.inputs
+        if "" in inputs:
+            inputs = tuple(filter(None, inputs))
+        return inputs + self.after if self.after else inputs
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Rename the values that the op reads, waits for and makes; others keep their names."""
         self.inputs = tuple([names.get(name, name) for name in self.inputs])
         self.outputs = tuple([names.get(name, name) for name in self.outputs])
         if self.after:
-            self.after = tuple(dict.fromkeys([names.get(name, name) for name in self.after]))
-        renamed = {name: names[name] for name in self.captured if name in names}
-        if renamed:
-            self.change_graphs(
-                lambda graph: not renamed.keys().isdisjoint(graph.free),
-                lambda graph: graph.rename_free(renamed),
-            )
+            self.after = tuple([names.get(name, name) for name in self.after])
+        self.rename_captured(names)
+
+    def rename_captured(self, names: Mapping[str, str]) -> None:
+        """Rename what the op's graphs read from outside."""
+        if self.attributes:
+            self._map_graphs(lambda graph: graph.renamed(names))
 
     def change_graphs(
-        self, wanted: Callable[[Subgraph], bool], change: Callable[[Subgraph], None]
+        self, wanted: Callable[[OpNode], bool], change: Callable[[OpNode], None]
     ) -> None:
-        """Change the graphs in the attributes, on copies.
+        """Change nodes of the graphs in the attributes, at any depth, on copies of those graphs.
 
         Args:
-            wanted: called with a graph, says if it has to change.
-            change: called with the copy of such a graph, changes it.
+            wanted: says of a node that it has to change.
+            change: changes the copy of such a node.
         """
 
         def changed(graph: Subgraph) -> Subgraph:
-            if not wanted(graph):
+            if not any(map(wanted, graph.all_nodes())):
                 return graph
             copy = graph.copy()
-            change(copy)
+            for node in copy.nodes:
+                if wanted(node):
+                    change(node)
+                node.change_graphs(wanted, change)
             return copy
 
+        self._map_graphs(changed)
+
+    def _map_graphs(self, change: Callable[[Subgraph], Subgraph]) -> None:
         for name, attribute in self.attributes.items():
-            if any(map(wanted, attribute.graphs)):
-                made = tuple(map(changed, attribute.graphs))
+            graphs = attribute.graphs
+            made = tuple(map(change, graphs))
+            if any(new is not old for new, old in zip(made, graphs, strict=True)):
                 value = made[0] if attribute.kind is _GRAPH else made
                 fresh = Attribute(attribute.kind, value, attribute.reference, attribute.doc_string)
                 self.attributes = {**self.attributes, name: fresh}
@@ -875,23 +889,20 @@ class Subgraph(Body):
             self._free = tuple(found)
         return self._free
 
-    def rename_free(self, names: Mapping[str, str]) -> None:
-        """Rename what it reads from outside.
+    def renamed(self, names: Mapping[str, str]) -> Subgraph:
+        """Return a copy with other names for what it reads from outside; itself if it has none.
 
         ONNX is in SSA form: a name that is read from outside is not made again inside.
         """
-        for node in self._nodes:
-            node.inputs = tuple([names.get(name, name) for name in node.inputs])
-            if node.attributes:
-                node.change_graphs(
-                    lambda graph: not names.keys().isdisjoint(graph.free),
-                    lambda graph: graph.rename_free(names),
-                )
-        for name in self.outputs:
-            if name in names and name in self.types:
-                self.types[names[name]] = self.types.pop(name)
-        self.outputs = [names.get(name, name) for name in self.outputs]
-        self._free = None
+        new = {name: names[name] for name in self.free if name in names}
+        if not new:
+            return self
+        copy = self.copy()
+        for node in copy.nodes:
+            node.rename(new)
+        copy.outputs = [new.get(name, name) for name in self.outputs]
+        copy.types = {new.get(name, name): kind for name, kind in self.types.items()}
+        return copy
 
 
 _FIELDS: dict[type, list[str]] = {
@@ -954,6 +965,14 @@ def is_role(node: OpNode) -> bool:
 def is_onnx_domain(domain: str) -> bool:
     """Return True if a domain is that of upstream ONNX (written "" or "ai.onnx")."""
     return domain in ("", keys.ONNX_DOMAIN)
+
+
+def is_onnx_op(node: OpNode) -> bool:
+    """Return True if a node is an op of upstream ONNX, of `ai.onnx.ml` as well."""
+    return node.domain in _ONNX_DOMAINS
+
+
+_ONNX_DOMAINS = frozenset({"", keys.ONNX_DOMAIN, keys.ONNX_ML_DOMAIN})
 
 
 def call_key(node: OpNode) -> FunctionKey:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import onnx
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import (
     AttributeProto,
@@ -27,7 +28,7 @@ from onnx import (
 )
 
 from bbnode.ir import keys
-from bbnode.ir.bounds import check_bounds, check_type, holds_plain_values, nests
+from bbnode.ir.bounds import OutOfBounds, check_bounds, check_type, holds_plain_values, nests
 from bbnode.ir.caps import MAX_FUNCTION_PARTS, MAX_NAME_CHARS, MAX_NODE_PARTS
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.graph import (
@@ -117,13 +118,22 @@ class _Shared:
     checked: bool = True  # True if the bounds are known to hold
 
 
+def onnx_schema(op_type: str, version: int, domain: str) -> onnx.defs.OpSchema | None:
+    """Return ONNX's schema of an op at an opset version ("" is `ai.onnx`), or None."""
+    try:
+        return onnx.defs.get_schema(op_type, version, domain)
+    except (onnx.defs.SchemaError, TypeError):
+        return None  # TypeError: a version that no C integer holds
+
+
 # --- in -----------------------------------------------------------------------------------
 
 
 def program_of(model: ModelProto) -> Program:
     """Return the graph of a model. The first of several metadata entries of one key counts.
 
-    Raises OutOfBounds when the model is larger or deeper than anything here is made for.
+    Raises OutOfBounds when the model is larger or deeper than anything here is made for, or gives
+    one op two attributes of one name.
     """
     try:
         _watch_model(model)
@@ -291,19 +301,19 @@ def _node(node: NodeProto, shared: _Shared) -> OpNode:
 def _attributes(attributes: Iterable[AttributeProto], shared: _Shared) -> dict[str, Attribute]:
     found: dict[str, Attribute] = {}
     for attribute in attributes:
-        if attribute.type in _WEIGHTS_AND_GRAPHS:
-            if not shared.checked:
-                _watch_attribute(attribute, shared.texts)
-            found.setdefault(shared.texts[attribute.name], _attribute(attribute, shared))
-            continue
-        data = attribute.SerializeToString()
-        known = shared.attributes.get(data)
+        known = None
+        if attribute.type not in _WEIGHTS_AND_GRAPHS:
+            data = attribute.SerializeToString()
+            known = shared.attributes.get(data)
         if known is None:
             if not shared.checked:
                 _watch_attribute(attribute, shared.texts)
             known = (shared.texts[attribute.name], _attribute(attribute, shared))
-            shared.attributes[data] = known
-        found.setdefault(*known)
+            if attribute.type not in _WEIGHTS_AND_GRAPHS:
+                shared.attributes[data] = known
+        if known[0] in found:
+            raise OutOfBounds(f"the attribute {known[0]!r:.80} is given twice; give it once")
+        found[known[0]] = known[1]
     return found
 
 

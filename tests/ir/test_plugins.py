@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bbnode.ir import plugins
 from bbnode.ir.plugins import BrokenPlugin, UnknownPlugin
+from tests.plugin_packages import Install, package_folder
 
 GROUP = "bbnode.test_plugins"
-Install = Callable[..., None]
 
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Install a package with one module `<package>_plugin` and entry points into a folder."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def add(package: str, source: str, **entries: str) -> None:
-        info = tmp_path / f"{package}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        listed = "".join(f"{name} = {value}\n" for name, value in entries.items())
-        (info / "entry_points.txt").write_text(f"[{GROUP}]\n{listed}")
-        (tmp_path / f"{package}_plugin.py").write_text(source)
-        plugins.rescan()
-
-    yield add
-    monkeypatch.undo()
-    plugins.rescan()
+    with package_folder(tmp_path, monkeypatch, GROUP) as add:
+        yield add
 
 
 def test_a_plugin_is_imported_when_it_is_asked_for(install: Install) -> None:
@@ -65,7 +52,6 @@ def test_a_broken_plugin_names_its_package(install: Install, source: str, proble
     assert (refused.value.group, refused.value.name, refused.value.package) == (
         GROUP, "bad", "broken",
     )  # fmt: skip
-    sys.modules.pop("broken_plugin", None)
 
 
 def test_two_packages_with_one_name_are_refused(install: Install) -> None:
