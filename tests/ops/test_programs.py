@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,12 +24,13 @@ from bbnode.dsl import Graph, Module, PeerSelectorSlot, types
 from bbnode.dsl.errors import BadArgument
 from bbnode.engine import Node, install, steps
 from bbnode.engine.errors import InvalidArtifact, MissingCustomOps, UnsupportedOps
-from bbnode.ir import keys, opset, plugins
+from bbnode.ir import keys, opset
 from bbnode.ir.peer import PeerId
 from bbnode.ir.plugins import BrokenPlugin
 from bbnode.ops import custom as registry
 from bbnode.ops import custom_op
 from bbnode.sim import Network
+from tests.plugin_packages import Install, package_folder
 
 T = TypeVar("T", bound=np.generic)
 DOMAIN = "org.bbnode_tests.programs"
@@ -314,43 +316,25 @@ PACKAGE = """
 """
 
 
-def install_package(folder: Path, name: str, module: str, domain: str) -> None:
-    """Put a package with an entry point on the path, as pip does."""
-    (folder / f"{name}.py").write_text(textwrap.dedent(module))
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{opset.CUSTOM_OPS}]\n{domain} = {name}\n")
-
-
 @pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    plugins.rescan()
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    with package_folder(tmp_path, monkeypatch, opset.CUSTOM_OPS) as add:
+        yield add
 
 
-def test_an_installed_package_is_imported_when_a_program_uses_its_domain(packages: Path) -> None:
-    install_package(packages, "bbnode_tests_ops", PACKAGE, "org.bbnode_tests.installed")
-    plugins.rescan()
-
-    def body(g: Graph) -> None:
-        x = g.input("x", types.TENSOR_FLOAT)
-        import bbnode_tests_ops  # type: ignore[import-not-found]
-
-        g.output("y", bbnode_tests_ops.negate(g, x))
-
-    assert "bbnode_tests_ops" not in sys.modules
-    assert opset.lookup_op("org.bbnode_tests.installed", "Nothing") is None
-    assert "bbnode_tests_ops" in sys.modules
-    model = compiled(body)
+def test_an_installed_package_is_imported_when_a_program_uses_its_domain(packages: Install) -> None:
+    domain, module = "org.bbnode_tests.installed", "ops_of_tests_plugin"
+    packages("ops_of_tests", textwrap.dedent(PACKAGE), **{domain: module})
+    assert module not in sys.modules
+    assert opset.lookup_op(domain, "Nothing") is None
+    negate = sys.modules[module].negate
+    model = compiled(lambda g: g.output("y", negate(g, g.input("x", types.TENSOR_FLOAT))))
     assert outputs(invoke(node_of(model), x=np.ones(1, np.float32)))["y"].tolist() == [-1]
 
 
-def test_a_package_that_cannot_be_imported_is_named(packages: Path) -> None:
-    install_package(packages, "bbnode_tests_broken", "import nowhere", "org.bbnode_tests.broken")
-    plugins.rescan()
-    with pytest.raises(BrokenPlugin, match=r"bbnode_tests_broken.*No module named 'nowhere'"):
+def test_a_package_that_cannot_be_imported_is_named(packages: Install) -> None:
+    packages("broken_tests", "import nowhere", **{"org.bbnode_tests.broken": "broken_tests_plugin"})
+    with pytest.raises(BrokenPlugin, match=r"package broken_tests.*No module named 'nowhere'"):
         opset.lookup_op("org.bbnode_tests.broken", "Any")
 
 
