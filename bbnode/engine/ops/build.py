@@ -9,8 +9,8 @@ closure over integers. The closure reaches everything that belongs to one node t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
 
 from bbnode.engine.errors import InvalidArtifact
 from bbnode.engine.frame import Frame, Op
@@ -22,32 +22,63 @@ from bbnode.ir.types import TypeNode
 Fire: TypeAlias = Callable[[Frame], Any]
 
 
-class Linker(Protocol):
-    """The program that is being planned, as a binder sees it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodUse:
+    """A contract method that an op calls."""
+
+    slot: str
+    method: str
+    where: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Linker:
+    """Numbers for what the ops of a program share.
+
+    Attributes:
+        slots: those that something is bound to.
+        response_site_of: returns the site where a request's answers arrive in its slice, or None.
+        methods: what install has to find on components, in order.
+        semaphores: number, units (None: nothing acquires it), and the op that says so.
+        queues, holds: numbers by name.
+    """
+
+    slots: Mapping[str, int]
+    response_site_of: Callable[[OpBuild], int | None]
+    methods: dict[MethodUse, None] = field(default_factory=dict)
+    semaphores: dict[str, tuple[int, int | None, str]] = field(default_factory=dict)
+    queues: dict[str, int] = field(default_factory=dict)
+    holds: dict[str, int] = field(default_factory=dict)
 
     def slot_index(self, slot: str, where: str) -> int:
-        """Return the number of a slot's component; InvalidArtifact when nothing is bound to it."""
+        """Return the number of a slot; InvalidArtifact when no binding names it."""
+        if slot not in self.slots:
+            raise InvalidArtifact(where, f"uses slot {slot!r}, to which nothing is bound")
+        return self.slots[slot]
 
     def require_method(self, slot: str, method: str, where: str) -> None:
-        """Note that the slot's component needs a method."""
-
-    def subgraph(self, build: OpBuild) -> int | None:
-        """Return the number of the graph that a backend call runs; None when there is no such."""
-
-    def single_op(self, build: OpBuild) -> int:
-        """Return the number of a graph that holds nothing but this `ai.onnx` op."""
+        """Note a method that install has to find on the slot's component."""
+        self.methods[MethodUse(slot=slot, method=method, where=where)] = None
 
     def semaphore(self, build: OpBuild, name: str, units: int | None) -> int:
-        """Return the number of a semaphore; `units` by the op that acquires."""
+        """Return the number of a semaphore; InvalidArtifact when ops disagree on its units."""
+        number, known, where = self.semaphores.get(name, (len(self.semaphores), None, ""))
+        if known is not None and units is not None and known != units:
+            raise build.wrong(
+                f"gives the semaphore {name!r} {units} units, and {where} gives it {known}"
+            )
+        if units is not None:
+            known, where = units, build.where
+        self.semaphores[name] = (number, known, where or build.where)
+        return number
 
     def queue(self, name: str) -> int:
         """Return the number of a queue."""
+        return self.queues.setdefault(name, len(self.queues))
 
     def hold(self, name: str) -> int:
         """Return the number of a held value."""
-
-    def response_site_of(self, build: OpBuild) -> int | None:
-        """Return the site where a request's answers arrive in the same slice, or None."""
+        return self.holds.setdefault(name, len(self.holds))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -27,6 +27,7 @@ from bbnode.engine.errors import (
     UnknownTarget,
 )
 from bbnode.engine.frame import EntryPlan
+from bbnode.engine.ops.build import MethodUse
 from bbnode.engine.ops.graphs import GraphSpec
 from bbnode.engine.planning.flatten import (
     ENGINE_DOMAIN,
@@ -36,7 +37,7 @@ from bbnode.engine.planning.flatten import (
     check_values,
     flatten,
 )
-from bbnode.engine.planning.planner import EventSourcePlan, MethodUse, Planner
+from bbnode.engine.planning.planner import EventSourcePlan, Planner
 from bbnode.engine.planning.sites import RecvSite, ResponseSite, answer_types
 from bbnode.engine.planning.slices import INVOKE, Slice, cut_slices, is_entry
 from bbnode.engine.stores import StorePlan
@@ -145,7 +146,7 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
         sites=planner.sites,
         stores=planner.store_plan(),
         sources=tuple(planner.sources),
-        methods=tuple(planner.methods),
+        methods=tuple(planner.linker.methods),
         bootstraps=tuple(bootstraps),
         unsupported=tuple(planner.unsupported),
         missing_ops=tuple(planner.missing_ops),
@@ -334,7 +335,7 @@ def _plan_bootstraps(
         ]
         home = function.metadata.get(keys.HOME_KEY) or keys.SELF_CLASS
         elsewhere = not slots and home in classes and home not in homes
-        if elsewhere or not all(planner.has_slot(slot) for slot in slots):
+        if elsewhere or not all(slot in planner.linker.slots for slot in slots):
             continue
         rank = homes.index(home) if home in homes else len(homes)
         found.append((rank, _plan_bootstrap(function, flat, frozenset(slots), library, planner)))
@@ -365,6 +366,6 @@ def _plan_bootstrap(
         name=function.name.removesuffix(keys.BOOTSTRAP_SUFFIX),
         inputs={name: flat.types.get(name) for name in flat.inputs},
         plan=planner.build(flat, body),
-        touches=frozenset(planner.slot_index(slot, flat.name) for slot in slots),
+        touches=frozenset(planner.linker.slot_index(slot, flat.name) for slot in slots),
         includes=frozenset(each.name.removesuffix(keys.BOOTSTRAP_SUFFIX) for each in called),
     )
