@@ -90,13 +90,14 @@ class ComponentConstructionFailed(InstallError):
 class UnsupportedOps(InstallError):
     """Ops of the artifact that this engine or its components can't run: all of them."""
 
-    def __init__(self, ops: Sequence[str]) -> None:
+    def __init__(
+        self,
+        ops: Sequence[str],
+        remedy: str = "bind components that have them, or upgrade bbnode",
+    ) -> None:
         self.ops = tuple(ops)
         listed = "\n  ".join(self.ops)
-        super().__init__(
-            f"{len(self.ops)} op(s) can't run here; bind components that have them, or upgrade "
-            f"bbnode:\n  {listed}"
-        )
+        super().__init__(f"{len(self.ops)} op(s) can't run here; {remedy}:\n  {listed}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,16 +122,17 @@ class MissingOp:
 
 
 class MissingCustomOps(UnsupportedOps):
-    """Custom ops of the artifact that no package here brings in the program's version: all."""
+    """Custom ops of the artifact that no package here brings in the program's version.
 
-    def __init__(self, missing: Sequence[MissingOp]) -> None:
+    `missing` are these; `ops` are all that can't run here, as of UnsupportedOps.
+    """
+
+    def __init__(self, missing: Sequence[MissingOp], others: Sequence[str] = ()) -> None:
         self.missing = tuple(missing)
-        self.ops = tuple(map(str, missing))
-        listed = "\n  ".join(self.ops)
-        InstallError.__init__(
-            self,
-            f"{len(self.ops)} custom op(s) can't run here; install the packages that the program "
-            f"was compiled with, or compile it again with those of this machine:\n  {listed}",
+        super().__init__(
+            [*map(str, missing), *others],
+            "install the packages that the program was compiled with, or compile it again with "
+            "those of this machine",
         )
 
 

@@ -85,9 +85,9 @@ def install(
     classes = _classes(program)
     cells = _make_components(program, classes, config or {}, own_artifact=own_artifact)
     by_slot = {cell.slot: cell for cell in cells}
-    if program.missing_ops:
-        raise MissingCustomOps(program.missing_ops)
     unsupported = [*program.unsupported, *_unsupported(program, by_slot)]
+    if program.missing_ops:
+        raise MissingCustomOps(program.missing_ops, unsupported)
     if unsupported:
         raise UnsupportedOps(unsupported)
     graphs = []

@@ -12,7 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bbnode.engine.errors import did_you_mean
-from bbnode.ir.caps import MAX_ENVELOPE_BYTES
+from bbnode.ir.caps import (
+    MAX_ADDRESS_BYTES,
+    MAX_CLAIMED_ADDRESSES,
+    MAX_ENVELOPE_BYTES,
+    MAX_FILLS,
+)
 from bbnode.ir.errors import DeploymentError
 
 _KIB = 1024
@@ -54,9 +59,9 @@ class Limits:
     completion_bytes: int | None = 4 * _MIB
     failure_detail_bytes: int | None = 4 * _KIB
     envelope_bytes: int | None = MAX_ENVELOPE_BYTES  # as much as the ingress takes
-    envelope_fills: int | None = 64
-    sender_addresses: int | None = 8
-    sender_address_bytes: int | None = 256
+    envelope_fills: int | None = MAX_FILLS
+    sender_addresses: int | None = MAX_CLAIMED_ADDRESSES
+    sender_address_bytes: int | None = MAX_ADDRESS_BYTES
     cycle_ops: int | None = None
     pending_async: int | None = None
     frames: int | None = None

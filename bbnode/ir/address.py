@@ -117,17 +117,17 @@ def address_from_bytes(raw: bytes) -> Multiaddr:
 
 
 def site_suffix(site: int) -> bytes:
-    """Bytes of `/site/<site>`: where a fill lands inside a node (data plane)."""
+    """Return bytes of `/site/<site>`: where a fill lands inside a node (data plane)."""
     return _SITE_HEADER + site.to_bytes(8, "big")
 
 
 def component_suffix(component_ref: int, op: str) -> bytes:
-    """Bytes of `/component/<ref>/op/<name>` (control plane)."""
+    """Return bytes of `/component/<ref>/op/<name>` (control plane)."""
     return bytes(Multiaddr(f"/component/{component_ref}/op/{op}").to_bytes())
 
 
 def parse_component_suffix(suffix: bytes) -> tuple[int, str] | None:
-    """(ref, op) of a `/component/<ref>/op/<name>` suffix, or None when it is another address."""
+    """Return (ref, op) of a `/component/<ref>/op/<name>` suffix; None for another address."""
     if not suffix.startswith(_COMPONENT_HEADER):
         return None
     at = len(_COMPONENT_HEADER) + 4
@@ -148,7 +148,7 @@ _OP_HEADER = bytes(Multiaddr("/op/x").to_bytes())[:-2]
 
 
 def parse_site_suffix(suffix: bytes) -> int | None:
-    """The site id of a `/site/<id>` suffix, or None when it is another address."""
+    """Return the site id of a `/site/<id>` suffix, or None when it is another address."""
     header = len(_SITE_HEADER)
     if len(suffix) != header + 8 or suffix[:header] != _SITE_HEADER:
         return None
@@ -156,12 +156,12 @@ def parse_site_suffix(suffix: bytes) -> int | None:
 
 
 def is_relayed(address: Multiaddr) -> bool:
-    """Whether the way to it leads through a relay, whose own address stands before this part."""
+    """Return True if the address leads through a relay, whose own address is its first part."""
     return CIRCUIT in str(address).split("/")
 
 
 def peer_of_address(address: Multiaddr) -> PeerId:
-    """The PeerId in the `/p2p/<id>` part, of a relayed address behind the relay's own part.
+    """Return the PeerId in the `/p2p/<id>` part, of a relayed address behind the relay's own part.
 
     Raises DecodeError when there is none.
     """
@@ -174,7 +174,7 @@ def peer_of_address(address: Multiaddr) -> PeerId:
 
 
 def split_circuit(address: Multiaddr) -> tuple[Multiaddr, PeerId]:
-    """The address of the relay, without its PeerId, and that PeerId.
+    """Return the address of the relay, without its PeerId, and that PeerId.
 
     Raises DecodeError for an address that is not relayed, or through more than one relay.
     """

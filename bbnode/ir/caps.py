@@ -27,10 +27,8 @@ class Cap:
     reason: str
 
 
-# In the order in which they stand below.
-TABLE: list[Cap] = []
-
 _section = ""
+_rows: list[tuple[str, float, str, str]] = []
 
 
 def bound(value: Value, unit: str, reason: str) -> Value:
@@ -59,421 +57,274 @@ def _part(title: str) -> None:
     _section = title
 
 
-def _cap(name: str, value: Number, unit: str, reason: str) -> Number:
-    TABLE.append(Cap(section=_section, name=name, value=value, unit=unit, reason=reason))
+def _cap(value: Number, unit: str, reason: str) -> Number:
+    _rows.append((_section, value, unit, reason))
     return value
 
 
 _part("Addresses and ids")
 # What a peer may say of itself, or of others, wherever it says it.
 MAX_ADDRESS_BYTES: Final = _cap(
-    "max_address_bytes",
-    256,
-    "bytes",
-    "one multiaddr; an IP address, a port and two PeerIds are under 120",
+    256, "bytes", "one multiaddr; an IP address, a port and two PeerIds are under 120"
 )
 MAX_ADDRESS_CHARS: Final = _cap(
-    "max_address_chars",
     4 * MAX_ADDRESS_BYTES,
     "characters",
     "of one as text: no protocol writes more than four for a byte",
 )
 MAX_CLAIMED_ADDRESSES: Final = _cap(
-    "max_claimed_addresses", 8, "addresses", "that a peer claims as its own, or a ticket names"
+    8, "addresses", "that a peer claims as its own, or a ticket names"
 )
 MAX_DIGEST_BYTES: Final = _cap(
-    "max_digest_bytes",
-    64,
-    "bytes",
-    "of a PeerId; libp2p inlines a key of up to 42, and a sha2-256 digest has 32",
+    64, "bytes", "of a PeerId; libp2p inlines a key of up to 42, and a sha2-256 digest has 32"
 )
-MAX_PEER_ID_CHARS: Final = _cap(
-    "max_peer_id_chars", 128, "characters", "of a PeerId as text: 66 bytes are 91 of base58"
-)
+MAX_PEER_ID_CHARS: Final = _cap(128, "characters", "of a PeerId as text: 66 bytes are 91 of base58")
 
 _part("Payloads")
 # Each bound holds for all that nests in one payload.
 MAX_DIMENSIONS: Final = _cap(
-    "max_dimensions", 32, "dimensions", "of a tensor; numpy's own bound for decades, ONNX sets none"
+    32, "dimensions", "of a tensor; numpy's own bound for decades, ONNX sets none"
 )
-MAX_CHILDREN: Final = _cap(
-    "max_children", 65_536, "children", "of a composite: a cohort's answers travel in one"
-)
-MAX_COMPOSITE_DEPTH: Final = _cap("max_composite_depth", 16, "levels", "composites in composites")
-MAX_METADATA_ITEMS: Final = _cap(
-    "max_metadata_items", 256, "entries", "small named scalars beside a tensor"
-)
-MAX_SCALAR_BYTES: Final = _cap(
-    "max_scalar_bytes", 1 << 20, "bytes", "one msgpack carrier, as one app event"
-)
+MAX_CHILDREN: Final = _cap(65_536, "children", "of a composite: a cohort's answers travel in one")
+MAX_COMPOSITE_DEPTH: Final = _cap(16, "levels", "composites in composites")
+MAX_METADATA_ITEMS: Final = _cap(256, "entries", "small named scalars beside a tensor")
+MAX_SCALAR_BYTES: Final = _cap(1 << 20, "bytes", "one msgpack carrier, as one app event")
 MAX_LIST_ITEMS: Final = _cap(
-    "max_list_items", 65_536, "items", "of one list: the peers of a cohort, the results of a search"
+    65_536, "items", "of one list: the peers of a cohort, the results of a search"
 )
-MAX_INTEGER_BYTES: Final = _cap(
-    "max_integer_bytes", 9, "bytes", "the kind of an integer, and 64 bit"
-)
+MAX_INTEGER_BYTES: Final = _cap(9, "bytes", "the kind of an integer, and 64 bit")
 MAX_PEER_LIST_BYTES: Final = _cap(
-    "max_peer_list_bytes",
-    MAX_LIST_ITEMS * 40,
-    "bytes",
-    "as many PeerIds as a cohort has peers, each with its length",
+    MAX_LIST_ITEMS * 40, "bytes", "as many PeerIds as a cohort has peers, each with its length"
 )
 MAX_VALUES: Final = _cap(
-    "max_values",
-    1 << 18,
-    "values",
-    "four for each answer of the largest cohort; a value takes about 1 us",
+    1 << 18, "values", "four for each answer of the largest cohort; a value takes about 1 us"
 )
 MAX_PAYLOAD_ADDRESS_BYTES: Final = _cap(
-    "max_payload_address_bytes",
     64 * 1024,
     "bytes",
     "an address takes 5 us a byte to check: 1,400 of 45 bytes are a third of a second",
 )
 MAX_MESSAGE_DEPTH: Final = _cap(
-    "max_message_depth",
-    8,
-    "levels",
-    "lists in lists of a message whose form is fixed; the deepest has three",
+    8, "levels", "lists in lists of a message whose form is fixed; the deepest has three"
 )
 MAX_POLL_DECODE_US: Final = _cap(
-    "max_poll_decode_us",
-    15_000,
-    "us",
-    "of a poll for what peers sent, by estimate; the rest waits for the next poll",
+    15_000, "us", "of a poll for what peers sent, by estimate; the rest waits for the next poll"
 )
 MAX_INLINE_DECODE_US: Final = _cap(
-    "max_inline_decode_us",
-    2_000,
-    "us",
-    "of one payload in the poll itself, by estimate; longer ones go to a worker thread",
+    2_000, "us", "of one payload in the poll itself, by estimate; longer ones go to a worker thread"
 )
 
 _part("Envelopes and frames")
 MAX_ENVELOPE_BYTES: Final = _cap(
-    "max_envelope_bytes",
-    256 << 20,
-    "bytes",
-    "one envelope, as much as the ingress takes; a large tensor is one",
+    256 << 20, "bytes", "one envelope, as much as the ingress takes; a large tensor is one"
 )
-MAX_FILLS: Final = _cap(
-    "max_fills", 64, "fills", "values for different places that travel together"
-)
-MAX_RTT_REPORTS: Final = _cap("max_rtt_reports", 64, "reports", "a program has tens of edges")
-MAX_SUFFIX_BYTES: Final = _cap(
-    "max_suffix_bytes", 256, "bytes", "the place that a value is for; ours have 9"
-)
-MAX_SOURCE_BYTES: Final = _cap(
-    "max_source_bytes", 128, "bytes", "the PeerId that an envelope says it is from"
-)
+MAX_FILLS: Final = _cap(64, "fills", "values for different places that travel together")
+MAX_RTT_REPORTS: Final = _cap(64, "reports", "a program has tens of edges")
+MAX_SUFFIX_BYTES: Final = _cap(256, "bytes", "the place that a value is for; ours have 9")
+MAX_SOURCE_BYTES: Final = _cap(128, "bytes", "the PeerId that an envelope says it is from")
 MAX_ENVELOPE_HEAD_BYTES: Final = _cap(
-    "max_envelope_head_bytes",
     16 * 1024,
     "bytes",
     "all beside the fills: twice what every list at its bound takes, for what may be added",
 )
-MAX_FILL_HEAD_BYTES: Final = _cap(
-    "max_fill_head_bytes", 1024, "bytes", "likewise of a fill, beside its payload"
-)
+MAX_FILL_HEAD_BYTES: Final = _cap(1024, "bytes", "likewise of a fill, beside its payload")
 MAX_CONTROL_ENVELOPE_BYTES: Final = _cap(
-    "max_control_envelope_bytes",
-    64 * 1024,
-    "bytes",
-    "what is larger travels on the bulk stream in chunks, and holds up nobody",
+    64 * 1024, "bytes", "what is larger travels on the bulk stream in chunks, and holds up nobody"
 )
 MAX_MESSAGE_BYTES: Final = _cap(
-    "max_message_bytes",
-    4096 * (1 << 20),
-    "bytes",
-    "the transport's own bound; a daemon's is its envelope_bytes",
+    4096 * (1 << 20), "bytes", "the transport's own bound; a daemon's is its envelope_bytes"
 )
-MAX_HELLO_BYTES: Final = _cap(
-    "max_hello_bytes", 48 * 1024, "bytes", "a hello with every field at its bound"
-)
-MAX_BYE_BYTES: Final = _cap("max_bye_bytes", 64, "bytes", "the reason of a goodbye")
+MAX_HELLO_BYTES: Final = _cap(48 * 1024, "bytes", "a hello with every field at its bound")
+MAX_BYE_BYTES: Final = _cap(64, "bytes", "the reason of a goodbye")
 MAX_CHUNK_BYTES: Final = _cap(
-    "max_chunk_bytes", 1024 * 1024, "bytes", "a part of a large message; ours are a quarter of it"
+    1024 * 1024, "bytes", "a part of a large message; ours are a quarter of it"
 )
 ROOM_STEP_BYTES: Final = _cap(
-    "room_step_bytes",
     2 * 1024 * 1024,
     "bytes",
     "in which a large message is charged as it comes: a large page of memory",
 )
 
 _part("The hello")
-MAX_AGENT_BYTES: Final = _cap(
-    "max_agent_bytes", 128, "bytes", "the name and version of the software"
-)
-MAX_NAMES: Final = _cap("max_names", 64, "names", "classes, and targets")
-MAX_NAME_BYTES: Final = _cap("max_name_bytes", 128, "bytes", "one name of a class or target")
-MAX_CREDENTIALS_BYTES: Final = _cap(
-    "max_credentials_bytes", 8 * 1024, "bytes", "a membership, or a ticket"
-)
+MAX_AGENT_BYTES: Final = _cap(128, "bytes", "the name and version of the software")
+MAX_NAMES: Final = _cap(64, "names", "classes, and targets")
+MAX_NAME_BYTES: Final = _cap(128, "bytes", "one name of a class or target")
+MAX_CREDENTIALS_BYTES: Final = _cap(8 * 1024, "bytes", "a membership, or a ticket")
 
 _part("Connections")
 # Those that a backend can be given stand in TransportLimits.
 MAX_NEGOTIATION_BYTES: Final = _cap(
-    "max_negotiation_bytes",
-    1024,
-    "bytes",
-    "one message of a negotiation: the id of a protocol; ours are under 40",
+    1024, "bytes", "one message of a negotiation: the id of a protocol; ours are under 40"
 )
 MAX_NEGOTIATION_MESSAGES: Final = _cap(
-    "max_negotiation_messages",
-    16,
-    "messages",
-    "of one negotiation: its header, and protocols that we may not know",
+    16, "messages", "of one negotiation: its header, and protocols that we may not know"
 )
 MAX_UNSECURED_BYTES: Final = _cap(
-    "max_unsecured_bytes",
-    16 * 1024,
-    "bytes",
-    "all that is read of a connection before its handshake has ended",
+    16 * 1024, "bytes", "all that is read of a connection before its handshake has ended"
 )
 MAX_STREAMS: Final = _cap(
-    "max_streams",
-    32,
-    "streams",
-    "of one connection: ours, as many while they are replaced, and others",
+    32, "streams", "of one connection: ours, as many while they are replaced, and others"
 )
 DIALLED_HANDSHAKE_S: Final = _cap(
-    "dialled_handshake_s",
-    8.0,
-    "s",
-    "of a handshake with whom we dialled: a host that will not answer",
+    8.0, "s", "of a handshake with whom we dialled: a host that will not answer"
 )
 MAX_RECOGNISED: Final = _cap(
-    "max_recognised",
     4096,
     "peers",
     "that took what we sent, and find room before strangers; a PeerId takes 200 bytes",
 )
-OPEN_FILES: Final = _cap(
-    "open_files",
-    4096,
-    "files",
-    "that the daemon asks the system for: sockets, and some",
-)
+OPEN_FILES: Final = _cap(4096, "files", "that the daemon asks the system for: sockets, and some")
 
 _part("Who may talk")
 MAX_LISTED_PEERS: Final = _cap(
-    "max_listed_peers",
     64 * 1024,
     "peers",
     "on the allow list, and on the block list; more belong into a private network",
 )
 MAX_ADMITTED: Final = _cap(
-    "max_admitted",
-    8192,
-    "peers",
-    "of which what was decided is kept; those that were quiet for longest go",
+    8192, "peers", "of which what was decided is kept; those that were quiet for longest go"
 )
 MAX_REFUSED: Final = _cap(
-    "max_refused",
-    1024,
-    "peers",
-    "that were refused, likewise; what they showed is up to 5 KiB each",
+    1024, "peers", "that were refused, likewise; what they showed is up to 5 KiB each"
 )
-MAX_OFFENDERS: Final = _cap(
-    "max_offenders", 4096, "peers", "of which misbehaviour is kept, 300 bytes each"
-)
-MAX_OF_USE: Final = _cap("max_of_use", 8192, "peers", "that are remembered for having been of use")
+MAX_OFFENDERS: Final = _cap(4096, "peers", "of which misbehaviour is kept, 300 bytes each")
+MAX_OF_USE: Final = _cap(8192, "peers", "that are remembered for having been of use")
 THROTTLED_AT: Final = _cap(
-    "throttled_at", 50.0, "points", "of misbehaviour: from here on a peer has a rate of its own"
+    50.0, "points", "of misbehaviour: from here on a peer has a rate of its own"
 )
-CUT_AT: Final = _cap("cut_at", 100.0, "points", "of misbehaviour: it is cut off")
-HALF_LIFE_S: Final = _cap("half_life_s", 60.0, "s", "after which a point counts half")
-BACKOFF_S: Final = _cap(
-    "backoff_s", 10.0, "s", "for which who was cut off is refused; twice as long each time"
-)
-MAX_BACKOFF_S: Final = _cap("max_backoff_s", 600.0, "s", "at most")
-FORGIVEN_AFTER_S: Final = _cap(
-    "forgiven_after_s", 3600.0, "s", "without an offence, after which a peer begins anew"
-)
-MAX_REASONS: Final = _cap("max_reasons", 64, "reasons", "for refusals that are counted apart")
+CUT_AT: Final = _cap(100.0, "points", "of misbehaviour: it is cut off")
+HALF_LIFE_S: Final = _cap(60.0, "s", "after which a point counts half")
+BACKOFF_S: Final = _cap(10.0, "s", "for which who was cut off is refused; twice as long each time")
+MAX_BACKOFF_S: Final = _cap(600.0, "s", "at most")
+FORGIVEN_AFTER_S: Final = _cap(3600.0, "s", "without an offence, after which a peer begins anew")
+MAX_REASONS: Final = _cap(64, "reasons", "for refusals that are counted apart")
 
 _part("Private networks and tickets")
 CLOCK_SKEW_S: Final = _cap(
-    "clock_skew_s", 300, "s", "by which clocks may differ; five minutes is what Kerberos tolerates"
+    300, "s", "by which clocks may differ; five minutes is what Kerberos tolerates"
 )
-MAX_REVOKED: Final = _cap(
-    "max_revoked", 4096, "entries", "serials, and peers, of one revocation list: 250 kB"
-)
-MAX_CLASSES: Final = _cap("max_classes", 16, "classes", "that one statement names")
-MAX_USES: Final = _cap(
-    "max_uses", 1024, "peers", "that may use one ticket; more are better granted one by one"
-)
-MAX_MEMBER_DAYS: Final = _cap(
-    "max_member_days", 366, "days", "that a ticket makes somebody a member for"
-)
-MAX_TARGET_BYTES: Final = _cap("max_target_bytes", 256, "bytes", "the name of a target in a ticket")
-MAX_TICKETS: Final = _cap("max_tickets", 1024, "tickets", "with a use that have not expired")
-MAX_REDEEMERS: Final = _cap("max_redeemers", 16 * 1024, "peers", "that have used them")
-MAX_DETAIL_BYTES: Final = _cap("max_detail_bytes", 1024, "bytes", "what a refusal says")
-MAX_LISTS_WAITING: Final = _cap(
-    "max_lists_waiting", 4096, "peers", "whose revocation lists are still to be exchanged"
-)
+MAX_REVOKED: Final = _cap(4096, "entries", "serials, and peers, of one revocation list: 250 kB")
+MAX_CLASSES: Final = _cap(16, "classes", "that one statement names")
+MAX_USES: Final = _cap(1024, "peers", "that may use one ticket; more are better granted one by one")
+MAX_MEMBER_DAYS: Final = _cap(366, "days", "that a ticket makes somebody a member for")
+MAX_TARGET_BYTES: Final = _cap(256, "bytes", "the name of a target in a ticket")
+MAX_TICKETS: Final = _cap(1024, "tickets", "with a use that have not expired")
+MAX_REDEEMERS: Final = _cap(16 * 1024, "peers", "that have used them")
+MAX_DETAIL_BYTES: Final = _cap(1024, "bytes", "what a refusal says")
+MAX_LISTS_WAITING: Final = _cap(4096, "peers", "whose revocation lists are still to be exchanged")
 
 _part("Models")
 # Of any model, whoever it comes from, before anything is done with it.
 MAX_NAME_CHARS: Final = _cap(
-    "max_name_chars", 16_384, "characters", "one name; names grow by one step per inlined call"
+    16_384, "characters", "one name; names grow by one step per inlined call"
 )
 MAX_TEXT_CHARS: Final = _cap(
-    "max_text_chars", 1 << 20, "characters", "one text: lists of names, and a model's own notes"
+    1 << 20, "characters", "one text: lists of names, and a model's own notes"
 )
-MAX_PORTS: Final = _cap(
-    "max_ports", 66_000, "ports", "of one node: what a composite may hold, and some"
-)
-MAX_NODE_PARTS: Final = _cap(
-    "max_node_parts", 1_024, "parts", "attributes, and metadata entries, of one node"
-)
+MAX_PORTS: Final = _cap(66_000, "ports", "of one node: what a composite may hold, and some")
+MAX_NODE_PARTS: Final = _cap(1_024, "parts", "attributes, and metadata entries, of one node")
 MAX_FUNCTION_PARTS: Final = _cap(
-    "max_function_parts",
-    16_384,
-    "parts",
-    "ports, metadata entries, slots and opsets of one function or model",
+    16_384, "parts", "ports, metadata entries, slots and opsets of one function or model"
 )
 MAX_GRAPH_DEPTH: Final = _cap(
-    "max_graph_depth", 32, "levels", "graphs in graphs; a parsed protobuf nests about 30 at most"
+    32, "levels", "graphs in graphs; a parsed protobuf nests about 30 at most"
 )
-MAX_TYPE_DEPTH: Final = _cap("max_type_depth", 16, "levels", "types in types")
+MAX_TYPE_DEPTH: Final = _cap(16, "levels", "types in types")
 MAX_ARTIFACT_BYTES: Final = _cap(
-    "max_artifact_bytes", (1 << 31) - 1, "bytes", "an artifact: protobuf's own limit on one message"
+    (1 << 31) - 1, "bytes", "an artifact: protobuf's own limit on one message"
 )
 MAX_SETTINGS_VALUES: Final = _cap(
-    "max_settings_values",
-    65_536,
-    "values",
-    "settings of one component, with all that nests in them",
+    65_536, "values", "settings of one component, with all that nests in them"
 )
-MAX_FLAT_OPS: Final = _cap(
-    "max_flat_ops", 1_000_000, "ops", "of one program, its functions inlined"
-)
-MAX_CALL_DEPTH: Final = _cap("max_call_depth", 64, "levels", "functions in functions")
+MAX_FLAT_OPS: Final = _cap(1_000_000, "ops", "of one program, its functions inlined")
+MAX_CALL_DEPTH: Final = _cap(64, "levels", "functions in functions")
 
 _part("The engine")
 # Those that a node can be given stand in its configuration, [limits].
-MAX_BOOK_PEERS: Final = _cap(
-    "max_book_peers", 16_384, "peers", "in the address book; one takes about 1 KB"
-)
+MAX_BOOK_PEERS: Final = _cap(16_384, "peers", "in the address book; one takes about 1 KB")
 MAX_ADDRESSES_PER_PEER: Final = _cap(
-    "max_addresses_per_peer",
-    16,
-    "addresses",
-    "in the address book: twice what may be claimed, for what was observed",
+    16, "addresses", "in the address book: twice what may be claimed, for what was observed"
 )
-MAX_TRACKED_PEERS: Final = _cap(
-    "max_tracked_peers", 8192, "peers", "whose health and cooldown are kept"
-)
-MAX_EDGES: Final = _cap("max_edges", 1024, "edges", "whose round trips are kept")
-MAX_REPORTED: Final = _cap("max_reported", 16, "reports", "of round trips on one response")
+MAX_TRACKED_PEERS: Final = _cap(8192, "peers", "whose health and cooldown are kept")
+MAX_EDGES: Final = _cap(1024, "edges", "whose round trips are kept")
+MAX_REPORTED: Final = _cap(16, "reports", "of round trips on one response")
 MAX_CLOSED_REMEMBERED: Final = _cap(
-    "max_closed_remembered", 4096, "requests", "that have ended and are told from made-up ones"
+    4096, "requests", "that have ended and are told from made-up ones"
 )
-MAX_CALLS: Final = _cap("max_calls", 1024, "calls", "of one component to other peers' components")
-MAX_ENDED_REMEMBERED: Final = _cap(
-    "max_ended_remembered", 4096, "calls", "that have ended, likewise"
-)
+MAX_CALLS: Final = _cap(1024, "calls", "of one component to other peers' components")
+MAX_ENDED_REMEMBERED: Final = _cap(4096, "calls", "that have ended, likewise")
 MAX_UNDER_WAY: Final = _cap(
-    "max_under_way", 1024, "executions", "of one component that its peers and timers may have"
+    1024, "executions", "of one component that its peers and timers may have"
 )
-MAX_TIMERS: Final = _cap("max_timers", 16_384, "timers", "of one component")
-MAX_KEY_CHARS: Final = _cap("max_key_chars", 256, "characters", "the key of a timer")
-MAX_QUEUED: Final = _cap("max_queued", 1024, "values", "of one queue of a program")
-MAX_RECORDS: Final = _cap("max_records", 1024, "records", "of a program, to be looked at")
-MAX_RECORD_BYTES: Final = _cap("max_record_bytes", 16 << 20, "bytes", "all of them")
-DEDUP_WINDOW: Final = _cap(
-    "dedup_window", 8192, "messages", "that are remembered, so that none is taken twice"
-)
-MAX_ASKED: Final = _cap("max_asked", 16_384, "effects", "of one call of a component's method")
+MAX_TIMERS: Final = _cap(16_384, "timers", "of one component")
+MAX_KEY_CHARS: Final = _cap(256, "characters", "the key of a timer")
+MAX_QUEUED: Final = _cap(1024, "values", "of one queue of a program")
+MAX_RECORDS: Final = _cap(1024, "records", "of a program, to be looked at")
+MAX_RECORD_BYTES: Final = _cap(16 << 20, "bytes", "all of them")
+DEDUP_WINDOW: Final = _cap(8192, "messages", "that are remembered, so that none is taken twice")
+MAX_ASKED: Final = _cap(16_384, "effects", "of one call of a component's method")
 
 _part("Other protocols")
-ARTIFACT_STALL_S: Final = _cap(
-    "artifact_stall_s", 30.0, "s", "without a byte, after which a fetch is given up"
-)
-ACCESS_STALL_S: Final = _cap("access_stall_s", 10.0, "s", "likewise, of a request for membership")
-MAX_ECHOES: Final = _cap("max_echoes", 1024, "echoes", "on one stream")
-MAX_DIAL_BACK_REQUEST_BYTES: Final = _cap(
-    "max_dial_back_request_bytes", 4 * 1024, "bytes", "a request to be dialled back"
-)
-MAX_DIAL_BACK_ANSWER_BYTES: Final = _cap(
-    "max_dial_back_answer_bytes", 8 * 1024, "bytes", "its answer"
-)
-DIAL_BACK_EVERY_S: Final = _cap("dial_back_every_s", 10.0, "s", "between two requests of one peer")
-MAX_DIAL_BACKS: Final = _cap("max_dial_backs", 4, "requests", "that are worked on at once")
-MAX_DIAL_BACK_ASKERS: Final = _cap(
-    "max_dial_back_askers", 1024, "peers", "that are remembered for having asked"
-)
-MAX_REGISTRIES: Final = _cap("max_registries", 16, "registries", "that one client uses")
-MAX_REGISTRY_CLASS_CHARS: Final = _cap(
-    "max_registry_class_chars", 64, "characters", "the name of a class in a registry"
-)
-MAX_PAGE_ROWS: Final = _cap("max_page_rows", 256, "rows", "of one page of a registry")
+ARTIFACT_STALL_S: Final = _cap(30.0, "s", "without a byte, after which a fetch is given up")
+ACCESS_STALL_S: Final = _cap(10.0, "s", "likewise, of a request for membership")
+MAX_ECHOES: Final = _cap(1024, "echoes", "on one stream")
+MAX_DIAL_BACK_REQUEST_BYTES: Final = _cap(4 * 1024, "bytes", "a request to be dialled back")
+MAX_DIAL_BACK_ANSWER_BYTES: Final = _cap(8 * 1024, "bytes", "its answer")
+DIAL_BACK_EVERY_S: Final = _cap(10.0, "s", "between two requests of one peer")
+MAX_DIAL_BACKS: Final = _cap(4, "requests", "that are worked on at once")
+MAX_DIAL_BACK_ASKERS: Final = _cap(1024, "peers", "that are remembered for having asked")
+MAX_REGISTRIES: Final = _cap(16, "registries", "that one client uses")
+MAX_REGISTRY_CLASS_CHARS: Final = _cap(64, "characters", "the name of a class in a registry")
+MAX_PAGE_ROWS: Final = _cap(256, "rows", "of one page of a registry")
 MAX_PAGE_BYTES: Final = _cap(
-    "max_page_bytes", 48 * 1024, "bytes", "the same, so that a page fits the smallest envelope"
+    48 * 1024, "bytes", "the same, so that a page fits the smallest envelope"
 )
-MAX_LOCAL_NAMES: Final = _cap(
-    "max_local_names", 256, "names", "on the local network that are kept account of"
-)
+MAX_LOCAL_NAMES: Final = _cap(256, "names", "on the local network that are kept account of")
 
 _part("Whom a node dials")
-MAX_HINTS: Final = _cap(
-    "max_hints", 4, "addresses", "of one peer that are dialled because somebody said so"
-)
+MAX_HINTS: Final = _cap(4, "addresses", "of one peer that are dialled because somebody said so")
 MAX_LEARNED: Final = _cap(
-    "max_learned", 64, "peers", "that are dialled at the same time because they were learned of"
+    64, "peers", "that are dialled at the same time because they were learned of"
 )
 OWN_WORD_EVERY_S: Final = _cap(
-    "own_word_every_s", 10.0, "s", "after which a peer's own word on where it is counts again"
+    10.0, "s", "after which a peer's own word on where it is counts again"
 )
-MAX_WORDS: Final = _cap("max_words", 1024, "peers", "of which that is remembered")
+MAX_WORDS: Final = _cap(1024, "peers", "of which that is remembered")
 
 _part("Operating")
-MAX_QUERY_FIELDS: Final = _cap(
-    "max_query_fields", 32, "fields", "of one request to the control plane"
-)
-MAX_TOKEN_CHARS: Final = _cap("max_token_chars", 256, "characters", "the control plane's token")
+MAX_QUERY_FIELDS: Final = _cap(32, "fields", "of one request to the control plane")
+MAX_TOKEN_CHARS: Final = _cap(256, "characters", "the control plane's token")
 MAX_CONTROL_ANSWER_BYTES: Final = _cap(
-    "max_control_answer_bytes",
-    16 * 1024 * 1024,
-    "bytes",
-    "an answer of the control plane that a command reads",
+    16 * 1024 * 1024, "bytes", "an answer of the control plane that a command reads"
 )
-QUEUED_ITEMS: Final = _cap("queued_items", 1024, "lines", "that wait for one reader of a stream")
-KEPT_ITEMS: Final = _cap("kept_items", 2048, "lines", "that are kept for those that ask later")
-KEPT_STEPS: Final = _cap("kept_steps", 8192, "steps", "that are kept of traces")
-MAX_KEPT_OUTPUTS: Final = _cap(
-    "max_kept_outputs", 256, "outputs", "that are kept of one invocation"
-)
-MAX_WAIT_S: Final = _cap("max_wait_s", 590.0, "s", "that a request may wait for its outcome")
-MAX_PEER_SERIES: Final = _cap(
-    "max_peer_series", 128, "peers", "with series of their own in the metrics"
-)
-LOG_BURST: Final = _cap("log_burst", 100, "lines", "of one kind in LOG_WINDOW_S")
-LOG_WINDOW_S: Final = _cap("log_window_s", 10.0, "s", "see LOG_BURST")
-MAX_LOG_KINDS: Final = _cap("max_log_kinds", 256, "kinds", "of lines that are told apart")
-MAX_LOG_VALUE_CHARS: Final = _cap(
-    "max_log_value_chars", 1024, "characters", "one value in a line of the log"
-)
-MAX_CONFIG_BYTES: Final = _cap("max_config_bytes", 1024 * 1024, "bytes", "a configuration file")
+QUEUED_ITEMS: Final = _cap(1024, "lines", "that wait for one reader of a stream")
+KEPT_ITEMS: Final = _cap(2048, "lines", "that are kept for those that ask later")
+KEPT_STEPS: Final = _cap(8192, "steps", "that are kept of traces")
+MAX_KEPT_OUTPUTS: Final = _cap(256, "outputs", "that are kept of one invocation")
+MAX_WAIT_S: Final = _cap(590.0, "s", "that a request may wait for its outcome")
+MAX_PEER_SERIES: Final = _cap(128, "peers", "with series of their own in the metrics")
+LOG_BURST: Final = _cap(100, "lines", "of one kind in LOG_WINDOW_S")
+LOG_WINDOW_S: Final = _cap(10.0, "s", "see LOG_BURST")
+MAX_LOG_KINDS: Final = _cap(256, "kinds", "of lines that are told apart")
+MAX_LOG_VALUE_CHARS: Final = _cap(1024, "characters", "one value in a line of the log")
+MAX_CONFIG_BYTES: Final = _cap(1024 * 1024, "bytes", "a configuration file")
 MAX_KEPT_UNSENT_BYTES: Final = _cap(
-    "max_kept_unsent_bytes",
-    64 * 1024 * 1024,
-    "bytes",
-    "of envelopes without acknowledgement that a checkpoint keeps",
+    64 * 1024 * 1024, "bytes", "of envelopes without acknowledgement that a checkpoint keeps"
 )
 MAX_STATE_ENTRIES: Final = _cap(
-    "max_state_entries",
-    10_000,
-    "files",
-    "of a state directory that are looked through for what a killed process left",
+    10_000, "files", "of a state directory that are looked through for what a killed process left"
 )
-MAX_GRANTED: Final = _cap("max_granted", 64 * 1024, "lines", "of what an owner has granted")
+MAX_GRANTED: Final = _cap(64 * 1024, "lines", "of what an owner has granted")
 MIN_FREE_BYTES: Final = _cap(
-    "min_free_bytes",
     256 * 1024 * 1024,
     "bytes",
     "of disk, below which a node is not well: room for two checkpoints several times over",
 )
+
+# All bounds above, in their order; each is called as its constant.
+TABLE: Final = [
+    Cap(section=section, name=name.lower(), value=value, unit=unit, reason=reason)
+    for name, (section, value, unit, reason) in zip(
+        [name for name in dict(globals()) if name.isupper()], _rows, strict=True
+    )
+]

@@ -1,4 +1,4 @@
-"""How values become payload bytes and come back.
+"""Codecs of values: to payload bytes, and back.
 
 Rule: one strict codec per leaf type, found by wire hash. Encoding yields a list of
 buffers so that a tensor is not copied here; decoding slices the input, and a tensor is
@@ -51,12 +51,12 @@ _TENSOR_HEADER = struct.Struct("<BB6x")
 _DIMENSIONS = tuple(struct.Struct(f"<{ndim}Q") for ndim in range(MAX_DIMENSIONS + 1))
 _HOST_IS_LITTLE = sys.byteorder == "little"
 # Of a composite: how many children, and of each its type and length.
-COUNT = struct.Struct("<I")
-CHILD = struct.Struct("<QQ")
+_COUNT = struct.Struct("<I")
+_CHILD = struct.Struct("<QQ")
 
 
 def encode_parts(value: Value, node: TypeNode | None = None) -> list[Buffer]:
-    """The payload of `value` as buffers to be written one after the other.
+    """Return the payload of `value` as buffers to be written one after the other.
 
     What is larger than SMALL_BYTES is not copied. `node`: its type, for who knows it.
     """
@@ -66,7 +66,7 @@ def encode_parts(value: Value, node: TypeNode | None = None) -> list[Buffer]:
 
 
 def encode_value(value: Value) -> bytes:
-    """The payload of `value` as one bytes object (one copy)."""
+    """Return the payload of `value` as one bytes object (one copy)."""
     return b"".join(encode_parts(value))
 
 
@@ -94,7 +94,7 @@ def register_codec(
 ) -> None:
     """Add the codec of a leaf type that third parties registered."""
     _ENCODERS[node.id] = encode
-    _DECODERS[node.id] = decode
+    _DECODERS[node.id] = lambda view, _: decode(view)
 
 
 def _encode_into(value: Value, node: TypeNode, parts: list[Buffer], depth: int) -> None:
@@ -118,14 +118,14 @@ def _encode_into(value: Value, node: TypeNode, parts: list[Buffer], depth: int) 
 
 
 def _encode_children(children: Sequence[Value], parts: list[Buffer], depth: int) -> None:
-    table = [COUNT.pack(len(children))]
+    table = [_COUNT.pack(len(children))]
     bodies: list[Buffer] = []
     for child in children:
         node = values.type_of(child)
         start = len(bodies)
         _encode_into(child, node, bodies, depth + 1)
         size = sum(len(part) for part in bodies[start:])
-        table.append(CHILD.pack(node.wire_hash, size))
+        table.append(_CHILD.pack(node.wire_hash, size))
     parts.append(b"".join(table))
     parts.extend(bodies)
 
@@ -139,13 +139,10 @@ def _decode(node: TypeNode, view: memoryview, depth: int, budget: Budget) -> Val
         return Composite(_decode_children(view, depth, budget))
     if node is types.RESPONSE_BATCH:
         return _decode_response_batch(view, depth, budget)
-    limited = _LIMITED_DECODERS.get(node.id)
-    if limited is not None:
-        return limited(view, budget)
     decoder = _DECODERS.get(node.id)
     if decoder is None:
         raise DecodeError(f"no codec for {node.id}")
-    return decoder(view)
+    return decoder(view, budget)
 
 
 def _encode_tensor(array: np.ndarray[Any, Any], node: TypeNode) -> list[Buffer]:
@@ -193,11 +190,11 @@ def _decode_children(view: memoryview, depth: int, budget: Budget) -> list[Value
 
 
 def _count_of(view: memoryview, most: int, budget: Budget) -> tuple[int, int]:
-    """How many children a composite has, and where the first one starts."""
-    if len(view) < COUNT.size:
+    """Return the number of children of a composite, and where the first one starts."""
+    if len(view) < _COUNT.size:
         raise DecodeError("a composite payload has no count")
-    (count,) = COUNT.unpack_from(view)
-    offset = COUNT.size + count * CHILD.size
+    (count,) = _COUNT.unpack_from(view)
+    offset = _COUNT.size + count * _CHILD.size
     if count > most or len(view) < offset:
         raise DecodeError(f"a composite announces {count} children in {len(view)} bytes")
     budget.take(count)
@@ -207,7 +204,7 @@ def _count_of(view: memoryview, most: int, budget: Budget) -> tuple[int, int]:
 def _decode_from(
     view: memoryview, first: int, count: int, offset: int, depth: int, budget: Budget
 ) -> list[Value]:
-    """The children from number `first` on, whose body starts at `offset`."""
+    """Return the children from number `first` on, whose body starts at `offset`."""
     children = []
     for index in range(first, count):
         node, size = _child(view, index, offset)
@@ -219,7 +216,7 @@ def _decode_from(
 
 
 def _child(view: memoryview, index: int, offset: int) -> tuple[TypeNode, int]:
-    type_hash, size = CHILD.unpack_from(view, COUNT.size + index * CHILD.size)
+    type_hash, size = _CHILD.unpack_from(view, _COUNT.size + index * _CHILD.size)
     node = types.type_by_hash(type_hash)
     if node is None:
         raise DecodeError(f"child {index} of a composite has unknown type {type_hash:#018x}")
@@ -250,7 +247,7 @@ def _decode_response_batch(view: memoryview, depth: int, budget: Budget) -> Resp
 
 
 def _unpack_list(view: Buffer, each: int, max_bytes: int = MAX_SCALAR_BYTES) -> list[Any]:
-    """A list, each item of which holds up to `each` values: itself, or itself and what is in it."""
+    """Return a list; each item holds up to `each` values: itself, or itself and what is in it."""
     return _need_list(
         decoding.unpack(
             view,
@@ -333,13 +330,10 @@ _ENCODERS: dict[str, Callable[[Any], list[Buffer]]] = {
     types.METADATA.id: lambda v: [msgpack.packb(dict(v))],
     types.SEARCH_RESULTS.id: lambda v: [msgpack.packb([[i, d] for i, d in v])],
 }
-_DECODERS: dict[str, Callable[[memoryview], Any]] = {
-    types.TRIGGER.id: _trigger,
-    types.BYTES.id: bytes,
-    types.PEER_ID.id: lambda view: PeerId.from_bytes(bytes(view)),
-}
-# Those that count what they make.
-_LIMITED_DECODERS: dict[str, Callable[[memoryview, Budget], Any]] = {
+_DECODERS: dict[str, Callable[[memoryview, Budget], Any]] = {
+    types.TRIGGER.id: lambda view, _: _trigger(view),
+    types.BYTES.id: lambda view, _: bytes(view),
+    types.PEER_ID.id: lambda view, _: PeerId.from_bytes(bytes(view)),
     types.MULTIADDRESS.id: _address,
     types.PEER_ID_VEC.id: lambda view, budget: values.PeerIdVec(_peer_list(view, budget)),
     types.ADDRESS_VEC.id: _address_list,
@@ -348,18 +342,70 @@ _LIMITED_DECODERS: dict[str, Callable[[memoryview, Budget], Any]] = {
 }
 
 
-def _register_integers() -> None:
-    for cls in (
-        values.U64, values.RequestId, values.WireRequestId, values.CommandId,
-        values.Timestamp, values.EventKind, values.CorrelationToken,
-    ):  # fmt: skip
-        node = values.type_of(cls(0))
-        _ENCODERS[node.id] = lambda v: [msgpack.packb(int(v))]
-        _DECODERS[node.id] = lambda view, cls=cls: cls(_need_u64(_unpack_integer(view)))  # type: ignore[misc]
+def _add_integer(carrier: type[int]) -> None:
+    node = values.type_of(carrier(0))
+
+    def decode(view: memoryview) -> int:
+        found = decoding.unpack_scalar(view, max_bytes=MAX_INTEGER_BYTES)
+        return carrier(_need_u64(found))
+
+    register_codec(node, lambda value: [msgpack.packb(int(value))], decode)
 
 
-def _unpack_integer(view: memoryview) -> Any:
-    return decoding.unpack_scalar(view, max_bytes=MAX_INTEGER_BYTES)
+for _carrier in (
+    values.U64, values.RequestId, values.WireRequestId, values.CommandId,
+    values.Timestamp, values.EventKind, values.CorrelationToken,
+):  # fmt: skip
+    _add_integer(_carrier)
 
 
-_register_integers()
+# --- estimates -------------------------------------------------------------------------
+
+# Microseconds for each byte of a payload, about: 36 bytes are a PeerId, and an address is parsed
+# by code that is slow. A Bytes is copied. Of types that third parties add nothing is known.
+_COST_PER_BYTE: dict[str, float] = {
+    types.TRIGGER.id: 0,
+    types.PEER_ID.id: 1 / 32,
+    types.BYTES.id: 1 / 512,
+    types.PEER_ID_VEC.id: 1 / 16,
+    types.MULTIADDRESS.id: 5,
+    types.ADDRESS_VEC.id: 5,
+    types.METADATA.id: 1 / 4,
+    types.SEARCH_RESULTS.id: 1 / 4,
+}
+_COST_PER_BYTE_OF_OTHERS = 1 / 8
+_COST_OF_CHILD = 3
+
+
+def cost_of(node: TypeNode, payload: Buffer, most: int, depth: int = 0) -> int:
+    """Return about how many microseconds `decode_value` will take, or something beyond `most`.
+
+    The estimate is the same on every machine. Nothing is decoded, and of a composite no more is
+    looked at than shows that it takes too long.
+    """
+    if node.kind is TypeKind.TENSOR:
+        # A view; but each byte of a bool is looked at.
+        return 1 if node is not types.TENSOR_BOOL else 1 + (len(payload) >> 10)
+    if node is types.COMPOSITE or node is types.RESPONSE_BATCH:
+        return _cost_of_children(memoryview(payload), most, depth)
+    return 1 + int(len(payload) * _COST_PER_BYTE.get(node.id, _COST_PER_BYTE_OF_OTHERS))
+
+
+def _cost_of_children(view: memoryview, most: int, depth: int) -> int:
+    if len(view) < _COUNT.size or depth > MAX_COMPOSITE_DEPTH:
+        return 1
+    (count,) = _COUNT.unpack_from(view)
+    offset = _COUNT.size + count * _CHILD.size
+    if count > MAX_CHILDREN + 1 or len(view) < offset:
+        return 1  # it is refused at a glance
+    cost: int = 1 + _COST_OF_CHILD * count
+    for index in range(count):
+        if cost > most:
+            break
+        type_hash, size = _CHILD.unpack_from(view, _COUNT.size + index * _CHILD.size)
+        node = types.type_by_hash(type_hash)
+        if node is None or size > len(view) - offset:
+            break
+        cost += cost_of(node, view[offset : offset + size], most - cost, depth + 1)
+        offset += size
+    return cost

@@ -1,4 +1,4 @@
-"""From what a peer sent to values: the one boundary of all decoders, and its bounds.
+"""The boundary of all decoders, and its bounds: from what a peer sent to values.
 
 Rule: whatever a decoder raises leaves it as its own typed error, with a short text. Nothing of a
 peer is shown by `repr` or `str`, which recurse and have no bound, but by `shown`. msgpack is read
@@ -32,7 +32,7 @@ _MAX_REASON_CHARS = 400
 
 
 def clip(text: str, chars: int = _MAX_SHOWN_CHARS) -> str:
-    """The beginning of a text, with a dot for what can't be printed."""
+    """Return the beginning of a text, with a dot for what can't be printed."""
     cut = text[:chars]
     if not cut.isprintable():
         cut = "".join(c if c.isprintable() else "·" for c in cut)
@@ -40,7 +40,7 @@ def clip(text: str, chars: int = _MAX_SHOWN_CHARS) -> str:
 
 
 def shown(value: object) -> str:
-    """What may be said of a value that nobody has checked: its type, its size, its beginning."""
+    """Return a short text for a value that nobody has checked: type, size and beginning."""
     if value is None or type(value) in (bool, float):
         return str(value)
     if type(value) is int:
@@ -56,7 +56,7 @@ def shown(value: object) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Why a decoder failed, without what it failed on."""
+    """Return why a decoder failed, without what it failed on."""
     if isinstance(error, DecodeError):
         return clip(str(error), _MAX_REASON_CHARS)
     if isinstance(error, MemoryError):
@@ -74,7 +74,7 @@ def reason(error: BaseException) -> str:
 def refused(
     what: str, error: Exception, make: Callable[[str], Exception] = DecodeError
 ) -> Exception:
-    """The error with which a decoder ends that came upon `error`; `what` begins its text."""
+    """Return the error with which a decoder ends that came upon `error`; `what` begins its text."""
     text = f"{what}: {reason(error)}"
     if isinstance(error, MemoryError) and make is DecodeError:
         return AllocationFailed(text)
@@ -121,7 +121,7 @@ class Boundary(ContextDecorator):
 
 @dataclass(slots=True)
 class Budget:
-    """What one payload may hold, with all that nests in it; None: no bound."""
+    """Bounds of one payload, with all that nests in it; None: no bound."""
 
     values: int | None = MAX_VALUES
     address_bytes: int | None = MAX_PAYLOAD_ADDRESS_BYTES
@@ -144,7 +144,7 @@ class Budget:
 
 
 def unbounded() -> Budget:
-    """The budget of what this node wrote itself: its snapshots and records."""
+    """Return the budget of what this node wrote itself: its snapshots and records."""
     return Budget(None, None)
 
 
@@ -167,7 +167,7 @@ _MAPS = {0xDE: 2, 0xDF: 4}
 
 
 def count_values(data: Buffer, *, max_depth: int, max_values: int) -> int:
-    """How many values the msgpack in `data` holds, as deep as it goes; nothing is made of it.
+    """Return the number of values in the msgpack of `data`, nested ones included, unmade.
 
     Raises DecodeError for more than `max_values`, for lists and maps that nest deeper than
     `max_depth`, for ext types, and for bytes that are cut short or left over.
@@ -217,7 +217,7 @@ def count_values(data: Buffer, *, max_depth: int, max_values: int) -> int:
 
 
 def unpack(data: Buffer, *, max_bytes: int, max_values: int, max_depth: int) -> Any:
-    """The one msgpack value in `data`: scalars, and lists and maps of them; raises DecodeError."""
+    """Return the one msgpack value in `data`: scalars, lists and maps; raises DecodeError."""
     if len(data) > max_bytes:
         raise DecodeError(f"msgpack of {len(data)} bytes; at most {max_bytes} are taken")
     most = 0
@@ -239,5 +239,5 @@ def unpack(data: Buffer, *, max_bytes: int, max_values: int, max_depth: int) -> 
 
 
 def unpack_scalar(data: Buffer, *, max_bytes: int) -> Any:
-    """The one msgpack scalar in `data` (or an empty list or map); raises DecodeError."""
+    """Return the one msgpack scalar in `data` (or an empty list or map); raises DecodeError."""
     return unpack(data, max_bytes=max_bytes, max_values=0, max_depth=0)

@@ -382,7 +382,7 @@ def _decode(data: Buffer) -> WireEnvelope:
 def _usual_rest(
     data: Buffer, at: int
 ) -> tuple[WireCorrelation, int, tuple[bytes, tuple[bytes, ...]]] | None:
-    """Correlation, deadline and source as `encode_between` writes them; None for any others.
+    """Return correlation, deadline and source as `encode_between` writes them; None for any others.
 
     The correlation and the deadline of each envelope are new: remembering would not help, and
     protobuf's parser takes longer to hand out numbers than this takes to read them.

@@ -12,7 +12,7 @@ _MASK_64 = (1 << 64) - 1
 
 
 def fnv1a_64(data: bytes) -> int:
-    """FNV-1a-64 of `data`. For names and keys: pure Python, about 0.1 µs a byte."""
+    """Return FNV-1a-64 of `data`. For names and keys: pure Python, about 0.1 µs a byte."""
     value = FNV1A_64_OFFSET
     for byte in data:
         value = ((value ^ byte) * FNV1A_64_PRIME) & _MASK_64
@@ -20,17 +20,17 @@ def fnv1a_64(data: bytes) -> int:
 
 
 def wire_hash(name: str, opset_version: int = 1) -> int:
-    """Type identity on the wire: FNV-1a-64 of `<name>@<opset version>`."""
+    """Return the identity of a type on the wire: FNV-1a-64 of `<name>@<opset version>`."""
     return fnv1a_64(f"{name}@{opset_version}".encode())
 
 
 def site_id(target: str, value_name: str) -> int:
-    """The stable NodeSiteId of a Recv: FNV-1a-64 of `<target>/<value name>`."""
+    """Return the stable NodeSiteId of a Recv: FNV-1a-64 of `<target>/<value name>`."""
     return fnv1a_64(f"{target}/{value_name}".encode())
 
 
 def component_ref(slot: str) -> int:
-    """The stable ComponentRef of a slot: FNV-1a-64 of `slot/<slot>`, folded to 32 bits.
+    """Return the stable ComponentRef of a slot: FNV-1a-64 of `slot/<slot>`, folded to 32 bits.
 
     Like a site id it is the same on every peer, whatever targets are installed there.
     """

@@ -145,20 +145,20 @@ SELF_CLASS = "@self"
 
 
 def role_domain(role: str) -> str:
-    """Opset domain of a role: `role_domain("Model") == "ai.bytesandbrains.role.model"`."""
+    """Return the opset domain of a role, such as "ai.bytesandbrains.role.model" of "Model"."""
     return ROLE_DOMAIN_PREFIX + snake_case(role)
 
 
 def snake_case(name: str) -> str:
-    """`DataSource` to `data_source`."""
+    """Return a name in snake case: `DataSource` as `data_source`."""
     return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
 
 
 def binding_key(target: str, slot: str) -> str:
-    """Model metadata key of one slot binding."""
+    """Return the model metadata key of one slot binding."""
     return f"{BINDING_PREFIX}{target}.{slot}"
 
 
 def encode_binding_value(role: str, type_name: str, slot_id: int) -> str:
-    """`<role>|<TYPE_NAME>|<slot_id>`; a slot that only dependencies use has id -1."""
+    """Return `<role>|<TYPE_NAME>|<slot_id>`; a slot that only dependencies use has id -1."""
     return f"{role}|{type_name}|{slot_id}"

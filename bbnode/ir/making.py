@@ -11,7 +11,7 @@ from typing import Any
 
 
 def maker(cls: type, *names: str) -> Callable[..., Any]:
-    """A constructor by position for a frozen class with slots, for what is made all the time.
+    """Return a constructor by position for a frozen class with slots that is made all the time.
 
     The generated `__init__` sets each field through `object.__setattr__`, which takes five times
     as long as an assignment. So the instance is made as one of a twin, a class with the same slots

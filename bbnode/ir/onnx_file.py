@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
+from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import (
     AttributeProto,
     FunctionProto,
@@ -29,6 +30,7 @@ from onnx import (
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds, check_type, holds_plain_values, nests
 from bbnode.ir.caps import MAX_FUNCTION_PARTS, MAX_NAME_CHARS, MAX_NODE_PARTS
+from bbnode.ir.errors import DecodeError
 from bbnode.ir.graph import (
     Attribute,
     AttributeKind,
@@ -139,6 +141,14 @@ def program_of(model: ModelProto) -> Program:
     except _Unusual:
         check_bounds(model)
         return _program(model, _Shared())
+
+
+def parse_model(data: bytes) -> ModelProto:
+    """Return the model in `data`; DecodeError when it is none, or only a part of one."""
+    try:
+        return ModelProto.FromString(data)
+    except (ProtobufDecodeError, RecursionError) as error:
+        raise DecodeError(f"{len(data)} bytes that are no ONNX model: {error}") from error
 
 
 def function_of(function: FunctionProto) -> Function:

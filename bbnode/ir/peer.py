@@ -1,4 +1,4 @@
-"""PeerId: who a peer is.
+"""PeerId: the identity of a peer.
 
 Rule: a PeerId is the multihash of its public key, exactly as in libp2p (peer-ids spec):
 Ed25519 keys are the identity multihash (code 0x00) of the 36-byte protobuf public key,
@@ -53,12 +53,12 @@ class PeerId:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> PeerId:
-        """The PeerId with these multihash bytes."""
+        """Return the PeerId with these multihash bytes."""
         return cls(raw)
 
     @classmethod
     def from_ed25519_public_key(cls, public_key: bytes) -> PeerId:
-        """The PeerId of a raw 32-byte Ed25519 public key."""
+        """Return the PeerId of a raw 32-byte Ed25519 public key."""
         if len(public_key) != 32:
             raise DecodeError(f"an Ed25519 public key has 32 bytes, got {len(public_key)}")
         inlined = _ED25519_PUBLIC_KEY_PREFIX + public_key
@@ -66,7 +66,7 @@ class PeerId:
 
     @classmethod
     def from_seed(cls, seed: int | str) -> PeerId:
-        """A well-formed PeerId that belongs to no key: for tests and simulations."""
+        """Return a well-formed PeerId that belongs to no key: for tests and simulations."""
         digest = hashlib.sha256(f"bbnode-peer-{seed}".encode()).digest()
         return cls(bytes((SHA2_256_MULTIHASH, 32)) + digest)
 
@@ -82,7 +82,7 @@ class PeerId:
         return cls(raw)
 
     def to_bytes(self) -> bytes:
-        """The canonical multihash bytes."""
+        """Return the canonical multihash bytes."""
         return self._bytes
 
     @property

@@ -37,7 +37,7 @@ RESULT_TYPES: dict[str, dict[TypeNode, TypeNode]] = {
 
 
 def data_inputs(op_type: str, count: int) -> range:
-    """Positions of the inputs that hold peers or addresses: all of Concat, else the first.
+    """Return the positions of inputs that hold peers or addresses: all of Concat, else the first.
 
     Args:
         op_type: one of `RESULT_TYPES`.
@@ -47,7 +47,7 @@ def data_inputs(op_type: str, count: int) -> range:
 
 
 def is_peer_list_op(op_type: str, inputs: Sequence[TypeNode | None]) -> bool:
-    """Whether an `ai.onnx` op with inputs of these types (None: unknown) is one of ours.
+    """Return True if an `ai.onnx` op with inputs of these types (None: unknown) is one of ours.
 
     It is when any of its data inputs is a list or an element; `result_type` may still refuse it.
     """
@@ -60,7 +60,7 @@ def is_peer_list_op(op_type: str, inputs: Sequence[TypeNode | None]) -> bool:
 
 
 def result_type(op_type: str, inputs: Sequence[TypeNode | None]) -> TypeNode | None:
-    """Type of the one output, or None when the op can't take data inputs of these types.
+    """Return the type of the one output, or None when the op can't take data inputs of these types.
 
     Unknown types (None) are passed over: what is known decides.
     """
@@ -72,5 +72,5 @@ def result_type(op_type: str, inputs: Sequence[TypeNode | None]) -> TypeNode | N
 
 
 def accepted(op_type: str) -> str:
-    """The types that the data inputs may have, for a message."""
+    """Return the types that the data inputs may have, for a message."""
     return " or ".join(kind.name for kind in RESULT_TYPES[op_type])

@@ -1,4 +1,4 @@
-"""What the IR knows of a slot: its role, its name, and perhaps its concrete component.
+"""Slots: a name, a role, and perhaps a concrete component.
 
 Rule: a slot is named by its author; a generic slot is filled by the compiler's bind chain,
 a concrete one carries the construction config of its component in the artifact.

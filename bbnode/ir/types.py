@@ -1,4 +1,4 @@
-"""The type lattice: what a value is, in the program, in ONNX and on the wire.
+"""The type lattice: types of values in the program, in ONNX and on the wire.
 
 Rule: a `TypeNode` is `(id, parent, kind, wire_hash)`. Everything descends from `ANY`;
 abstract nodes narrow to leaves at compile time, and only leaves travel. The registry is
@@ -21,7 +21,7 @@ OPAQUE_DOMAIN = keys.PREFIX.rstrip(".")
 
 
 class TypeKind(enum.Enum):
-    """How a type is represented."""
+    """The representation of a type."""
 
     ABSTRACT = "abstract"  # has to narrow to a leaf before it can travel
     OPAQUE = "opaque"  # a BB scalar or carrier: TypeProto.Opaque
@@ -42,7 +42,7 @@ class TypeNode:
 
     @property
     def is_leaf(self) -> bool:
-        """Whether values of this very type exist and may travel."""
+        """True if values of this very type exist and may travel."""
         return self.kind is not TypeKind.ABSTRACT
 
     @property
@@ -51,7 +51,7 @@ class TypeNode:
         return self.id.removeprefix(keys.PREFIX)
 
     def is_a(self, other: TypeNode) -> bool:
-        """Whether this type is `other` or descends from it."""
+        """Return True if this type is `other` or descends from it."""
         node: TypeNode | None = self
         while node is not None:
             if node is other:
@@ -96,17 +96,17 @@ def register_type(
 
 
 def type_by_id(type_id: str) -> TypeNode | None:
-    """The node with this id, or None."""
+    """Return the node with this id, or None."""
     return _BY_ID.get(type_id)
 
 
 def type_by_hash(wire_hash: int) -> TypeNode | None:
-    """The node with this wire hash, or None."""
+    """Return the node with this wire hash, or None."""
     return _BY_HASH.get(wire_hash)
 
 
 def registered_types() -> tuple[TypeNode, ...]:
-    """All nodes, in the order of their registration."""
+    """Return all nodes, in the order of their registration."""
     return tuple(_BY_ID.values())
 
 
@@ -157,7 +157,7 @@ TENSOR_BOOL = TENSOR_BY_ELEM[onnx.TensorProto.BOOL]
 
 
 def meet(a: TypeNode, b: TypeNode) -> TypeNode | None:
-    """The narrower of two related types, or None when neither descends from the other."""
+    """Return the narrower of two related types, or None when neither descends from the other."""
     if a.is_a(b):
         return a
     if b.is_a(a):
@@ -166,7 +166,7 @@ def meet(a: TypeNode, b: TypeNode) -> TypeNode | None:
 
 
 def type_to_proto(node: TypeNode) -> onnx.TypeProto:
-    """The ONNX form of a type, with its id as denotation."""
+    """Return the ONNX form of a type, with its id as denotation."""
     proto = onnx.TypeProto()
     proto.denotation = node.id
     if node.kind is TypeKind.TENSOR:
@@ -182,7 +182,7 @@ def type_to_proto(node: TypeNode) -> onnx.TypeProto:
 
 
 def type_from_proto(proto: onnx.TypeProto) -> TypeNode | None:
-    """The type a TypeProto denotes (by denotation, then by structure), or None."""
+    """Return the type a TypeProto denotes (by denotation, then by structure), or None."""
     if proto.denotation and (node := _BY_ID.get(proto.denotation)) is not None:
         return node
     which = proto.WhichOneof("value")

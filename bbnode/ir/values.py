@@ -132,7 +132,7 @@ class Metadata(Mapping[str, Scalar]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseBatch:
-    """What a cohort answered: one entry per answer in PeerId order, and who is missing."""
+    """Answers of a cohort, in PeerId order, and the peers that are missing."""
 
     responses: tuple[tuple[PeerId, Value], ...]
     missing: tuple[PeerId, ...] = ()
@@ -188,7 +188,7 @@ _ARRAYS = (np.ndarray, np.generic)
 
 
 def type_of(value: Value) -> TypeNode:
-    """The leaf type of a run-time value; AuthorError for what is no value."""
+    """Return the leaf type of a run-time value; AuthorError for what is no value."""
     cls = type(value)
     node = _TYPE_OF_CLASS.get(cls)
     if node is not None:
@@ -211,12 +211,12 @@ _TYPE_TO_DTYPE = {node.elem_type: dtype for dtype, node in _DTYPE_TO_TYPE.items(
 
 
 def dtype_of(node: TypeNode) -> np.dtype[Any]:
-    """numpy dtype of a tensor leaf."""
+    """Return the numpy dtype of a tensor leaf."""
     return _TYPE_TO_DTYPE[node.elem_type]
 
 
 def size_of(value: Value) -> int:
-    """Approximate bytes a value holds, for the byte budgets."""
+    """Return approximately the bytes that a value holds, for the byte budgets."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, bytes):

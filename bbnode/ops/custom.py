@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from bbnode.ir import keys, opset
 from bbnode.ir.errors import AuthorError
+from bbnode.ir.graph import Program
 from bbnode.ir.opset import OpSpec
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Value
@@ -36,7 +38,7 @@ class SchemaMismatch(CustomOpFailed):
 
 
 @runtime_checkable
-class Recorder(Protocol):
+class OpRecorder(Protocol):
     """A Graph, as far as a custom op needs one."""
 
     def record(
@@ -80,7 +82,7 @@ class CustomOp:
             after: values of the Graph that have to exist before the op fires.
             attributes: by name; those left out have their defaults.
         """
-        if not inputs or not isinstance(inputs[0], Recorder):
+        if not inputs or not isinstance(inputs[0], OpRecorder):
             made = self.bound(attributes)(inputs)
             return made[0] if self.schema.is_single else made
         recorded = inputs[0].record(
@@ -232,6 +234,23 @@ def _check_name(spec: OpSpec) -> None:
 def find_custom_op(domain: str, op_type: str) -> CustomOp | None:
     """Return a declared op, or None; imports the package that brings the domain."""
     return _OPS.get((domain, op_type)) if opset.lookup_op(domain, op_type) else None
+
+
+def custom_ops_of(program: Program) -> list[dict[str, Any]]:
+    """Return the custom ops of a program as plain data, each with the package that adds it."""
+    versions = dict(program.opset_imports)
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for node in chain.from_iterable(function.nodes for function in program.functions):
+        if opset.is_custom(node.domain):
+            row = {
+                "domain": node.domain,
+                "op": node.op_type,
+                "version": versions.get(node.domain, 0),
+                "package": node.metadata.get(keys.PACKAGE_KEY, ""),
+                "nodes": 0,
+            }
+            found.setdefault((node.domain, node.op_type), row)["nodes"] += 1
+    return [found[key] for key in sorted(found)]
 
 
 def installed_version(domain: str) -> int | None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,16 +19,18 @@ from numpy.typing import NDArray
 from bbnode.compiler import Compiler
 from bbnode.compiler.errors import TypeConstraintFailed, UnknownOp
 from bbnode.components import ConnectedView
+from bbnode.daemon.inspect import describe
 from bbnode.dsl import Graph, Module, PeerSelectorSlot, types
 from bbnode.dsl.errors import BadArgument
 from bbnode.engine import Node, install, steps
 from bbnode.engine.errors import InvalidArtifact, MissingCustomOps, UnsupportedOps
-from bbnode.ir import keys, opset, plugins
+from bbnode.ir import keys, opset
 from bbnode.ir.peer import PeerId
 from bbnode.ir.plugins import BrokenPlugin
 from bbnode.ops import custom as registry
 from bbnode.ops import custom_op
 from bbnode.sim import Network
+from tests.plugin_packages import Install, package_folder
 
 T = TypeVar("T", bound=np.generic)
 DOMAIN = "org.bbnode_tests.programs"
@@ -222,6 +228,41 @@ def test_a_snapshot_hands_an_offloaded_op_out_again() -> None:
     assert outputs(again.poll(3))["y"].tolist() == [5]
 
 
+def test_inspect_and_the_commands_list_custom_ops(tmp_path: Path) -> None:
+    expected = [{"domain": DOMAIN, "op": "ClipNorm", "version": 7, "package": "tests", "nodes": 1}]
+    assert describe(compiled(clipping))["custom_ops"] == expected
+    (tmp_path / "clipped.py").write_text(textwrap.dedent(CLIPPED))
+    made = tmp_path / "made.onnx"
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "bbnode", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    told = run("compile", "clipped:Clipped", "-o", str(made))
+    assert "custom op org.bbnode_tests.cli::Halve (package clipped)" in told
+    (found,) = json.loads(run("inspect", str(made), "--json"))["custom_ops"]
+    assert (found["domain"], found["package"]) == ("org.bbnode_tests.cli", "clipped")
+    assert "org.bbnode_tests.cli" in run("inspect", str(made))
+
+
+CLIPPED = """
+    from __future__ import annotations
+    import numpy as np
+    from numpy.typing import NDArray
+    from bbnode.dsl import Graph, Module, types
+    from bbnode.ops import custom_op
+
+    @custom_op("org.bbnode_tests.cli")
+    def halve(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.asarray(x / 2, np.float32)
+
+    class Clipped(Module):
+        def body(self, g: Graph) -> None:
+            g.output("y", halve(g, g.input("x", types.TENSOR_FLOAT)))
+"""
+
+
 # --- packages --------------------------------------------------------------------------
 
 
@@ -275,41 +316,35 @@ PACKAGE = """
 """
 
 
-def install_package(folder: Path, name: str, module: str, domain: str) -> None:
-    """Put a package with an entry point on the path, as pip does."""
-    (folder / f"{name}.py").write_text(textwrap.dedent(module))
-    info = folder / f"{name}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{opset.CUSTOM_OPS}]\n{domain} = {name}\n")
-
-
 @pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    plugins.rescan()
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    with package_folder(tmp_path, monkeypatch, opset.CUSTOM_OPS) as add:
+        yield add
 
 
-def test_an_installed_package_is_imported_when_a_program_uses_its_domain(packages: Path) -> None:
-    install_package(packages, "bbnode_tests_ops", PACKAGE, "org.bbnode_tests.installed")
-    plugins.rescan()
-
-    def body(g: Graph) -> None:
-        x = g.input("x", types.TENSOR_FLOAT)
-        import bbnode_tests_ops  # type: ignore[import-not-found]
-
-        g.output("y", bbnode_tests_ops.negate(g, x))
-
-    assert "bbnode_tests_ops" not in sys.modules
-    assert opset.lookup_op("org.bbnode_tests.installed", "Nothing") is None
-    assert "bbnode_tests_ops" in sys.modules
-    model = compiled(body)
+def test_an_installed_package_is_imported_when_a_program_uses_its_domain(packages: Install) -> None:
+    domain, module = "org.bbnode_tests.installed", "ops_of_tests_plugin"
+    packages("ops_of_tests", textwrap.dedent(PACKAGE), **{domain: module})
+    assert module not in sys.modules
+    assert opset.lookup_op(domain, "Nothing") is None
+    negate = sys.modules[module].negate
+    model = compiled(lambda g: g.output("y", negate(g, g.input("x", types.TENSOR_FLOAT))))
     assert outputs(invoke(node_of(model), x=np.ones(1, np.float32)))["y"].tolist() == [-1]
 
 
-def test_a_package_that_cannot_be_imported_is_named(packages: Path) -> None:
-    install_package(packages, "bbnode_tests_broken", "import nowhere", "org.bbnode_tests.broken")
-    plugins.rescan()
-    with pytest.raises(BrokenPlugin, match=r"bbnode_tests_broken.*No module named 'nowhere'"):
+def test_a_package_that_cannot_be_imported_is_named(packages: Install) -> None:
+    packages("broken_tests", "import nowhere", **{"org.bbnode_tests.broken": "broken_tests_plugin"})
+    with pytest.raises(BrokenPlugin, match=r"package broken_tests.*No module named 'nowhere'"):
         opset.lookup_op("org.bbnode_tests.broken", "Any")
+
+
+def test_the_package_of_the_docs_works() -> None:
+    page = Path(__file__).parents[2] / "docs" / "ir.md"
+    (source,) = re.findall(
+        r"```python\n(# clipping\.py\n.*?)```", page.read_text("utf-8"), re.DOTALL
+    )
+    scope: dict[str, Any] = {"__name__": "clipping"}
+    exec(source, scope)
+    made = scope["clip_norm"](np.array([3, 4], np.float32), max_norm=2.5)
+    assert made.tolist() == [1.5, 2.0]
+    assert opset.lookup_op("org.example", "ClipNorm") is scope["clip_norm"].spec

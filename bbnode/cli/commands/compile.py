@@ -60,6 +60,8 @@ def command(
     from bbnode.daemon.artifacts.build import compiler_for, load_module
     from bbnode.daemon.artifacts.explain import explain as explain_value
     from bbnode.daemon.artifacts.listing import write_listings
+    from bbnode.ir.onnx_file import program_of
+    from bbnode.ops.custom import custom_ops_of
 
     program = load_module(module, arguments)
     snapshots: dict[str, onnx.ModelProto] = {}
@@ -79,9 +81,11 @@ def command(
     data = artifact.serialize(model)
     paths.write_atomically(out.absolute(), data, mode=0o644)
     sha256 = hashlib.sha256(data).hexdigest()
+    custom_ops = custom_ops_of(program_of(model))
     if as_json:
         found: dict[str, Any] = {"path": str(out), "bytes": len(data), "sha256": sha256}
         found["targets"] = list(report.targets)
+        found["custom_ops"] = custom_ops
         if timed:
             found["total_ms"] = round(report.total_ms, 3)
             found["passes"] = [
@@ -97,6 +101,8 @@ def command(
     output.data(f"{out}  {len(data)} bytes  sha256 {sha256}")
     for name in report.targets:
         output.data(f"  {name}")
+    for row in custom_ops:
+        output.data(f"  custom op {row['domain']}::{row['op']} (package {row['package']})")
     if timed:
         _show_times(report)
     for value in explained:

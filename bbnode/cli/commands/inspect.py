@@ -82,6 +82,10 @@ def _render(description: Mapping[str, Any], out: Console) -> None:
         ],
         out=out,
     )
+    if description["custom_ops"]:
+        columns = ("domain", "op", "version", "package", "nodes")
+        rows = [[row[key] for key in columns] for row in description["custom_ops"]]
+        output.table("custom ops", columns, rows, out=out)
     output.table(
         "wire edges",
         ("value", "op", "from", "to", "site", "transport", "deadline", "gates"),

@@ -18,6 +18,7 @@ from bbnode.ir import keys
 from bbnode.ir.address import site_suffix
 from bbnode.ir.graph import Function, OpNode, Program, is_wire
 from bbnode.ir.slots import Binding
+from bbnode.ops.custom import custom_ops_of
 
 MAX_SITE_ID = (1 << 64) - 1
 
@@ -34,6 +35,7 @@ def describe(model: onnx.ModelProto) -> dict[str, Any]:
         "program": program.name,
         "sha256": hashlib.sha256(serialize(model)).hexdigest(),
         "opsets": {entry.domain or "ai.onnx": entry.version for entry in program.opset_imports},
+        "custom_ops": custom_ops_of(program),
         "targets": [
             {
                 "name": main.name,

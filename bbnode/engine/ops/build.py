@@ -1,4 +1,4 @@
-"""How ops get their `fire`: binders, and what a binder may know.
+"""Binders, which make the `fire` of an op when a plan is made.
 
 Rule: a binder is found by `(domain, op_type)` when a plan is made and never again. It
 reads attributes and metadata, raises InvalidArtifact for what it can't use, and returns a
@@ -9,8 +9,8 @@ closure over integers. The closure reaches everything that belongs to one node t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
 
 from bbnode.engine.errors import InvalidArtifact
 from bbnode.engine.frame import Frame, Op
@@ -22,32 +22,63 @@ from bbnode.ir.types import TypeNode
 Fire: TypeAlias = Callable[[Frame], Any]
 
 
-class Linker(Protocol):
-    """The program that is being planned, as a binder sees it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodUse:
+    """A contract method that an op calls."""
+
+    slot: str
+    method: str
+    where: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Linker:
+    """Numbers for what the ops of a program share.
+
+    Attributes:
+        slots: those that something is bound to.
+        response_site_of: returns the site where a request's answers arrive in its slice, or None.
+        methods: what install has to find on components, in order.
+        semaphores: number, units (None: nothing acquires it), and the op that says so.
+        queues, holds: numbers by name.
+    """
+
+    slots: Mapping[str, int]
+    response_site_of: Callable[[OpBuild], int | None]
+    methods: dict[MethodUse, None] = field(default_factory=dict)
+    semaphores: dict[str, tuple[int, int | None, str]] = field(default_factory=dict)
+    queues: dict[str, int] = field(default_factory=dict)
+    holds: dict[str, int] = field(default_factory=dict)
 
     def slot_index(self, slot: str, where: str) -> int:
-        """The number of a slot's component; InvalidArtifact when nothing is bound to it."""
+        """Return the number of a slot; InvalidArtifact when no binding names it."""
+        if slot not in self.slots:
+            raise InvalidArtifact(where, f"uses slot {slot!r}, to which nothing is bound")
+        return self.slots[slot]
 
     def require_method(self, slot: str, method: str, where: str) -> None:
-        """Note that the slot's component needs a method."""
-
-    def subgraph(self, build: OpBuild) -> int | None:
-        """The number of the graph that a backend call runs; None when there is no such."""
-
-    def single_op(self, build: OpBuild) -> int:
-        """The number of a graph that holds nothing but this `ai.onnx` op."""
+        """Note a method that install has to find on the slot's component."""
+        self.methods[MethodUse(slot=slot, method=method, where=where)] = None
 
     def semaphore(self, build: OpBuild, name: str, units: int | None) -> int:
-        """The number of a semaphore; `units` by the op that acquires."""
+        """Return the number of a semaphore; InvalidArtifact when ops disagree on its units."""
+        number, known, where = self.semaphores.get(name, (len(self.semaphores), None, ""))
+        if known is not None and units is not None and known != units:
+            raise build.wrong(
+                f"gives the semaphore {name!r} {units} units, and {where} gives it {known}"
+            )
+        if units is not None:
+            known, where = units, build.where
+        self.semaphores[name] = (number, known, where or build.where)
+        return number
 
     def queue(self, name: str) -> int:
-        """The number of a queue."""
+        """Return the number of a queue."""
+        return self.queues.setdefault(name, len(self.queues))
 
     def hold(self, name: str) -> int:
-        """The number of a held value."""
-
-    def response_site_of(self, build: OpBuild) -> int | None:
-        """The site where a request's answers arrive in the same slice, or None."""
+        """Return the number of a held value."""
+        return self.holds.setdefault(name, len(self.holds))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +106,7 @@ class OpBuild:
         return f"{self.target}: {self.flat.name}{f' ({line})' if line else ''}"
 
     def wrong(self, what: str) -> InvalidArtifact:
-        """An error that names this op."""
+        """Return an error that names this op."""
         return InvalidArtifact(self.where, f"{self.flat.op_type} {what}")
 
     def arity(self, inputs: int, outputs: int) -> None:
@@ -87,14 +118,14 @@ class OpBuild:
             )
 
     def attr_int(self, name: str, default: int | None = None, *, minimum: int = 0) -> int:
-        """An integer attribute."""
+        """Return an integer attribute."""
         value = self.node.attr(name, default)
         if type(value) is not int or value < minimum:
             raise self.wrong(f"needs an integer attribute {name!r} of {minimum} or more")
         return value
 
     def attr_text(self, name: str, default: str | None = None) -> str:
-        """A string attribute."""
+        """Return a string attribute."""
         value = self.node.attr(name, default)
         if isinstance(value, bytes):
             try:
@@ -106,7 +137,7 @@ class OpBuild:
         return value
 
     def meta_int(self, key: str, default: int | None = None) -> int:
-        """A decimal metadata entry, of at most 64 bits."""
+        """Return a decimal metadata entry, of at most 64 bits."""
         text = self.node.metadata.get(key)
         if text is None and default is not None:
             return default
@@ -118,14 +149,14 @@ class OpBuild:
         return number
 
     def slot(self) -> tuple[str, int]:
-        """Name and number of the slot of a component op."""
+        """Return name and number of the slot of a component op."""
         slot = self.node.metadata.get(keys.SLOT_KEY)
         if slot is None:
             raise self.wrong(f"has no {keys.SLOT_KEY}")
         return slot, self.linker.slot_index(slot, self.where)
 
     def child_types(self, count: int) -> tuple[TypeNode, ...]:
-        """The declared types of a composite's children; empty when none are declared."""
+        """Return the declared types of a composite's children; empty when none are declared."""
         declared = [word for word in self.attr_text("child_types", "").split(",") if word]
         if not declared:
             return ()
@@ -153,5 +184,5 @@ def binds(domain: str, *op_types: str) -> Callable[[B], B]:
 
 
 def binder_of(domain: str, op_type: str) -> Binder | None:
-    """The registered binder of an op, or None."""
+    """Return the registered binder of an op, or None."""
     return _BINDERS.get((domain, op_type))

@@ -180,7 +180,7 @@ def _short(domain: str) -> str:
 
 
 def bind_graph(build: OpBuild, graph_at: int, cell_at: int) -> Fire:
-    """The `fire` of a backend call; only inputs and outputs that are there take part."""
+    """Return the `fire` of a backend call; only inputs and outputs that are there take part."""
     op = build.op
     names = build.flat.inputs
     inputs = tuple(i for i, name in zip(build.inputs, names, strict=True) if name)
@@ -207,7 +207,7 @@ def bind_graph(build: OpBuild, graph_at: int, cell_at: int) -> Fire:
 
 
 def _one_to_one(op: Op, source: int, graph_at: int, cell_at: int) -> Fire:
-    """The same for one input and one output, as whole models have: less to do per call."""
+    """Return the same for one input and one output, as whole models have: less to do per call."""
 
     def fire(frame: Frame) -> Any:
         rt = frame.rt

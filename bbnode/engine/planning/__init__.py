@@ -1,1 +1,1 @@
-"""What install makes of an artifact: slices, plans, sites and bindings, before a node is there."""
+"""From an artifact to the plan of a node: flat ops, slices, sites, bindings and entry plans."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from bbnode.engine.errors import InvalidArtifact, MissingOp
 from bbnode.engine.frame import MISSING, SCRATCH, EntryPlan, Op
 from bbnode.engine.ops import syscalls
-from bbnode.engine.ops.build import Fire, OpBuild, binder_of
+from bbnode.engine.ops.build import Fire, Linker, OpBuild, binder_of
 from bbnode.engine.ops.custom import bind_custom_op
 from bbnode.engine.ops.graphs import GraphSpec, bind_graph, function_spec, single_spec
 from bbnode.engine.ops.peer_lists import bind_peer_list_op, is_peer_list_op
@@ -45,8 +46,20 @@ SOURCE_ARGUMENTS: Mapping[str, tuple[str, int] | None] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventSourcePlan:
+    """An entry that fires by itself.
+
+    `argument`: period of an Interval, kind of an EventSource, phase of a LifecyclePhase.
+    """
+
+    kind: str
+    argument: int
+    plan: EntryPlan
+
+
 class Planner:
-    """Builds the entry plans of all targets of one program; fulfils the `Linker` protocol."""
+    """Builds the entry plans of all targets of one program."""
 
     def __init__(
         self,
@@ -55,31 +68,32 @@ class Planner:
         opsets: Mapping[str, int],
         answers: Mapping[bytes, tuple[TypeNode, ...]],
     ) -> None:
-        """`answers`: the types of answers, by the suffix of the site where they come in.
+        """Start a plan.
 
-        `opsets`: versions by domain, upstream ONNX as "".
+        Args:
+            graphs: functions that backends run.
+            slots: all that something is bound to, in their order.
+            opsets: versions by domain, upstream ONNX as "".
+            answers: the types of answers, by the suffix of the site where they come in.
         """
         self._answers = answers
         self._functions = graphs
-        self._slots = {slot: index for index, slot in enumerate(slots)}
+        numbers = {slot: index for index, slot in enumerate(slots)}
+        self.linker = Linker(slots=numbers, response_site_of=self._response_site_of)
         self._opsets = opsets
         self._graph_at: dict[tuple[str, str], int] = {}
         self._slice: tuple[FlatFunction, Slice] | None = None
         self.graphs: list[GraphSpec] = []
         self.sites: dict[bytes, RecvSite | ResponseSite] = {}
-        self.sources: list[tuple[str, int, EntryPlan]] = []
-        self.methods: dict[tuple[str, str, str], None] = {}
+        self.sources: list[EventSourcePlan] = []
         self.unsupported: list[str] = []
         self.missing_ops: list[MissingOp] = []
         self.unreachable: list[str] = []
-        self._semaphores: dict[str, tuple[int, int | None, str]] = {}  # number, units, where
-        self._queues: dict[str, int] = {}
-        self._holds: dict[str, int] = {}
 
     # -- one slice ---------------------------------------------------------------------------
 
     def build(self, flat: FlatFunction, piece: Slice) -> EntryPlan:
-        """The plan of one slice; raises InvalidArtifact."""
+        """Return the plan of one slice; raises InvalidArtifact."""
         self._slice = (flat, piece)
         plan = EntryPlan(piece.name, flat.name)
         indices: dict[str, int] = {}
@@ -147,7 +161,7 @@ class Planner:
             inputs=inputs,
             outputs=outputs,
             types=flat.types,
-            linker=self,
+            linker=self.linker,
         )
 
     def _surfaces(
@@ -202,14 +216,20 @@ class Planner:
     def _bind_onnx(self, build: OpBuild) -> Fire:
         if is_peer_list_op(build):
             return bind_peer_list_op(build)
-        _, cell_at = build.slot()
-        return bind_graph(build, self.single_op(build), cell_at)
+        slot, cell_at = build.slot()
+        spec = single_spec(build, slot, self._opsets.get("", keys.ONNX_OPSET_VERSION))
+        graph_at = self._graph((slot, f"{build.target} {build.flat.name}"), spec)
+        return bind_graph(build, graph_at, cell_at)
 
     def _bind_subgraph(self, build: OpBuild) -> Fire:
-        graph_at = self.subgraph(build)
-        if graph_at is None:
+        key = call_key(build.node)
+        function = self._functions.get(key)
+        if function is None:
             raise build.wrong("calls a graph that the model does not hold")
-        return bind_graph(build, graph_at, build.slot()[1])
+        slot, cell_at = build.slot()
+        # Calls of one function on one slot share a graph.
+        spec = function_spec(build, function, slot)
+        return bind_graph(build, self._graph((slot, "/".join(key)), spec), cell_at)
 
     def report_unsupported(self, flat: FlatFunction) -> None:
         """List the ops that nothing here can run."""
@@ -243,12 +263,14 @@ class Planner:
             flat, piece.source, Op(0, piece.name, piece.source.op_type, 0), (), plan.seeds
         )
         if piece.source.domain == keys.WIRE_DOMAIN:
-            self._add_site(build, recv_site(build, flat, plan, self._slots))
+            self._add_site(build, recv_site(build, flat, plan, self.linker.slots))
             return
         argument = SOURCE_ARGUMENTS.get(piece.source.op_type)
         value = 0 if argument is None else build.attr_int(argument[0], minimum=argument[1])
         if piece.source.op_type in SOURCE_ARGUMENTS:
-            self.sources.append((piece.source.op_type, value, plan))
+            self.sources.append(
+                EventSourcePlan(kind=piece.source.op_type, argument=value, plan=plan)
+            )
 
     def _add_site(self, build: OpBuild, site: RecvSite | ResponseSite) -> None:
         suffix = site_suffix(site.site)
@@ -256,79 +278,28 @@ class Planner:
         if known is not site and known.name != site.name:
             raise build.wrong(f"has the site id of {known.name}")
 
-    # -- Linker ------------------------------------------------------------------------------
-
-    def slot_index(self, slot: str, where: str) -> int:
-        """The number of a slot; InvalidArtifact when no binding names it."""
-        if slot not in self._slots:
-            raise InvalidArtifact(where, f"uses slot {slot!r}, to which nothing is bound")
-        return self._slots[slot]
-
-    def has_slot(self, slot: str) -> bool:
-        """Whether something is bound to a slot."""
-        return slot in self._slots
-
-    def require_method(self, slot: str, method: str, where: str) -> None:
-        """Note a method that install has to find on the slot's component."""
-        self.methods[slot, method, where] = None
-
-    def subgraph(self, build: OpBuild) -> int | None:
-        """The graph of a fused call; calls of one function on one slot share it."""
-        key = call_key(build.node)
-        function = self._functions.get(key)
-        if function is None:
-            return None
-        slot, _ = build.slot()
-        return self._graph((slot, "/".join(key)), function_spec(build, function, slot))
-
-    def single_op(self, build: OpBuild) -> int:
-        """The graph of one `ai.onnx` op."""
-        slot, _ = build.slot()
-        spec = single_spec(build, slot, self._opsets.get("", keys.ONNX_OPSET_VERSION))
-        return self._graph((slot, f"{build.target} {build.flat.name}"), spec)
-
     def _graph(self, key: tuple[str, str], spec: GraphSpec) -> int:
         if key not in self._graph_at:
             self._graph_at[key] = len(self.graphs)
             self.graphs.append(spec)
         return self._graph_at[key]
 
-    def semaphore(self, build: OpBuild, name: str, units: int | None) -> int:
-        """The number of a semaphore; InvalidArtifact when ops disagree on its units."""
-        number, known, where = self._semaphores.get(name, (len(self._semaphores), None, ""))
-        if known is not None and units is not None and known != units:
-            raise build.wrong(
-                f"gives the semaphore {name!r} {units} units, and {where} gives it {known}"
-            )
-        if units is not None:
-            known, where = units, build.where
-        self._semaphores[name] = (number, known, where or build.where)
-        return number
-
-    def queue(self, name: str) -> int:
-        """The number of a queue."""
-        return self._queues.setdefault(name, len(self._queues))
-
-    def hold(self, name: str) -> int:
-        """The number of a held value."""
-        return self._holds.setdefault(name, len(self._holds))
-
     def store_plan(self) -> StorePlan:
-        """What all targets keep between executions.
+        """Return what all targets keep between executions.
 
         A semaphore that nothing here acquires has no unit: releasing it fails.
         """
         return StorePlan(
             semaphores=tuple(
                 SemaphoreSpec(name=name, units=units or 0)
-                for name, (_, units, _) in self._semaphores.items()
+                for name, (_, units, _) in self.linker.semaphores.items()
             ),
-            queues=tuple(self._queues),
-            holds=tuple(self._holds),
+            queues=tuple(self.linker.queues),
+            holds=tuple(self.linker.holds),
         )
 
-    def response_site_of(self, build: OpBuild) -> int | None:
-        """The site where a request's answers arrive, if its slice collects them."""
+    def _response_site_of(self, build: OpBuild) -> int | None:
+        """Return the site where a request's answers arrive, if its slice collects them."""
         if self._slice is None or not build.flat.outputs:
             return None
         flat, piece = self._slice
@@ -396,7 +367,7 @@ def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str])
 
 
 def _only_names(flat_op: FlatOp, op: Op) -> bool:
-    """Whether the op is there for the name of its value alone, as `g.output` records one."""
+    """Return True if the op only names a value, as `g.output` records one."""
     return flat_op.is_a(keys.SYSCALL_DOMAIN, "PassThrough") and not op.consumers
 
 

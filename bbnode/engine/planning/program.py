@@ -27,6 +27,7 @@ from bbnode.engine.errors import (
     UnknownTarget,
 )
 from bbnode.engine.frame import EntryPlan
+from bbnode.engine.ops.build import MethodUse
 from bbnode.engine.ops.graphs import GraphSpec
 from bbnode.engine.planning.flatten import (
     ENGINE_DOMAIN,
@@ -36,7 +37,7 @@ from bbnode.engine.planning.flatten import (
     check_values,
     flatten,
 )
-from bbnode.engine.planning.planner import Planner
+from bbnode.engine.planning.planner import EventSourcePlan, Planner
 from bbnode.engine.planning.sites import RecvSite, ResponseSite, answer_types
 from bbnode.engine.planning.slices import INVOKE, Slice, cut_slices, is_entry
 from bbnode.engine.stores import StorePlan
@@ -59,18 +60,6 @@ class SlotPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventSourcePlan:
-    """An entry that fires by itself.
-
-    `argument`: period of an Interval, kind of an EventSource, phase of a LifecyclePhase.
-    """
-
-    kind: str
-    argument: int
-    plan: EntryPlan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetPlan:
     """One installed partition."""
 
@@ -79,15 +68,6 @@ class TargetPlan:
     inputs: Mapping[str, TypeNode | None]
     invoke: EntryPlan
     events: Mapping[str, EntryPlan]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MethodUse:
-    """A contract method that an op calls."""
-
-    slot: str
-    method: str
-    where: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,14 +145,8 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
         graphs=tuple(planner.graphs),
         sites=planner.sites,
         stores=planner.store_plan(),
-        sources=tuple(
-            EventSourcePlan(kind=kind, argument=argument, plan=plan)
-            for kind, argument, plan in planner.sources
-        ),
-        methods=tuple(
-            MethodUse(slot=slot, method=method, where=where)
-            for slot, method, where in planner.methods
-        ),
+        sources=tuple(planner.sources),
+        methods=tuple(planner.linker.methods),
         bootstraps=tuple(bootstraps),
         unsupported=tuple(planner.unsupported),
         missing_ops=tuple(planner.missing_ops),
@@ -361,7 +335,7 @@ def _plan_bootstraps(
         ]
         home = function.metadata.get(keys.HOME_KEY) or keys.SELF_CLASS
         elsewhere = not slots and home in classes and home not in homes
-        if elsewhere or not all(planner.has_slot(slot) for slot in slots):
+        if elsewhere or not all(slot in planner.linker.slots for slot in slots):
             continue
         rank = homes.index(home) if home in homes else len(homes)
         found.append((rank, _plan_bootstrap(function, flat, frozenset(slots), library, planner)))
@@ -392,6 +366,6 @@ def _plan_bootstrap(
         name=function.name.removesuffix(keys.BOOTSTRAP_SUFFIX),
         inputs={name: flat.types.get(name) for name in flat.inputs},
         plan=planner.build(flat, body),
-        touches=frozenset(planner.slot_index(slot, flat.name) for slot in slots),
+        touches=frozenset(planner.linker.slot_index(slot, flat.name) for slot in slots),
         includes=frozenset(each.name.removesuffix(keys.BOOTSTRAP_SUFFIX) for each in called),
     )

@@ -1,4 +1,4 @@
-"""Which ops belong to which entry of a partition.
+"""Slices: the ops of each entry of a partition.
 
 Rule: an entry is something that starts an execution: `invoke`, one input as an event, a Recv,
 or an event-sourced syscall. Its outputs are the seeds, and it owns what can fire from them:
@@ -38,7 +38,7 @@ class Slice:
 
 
 def is_entry(op: FlatOp) -> bool:
-    """Whether an op starts executions and never runs inside one."""
+    """Return True if an op starts executions and never runs inside one."""
     if op.domain == keys.WIRE_DOMAIN:
         return op.op_type in keys.INBOUND_OPS
     return op.domain == keys.SYSCALL_DOMAIN and op.op_type in EVENT_SOURCES
@@ -47,7 +47,7 @@ def is_entry(op: FlatOp) -> bool:
 def cut_slices(
     flat: FlatFunction, makers: Mapping[str, Sequence[int]]
 ) -> tuple[list[Slice], list[int]]:
-    """All slices, `invoke` first, and the positions of ops that can never fire."""
+    """Return all slices, `invoke` first, and the positions of ops that can never fire."""
     cutter = _Cutter(flat, makers)
     sources = [op for op in flat.ops if is_entry(op)]
     entries: list[tuple[str, tuple[str, ...], FlatOp | None]] = [(INVOKE, flat.inputs, None)]
@@ -87,7 +87,7 @@ class _Cutter:
     def _fireable(
         self, seeds: Iterable[str], base: Iterable[str] | None = None
     ) -> tuple[set[str], list[int]]:
-        """Values and ops that come to be from `seeds`; `base` are values made without any."""
+        """Return values and ops that come from `seeds`; `base` are values made without any."""
         values: set[str] = set(base or ())
         missing: dict[int, int] = {}
         fired: list[int] = []
@@ -125,7 +125,7 @@ class _Cutter:
         return mine
 
     def _add_needed(self, position: int, mine: set[int]) -> None:
-        """The seedless ops that an op needs, transitively."""
+        """Add the seedless ops that an op needs, transitively."""
         stack = [position]
         while stack:
             for name in self._needs[stack.pop()]:
@@ -146,7 +146,7 @@ class _Cutter:
             self._add_needed(position, owned[0])
 
     def _follow(self, orphans: list[int], owned: list[set[int]]) -> list[int]:
-        """Put orphans behind what they follow; those that follow nothing are given back."""
+        """Put orphans behind what they follow; return those that follow nothing."""
         left = []
         for position in orphans:
             if any(position in mine for mine in owned):

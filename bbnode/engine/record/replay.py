@@ -27,7 +27,7 @@ from bbnode.engine.record.recording import FRAME_HEAD, RECORD_VERSION, steps_dig
 from bbnode.engine.snapshot.events import load_completed, load_event
 from bbnode.engine.snapshot.whole import unpack
 from bbnode.ir.address import address_from_bytes
-from bbnode.ir.model_bytes import parse_model
+from bbnode.ir.onnx_file import parse_model
 from bbnode.ir.peer import PeerId
 
 # Malformed data makes the code below raise these.

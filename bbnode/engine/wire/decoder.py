@@ -22,7 +22,7 @@ from bbnode.engine.reports import Reports
 from bbnode.engine.suspensions import DEFAULT_PARK_DEADLINE_NS, Suspensions
 from bbnode.ir import types
 from bbnode.ir.caps import MAX_INLINE_DECODE_US, MAX_POLL_DECODE_US
-from bbnode.ir.decode_cost import cost_of
+from bbnode.ir.codec import cost_of
 from bbnode.ir.envelope import SlotFill
 from bbnode.ir.types import TypeKind, TypeNode
 from bbnode.ir.values import TRIGGER, Value
