@@ -9,7 +9,7 @@ takes long to decode is left to `decoder.py`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -125,8 +125,13 @@ class Inbound:
             if envelope is not None:
                 self.decoder.left_us -= ENVELOPE_US + FILL_US * len(envelope.fills)
                 self._learn(event, envelope)
-                for index in range(len(envelope.fills)):
-                    self._guarded(event, envelope, index)
+                for index, fill in enumerate(envelope.fills):
+                    try:
+                        self._fill(event, envelope, index, fill)
+                    except STOPS:
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - its siblings are taken
+                        self._refuse(event.peer, index, fill, *describe(error))
         except STOPS:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary to what peers send
@@ -134,24 +139,16 @@ class Inbound:
         finally:
             event.charge.release()
 
-    def _guarded(self, event: InboundBytes, envelope: WireEnvelope, index: int) -> None:
-        """Take one fill; whatever it does, its siblings are taken."""
-        try:
-            self._fill(event, envelope, index)
-        except STOPS:
-            raise
-        except BaseException as error:  # noqa: BLE001 - the boundary to what peers send
-            self._refuse(event.peer, index, envelope.fills[index], *describe(error))
-
     def _open(self, event: InboundBytes) -> WireEnvelope | None:
         limits, reports = self.limits, self.reports
         try:
             # Its size was looked at before it was let in.
             envelope = decode_envelope(event.data, max_bytes=len(event.data))
-            _check_count(envelope.fills, limits.envelope_fills, "fills")
-            _check_count(envelope.src_peer_addresses, limits.sender_addresses, "claimed addresses")
+            _check_count(len(envelope.fills), limits.envelope_fills, "fills")
+            claimed = envelope.src_peer_addresses
+            _check_count(len(claimed), limits.sender_addresses, "claimed addresses")
             cap = limits.sender_address_bytes
-            for raw in envelope.src_peer_addresses:
+            for raw in claimed:
                 if cap is not None and len(raw) > cap:
                     raise DecodeError(
                         f"an envelope with a claimed address of {len(raw)} bytes; at most {cap} "
@@ -172,10 +169,11 @@ class Inbound:
 
     def _learn(self, event: InboundBytes, envelope: WireEnvelope) -> None:
         """Enter addresses: claimed ones first, then the one that it came from."""
+        book, claimed = self.neighbours.book, envelope.src_peer_addresses
+        if book.is_unchanged(event.peer, claimed, event.observed):
+            return
         if event.peer == self.neighbours.self_peer:
             return
-        book = self.neighbours.book
-        claimed = envelope.src_peer_addresses
         if claimed and not book.has_claimed(event.peer, claimed):
             self.decoder.left_us -= CLAIMED_US_PER_BYTE * sum(map(len, claimed))
             refused = book.merge_claimed(event.peer, claimed)
@@ -184,8 +182,9 @@ class Inbound:
         if event.observed is not None and not book.observe(event.peer, event.observed):
             self.reports.counts["addresses.refused"] += 1
 
-    def _fill(self, event: InboundBytes, envelope: WireEnvelope, index: int) -> None:
-        fill = envelope.fills[index]
+    def _fill(
+        self, event: InboundBytes, envelope: WireEnvelope, index: int, fill: SlotFill
+    ) -> None:
         site = self.sites.get(fill.dest_suffix)
         if site is None:
             if self.components.receive(event, envelope, index):
@@ -445,9 +444,9 @@ class Inbound:
         self.reports.receive_failed(peer, index, fill.type_hash, fill.payload_size, kind, detail)
 
 
-def _check_count(items: Sized, cap: int | None, what: str) -> None:
-    if cap is not None and len(items) > cap:
-        raise DecodeError(f"an envelope with {len(items)} {what}; at most {cap} are taken")
+def _check_count(count: int, cap: int | None, what: str) -> None:
+    if cap is not None and count > cap:
+        raise DecodeError(f"an envelope with {count} {what}; at most {cap} are taken")
 
 
 def _hash_text(type_hash: int) -> str:
