@@ -113,7 +113,7 @@ def install(
             targets=[target.name for target in program.targets],
             peer=peer_id,
             addresses=[bytes(address.to_bytes()) for address in addresses],
-            config=config or {},
+            config={slot: dict(settings) for slot, settings in (config or {}).items()},
             limits=dataclasses.asdict(rt.limits),
             seed=seed,
             incarnation=incarnation,
