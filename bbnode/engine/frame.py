@@ -126,6 +126,15 @@ class EntryPlan:
         self.by_sender = False  # … of those that one peer started at one site
         self.counts = False  # some op waits for several others
 
+    @classmethod
+    def of_op(cls, op: Op, name: str, target: str, values: int = 0) -> EntryPlan:
+        """Return the plan of one op over so many values, which are its seeds."""
+        plan = cls(name, target)
+        plan.seeds = tuple(range(values))
+        plan.template = [MISSING] * (values + 1)  # and scratch
+        plan.complete((op,), {})
+        return plan
+
     def complete(self, ops: Sequence[Op], waits: Mapping[int, int]) -> None:
         """Set the ops, whose consumers are set, and how many ops each index waits for (or 0).
 

@@ -8,8 +8,8 @@ that others depend on first.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from multiaddr import Multiaddr
@@ -28,6 +28,7 @@ from bbnode.engine.errors import (
     RoleMismatch,
     UnknownSlot,
     UnsupportedOps,
+    did_you_mean,
 )
 from bbnode.engine.limits import Limits
 from bbnode.engine.node import Node
@@ -116,7 +117,7 @@ def install(
             targets=[target.name for target in program.targets],
             peer=peer_id,
             addresses=[bytes(address.to_bytes()) for address in addresses],
-            config=config or {},
+            config={slot: dict(settings) for slot, settings in (config or {}).items()},
             limits=dataclasses.asdict(rt.limits),
             seed=seed,
             incarnation=incarnation,
@@ -161,11 +162,9 @@ def _make_components(
     plans = {slot.name: slot for slot in program.slots}
     for name in config:
         if name not in plans:
-            near = difflib.get_close_matches(name, plans, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UnknownSlot(
-                f"the config has settings for slot {name!r}, which no installed target uses{hint} "
-                f"Slots here: {', '.join(plans) or 'none'}"
+                f"the config has settings for slot {name!r}, which no installed target uses"
+                f"{did_you_mean(name, plans)}; slots here: {', '.join(plans) or 'none'}"
             )
     made: dict[str, Component] = {}
     for name in _dependency_order(classes):
@@ -217,30 +216,19 @@ def _construct(
 
 def _dependency_order(classes: Mapping[str, type[Component]]) -> list[str]:
     """Return the slots, every component after those that it depends on."""
-    order: list[str] = []
-    state: dict[str, bool] = {}  # False while its dependencies are looked at
-
-    def visit(name: str, path: tuple[str, ...]) -> None:
-        if state.get(name) is False:
-            raise DependencyCycle(
-                f"components depend on each other in a ring: {' -> '.join((*path, name))}"
-            )
-        if name in state:
-            return
-        state[name] = False
-        for role, slot in classes[name].depends.items():
+    for name, cls in classes.items():
+        for role, slot in cls.depends.items():
             if slot not in classes:
                 raise MissingDependency(
-                    f"slot {name!r}: {classes[name].TYPE_NAME} depends on slot {slot!r} "
-                    f"({role}), which nothing is bound to; bind it when compiling"
+                    f"slot {name!r}: {cls.TYPE_NAME} depends on slot {slot!r} ({role}), which "
+                    "nothing is bound to; bind it when compiling"
                 )
-            visit(slot, (*path, name))
-        state[name] = True
-        order.append(name)
-
-    for name in classes:
-        visit(name, ())
-    return order
+    slots = {name: list(cls.depends.values()) for name, cls in classes.items()}
+    try:
+        return list(TopologicalSorter(slots).static_order())
+    except CycleError as error:
+        ring = " -> ".join(reversed(error.args[1]))
+        raise DependencyCycle(f"components depend on each other in a ring: {ring}") from error
 
 
 def _unsupported(program: ProgramPlan, cells: Mapping[str, ComponentCell]) -> list[str]:

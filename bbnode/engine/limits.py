@@ -1,8 +1,7 @@
 """Caps on what comes in and on what may be under way.
 
 Rule: a cap is checked before anything is stored, and going beyond it has a typed failure
-or a counter. Names, numbers and the edge preset are those of the design's table of caps; None
-is unbounded.
+or a counter. None is unbounded.
 """
 
 from __future__ import annotations

@@ -117,8 +117,8 @@ RECEIVE_FAILURES: Final[dict[str, str]] = {
     "UnknownTypeHash": "a type that is not known here",
     "CorrelationMismatch": "a request where a message is expected, or the like",
     "BackendMaterializeFailed": "the component that the tensor is for refused it",
-    "GateDenied": "control plane: a gate before the component",
-    "ComponentBusy": "control plane: its line is full",
+    "GateDenied": "component messages: a gate before the component",
+    "ComponentBusy": "component messages: too many calls of it are under way",
     "SenderNotOfClass": "the peer plays no class that sends there",
     "TooManyExecutions": "as many as `frames_per_peer` of its messages are being worked on",
 }

@@ -190,7 +190,7 @@ class Suspensions:
         why: Why,
         whom: str,
         *,
-        until_ns: int,
+        until_ns: int | None = None,
         token: int | None = None,
         cell: ComponentCell | None = None,
         line: Line | None = None,
@@ -200,12 +200,15 @@ class Suspensions:
     ) -> Literal[Marker.PARKED]:
         """Leave an op until `resume`, or until it is too late.
 
-        A task or completion holds its component. `line` is where it waits for its turn.
-        `timer_kind` None: somebody else watches the time. Raises PendingAsyncExceeded.
+        Without `until_ns`, it is too late after the op's own deadline, or a default. A task or
+        completion holds its component. `line` is where it waits for its turn. `timer_kind` None:
+        somebody else watches the time. Raises PendingAsyncExceeded.
         """
         limit = self.limits.pending_async
         if limit is not None and len(self._parked) >= limit:
             raise PendingAsyncExceeded(f"{op.name}: {limit} ops wait already (limit pending_async)")
+        if until_ns is None:
+            until_ns = self.clock.now_ns + (op.deadline_ns or DEFAULT_PARK_DEADLINE_NS)
         if frame.deadline_ns is not None:
             until_ns = min(until_ns, frame.deadline_ns)
         token = self.new_token() if token is None else token
@@ -253,7 +256,6 @@ class Suspensions:
         arguments: tuple[Value, ...],
         *,
         whom: str,
-        until_ns: int,
         moves: bool = False,
     ) -> Literal[Marker.PARKED]:
         """Let the host run an op in a worker thread; `moves`: it may change the component."""
@@ -263,7 +265,6 @@ class Suspensions:
             op,
             Why.TASK,
             whom,
-            until_ns=until_ns,
             cell=cell,
             arguments=arguments,
             moves=moves,
@@ -302,7 +303,6 @@ class Suspensions:
             op,
             Why.COMPONENT,
             f"{cell.slot} (held by {cell.held_by()})",
-            until_ns=self.clock.now_ns + (op.deadline_ns or DEFAULT_PARK_DEADLINE_NS),
             cell=cell,
             line=cell.line,
         )

@@ -22,7 +22,7 @@ from bbnode.engine.clock import NodeClock
 from bbnode.engine.cohorts import ResponseStatus
 from bbnode.engine.errors import InvalidArtifact, WrongResultType
 from bbnode.engine.executor import Executor
-from bbnode.engine.frame import MISSING, EntryPlan, Frame, Op
+from bbnode.engine.frame import EntryPlan, Frame, Op
 from bbnode.engine.ingress import InboundBytes
 from bbnode.engine.messaging.actions import (
     Action,
@@ -160,10 +160,7 @@ class ComponentMessenger:
     ) -> EntryPlan:
         slot = self.cells[cell_at].slot
         op = Op(0, f"{slot}.{name}", method, 0)
-        plan = EntryPlan(name, slot)
-        plan.seeds = tuple(range(count))
-        plan.template = [MISSING] * (count + 1)  # and scratch
-        plan.complete((op,), {})
+        plan = EntryPlan.of_op(op, name, slot, count)
         plan.component = cell_at
         op.fire = bind_method(op, cell_at, method, plan.seeds, finish, correlation=kind)
         self.plans.append(plan)

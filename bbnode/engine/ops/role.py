@@ -15,11 +15,11 @@ from bbnode.engine import steps
 from bbnode.engine.admission import check_parts
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.errors import STOPS, UnexpectedException, WrongResultType, describe
-from bbnode.engine.frame import MISSING, EntryPlan, Frame, Op, Task
+from bbnode.engine.frame import EntryPlan, Frame, Op, Task
 from bbnode.engine.ops.build import Fire, OpBuild
 from bbnode.engine.ops.context import CallContext
 from bbnode.engine.services import Services
-from bbnode.engine.suspensions import DEFAULT_PARK_DEADLINE_NS, Why
+from bbnode.engine.suspensions import Why
 from bbnode.ir import keys, types
 from bbnode.ir.envelope import CorrelationKind, WireCorrelation
 from bbnode.ir.errors import AuthorError
@@ -66,10 +66,7 @@ def component_bootstrap(cell_at: int, cell: ComponentCell) -> EntryPlan | None:
     op.fire = _call(
         op, cell_at, BOOTSTRAP_METHOD, (), (), {}, None, lambda _frame, _result: TRIGGER
     )
-    plan = EntryPlan(BOOTSTRAP_METHOD, cell.slot)
-    plan.template = [MISSING]  # scratch
-    plan.complete((op,), {})
-    return plan
+    return EntryPlan.of_op(op, BOOTSTRAP_METHOD, cell.slot)
 
 
 def bind_method(
@@ -97,7 +94,6 @@ def _call(
     correlation: CorrelationKind | None = None,
 ) -> Fire:
     """Return the `fire` that calls a method of a component."""
-    park_ns = op.deadline_ns or DEFAULT_PARK_DEADLINE_NS
 
     def context(frame: Frame, now_ns: int, *, offloaded: bool) -> CallContext:
         wire = None
@@ -136,7 +132,6 @@ def _call(
                 cell,
                 arguments,
                 whom=cell.slot,
-                until_ns=rt.clock.now_ns + park_ns,
                 moves=not only_reads(method),
             )
         ctx = context(frame, rt.clock.now_ns, offloaded=False)
@@ -153,7 +148,6 @@ def _call(
                 op,
                 Why.COMPLETION,
                 cell.slot,
-                until_ns=rt.clock.now_ns + park_ns,
                 cell=cell,
                 token=ctx.completion.token,
             )

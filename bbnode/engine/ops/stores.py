@@ -20,7 +20,7 @@ from bbnode.engine.frame import Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.engine.services import Services
 from bbnode.engine.stores import StoredValue, Stores
-from bbnode.engine.suspensions import DEFAULT_PARK_DEADLINE_NS, Why
+from bbnode.engine.suspensions import Why
 from bbnode.ir import keys
 from bbnode.ir.caps import MAX_QUEUED
 from bbnode.ir.values import TRIGGER
@@ -33,7 +33,6 @@ def _acquire(build: OpBuild) -> Fire:
     build.arity(1, 1)
     at = build.linker.semaphore(build, build.attr_text("name"), build.attr_int("n", minimum=1))
     op = build.op
-    park_ns = op.deadline_ns or DEFAULT_PARK_DEADLINE_NS
 
     def fire(frame: Frame) -> Any:
         rt: Services = frame.rt
@@ -47,7 +46,6 @@ def _acquire(build: OpBuild) -> Fire:
             op,
             Why.SEMAPHORE,
             semaphore.name,
-            until_ns=rt.clock.now_ns + park_ns,
             line=semaphore.line,
         )
 
@@ -98,7 +96,6 @@ def _dequeue(build: OpBuild) -> Fire:
     build.arity(1, 1)
     at = build.linker.queue(build.attr_text("queue"))
     op = build.op
-    park_ns = op.deadline_ns or DEFAULT_PARK_DEADLINE_NS
 
     def fire(frame: Frame) -> Any:
         rt: Services = frame.rt
@@ -110,7 +107,6 @@ def _dequeue(build: OpBuild) -> Fire:
             op,
             Why.QUEUE,
             queue.name,
-            until_ns=rt.clock.now_ns + park_ns,
             line=queue.line,
         )
 

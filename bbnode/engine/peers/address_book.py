@@ -130,6 +130,13 @@ class AddressBook:
         entry = self._entries.get(peer)
         return entry is not None and entry.claimed == claimed
 
+    def is_unchanged(
+        self, peer: PeerId, claimed: tuple[bytes, ...], observed: Multiaddr | None
+    ) -> bool:
+        """Return True if claim and observation are the last ones, as of nearly every envelope."""
+        entry = self._entries.get(peer)
+        return entry is not None and entry.claimed == claimed and observed is entry.observed
+
     def merge_claimed(self, peer: PeerId, claimed: tuple[bytes, ...]) -> int:
         """Add what a peer claims of itself; returns how many claims were unusable."""
         entry = self._entries.get(peer)

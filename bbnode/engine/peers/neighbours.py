@@ -54,20 +54,20 @@ class ConnectedPeers:
     """
 
     def __init__(self) -> None:
-        self._classes: dict[PeerId, tuple[str, ...]] = {}
+        self.classes: dict[PeerId, tuple[str, ...]] = {}
         self._snapshot: PeersSnapshot | None = None
 
     def __contains__(self, peer: object) -> bool:
-        return peer in self._classes
+        return peer in self.classes
 
     def __len__(self) -> int:
-        return len(self._classes)
+        return len(self.classes)
 
     def connect(self, peer: PeerId, classes: Iterable[str]) -> bool:
         """Add a peer; True when it was not there, or plays other classes now."""
         fresh = tuple(dict.fromkeys(classes))
-        changed = self._classes.get(peer) != fresh
-        self._classes[peer] = fresh
+        changed = self.classes.get(peer) != fresh
+        self.classes[peer] = fresh
         if changed:
             self._snapshot = None
         return changed
@@ -75,11 +75,11 @@ class ConnectedPeers:
     def disconnect(self, peer: PeerId) -> bool:
         """Remove a peer; True when it was there."""
         self._snapshot = None
-        return self._classes.pop(peer, None) is not None
+        return self.classes.pop(peer, None) is not None
 
     def classes_of(self, peer: PeerId) -> tuple[str, ...]:
         """Return the classes that a connected peer plays."""
-        return self._classes.get(peer, ())
+        return self.classes.get(peer, ())
 
     def invalidate(self) -> None:
         """Forget the snapshot: other peers are usable now."""
@@ -88,10 +88,10 @@ class ConnectedPeers:
     def snapshot(self, usable: Callable[[PeerId], bool], *, fresh: bool) -> PeersSnapshot:
         """Return the usable peers; `fresh`: ask again even if nothing changed here."""
         if self._snapshot is None or fresh:
-            everyone = tuple(sorted(peer for peer in self._classes if usable(peer)))
+            everyone = tuple(sorted(peer for peer in self.classes if usable(peer)))
             by_class: dict[str, list[PeerId]] = {}
             for peer in everyone:
-                for name in self._classes[peer]:
+                for name in self.classes[peer]:
                     by_class.setdefault(name, []).append(peer)
             self._snapshot = PeersSnapshot(
                 everyone, {name: tuple(peers) for name, peers in by_class.items()}
@@ -100,15 +100,15 @@ class ConnectedPeers:
 
     def everyone(self) -> tuple[PeerId, ...]:
         """Return all connected peers, in the order of coming."""
-        return tuple(self._classes)
+        return tuple(self.classes)
 
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: all connected peers, and their classes."""
-        return _CLASSES.save(self._classes, writer)
+        return _CLASSES.save(self.classes, writer)
 
     def load(self, plain: Any, reader: SnapshotReader) -> None:
         """Load what `state` returned."""
-        self._classes = _CLASSES.load(plain, reader)
+        self.classes = _CLASSES.load(plain, reader)
         self._snapshot = None
 
 
@@ -212,7 +212,7 @@ class Neighbours:
         """Return why nothing can be sent to a peer, or None."""
         reason = self.governor.check_inbound(peer)
         if reason is None:
-            if peer in self.peers or self.book.has_address(peer) or peer == self.self_peer:
+            if peer in self.peers.classes or self.book.has_address(peer) or peer == self.self_peer:
                 return None
             return "no address is known and it is not connected"
         return None if peer == self.self_peer else reason.value

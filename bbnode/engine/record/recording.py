@@ -46,37 +46,20 @@ def frame(body: bytes) -> bytes:
     return FRAME_HEAD.pack(len(body), zlib.crc32(body)) + body
 
 
-def head_of(
-    *,
-    program: bytes,
-    model: onnx.ModelProto | None,
-    targets: Sequence[str],
-    peer: PeerId,
-    addresses: Sequence[bytes],
-    config: Mapping[str, Mapping[str, Any]],
-    limits: Mapping[str, int | None],
-    seed: int,
-    incarnation: int,
-    trace: bool,
-    snapshots: bool,
-) -> dict[str, Any]:
-    """Return what a replay needs to install the node again; with the model, if there is one."""
+def head_of(*, model: onnx.ModelProto | None, peer: PeerId, **install: Any) -> dict[str, Any]:
+    """Return what a replay needs to install the node again; with the model, if there is one.
+
+    `install`: program (its digest), targets, addresses (bytes), config, limits, seed, incarnation,
+    trace and snapshots, as plain data.
+    """
     return {
         "kind": "head",
         "version": RECORD_VERSION,
         "numpy": np.__version__,
         "onnx": onnx.__version__,
-        "program": program,
         "model": None if model is None else model.SerializeToString(deterministic=True),
-        "targets": list(targets),
         "peer": peer.to_bytes(),
-        "addresses": list(addresses),
-        "config": {slot: dict(settings) for slot, settings in config.items()},
-        "limits": dict(limits),
-        "seed": seed,
-        "incarnation": incarnation,
-        "trace": trace,
-        "snapshots": snapshots,
+        **install,
     }
 
 

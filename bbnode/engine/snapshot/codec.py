@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from bbnode.engine.errors import SavedFailure, SnapshotFailed, describe
 from bbnode.engine.frame import MISSING, EntryPlan, Frame
@@ -235,21 +235,9 @@ class SnapshotReader:
 # -- rows ------------------------------------------------------------------------------------
 
 
-class Form(Protocol):
-    """The way from one kind of thing to plain data, and back."""
-
-    @property
-    def save(self) -> Callable[[Any, SnapshotWriter], Any]:
-        """Make plain data."""
-
-    @property
-    def load(self) -> Callable[[Any, SnapshotReader], Any]:
-        """Make the thing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Via:
-    """A form of two functions."""
+    """A form: the way from one kind of thing to plain data, and back."""
 
     save: Callable[[Any, SnapshotWriter], Any]
     load: Callable[[Any, SnapshotReader], Any]
@@ -278,7 +266,7 @@ def armed(plain: Any, reader: SnapshotReader) -> Timer:
 ARMED = Via(TIMER.save, armed)
 
 
-def optional(form: Form) -> Via:
+def optional(form: Via | RowForm[Any]) -> Via:
     """Return the form of something that may be None."""
     return Via(
         lambda it, writer: None if it is None else form.save(it, writer),
@@ -286,7 +274,7 @@ def optional(form: Form) -> Via:
     )
 
 
-def many(form: Form, make: Callable[[Iterable[Any]], Any] = tuple) -> Via:
+def many(form: Via | RowForm[Any], make: Callable[[Iterable[Any]], Any] = tuple) -> Via:
     """Return the form of a collection, which `make` makes of its items."""
     return Via(
         lambda it, writer: [form.save(each, writer) for each in it],
@@ -294,7 +282,7 @@ def many(form: Form, make: Callable[[Iterable[Any]], Any] = tuple) -> Via:
     )
 
 
-def mapping(key: Form, value: Form) -> Via:
+def mapping(key: Via, value: Via | RowForm[Any]) -> Via:
     """Return the form of a dict."""
     return Via(
         lambda it, writer: [[key.save(k, writer), value.save(v, writer)] for k, v in it.items()],
@@ -310,7 +298,7 @@ def member(of: type[enum.Enum]) -> Via:
 class RowForm(Generic[T]):
     """The form of an object as a list: of each field its own form, in this order."""
 
-    def __init__(self, make: Callable[..., T], **fields: Form) -> None:
+    def __init__(self, make: Callable[..., T], **fields: Via | RowForm[Any]) -> None:
         self._make = make
         self._fields = tuple(fields.items())
 

@@ -16,10 +16,10 @@ from typing import Any, Final, Protocol, TypeAlias
 from bbnode.engine import steps
 from bbnode.engine.clock import NodeClock
 from bbnode.engine.executor import Executor
-from bbnode.engine.frame import MISSING, EntryPlan, Frame, Op, Task
+from bbnode.engine.frame import EntryPlan, Frame, Op, Task
 from bbnode.engine.ingress import InboundBytes
 from bbnode.engine.reports import Reports
-from bbnode.engine.suspensions import DEFAULT_PARK_DEADLINE_NS, Suspensions
+from bbnode.engine.suspensions import Suspensions
 from bbnode.ir import types
 from bbnode.ir.caps import MAX_INLINE_DECODE_US, MAX_POLL_DECODE_US
 from bbnode.ir.codec import cost_of
@@ -71,9 +71,7 @@ class Decoder:
         op.fire = self._fire
         op.finish = self._finish
         op.hand_out = self._hand_out
-        self.plan = EntryPlan("decode", "inbound")
-        self.plan.template = [MISSING] * 5  # and scratch
-        self.plan.complete((op,), {})
+        self.plan = EntryPlan.of_op(op, "decode", "inbound", 4)
         self.plan.in_turn = True
         self.plan.by_sender = True
 
@@ -141,7 +139,6 @@ class Decoder:
             None,
             (payload,),
             whom="the decoder",
-            until_ns=self.clock.now_ns + DEFAULT_PARK_DEADLINE_NS,
         )
 
     def _hand_out(self, parked: Task) -> steps.RunTask:

@@ -9,7 +9,7 @@ takes long to decode is left to `decoder.py`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -100,6 +100,14 @@ class ComponentReceiver(Protocol):
         """Take a fill; False when its suffix names no component."""
 
 
+class _RefusedFill(Exception):
+    """A fill is not taken, for a reason that is told in a step."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        self.kind = kind
+        self.detail = detail
+
+
 @dataclass(eq=False, repr=False)
 class Inbound:
     """Takes the envelopes of one node."""
@@ -130,8 +138,15 @@ class Inbound:
             if envelope is not None:
                 self.decoder.left_us -= ENVELOPE_US + FILL_US * len(envelope.fills)
                 self._learn(event, envelope)
-                for index in range(len(envelope.fills)):
-                    self._guarded(event, envelope, index)
+                for index, fill in enumerate(envelope.fills):
+                    try:
+                        self._fill(event, envelope, index, fill)
+                    except _RefusedFill as refused:
+                        self._refuse(event.peer, index, fill, refused.kind, refused.detail)
+                    except STOPS:
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - its siblings are taken
+                        self._refuse(event.peer, index, fill, *describe(error))
         except STOPS:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary to what peers send
@@ -139,24 +154,16 @@ class Inbound:
         finally:
             event.charge.release()
 
-    def _guarded(self, event: InboundBytes, envelope: WireEnvelope, index: int) -> None:
-        """Take one fill; whatever it does, its siblings are taken."""
-        try:
-            self._fill(event, envelope, index)
-        except STOPS:
-            raise
-        except BaseException as error:  # noqa: BLE001 - the boundary to what peers send
-            self._refuse(event.peer, index, envelope.fills[index], *describe(error))
-
     def _open(self, event: InboundBytes) -> WireEnvelope | None:
         limits, reports = self.limits, self.reports
         try:
             # Its size was looked at before it was let in.
             envelope = decode_envelope(event.data, max_bytes=len(event.data))
-            _check_count(envelope.fills, limits.envelope_fills, "fills")
-            _check_count(envelope.src_peer_addresses, limits.sender_addresses, "claimed addresses")
+            _check_count(len(envelope.fills), limits.envelope_fills, "fills")
+            claimed = envelope.src_peer_addresses
+            _check_count(len(claimed), limits.sender_addresses, "claimed addresses")
             cap = limits.sender_address_bytes
-            for raw in envelope.src_peer_addresses:
+            for raw in claimed:
                 if cap is not None and len(raw) > cap:
                     raise DecodeError(
                         f"an envelope with a claimed address of {len(raw)} bytes; at most {cap} "
@@ -177,10 +184,11 @@ class Inbound:
 
     def _learn(self, event: InboundBytes, envelope: WireEnvelope) -> None:
         """Enter addresses: claimed ones first, then the one that it came from."""
+        book, claimed = self.neighbours.book, envelope.src_peer_addresses
+        if book.is_unchanged(event.peer, claimed, event.observed):
+            return
         if event.peer == self.neighbours.self_peer:
             return
-        book = self.neighbours.book
-        claimed = envelope.src_peer_addresses
         if claimed and not book.has_claimed(event.peer, claimed):
             self.decoder.left_us -= CLAIMED_US_PER_BYTE * sum(map(len, claimed))
             refused = book.merge_claimed(event.peer, claimed)
@@ -189,103 +197,81 @@ class Inbound:
         if event.observed is not None and not book.observe(event.peer, event.observed):
             self.reports.counts["addresses.refused"] += 1
 
-    def _fill(self, event: InboundBytes, envelope: WireEnvelope, index: int) -> None:
-        fill = envelope.fills[index]
+    def _fill(
+        self, event: InboundBytes, envelope: WireEnvelope, index: int, fill: SlotFill
+    ) -> None:
         site = self.sites.get(fill.dest_suffix)
         if site is None:
             if self.components.receive(event, envelope, index):
                 return
-            self._refuse(
-                event.peer,
-                index,
-                fill,
-                "UnknownSite",
-                f"nothing here receives at {fill.dest_suffix.hex() or 'an empty suffix'}",
-            )
-            return
+            suffix = fill.dest_suffix.hex() or "an empty suffix"
+            raise _RefusedFill("UnknownSite", f"nothing here receives at {suffix}")
         kind = envelope.correlation.kind
         if isinstance(site, ResponseSite):
             wanted = CorrelationKind.RESPONSE
         else:
             wanted = CorrelationKind.REQUEST if site.is_request else CorrelationKind.NONE
         if kind is not wanted:
-            self._refuse(
-                event.peer,
-                index,
-                fill,
+            raise _RefusedFill(
                 "CorrelationMismatch",
                 f"{site.name} takes {wanted.name}, the envelope says {kind.name}",
             )
-        elif isinstance(site, ResponseSite):
-            self._response(event, envelope, index, site)
-        elif self._may_send(event.peer, index, fill, site):
-            self._deliver(event, envelope, index, site)
+        if isinstance(site, ResponseSite):
+            self._response(event, envelope, index, fill, site)
+        else:
+            self._deliver(event, envelope, index, fill, site)
 
-    def _may_send(
-        self, peer: PeerId, index: int, fill: SlotFill, site: RecvSite | ResponseSite
-    ) -> bool:
-        """Return True if a peer plays a class that sends to a site; else refuse the fill.
+    def _check_sender(self, peer: PeerId, site: RecvSite | ResponseSite) -> None:
+        """Refuse the fill of a peer that plays no class that sends to a site.
 
         Its classes are those of the hello that was accepted, in a private network no more than its
         membership grants. A peer that never said hello, or is gone, plays nothing.
         """
         classes = self.neighbours.peers.classes_of(peer)
-        if not site.senders.isdisjoint(classes) or peer == self.neighbours.self_peer:
-            return True
-        self._refuse(
-            peer,
-            index,
-            fill,
-            "SenderNotOfClass",
-            f"{site.name} takes from {', '.join(sorted(site.senders))}, the peer plays "
-            f"{', '.join(classes) or 'no class'}",
-        )
-        return False
+        if site.senders.isdisjoint(classes) and peer != self.neighbours.self_peer:
+            raise _RefusedFill(
+                "SenderNotOfClass",
+                f"{site.name} takes from {', '.join(sorted(site.senders))}, the peer plays "
+                f"{', '.join(classes) or 'no class'}",
+            )
 
     # -- one-way and requests ----------------------------------------------------------------
 
     def _deliver(
-        self, event: InboundBytes, envelope: WireEnvelope, index: int, site: RecvSite
+        self,
+        event: InboundBytes,
+        envelope: WireEnvelope,
+        index: int,
+        fill: SlotFill,
+        site: RecvSite,
     ) -> None:
-        executor = self.executor
-        fill = envelope.fills[index]
+        peer = event.peer
+        self._check_sender(peer, site)
         node = accepts(site, fill.type_hash)
         if fill.trigger_only and not site.trigger_only and not isinstance(node, str):
             node = "TypeMismatch"
         if isinstance(node, str):
             expected = site.type_hash if site.type_hash is not None else 0
-            self._refuse(
-                event.peer,
-                index,
-                fill,
+            raise _RefusedFill(
                 node,
                 f"{site.name} expects {_type_text(site.declared, expected)}, the fill is "
                 f"{_hash_text(fill.type_hash)}{' without payload' if fill.trigger_only else ''}",
             )
-            return
         limit = self.limits.frames_per_peer
-        if limit is not None and executor.frames_of.get(event.peer, 0) >= limit:
-            self._refuse(
-                event.peer,
-                index,
-                fill,
+        if limit is not None and self.executor.frames_of.get(peer, 0) >= limit:
+            raise _RefusedFill(
                 "TooManyExecutions",
                 f"{limit} executions that this peer started are under way (limit frames_per_peer)",
             )
-            return
-        correlation = envelope.correlation
+        wire_req_id = envelope.correlation.wire_req_id
         deadline_ns = None
         if envelope.remaining_deadline_ns:
             deadline_ns = self.clock.now_ns + envelope.remaining_deadline_ns
         if not self.decoder.takes_now(event, site.site, node, fill.payload):
-            self.decoder.later(event, correlation.wire_req_id, deadline_ns, site.site, fill, index)
+            self.decoder.later(event, wire_req_id, deadline_ns, site.site, fill, index)
             return
-        value = self._decode(event.peer, index, fill, node, site.slot)
-        if value is None:
-            return
-        self._launch(
-            site, event.peer, correlation.wire_req_id, deadline_ns, event.charge.hold, value
-        )
+        value = self._decode(fill, node, site.slot)
+        self._launch(site, peer, wire_req_id, deadline_ns, event.charge.hold, value)
 
     def _launch(
         self,
@@ -315,43 +301,34 @@ class Inbound:
     # -- responses ---------------------------------------------------------------------------
 
     def _response(
-        self, event: InboundBytes, envelope: WireEnvelope, index: int, site: ResponseSite
+        self,
+        event: InboundBytes,
+        envelope: WireEnvelope,
+        index: int,
+        fill: SlotFill,
+        site: ResponseSite,
     ) -> None:
-        fill = envelope.fills[index]
-        wire_req_id = envelope.correlation.wire_req_id
-        cohort = self._wanted(event.peer, wire_req_id)
+        peer, wire_req_id = event.peer, envelope.correlation.wire_req_id
+        cohort = self._wanted(peer, wire_req_id)
         if cohort is None:
             return
         if cohort.site != site.site:
-            self._refuse(
-                event.peer,
-                index,
-                fill,
-                "UnknownSite",
-                f"the answer to {cohort.name} came to {site.name}",
-            )
-            return
-        if not self._may_send(event.peer, index, fill, site):
-            return
+            raise _RefusedFill("UnknownSite", f"the answer to {cohort.name} came to {site.name}")
+        self._check_sender(peer, site)
         node = answers_with(site, fill.type_hash, trigger_only=fill.trigger_only)
         if isinstance(node, str):
             wanted = " or ".join(kind.name for kind in site.answers) or "a value"
-            self._refuse(
-                event.peer,
-                index,
-                fill,
+            raise _RefusedFill(
                 node,
                 f"an answer to {cohort.name} of type {_hash_text(fill.type_hash)}; expected "
                 f"{wanted}",
             )
-            return
         self.round_trips.learn(envelope.edge_rtt_reports)
         if not self.decoder.takes_now(event, site.site, node, fill.payload):
             self.decoder.later(event, wire_req_id, None, site.site, fill, index)
             return
-        value = self._decode(event.peer, index, fill, node, None)
-        if value is not None:
-            self._answer(event.peer, wire_req_id, self.clock.now_ns, event.charge.hold, value)
+        value = self._decode(fill, node, None)
+        self._answer(peer, wire_req_id, self.clock.now_ns, event.charge.hold, value)
 
     def _wanted(self, peer: PeerId, wire_req_id: int) -> Cohort | None:
         """Return the cohort that waits for an answer of a peer; None, counted, when none does."""
@@ -415,17 +392,14 @@ class Inbound:
 
     # -- payloads ----------------------------------------------------------------------------
 
-    def _decode(
-        self, peer: PeerId, index: int, fill: SlotFill, node: TypeNode, slot: int | None
-    ) -> Value | None:
-        """Return the value of a fill; None, with a step, when it has none."""
+    def _decode(self, fill: SlotFill, node: TypeNode, slot: int | None) -> Value:
+        """Return the value of a fill."""
         if fill.trigger_only:
             return TRIGGER
         made = self._make(node, fill.payload, slot)
-        if type(made) is not tuple:
-            return made
-        self._refuse(peer, index, fill, *made)
-        return None
+        if type(made) is tuple:
+            raise _RefusedFill(*made)
+        return made
 
     def _make(self, node: TypeNode, payload: Buffer, slot: int | None) -> Value | Refusal:
         """Return the value of a payload, or why it has none. From any thread, backends too."""
@@ -450,9 +424,9 @@ class Inbound:
         self.reports.receive_failed(peer, index, fill.type_hash, fill.payload_size, kind, detail)
 
 
-def _check_count(items: Sized, cap: int | None, what: str) -> None:
-    if cap is not None and len(items) > cap:
-        raise DecodeError(f"an envelope with {len(items)} {what}; at most {cap} are taken")
+def _check_count(count: int, cap: int | None, what: str) -> None:
+    if cap is not None and count > cap:
+        raise DecodeError(f"an envelope with {count} {what}; at most {cap} are taken")
 
 
 def _hash_text(type_hash: int) -> str:
