@@ -29,7 +29,7 @@ from bbnode.sim.models import Clock, LinkModel, S
 from bbnode.sim.node import KEPT_STEPS, SimNode, Wire
 from bbnode.sim.trace import Trace, checksum, describe
 
-# How long a run waits when nobody says: longer than any deadline that is not a mistake.
+# The default limit of a run: longer than any deadline that is not a mistake.
 DEFAULT_LIMIT_NS = 3600 * S
 # Events at one and the same time. 10,000 nodes that talk with a hundred others need less.
 MAX_EVENTS_AT_ONCE = 10_000_000

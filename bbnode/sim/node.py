@@ -56,7 +56,7 @@ class SimNode:
         self.address = address
         self.clock = clock
         self.task_ns = task_ns
-        # Of the network: who this node is linked with, when it is polled next, and the time
+        # Kept by the network: the connections, when it is polled next, and the time
         # for which the agenda has a wakeup of it already.
         self.wires: dict[PeerId, Wire] = {}
         self.wake_ns: int | None = None

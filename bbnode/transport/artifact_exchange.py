@@ -28,7 +28,7 @@ from bbnode.transport.base import ProtocolStream, Transport, read_exactly
 from bbnode.transport.errors import StreamBrokenError
 
 ARTIFACT_PROTOCOL: Final = "/bbnode/artifact/1.0.0"
-# Of the chunks of rule 9: large enough for libp2p's full speed, and a disk write well under
+# Large enough for libp2p's full speed, and a disk write well under
 # what the loop may be blocked for.
 CHUNK_BYTES: Final = 256 * 1024
 
@@ -57,9 +57,9 @@ Provider = Callable[[str], BinaryIO | None]
 Progress = Callable[[int, int], None]
 
 
-def serve(backend: Transport, provide: Provider) -> None:
-    """Answer requests for artifacts on all connections; before the backend runs."""
-    backend.register_protocol(ARTIFACT_PROTOCOL, _server(provide))
+def serve(transport: Transport, provide: Provider) -> None:
+    """Answer requests for artifacts on all connections; before the transport runs."""
+    transport.register_protocol(ARTIFACT_PROTOCOL, _server(provide))
 
 
 def _server(provide: Provider) -> Callable[[ProtocolStream], Awaitable[None]]:
@@ -80,7 +80,7 @@ def _server(provide: Provider) -> Callable[[ProtocolStream], Awaitable[None]]:
             while chunk := await trio.to_thread.run_sync(data.read, CHUNK_BYTES):
                 with trio.fail_after(ARTIFACT_STALL_S):
                     await stream.write(chunk)
-        # Who has read it all may be gone by now.
+        # A peer that has read it all may be gone by now.
         with contextlib.suppress(StreamBrokenError):
             await stream.end()
 
@@ -88,7 +88,7 @@ def _server(provide: Provider) -> Callable[[ProtocolStream], Awaitable[None]]:
 
 
 async def fetch(
-    backend: Transport,
+    transport: Transport,
     peer: PeerId,
     sha256: str,
     file: Path,
@@ -98,7 +98,7 @@ async def fetch(
     """Fetch an artifact from a connected peer to `file`.
 
     Args:
-        backend: connected with `peer`.
+        transport: connected with `peer`.
         peer: who has it.
         sha256: its digest, 64 hex digits.
         file: where it goes; what is unfinished lies beside it as `<file>.part`, from which
@@ -113,7 +113,7 @@ async def fetch(
     partial = file.with_name(file.name + ".part")
     try:
         have = partial.stat().st_size if partial.exists() else 0
-        async with backend.open_stream(peer, ARTIFACT_PROTOCOL) as stream:
+        async with transport.open_stream(peer, ARTIFACT_PROTOCOL) as stream:
             await stream.write(_REQUEST.pack(bytes.fromhex(sha256), have))
             await stream.end()
             size = await _read_answer(stream, peer, sha256, partial)
@@ -147,7 +147,7 @@ async def fetch(
 
 
 async def _read_answer(stream: ProtocolStream, peer: PeerId, sha256: str, partial: Path) -> int:
-    """The size of the whole."""
+    """Return the size of the whole."""
     with trio.move_on_after(ARTIFACT_STALL_S) as scope:
         status, size = _ANSWER.unpack(await read_exactly(stream, _ANSWER.size))
     if scope.cancelled_caught:

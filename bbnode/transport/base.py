@@ -171,7 +171,7 @@ class PeerInfo:
     bytes_out: int = 0
     queued_envelopes: int = 0
     queued_bytes: int = 0
-    # Of the queued ones, under way now.
+    # Bytes of the queue that are in flight now.
     unacknowledged_bytes: int = 0
     # Messages, since the first connection that is not forgotten.
     acknowledged: int = 0

@@ -135,7 +135,7 @@ class Driver:
         self._wake.set()
 
     async def _sleep(self) -> None:
-        """Until something came in, or the engine's next deadline."""
+        """Sleep until something arrives, or until the engine's next deadline."""
         deadline = self._node.next_deadline()
         if deadline is None:
             await self._wake.wait()

@@ -28,8 +28,8 @@ from bbnode.transport.limits import TransportLimits
 _LEAST_SPAN_S: Final = 1.0
 # Until then a message counts as if all of it came soon; so long does a slow start of TCP take.
 FRESH_S: Final = 2.0
-# What will come within this, at the rate of now, is not given to another message. As long as an
-# honest burst of the largest messages takes; the rest of a slow one may wait for room.
+# Room for what will arrive within this, at the current rate, goes to no other message. An honest
+# burst of the largest messages takes as long; the rest of a slow one may wait for room.
 HORIZON_S: Final = 10.0
 # One that will take longer still, and has had as long, makes room for one that has waited for
 # `HORIZON_S`: else a few that are just fast enough would keep the room for hours.
@@ -41,9 +41,9 @@ _SERIAL = itertools.count()
 class SizeClass(enum.Enum):
     """The kinds of message, which have room of their own each."""
 
-    # Whole when it comes.
+    # Arrives whole.
     SMALL = "small"
-    # Comes in parts.
+    # Arrives in parts.
     BULK = "bulk"
     # Larger than the share of a peer.
     LARGE = "large"
@@ -131,7 +131,7 @@ class Transfer:
     evicted: Callable[[], None]
     # Bytes of the inbox that it has.
     charged: int = 0
-    # Whether there is a connection that could bring more.
+    # True while there is a connection that could bring more.
     attached: bool = True
     _serial: int = field(default_factory=lambda: next(_SERIAL))
 
@@ -203,7 +203,7 @@ class Inbox:
         self._closed = False
         # Called with the peer after room was made.
         self.on_room: Callable[[PeerId], None] | None = None
-        # Whether a peer is known for good: it gets room that is kept from strangers.
+        # True for a peer that has been of use: it gets room that is kept from strangers.
         self.is_known: Callable[[PeerId], bool] = lambda _peer: True
         # A peer's share, and so the largest message that is not a large one.
         self._largest = min(limits.inbox_bytes_per_peer, limits.inbox_bytes)

@@ -15,19 +15,19 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportLimits:
-    """Bounds of a backend. Each has a typed failure or a counter."""
+    """Bounds of a transport. Each has a typed failure or a counter."""
 
     max_message_bytes: int = bound(
         MAX_MESSAGE_BYTES, "bytes", "one message; a daemon's is its limits.envelope_bytes"
     )
-    # What is refused is lost to the execution that sent it, so a burst of what daemons take by
+    # A refused message is lost to the execution that sent it, so a burst of what daemons take by
     # default (256 MiB each) has to fit, and to wait until the peer has room. A message is kept by
     # reference, so that one that its op still has costs nothing more here.
     queue_envelopes: int = bound(1024, "envelopes", "of one peer, not yet acknowledged")
     queue_bytes: int = bound(
         1024 * _MIB, "bytes", "the same, on each lane; a message alone on its lane is always taken"
     )
-    # How much of it who may fill: `room.FILL_SIXTEENTHS`.
+    # The share that each kind of sender may fill: `inbox.FILL_SIXTEENTHS`.
     inbox_envelopes_per_peer: int = bound(
         1024, "envelopes", "received of one peer and not yet taken by the driver"
     )

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 SERVICE_TYPE: Final = "_p2p._udp.local."
 # A string of a TXT record says its length in one byte.
 _MAX_STRING_BYTES: Final = 255
-# How long a name that did not come with its TXT record is asked for it, in zeroconf's thread.
+# The time that a name without TXT record has to answer for it, in zeroconf's thread.
 _ASK_MS: Final = 1000
 # The goodbye is three packets in half a second.
 _CLOSE_S: Final = 2.0

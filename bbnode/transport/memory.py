@@ -177,7 +177,7 @@ class MemoryTransport(Transport):
         self._inbox.on_room, self._inbox.is_known = self._room_made, self._gate.is_known
         self._connections: dict[PeerId, _Connection] = {}
         self._wanted: dict[PeerId, tuple[Multiaddr, ...]] = {}
-        # What was not delivered when it stopped.
+        # Undelivered when it stopped.
         self._kept: list[Unsent] = []
         self._running = False
         self._stopping = trio.Event()
@@ -400,7 +400,7 @@ class MemoryTransport(Transport):
         return True
 
     def _room_made(self, peer: PeerId) -> None:
-        """An envelope of `peer` was taken: it may have more, and so may others."""
+        """Deliver more after an envelope of `peer` was read: of it first, then of others."""
         for each in [peer, *sorted(self._connections)]:
             connection = self._connections.get(each)
             if connection is not None:

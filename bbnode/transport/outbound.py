@@ -23,7 +23,7 @@ from bbnode.transport.errors import EnvelopeTooLargeError, FrameError, QueueFull
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.framing import HEADER_BYTES, Lane, Position, Resume
 
-# What a Yamux frame of libp2p's carries at most. Full frames are the fastest, so a chunk with its
+# The most that a Yamux frame of libp2p's carries. Full frames are the fastest, so a chunk with its
 # header is a number of them.
 YAMUX_PAYLOAD_BYTES: Final = 65_524
 CHUNK_BYTES: Final = 4 * YAMUX_PAYLOAD_BYTES - HEADER_BYTES
@@ -43,9 +43,9 @@ class Outbound:
     sent: int = 0
     acked: int = 0
     reached: int = 0
-    # What it takes of its lane's window now.
+    # Bytes that it takes of its lane's window now.
     charged: int = 0
-    # Whether its stream has to be told what it is before the next byte; whether it is to be
+    # Set when an OPEN has to precede the next byte; set when it is to be
     # begun once more.
     to_open: bool = True
     again: bool = False
@@ -267,7 +267,7 @@ class OutboundQueue:
         self.acknowledged_bytes += offset - item.acked
         item.acked = offset
         if offset > item.sent:
-            # Of what was sent before a rewind: the stream goes on from there.
+            # Sent before a rewind: the stream goes on from there.
             item.sent, item.to_open = offset, True
         lane.unacked -= item.charged - (item.sent - offset)
         item.charged = item.sent - offset

@@ -59,7 +59,7 @@ class Libp2pStream(ByteStream):
 
     @property
     def raw(self) -> Any:
-        """libp2p's own."""
+        """The stream of libp2p."""
         return self._stream
 
     async def read(self, max_bytes: int) -> bytes:
@@ -83,22 +83,22 @@ class Libp2pStream(ByteStream):
             raise StreamBrokenError(f"writing failed: {error!r}") from error
 
     async def write_patiently(self, data: bytes) -> None:
-        """As `write`; a reader that rests is waited for while the connection lives."""
+        """Write as `write` does, waiting for a slow reader while the connection lives."""
         try:
             await write_patiently(self._stream, data)
         except Exception as error:
             raise StreamBrokenError(f"writing failed: {error!r}") from error
 
     def make_patient(self) -> None:
-        """Ready it for `write_patiently`."""
+        """Prepare it for `write_patiently`."""
         make_patient(self._stream)
 
     def growing_window(self) -> None:
-        """Let the peer send ahead of us as libp2p sees fit."""
+        """Let libp2p size the receive window."""
         growing_window(self._stream)
 
     async def grant_window(self, window_bytes: int) -> None:
-        """Let the peer send so much ahead of us; at a broken stream the next call tells."""
+        """Set the receive window; if the stream is broken, the next call raises."""
         try:
             await grant_window(self._stream, window_bytes)
         except Exception as error:  # noqa: BLE001 - declared boundary, see the module
@@ -136,7 +136,7 @@ def socket_of(connection: Any) -> trio.SocketStream:
 
 
 def remote_address(connection: Any, peer: PeerId) -> Multiaddr:
-    """The other end: of a circuit, the relay's address and /p2p-circuit, which it was made with."""
+    """Return the other end: of a circuit, the relay's address and /p2p-circuit."""
     raw = raw_of(connection)
     if raw.get_connection_type() is ConnectionType.RELAYED:
         (circuit,) = raw.get_transport_addresses()
@@ -175,7 +175,7 @@ class Libp2pCarrier(Carrier):
         return await self.open_protocol(LANE_PROTOCOLS[lane])
 
     async def open_protocol(self, protocol_id: str) -> Libp2pStream:
-        """A new stream of any protocol; raises StreamBrokenError. Not to be cancelled.
+        """Open a stream of any protocol; raises StreamBrokenError. Not to be cancelled.
 
         On this very connection: libp2p's host would choose one of the peer's.
         """

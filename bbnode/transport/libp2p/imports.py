@@ -31,7 +31,7 @@ UNUSED = (
     "libp2p.discovery",
     "libp2p.relay",
 )
-# What has to be imported under the stand-ins: the core. Anything else comes later, if at all.
+# The core has to be imported under the stand-ins. Anything else comes later, if at all.
 CORE = "libp2p"
 
 

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _READ_BYTES: Final = 64 * 1024
 # Read ahead of the caller. Under the 256 KiB window that the other side begins with.
 _READ_AHEAD_BYTES: Final = 128 * 1024
-# How long the other side may take to read the rest and end its side, once we are done.
+# The time that the other side has to read the rest and end its side, once we are done.
 _LINGER_S: Final = 10.0
 # One write of a caller goes out in parts of this size, four full Yamux frames.
 _WRITE_BYTES: Final = 4 * 65_524
@@ -41,12 +41,12 @@ _WRITE_BYTES: Final = 4 * 65_524
 class ProtocolRules:
     """The bounds of one protocol's streams."""
 
-    # Of one peer, in each direction; the protocols that have no rules share
+    # Streams of one peer, in each direction; the protocols that have no rules share
     # `protocol_streams_per_peer`.
     streams_per_peer: int
-    # What the other side may send ahead of the reader.
+    # Bytes that the other side may send ahead of the reader.
     window_bytes: int
-    # Whether a writer waits for a reader that rests, for as long as the connection lives.
+    # True if a writer waits for a slow reader for as long as the connection lives.
     patient: bool
 
 
@@ -121,7 +121,7 @@ class PumpedStream(ProtocolStream):
             raise StreamBrokenError(str(self._broken)) from self._broken
 
     def abort(self, reason: str) -> None:
-        """Break it here and now: all calls raise, and `finish` resets it. Does not block."""
+        """Break the stream at once: all calls raise, and `finish` resets it. Does not block."""
         self._break(StreamBrokenError(reason))
         self._out.close()
         self._written.set()
@@ -151,7 +151,7 @@ class PumpedStream(ProtocolStream):
             self._change()
             if clean and self._broken is None:
                 await self._stream.end()
-                # What the other side has not read yet would be lost by a reset: its end
+                # Unread data of the other side would be lost by a reset: its end
                 # of the stream says that it has.
                 with trio.move_on_after(_LINGER_S):
                     await self._done.wait()
@@ -214,7 +214,7 @@ PumpedHandler: TypeAlias = Callable[[PumpedStream], Awaitable[None]]
 
 
 class Protocols:
-    """The other protocols of one backend: who serves them, and the streams that are open."""
+    """The other protocols of one transport: their handlers, and the open streams."""
 
     def __init__(self, counters: Counters, *, streams_per_peer: int, idle_s: float) -> None:
         """`idle_s`: a stream on which nothing moved for so long is reset."""
@@ -232,7 +232,7 @@ class Protocols:
         self._rules[protocol_id] = rules
 
     def raw_streams(self) -> set[Any]:
-        """libp2p's streams that are in use here."""
+        """Return libp2p's streams that are in use here."""
         return {stream.raw for stream in self._pumped_streams}
 
     def reap(self, now_s: float) -> None:
@@ -251,7 +251,7 @@ class Protocols:
         self._handlers[protocol_id] = handler
 
     async def serve(self, link: Link | None, protocol_id: str, raw: Libp2pStream) -> None:
-        """One stream that a peer opened, to its end."""
+        """Serve one stream that a peer opened, to its end."""
         place = self._place(link, protocol_id, ours=False)
         if link is None or place is None:
             self._counters.add("protocols.refused")
@@ -303,7 +303,7 @@ class Protocols:
     def _place(
         self, link: Link | None, protocol_id: str, *, ours: bool
     ) -> tuple[PeerId, bool, str] | None:
-        """Count one more stream, if there may be one."""
+        """Count one more stream; return its key, None if there may be none."""
         if link is None or (not ours and link.state is not LinkState.UP):
             return None
         place = (link.peer, ours, protocol_id if protocol_id in self._rules else "")

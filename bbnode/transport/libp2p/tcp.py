@@ -41,7 +41,7 @@ _KEEPALIVE_IDLE_S: Final = 10
 _KEEPALIVE_INTERVAL_S: Final = 5
 _KEEPALIVE_PROBES: Final = 3
 _USER_TIMEOUT_MS: Final = 20_000
-# What the kernel keeps beyond what is in flight: a small envelope waits behind no more than
+# Bytes that the kernel keeps beyond those in flight: a small envelope waits behind no more than
 # this of a large one.
 _NOTSENT_LOWAT_BYTES: Final = 128 * 1024
 
@@ -78,7 +78,7 @@ def set_link_options(stream: trio.SocketStream) -> None:
 
 
 def listen_endpoint(address: Multiaddr) -> tuple[str, int]:
-    """The IP address and port of a listen address; raises ListenError for any other kind."""
+    """Return the IP address and port of a listen address; raises ListenError for other kinds."""
     names = [protocol.name for protocol in address.protocols()]
     if names not in (["ip4", "tcp"], ["ip6", "tcp"]):
         raise ListenError(
@@ -93,7 +93,7 @@ def listen_endpoint(address: Multiaddr) -> tuple[str, int]:
 
 
 def remote_endpoint(stream: trio.SocketStream) -> tuple[str, int] | None:
-    """IP address and port of the other side, None when it is gone. libp2p's own drops IPv6."""
+    """Return IP address and port of the other side, None when it is gone. libp2p's drops IPv6."""
     try:
         host, port = stream.socket.getpeername()[:2]
     except OSError:
@@ -114,9 +114,9 @@ class ReadAheadStream(TrioTCPStream):
         super().__init__(stream)
         self._ahead = _NOTHING
         self._most = _UNSECURED_READ_BYTES
-        # What may still be given out unsecured.
+        # Bytes that may still be read before the connection is secured.
         self._left: int | None = MAX_UNSECURED_BYTES
-        # What it got when it was accepted, and whom to tell when it speaks.
+        # Its place from when it was accepted, and a callback for its first bytes.
         self.place: Place | None = None
         self.on_heard: Callable[[], None] | None = None
 
@@ -130,11 +130,11 @@ class ReadAheadStream(TrioTCPStream):
             return False
 
     def secured(self) -> None:
-        """The other side has proved who it is."""
+        """Lift the bounds that hold until the handshake is done."""
         self._most, self._left = _READ_AHEAD_BYTES, None
 
     async def read(self, n: int | None = None) -> bytes:
-        """Up to `n` bytes, in order; nothing at the end. Raises what libp2p's own does."""
+        """Return up to `n` bytes, in order; b"" at the end. Raises what libp2p's own does."""
         if n == 0:
             return b""
         if not self._ahead:
@@ -153,7 +153,7 @@ class ReadAheadStream(TrioTCPStream):
         return bytes(given)
 
 
-# Whether a connection that was accepted may go on; its place is held while the context is open.
+# Enters with True if an accepted connection may go on; its place is held while the context is open.
 Admit: TypeAlias = Callable[[ReadAheadStream], AbstractContextManager[bool]]
 
 
@@ -238,13 +238,13 @@ class BoundedTcp(TCP):
         raise OpenConnectionError(f"no answer from {maddr} within {self._connect_timeout_s:g} s")
 
     def create_listener(self, handler_function: THandler) -> TCPListener:
-        """An exclusive listener."""
+        """Return an exclusive listener."""
         return ExclusiveListener(
             handler_function, self.listen_failures, lambda stream: self.admit(stream)
         )
 
     def failure_text(self, address: Multiaddr) -> str:
-        """Why `address` could not be had, for a message."""
+        """Return why `address` could not be listened on, for a message."""
         error = self.listen_failures.get(str(address))
         if error is None:
             return "libp2p gave no reason"

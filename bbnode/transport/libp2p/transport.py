@@ -1,4 +1,4 @@
-"""The libp2p backend: TCP, Noise, Yamux, and links on top.
+"""The libp2p transport: TCP, Noise, Yamux, and links on top.
 
 Rule: only the files of this folder know libp2p. Connections reach us in two ways, a notice
 of the network and a stream that may come before it: both lead to the one link of that
@@ -58,12 +58,12 @@ from bbnode.transport.links.framing import Lane
 from bbnode.transport.links.link import Link, LinkState
 from bbnode.transport.links.transport import LinkTransport
 
-# What may be under way on each of a circuit's streams: over a round trip of 50 ms to the relay
+# Bytes in flight on each of a circuit's streams: over a round trip of 50 ms to the relay
 # that is 10 MB/s, and twice it is what a circuit costs a relay whose readers rest.
 _CIRCUIT_WINDOW_BYTES: Final = 512 * 1024
 # Between two looks for streams that are idle or belong to nobody.
 _MAINTAIN_S: Final = 2.0
-# How long a circuit waits for the connection with its relay: a dial and a hello.
+# The time that a circuit waits for the connection with its relay: a dial and a hello.
 _RELAY_S: Final = 10.0
 
 
@@ -252,7 +252,7 @@ class Libp2pTransport(LinkTransport):
         return 0 if self._relay_server is None else self._relay_server.circuits
 
     def _direct_link(self, peer: PeerId) -> Link | None:
-        """The connection with a peer that has said hello, unless it is relayed."""
+        """Return the connection with a peer that has said hello, unless it is relayed."""
         session = self._table.known(peer)
         link = None if session is None else session.primary
         if link is None or link.state is not LinkState.UP or is_relayed(link.carrier.address):
@@ -292,7 +292,7 @@ class Libp2pTransport(LinkTransport):
     # -- connections -----------------------------------------------------------------------
 
     def link_of(self, connection: Any) -> Link | None:
-        """The link of a connection, made on first sight; None when it is refused."""
+        """Return the link of a connection, made on first sight; None when it is refused."""
         link = self._links.get(connection)
         if link is None:
             link = self._attach(
@@ -310,13 +310,13 @@ class Libp2pTransport(LinkTransport):
         return link
 
     def connection_closed(self, connection: Any) -> None:
-        """The network says that a connection is gone."""
+        """Abort the link of a connection that libp2p has closed."""
         link = self._links.get(connection)
         if link is not None:
             link.abort("the connection was closed")
 
     def _frame_refused(self, muxer: Any, reason: str) -> None:
-        """A frame must not be: the muxer ends the connection, and its peer is told of here."""
+        """Report the peer of a refused frame; the muxer ends the connection."""
         for connection, link in list(self._links.items()):
             if connection.muxed_conn is muxer:
                 link.flooded(reason)
@@ -325,7 +325,7 @@ class Libp2pTransport(LinkTransport):
 
     @contextmanager
     def _admitted(self, stream: ReadAheadStream) -> Iterator[bool]:
-        """A place for a socket that was accepted, if it gets one, until its end."""
+        """Hold a place for an accepted socket until its end; yields False if there is none."""
         admission = self._table.admission
         remote = remote_endpoint(stream.stream)
         place = None
@@ -362,7 +362,7 @@ class Libp2pTransport(LinkTransport):
                     self._nursery.start_soon(reset_quietly, muxed)
 
     def _stray_streams(self) -> set[Any]:
-        """Streams that nobody here will read or end: those of which only one side is open, those
+        """Return streams that nobody here will read or end: those of which one side is open, those
         that peers opened and do not negotiate, and those of a lane that has a newer one.
         """
         used = self._protocols.raw_streams()
@@ -420,15 +420,15 @@ class Libp2pTransport(LinkTransport):
 class _Notices(INotifee):
     """Passes libp2p's notices on connections to us. `connected` runs inside the dial."""
 
-    def __init__(self, backend: Libp2pTransport) -> None:
-        self._backend = backend
+    def __init__(self, transport: Libp2pTransport) -> None:
+        self._transport = transport
 
     async def connected(self, network: Any, conn: Any) -> None:  # noqa: ARG002
-        if self._backend.link_of(conn) is None:
-            await self._backend.refuse(conn)
+        if self._transport.link_of(conn) is None:
+            await self._transport.refuse(conn)
 
     async def disconnected(self, network: Any, conn: Any) -> None:  # noqa: ARG002
-        self._backend.connection_closed(conn)
+        self._transport.connection_closed(conn)
 
     async def opened_stream(self, network: Any, stream: Any) -> None:
         pass
@@ -450,13 +450,13 @@ def _place_of(connection: Any) -> Place | None:
 
 
 def _without_peer(address: Multiaddr) -> Multiaddr:
-    """The address up to its /p2p part: whom we expect there is said apart."""
+    """Return the address up to its /p2p part: libp2p takes the expected peer separately."""
     names = [protocol.name for protocol in address.protocols()]
     return address.decapsulate_code(0x01A5) if "p2p" in names else address
 
 
 def _root_text(error: BaseException) -> str:
-    """The innermost cause, on one line: libp2p wraps the reason several times."""
+    """Return the innermost cause, on one line: libp2p wraps the reason several times."""
     seen: set[int] = set()
     while True:
         inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__

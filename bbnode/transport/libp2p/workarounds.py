@@ -136,7 +136,7 @@ class _RoomyStream(YamuxStream):
 
 
 def make_patient(stream: Any) -> None:
-    """Ready a stream for `write_patiently`."""
+    """Prepare a stream for `write_patiently`."""
     muxed = stream.muxed_stream
     muxed.room = trio.Event()
     # libp2p makes its streams itself, of the one class that it knows.
@@ -178,7 +178,7 @@ class BoundedCommunicator(MultiselectCommunicator):
         self._left = MAX_NEGOTIATION_MESSAGES
 
     async def read(self) -> str:
-        """The next message; raises MultiselectCommunicatorError for what is none."""
+        """Return the next message; raises MultiselectCommunicatorError for anything else."""
         self._left -= 1
         if self._left < 0:
             raise MultiselectCommunicatorError("the negotiation does not come to an end")
@@ -256,13 +256,13 @@ class FrameGuard:
         self._read: Callable[[int | None], Awaitable[bytes]] = muxer.secured_conn.read
         self._max_streams = max_streams
         self._on_refused = on_refused
-        # What is left of the frame that is being read.
+        # Bytes left of the frame that is being read.
         self._body = 0
-        # What all streams together may hold.
+        # Bytes that all streams together may hold.
         self.unread_bytes = unread_bytes
 
     async def read(self, n: int | None = None) -> bytes:
-        """As the secured connection reads; raises IOException at a frame that must not be."""
+        """Read as the secured connection does; raises IOException at a refused frame."""
         data = await self._read(n)
         if self._body:
             self._body -= len(data)
@@ -274,7 +274,7 @@ class FrameGuard:
         return data
 
     def _fault(self, header: bytes) -> str:
-        """Why a frame must not be; "" when it may."""
+        """Return why a frame is refused; "" when it is not."""
         version, kind, flags, number, length = _HEADER.unpack(header)
         if version != 0 or kind > yamux.TYPE_GO_AWAY:
             return f"no frame of the muxer: version {version}, type {kind}"
@@ -388,7 +388,7 @@ def build_host(
     bounds: Bounds | None = None,
     on_fault: Callable[[], None] = lambda: None,
 ) -> Any:
-    """A libp2p host with TCP, Noise and Yamux and nothing else (S1), hardened, not running.
+    """Return a libp2p host with TCP, Noise and Yamux and nothing else (S1), hardened, not running.
 
     `on_fault` is called for each exception that a stream handler let out. Raises
     InsecureTransportError when anything else would be on offer.
@@ -469,7 +469,7 @@ def require_noise_alone(host: Any) -> None:
     offers = []
     for stage in (upgrader.security_multistream, upgrader.muxer_multistream):
         selector = stage._selector
-        # What we would choose ourselves, and what a dialer is told we support.
+        # The protocols that we would choose, and those that a dialer is told we support.
         offers.append({str(each) for each in (*selector.handlers, *selector.multiselect.handlers)})
     if offers != [{str(NOISE_ID)}, {YAMUX_ID}]:
         raise InsecureTransportError(
@@ -479,7 +479,7 @@ def require_noise_alone(host: Any) -> None:
 
 
 def guard_streams(host: Any, on_fault: Callable[[], None], max_streams: int = MAX_STREAMS) -> None:
-    """Let no exception of a stream out of its task (S2), and bound a connection's streams."""
+    """Keep exceptions of a stream within its task (S2), and bound a connection's streams."""
     network = host.get_network()
     inner = network.common_stream_handler
 
@@ -544,7 +544,7 @@ def free_inbound_slots(host: Any) -> None:
 
 
 async def serve_inbound(host: Any, raw: RawConnection, address: Multiaddr) -> None:
-    """Let somebody secure a raw connection with us, and return when it has closed."""
+    """Secure an inbound raw connection, and return when it has closed."""
     try:
         muxed = await host.get_network().upgrade_inbound_raw_conn(raw, address)
         await muxed.event_closed.wait()
@@ -556,7 +556,7 @@ async def serve_inbound(host: Any, raw: RawConnection, address: Multiaddr) -> No
 
 
 async def close_quietly(closable: Any) -> None:
-    """Close whatever its state."""
+    """Close something, whatever its state; never raises."""
     try:
         await closable.close()
     except Exception as error:  # noqa: BLE001 - declared boundary: libp2p lets anything out
@@ -564,7 +564,7 @@ async def close_quietly(closable: Any) -> None:
 
 
 def drop_resource_manager(host: Any) -> None:
-    """Do without libp2p's resource manager, which loses a slot with each cancelled dial (S7).
+    """Remove libp2p's resource manager, which loses a slot with each cancelled dial (S7).
 
     What it bounds is bounded by us: connections, connections of one peer, streams of one
     connection, bytes unread.
@@ -579,7 +579,7 @@ def bound_handshakes(
     inbound_s: float | None = None,
     on_late: Callable[[], None] = lambda: None,
 ) -> None:
-    """Put a time-out into the security handshake, and do not repeat failed dials on our back.
+    """Put a time-out into the security handshake, and let libp2p not repeat failed dials.
 
     `inbound_s` is that of who dialled us; `on_late` is told when it was too short for one.
     """
@@ -605,7 +605,7 @@ def bound_handshakes(
 
 
 def silence_muxer_pings(host: Any) -> None:
-    """Let Yamux send no pings of its own (S11); ours travel on the control stream.
+    """Keep Yamux from sending pings of its own (S11); ours travel on the control stream.
 
     Set on each connection: libp2p makes its own Yamux, whatever class it was given.
     """
@@ -633,7 +633,7 @@ def dial_nobody_unasked(host: Any) -> None:
 
 
 def ask_for_no_identity(host: Any) -> None:
-    """Open no identify stream on each new connection; ours says more. We still answer."""
+    """Keep libp2p from opening an identify stream on each connection; our hello says more."""
 
     def schedule(peer_id: Any, *, reason: str) -> None:  # noqa: ARG001
         return
@@ -643,7 +643,7 @@ def ask_for_no_identity(host: Any) -> None:
 
 @asynccontextmanager
 async def running(host: Any, listen: Sequence[Multiaddr]) -> AsyncIterator[None]:
-    """`host.run`, ended without leaking the sockets of connections that are still open.
+    """Run a host, and end it without leaking the sockets of open connections.
 
     Stopped by cancellation, 0.8.1 is cancelled itself before it has closed them.
     """

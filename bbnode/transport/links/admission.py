@@ -40,7 +40,7 @@ class Stage(enum.Enum):
     GONE = "gone"
 
 
-# How long a connection has its place for itself, in seconds, before a newcomer may take it. A
+# Seconds for which a connection has its place for itself, before a newcomer may take it. A
 # handshake that goes on takes some tens of milliseconds of ours and three round trips.
 GRACE_S: Final[dict[Stage, float]] = {
     Stage.SILENT: 0.5,
@@ -54,7 +54,7 @@ class Place:
     """One connection, from its socket to its end."""
 
     prefixes: tuple[str, ...]
-    # Whether the bounds per prefix are for it.
+    # True if the bounds per prefix apply to it.
     bounded: bool
     since_s: float
     # Ends it at once, for this reason. Does not block.
@@ -64,8 +64,8 @@ class Place:
     standing: Standing = Standing.STRANGER
     # Dialled by us: whom we want to have.
     dialled: bool = False
-    # Whether bytes have come that nobody has read: on a busy machine nobody is dropped for our
-    # own slowness.
+    # Returns True if bytes have arrived that nobody has read yet: on a busy machine nobody is
+    # dropped for our own slowness.
     has_spoken: Callable[[], bool] = lambda: False
 
 
@@ -248,7 +248,7 @@ class Admission:
         if place.standing is Standing.STRANGER:
             return self._room_for_stranger(place, now_s)
         while self.settled >= limits.max_connections:
-            # However short it has been there: we know nothing of it.
+            # Regardless of its age: we know nothing of it.
             if not self._drop_stranger(self._strangers.places, now_s, 0.0):
                 return "all connections are taken by members and peers we know"
         return ""

@@ -64,9 +64,9 @@ class FrameType(enum.IntEnum):
     BYE_ACK = 6
     # Send to me on this connection, from these positions on.
     RESUME = 7
-    # What follows on this stream answers the RESUME of this round.
+    # The frames that follow on this stream answer the RESUME of this round.
     START = 8
-    # What was taken of a lane.
+    # The position up to which a lane was accepted.
     ACK = 9
     # A large message begins, or goes on.
     OPEN = 10

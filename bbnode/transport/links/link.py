@@ -291,7 +291,7 @@ class Link:
         self.settled = trio.Event()
         # Set once the connection is gone and the owner knows.
         self.closed = trio.Event()
-        # What we tell the peer to begin with, until it is told; what it told us.
+        # The RESUME that the peer is to be sent, until it is; and the one it sent.
         self.resume_due: Resume | None = None
         self.resume_in: Resume | None = None
         # The round of the RESUME that our messages answer.
@@ -689,7 +689,7 @@ class LaneReader:
         return link.hello is not None
 
     def _receiver(self) -> Receiver | None:
-        """The record that takes what comes here; None when it will be sent again elsewhere."""
+        """Return the receiver of what arrives here; None when it will be sent again elsewhere."""
         receiver = self._link.owner.receiver(self._link)
         if receiver is not None and self._round == receiver.round:
             return receiver
@@ -810,7 +810,7 @@ class LaneWriter:
                 acks.due, acks.since = False, 0
 
     def _small(self, out: bytearray) -> int:
-        """Small messages, as many as go in one write."""
+        """Append as many small messages as go in one write; return how many."""
         link, sent = self._link, 0
         if link.granted is None or not link.owner.sends(link):
             return sent

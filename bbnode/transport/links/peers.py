@@ -69,12 +69,12 @@ class PeerSession:
     links: list[Link] = field(default_factory=list)
     # The link on which everything is sent.
     primary: Link | None = None
-    # What came from the peer, and the link that brings more.
+    # The receiving side, and the link that feeds it.
     receiver: Receiver | None = None
     feeder: Link | None = None
     # The process of the peer that we last talked to.
     session_id: str = ""
-    # What it said it plays, on the link that is in use; it was announced as that.
+    # The classes that it said it plays, on the link in use; it was announced with them.
     classes: tuple[str, ...] = ()
     since_s: float = 0.0
     # Bytes of links that are closed; those of open ones are theirs.
@@ -241,7 +241,7 @@ class PeerTable(LinkOwner):
         # Called when a session will have to be looked at by `expire`.
         self.on_lost: Callable[[], None] = lambda: None
 
-    # -- for the backend -------------------------------------------------------------------
+    # -- for the transport -----------------------------------------------------------------
 
     def session(self, peer: PeerId) -> PeerSession:
         """Return the session of a peer, made when there is none."""
@@ -324,7 +324,7 @@ class PeerTable(LinkOwner):
             self._sessions.pop(session.peer, None)
 
     def send(self, peer: PeerId, data: Buffer | Sequence[Buffer], tag: int) -> None:
-        """Queue an envelope; see Backend.send."""
+        """Queue an envelope; see `Transport.send`."""
         session = self._sessions.get(peer)
         try:
             if session is None or not session.takes_messages:

@@ -172,7 +172,7 @@ class Receiver:
     # Bytes taken of large messages; only grows.
     progress: int = 0
     lanes: dict[Lane, LaneState] = field(init=False)
-    # Of small messages, the next that the inbox has not got.
+    # The next small message that the inbox has not got.
     _accepted: int = 1
     _partial: Partial | None = None
     # The large message that was given up last: it takes nobody else's room for that.
@@ -280,7 +280,7 @@ class Receiver:
         partial.buffer = None
         self._evicted_number = partial.number
         self.counters.add("inbound.evicted")
-        # What is held comes after it on its lane.
+        # All that is held comes after it on its lane.
         self._bulk.drop_held(partial.number)
         self.on_evicted()
 

@@ -279,7 +279,7 @@ class LinkTransport(Transport):
             for session in self._table.sessions():
                 if session.primary is not None:
                     await session.queue.wait_idle()
-        # What is relayed goes first: it needs the connection with its relay for its goodbye.
+        # Relayed links first: they need the connection with their relay for the goodbye.
         relayed = [link for link in self._table.links() if is_relayed(link.carrier.address)]
         half = (trio.current_time() + deadline) / 2
         for links, until in ((relayed, half), (self._table.links(), deadline)):
@@ -305,7 +305,7 @@ class LinkTransport(Transport):
         self._nursery.start_soon(self._keep, session, scope, name=f"dialer {session.peer.short}")
 
     async def _keep(self, session: PeerSession, scope: trio.CancelScope) -> None:
-        """The dialer task of one peer. Only its waits are ever cancelled, never a dial."""
+        """Keep one peer connected. Only its waits are ever cancelled, never a dial."""
         redial = DialBackoff(self._limits, self._random)
         up_since = math.inf
         with scope:
@@ -333,7 +333,7 @@ class LinkTransport(Transport):
                     await session.up.wait()
 
     async def _hold(self, session: PeerSession) -> None:
-        """Until the connection is lost, or a relayed one was tried to be replaced."""
+        """Wait until the connection is lost, or try to replace a relayed one."""
         with trio.move_on_after(self._limits.direct_retry_s):
             await session.down.wait()
             return

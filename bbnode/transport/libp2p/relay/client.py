@@ -60,7 +60,7 @@ class CircuitPipe(ReadWriteCloser):
         self.closed = trio.Event()
 
     async def read(self, n: int | None = None) -> bytes:
-        """Between 1 and `n` bytes, b"" at the end; raises IOException."""
+        """Return 1 to `n` bytes, b"" at the end; raises IOException."""
         if not self._rest:
             try:
                 data = await self._stream.read(_READ_BYTES)
@@ -73,7 +73,7 @@ class CircuitPipe(ReadWriteCloser):
         return bytes(part)
 
     async def write(self, data: bytes) -> None:
-        """All of `data`; raises ConnectionClosedError."""
+        """Write all of `data`; raises ConnectionClosedError."""
         try:
             await self._stream.write(data)
         except StreamBrokenError as error:
@@ -81,14 +81,14 @@ class CircuitPipe(ReadWriteCloser):
         self._count(len(data))
 
     async def close(self) -> None:
-        """End it at once; whoever reads or writes comes back with an error."""
+        """End it at once: pending reads and writes raise."""
         self.closed.set()
         self.worn.set()
         self._stream.abort("the circuit was closed here")
         await trio.lowlevel.checkpoint()
 
     def get_remote_address(self) -> tuple[str, int] | None:
-        """None: the address of a circuit is no IP address."""
+        """Return None: the address of a circuit is no IP address."""
         return None
 
     def _count(self, size: int) -> None:
@@ -133,11 +133,11 @@ class RelayClient:
         protocols.register(RELAYED_PROTOCOL, self._serve)
 
     def addresses(self) -> list[Multiaddr]:
-        """Where others reach us through relays."""
+        """Return the addresses at which others reach us through relays."""
         return self.routes(self._own)
 
     def routes(self, peer: PeerId) -> list[Multiaddr]:
-        """Addresses of a peer through our relays, if it has a reservation there as well."""
+        """Return addresses of a peer through our relays, should it have a reservation there."""
         return [
             Multiaddr(f"{address}/{CIRCUIT}/p2p/{peer}")
             for relay, address in self._reserved.items()
@@ -147,7 +147,7 @@ class RelayClient:
     # -- reservations ----------------------------------------------------------------------
 
     async def hold_reservation(self, link: Link) -> None:
-        """Have one with the peer of a link, if it is a relay and we need it, while it is up."""
+        """Hold a reservation with the peer of a link, if it is a relay and we need one."""
         await link.settled.wait()
         direct = not is_relayed(link.carrier.address)
         if (
@@ -163,7 +163,7 @@ class RelayClient:
         self._note(link, held=False)
 
     async def _keep_reserving(self, link: Link) -> None:
-        """Until cancelled, or the peer turns out to be no relay."""
+        """Renew a reservation until cancelled, or until the peer turns out to be no relay."""
         async with self._places:
             while link.state is LinkState.UP:
                 wait_s = await self._reserve(link)
@@ -206,7 +206,7 @@ class RelayClient:
     # -- circuits --------------------------------------------------------------------------
 
     async def _serve(self, stream: PumpedStream) -> None:
-        """A relay brings somebody: let them secure the connection, and hold it."""
+        """Accept a connection that a relay brings, and hold it."""
         if stream.peer not in self._reserved:
             await write_answer(stream, RelayAnswer(status=RelayStatus.NO_RESERVATION))
             return
@@ -215,7 +215,7 @@ class RelayClient:
         await serve_inbound(self._host, raw, address)
 
     async def dial(self, relay: Link, peer: PeerId) -> Any:
-        """A libp2p connection with `peer` through the relay at the other end of a link.
+        """Return a libp2p connection with `peer` through the relay at the other end of a link.
 
         Raises RelayRefusedError with the relay's reason, and DialError.
         """
@@ -271,7 +271,7 @@ class RelayClient:
             report.close()
 
     async def _replace(self, relay: Link, peer: PeerId) -> None:
-        """A new circuit, which both sides keep rather than the old one."""
+        """Dial a new circuit, which both sides keep rather than the old one."""
         try:
             await self.dial(relay, peer)
         except DialError as error:
@@ -280,7 +280,7 @@ class RelayClient:
 
 
 def _raw(pipe: CircuitPipe, relay: Link, *, initiator: bool) -> tuple[RawConnection, Multiaddr]:
-    """A circuit as libp2p takes it. Who is at its other end, the handshake proves."""
+    """Return a circuit as libp2p takes it; the handshake proves who is at its other end."""
     address = Multiaddr(f"{relay.carrier.address}/{CIRCUIT}")
     return RawConnection(pipe, initiator, ConnectionType.RELAYED, [address]), address
 

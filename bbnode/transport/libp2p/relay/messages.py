@@ -22,7 +22,7 @@ from bbnode.transport.base import ProtocolStream, read_exactly
 RELAY_PROTOCOL: Final = "/bbnode/relay/1"
 RELAYED_PROTOCOL: Final = "/bbnode/relayed/1"
 
-# What is asked, and the length of the PeerId that follows, 0 for none.
+# The command, and the length of the PeerId that follows, 0 for none.
 _REQUEST: Final = struct.Struct("!BB")
 # Status, seconds and bytes: of a reservation its time, of a circuit both of its bounds.
 _ANSWER: Final = struct.Struct("!BIQ")

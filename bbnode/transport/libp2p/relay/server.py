@@ -66,11 +66,11 @@ class RelayServer:
 
     @property
     def circuits(self) -> int:
-        """Circuits that there are now, those that are being set up among them."""
+        """The number of circuits, including those being set up."""
         return self._circuits
 
     async def serve(self, stream: PumpedStream) -> None:
-        """One request of a peer, and the circuit that comes of it."""
+        """Serve one request of a peer, and the circuit that it asks for."""
         with trio.move_on_after(ANSWER_S) as scope:
             try:
                 request = await read_request(stream)
@@ -170,7 +170,7 @@ class RelayServer:
             self._counters.add("relay.circuits_closed")
 
     async def _join(self, near: PumpedStream, far: PumpedStream) -> None:
-        """Pass on what comes from either end until one is gone, or too much has."""
+        """Pass bytes between the two ends until one is gone, or the bound is reached."""
         settings = self._settings
         await write_answer(
             near,
@@ -202,7 +202,7 @@ class RelayServer:
                             return
                         await sink.write(part)
                     except StreamBrokenError:
-                        # Whoever reads from there sees it as well, after the rest of it.
+                        # The reader of that stream sees it as well, after the rest of it.
                         return
 
             nursery.start_soon(pass_on, near, far)
