@@ -95,7 +95,7 @@ class DialBackHost(Backend, ProtocolHost, Protocol):
     """A backend that carries the protocol, and can look at an address."""
 
     async def probe(self, address: Multiaddr, peer: PeerId) -> None:
-        """See that `peer` answers at `address`, without a connection; raises DialError."""
+        """Check that `peer` answers at `address`, without a connection; raises DialError."""
         ...
 
 
