@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +88,7 @@ def write(state_dir: Path, checkpoint: Checkpoint) -> None:
         if _is_good(path):
             path.replace(path.with_suffix(".previous"))
         fresh.replace(path)
-        _sync_directory(state_dir)
+        paths.sync_directory(state_dir)
     except OSError as error:
         raise paths.StorageError(f"{path}: cannot be written: {error.strerror}") from error
 
@@ -131,15 +130,6 @@ def _is_good(path: Path) -> bool:
     except (OSError, CheckpointRefused):
         return False
     return True
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make renames survive a power cut."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class _Body(BaseModel, strict=True):
