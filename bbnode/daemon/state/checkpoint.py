@@ -132,7 +132,7 @@ def _is_good(path: Path) -> bool:
     return True
 
 
-class _Body(BaseModel, strict=True):
+class _CheckpointBody(BaseModel, strict=True):
     """A checkpoint as the file has it; of an earlier release there is no `unsent`."""
 
     artifact_sha256: str
@@ -157,7 +157,7 @@ def _parse(data: bytes) -> Checkpoint:
     if version != FORMAT_VERSION:
         raise CheckpointRefused(f"format {version!r}, this bbnode reads {FORMAT_VERSION}")
     try:
-        read = _Body.model_validate(fields)
+        read = _CheckpointBody.model_validate(fields)
         unsent = tuple(
             UnsentEnvelope(peer=PeerId.from_bytes(peer), tag=tag, data=data)
             for peer, tag, data in read.unsent
