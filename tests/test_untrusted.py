@@ -21,7 +21,7 @@ OWN_STATE = {
     "components/global_registry.py",
     "components/global_registry_client.py",
     "components/selectors.py",
-    "daemon/checkpoint.py",
+    "daemon/state/checkpoint.py",
     "engine/snapshot/whole.py",
 }
 # Show names that stand in an artifact, which are texts of a bounded length.
@@ -130,7 +130,7 @@ def test_modules_of_decoders_do_not_show_recurse_or_loop_freely() -> None:
         "access/exchange.py", "access/sealed.py", "access/ticket.py", "ir/address.py",
         "ir/codec.py", "ir/envelope.py", "ir/peer.py", "transport/hello.py",
         "transport/framing.py", "transport/mdns.py", "transport/libp2p/relay_messages.py",
-        "components/global_registry_messages.py", "daemon/dial_back.py",
+        "components/global_registry_messages.py", "daemon/network/dial_back.py",
     } <= set(handling)  # fmt: skip
     assert {where: bad for where, tree in handling.items() if (bad := faults(tree))} == {}
 

@@ -260,14 +260,18 @@ def write_atomically(path: Path, data: bytes, *, mode: int) -> None:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-        # The rename itself has to survive a power cut too.
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(path.parent)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the renames in a directory survive a power cut. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove_orphans(state_dir: Path, own: Container[str]) -> list[Path]:

@@ -62,6 +62,23 @@ def test_reference_is_what_init_prints(capsys: pytest.CaptureFixture[str]) -> No
     assert "stop_grace_s = 5.0  (s)" in reference
 
 
+@pytest.mark.parametrize(
+    ("options", "page"),
+    [(["--markdown"], "config.md"), (["--components", "--markdown"], "components-reference.md")],
+)
+def test_the_pages_in_docs_are_printed(
+    capsys: pytest.CaptureFixture[str], options: list[str], page: str
+) -> None:
+    assert main(["config", "reference", *options]) == 0
+    docs = Path(__file__).parents[2] / "docs"
+    assert capsys.readouterr().out == (docs / page).read_text("utf-8")
+
+
+def test_limits_have_no_markdown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "reference", "--limits", "--markdown"]) == 2
+    assert "--limits goes with --json alone" in " ".join(capsys.readouterr().err.split())
+
+
 def test_limits_are_all_printed_with_unit_and_reason(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "reference", "--limits"]) == 0
     text = capsys.readouterr().out

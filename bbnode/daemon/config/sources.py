@@ -89,7 +89,7 @@ def resolve(
     sources: dict[str, str] = {}
     if file is not None:
         merged = _read_file(file)
-        origins = dict.fromkeys(_leaves(merged), "file")
+        origins = dict.fromkeys((key.partition("[")[0] for key in _leaves(merged)), "file")
     for key, value, source in (*_environment(environ), *_flags(flags)):
         _assign(merged, key, value, source)
         origins[key] = "environment" if source.startswith("environment") else "flags"
@@ -111,22 +111,23 @@ def shown(resolved: ResolvedConfig) -> Iterator[tuple[str, Any, str]]:
     are numbered from 0, as `invoke[0].target`.
     """
     config, origins = resolved.config, resolved.origins
-    given = _tree_leaves(overrides(config))
-    for key, value in _tree_leaves(config.model_dump(mode="json", by_alias=True)).items():
+    given = _leaves(overrides(config))
+    for key, value in _leaves(config.model_dump(mode="json", by_alias=True)).items():
         # The items of a list of tables come from one place, but for their own defaults.
         source = origins.get(key) or (origins.get(key.partition("[")[0]) if key in given else None)
         yield key, value, source or "default"
 
 
-def _tree_leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return all values by dotted name; the items of a list of tables are numbered from 0."""
     found: dict[str, Any] = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict) and value:
-            found |= _tree_leaves(value, f"{key}.")
+            found |= _leaves(value, f"{key}.")
         elif isinstance(value, list) and value and all(isinstance(v, dict) for v in value):
             for index, item in enumerate(value):
-                found |= _tree_leaves(item, f"{key}[{index}].")
+                found |= _leaves(item, f"{key}[{index}].")
         else:
             found[key] = value
     return found
@@ -228,13 +229,6 @@ def _assign(tree: dict[str, Any], key: str, value: Any, source: str) -> None:
             raise ConfigError(f"{source}: {key}: [{name}] is a list or a value, not a table")
         tree = below
     tree[last] = value
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
-    found: list[str] = []
-    for name, value in tree.items():
-        found += _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name]
-    return found
 
 
 def _validate(data: dict[str, Any], where: str, sources: Mapping[str, str]) -> NodeConfig:

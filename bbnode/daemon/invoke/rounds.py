@@ -41,6 +41,12 @@ FAILED_ROUNDS = 3
 FAILED_PERIODS = 3
 
 
+_SHOWN_OF_A_ROUND = (
+    *("target", "execution", "ok", "seconds", "bytes", "responded", "missing"),
+    *("refused", "failures", "outputs"),
+)
+
+
 class TooFewPeers(DeploymentError):
     """The start condition did not hold in time, and the configuration says to fail."""
 
@@ -67,19 +73,8 @@ class Round:
 
     def as_json(self) -> dict[str, Any]:
         """Return the round as events and the control plane show it."""
-        return {
-            "round": self.number,
-            "target": self.target,
-            "execution": self.execution,
-            "ok": self.ok,
-            "seconds": round(self.seconds, 6),
-            "bytes": self.bytes,
-            "responded": self.responded,
-            "missing": self.missing,
-            "refused": self.refused,
-            "failures": self.failures,
-            "outputs": self.outputs,
-        }
+        shown = {name: getattr(self, name) for name in _SHOWN_OF_A_ROUND}
+        return {"round": self.number, **shown, "seconds": round(self.seconds, 6)}
 
 
 class Rounds:
@@ -273,15 +268,13 @@ class Rounds:
                 current.outputs[step.topic] = summarize(step.value)
             case steps.OpFailed() if step.execution == current.execution:
                 current.failures.append(f"{step.op}: {step.kind}: {step.detail}")
-            case steps.Telemetry(name="request.closed") if (
-                step.attributes.get("execution") == current.execution
-            ):
-                current.responded += [str(p) for p in step.attributes["responded"]]
-                current.missing += [str(p) for p in step.attributes["missing"]]
-            case steps.Telemetry(name="contribution.refused") if (
-                step.attributes.get("execution") == current.execution
-            ):
-                current.refused[str(step.attributes["peer"])] = step.attributes["reason"]
+            case steps.Telemetry() if step.attributes.get("execution") != current.execution:
+                return
+            case steps.Telemetry(name="request.closed", attributes=said):
+                current.responded += [str(p) for p in said["responded"]]
+                current.missing += [str(p) for p in said["missing"]]
+            case steps.Telemetry(name="contribution.refused", attributes=said):
+                current.refused[str(said["peer"])] = said["reason"]
             case steps.ExecutionFinished() if step.execution == current.execution:
                 current.ok = step.ok
                 current.seconds = trio.current_time() - current.started_s

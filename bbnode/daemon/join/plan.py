@@ -35,6 +35,7 @@ from bbnode.engine.planning.program import SlotPlan, plan_program
 # Of the caps those that say what a peer can make this machine keep.
 _SHOWN_LIMITS = ("envelope_bytes", "ingress_bytes", "ingress_events", "frames", "pending_async")
 
+_SHOWN_OF_A_SLOT = ("slot", "role", "component", "installed")
 # Of a setting that the artifact has.
 _SHOWN_CHARS = 80
 
@@ -92,10 +93,7 @@ class Plan:
             "classes": list(self.classes),
             "slots": [
                 {
-                    "slot": slot.slot,
-                    "role": slot.role,
-                    "component": slot.component,
-                    "installed": slot.installed,
+                    **{name: getattr(slot, name) for name in _SHOWN_OF_A_SLOT},
                     "given": dict(slot.given),
                     "files": {name: slot.given[name] for name in slot.files},
                     "settings": list(slot.settings),

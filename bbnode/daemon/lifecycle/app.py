@@ -153,7 +153,7 @@ class Daemon:
         self._preparing: set[str] = set()
         self._progress = trio.Event()  # something changed that `_prepare_components` waits for
         self._rounds: list[Rounds] = []
-        self._keeper = checkpoint.Checkpointer(
+        self._checkpointer = checkpoint.Checkpointer(
             self._state_dir, self._artifact.sha256, self._node, self._rounds
         )
         self._control = ControlPlane(
@@ -165,7 +165,7 @@ class Daemon:
             driver=self._driver,
             ping=ping.register(self._backend),
             dial_back=dial_back.register(self._backend),
-            save=self._keeper.save_now,
+            save=self._checkpointer.save_now,
             stop=self._ask_to_stop,
             reload=self._reload,
             access=access,
@@ -186,14 +186,14 @@ class Daemon:
         self._control.host.rounds = self._rounds
         self._control.host.counters.append(self._discovery.counters)
         self._control.host.discovery = self._discovery.as_json
-        self._keeper.on_saved = self._control.host.note_saved
+        self._checkpointer.on_saved = self._control.host.note_saved
         self._watch = Watch(
             watched=WatchTargets(
                 node=self._node,
                 rounds=self._rounds,
                 tasks_running=lambda: self._driver.tasks_running,
-                saved_s=lambda: self._keeper.saved_s,
-                save_every_s=lambda: self._keeper.every_s,
+                saved_s=lambda: self._checkpointer.saved_s,
+                save_every_s=lambda: self._checkpointer.every_s,
                 alone_since_s=lambda: self._discovery.alone_since_s,
                 membership=access.own_standing,
             ),
@@ -246,9 +246,9 @@ class Daemon:
                 for peer in self._resend.peers:
                     self._discovery.miss(peer)
                 for rounds in self._rounds:
-                    work.start_soon(rounds.run, self._keeper.save)
-                self._keeper.set_period(self._resolved.config.node.snapshot_every_s)
-                work.start_soon(self._keeper.run)
+                    work.start_soon(rounds.run, self._checkpointer.save)
+                self._checkpointer.set_period(self._resolved.config.node.snapshot_every_s)
+                work.start_soon(self._checkpointer.run)
                 self._say_ready()
                 work.start_soon(self._watch.run)
                 nursery.start_soon(sd_notify.report, self._status_line, self._polls)
@@ -322,11 +322,11 @@ class Daemon:
             self._driver.take_rest()
             # First of all: what follows depends on others.
             unsent = self._backend.unsent()
-            self.last_resort.saved = await self._keeper.save_last(unsent)
+            self.last_resort.saved = await self._checkpointer.save_last(unsent)
             await self._backend.stop(grace_s * TRANSPORT_GRACE_SHARE)
             left = self._backend.unsent()
             if self._driver.take_rest() or len(left) != len(unsent):
-                self.last_resort.saved |= await self._keeper.save_last(left)
+                self.last_resort.saved |= await self._checkpointer.save_last(left)
             unsent = left
         if scope.cancelled_caught:
             logger.warning("stop took too long, leaving")
@@ -361,7 +361,7 @@ class Daemon:
         node = new.config.node
         if changes.touch("node.log_"):
             logs.configure(node.log_level, node.log_format)
-        self._keeper.set_period(node.snapshot_every_s)
+        self._checkpointer.set_period(node.snapshot_every_s)
         self._resolved = self._control.host.resolved = new
         if changes.touch("network.bootstrap") or changes.touch("discovery.min_peers"):
             self._discovery.configure(new.config.network, new.config.discovery)

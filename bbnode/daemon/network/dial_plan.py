@@ -55,7 +55,7 @@ BOOTSTRAP_MOVES: Final[Mapping[tuple[DialState, PeerChange], DialState]] = {
 
 
 class BootstrapDialPlan:
-    """Which bootstrap peers to keep connected; all of them where `min_peers` is None."""
+    """The bootstrap peers to keep connected; all of them where `min_peers` is None."""
 
     def __init__(self, peers: Iterable[PeerId], min_peers: int | None = None) -> None:
         # In the order in which they are tried; who was lost goes to the end.
@@ -185,7 +185,7 @@ class DialBudget:
 
 
 class LearnedDialPlan:
-    """Which learned peers to dial: those that were wanted lately, or that are still told of."""
+    """The learned peers to dial: those wanted lately, and those that are still announced."""
 
     def __init__(self, max_peers: int = MAX_LEARNED) -> None:
         # Who was wanted longest ago first.
@@ -227,7 +227,7 @@ class LearnedDialPlan:
         return known is None or known.addresses != fresh.addresses
 
     def drop(self, peer: PeerId) -> None:
-        """Want a peer no more."""
+        """Stop dialling a peer."""
         self._peers.pop(peer, None)
 
     def advance(

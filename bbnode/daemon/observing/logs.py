@@ -15,10 +15,9 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import MappingProxyType
 from typing import IO, Any
 
 from bbnode.ir.caps import LOG_BURST, LOG_WINDOW_S, MAX_LOG_KINDS, MAX_LOG_VALUE_CHARS
@@ -28,57 +27,43 @@ from bbnode.ir.texts import escaped, escaped_json
 _OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
+# The ANSI colour of each level, and syslog's number of it.
+_LEVELS = {
+    "DEBUG": ("36", 7),
+    "INFO": ("32", 6),
+    "WARNING": ("33", 4),
+    "ERROR": ("31", 3),
+    "CRITICAL": ("1;31", 2),
+}
+
+
 class TextFormatter(logging.Formatter):
-    """`2026-01-31T12:00:00.123Z INFO  bbnode.daemon.lifecycle.app: listening address=/ip4/…`."""
+    """`2026-01-31T12:00:00.123Z INFO  bbnode.daemon.lifecycle.app: listening address=/ip4/…`.
+
+    In the form "color" the level is in colour. In "journal" each line begins with the level as
+    sd-daemon(3) writes it, and there is no time, which the journal adds.
+    """
+
+    def __init__(self, form: str = "text") -> None:
+        """`form` is "text", "color" or "journal"."""
+        super().__init__()
+        self._form = form
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record on one line; the traceback, if there is one, on lines of its own."""
+        color, number = _LEVELS.get(record.levelname, ("0", 6))
+        level = f"{record.levelname:<7}"
+        if self._form == "color":
+            level = f"\x1b[{color}m{level}\x1b[0m"
+        is_journal = self._form == "journal"
+        head = record.name if is_journal else f"{_time(record)} {level} {record.name}"
         data = "".join(f" {name}={_plain(value)}" for name, value in _extra(record).items())
         # A peer's text must not be able to forge a second log line.
-        message = escaped(record.getMessage())
-        line = f"{self.head(record)}: {message}{data}"
+        text = f"{head}: {escaped(record.getMessage())}{data}"
         if record.exc_info:
             # The message of an exception may be a peer's.
-            line += "\n" + escaped(self.formatException(record.exc_info), keep="\n")
-        return line
-
-    def head(self, record: logging.LogRecord) -> str:
-        """Return the part before the message: time, level and logger."""
-        return f"{_time(record)} {self.level(record)} {record.name}"
-
-    def level(self, record: logging.LogRecord) -> str:
-        """Return the level as the line shows it."""
-        return f"{record.levelname:<7}"
-
-
-class ColorFormatter(TextFormatter):
-    """As text, for a terminal: the level in colour, the names of the data dimmed."""
-
-    _COLORS = MappingProxyType(
-        {"DEBUG": "36", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
-    )
-
-    def level(self, record: logging.LogRecord) -> str:
-        """Return the level's name in its ANSI colour."""
-        color = self._COLORS.get(record.levelname, "0")
-        return f"\x1b[{color}m{record.levelname:<7}\x1b[0m"
-
-
-class JournalFormatter(TextFormatter):
-    """For the systemd journal: a level as sd-daemon(3) writes it, and no time, which it adds."""
-
-    _LEVELS = MappingProxyType(
-        {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
-    )  # syslog's numbers
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the record; every line of a traceback has the level again."""
-        mark = f"<{self._LEVELS.get(record.levelname, 6)}>"
-        return "\n".join(mark + line for line in super().format(record).splitlines())
-
-    def head(self, record: logging.LogRecord) -> str:
-        """Return the logger alone: the journal shows time and level."""
-        return record.name
+            text += "\n" + escaped(self.formatException(record.exc_info), keep="\n")
+        return "\n".join(f"<{number}>{line}" for line in text.splitlines()) if is_journal else text
 
 
 class JsonFormatter(logging.Formatter):
@@ -98,16 +83,6 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return escaped_json(json.dumps(entry, ensure_ascii=False))
-
-
-_FORMATTERS: Mapping[str, type[logging.Formatter]] = MappingProxyType(
-    {
-        "text": TextFormatter,
-        "color": ColorFormatter,
-        "json": JsonFormatter,
-        "journal": JournalFormatter,
-    }
-)
 
 
 @dataclass(slots=True)
@@ -159,7 +134,8 @@ def configure(level: str, form: str, *, stream: IO[str] | None = None) -> None:
     """
     out = stream if stream is not None else sys.stderr
     handler = logging.StreamHandler(out)
-    handler.setFormatter(_FORMATTERS[_form_for(out) if form == "auto" else form]())
+    form = _form_for(out) if form == "auto" else form
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(form))
     handler.addFilter(RepeatLimit())
     root = logging.getLogger()
     for old in root.handlers[:]:

@@ -75,7 +75,7 @@ Look = Callable[[WatchTargets, float], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivenessCheck:
-    """Something that should go on: `look` says why it does not, or "".
+    """Something that should make progress: `look` says why it does not, or "".
 
     What `blocks` keeps the node from its work: then it is not ready.
     """
@@ -218,7 +218,7 @@ class Watch:
             self.publish({"type": "goes_on", "what": what, "after_s": lasted_s})
 
     def _compare_clocks(self) -> None:
-        """The dates of memberships hold by the wall clock: say when somebody moves it."""
+        """Report when the wall clock was set: the dates of memberships hold by it."""
         ahead_s = self.unix_s() - trio.current_time()
         if self._clock_s is not None and abs(by_s := ahead_s - self._clock_s) > CLOCK_STEP_S:
             self.clock_steps += 1

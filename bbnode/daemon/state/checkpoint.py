@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,7 +88,7 @@ def write(state_dir: Path, checkpoint: Checkpoint) -> None:
         if _is_good(path):
             path.replace(path.with_suffix(".previous"))
         fresh.replace(path)
-        _sync_directory(state_dir)
+        paths.sync_directory(state_dir)
     except OSError as error:
         raise paths.StorageError(f"{path}: cannot be written: {error.strerror}") from error
 
@@ -133,16 +132,7 @@ def _is_good(path: Path) -> bool:
     return True
 
 
-def _sync_directory(directory: Path) -> None:
-    """Make renames survive a power cut."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-class _Body(BaseModel, strict=True):
+class _CheckpointBody(BaseModel, strict=True):
     """A checkpoint as the file has it; of an earlier release there is no `unsent`."""
 
     artifact_sha256: str
@@ -167,7 +157,7 @@ def _parse(data: bytes) -> Checkpoint:
     if version != FORMAT_VERSION:
         raise CheckpointRefused(f"format {version!r}, this bbnode reads {FORMAT_VERSION}")
     try:
-        read = _Body.model_validate(fields)
+        read = _CheckpointBody.model_validate(fields)
         unsent = tuple(
             UnsentEnvelope(peer=PeerId.from_bytes(peer), tag=tag, data=data)
             for peer, tag, data in read.unsent

@@ -85,14 +85,13 @@ STANDS = {
 def test_a_loop_that_does_not_turn(stands: str) -> None:
     program = f"""
 import trio
-from bbnode.daemon import signals
-from bbnode.daemon.lifecycle.stopping import LastResort
+from bbnode.daemon.lifecycle.stopping import LastResort, watch
 
 async def main():
     last_resort = LastResort()
     last_resort.saved = True
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(signals.watch, print, print, lambda: last_resort.arm(0.1))
+        nursery.start_soon(watch, print, print, lambda: last_resort.arm(0.1))
         await trio.testing.wait_all_tasks_blocked()
         if {STANDS[stands]} < 0:
             last_resort.arm(0.1)

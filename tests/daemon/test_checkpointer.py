@@ -10,7 +10,7 @@ import trio.testing
 
 from bbnode.daemon import paths
 from bbnode.daemon.state import checkpoint
-from bbnode.daemon.state import checkpoint as keeper_file
+from bbnode.daemon.state import checkpoint as checkpoint_file
 from bbnode.daemon.state.checkpoint import Checkpoint, Checkpointer, restore_or_install
 from bbnode.engine.errors import SnapshotRefused
 from bbnode.ir.peer import PeerId
@@ -71,7 +71,7 @@ async def test_checkpoints_come_at_their_period(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     node = _Node()
-    keeper = Checkpointer(tmp_path, SHA, node, [])  # type: ignore[arg-type]
+    checkpointer = Checkpointer(tmp_path, SHA, node, [])  # type: ignore[arg-type]
     times: list[float] = []
     seen = trio.Event()
 
@@ -81,16 +81,16 @@ async def test_checkpoints_come_at_their_period(
         seen.set()
         seen = trio.Event()
 
-    keeper.on_saved = saved
+    checkpointer.on_saved = saved
     began = trio.current_time()
-    nursery.start_soon(keeper.run)
+    nursery.start_soon(checkpointer.run)
     with trio.move_on_after(1000):
         await seen.wait()
     assert times == []  # no period, none
-    keeper.set_period(60)
+    checkpointer.set_period(60)
     await seen.wait()
     await seen.wait()
-    keeper.set_period(7)
+    checkpointer.set_period(7)
     await seen.wait()
     assert [t - began for t in times] == pytest.approx([1060, 1120, 1127])
     assert node.told_ns == pytest.approx(times[-1] * 1e9)  # not when it was polled last
@@ -99,22 +99,22 @@ async def test_checkpoints_come_at_their_period(
 async def test_a_disk_that_refuses_costs_only_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keeper = Checkpointer(tmp_path, SHA, _Node(), [])  # type: ignore[arg-type]
+    checkpointer = Checkpointer(tmp_path, SHA, _Node(), [])  # type: ignore[arg-type]
     monkeypatch.setattr(
         checkpoint, "write", lambda *_: (_ for _ in ()).throw(paths.StorageError("disk full"))
     )
-    await keeper.save()
+    await checkpointer.save()
     assert "no checkpoint" in caplog.text
     with pytest.raises(paths.StorageError):
-        await keeper.save_now()
+        await checkpointer.save_now()
     monkeypatch.undo()
-    assert await keeper.save_now() == 1
+    assert await checkpointer.save_now() == 1
 
 
 async def test_what_nobody_acknowledged_is_kept_while_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper_file, "MAX_KEPT_UNSENT_BYTES", 10)
+    monkeypatch.setattr(checkpoint_file, "MAX_KEPT_UNSENT_BYTES", 10)
     made = Checkpointer(tmp_path, SHA, _Node(), [])  # type: ignore[arg-type]
     peer = PeerId.from_seed("a")
     sizes = {1: 6, 2: 5, 3: 4}
