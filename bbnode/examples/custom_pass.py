@@ -38,7 +38,7 @@ class StampTracingIds:
 
 
 def is_send(node: NodeProto) -> bool:
-    """Whether a node is a one-way send."""
+    """Return True if a node is a one-way send."""
     return bool(node.domain == WIRE_DOMAIN and node.op_type == "Send")
 
 
