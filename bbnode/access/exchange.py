@@ -115,5 +115,5 @@ def decode_message(raw: bytes) -> Message:
         word, *values = sealed.unpack_list(MESSAGE, raw) or [None]
         cls, fields = _MESSAGES.get(word, (None, {})) if isinstance(word, str) else (None, {})
         if cls is None or len(values) != len(fields):
-            raise sealed.malformed(MESSAGE, "it is none of the messages")
+            raise sealed.malformed(MESSAGE, "it is not one of the messages")
         return cls(**MESSAGE.read(values, fields))

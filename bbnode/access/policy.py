@@ -80,7 +80,7 @@ class Policy:
         limits: PeerRates | None = None,
         inviter: PeerId | None = None,
     ) -> None:
-        """`network` None is an open node: no membership is asked for.
+        """Make the policy of a node; with `network` None it is open and asks for no membership.
 
         `inviter` is this node itself where it invites: who shows a ticket of its own as
         credentials may connect, to redeem it, and may send no envelope.
@@ -275,7 +275,7 @@ class Policy:
     def _membership_of(
         self, peer: PeerId, entry: _Admission
     ) -> Membership | StatementRefused | None:
-        """Opened once, since signatures cost 100 us each; None on an open node."""
+        """Return the membership, opened once: a signature costs 100 us. None on an open node."""
         if self._network is None:
             return None
         if entry.membership is None:
@@ -293,7 +293,6 @@ class Policy:
         return ticket is not None and self._ledger.has_use(ticket, peer)
 
     def _stranger(self, peer: PeerId) -> _Admission:
-        """The entry of a peer that was not admitted."""
         entry = self._refused.get(peer)
         if entry is None:
             entry = _Admission()
@@ -440,7 +439,7 @@ class PolicyAuthorizer:
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         unix_s: Callable[[], float] = time.time,
     ) -> None:
-        """The clocks: one for rates, one for the dates of statements."""
+        """Use these clocks: one for rates, one for the dates of statements."""
         self._policy = policy
         self._monotonic_ns = monotonic_ns
         self._unix_s = unix_s

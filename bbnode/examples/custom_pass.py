@@ -21,7 +21,7 @@ TRACING_ID_KEY = "example.tracing_id"
 
 
 class StampTracingIds:
-    """Counts the sends of all partitions and gives each its number."""
+    """Counts the sends of all partitions and numbers them."""
 
     name = "stamp_tracing_ids"
 
@@ -70,7 +70,7 @@ class PingPong(Module):
 
 
 def compile_with_stage() -> ModelProto:
-    """The program, compiled with our stage behind the compiler's own passes."""
+    """Compile the program with our stage behind the compiler's own passes."""
     return (
         Compiler()
         .bind_peer_selector("opponents", ConnectedView)

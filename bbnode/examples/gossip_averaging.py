@@ -56,7 +56,7 @@ protocol_op("push_sum", "Merge", {"share": _MASS}, {"estimate": _MASS})
 
 
 class UnusableShare(ComponentError):
-    """The share of a peer is no mass of this program."""
+    """The share of a peer has the wrong length, or is not finite."""
 
 
 class TooManyNeighbours(ComponentError):

@@ -106,7 +106,7 @@ def _addresses(plain: Any) -> tuple[Multiaddr, ...]:
         raise UnusableMessage(f"addresses are a list of up to {MAX_CLAIMED_ADDRESSES}")
     if not all(isinstance(raw, bytes) and len(raw) <= MAX_ADDRESS_BYTES for raw in plain):
         raise UnusableMessage(f"an address is up to {MAX_ADDRESS_BYTES} bytes")
-    with Boundary("a registry's message has an address that is none", UnusableMessage):
+    with Boundary("a registry's message has an invalid address", UnusableMessage):
         return tuple(address_from_bytes(raw) for raw in plain)
 
 
