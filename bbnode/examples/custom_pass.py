@@ -21,7 +21,7 @@ TRACING_ID_KEY = "example.tracing_id"
 
 
 class StampTracingIds:
-    """Counts the sends of all partitions and numbers them."""
+    """Counts the sends of all partitions and gives each its number."""
 
     name = "stamp_tracing_ids"
 
@@ -38,7 +38,7 @@ class StampTracingIds:
 
 
 def is_send(node: NodeProto) -> bool:
-    """Return True if a node is a one-way send."""
+    """Whether a node is a one-way send."""
     return bool(node.domain == WIRE_DOMAIN and node.op_type == "Send")
 
 
@@ -70,7 +70,7 @@ class PingPong(Module):
 
 
 def compile_with_stage() -> ModelProto:
-    """Compile the program with our stage behind the compiler's own passes."""
+    """The program, compiled with our stage behind the compiler's own passes."""
     return (
         Compiler()
         .bind_peer_selector("opponents", ConnectedView)
