@@ -16,6 +16,7 @@ budget, until the table is full; then those that were quiet for longest are forg
 
 from __future__ import annotations
 
+import enum
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -416,20 +417,11 @@ class HelloLike(Protocol):
         ...
 
 
-class DirectionLike(Protocol):
-    """The direction of a connection or an envelope."""
-
-    @property
-    def value(self) -> str:
-        """`inbound` or `outbound`."""
-        ...
-
-
 class PolicyAuthorizer:
     """The policy as the transport asks it: with this machine's clocks.
 
-    It has the methods of the transport's `Authorizer`, and declares what it needs of a hello and a
-    direction itself: the layers stay apart.
+    It has the methods of the transport's `Authorizer`, and declares what it needs of a hello
+    itself: the layers stay apart.
     """
 
     def __init__(
@@ -444,16 +436,11 @@ class PolicyAuthorizer:
         self._monotonic_ns = monotonic_ns
         self._unix_s = unix_s
 
-    def connection(self, peer: PeerId, direction: DirectionLike) -> Decision:  # noqa: ARG002
+    def connection(self, peer: PeerId, direction: enum.Enum) -> Decision:  # noqa: ARG002
         """Decide on a connection on which nothing was said yet."""
         return self._policy.decide_peer(peer, now_ns=self._monotonic_ns())
 
-    def hello(
-        self,
-        peer: PeerId,
-        direction: DirectionLike,  # noqa: ARG002
-        hello: HelloLike,
-    ) -> Decision:
+    def hello(self, peer: PeerId, direction: enum.Enum, hello: HelloLike) -> Decision:  # noqa: ARG002
         """Decide on the peer's first message."""
         return self._policy.decide_connection(
             peer,
@@ -463,7 +450,7 @@ class PolicyAuthorizer:
             unix_s=self._unix_s(),
         )
 
-    def envelope(self, peer: PeerId, direction: DirectionLike, size: int) -> Decision:
+    def envelope(self, peer: PeerId, direction: enum.Enum, size: int) -> Decision:
         """Decide on one envelope of `size` bytes, from the peer or to it."""
         if direction.value != "inbound":
             return self._policy.decide_outbound(peer, unix_s=self._unix_s())

@@ -15,9 +15,10 @@ from bbnode.access import sealed
 from bbnode.access.errors import GrantError, Refusal, RevocationRefused
 from bbnode.access.keys import SigningKey
 from bbnode.access.sealed import Kind
-from bbnode.access.statement import MAX_SERIAL
 from bbnode.ir.caps import MAX_REVOKED
 from bbnode.ir.peer import PeerId
+
+MAX_SERIAL = 2**64 - 1
 
 REVOCATIONS = Kind(
     name="revocation list",

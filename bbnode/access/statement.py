@@ -12,18 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgpack
 
 from bbnode.access import sealed
 from bbnode.access.errors import GrantError, Refusal, StatementRefused
 from bbnode.access.keys import SigningKey
+from bbnode.access.revocation import MAX_SERIAL, RevocationList
 from bbnode.access.sealed import Kind, Sealed
 from bbnode.ir.caps import CLOCK_SKEW_S
 from bbnode.ir.peer import PeerId
-
-MAX_SERIAL = 2**64 - 1
 
 STATEMENT = Kind(
     name="membership statement",
@@ -53,14 +51,6 @@ _MEMBERSHIP = Kind(
     max_bytes=MAX_MEMBERSHIP_BYTES,
     error=StatementRefused,
 )
-
-
-class Revoked(Protocol):
-    """Knows what the owner revoked (`RevocationList`)."""
-
-    def revokes(self, serial: int, member: PeerId) -> bool:
-        """Return True if a statement with that serial, or each of that member, is void."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +106,7 @@ class Membership:
         """First second in which it is accepted no more, with the allowed skew."""
         return min(s.expires_s for s in self.statements) + CLOCK_SKEW_S
 
-    def check(self, unix_s: float, revoked: Revoked | None = None) -> None:
+    def check(self, unix_s: float, revoked: RevocationList | None = None) -> None:
         """Raise StatementRefused (REVOKED, NOT_YET_VALID, EXPIRED) unless it holds now."""
         for statement in self.statements:
             if revoked is not None and revoked.revokes(statement.serial, statement.member):
