@@ -17,9 +17,9 @@ PACKAGE = Path(bbnode.__file__).parent
 DECODING = "ir/decoding.py"
 # What these read was written by this node itself: states of its own components, and snapshots.
 OWN_STATE = {
-    "components/data_sources.py",
-    "components/global_registry.py",
-    "components/global_registry_client.py",
+    "components/data/arrays.py",
+    "components/peer_registry/server.py",
+    "components/peer_registry/client.py",
     "components/selectors.py",
     "daemon/state/checkpoint.py",
     "engine/snapshot/whole.py",
@@ -128,9 +128,9 @@ def test_modules_of_decoders_do_not_show_recurse_or_loop_freely() -> None:
     # Those that are known to; a rename must not take them out of the test's sight.
     assert {
         "access/exchange.py", "access/sealed.py", "access/ticket.py", "ir/address.py",
-        "ir/codec.py", "ir/envelope.py", "ir/peer.py", "transport/hello.py",
-        "transport/framing.py", "transport/mdns.py", "transport/libp2p/relay_messages.py",
-        "components/global_registry_messages.py", "daemon/network/dial_back.py",
+        "ir/codec.py", "ir/envelope.py", "ir/peer.py", "transport/links/hello.py",
+        "transport/links/framing.py", "transport/mdns.py", "transport/libp2p/relay/messages.py",
+        "components/peer_registry/messages.py", "daemon/network/dial_back.py",
     } <= set(handling)  # fmt: skip
     assert {where: bad for where, tree in handling.items() if (bad := faults(tree))} == {}
 

@@ -1,6 +1,6 @@
 """The conduct of peers: what an offence costs, and when it is forgiven.
 
-Rule: OFFENCES and the constants below are all there is to it. An offence gives points, which halve
+Rule: OFFENCES and the constants below are all there is to it. An offence adds points, which halve
 every `HALF_LIFE_S`. A peer with `THROTTLED_AT` points is let through at a rate of its own; at
 `CUT_AT` it is cut off and refused for a while, which doubles each time, until it has been quiet for
 long. The clock is an argument: the same offences at the same times have the same end. What an
@@ -53,7 +53,7 @@ class Offence(enum.StrEnum):
     TOO_LARGE = "too_large"
     # No hello that can be accepted; not one that a rule of access refuses.
     HELLO = "bad_hello"
-    # Frames that are none, more than the window, and too little of what was begun.
+    # Invalid frames, more than the window, and too little of what was begun.
     PROTOCOL = "protocol_violation"
     FLOOD = "flood"
     SLOW = "slow"

@@ -32,8 +32,8 @@ class Rate:
         # NaN fails every comparison.
         if not (0 < self.per_second < float("inf") and 0 < self.burst < float("inf")):
             raise PolicyError(
-                f"a rate of {self.per_second} per second with a burst of {self.burst} is none; "
-                "both have to be over 0 (leave the limit out for none)"
+                f"invalid rate: {self.per_second} per second with a burst of {self.burst}; both "
+                "have to be over 0 (leave the limit out for no limit)"
             )
 
     @property

@@ -1,4 +1,4 @@
-"""The words of the access protocol: redeeming a ticket, and handing on revocation lists.
+"""The messages of the access protocol: redeeming a ticket, and passing on revocation lists.
 
 Rule: a request and an answer on one stream of ACCESS_PROTOCOL, each one length-bounded msgpack
 list of exactly these fields. The peer who asks is the one that the connection proved; no
@@ -11,6 +11,7 @@ message says who it is from.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,7 +20,7 @@ import msgpack
 from bbnode.access import sealed
 from bbnode.access.errors import AccessRefused, Refusal
 from bbnode.access.revocation import REVOCATIONS
-from bbnode.access.sealed import Kind
+from bbnode.access.sealed import Kind, Reader
 from bbnode.access.statement import MAX_MEMBERSHIP_BYTES
 from bbnode.access.ticket import TICKET
 from bbnode.ir.caps import MAX_DETAIL_BYTES
@@ -30,10 +31,6 @@ ACCESS_PROTOCOL = "/bbnode/access/1.0.0"
 
 MESSAGE = Kind(
     name="access message",
-    context=b"",
-    prefix="",
-    version=1,
-    fields=0,
     max_bytes=REVOCATIONS.max_bytes + TICKET.max_bytes + 64,
     error=AccessRefused,
 )
@@ -63,7 +60,7 @@ class Revocations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Why a request was not granted."""
+    """The reason why a request was not granted."""
 
     reason: Refusal
     detail: str
@@ -72,26 +69,40 @@ class Refused:
 Message: TypeAlias = Redeem | Member | Revocations | Refused
 
 
+def _reason(kind: Kind, name: str, value: object) -> Refusal:
+    label = sealed.text(64)(kind, name, value)
+    known = next((item for item in Refusal if item.value == label), None)
+    if known is None:
+        raise sealed.malformed(kind, f"{shown(label)} is not a known reason")
+    return known
+
+
+_REVOKED = sealed.octets(REVOCATIONS.max_bytes)
+# The first word of each message, and its fields.
+_MESSAGES: Mapping[str, tuple[type[Message], Mapping[str, Reader]]] = {
+    "redeem": (Redeem, {"ticket": sealed.octets(TICKET.max_bytes)}),
+    "member": (
+        Member,
+        {"membership": sealed.octets(MAX_MEMBERSHIP_BYTES), "revocations": _REVOKED},
+    ),
+    "revoked": (Revocations, {"revocations": _REVOKED}),
+    "refused": (Refused, {"reason": _reason, "detail": sealed.text(MAX_DETAIL_BYTES)}),
+}
+
+
 def encode_message(message: Message) -> bytes:
-    """The bytes of a message."""
-    fields: list[object]
-    match message:
-        case Redeem():
-            fields = ["redeem", message.ticket]
-        case Member():
-            fields = ["member", message.membership, message.revocations]
-        case Revocations():
-            fields = ["revoked", message.revocations]
-        case Refused():
-            detail = "".join(c if c.isprintable() else " " for c in message.detail)
-            cut = detail.encode("utf-8", "replace")[:MAX_DETAIL_BYTES].decode("utf-8", "ignore")
-            fields = ["refused", message.reason.value, cut]
-    raw: bytes = msgpack.packb(fields)
-    return raw
+    """Return the bytes of a message."""
+    word, fields = next((w, f) for w, (cls, f) in _MESSAGES.items() if type(message) is cls)
+    values = [getattr(message, name) for name in fields]
+    if isinstance(message, Refused):
+        detail = "".join(c if c.isprintable() else " " for c in message.detail)
+        cut = detail.encode("utf-8", "replace")[:MAX_DETAIL_BYTES].decode("utf-8", "ignore")
+        values = [message.reason.value, cut]
+    return bytes(msgpack.packb([word, *values]))
 
 
 def decode_message(raw: bytes) -> Message:
-    """Read a message; raises AccessRefused for anything else.
+    """Return the message in these bytes; raises AccessRefused.
 
     What it carries is still to be opened with `parse_ticket`, `open_membership` and
     `open_revocations`.
@@ -101,31 +112,8 @@ def decode_message(raw: bytes) -> Message:
             Refusal.TOO_LARGE, f"{len(raw)} bytes; at most {MESSAGE.max_bytes} are taken"
         )
     with sealed.boundary(MESSAGE):
-        return _message_of(sealed.unpack_list(MESSAGE, raw))
-
-
-def _message_of(fields: sealed.Fields) -> Message:
-    match fields:
-        case ["redeem", ticket]:
-            return Redeem(ticket=sealed.take_bytes(MESSAGE, "ticket", ticket, TICKET.max_bytes))
-        case ["member", membership, revocations]:
-            return Member(
-                membership=sealed.take_bytes(
-                    MESSAGE, "membership", membership, MAX_MEMBERSHIP_BYTES
-                ),
-                revocations=_list(revocations),
-            )
-        case ["revoked", revocations]:
-            return Revocations(revocations=_list(revocations))
-        case ["refused", reason, detail]:
-            label = sealed.take_text(MESSAGE, "reason", reason, 64)
-            known = next((item for item in Refusal if item.value == label), None)
-            if known is None:
-                raise sealed.malformed(MESSAGE, f"{shown(label)} is not a known reason")
-            text = sealed.take_text(MESSAGE, "detail", detail, MAX_DETAIL_BYTES)
-            return Refused(reason=known, detail=text)
-    raise sealed.malformed(MESSAGE, "it is none of the messages")
-
-
-def _list(value: object) -> bytes:
-    return sealed.take_bytes(MESSAGE, "revocation list", value, REVOCATIONS.max_bytes)
+        word, *values = sealed.unpack_list(MESSAGE, raw) or [None]
+        cls, fields = _MESSAGES.get(word, (None, {})) if isinstance(word, str) else (None, {})
+        if cls is None or len(values) != len(fields):
+            raise sealed.malformed(MESSAGE, "it is not one of the messages")
+        return cls(**MESSAGE.read(values, fields))

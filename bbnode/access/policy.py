@@ -16,6 +16,7 @@ budget, until the table is full; then those that were quiet for longest are forg
 
 from __future__ import annotations
 
+import enum
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -80,7 +81,7 @@ class Policy:
         limits: PeerRates | None = None,
         inviter: PeerId | None = None,
     ) -> None:
-        """`network` None is an open node: no membership is asked for.
+        """Make the policy of a node; with `network` None it is open and asks for no membership.
 
         `inviter` is this node itself where it invites: who shows a ticket of its own as
         credentials may connect, to redeem it, and may send no envelope.
@@ -275,7 +276,7 @@ class Policy:
     def _membership_of(
         self, peer: PeerId, entry: _Admission
     ) -> Membership | StatementRefused | None:
-        """Opened once, since signatures cost 100 us each; None on an open node."""
+        """Return the membership, opened once: a signature costs 100 us. None on an open node."""
         if self._network is None:
             return None
         if entry.membership is None:
@@ -293,7 +294,6 @@ class Policy:
         return ticket is not None and self._ledger.has_use(ticket, peer)
 
     def _stranger(self, peer: PeerId) -> _Admission:
-        """The entry of a peer that was not admitted."""
         entry = self._refused.get(peer)
         if entry is None:
             entry = _Admission()
@@ -417,20 +417,11 @@ class HelloLike(Protocol):
         ...
 
 
-class DirectionLike(Protocol):
-    """The direction of a connection or an envelope."""
-
-    @property
-    def value(self) -> str:
-        """`inbound` or `outbound`."""
-        ...
-
-
 class PolicyAuthorizer:
     """The policy as the transport asks it: with this machine's clocks.
 
-    It has the methods of the transport's `Authorizer`, and declares what it needs of a hello and a
-    direction itself: the layers stay apart.
+    It has the methods of the transport's `Authorizer`, and declares what it needs of a hello
+    itself: the layers stay apart.
     """
 
     def __init__(
@@ -440,21 +431,16 @@ class PolicyAuthorizer:
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         unix_s: Callable[[], float] = time.time,
     ) -> None:
-        """The clocks: one for rates, one for the dates of statements."""
+        """Use these clocks: one for rates, one for the dates of statements."""
         self._policy = policy
         self._monotonic_ns = monotonic_ns
         self._unix_s = unix_s
 
-    def connection(self, peer: PeerId, direction: DirectionLike) -> Decision:  # noqa: ARG002
+    def connection(self, peer: PeerId, direction: enum.Enum) -> Decision:  # noqa: ARG002
         """Decide on a connection on which nothing was said yet."""
         return self._policy.decide_peer(peer, now_ns=self._monotonic_ns())
 
-    def hello(
-        self,
-        peer: PeerId,
-        direction: DirectionLike,  # noqa: ARG002
-        hello: HelloLike,
-    ) -> Decision:
+    def hello(self, peer: PeerId, direction: enum.Enum, hello: HelloLike) -> Decision:  # noqa: ARG002
         """Decide on the peer's first message."""
         return self._policy.decide_connection(
             peer,
@@ -464,7 +450,7 @@ class PolicyAuthorizer:
             unix_s=self._unix_s(),
         )
 
-    def envelope(self, peer: PeerId, direction: DirectionLike, size: int) -> Decision:
+    def envelope(self, peer: PeerId, direction: enum.Enum, size: int) -> Decision:
         """Decide on one envelope of `size` bytes, from the peer or to it."""
         if direction.value != "inbound":
             return self._policy.decide_outbound(peer, unix_s=self._unix_s())

@@ -15,16 +15,21 @@ from bbnode.access import sealed
 from bbnode.access.errors import GrantError, Refusal, RevocationRefused
 from bbnode.access.keys import SigningKey
 from bbnode.access.sealed import Kind
-from bbnode.access.statement import MAX_SERIAL
 from bbnode.ir.caps import MAX_REVOKED
 from bbnode.ir.peer import PeerId
+
+MAX_SERIAL = 2**64 - 1
 
 REVOCATIONS = Kind(
     name="revocation list",
     context=b"bbnode-revocation-v1",
     prefix="bbrevoked1",
-    version=1,
-    fields=4,
+    fields={
+        "network": sealed.take_peer,
+        "sequence": sealed.integer(MAX_SERIAL, 1),
+        "serials": sealed.listed(sealed.integer(MAX_SERIAL), MAX_REVOKED),
+        "peers": sealed.listed(sealed.take_peer, MAX_REVOKED),
+    },
     max_bytes=256 * 1024,
     error=RevocationRefused,
 )
@@ -87,30 +92,18 @@ def revoke(
 def open_revocations(raw: bytes, network: PeerId) -> RevocationList:
     """Return the list of `network` in these bytes, signature checked; raises RevocationRefused."""
     part = sealed.unseal(REVOCATIONS, raw)
-    named, sequence, serials, peers = part.fields
-    owner = sealed.take_peer(REVOCATIONS, "the network", named)
+    owner = part.peer(0)
     if owner != network:
         raise REVOCATIONS.refuse(
             Refusal.WRONG_NETWORK, f"it is of network {owner}, ours is {network}"
         )
     part.check_signature(owner)
-    listed = [
-        sealed.take_int(REVOCATIONS, "a serial", item, MAX_SERIAL)
-        for item in sealed.take_list(REVOCATIONS, "the serials", serials, MAX_REVOKED)
-    ]
-    members = [
-        sealed.take_peer(REVOCATIONS, "a peer", item)
-        for item in sealed.take_list(REVOCATIONS, "the peers", peers, MAX_REVOKED)
-    ]
-    if listed != sorted(set(listed)) or members != sorted(set(members)):
-        raise sealed.malformed(REVOCATIONS, "it is not sorted")
-    return RevocationList(
-        network=owner,
-        sequence=sealed.take_int(REVOCATIONS, "the sequence", sequence, MAX_SERIAL, 1),
-        serials=frozenset(listed),
-        peers=frozenset(members),
-        raw=raw,
-    )
+    values = part.read()
+    for name in ("serials", "peers"):
+        if list(values[name]) != sorted(set(values[name])):
+            raise sealed.malformed(REVOCATIONS, "it is not sorted")
+        values[name] = frozenset(values[name])
+    return RevocationList(raw=raw, **values)
 
 
 def newer(current: RevocationList | None, offered: RevocationList) -> RevocationList | None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import msgpack
@@ -24,8 +24,6 @@ from bbnode.ir.decoding import Boundary, clip, unpack
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 
-Fields: TypeAlias = list[Any]
-
 # The last second of the year 9999: beyond it no date can be shown.
 MAX_UNIX_S = 253_402_300_799
 _CLASS = re.compile(r"[A-Za-z_@][A-Za-z0-9_.@-]*\Z")
@@ -33,19 +31,33 @@ _CLASS = re.compile(r"[A-Za-z_@][A-Za-z0-9_.@-]*\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of signed thing: its name in messages, signature context, and bounds."""
+    """One kind of signed document: its name in messages, signature context, bounds, and fields.
+
+    `fields` has a reader for each field, by the name of the attribute that it becomes.
+    """
 
     name: str
-    context: bytes
-    prefix: str
-    version: int
-    fields: int
+    context: bytes = b""
+    prefix: str = ""
+    version: int = 1
+    fields: Mapping[str, Reader] = field(default_factory=dict)
     max_bytes: int
     error: type[AccessRefused]
 
     def refuse(self, reason: Refusal, message: str) -> AccessRefused:
         """Return the error of this kind."""
         return self.error(reason, f"{self.name}: {message}")
+
+    def read(self, values: Sequence[Any], fields: Mapping[str, Reader]) -> dict[str, Any]:
+        """Return checked values by name; raises the kind's error."""
+        return {
+            name: reader(self, name.replace("_", " "), value)
+            for (name, reader), value in zip(fields.items(), values, strict=True)
+        }
+
+
+# A kind, the name of a field for messages, and its value: returns it checked or raises.
+Reader: TypeAlias = Callable[[Kind, str, Any], Any]
 
 
 def seal(kind: Kind, values: Sequence[Any], key: SigningKey) -> bytes:
@@ -65,9 +77,17 @@ class Sealed:
     """Decoded bytes whose signature is not checked yet."""
 
     kind: Kind
-    fields: Fields
+    values: Sequence[Any]
     body: bytes
     signature: bytes
+
+    def read(self) -> dict[str, Any]:
+        """Return all fields, checked, by name; raises the kind's error."""
+        return self.kind.read(self.values, self.kind.fields)
+
+    def peer(self, index: int) -> PeerId:
+        """Return one field that is a PeerId: who has to have signed."""
+        return take_peer(self.kind, "a peer", self.values[index])
 
     def check_signature(self, signer: PeerId) -> None:
         """Raise the kind's error with BAD_SIGNATURE unless `signer` signed the body."""
@@ -101,7 +121,7 @@ def unseal(kind: Kind, raw: bytes) -> Sealed:
             f"version {version} is not known here (we know {kind.version}); "
             "run the same release on both sides",
         )
-    if len(fields) != kind.fields + 1 or len(signature) != SIGNATURE_BYTES:
+    if len(fields) != len(kind.fields) + 1 or len(signature) != SIGNATURE_BYTES:
         raise malformed(kind, "it does not have the fields of its version")
     return Sealed(kind, fields[1:], body, signature)
 
@@ -147,56 +167,82 @@ def malformed(kind: Kind, what: str) -> AccessRefused:
     )
 
 
-def take_int(kind: Kind, name: str, value: object, maximum: int, minimum: int = 0) -> int:
-    """Return a whole number in its range; raises the kind's error."""
-    if type(value) is not int or not minimum <= value <= maximum:
-        raise malformed(kind, f"{name} is not a whole number from {minimum} to {maximum}")
+# --- readers of fields ------------------------------------------------------------------------
+
+
+def integer(maximum: int, minimum: int = 0) -> Reader:
+    """Return a reader of whole numbers in a range."""
+
+    def read(kind: Kind, name: str, value: Any) -> int:
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise malformed(kind, f"{name} is not a whole number from {minimum} to {maximum}")
+        return value
+
+    return read
+
+
+def octets(maximum: int, minimum: int = 0) -> Reader:
+    """Return a reader of bytes of a length in a range."""
+
+    def read(kind: Kind, name: str, value: Any) -> bytes:
+        if not isinstance(value, bytes) or not minimum <= len(value) <= maximum:
+            raise malformed(kind, f"{name} is not bytes of the right length")
+        return value
+
+    return read
+
+
+def text(maximum: int, minimum: int = 0) -> Reader:
+    """Return a reader of printable text of a number of bytes in a range."""
+
+    def read(kind: Kind, name: str, value: Any) -> str:
+        good = isinstance(value, str) and value.isprintable()
+        if not good or not minimum <= len(value.encode("utf-8", "replace")) <= maximum:
+            raise malformed(kind, f"{name} is not a printable text of at most {maximum} bytes")
+        return str(value)
+
+    return read
+
+
+def listed(reader: Reader, maximum: int, minimum: int = 0) -> Reader:
+    """Return a reader of lists of a length in a range, as tuples of what `reader` reads."""
+
+    def read(kind: Kind, name: str, value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list) or not minimum <= len(value) <= maximum:
+            raise malformed(kind, f"{name} is not a list of {minimum} to {maximum}")
+        return tuple(reader(kind, f"one of {name}", item) for item in value)
+
+    return read
+
+
+def optional(reader: Reader) -> Reader:
+    """Return a reader of what may be None."""
+    return lambda kind, name, value: None if value is None else reader(kind, name, value)
+
+
+def flag(kind: Kind, name: str, value: Any) -> bool:
+    """Read true or false."""
+    if not isinstance(value, bool):
+        raise malformed(kind, f"{name} is not true or false")
     return value
 
 
-def take_bytes(kind: Kind, name: str, value: object, maximum: int, minimum: int = 0) -> bytes:
-    """Return bytes of a length in its range; raises the kind's error."""
-    if not isinstance(value, bytes) or not minimum <= len(value) <= maximum:
-        raise malformed(kind, f"{name} is not bytes of the right length")
-    return value
-
-
-def take_text(kind: Kind, name: str, value: object, maximum: int) -> str:
-    """Return printable text of up to `maximum` bytes; raises the kind's error."""
-    if (
-        not isinstance(value, str)
-        or len(value.encode("utf-8", "replace")) > maximum
-        or not value.isprintable()
-    ):
-        raise malformed(kind, f"{name} is not a printable text of at most {maximum} bytes")
-    return value
-
-
-def take_peer(kind: Kind, name: str, value: object) -> PeerId:
-    """Return a PeerId; raises the kind's error."""
-    raw = take_bytes(kind, name, value, 66)
+def take_peer(kind: Kind, name: str, value: Any) -> PeerId:
+    """Read a PeerId."""
+    raw = octets(66)(kind, name, value)
     try:
         return PeerId.from_bytes(raw)
     except DecodeError as error:
         raise malformed(kind, f"{name} is not a PeerId") from error
 
 
-def take_list(kind: Kind, name: str, value: object, maximum: int) -> list[Any]:
-    """Return a list of up to `maximum` items; raises the kind's error."""
-    if not isinstance(value, list) or len(value) > maximum:
-        raise malformed(kind, f"{name} is not a list of at most {maximum}")
-    return value
-
-
-def take_classes(kind: Kind, value: object) -> tuple[str, ...] | None:
-    """Return sorted, distinct names of classes, None for all of them; raises the kind's error."""
+def take_classes(kind: Kind, name: str, value: Any) -> tuple[str, ...] | None:
+    """Read sorted, distinct names of classes; None is all of them."""
     if value is None:
         return None
-    names = take_list(kind, "the classes", value, MAX_CLASSES)
-    if not names or not all(isinstance(n, str) and is_class(n) for n in names):
-        raise malformed(kind, "the classes are not names of classes")
-    if names != sorted(set(names)):
-        raise malformed(kind, "the classes are not sorted")
+    names = listed(text(MAX_NAME_BYTES), MAX_CLASSES, 1)(kind, name, value)
+    if not all(map(is_class, names)) or list(names) != sorted(set(names)):
+        raise malformed(kind, f"{name} are not sorted names of classes")
     return tuple(names)
 
 
@@ -221,19 +267,15 @@ def is_class(name: str) -> bool:
 def unpack_list(kind: Kind, raw: bytes) -> list[Any]:
     """Return the list that these bytes are the one encoding of; raises the kind's error."""
     with boundary(kind):
-        return _unpacked(kind, raw)
+        value = unpack(raw, max_bytes=len(raw), max_values=len(raw), max_depth=MAX_MESSAGE_DEPTH)
+        if not isinstance(value, list):
+            raise malformed(kind, "it is not a list of fields")
+        # One value, one encoding: anything longer than need be is refused.
+        if msgpack.packb(value) != raw:
+            raise malformed(kind, "it is not in its one form")
+        return value
 
 
 def boundary(kind: Kind) -> Boundary:
     """Return a boundary for decoders of a kind: an error within becomes the kind's error."""
     return Boundary("it does not decode", lambda what: malformed(kind, what), AccessRefused)
-
-
-def _unpacked(kind: Kind, raw: bytes) -> list[Any]:
-    value = unpack(raw, max_bytes=len(raw), max_values=len(raw), max_depth=MAX_MESSAGE_DEPTH)
-    if not isinstance(value, list):
-        raise malformed(kind, "it is not a list of fields")
-    # One value, one encoding: anything longer than need be is refused.
-    if msgpack.packb(value) != raw:
-        raise malformed(kind, "it is not in its one form")
-    return value

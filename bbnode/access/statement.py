@@ -12,25 +12,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgpack
 
 from bbnode.access import sealed
 from bbnode.access.errors import GrantError, Refusal, StatementRefused
 from bbnode.access.keys import SigningKey
+from bbnode.access.revocation import MAX_SERIAL, RevocationList
 from bbnode.access.sealed import Kind, Sealed
 from bbnode.ir.caps import CLOCK_SKEW_S
 from bbnode.ir.peer import PeerId
-
-MAX_SERIAL = 2**64 - 1
 
 STATEMENT = Kind(
     name="membership statement",
     context=b"bbnode-membership-v1",
     prefix="bbstatement1",
-    version=1,
-    fields=8,
+    fields={
+        "network": sealed.take_peer,
+        "issuer": sealed.take_peer,
+        "member": sealed.take_peer,
+        "classes": sealed.take_classes,
+        "may_grant": sealed.flag,
+        "not_before_s": sealed.integer(sealed.MAX_UNIX_S),
+        "expires_s": sealed.integer(sealed.MAX_UNIX_S),
+        "serial": sealed.integer(MAX_SERIAL),
+    },
     # 16 classes of 128 bytes, three PeerIds, dates and a signature.
     max_bytes=2560,
     error=StatementRefused,
@@ -41,21 +47,10 @@ MEMBERSHIP_PREFIX = "bbmember1"
 MAX_MEMBERSHIP_BYTES = 2 * STATEMENT.max_bytes + 16
 _MEMBERSHIP = Kind(
     name="membership",
-    context=b"",
     prefix=MEMBERSHIP_PREFIX,
-    version=1,
-    fields=0,
     max_bytes=MAX_MEMBERSHIP_BYTES,
     error=StatementRefused,
 )
-
-
-class Revoked(Protocol):
-    """Knows what the owner revoked (`RevocationList`)."""
-
-    def revokes(self, serial: int, member: PeerId) -> bool:
-        """Return True if a statement with that serial, or each of that member, is void."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +106,7 @@ class Membership:
         """First second in which it is accepted no more, with the allowed skew."""
         return min(s.expires_s for s in self.statements) + CLOCK_SKEW_S
 
-    def check(self, unix_s: float, revoked: Revoked | None = None) -> None:
+    def check(self, unix_s: float, revoked: RevocationList | None = None) -> None:
         """Raise StatementRefused (REVOKED, NOT_YET_VALID, EXPIRED) unless it holds now."""
         for statement in self.statements:
             if revoked is not None and revoked.revokes(statement.serial, statement.member):
@@ -242,23 +237,7 @@ def _decode(raw: bytes) -> tuple[Membership, tuple[Sealed, ...]]:
     if not 1 <= len(items) <= 2 or not all(isinstance(item, bytes) for item in items):
         raise sealed.malformed(_MEMBERSHIP, "it is not one statement or two")
     parts = tuple(sealed.unseal(STATEMENT, item) for item in items)
-    return Membership(statements=tuple(_statement(part) for part in parts), raw=raw), parts
-
-
-def _statement(part: Sealed) -> Statement:
-    network, issuer, member, classes, may_grant, not_before, expires, serial = part.fields
-    if not isinstance(may_grant, bool):
-        raise sealed.malformed(STATEMENT, "the right to grant is not true or false")
-    return Statement(
-        network=sealed.take_peer(STATEMENT, "the network", network),
-        issuer=sealed.take_peer(STATEMENT, "the issuer", issuer),
-        member=sealed.take_peer(STATEMENT, "the member", member),
-        classes=sealed.take_classes(STATEMENT, classes),
-        may_grant=may_grant,
-        not_before_s=sealed.take_int(STATEMENT, "its begin", not_before, sealed.MAX_UNIX_S),
-        expires_s=sealed.take_int(STATEMENT, "its end", expires, sealed.MAX_UNIX_S),
-        serial=sealed.take_int(STATEMENT, "the serial", serial, MAX_SERIAL),
-    )
+    return Membership(statements=tuple(Statement(**part.read()) for part in parts), raw=raw), parts
 
 
 def _covers(have: tuple[str, ...] | None, want: tuple[str, ...] | None) -> bool:

@@ -45,12 +45,41 @@ DIGEST_BYTES = 32
 NONCE_BYTES = 16
 _DAY_S = 24 * 60 * 60
 
+
+def _address(kind: Kind, name: str, value: object) -> Multiaddr:
+    raw = sealed.octets(MAX_ADDRESS_BYTES, 1)(kind, name, value)
+    try:
+        return address_from_bytes(raw)
+    except DecodeError as error:
+        raise sealed.malformed(kind, f"{name} is no address") from error
+
+
+def _invitation(kind: Kind, name: str, value: object) -> Invitation:
+    readers = {
+        "uses": sealed.integer(MAX_USES, 1),
+        "classes": sealed.take_classes,
+        "member_s": sealed.integer(MAX_MEMBER_DAYS * _DAY_S, 1),
+    }
+    if not isinstance(value, list) or len(value) != len(readers):
+        raise sealed.malformed(kind, f"{name} is not three fields")
+    return Invitation(**kind.read(value, readers))
+
+
 TICKET = Kind(
     name="ticket",
     context=b"bbnode-ticket-v1",
     prefix="bbnode1",
-    version=1,
-    fields=9,
+    fields={
+        "inviter": sealed.take_peer,
+        "addresses": sealed.listed(_address, MAX_CLAIMED_ADDRESSES, 1),
+        "artifact_sha256": sealed.octets(DIGEST_BYTES, DIGEST_BYTES),
+        "target": sealed.text(MAX_TARGET_BYTES, 1),
+        "expires_s": sealed.integer(sealed.MAX_UNIX_S),
+        "network": sealed.optional(sealed.take_peer),
+        "invitation": sealed.optional(_invitation),
+        "membership": sealed.octets(MAX_MEMBERSHIP_BYTES),
+        "nonce": sealed.octets(NONCE_BYTES, NONCE_BYTES),
+    },
     max_bytes=MAX_CLAIMED_ADDRESSES * (MAX_ADDRESS_BYTES + 3) + MAX_MEMBERSHIP_BYTES + 3072,
     error=TicketRefused,
 )
@@ -188,52 +217,12 @@ def invitation_of(raw: bytes, inviter: PeerId, network: PeerId, unix_s: float) -
 @sealed.boundary(TICKET)
 def _open(raw: bytes) -> Ticket:
     part = sealed.unseal(TICKET, raw)
-    by, listed, digest, target, expires, named, offer, membership, nonce = part.fields
-    inviter = sealed.take_peer(TICKET, "the inviter", by)
-    part.check_signature(inviter)
-    network = None if named is None else sealed.take_peer(TICKET, "the network", named)
-    invitation = None if offer is None else _invitation(offer)
-    carried = sealed.take_bytes(TICKET, "the membership", membership, MAX_MEMBERSHIP_BYTES)
-    if (network is not None) != ((invitation is not None) ^ bool(carried)):
+    part.check_signature(part.peer(0))
+    ticket = Ticket(raw=raw, **part.read())
+    is_private = ticket.network is not None
+    if is_private != ((ticket.invitation is not None) ^ bool(ticket.membership)):
         raise sealed.malformed(TICKET, "network, invitation and membership do not fit together")
-    items = sealed.take_list(TICKET, "the addresses", listed, MAX_CLAIMED_ADDRESSES)
-    name = sealed.take_text(TICKET, "the target", target, MAX_TARGET_BYTES)
-    if not items or not name:
-        raise sealed.malformed(TICKET, "it names no address or no target")
-    return Ticket(
-        inviter=inviter,
-        addresses=tuple(_address(item) for item in items),
-        artifact_sha256=sealed.take_bytes(
-            TICKET, "the artifact's digest", digest, DIGEST_BYTES, DIGEST_BYTES
-        ),
-        target=name,
-        expires_s=sealed.take_int(TICKET, "its end", expires, sealed.MAX_UNIX_S),
-        network=network,
-        invitation=invitation,
-        membership=carried,
-        nonce=sealed.take_bytes(TICKET, "the nonce", nonce, NONCE_BYTES, NONCE_BYTES),
-        raw=raw,
-    )
-
-
-def _invitation(offer: object) -> Invitation:
-    items = sealed.take_list(TICKET, "the invitation", offer, 3)
-    if len(items) != 3:
-        raise sealed.malformed(TICKET, "the invitation is not three fields")
-    longest = MAX_MEMBER_DAYS * _DAY_S
-    return Invitation(
-        uses=sealed.take_int(TICKET, "the number of uses", items[0], MAX_USES, 1),
-        classes=sealed.take_classes(TICKET, items[1]),
-        member_s=sealed.take_int(TICKET, "the length of the membership", items[2], longest, 1),
-    )
-
-
-def _address(item: object) -> Multiaddr:
-    raw = sealed.take_bytes(TICKET, "an address", item, MAX_ADDRESS_BYTES, 1)
-    try:
-        return address_from_bytes(raw)
-    except DecodeError as error:
-        raise sealed.malformed(TICKET, "an address is none") from error
+    return ticket
 
 
 def _without_peer(address: Multiaddr, peer: PeerId) -> Multiaddr:
@@ -247,12 +236,22 @@ def _without_peer(address: Multiaddr, peer: PeerId) -> Multiaddr:
 
 # --- redeeming ----------------------------------------------------------------------
 
+
+def _row(kind: Kind, name: str, value: object) -> tuple[bytes, Redeemed]:
+    readers = {
+        "nonce": sealed.octets(NONCE_BYTES, NONCE_BYTES),
+        "expires_s": sealed.integer(sealed.MAX_UNIX_S),
+        "peers": sealed.listed(sealed.take_peer, MAX_USES),
+    }
+    if not isinstance(value, list) or len(value) != len(readers):
+        raise sealed.malformed(kind, f"{name} is not three fields")
+    row = kind.read(value, readers)
+    return row.pop("nonce"), Redeemed(**row)
+
+
 LEDGER = Kind(
     name="ledger of tickets",
-    context=b"",
-    prefix="",
-    version=1,
-    fields=1,
+    fields={"tickets": sealed.listed(_row, MAX_TICKETS)},
     # A PeerId is up to 66 bytes with its header.
     max_bytes=MAX_REDEEMERS * 70 + MAX_TICKETS * 64,
     error=TicketRefused,
@@ -298,17 +297,7 @@ class Ledger:
         items = sealed.unpack_list(LEDGER, raw)
         if len(items) != 2 or items[0] != LEDGER.version:
             raise sealed.malformed(LEDGER, "it is not of this version")
-        tickets = {}
-        for row in sealed.take_list(LEDGER, "the tickets", items[1], MAX_TICKETS):
-            if not isinstance(row, list) or len(row) != 3:
-                raise sealed.malformed(LEDGER, "a ticket is not three fields")
-            nonce = sealed.take_bytes(LEDGER, "a nonce", row[0], NONCE_BYTES, NONCE_BYTES)
-            peers = sealed.take_list(LEDGER, "the peers", row[2], MAX_USES)
-            tickets[nonce] = Redeemed(
-                expires_s=sealed.take_int(LEDGER, "an end", row[1], sealed.MAX_UNIX_S),
-                peers=tuple(sealed.take_peer(LEDGER, "a peer", peer) for peer in peers),
-            )
-        return cls(tickets=tickets)
+        return cls(tickets=dict(LEDGER.read(items[1:], LEDGER.fields)["tickets"]))
 
     def with_use(self, ticket: Ticket, uses: int, peer: PeerId, unix_s: float) -> Ledger:
         """Return the ledger after `peer` used the ticket: itself when it had before.

@@ -129,7 +129,7 @@ else:
         if name == "__all__":
             return sorted(_exports())
         if name.startswith("__") or name not in _exports():
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
         import importlib
 
         module = _exports()[name]

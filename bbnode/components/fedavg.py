@@ -2,9 +2,9 @@
 
 Rule: the result depends on who contributed what, never on the order of arrival; so shapes are
 compared and sums are made only in `aggregate`, in PeerId order. (McMahan et al., 2017,
-arXiv:1602.05629, algorithm 1.) A contribution is somebody else's claim: it is checked, and refused
-by name, before it touches the sum, and what a peer says that it weighs counts within bounds that
-are set here. A mean that is not finite is none: the last one stays. What an execution asked for
+arXiv:1602.05629, algorithm 1.) A contribution is a peer's claim: it is checked, and refused by
+name, before it touches the sum, and the weight that a peer reports counts within bounds that are
+set here. A mean that is not finite is discarded: the last one stays. What an execution asked for
 itself (its cohort's answers, a contribution of this node) belongs to that execution alone, so that
 rounds that run at the same time never mix; what peers send one-way belongs to whichever execution
 aggregates next.
@@ -311,8 +311,8 @@ class FedAvg(Aggregator):
     ) -> npt.NDArray[np.float32]:
         # One accumulating graph for cohorts of all sizes: one session, and two vectors of memory.
         # Weights are n/2^k, which a float32 holds as it is, and the sum is divided once: thirds
-        # that were rounded before would pull the mean the same way in every round. What one peer
-        # gives alone comes out as it was.
+        # that were rounded before would pull the mean the same way in every round. The tensor of
+        # a single peer comes out as it was.
         if self._scaled_sum is None or self._quotient is None:
             backend = self.dependency("backend")
             self._scaled_sum = backend.prepare(scaled_sum_model())

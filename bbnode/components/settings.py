@@ -1,4 +1,4 @@
-"""Settings of components: which of them name something of this machine, and what an artifact sets.
+"""Settings of components: those that name something of this machine, and those of an artifact.
 
 Rule: an artifact comes from anybody. A setting that names a file, a URL, a command or a module
 counts only from the node's own configuration; `path_setting` and `local_setting` say which ones
@@ -111,10 +111,10 @@ def stored_settings(raw: bytes) -> dict[str, Any]:
 def accepted(
     config: type, type_name: str, slot: str, stored: Mapping[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the settings of an artifact that count, beside those that the node itself has given.
+    """Return the settings of an artifact that count, beside the node's own.
 
     Raises LocalSettingRefused for one that names something of this machine. One that is at its
-    default says nothing, and what the node gives counts anyway.
+    default is ignored, and so is one that the node sets itself.
     """
     taken = dict(stored)
     for name in local_settings(config):

@@ -13,7 +13,7 @@ from bbnode.engine import steps
 from bbnode.engine.clock import NodeClock
 from bbnode.engine.executor import Executor
 from bbnode.engine.frame import EntryPlan, Frame
-from bbnode.engine.planning.program import EventSourcePlan
+from bbnode.engine.planning.planner import EventSourcePlan
 from bbnode.engine.reports import Reports
 from bbnode.engine.scheduler import Scheduler, TimerKind
 from bbnode.engine.snapshot.codec import FRAME, SnapshotReader, SnapshotWriter, many, optional

@@ -56,7 +56,7 @@ protocol_op("push_sum", "Merge", {"share": _MASS}, {"estimate": _MASS})
 
 
 class UnusableShare(ComponentError):
-    """The share of a peer is no mass of this program."""
+    """The share of a peer has the wrong length, or is not finite."""
 
 
 class TooManyNeighbours(ComponentError):
@@ -129,18 +129,14 @@ class PushSum(ProtocolComponent):
 
     def restore(self, data: bytes) -> None:
         """Load what `serialize` returned; ComponentError for anything else."""
-        try:
+        with self.restoring():
             held, *rows = json.loads(data)
             passed_on, taken_over = (
                 {peer: np.array(mass, np.float64) for peer, mass in book.items()} for book in rows
             )
             state = [np.array(held, np.float64), *passed_on.values(), *taken_over.values()]
-            fits = all(mass.shape == self.initial.shape for mass in state)
-        except (ValueError, TypeError, AttributeError):
-            fits = False
-        if not fits:
-            why = "the saved state is not ours; start this node without it"
-            raise ComponentError(f"{self.TYPE_NAME}: {why}")
+            if {mass.shape for mass in state} != {self.initial.shape}:
+                raise ValueError(f"masses of other shapes than {self.initial.shape}")
         self.held, self.passed_on, self.taken_over = state[0], passed_on, taken_over
 
     def _known(self, book: dict[str, Mass], peer: str) -> Mass:

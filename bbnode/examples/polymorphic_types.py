@@ -31,7 +31,7 @@ from bbnode.components import (
 from bbnode.dsl import BackendSlot, DataSourceSlot, Graph, Module, PeerSelectorSlot, types, values
 from bbnode.sim import Network
 
-# A third is none of the numbers that a float32 can hold.
+# A float32 cannot hold a third.
 READINGS = [1 / 3, 2 / 3, 1.0]
 
 
@@ -46,10 +46,10 @@ class Station(DataSource):
         return np.array(READINGS, self.dtype), np.arange(len(READINGS))
 
     def reset(self, ctx: OpContext) -> None:
-        """Every batch is the first."""
+        """Do nothing: every batch is the first."""
 
     def on_data_loaded(self, ctx: OpContext) -> None:
-        """The readings are always there."""
+        """Return: the readings are always there."""
 
     def epoch_batches(self, batch_size: int) -> Sequence[tuple[Any, Any]]:
         """Return all readings, `batch_size` at a time."""

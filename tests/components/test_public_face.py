@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +55,15 @@ def test_what_an_author_needs_is_there() -> None:
     for type_name in plugins.names(ENTRY_POINT_GROUP):
         cls = component_class(type_name)
         assert {cls, cls.Config} <= public, type_name
+
+
+def test_every_setting_that_ships_is_documented() -> None:
+    for type_name in plugins.names(ENTRY_POINT_GROUP):
+        config = component_class(type_name).Config
+        listed = (inspect.getdoc(config) or "").partition("Attributes:\n")[2]
+        names = re.findall(r"^ {4}(\w[\w, ]*):", listed, re.MULTILINE)
+        documented = {name for group in names for name in group.split(", ")}
+        assert documented == {f.name for f in dataclasses.fields(config)}, type_name
 
 
 def test_importing_it_imports_nothing_else_and_no_name_loads_a_runtime() -> None:

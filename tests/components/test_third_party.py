@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 import pytest
 
-from bbnode.components import UnknownComponentType, concrete
+from bbnode.components import UnknownComponentType, concrete, registry
 from bbnode.components.contracts import CONTRACTS
-from bbnode.components.registry import ENTRY_POINT_GROUP, component_class, known_types, roles_of
-from tests.components.installed import installed
+from bbnode.components.registry import component_class, known_types, roles_of
+from tests.plugin_packages import Install, package_folder
 
 HEAD = """
 from dataclasses import dataclass
@@ -48,21 +49,27 @@ def source(role: str, type_name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+@pytest.fixture
+def install(tmp_path, monkeypatch) -> Iterator[Install]:
+    known = dict(registry._REGISTERED)
+    with package_folder(tmp_path, monkeypatch, registry.ENTRY_POINT_GROUP) as add:
+        yield add
+    for type_name, cls in list(registry._REGISTERED.items()):
+        if type_name not in known and cls.__module__.endswith("_plugin"):
+            del registry._REGISTERED[type_name]
+
+
 @pytest.mark.parametrize("role", CONTRACTS)
-def test_a_package_outside_adds_a_component_of_any_role(role: str, tmp_path) -> None:
-    type_name, module = f"outside.{role}", f"outside_{role.lower()}"
-    entries = {ENTRY_POINT_GROUP: {type_name: module}}
-    with installed(tmp_path, "outside", {module: source(role, type_name)}, entries):
-        assert type_name in known_types()
-        assert module not in sys.modules
-        cls = component_class(type_name)
-        assert (cls.__module__, roles_of(cls)) == (module, (role,))
-        spec = concrete(cls, cls.Config(level=5))
-        assert (spec.role, spec.type_name, spec.config) == (role, type_name, b"\x81\xa5level\x05")
-        assert cls(cls.Config()).config.level == 3
-    assert type_name not in known_types()
-    with pytest.raises(UnknownComponentType):
-        component_class(type_name)
+def test_a_package_outside_adds_a_component_of_any_role(role: str, install: Install) -> None:
+    type_name, package = f"outside.{role}", f"outside_{role.lower()}"
+    install(package, source(role, type_name), **{type_name: f"{package}_plugin"})
+    assert type_name in known_types()
+    assert f"{package}_plugin" not in sys.modules
+    cls = component_class(type_name)
+    assert (cls.__module__, roles_of(cls)) == (f"{package}_plugin", (role,))
+    spec = concrete(cls, cls.Config(level=5))
+    assert (spec.role, spec.type_name, spec.config) == (role, type_name, b"\x81\xa5level\x05")
+    assert cls(cls.Config()).config.level == 3
 
 
 @pytest.mark.parametrize(
@@ -73,10 +80,12 @@ def test_a_package_outside_adds_a_component_of_any_role(role: str, tmp_path) -> 
         ("", "package outside has an entry point.*@register_component"),
     ],
 )
-def test_a_broken_package_is_told_by_name(module: str, problem: str, tmp_path) -> None:
-    entries = {ENTRY_POINT_GROUP: {"outside.Broken": "outside_broken"}}
-    with (
-        installed(tmp_path, "outside", {"outside_broken": module}, entries),
-        pytest.raises(UnknownComponentType, match=problem),
-    ):
+def test_a_broken_package_is_told_by_name(module: str, problem: str, install: Install) -> None:
+    install("outside", module, **{"outside.Broken": "outside_plugin"})
+    with pytest.raises(UnknownComponentType, match=problem):
         component_class("outside.Broken")
+
+
+def test_what_is_not_installed_is_unknown() -> None:
+    with pytest.raises(UnknownComponentType, match=r"did you mean 'bbnode\.FedAvg'"):
+        component_class("bbnode.FedAverage")

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bbnode.ir.envelope_reader import decode_envelope
 
 import bbnode.engine
 from bbnode.engine import Limits, errors, steps
@@ -30,7 +29,7 @@ from bbnode.engine.tracing import Tracer
 from bbnode.engine.turns import Turns
 from bbnode.engine.wire.outbound import EnvelopeOutbox
 from bbnode.ir.address import site_suffix
-from bbnode.ir.envelope import CorrelationKind, SlotFill
+from bbnode.ir.envelope import CorrelationKind, SlotFill, decode_envelope
 from bbnode.ir.values import TRIGGER
 from tests.engine.support import S, address, peer
 

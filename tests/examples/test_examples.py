@@ -190,7 +190,7 @@ def test_the_search_runs_in_a_worker_thread_and_finds_what_numpy_finds() -> None
     distances = np.linalg.norm(vectors - query, axis=1)
     assert [number for number, _ in nearest] == np.argsort(distances)[:2].tolist()
     np.testing.assert_allclose([far for _, far in nearest], np.sort(distances)[:2], rtol=1e-6)
-    index = next(c.component for c in library.node._rt.cells if c.slot == "books")
+    index = library.component("books")
     assert len(index.searched_in) == 1
     assert index.searched_in[0].startswith("bbnode-task-")
 

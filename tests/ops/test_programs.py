@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from bbnode.compiler import Compiler
 from bbnode.compiler.errors import TypeConstraintFailed, UnknownOp
 from bbnode.components import ConnectedView
-from bbnode.daemon.inspect import describe
+from bbnode.daemon.artifacts.inspect import describe
 from bbnode.dsl import Graph, Module, PeerSelectorSlot, types
 from bbnode.dsl.errors import BadArgument
 from bbnode.engine import Node, install, steps

@@ -32,7 +32,7 @@ class GraphBuilder:
     """A growing list of nodes and constants beside a graph whose names are taken.
 
     Args:
-        taken: value names that must not be given out again.
+        taken: value names that must not be used again.
         prefix: put before every fresh name; keeps gradient values recognisable in viewers.
     """
 

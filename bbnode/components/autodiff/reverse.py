@@ -75,7 +75,7 @@ def pull_back(
 
 
 def _collect(b: GraphBuilder, pending: dict[str, list[str]], value: str) -> str | None:
-    """The sum of the contributions to `value` so far."""
+    """Return the sum of the contributions to `value` so far."""
     parts = pending.get(value)
     if not parts:
         return None

@@ -1,4 +1,4 @@
-"""The table of vector-Jacobian products, and what a rule is given.
+"""The table of vector-Jacobian products, and the context of a rule.
 
 Rule: one function per op, registered by `op_type`; a rule sees one node and the gradient of
 its outputs, and returns the gradients of its inputs (trailing ones without a gradient may be
@@ -105,7 +105,7 @@ class VjpContext:
         """The gradient of the first output; only for ops that have a single one."""
         grad = self.grads[0]
         if grad is None:
-            raise self.error("the gradient of output 0 is asked for, and there is none")
+            raise self.error("the gradient of output 0 is needed, and it has none")
         return grad
 
     @property

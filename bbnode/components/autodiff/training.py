@@ -136,7 +136,7 @@ def _onnx_opset(model: ModelProto) -> int:
 
 
 def _parameter_names(model: ModelProto) -> tuple[str, ...]:
-    """Float initializers with at least one use that a gradient can come through."""
+    """Return float initializers with at least one use that a gradient can pass."""
     used: set[str] = set()
     for node in model.graph.node:
         entry = lookup(node.domain, node.op_type)
@@ -190,7 +190,7 @@ class Loss:
     class_labels: bool  # int64 class numbers without the last axis; else like the prediction
 
     def label_type(self, prediction: InferredType) -> InferredType:
-        """Element type and dimensions of the labels input."""
+        """Return the element type and dimensions of the labels input."""
         if not self.class_labels:
             return prediction
         dims = None if prediction.dims is None else prediction.dims[:-1]
@@ -198,7 +198,7 @@ class Loss:
 
 
 def _softmax_cross_entropy(b: GraphBuilder, y: str, labels: str, kind: InferredType) -> str:
-    """Mean of -log softmax(y)[label]; classes are the last axis. LogSoftmax keeps it stable."""
+    """Emit the mean of -log softmax(y)[label]; classes are the last axis. LogSoftmax is stable."""
     if not kind.dims:
         raise InvalidForwardModel(
             what="its output is a scalar, softmax_cross_entropy wants (batch, classes)",
@@ -213,7 +213,7 @@ def _softmax_cross_entropy(b: GraphBuilder, y: str, labels: str, kind: InferredT
 
 
 def _mse(b: GraphBuilder, y: str, labels: str, _: InferredType) -> str:
-    """Mean of the squared differences, over all elements."""
+    """Emit the mean of the squared differences, over all elements."""
     difference = b.op("Sub", y, labels)
     return b.op("ReduceMean", b.op("Mul", difference, difference), keepdims=0)
 
@@ -228,7 +228,7 @@ LOSSES: dict[str, Loss] = {
 
 
 def find_loss(name: str) -> Loss:
-    """The loss of that name.
+    """Return the loss of that name.
 
     Raises:
         UnknownLoss: there is none.
@@ -280,7 +280,7 @@ class TrainingGraphs:
 
 
 def gradient_graph(forward: ModelProto, loss: str, wrt: Sequence[str] | None = None) -> ModelProto:
-    """The graph (parameters, inputs, labels) -> (loss, gradients); see `training_graphs`."""
+    """Return the graph (parameters, inputs, labels) -> (loss, gradients): see `training_graphs`."""
     return training_graphs(forward, loss, wrt).gradients
 
 
@@ -406,7 +406,7 @@ class _Writer:
         inputs: Sequence[ValueInfoProto],
         outputs: Sequence[str],
     ) -> ModelProto:
-        """A checked-in-shape model with only what `outputs` need."""
+        """Return a model with only what `outputs` need."""
         constants = [*self.f.constants, *self.b.initializers]
         kept, tensors = prune(nodes, constants, outputs)
         return helper.make_model(

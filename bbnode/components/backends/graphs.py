@@ -109,7 +109,7 @@ def quotient_model() -> ModelProto:
 def _vector_model(
     name: str, nodes: Sequence[NodeProto], inputs: Mapping[str, list[str]], output: str
 ) -> ModelProto:
-    """A model of float32 inputs of these dimensions, and one output [n]."""
+    """Return a model of float32 inputs of these dimensions, and one output [n]."""
     make = partial(helper.make_tensor_value_info, elem_type=TensorProto.FLOAT)
     graph = helper.make_graph(
         nodes,
@@ -156,7 +156,7 @@ class InterpretedGraph:
     """A graph that the methods of a backend run node by node."""
 
     def __init__(self, label: str, model: ModelProto, methods: Mapping[str, Method]) -> None:
-        """`methods` are the primitives that there are, by op type.
+        """Prepare `model` for a backend with these primitives: `methods` by op type.
 
         Raises:
             BackendError: the graph has an op beyond them, an opset before 18, functions, or a

@@ -95,7 +95,7 @@ class _OrtGraph:
         return results
 
     def _run_elsewhere(self, feeds: dict[str, Value], failed: Exception) -> list[Value]:
-        """A provider gave up: ONNX Runtime's own `run` goes on with another one, if it has any."""
+        """Run again after a provider failed: ONNX Runtime uses another one, if it has any."""
         try:
             results: list[Value] = self._session.run(self._outputs, feeds)
         except _FAILURES as error:
@@ -182,7 +182,7 @@ def _quickest(session: Any) -> Any:
 
 
 def _dense(value: Value) -> Value:
-    """The array itself where ONNX Runtime can read it, else a copy that is dense and aligned."""
+    """Return the array itself where ONNX Runtime can read it, else a dense and aligned copy."""
     if type(value) is np.ndarray:
         flags = value.flags
         if flags.c_contiguous and flags.aligned:

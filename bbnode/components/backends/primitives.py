@@ -1,8 +1,8 @@
-"""The two sides of a backend: thirty primitives, or whole graphs; each gives the other.
+"""The two sides of a backend, thirty primitives and whole graphs: each follows from the other.
 
-Rule: a backend overrides primitives, or `prepare`, or `execute`. Whoever runs graphs has every
-primitive, as a graph of one node. Whoever has primitives runs every graph that is made of them,
-node by node. What neither side gives is refused by name, before anything runs.
+Rule: a backend overrides primitives, or `prepare`, or `execute`. One that runs graphs has every
+primitive, as a graph of one node. One that has primitives runs every graph that is made of them,
+node by node. An op that neither side covers is refused by name, before anything runs.
 
 A primitive is named like its ONNX op in snake case. It takes the op's inputs by position (an
 optional one that is left out is None) and its attributes as keywords, and means what the op means
@@ -116,97 +116,97 @@ class Primitives(ABC):
     # -- elementwise, with broadcasting ---------------------------------------------------------
 
     def abs(self, x: Value) -> Value:
-        """|x|."""
+        """Return |x|."""
         return self._one("Abs", [x])[0]
 
     def add(self, a: Value, b: Value) -> Value:
-        """a + b."""
+        """Return a + b."""
         return self._one("Add", [a, b])[0]
 
     def sub(self, a: Value, b: Value) -> Value:
-        """a - b."""
+        """Return a - b."""
         return self._one("Sub", [a, b])[0]
 
     def mul(self, a: Value, b: Value) -> Value:
-        """a * b."""
+        """Return a * b."""
         return self._one("Mul", [a, b])[0]
 
     def div(self, a: Value, b: Value) -> Value:
-        """a / b; of integers, cut towards zero."""
+        """Return a / b; of integers, cut towards zero."""
         return self._one("Div", [a, b])[0]
 
     def neg(self, x: Value) -> Value:
-        """-x."""
+        """Return -x."""
         return self._one("Neg", [x])[0]
 
     def sqrt(self, x: Value) -> Value:
-        """Square root; NaN below zero."""
+        """Return the square root; NaN below zero."""
         return self._one("Sqrt", [x])[0]
 
     def pow(self, x: Value, exponent: Value) -> Value:
-        """x to the exponent, in the dtype of x."""
+        """Return x to the exponent, in the dtype of x."""
         return self._one("Pow", [x, exponent])[0]
 
     def exp(self, x: Value) -> Value:
-        """e to the x."""
+        """Return e to the x."""
         return self._one("Exp", [x])[0]
 
     def log(self, x: Value) -> Value:
-        """Natural logarithm."""
+        """Return the natural logarithm."""
         return self._one("Log", [x])[0]
 
     def equal(self, a: Value, b: Value) -> Value:
-        """a == b, bool."""
+        """Return a == b, bool."""
         return self._one("Equal", [a, b])[0]
 
     def greater(self, a: Value, b: Value) -> Value:
-        """a > b, bool."""
+        """Return a > b, bool."""
         return self._one("Greater", [a, b])[0]
 
     def less(self, a: Value, b: Value) -> Value:
-        """a < b, bool."""
+        """Return a < b, bool."""
         return self._one("Less", [a, b])[0]
 
     def where(self, condition: Value, a: Value, b: Value) -> Value:
-        """a where the condition holds, else b."""
+        """Return a where the condition holds, else b."""
         return self._one("Where", [condition, a, b])[0]
 
     def cast(self, x: Value, *, to: int, saturate: int = 1) -> Value:
-        """x in the dtype with the ONNX number `to`; `saturate` is of float8 alone."""
+        """Return x in the dtype with the ONNX number `to`; `saturate` is of float8 alone."""
         return self._one("Cast", [x], to=to, saturate=saturate)[0]
 
     # -- products and reductions ----------------------------------------------------------------
 
     def mat_mul(self, a: Value, b: Value) -> Value:
-        """Matrix product, by numpy's rules for batches and vectors."""
+        """Return the matrix product, by numpy's rules for batches and vectors."""
         return self._one("MatMul", [a, b])[0]
 
     def reduce_sum(
         self, x: Value, axes: Value | None = None, *, keepdims: int = 1,
         noop_with_empty_axes: int = 0,
     ) -> Value:  # fmt: skip
-        """Sum over `axes` [K] int64; over all of them without."""
+        """Return the sum over `axes` [K] int64; over all of them without."""
         return self._reduce("ReduceSum", x, axes, keepdims, noop_with_empty_axes)
 
     def reduce_mean(
         self, x: Value, axes: Value | None = None, *, keepdims: int = 1,
         noop_with_empty_axes: int = 0,
     ) -> Value:  # fmt: skip
-        """Mean over `axes`, as `reduce_sum`."""
+        """Return the mean over `axes`, as `reduce_sum`."""
         return self._reduce("ReduceMean", x, axes, keepdims, noop_with_empty_axes)
 
     def reduce_max(
         self, x: Value, axes: Value | None = None, *, keepdims: int = 1,
         noop_with_empty_axes: int = 0,
     ) -> Value:  # fmt: skip
-        """Maximum over `axes`, as `reduce_sum`."""
+        """Return the maximum over `axes`, as `reduce_sum`."""
         return self._reduce("ReduceMax", x, axes, keepdims, noop_with_empty_axes)
 
     def reduce_min(
         self, x: Value, axes: Value | None = None, *, keepdims: int = 1,
         noop_with_empty_axes: int = 0,
     ) -> Value:  # fmt: skip
-        """Minimum over `axes`, as `reduce_sum`."""
+        """Return the minimum over `axes`, as `reduce_sum`."""
         return self._reduce("ReduceMin", x, axes, keepdims, noop_with_empty_axes)
 
     def _reduce(self, op_type: str, x: Value, axes: Value | None, keep: int, noop: int) -> Value:
@@ -216,22 +216,22 @@ class Primitives(ABC):
     # -- shapes ---------------------------------------------------------------------------------
 
     def reshape(self, x: Value, shape: Value, *, allowzero: int = 0) -> Value:
-        """x in `shape` [K] int64: one -1 is worked out; 0 copies a size unless `allowzero`."""
+        """Return x in `shape` [K] int64: one -1 is derived; 0 copies a size unless `allowzero`."""
         return self._one("Reshape", [x, shape], allowzero=allowzero)[0]
 
     def transpose(self, x: Value, *, perm: Sequence[int] | None = None) -> Value:
-        """x with its axes in the order `perm`, reversed without."""
+        """Return x with its axes in the order `perm`, reversed without."""
         return self._one("Transpose", [x], perm=perm)[0]
 
     def concat(self, *parts: Value, axis: int) -> Value:
-        """The parts, one after the other along `axis`."""
+        """Return the parts, one after the other along `axis`."""
         return self._one("Concat", parts, axis=axis)[0]
 
     def slice(
         self, x: Value, starts: Value, ends: Value, axes: Value | None = None,
         steps: Value | None = None,
     ) -> Value:  # fmt: skip
-        """x from `starts` to before `ends` along `axes` (the first ones), in `steps` (1)."""
+        """Return x from `starts` to before `ends` along `axes` (the first ones), in `steps` (1)."""
         inputs = [x, starts, ends, axes, steps]
         while inputs[-1] is None:
             inputs.pop()
@@ -240,27 +240,27 @@ class Primitives(ABC):
     def split(
         self, x: Value, sizes: Value | None = None, *, axis: int = 0, num_outputs: int | None = None
     ) -> Sequence[Value]:
-        """x cut along `axis` into `sizes` [K] int64, or into `num_outputs` parts alike."""
+        """Return x cut along `axis` into `sizes` [K] int64, or into `num_outputs` parts alike."""
         if sizes is None:
             return self._one("Split", [x], num_outputs or 0, axis=axis, num_outputs=num_outputs)
         return self._one("Split", [x, sizes], len(sizes), axis=axis)
 
     def squeeze(self, x: Value, axes: Value | None = None) -> Value:
-        """x without its axes of size 1: those of `axes` [K] int64, or all."""
+        """Return x without its axes of size 1: those of `axes` [K] int64, or all."""
         return self._one("Squeeze", [x] if axes is None else [x, axes])[0]
 
     def unsqueeze(self, x: Value, axes: Value) -> Value:
-        """x with axes of size 1 at `axes` [K] int64 of the result."""
+        """Return x with axes of size 1 at `axes` [K] int64 of the result."""
         return self._one("Unsqueeze", [x, axes])[0]
 
     def gather(self, x: Value, indices: Value, *, axis: int = 0) -> Value:
-        """The entries of x at `indices` along `axis`; negative ones count from the end."""
+        """Return the entries of x at `indices` along `axis`; negative ones count from the end."""
         return self._one("Gather", [x, indices], axis=axis)[0]
 
     def identity(self, x: Value) -> Value:
-        """x."""
+        """Return x."""
         return self._one("Identity", [x])[0]
 
     def constant(self, value: TensorProto) -> Value:
-        """A tensor of this backend with the contents of a TensorProto."""
+        """Return a tensor of this backend with the contents of a TensorProto."""
         return self._one("Constant", [], value=value)[0]

@@ -1,6 +1,6 @@
 """ONNX's reference evaluator as a backend.
 
-Rule: no speed, all of ONNX; for tests, and for checking what another backend gives.
+Rule: no speed, all of ONNX; for tests, and for checking the results of another backend.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ReferenceBackend(CachingBackend):
 
     def build_graph(self, model: ModelProto) -> PreparedGraph:
         label = f"{self.TYPE_NAME}: graph {model.graph.name!r}"
-        kept = ModelProto()  # the evaluator keeps what it is given; the caller may change its own
+        kept = ModelProto()  # the evaluator keeps its model, and the caller may change it
         kept.CopyFrom(model)
         try:
             return _ReferenceGraph(ReferenceEvaluator(kept, new_ops=[Loop]), kept, label)

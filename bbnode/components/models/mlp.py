@@ -24,7 +24,7 @@ _OTHERS = frozenset({"Sigmoid", "Tanh", "Identity", "Softplus"})
 def mlp_forward(
     layer_sizes: Sequence[int] = (64, 64, 10), activation: str = "Relu", seed: int = 0
 ) -> ModelProto:
-    """An MLP with `activation` between its layers and logits at the end.
+    """Return an MLP with `activation` between its layers and logits at the end.
 
     Args:
         layer_sizes: width of the input, of each hidden layer, and of the output; at least two.
@@ -85,7 +85,7 @@ def mlp_forward(
 def _initial_weight(
     rng: np.random.Generator, fan_in: int, fan_out: int, rectified: bool
 ) -> npt.NDArray[np.float32]:
-    """Uniform on [-limit, limit], shape [fan_in, fan_out].
+    """Return weights, uniform on [-limit, limit], shape [fan_in, fan_out].
 
     Before a rectifier the variance is 2 / fan_in (He et al., 2015, arXiv:1502.01852, eq. 10);
     elsewhere 2 / (fan_in + fan_out) (Glorot and Bengio, AISTATS 2010, eq. 16). A uniform

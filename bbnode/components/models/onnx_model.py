@@ -240,7 +240,7 @@ class OnnxModel(Model):
         return self._prepare(model).run(inputs)
 
     def _split(self, flat: Vector) -> list[Value]:
-        """Views of a flat vector in the shapes of the parameters."""
+        """Return views of a flat vector in the shapes of the parameters."""
         parts: list[Value] = []
         start = 0
         for size, shape in zip(self._sizes, self._shapes, strict=True):

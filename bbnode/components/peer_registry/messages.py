@@ -38,7 +38,7 @@ class UnusableMessage(ComponentError, PeerError):
     """A message to or from a registry cannot be read."""
 
 
-class Record:
+class WireRecord:
     """Base of what is packed as a list; a field's metadata has its reader and its packer."""
 
     __slots__ = ()
@@ -106,7 +106,7 @@ def _addresses(plain: Any) -> tuple[Multiaddr, ...]:
         raise UnusableMessage(f"addresses are a list of up to {MAX_CLAIMED_ADDRESSES}")
     if not all(isinstance(raw, bytes) and len(raw) <= MAX_ADDRESS_BYTES for raw in plain):
         raise UnusableMessage(f"an address is up to {MAX_ADDRESS_BYTES} bytes")
-    with Boundary("a registry's message has an address that is none", UnusableMessage):
+    with Boundary("a registry's message has an invalid address", UnusableMessage):
         return tuple(address_from_bytes(raw) for raw in plain)
 
 
@@ -129,7 +129,7 @@ _ADDRESSES: Final = _wire(_addresses, _pack_addresses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Announcement(Record):
+class Announcement(WireRecord):
     """A peer enters itself: under a class (empty: any), reachable at its addresses."""
 
     as_class: str = field(metadata=_CLASS)
@@ -137,7 +137,7 @@ class Announcement(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handshake(Record):
+class Handshake(WireRecord):
     """The answer: for how long it stands (0: there was no room), and when to come again."""
 
     ttl_ns: int = field(metadata=_COUNT)
@@ -146,7 +146,7 @@ class Handshake(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cookie(Record):
+class Cookie(WireRecord):
     """The position of a reader: `version` counts the changes of one life of a server.
 
     Peers that went up to the version `since` were gone before the reader began, and are no news.
@@ -158,7 +158,7 @@ class Cookie(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadRequest(Record):
+class ReadRequest(WireRecord):
     """Asks for what changed since the cookie (n is 0), or for n peers drawn."""
 
     cookie: Cookie | None = field(
@@ -172,7 +172,7 @@ class ReadRequest(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row(Record):
+class Row(WireRecord):
     """One change: a peer with its class, or (`gone`) one that is no longer there."""
 
     peer: PeerId = field(metadata=_wire(_peer, PeerId.to_bytes))
@@ -193,7 +193,7 @@ def _rows(plain: Any) -> tuple[Row, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page(Record):
+class Page(WireRecord):
     """Changes after a cookie, oldest first. `reset`: forget what was read; `more`: ask again.
 
     What is not told to be gone may be believed for `ttl_ns`.

@@ -17,7 +17,7 @@ import msgpack
 
 from bbnode.components.contracts import OpContext, inbound
 from bbnode.components.peer_registry import messages as messages
-from bbnode.components.peer_registry.messages import Cookie, Page, Record, Row
+from bbnode.components.peer_registry.messages import Cookie, Page, Row, WireRecord
 from bbnode.components.registry import register_component
 from bbnode.components.selectors import DrawingSelector, draw
 from bbnode.ir.caps import MAX_BOOK_PEERS, MAX_PAGE_BYTES, MAX_PAGE_ROWS
@@ -249,7 +249,7 @@ def _fitting(rows: Sequence[Row]) -> tuple[list[Row], bool]:
     return kept, False
 
 
-def _if_asked(ctx: OpContext, answer: Record) -> bytes | None:
+def _if_asked(ctx: OpContext, answer: WireRecord) -> bytes | None:
     """Return the bytes of an answer; None to a one-way message."""
     asked = ctx.correlation is not None and ctx.correlation.kind.name == "REQUEST"
     return answer.encode() if asked else None

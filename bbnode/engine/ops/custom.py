@@ -12,7 +12,6 @@ from bbnode.engine import steps
 from bbnode.engine.frame import Frame, Task
 from bbnode.engine.ops.build import Fire, OpBuild
 from bbnode.engine.services import Services
-from bbnode.engine.suspensions import DEFAULT_PARK_DEADLINE_NS
 from bbnode.ir.errors import AuthorError
 from bbnode.ops.custom import CustomOp
 
@@ -50,7 +49,6 @@ def bind_custom_op(build: OpBuild, custom: CustomOp) -> Fire:
             None,
             tuple([frame.values[i] for i in inputs]),
             whom=op.name,
-            until_ns=rt.clock.now_ns + (op.deadline_ns or DEFAULT_PARK_DEADLINE_NS),
         )
 
     if not custom.offload:

@@ -146,7 +146,7 @@ def _conv(ctx: VjpContext) -> Grads:
 
 
 def _spread(ctx: VjpContext, grad: str, weight: str, windows: Windows, groups: int) -> str:
-    """Every position gets the gradients of the windows that it is in, weighted."""
+    """Return, for every position, the weighted gradients of the windows that it is in."""
     return ctx.b.op(
         "ConvTranspose",
         grad,
@@ -162,7 +162,7 @@ def _spread(ctx: VjpContext, grad: str, weight: str, windows: Windows, groups: i
 
 
 def _kernel_gradient(ctx: VjpContext, x: str, windows: Windows, groups: int, inner: int) -> str:
-    """A convolution of the input with the gradient, in which batch and channels change places.
+    """Return a convolution of input and gradient, in which batch and channels change places.
 
     `inner` is the number of input channels of a group. The kernel then slides by what was the
     dilation, and its own entries are as far apart as the windows were.
@@ -199,7 +199,7 @@ def _kernel_gradient(ctx: VjpContext, x: str, windows: Windows, groups: int, inn
 
 @vjp("MaxPool")
 def _max_pool(ctx: VjpContext) -> Grads:
-    """Each window's gradient goes to its maximum, the first one of several."""
+    """Return each window's gradient at its maximum, the first one of several."""
     if len(ctx.grads) > 1 and ctx.grads[1] is not None:
         raise ctx.error("its indices have no gradient", "use its first output alone")
     settings = {
@@ -214,7 +214,7 @@ def _max_pool(ctx: VjpContext) -> Grads:
 
 @vjp("AveragePool")
 def _average_pool(ctx: VjpContext) -> Grads:
-    """Each position gets an even share of the gradients of the windows that it is in."""
+    """Return, for each position, an even share of the gradients of the windows that it is in."""
     x = ctx.inputs[0]
     kernel: list[int] = list(ctx.attribute("kernel_shape", []))
     windows = read_windows(ctx, kernel, need_sizes=True)

@@ -18,7 +18,7 @@ Partial: TypeAlias = Callable[[VjpContext], Term]
 
 
 def _gelu(n: VjpContext) -> Term:
-    """Hendrycks and Gimpel, 2016 (arXiv:1606.08415): exact, and the tanh approximation."""
+    """Differentiate Gelu (Hendrycks and Gimpel, arXiv:1606.08415), exact or by tanh."""
     x = n.input(0)
     if n.attribute("approximate", "none") == "tanh":
         # y = x/2 (1 + t), t = tanh(k (x + c x^3));  dy = (1+t)/2 + x/2 (1-t^2) k (1 + 3 c x^2)
@@ -125,7 +125,7 @@ def _sum(ctx: VjpContext) -> Grads:
 @vjp("Max")
 @vjp("Min")
 def _extreme(ctx: VjpContext) -> Grads:
-    """All inputs that equal the result share its gradient evenly."""
+    """Share the gradient evenly among all inputs that equal the result."""
     b = ctx.b
     elem_type = ctx.elem_type(ctx.y)
     equal = [b.op("Cast", b.op("Equal", name, ctx.y), to=elem_type) for name in ctx.inputs]
@@ -152,7 +152,7 @@ def _clip(ctx: VjpContext) -> Grads:
 
 @vjp("Dropout", constant_inputs={1, 2})
 def _dropout(ctx: VjpContext) -> Grads:
-    """Without its training mode it is the identity."""
+    """Differentiate the identity, which it is without its training mode."""
     if ctx.has(2):
         raise ctx.error(
             "with a training_mode it draws at random, and the same draw can't be had again",
