@@ -114,8 +114,8 @@ async def test_peers_watch_goes_on_until_the_daemon_stops(tmp_path: Path, shell:
         nursery.start_soon(watch)
         while live.plane.server.counters().get("control.requests", 0) < 3:
             await trio.lowlevel.checkpoint()
-    code, out, _ = results[0]
-    assert code == exits.UNREACHABLE
+    code, out, err = results[0]
+    assert code == exits.UNREACHABLE, err
     lines = [json.loads(line) for line in out.splitlines()]
     assert len(lines) >= 2
     assert all(line["peers"][0]["peer"] == str(CLIENT) for line in lines)

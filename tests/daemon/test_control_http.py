@@ -230,6 +230,35 @@ async def test_half_an_answer_is_not_cut_by_a_half_closed_client(autojump_clock:
     assert (await Served(answer=slow).answers(get("/"))).endswith(b"\r\n\r\n{}\n")
 
 
+async def test_a_client_that_asks_more_and_goes_is_seen_to_be_gone(autojump_clock: Any) -> None:
+    feed = Feed("event")
+    served = Served(answer=Lines(feed.subscribe()))
+    assert (await served.answers(get("/v1/events") + get("/v1/events") * 20)).startswith(OK)
+    assert served.connection.lost
+    assert feed.subscribers == 0
+    assert trio.current_time() < 1.0
+
+
+async def test_a_client_that_floods_a_waiting_answer_is_cut_off(autojump_clock: Any) -> None:
+    feed = Feed("event")
+    served = Served(answer=Lines(feed.subscribe()))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(served.run)
+        with pytest.raises(trio.BrokenResourceError):  # noqa: PT012 - until it is cut off
+            while True:
+                await served.client.send_all(get("/v1/events") * 1000)
+                await trio.sleep(1.0)
+    assert trio.current_time() == pytest.approx(SMALL.request_s, abs=3.0)
+    assert feed.subscribers == 0
+
+
+async def test_a_client_that_goes_at_rest_leaves_at_once(autojump_clock: Any) -> None:
+    served = Served()
+    assert (await served.answers(get("/"))).startswith(OK)
+    assert served.ended
+    assert trio.current_time() == 0.0
+
+
 @given(data=st.binary(max_size=300))
 def test_any_bytes_end_a_connection_or_wait_for_more(data: bytes) -> None:
     async def one() -> None:

@@ -124,7 +124,9 @@ async def test_a_server_that_speaks_something_else_is_an_error_and_no_traceback(
     listener = trio.socket.socket(socket.AF_UNIX)
     await listener.bind(os.fspath(tmp_path / "odd.sock"))
     listener.listen(4)
-    answers = [b"SSH-2.0-odd\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"] * 2
+    ok = b"HTTP/1.1 200 OK\r\n"
+    half = ok + b"Content-Length: 9\r\n\r\n"
+    answers = [b"SSH-2.0-odd\r\n", half, ok + b"Content-Length: 2\r\n\r\n[]"] * 2
 
     async def serve() -> None:
         for answer in answers:
@@ -139,10 +141,10 @@ async def test_a_server_that_speaks_something_else_is_an_error_and_no_traceback(
         with ControlClient(tmp_path / "odd.sock", timeout_s=PATIENCE_S) as client:
             client.get("/v1/status")
 
-    for expected in (NotRunning, ControlProtocolError):
+    for expected in (NotRunning, NotRunning, ControlProtocolError):
         with pytest.raises(expected):
             await in_thread(ask)
-    for expected in (NotRunning, ControlProtocolError):
+    for expected in (NotRunning, NotRunning, ControlProtocolError):
         with pytest.raises(expected):
             async with AsyncControlClient(tmp_path / "odd.sock", timeout_s=PATIENCE_S) as client:
                 await client.get("/v1/status")

@@ -216,6 +216,7 @@ ANSWERS = [
     b"\xff" * 100_000,
     b"HTTP/1.1 200 OK\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n{",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n{}",
     b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n{}",
     b"HTTP/1.1 999999999999 OK\r\n\r\n{}",

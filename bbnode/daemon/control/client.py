@@ -107,6 +107,8 @@ class ControlClient:
             raise too_slow(wanted, self._timeout_s) from error
         except (OSError, http.client.HTTPException) as error:
             raise gone(self._path) from error
+        if response.length and len(data) <= MAX_CONTROL_ANSWER_BYTES:
+            raise gone(self._path)  # before all of it was there, of which http.client says nothing
         if len(data) > MAX_CONTROL_ANSWER_BYTES:
             raise errors.ControlProtocolError(
                 f"the answer to {wanted} is over {MAX_CONTROL_ANSWER_BYTES} B"

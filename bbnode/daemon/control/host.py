@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.config.reload import Changes
@@ -16,34 +16,13 @@ from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control.feed import Feed
 from bbnode.daemon.control.pending import PendingExecutions
 from bbnode.daemon.control.trace import TraceLog
+from bbnode.daemon.invoke.rounds import Rounds
 from bbnode.daemon.network.dial_back import Ask
 from bbnode.daemon.observing.watch import Stalled
 from bbnode.engine import Node
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Transport
 from bbnode.transport.driver import Driver
-
-
-class RoundsView(Protocol):
-    """The rounds of one `[[invoke]]` entry, as far as they are shown."""
-
-    @property
-    def period_s(self) -> float:
-        """Seconds from start to start; 0: one begins when the one before has ended."""
-        ...
-
-    @property
-    def age_s(self) -> float | None:
-        """Seconds since a round ended or, before the first, since the start; None: none is due."""
-        ...
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the progress."""
-        ...
-
-    def finished(self) -> list[dict[str, Any]]:
-        """Return those that have ended, oldest first."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +51,7 @@ class Host:
     # Who may talk; the engine's own lists are for its programs.
     access: AccessControl
     pending: PendingExecutions = field(default_factory=PendingExecutions)
-    rounds: Sequence[RoundsView] = ()
+    rounds: Sequence[Rounds] = ()
     # How peers are found, as JSON.
     discovery: Callable[[], Mapping[str, Any]] = dict
     # Whatever has not gone on for longer than it may.

@@ -9,7 +9,7 @@ what is under way.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import trio
@@ -391,9 +391,10 @@ class EventsQuery(Query):
 async def events(host: Host, query: EventsQuery) -> Lines:
     """Stream events, one JSON object a line."""
     types = frozenset(query.type)
-    wanted: Callable[[Mapping[str, Any]], bool] | None = None
-    if types:
-        wanted = lambda event: event.get("type") in types  # noqa: E731
+
+    def wanted(event: Mapping[str, Any]) -> bool:
+        return not types or event.get("type") in types
+
     return Lines(host.events.subscribe(last=query.last, wanted=wanted), follow=query.follow)
 
 

@@ -142,6 +142,7 @@ class HttpConnection(TCPServer):
         self._app = app
         self._limits = limits
         self._at_rest = trio.Event()
+        self._at_rest.set()
         self._http1: _Http1
         # The client went away, or did not take what it asked for.
         self.lost = False
@@ -191,13 +192,30 @@ class HttpConnection(TCPServer):
         await self.protocol.handle(Closed())
 
     async def _read_data(self) -> None:
-        with contextlib.suppress(trio.ClosedResourceError, trio.BrokenResourceError):
-            while data := await self.stream.receive_some(MAX_RECV):
-                await self.protocol.handle(RawData(bytes(data)))
+        """Read until the client is gone: also while what it has sent has to wait."""
+        send, received = trio.open_memory_channel[bytes](1)
+        handled = trio.Event()
+
+        async def handle() -> None:
+            async for data in received:
+                await self.protocol.handle(RawData(data))
             await self.protocol.handle(RawData(b""))
-            with trio.move_on_after(HALF_CLOSED_S):
-                await self._at_rest.wait()
-        await self.protocol.handle(Closed())
+            handled.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(handle)
+            try:
+                while data := await self.stream.receive_some(MAX_RECV):
+                    with trio.fail_after(self._limits.request_s):
+                        await send.send(bytes(data))
+                send.close()
+                with trio.move_on_after(HALF_CLOSED_S):
+                    await handled.wait()
+                    await self._at_rest.wait()
+            except (trio.ClosedResourceError, trio.BrokenResourceError, trio.TooSlowError):
+                pass
+            await self.protocol.handle(Closed())
+            nursery.cancel_scope.cancel()
 
     async def _initiate_server_close(self) -> None:
         if self._http1.connection.trailing_data[0]:
