@@ -195,7 +195,7 @@ def test_tx_gates_stand_before_sends_to_a_fixed_peer_only() -> None:
     assert not of_type(one(body, TX), "PeerHealthGateTx")
     send = node_making(body.function, "theirs")
     send.set_attr(keys.ATTR_PEER, b"\x00\x24peer")
-    send.after = tuple("others".split(","))
+    send.after = ("others",)
     main = one(body, TX)
     health, backoff = sole(main, "PeerHealthGateTx"), sole(main, "BackoffGateTx")
     send = sole(main, "Send")

@@ -198,7 +198,7 @@ def test_what_is_no_recorded_model_is_refused(federated: ModelProto) -> None:
     with pytest.raises(DuplicateFunction) as twice:
         Compiler().compile(federated)
     assert twice.value.function == "Round"
-    with pytest.raises(TypeError, match="takes what Module.build"):
+    with pytest.raises(TypeError, match=r"takes what Module\.build"):
         Compiler().compile(b"")  # type: ignore[arg-type]
 
 

@@ -65,7 +65,7 @@ CHECKPOINTS = frozenset({"validate", "validate_runtime_complete", "merge_partiti
 
 
 def body_pass_names() -> tuple[str, ...]:
-    """The canonical passes with ours at their places."""
+    """Return the canonical passes with ours at their places."""
     names = []
     for name in CANONICAL_PASS_NAMES:
         names.append(name)

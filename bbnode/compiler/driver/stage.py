@@ -26,7 +26,7 @@ class CompilerStage(Protocol):
 
     @property
     def name(self) -> str:
-        """How reports and errors call the stage."""
+        """The name in reports and errors."""
 
     def run(self, model: ModelProto) -> None:
         """Change one partition's model in place; raise to end the compile."""
@@ -81,7 +81,7 @@ def run_stage(unit: CompilationUnit, stage: CompilerStage) -> None:
 
 
 class _Merge:
-    """What a stage changed on all partitions, brought back into one unit."""
+    """Changes of a stage on all partitions, brought back into one unit."""
 
     def __init__(self, unit: CompilationUnit, stage: str) -> None:
         self._unit = unit

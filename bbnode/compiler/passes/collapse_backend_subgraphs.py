@@ -155,7 +155,7 @@ class _Rewrite:
         self._drop_types()
 
     def _exposed(self) -> set[str]:
-        """Values of groups that something outside of their group reads."""
+        """Return values of groups that something outside of their group reads."""
         made = {
             name: group for index, group in self._group_of.items()
             for name in self._nodes[index].outputs if name
@@ -185,7 +185,7 @@ class _Rewrite:
         self._function.nodes = [nodes[index] for index in order]
 
     def _needs_between(self, places: Sequence[int], count: int) -> list[list[int]]:
-        """What the new nodes wait for, from what the old ones did; `places` are old to new."""
+        """Return what the new nodes need, from the old ones; `places` are old to new."""
         needs: list[list[int]] = [[] for _ in range(count)]
         for before, place in zip(self._groups.needs, places, strict=True):
             if place >= 0:
