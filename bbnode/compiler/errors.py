@@ -20,7 +20,7 @@ MAX_LISTED = 8  # names listed in one message; the rest is counted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Where in the author's program: node, Module path and `<file>:<line>`, as far as known."""
+    """The place in the author's program: node, Module path and `<file>:<line>`, as far as known."""
 
     node_name: str = ""
     module: str = ""
@@ -28,7 +28,7 @@ class Where:
 
     @classmethod
     def of(cls, node: OpNode) -> Where:
-        """The place that recorded `node`."""
+        """Return the place that recorded `node`."""
         return cls(
             node_name=node.name,
             module=node.metadata.get(keys.MODULE_INSTANCE_KEY, ""),
@@ -48,7 +48,7 @@ NOWHERE = Where()
 
 
 def listed(names: tuple[str, ...]) -> str:
-    """Names for a message, cut after `MAX_LISTED`."""
+    """Return names for a message, cut after `MAX_LISTED`."""
     shown = ", ".join(repr(name) for name in names[:MAX_LISTED])
     more = len(names) - MAX_LISTED
     return f"{shown} and {more} more" if more > 0 else shown
@@ -327,7 +327,7 @@ class UnresolvedType(CompileError, AuthorError):
 
 @dataclass(kw_only=True, eq=False)
 class IncompatibleStorageOnEdge(CompileError, AuthorError):
-    """What is sent is not what the receiving side takes."""
+    """A value is sent that the receiving side does not take."""
 
     send_node: str
     recv_node: str

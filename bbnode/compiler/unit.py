@@ -1,4 +1,4 @@
-"""What a pass works on.
+"""The unit of a compile: the program between two passes.
 
 Rule: admission makes the unit of the caller's model; passes then change this unit and nothing
 else. A pass keeps no state of its own, and running it twice changes nothing more.
@@ -35,7 +35,7 @@ class SlotBinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileOptions:
-    """What the driver was told."""
+    """The options of a compile."""
 
     bindings: tuple[SlotBinding, ...] = ()
     target_version: int = keys.FRAMEWORK_IR_VERSION
@@ -75,7 +75,7 @@ class CompilationUnit:
         return self.program.functions[0]
 
     def bodies(self) -> list[Function]:
-        """All functions, mains first."""
+        """Return all functions, mains first."""
         return [*self.partitions.values(), *self.program.functions]
 
 

@@ -1,4 +1,4 @@
-"""What a model of any origin may hold, checked before anything is done with it.
+"""Bounds of a model of any origin, checked before anything is done with it.
 
 Rule: one walk, linear in the size of the model and without recursion. All else may then rely
 on it: texts are texts, a name fits into a message, no node or function is so large that a

@@ -561,7 +561,7 @@ class Value:
 
 
 class _Table:
-    """Who makes and who reads each name of a body.
+    """The makers and readers of each name of a body.
 
     Nodes know it weakly, so that a body and its nodes form no ring, and so that nodes whose body
     dropped its table have nothing to tell anybody.
@@ -668,7 +668,7 @@ def _forget_reads(read: dict[str, dict[OpNode, None]], node: OpNode) -> None:
 
 @dataclass(slots=True)
 class ValueNote:
-    """What a file says of a value beside its type."""
+    """A doc string and metadata of a value."""
 
     doc_string: str = ""
     metadata: dict[str, str] = field(default_factory=dict)

@@ -110,7 +110,7 @@ class _Unusual(Exception):
 
 @dataclass(slots=True)
 class _Shared:
-    """What the nodes and functions of one program have in common."""
+    """Texts, types and attributes that the nodes of one program share."""
 
     texts: _Texts = field(default_factory=_Texts)
     types: dict[bytes, ValueType] = field(default_factory=dict)
@@ -393,11 +393,11 @@ def model_of(program: Program, functions: Iterable[Function] | None = None) -> M
     if program.producer_name:
         model.producer_name = program.producer_name
     if program.graph is not None:
-        _Writer().graph(program.graph, model.graph)
+        _FileWriter().graph(program.graph, model.graph)
     model.graph.name = program.name
     _write_opsets(model, program.opset_imports)
     _write_metadata(model, program.metadata)
-    writer = _Writer()
+    writer = _FileWriter()
     for function in program.functions if functions is None else functions:
         writer.function(function, model.functions.add())
     return model
@@ -406,32 +406,32 @@ def model_of(program: Program, functions: Iterable[Function] | None = None) -> M
 def function_proto(function: Function) -> FunctionProto:
     """Return a function as a protobuf."""
     proto = FunctionProto()
-    _Writer().function(function, proto)
+    _FileWriter().function(function, proto)
     return proto
 
 
 def graph_proto(graph: Subgraph) -> GraphProto:
     """Return a graph as a protobuf."""
     proto = GraphProto()
-    _Writer().graph(graph, proto)
+    _FileWriter().graph(graph, proto)
     return proto
 
 
 def node_proto(node: OpNode) -> NodeProto:
     """Return a node as a protobuf."""
     proto = NodeProto()
-    _Writer().node(node, proto)
+    _FileWriter().node(node, proto)
     return proto
 
 
 def attribute_proto(name: str, attribute: Attribute) -> AttributeProto:
     """Return an attribute as a protobuf."""
     proto = AttributeProto()
-    _Writer().attribute(name, attribute, proto)
+    _FileWriter().attribute(name, attribute, proto)
     return proto
 
 
-class _Writer:
+class _FileWriter:
     """Writes graphs; what it made for one op serves all others with the same attribute."""
 
     def __init__(self) -> None:

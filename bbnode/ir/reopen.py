@@ -99,6 +99,14 @@ class Recording:
             "attributes": root.attributes.copy(),
         }
 
+    def sign(self, functions: Iterable[Function], name: str) -> None:
+        """Sign the nodes that a pass put into functions: those that nobody recorded or signed."""
+        for function in functions:
+            if function.domain != keys.BACKEND_SUBGRAPH_DOMAIN:
+                for node in function.nodes:
+                    if not node.made_by and node not in self._nodes:
+                        node.made_by = name
+
     def mark(self, node: OpNode) -> None:
         """Write on a node what became of it since it was recorded."""
         seen = self._nodes.get(node)
@@ -176,7 +184,7 @@ def _changes(node: OpNode, seen: _Recorded) -> dict[str, Any]:
 
 
 def _print(attribute: Attribute) -> Any:
-    """What tells whether somebody changed an attribute."""
+    """Return a fingerprint, by which a later change of an attribute is seen."""
     value = attribute.value
     if isinstance(value, int | float):
         return value
@@ -411,7 +419,7 @@ class _Reopening:
                 node.rename(past)
 
     def _origin(self, name: str, made: Set[str]) -> str:
-        """What goes into the row of ops that go, and that made a value."""
+        """Return what goes into the row of ops that go and that made a value."""
         seen = set()
         while name not in made and name not in seen:
             seen.add(name)

@@ -17,7 +17,7 @@ from bbnode.components import ConstantView, OrtBackend
 from bbnode.dsl import BackendSlot, Graph, ModelSlot, Module, Output, syscalls, types
 from bbnode.ir import keys
 from bbnode.ir.graph import Function, Program
-from bbnode.ir.onnx_file import program_of
+from bbnode.ir.onnx_file import model_of, program_of
 from bbnode.ir.types import TypeNode
 from bbnode.sim import Network
 from tests.compiler import back_units, programs
@@ -176,7 +176,7 @@ def test_joined_bodies_run_at_every_call() -> None:
     model = compiled(program)
     assert len(hoisted(model)) == 1
     network = Network(seed=0)
-    node = network.add("node", model, ["a"])
+    node = network.add("node", model_of(model), ["a"])
     node.invoke("a", {"x": np.array(8, np.float32)})
     network.run_until_idle()
     assert float(node.values("z")[0]) == 2.0

@@ -176,3 +176,23 @@ def test_a_program_without_marks_is_refused() -> None:
     del program.metadata[keys.RECORDED_KEY]
     with pytest.raises(AlreadyCompiled, match="keeps nothing"):
         compiler.compile(model_of(program))
+
+
+def test_what_another_pass_put_in_is_signed_and_goes() -> None:
+    compiler, model = recorded("ring")
+    unit = admit(model, compiler.options)
+    for name in pipeline.all_pass_names():
+        pipeline.load_pass(name).run(unit, compiler.options)
+        if name == "sequence_slot_effects":
+            main = unit.partitions["b"]
+            send = next(node for node in main.nodes if node.op_type == keys.OP_SEND)
+            data = send.inputs[0]
+            put_in = OpNode("PassThrough", keys.SYSCALL_DOMAIN, "mine", (data,), ("past",))
+            main.insert(main.nodes.index(send), put_in)
+            send.inputs = ("past", *send.inputs[1:])
+            unit.recording.sign(unit.bodies(), "a_pass")
+            assert put_in.made_by == "a_pass"
+            assert not any(node.made_by == "a_pass" for node in main.nodes if node is not put_in)
+    unit.recording.finish(unit.program)
+    again = compiler.compile(model_of(unit.program))
+    assert again.SerializeToString(deterministic=True) == compiled("ring")

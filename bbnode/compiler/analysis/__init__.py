@@ -1,1 +1,1 @@
-"""What passes find out about a program, without changing it."""
+"""Analyses: what passes find out about a program without changing it."""

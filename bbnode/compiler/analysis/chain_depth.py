@@ -1,4 +1,4 @@
-"""How long the chain behind a send is: in hops, and in nanoseconds.
+"""The length of the chain behind a send: in hops, and in nanoseconds.
 
 Rule: the depth of a send counts the hops that are still to come, its own included. What
 travels as `remaining_deadline_ns` bounds everything that a delivery starts, so the first hop of
@@ -46,7 +46,7 @@ class Span:
         )
 
     def longest(self, other: Span) -> Span:
-        """The longer of two that run side by side."""
+        """Return the longer of two that run side by side."""
         if other.hops <= self.hops and other.ns <= self.ns:
             return self
         return Span(max(self.hops, other.hops), max(self.ns, other.ns))
@@ -60,7 +60,7 @@ def spans_of_sends(
     budget_ns: int,
     called_slots: Mapping[FunctionKey, Sequence[str]],
 ) -> dict[int, Span]:
-    """The chain that begins with each Send-flavoured op of a function, by node index.
+    """Return the chain that begins with each Send-flavoured op of a function, by node index.
 
     Args:
         function: the body.
@@ -86,7 +86,7 @@ def spans_of_sends(
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What a node needs and which slot it is of, read once."""
+    """The needs and the slot of a node, read once."""
 
     reads: tuple[str, ...]
     slot: str
@@ -100,7 +100,7 @@ class _Facts:
 
 
 def _is_sorted(function: Function, facts: Sequence[_Facts]) -> bool:
-    """Whether every op stands behind what it needs, as the recorder writes it."""
+    """Return True if every op stands behind what it needs, as the recorder writes it."""
     made = set(function.inputs)
     for node, fact in zip(function.nodes, facts, strict=True):
         if not made.issuperset(fact.reads):
@@ -172,7 +172,7 @@ class _Chains:
 
 
 def given_depth(node: OpNode) -> int:
-    """The author's `chain_depth` of a send, or 0. Raises ExpansionFailed."""
+    """Return the author's `chain_depth` of a send, or 0. Raises ExpansionFailed."""
     text = node.metadata.get(keys.CHAIN_DEPTH_KEY)
     if text is None:
         return 0
@@ -182,7 +182,7 @@ def given_depth(node: OpNode) -> int:
 
 
 def given_deadline(node: OpNode) -> int:
-    """What a send says of its deadline, in ns, or 0. Raises ExpansionFailed.
+    """Return the deadline that a send says, in ns, or 0. Raises ExpansionFailed.
 
     A request's attribute goes before the stamp that a send carries when its depth is known.
     """

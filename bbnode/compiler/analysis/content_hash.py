@@ -31,7 +31,7 @@ class AttributePrint:
 
 @dataclass(slots=True)
 class AttributePrints:
-    """What was found out about attributes in one compile, each looked at once.
+    """Sizes and contents of the attributes of one compile, each looked at once.
 
     Attributes are never changed, and nodes that carry equal ones mostly share them.
     """
@@ -50,7 +50,7 @@ class AttributePrints:
         return found
 
     def content(self, attributes: Mapping[str, Attribute]) -> list[tuple[str, bytes]]:
-        """Names and contents of all attributes."""
+        """Return names and contents of all attributes."""
         return [(name, self.of(attributes[name]).content) for name in sorted(attributes)]
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ def content_name(
     known: Mapping[str, bytes],
     prints: AttributePrints,
 ) -> str:
-    """16 hex digits over a body and the bodies that it calls.
+    """Return 16 hex digits over a body and the bodies that it calls.
 
     Args:
         function: the body.
@@ -109,12 +109,12 @@ def content_name(
 
 
 def digest_key(function: Function) -> str:
-    """What `content_name` finds a known digest by."""
+    """Return the key by which `content_name` finds a known digest."""
     return f"{function.domain}\0{function.name}\0{function.overload}"
 
 
 def same(a: Function, b: Function, prints: AttributePrints) -> bool:
-    """Whether two functions of one name are equal, where their source stood included."""
+    """Return True if two functions of one name are equal, where their source stood included."""
     lines_a, lines_b = ([node.source_line for node in function.nodes] for function in (a, b))
     return (
         lines_a == lines_b

@@ -19,7 +19,7 @@ EVENT_SOURCES = frozenset({"Pulse", "Interval", "EventSource", "LifecyclePhase"}
 
 
 def is_entry(node: OpNode) -> bool:
-    """Whether an op's outputs start executions."""
+    """Return True if an op's outputs start executions."""
     if node.domain == keys.WIRE_DOMAIN:
         return node.op_type in keys.INBOUND_OPS
     return node.domain == keys.SYSCALL_DOMAIN and node.op_type in EVENT_SOURCES
@@ -98,7 +98,7 @@ def _beside(
 
 
 def slot_of(node: OpNode) -> str | None:
-    """The slot whose component an op changes or reads; None for backend ops, which are pure."""
+    """Return the slot whose component an op changes or reads; None of pure backend ops."""
     if not is_role(node):
         return None
     return node.metadata.get(keys.SLOT_KEY)

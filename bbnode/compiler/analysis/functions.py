@@ -13,19 +13,19 @@ from bbnode.ir.graph import Function, FunctionKey, OpNode, Program, call_key
 
 
 def is_bootstrap(function: Function) -> bool:
-    """Whether a function is the bootstrap of a Module."""
+    """Return True if a function is the bootstrap of a Module."""
     return function.metadata.get(keys.MODULE_PHASE_KEY) == keys.BOOTSTRAP_PHASE
 
 
 def by_key(functions: Iterable[Function]) -> dict[FunctionKey, Function]:
-    """Functions by what a call names them."""
+    """Return functions by what a call names them."""
     return {function.key: function for function in functions}
 
 
 def calls_of(
     function: Function, table: dict[FunctionKey, Function]
 ) -> list[tuple[OpNode, FunctionKey]]:
-    """The calls in a function's body, in order, with the key of the function called."""
+    """Return the calls in a function's body, in order, with the key of the function called."""
     found = []
     for node in function.nodes:
         key = call_key(node)
@@ -37,7 +37,7 @@ def calls_of(
 def callees_first(
     roots: Iterable[FunctionKey], calls: dict[FunctionKey, list[FunctionKey]]
 ) -> list[FunctionKey]:
-    """All functions reachable from `roots`, each after those that it calls.
+    """Return all functions reachable from `roots`, each after those that it calls.
 
     Raises CyclicGraph naming the functions that call each other in a ring.
     """
@@ -65,7 +65,7 @@ def callees_first(
 
 
 def called_from(program: Program, mains: Iterable[Function]) -> list[Function]:
-    """Functions of the model that `mains` call, directly or not, in the model's order.
+    """Return functions of the model that `mains` call, directly or not, in the model's order.
 
     A ring of calls is no error here: each function counts once.
     """

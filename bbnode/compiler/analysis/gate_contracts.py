@@ -1,4 +1,4 @@
-"""What a compiled partition has to hold beside its ops, as an open list of contracts.
+"""Contracts on what a compiled partition holds beside its ops: an open list.
 
 Rule: whoever adds a pass that inserts something registers a contract for it here, and
 `validate_runtime_complete` holds it; that pass itself is never edited.
@@ -54,14 +54,14 @@ class PartitionView:
         return cls(main, tuple(receivers), tuple(sends), tuple(timed), frozenset(guards))
 
     def unguarded(self, op_type: str, nodes: tuple[OpNode, ...]) -> Iterator[str]:
-        """What to say of each of `nodes` that no `op_type` guards."""
+        """Yield a sentence for each of `nodes` that no `op_type` guards."""
         for node in nodes:
             if (op_type, node.name) not in self.guards:
                 yield f"{node.op_type} {node.name!r} has no {op_type}"
 
 
 def is_checked_kind(node: OpNode) -> bool:
-    """Whether a node that carries `deadline_ns` needs a check before it."""
+    """Return True if a node that carries `deadline_ns` needs a check before it."""
     if node.domain == keys.WIRE_DOMAIN:
         return node.op_type not in keys.RECV_OPS
     if node.domain == keys.SYSCALL_DOMAIN:
@@ -99,7 +99,7 @@ def unregister_gate_contract(name: str) -> None:
 
 
 def gate_contracts() -> tuple[GateContract, ...]:
-    """All contracts, in the order of their registration."""
+    """Return all contracts, in the order of their registration."""
     return tuple(_CONTRACTS.values())
 
 

@@ -57,12 +57,12 @@ def needs_of(nodes: Sequence[OpNode]) -> list[list[int]]:
 
 
 def is_sorted(needs: Iterable[Sequence[int]]) -> bool:
-    """Whether nodes that need these (`needs_of`) stand behind all that they need."""
+    """Return True if nodes that need these (`needs_of`) stand behind all that they need."""
     return not any(before and max(before) >= index for index, before in enumerate(needs))
 
 
 def topological(function: Function, needs: Sequence[Sequence[int]] | None = None) -> list[int]:
-    """Indices of the nodes, sorted over data, `after` and `control_after`.
+    """Return indices of the nodes, sorted over data, `after` and `control_after`.
 
     Where the order is free, recorded order stays. `needs` is what `needs_of` gives, where it is
     known already. Raises CyclicGraph naming one cycle.
@@ -116,7 +116,7 @@ def reorder(function: Function, order: Sequence[int]) -> None:
 def program_order(
     nodes: Sequence[OpNode], needs: Sequence[Sequence[int]] | None = None
 ) -> list[int]:
-    """Indices of `nodes` in program order. Raises CyclicGraph naming one cycle.
+    """Return indices of `nodes` in program order. Raises CyclicGraph naming one cycle.
 
     `needs` is what `needs_of` gives, where it is known already.
     """
@@ -149,7 +149,7 @@ def program_order(
 
 
 def in_program_order(nodes: Sequence[OpNode]) -> list[OpNode]:
-    """The nodes themselves, in program order."""
+    """Return the nodes themselves, in program order."""
     return [nodes[index] for index in program_order(nodes)]
 
 

@@ -234,7 +234,7 @@ class Placement:
         return INPUT if index is None else self.nodes[index].name
 
     def demand(self) -> dict[int, list[str]]:
-        """The classes on which each placeless op is read, sorted; home where nobody reads it."""
+        """Return the classes that read each placeless op, sorted; home where nobody does."""
         wanted: dict[int, set[str]] = {i: set() for i, free in enumerate(self.placeless) if free}
         for index in reversed(self.order):
             home = self.homes[index]
@@ -294,7 +294,7 @@ class PeerClasses:
         self._joined: dict[str, list[OpNode]] = {}  # value that several sends deliver -> the sends
 
     def destination(self, send: OpNode) -> str:
-        """The class that a Send-flavoured op sends to.
+        """Return the class that a Send-flavoured op sends to.
 
         Raises UnresolvedPeerClass when nothing says it, or two sources disagree.
         """

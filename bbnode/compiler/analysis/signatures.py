@@ -1,4 +1,4 @@
-"""What an op may look like: its ports by our op table, ONNX's schemas, or a function's formals.
+"""Signatures of ops: their ports by our op table, ONNX's schemas, or a function's formals.
 
 Rule: one answer for every kind of op, so that `validate` checks all of them alike.
 """
@@ -59,7 +59,7 @@ def canonical(domain: str) -> str:
 def signature_of(
     node: OpNode, table: Mapping[FunctionKey, Function], versions: Mapping[str, int]
 ) -> Signature | None:
-    """The signature of an op, or None when nothing knows the op."""
+    """Return the signature of an op, or None when nothing knows the op."""
     function = table.get(call_key(node))
     if function is not None:
         return Signature(
@@ -129,13 +129,13 @@ def _of_schema(domain: str, op_type: str, version: int) -> Signature | None:
 
 
 def used_domains(nodes: Sequence[OpNode]) -> set[str]:
-    """Domains of all ops, nested graphs included."""
+    """Return domains of all ops, nested graphs included."""
     nested = (inner for node in nodes for graph in node.graphs for inner in graph.all_nodes())
     return {canonical(node.domain) for node in (*nodes, *nested)}
 
 
 def version(domain: str, known: Mapping[str, int]) -> int:
-    """What `known` imports, else the version that this package records."""
+    """Return the version that `known` imports, else the one that this package records."""
     fallback = keys.ONNX_OPSET_VERSION if not domain else keys.BB_OPSET_VERSION
     return known.get(domain, fallback)
 

@@ -28,7 +28,7 @@ TRAIT_SUFFIX = "Runtime"
 
 
 def component_of(node: OpNode, bound: Mapping[str, SlotBinding]) -> type[Component] | None:
-    """The component class that runs an op; None when its slot is not bound (yet).
+    """Return the component class that runs an op; None when its slot is not bound (yet).
 
     Raises MissingBinding when the op names a concrete type that is not installed here.
     """
@@ -48,7 +48,7 @@ def component_of(node: OpNode, bound: Mapping[str, SlotBinding]) -> type[Compone
 
 
 def by_slot(bindings: Iterable[SlotBinding]) -> dict[str, SlotBinding]:
-    """The bind calls by slot."""
+    """Return the bind calls by slot."""
     return {binding.slot: binding for binding in bindings}
 
 
@@ -73,7 +73,7 @@ def take_slots(into: Function, source: Function) -> None:
 
 
 def slots_of_calls(functions: Iterable[Function]) -> dict[FunctionKey, list[str]]:
-    """Slots that a call of each function uses, directly or through its own calls.
+    """Return slots that a call of each function uses, directly or through its own calls.
 
     Raises CyclicGraph when functions call each other in a ring.
     """
@@ -112,7 +112,7 @@ def check_slot(node: OpNode) -> None:
 
 
 def role_of(node: OpNode) -> str | None:
-    """The role whose contract an op calls, or None."""
+    """Return the role whose contract an op calls, or None."""
     if node.domain.startswith(keys.PROTOCOL_DOMAIN_PREFIX):
         return "Protocol"
     return _ROLE_OF_DOMAIN.get(node.domain)
@@ -151,7 +151,7 @@ ROLE_OF_DEPENDENCY = {keys.snake_case(role): role for role in CONTRACTS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class TargetSlot:
     """A slot as the program uses it. `concrete` is a type name, or None for a generic slot."""
 
     name: str
@@ -160,7 +160,7 @@ class Slot:
     concrete: str | None = None
 
     def component(self, bound: Mapping[str, SlotBinding]) -> type[Component] | None:
-        """The class that fills the slot; None when it is not bound.
+        """Return the class that fills the slot; None when it is not bound.
 
         Raises MissingBinding when its concrete type is not installed here.
         """
@@ -173,9 +173,9 @@ class Slot:
             raise MissingBinding(slot=self.name, site=f"the program ({error})") from error
 
 
-def slots_of(functions: Iterable[Function]) -> dict[str, Slot]:
-    """Slots that the ops of `functions` use, by name, in the order of their first use."""
-    found: dict[str, Slot] = {}
+def slots_of(functions: Iterable[Function]) -> dict[str, TargetSlot]:
+    """Return slots that the ops of `functions` use, by name, in the order of their first use."""
+    found: dict[str, TargetSlot] = {}
     for function in functions:
         roles = slot_roles(function)
         for node in function.nodes:
@@ -187,7 +187,7 @@ def slots_of(functions: Iterable[Function]) -> dict[str, Slot]:
             meta = node.metadata
             slot_id = meta.get(keys.SLOT_ID_KEY, "")
             trait = meta.get(keys.REQUIRED_TRAIT_KEY, "")
-            found[name] = Slot(
+            found[name] = TargetSlot(
                 name=name,
                 role=roles.get(name) or trait.removesuffix(TRAIT_SUFFIX),
                 slot_id=int(slot_id) if is_natural(slot_id) else NO_SLOT_ID,
@@ -196,15 +196,15 @@ def slots_of(functions: Iterable[Function]) -> dict[str, Slot]:
     return found
 
 
-def slots_by_target(unit: CompilationUnit) -> dict[str, dict[str, Slot]]:
-    """Slots of each class's target, without those of dependencies.
+def slots_by_target(unit: CompilationUnit) -> dict[str, dict[str, TargetSlot]]:
+    """Return slots of each class's target, without those of dependencies.
 
     A bootstrap prepares the targets that share a slot with it; one that shares none prepares
     the target of its own home class, or every target when there is no such class.
     """
     found = {home: slots_of([main, *called_from(unit.program, [main])])
              for home, main in unit.partitions.items()}  # fmt: skip
-    prepared: dict[str, dict[str, Slot]] = {home: {} for home in found}
+    prepared: dict[str, dict[str, TargetSlot]] = {home: {} for home in found}
     for bootstrap in (f for f in unit.program.functions if is_bootstrap(f)):
         slots = slots_of([bootstrap, *called_from(unit.program, [bootstrap])])
         homes = [home for home, own in found.items() if not own.keys().isdisjoint(slots)]
@@ -225,7 +225,7 @@ class Dependency:
 
 
 def dependencies_of(component: type[Component]) -> list[Dependency]:
-    """What a component class depends on; a role it misspells is kept as it stands."""
+    """Return what a component class depends on; a role it misspells is kept as it stands."""
     return [
         Dependency(role=ROLE_OF_DEPENDENCY.get(role, role), slot=slot)
         for role, slot in component.depends.items()
@@ -233,8 +233,10 @@ def dependencies_of(component: type[Component]) -> list[Dependency]:
 
 
 def with_dependencies(
-    slots: Mapping[str, Slot], known: Mapping[str, Slot], bound: Mapping[str, SlotBinding]
-) -> dict[str, Slot]:
+    slots: Mapping[str, TargetSlot],
+    known: Mapping[str, TargetSlot],
+    bound: Mapping[str, SlotBinding],
+) -> dict[str, TargetSlot]:
     """`slots` and, transitively, those that their components depend on.
 
     Args:
@@ -248,7 +250,7 @@ def with_dependencies(
         component = todo.pop().component(bound)
         for need in dependencies_of(component) if component is not None else ():
             if need.slot not in found:
-                slot = known.get(need.slot) or Slot(name=need.slot, role=need.role)
+                slot = known.get(need.slot) or TargetSlot(name=need.slot, role=need.role)
                 found[need.slot] = slot
                 todo.append(slot)
     return found

@@ -49,7 +49,7 @@ class Groups:
 
 
 def backend_slot(node: OpNode) -> str | None:
-    """The backend slot that runs an upstream ONNX op, or None for every other op."""
+    """Return the backend slot that runs an upstream ONNX op, or None for every other op."""
     if not is_onnx_op(node):
         return None
     if any(attribute.reference for attribute in node.attributes.values()):
@@ -58,7 +58,7 @@ def backend_slot(node: OpNode) -> str | None:
 
 
 def find_groups(function: Function, needs: list[list[int]], prints: AttributePrints) -> Groups:
-    """The groups of a function whose nodes are in topological order; `needs` as `needs_of`."""
+    """Return the groups of a function in topological order; `needs` as `needs_of`."""
     nodes = list(function.nodes)
     slots = [None if moves_peers(node, function.kind_of) else backend_slot(node) for node in nodes]
     if not any(slots):
@@ -124,7 +124,7 @@ class _Finder:
         return marks
 
     def _raise(self, marks: list[Marks]) -> set[int]:
-        """Give ops that only their group reads its marks; gives the constants to copy."""
+        """Copy the marks of a group to ops that only it reads; return the constants to copy."""
         copied = set()
         for index in range(len(self._nodes) - 1, -1, -1):
             readers = self._readers[index]

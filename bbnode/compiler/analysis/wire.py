@@ -1,4 +1,4 @@
-"""Do the wire ops of a function fit together?
+"""Wire ops: what has to fit together, which feeds which, and which share a receiver.
 
 Rule: as recorded, a request has exactly one response, and only Send-flavoured ops are
 authored; as synthesised, a Recv-flavoured op names the send that it belongs to.
@@ -62,12 +62,12 @@ def check_pairs(function: Function) -> None:
 
 
 def _joins(node: OpNode) -> str | None:
-    """What the first send of the port delivers, on a later send of it; else None."""
+    """Return what the first send of the port delivers, for a later send of it; else None."""
     return node.metadata.get(keys.FAN_IN_KEY)
 
 
 def request_of(function: Function, response: OpNode) -> OpNode | None:
-    """The SendReqBatched (or its RecvReq) whose request id a SendResp gives back."""
+    """Return the SendReqBatched (or its RecvReq) whose request id a SendResp gives back."""
     value = response.inputs[REQ_ID_INPUT]
     while (node := function.producers.get(value)) is not None:
         is_request = is_wire(node, keys.OP_SEND_REQ_BATCHED)
@@ -129,7 +129,7 @@ class WirePair:
 
 
 def wire_pairs(nodes: Sequence[OpNode]) -> list[WirePair]:
-    """All pairs, in the order of their Sends.
+    """Return all pairs, in the order of their Sends.
 
     A plain Send without a Recv is fire-and-forget and left out. Raises UnpairedWireRequest
     for a request or a response that misses its other end, and Internal for a Recv that
@@ -206,7 +206,7 @@ def _paired(send: OpNode, recv: OpNode | None, detail: str) -> OpNode:
 
 
 def fan_in_groups(nodes: Sequence[OpNode], destinations: Mapping[int, str]) -> list[list[int]]:
-    """Indices of the sends that share a Recv, first one first; a send of its own is no group.
+    """Return indices of the sends that share a Recv, first one first, for each such Recv.
 
     Args:
         nodes: a function's nodes, in recorded order.

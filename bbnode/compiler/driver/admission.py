@@ -1,4 +1,4 @@
-"""What a model has to be before any pass looks at it.
+"""Admission: from the caller's model to the unit of a compile.
 
 Rule: the caller's model becomes plain objects here, once; everything behind works on those and
 never changes the caller's.
@@ -23,7 +23,7 @@ from bbnode.ir.reopen import NotReopenable, is_compiled, reopen
 
 
 def admit(model: ModelProto | Program, options: CompileOptions) -> CompilationUnit:
-    """The unit of a compile.
+    """Return the unit of a compile.
 
     Raises EmptyFunctionTable, AlreadyCompiled, IrVersionMismatch, DuplicateFunction,
     ModelOutOfBounds; TypeError when it is neither a ModelProto nor a Program.

@@ -202,7 +202,7 @@ class Compiler:
     # --- running --------------------------------------------------------------------------
 
     def compile(self, model: ModelProto) -> ModelProto:
-        """The compiled form of a recorded model: one ModelProto with every target.
+        """Return the compiled form of a recorded model: one ModelProto with every target.
 
         Raises CompileError: a class per variant, in `bbnode.compiler.errors`.
         """
@@ -332,7 +332,7 @@ def _check_component(role: str, slot: str, component: type[Component]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Notes:
-    """What the caller wants to be noted of a compile."""
+    """The notes that the caller wants of a compile."""
 
     explain: bool
     snapshot_after: frozenset[str]
@@ -425,7 +425,7 @@ class _Run:
             self._notes.snapshots[name] = _snapshot(self.unit)
 
     def is_broken(self) -> bool:
-        """Whether a pass left the program malformed: only then there is one to blame."""
+        """Return True if a pass left the program malformed: only then there is one to blame."""
         return self.well_formed and not seams.is_sound(self.unit)
 
     def _targets(self) -> tuple[str, ...]:
@@ -434,7 +434,7 @@ class _Run:
         return tuple(f.name for f in functions if keys.TARGET_KEY in f.metadata)
 
     def report(self) -> CompileReport:
-        """What there is to say at the end."""
+        """Return the report."""
         return CompileReport(
             passes=tuple(self._watch.reports),
             total_ms=self._watch.total_ms(),

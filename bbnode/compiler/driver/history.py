@@ -1,4 +1,4 @@
-"""What happened to each value on its way through the passes.
+"""The history of each value on its way through the passes.
 
 Rule: off unless asked for, since it reads every value behind every pass. Values of the root and
 of the partition mains go by their name, which partitioning keeps; those of other functions by
@@ -25,14 +25,14 @@ class ValueEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fact:
-    """What is known of a value between two passes."""
+    """The state of a value between two passes."""
 
     made_by: str
     type: str
     home: str
 
     def since(self, before: _Fact | None) -> Iterator[str]:
-        """What is new, in words."""
+        """Yield what is new, in words."""
         if before is None or before.made_by != self.made_by:
             yield f"made by {self.made_by}" if self.made_by else "an input of the function"
         if self.type and (before is None or before.type != self.type):
@@ -62,7 +62,7 @@ class ValueHistory:
         self._facts = facts
 
     def result(self) -> dict[str, tuple[ValueEvent, ...]]:
-        """What happened to each value that there ever was, in order."""
+        """Return the history of each value that there ever was, in order."""
         return {name: tuple(events) for name, events in self._events.items()}
 
     def _add(self, name: str, pass_name: str, what: str) -> None:

@@ -1,4 +1,4 @@
-"""What has to hold between two passes, and who made or changed what.
+"""The invariants between two passes, and the history of nodes.
 
 Rule: cheap and structural, linear in the size of the program.
 """
@@ -52,7 +52,7 @@ def check(unit: CompilationUnit, pass_name: str) -> None:
 
 
 def is_sound(unit: CompilationUnit) -> bool:
-    """Whether `check` would find nothing."""
+    """Return True if `check` would find nothing."""
     try:
         check(unit, "")
     except PassInvariantBroken:
@@ -61,7 +61,7 @@ def is_sound(unit: CompilationUnit) -> bool:
 
 
 def _is_sound(function: Function, table: frozenset[FunctionKey]) -> bool:
-    """Whether a function has no fault and its ops stand in order, found in one walk.
+    """Return True if a function has no fault and its ops stand in order, found in one walk.
 
     Most functions do, behind most passes; what is wrong with another one says `_faults`.
     """
@@ -97,7 +97,7 @@ Fault = tuple[int | None, str]  # index of the node concerned
 
 
 def _faults(function: Function, table: frozenset[FunctionKey]) -> Iterator[Fault]:
-    """What is malformed in one function."""
+    """Yield what is malformed in one function."""
     made: dict[str, int] = dict.fromkeys(function.inputs, -1)
     node_at: dict[str, int] = {}
     for index, node in enumerate(function.nodes):
@@ -140,7 +140,7 @@ def _faults(function: Function, table: frozenset[FunctionKey]) -> Iterator[Fault
 
 
 def is_natural(text: str) -> bool:
-    """Whether a metadata value is the decimal of a u64."""
+    """Return True if a metadata value is the decimal of a u64."""
     if not (text.isascii() and text.isdigit() and len(text) <= _U64_DIGITS):
         return False
     return len(text) < _U64_DIGITS or int(text) < 1 << 64
@@ -180,7 +180,7 @@ class History:
         self._content = found
 
     def result(self) -> dict[str, NodeHistory]:
-        """The history of every node that is there at the end."""
+        """Return the history of every node that is there at the end."""
         return {
             name: NodeHistory(
                 made_by=self._made_by[name], changed_by=tuple(self._changed_by.get(name, ()))

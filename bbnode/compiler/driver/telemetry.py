@@ -1,4 +1,4 @@
-"""What a compile reports of itself: time and counters per pass.
+"""The report of a compile: time and counters per pass.
 
 Rule: measuring changes nothing. Spans go to OpenTelemetry where that package is installed and
 configured, and nowhere else.
@@ -49,7 +49,7 @@ class CompileReport:
     snapshots: Mapping[str, ModelProto] = field(default_factory=dict)
 
     def counters(self) -> dict[str, int]:
-        """All counters as `compiler.<counter>`, summed over the passes that share one."""
+        """Return all counters as `compiler.<counter>`, summed over the passes that share one."""
         total: dict[str, int] = {}
         for report in self.passes:
             for name, value in report.counters.items():

@@ -92,17 +92,13 @@ def _bypass_aliases(function: Function) -> bool:
         }  # fmt: skip
         if past:
             node.inputs = tuple([past.get(name, name) for name in node.inputs])
-    unread: set[str] = set()  # those behind first: one may be all that reads another
+    unread: set[OpNode] = set()  # those behind first: one may be all that reads another
     for node in reversed(aliases):
         name = node.outputs[0]
-        if name not in function.outputs and unread.issuperset(
-            reader.outputs[0] for reader in function.readers(name)
-        ):
-            unread.add(name)
+        if name not in function.outputs and unread.issuperset(function.readers(name)):
+            unread.add(node)
     if unread:
-        function.nodes = [
-            n for n in function.nodes if not (n.outputs and n.outputs[0] in unread and _is_alias(n))
-        ]
+        function.remove(*unread)
     return True
 
 
@@ -110,6 +106,7 @@ def _is_alias(node: OpNode) -> bool:
     return (
         node.domain == keys.SYSCALL_DOMAIN
         and node.op_type == "PassThrough"
+        and bool(node.inputs and node.outputs)
         and not node.after
         and node.metadata.get(keys.CONTROL_AFTER_KEY) is None
     )
@@ -155,7 +152,7 @@ class _Rewrite:
         self._drop_types()
 
     def _exposed(self) -> set[str]:
-        """Values of groups that something outside of their group reads."""
+        """Return values of groups that something outside of their group reads."""
         made = {
             name: group for index, group in self._group_of.items()
             for name in self._nodes[index].outputs if name
@@ -185,7 +182,7 @@ class _Rewrite:
         self._function.nodes = [nodes[index] for index in order]
 
     def _needs_between(self, places: Sequence[int], count: int) -> list[list[int]]:
-        """What the new nodes wait for, from what the old ones did; `places` are old to new."""
+        """Return what the new nodes need, from the old ones; `places` are old to new."""
         needs: list[list[int]] = [[] for _ in range(count)]
         for before, place in zip(self._groups.needs, places, strict=True):
             if place >= 0:

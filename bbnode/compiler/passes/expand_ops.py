@@ -224,7 +224,7 @@ def _write(node: OpNode, name: str, value: bytes | int | str) -> int:
 
 
 def cohort_size(function: Function, peers: str) -> int | None:
-    """How many peers a value names at most, where the program says so.
+    """Return how many peers a value names at most, where the program says so.
 
     `Sample` and a `Select` with n, constants, a `sender`, and every value that is a PeerId.
     """
@@ -245,7 +245,7 @@ def cohort_size(function: Function, peers: str) -> int | None:
 
 
 def fixed_peers(function: Function, peers: str) -> tuple[PeerId, ...] | None:
-    """The peers that a constant names, each once; None when it is no constant of peers."""
+    """Return the peers that a constant names, each once; None when it is no constant of peers."""
     node = _maker(function, peers)
     if node is None or node.domain != keys.SYSCALL_DOMAIN or node.op_type != "Constant":
         return None
@@ -283,7 +283,7 @@ def _is_one_peer(function: Function, value: str) -> bool:
 
 
 def expansion_failed(node: OpNode, reason: str) -> ExpansionFailed:
-    """The error of an op that can't be completed."""
+    """Return the error of an op that can't be completed."""
     return ExpansionFailed(
         op_type=node.op_type,
         domain=node.domain,

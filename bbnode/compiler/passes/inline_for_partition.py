@@ -40,7 +40,7 @@ MAX_REPEATED_NODES = 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """What becomes of one function, known before anything is copied."""
+    """The plan for one function, made before anything is copied."""
 
     touches_wire: bool
     pure_onnx: bool

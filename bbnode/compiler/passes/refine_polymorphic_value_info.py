@@ -78,7 +78,7 @@ def _stored(
 
 
 def _leaf_at(spec: OpSpec, port: Port, storage: Mapping[str, TypeNode]) -> TypeNode | None:
-    """What the component keeps at a port, if the op leaves that to it."""
+    """Return the type that the component keeps at a port, if the op leaves that to it."""
     own = storage.get(f"{spec.op_type}.{port.name}")
     if port.type is types.TENSOR:
         return own or storage.get(ALL_PORTS)

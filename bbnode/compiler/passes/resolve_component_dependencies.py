@@ -6,7 +6,7 @@ concrete slot of the program has to be there under that name.
 
 from __future__ import annotations
 
-from bbnode.compiler.analysis.slots import Slot, by_slot, dependencies_of, slots_of
+from bbnode.compiler.analysis.slots import TargetSlot, by_slot, dependencies_of, slots_of
 from bbnode.compiler.errors import BindingMismatch, UnboundDependency
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.components.contracts import CONTRACTS, Component
@@ -25,7 +25,7 @@ class ResolveComponentDependencies(Pass):
         bound = by_slot(options.bindings)
         slots = dict(slots_of(unit.bodies()))
         for binding in options.bindings:
-            slots.setdefault(binding.slot, Slot(name=binding.slot, role=binding.role))
+            slots.setdefault(binding.slot, TargetSlot(name=binding.slot, role=binding.role))
         filled: dict[str, type[Component]] = {}
         for name, slot in slots.items():
             component = slot.component(bound)

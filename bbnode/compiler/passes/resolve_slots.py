@@ -23,7 +23,7 @@ from bbnode.ir.graph import Function, OpNode
 
 @dataclass(slots=True)
 class _Use:
-    """What the ops of one slot say of it."""
+    """The uses of one slot, as its ops say them."""
 
     role: str
     concrete: OpNode | None = None

@@ -36,7 +36,7 @@ _SEND_PORTS = ("received", "sender")
 
 
 class SynthesizeWireRecvs(Pass):
-    """Gives every send its receiving half, on the class that it goes to.
+    """Adds the receiving half of every send, on the class that it goes to.
 
     1. A Send number i keeps one output, `__send_sentinel_<i>`; its Recv has
        `synthesized_from = <i>` and makes `received` and `sender`. Sends of one port to one class
@@ -132,7 +132,7 @@ class _Synthesis:
             answer.set_attr(keys.ATTR_COHORT_SIZE, size)
 
     def _outputs(self, send: OpNode, ports: tuple[str, ...]) -> list[str]:
-        """The send's values by port; those that nobody named get the recorder's names."""
+        """Return the send's values by port; those that nobody named get the recorder's names."""
         spec_types = dict(zip(_REQUEST_PORTS, _REQUEST_TYPES, strict=True))
         names = []
         for position, port in enumerate(ports):

@@ -29,7 +29,7 @@ def gate_tag(gate: str) -> str:
 
 
 def make_gate(gate: str, source: OpNode, read: str, made: str, made_by: str) -> OpNode:
-    """A gate's node, with the stamp that says which wire op it guards."""
+    """Return a gate's node, with the stamp that says which wire op it guards."""
     node = OpNode(
         domain=keys.SYSCALL_DOMAIN,
         op_type=gate,
@@ -50,7 +50,7 @@ def insert_rx_gate(unit: CompilationUnit, gate: str, made_by: str) -> int:
 
 
 def chain_head(recv: OpNode) -> str:
-    """The value that readers of a receiver's payload read."""
+    """Return the value that readers of a receiver's payload read."""
     return recv.metadata.get(keys.RX_CHAIN_HEAD_KEY) or recv.outputs[0]
 
 
@@ -94,7 +94,7 @@ def insert_tx_gate(unit: CompilationUnit, gate: str, made_by: str) -> int:
 
 
 def is_peer_routed(node: OpNode) -> bool:
-    """Whether a node is a Send to the peer in its `peer` attribute."""
+    """Return True if a node is a Send to the peer in its `peer` attribute."""
     return is_wire(node, keys.OP_SEND) and bool(node.inputs) and keys.ATTR_PEER in node.attributes
 
 
@@ -129,7 +129,7 @@ def stamp_destination(send: OpNode, value_name: str, site: int) -> None:
 
 
 def destination_of(send: OpNode) -> bytes | None:
-    """The `/site/<id>` bytes that a Send's data input goes to, or None."""
+    """Return the `/site/<id>` bytes that a Send's data input goes to, or None."""
     suffix = send.attr(keys.DEST_SUFFIX_PREFIX + send.inputs[0]) if send.inputs else None
     return suffix if isinstance(suffix, bytes) else None
 

@@ -73,7 +73,7 @@ def name_by_content(unit: CompilationUnit) -> int:
 
 
 def body_hash(body: Function, callees: Mapping[FunctionKey, str], prints: AttributePrints) -> str:
-    """16 hex digits over the canonical form of a body.
+    """Return 16 hex digits over the canonical form of a body.
 
     Args:
         body: the function.

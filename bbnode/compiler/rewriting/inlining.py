@@ -17,14 +17,14 @@ from bbnode.ir.types import TypeNode
 
 @dataclass(slots=True)
 class Splice:
-    """What one call becomes."""
+    """The nodes and types that take the place of a call."""
 
     nodes: list[OpNode] = field(default_factory=list)
     types: dict[str, TypeNode] = field(default_factory=dict)
 
 
 def splice(call: OpNode, callee: Function, caller_home: str) -> Splice:
-    """The nodes that take the place of `call`.
+    """Return the nodes that take the place of `call`.
 
     The call's `after` holds back every op of the body that no other op of the body holds back.
     A body whose Module names a home of its own keeps it, in metadata `home` on its nodes.

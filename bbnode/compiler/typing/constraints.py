@@ -52,7 +52,7 @@ class FunctionTypes:
             self._ids[name] = network.add(kind or types.ANY, foreign=declared.is_foreign)
 
     def id_of(self, value: str) -> int:
-        """The value's number in the network."""
+        """Return the value's number in the network."""
         number = self._ids.get(value)
         if number is None:
             number = self._ids[value] = self._network.add(types.ANY)
@@ -129,7 +129,7 @@ class FunctionTypes:
     # --- solving --------------------------------------------------------------------------
 
     def _kind_of(self, value: str) -> TypeNode | None:
-        """What is known of a value's type; None outside our lattice."""
+        """Return what is known of a value's type; None outside our lattice."""
         number = self.id_of(value)
         return None if self._network.is_foreign(number) else self._network.type_of(number)
 
@@ -241,7 +241,7 @@ class FunctionTypes:
                     )
 
     def abstract_values(self) -> list[tuple[str, TypeNode]]:
-        """Values whose type is no leaf, inputs first, then in recorded order.
+        """Return values whose type is no leaf, inputs first, then in recorded order.
 
         An input that nothing computes with is none of them: no op and no peer ever gets it.
         """
@@ -341,7 +341,7 @@ def _listed(values: Sequence[str], ids: str | bytes) -> Iterator[tuple[str, Type
 
 
 def constant_type(node: OpNode) -> TypeNode | None:
-    """The type of a `syscall.Constant`: its tensor's, or the one named before the NUL."""
+    """Return the type of a `syscall.Constant`: its tensor's, or the one named before the NUL."""
     attribute = node.attributes.get("value")
     value = None if attribute is None else attribute.value
     if isinstance(value, Tensor):
@@ -377,14 +377,14 @@ class TypeNetwork:
         self.changes = 0  # grows whenever a type narrows
 
     def add(self, kind: TypeNode, *, foreign: bool = False) -> int:
-        """A new value of a declared type."""
+        """Return a new value of a declared type."""
         self._parent.append(len(self._parent))
         self._type.append(kind)
         self._foreign.append(foreign)
         return len(self._parent) - 1
 
     def find(self, value: int) -> int:
-        """The class of a value."""
+        """Return the class of a value."""
         parent = self._parent
         while parent[value] != value:
             parent[value] = parent[parent[value]]
@@ -392,11 +392,11 @@ class TypeNetwork:
         return value
 
     def type_of(self, value: int) -> TypeNode:
-        """What is known of a value's type."""
+        """Return what is known of a value's type."""
         return self._type[self.find(value)]
 
     def is_foreign(self, value: int) -> bool:
-        """Whether the value is of a type outside our lattice."""
+        """Return True if the value is of a type outside our lattice."""
         return self._foreign[self.find(value)]
 
     def make_foreign(self, value: int) -> None:

@@ -43,7 +43,7 @@ class PortRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpRule:
-    """What a schema says of the types of one op."""
+    """The rules of a schema on the types of one op."""
 
     inputs: tuple[PortRule, ...]
     outputs: tuple[PortRule, ...]
@@ -52,7 +52,7 @@ class OpRule:
 
 @cache
 def rule_of(domain: str, op_type: str, version: int) -> OpRule | None:
-    """The rule of an op at an opset version ("" is `ai.onnx`), or None."""
+    """Return the rule of an op at an opset version ("" is `ai.onnx`), or None."""
     schema = schema_of(domain, op_type, version)
     if schema is None:
         return None
@@ -103,7 +103,7 @@ def _leaves(names: Sequence[str]) -> frozenset[TypeNode] | None:
 
 
 def port_at(ports: Sequence[PortRule], index: int) -> PortRule | None:
-    """The rule of the value at a position; a variadic port covers all that follow."""
+    """Return the rule of the value at a position; a variadic port covers all that follow."""
     if index < len(ports):
         return ports[index]
     return ports[-1] if ports and ports[-1].variadic else None
@@ -115,7 +115,7 @@ def infer(
     versions: Mapping[str, int],
     ir_version: int,
 ) -> dict[str, TypeProto]:
-    """Types of a node's outputs, as far as ONNX can say, from those of what it reads.
+    """Return types of a node's outputs, as far as ONNX can say, from those of what it reads.
 
     Raises InferenceFailed when ONNX refuses the node.
     """

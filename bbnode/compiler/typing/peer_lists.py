@@ -19,7 +19,7 @@ KindOf = Callable[[str], TypeNode | None]  # what is known of a value's type
 
 
 class Works(Enum):
-    """What an op works on."""
+    """The kinds of values that an op works on."""
 
     ON_PEERS = auto()
     ON_TENSORS = auto()
@@ -27,17 +27,17 @@ class Works(Enum):
 
 
 def may_move_peers(node: OpNode) -> bool:
-    """Whether an op is one of those that work on lists of peers as well."""
+    """Return True if an op is one of those that work on lists of peers as well."""
     return node.op_type in RESULT_TYPES and node.domain in ("", keys.ONNX_DOMAIN)
 
 
 def moves_peers(node: OpNode, kind_of: KindOf) -> bool:
-    """Whether an op works on peers or addresses, once types are known."""
+    """Return True if an op works on peers or addresses, once types are known."""
     return may_move_peers(node) and works(node, kind_of) is Works.ON_PEERS
 
 
 def works(node: OpNode, kind_of: KindOf) -> Works:
-    """What an op that `may_move_peers` works on, as far as the types at its data ports say it."""
+    """Return what an op that `may_move_peers` works on, as its data ports say it."""
     kinds = [kind_of(name) for name in _data_values(node)]
     if any(kind in ELEMENT_OF or kind in LIST_OF for kind in kinds):
         return Works.ON_PEERS
@@ -48,7 +48,7 @@ def works(node: OpNode, kind_of: KindOf) -> Works:
 
 
 def narrowings(node: OpNode, kind_of: KindOf) -> Iterator[tuple[str, TypeNode]]:
-    """Types that the values of an op on peers have to be, from those that are known."""
+    """Return types that the values of an op on peers have to be, from those that are known."""
     results = RESULT_TYPES[node.op_type]
     reads = peer_list_ops.data_inputs(node.op_type, len(node.inputs))
     known = [_told(kind_of(name)) if name else None for name in node.inputs]
@@ -69,7 +69,7 @@ def narrowings(node: OpNode, kind_of: KindOf) -> Iterator[tuple[str, TypeNode]]:
 
 
 def refusal(node: OpNode, kind_of: KindOf) -> str | None:
-    """What is wrong with the types at the data inputs of an op on peers, or None."""
+    """Return what is wrong with the types at the data inputs of an op on peers, or None."""
     known = [_told(kind_of(name)) if name else None for name in node.inputs]
     reads = peer_list_ops.data_inputs(node.op_type, len(known))
     got = list(dict.fromkeys(kind.name for i in reads if (kind := known[i]) is not None))
