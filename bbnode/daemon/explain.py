@@ -14,10 +14,9 @@ import onnx
 from onnx import FunctionProto, NodeProto
 
 from bbnode.compiler import CompileReport
-from bbnode.compiler.analysis import order
 from bbnode.ir import keys, protos
 from bbnode.ir.errors import DeploymentError
-from bbnode.ir.plain_proto import function_of
+from bbnode.ir.onnx_file import function_of
 
 RECORDED = "recorded"
 
@@ -74,7 +73,7 @@ def _place(function: FunctionProto, name: str, report: CompileReport) -> dict[st
         "type": known.name if known is not None else "",
         "class": home or protos.get_meta(function, keys.HOME_KEY) or "",
         "made_by": _maker(maker, function, report) if maker is not None else None,
-        "read_by": [n.name for n in function_of(function).node if name in order.reads(n)],
+        "read_by": [n.name for n in function_of(function).nodes if name in n.reads],
         "output": name in function.output,
     }
 

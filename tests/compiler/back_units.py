@@ -38,7 +38,7 @@ def unit_until(
     return unit
 
 
-def meta(node: OpNode, key: str) -> str | None:
+def meta(node: OpNode | Function, key: str) -> str | None:
     return node.metadata.get(key)
 
 

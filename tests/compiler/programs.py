@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnx import ModelProto
+from onnx import ModelProto, helper
 
 from bbnode.compiler import Compiler
 from bbnode.compiler.driver.admission import admit
@@ -18,6 +18,7 @@ from bbnode.components.contracts import Aggregator, Backend, DataSource, Model, 
 from bbnode.components.registry import register_component
 from bbnode.ir import graph, keys, onnx_file, opset, types
 from bbnode.ir.graph import Attribute, Function, OpNode, Program
+from bbnode.ir.onnx_file import attribute_of
 from bbnode.ir.types import TypeNode
 
 Values = Sequence[str]
@@ -68,7 +69,8 @@ class Body:
             stamps |= self._slot(slot, role or "Backend", concrete)
         made = OpNode(
             *(op_type, domain, name or f"{op_type}_{len(self.function.nodes)}"),
-            *(inputs, outputs, attributes),
+            *(inputs, outputs),
+            {k: attribute_of(helper.make_attribute(k, v)) for k, v in attributes.items()},
             after=after,
             metadata={**stamps, **(meta or {})},
             source_line=f"program.py:{line or len(self.function.nodes) + 1}",
@@ -217,7 +219,7 @@ def _never(*_: Any, **__: Any) -> None:
 
 
 def _fake(contract: type, name: str, storage: Mapping[str, TypeNode] | None = None) -> Any:
-    methods = dict.fromkeys(contract.__abstractmethods__, _never)
+    methods = dict.fromkeys(contract.__abstractmethods__, _never)  # type: ignore[attr-defined]
     space: dict[str, Any] = {**methods, "TYPE_NAME": f"test.{name}", "__module__": __name__}
     if storage is not None:
         space["storage"] = storage

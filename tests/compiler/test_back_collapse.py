@@ -15,9 +15,10 @@ from bbnode.compiler.driver.admission import admit
 from bbnode.compiler.driver.pipeline import all_pass_names, load_pass
 from bbnode.compiler.unit import CompilationUnit
 from bbnode.ir import graph, keys, types
-from bbnode.ir.graph import Function, Node
-from bbnode.ir.onnx_file import proto_of_node
-from tests.compiler.back_units import after, control, snapshot, unit_until
+from bbnode.ir.graph import Function, OpNode, Program, Subgraph
+from bbnode.ir.onnx_file import model_of
+from tests.compiler import programs
+from tests.compiler.back_units import control, snapshot, unit_until
 from tests.compiler.programs import Body, node_making, run
 from tests.compiler.test_back_pipeline import ALL, random_programs
 
@@ -31,26 +32,19 @@ def collapsed(body: Body) -> tuple[CompilationUnit, Function]:
     return unit, main
 
 
-def calls(function: Function) -> list[Node]:
+def calls(function: Function) -> list[OpNode]:
     return [n for n in function.nodes if n.domain == keys.BACKEND_SUBGRAPH_DOMAIN]
 
 
-def subgraph(unit: CompilationUnit, call: Node) -> Function:
+def subgraph(unit: CompilationUnit, call: OpNode) -> Function:
     return next(f for f in unit.program.functions if f.name == call.op_type)
 
 
 def run_function(function: Function, inputs: list[np.ndarray]) -> list[np.ndarray]:
     """A subgraph in ONNX Runtime, as an engine would prepare it: by its declared types."""
-    kinds = {name: declared.proto for name, declared in function.types.items()}
-    graph = GraphProto(name="g")
-    graph.nodes.extend(map(proto_of_node, function.nodes))
-    for name in function.inputs:
-        graph.inputs.add(name=name).type.CopyFrom(kinds[name])
-    for name in function.outputs:
-        graph.outputs.add(name=name)
-    model = ModelProto(ir_version=10, graph=graph)
-    for domain, version in function.opset_imports:
-        model.opset_imports.add(domain=domain, version=version)
+    graph = Subgraph(function.name, function.inputs, function.outputs, function.types)
+    graph.nodes = function.nodes
+    model = model_of(Program(name="g", graph=graph, opset_imports=function.opset_imports))
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, dict(zip(function.inputs, inputs, strict=True)))
 
@@ -205,7 +199,7 @@ def test_a_call_waits_for_all_that_its_ops_waited_for() -> None:
     body.output("y", "b")
     _, main = collapsed(body)
     (call,) = calls(main)
-    assert after(call) == ["stepped", "f"]  # "a" is made inside
+    assert call.after == ("stepped", "f")  # "a" is made inside
 
 
 def test_control_edges_that_named_a_member_name_the_call() -> None:
@@ -253,7 +247,7 @@ def _available(
     """Which values come when inputs `seeds` are there and the ops `dead` never finish."""
     known = dict.fromkeys(function.inputs, False) | dict.fromkeys(seeds, True)
     for node in function.nodes:
-        fires = node.name not in dead and all(known[name] for name in order.reads(node))
+        fires = node.name not in dead and all(known[name] for name in node.reads)
         known.update((name, fires) for name in node.outputs if name)
     return known
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bbnode.compiler.unit import CompileOptions
 from bbnode.ir import graph, keys, types
-from tests.compiler.back_units import after, control, meta, of_type, sole, unit_until
+from tests.compiler.back_units import control, meta, of_type, sole, unit_until
 from tests.compiler.programs import (
     BINDINGS,
     Body,
@@ -73,7 +73,7 @@ def test_an_op_without_inputs_waits_for_its_check_which_waits_for_the_same() -> 
     train = sole(main, "Train")
     check = node_named(main, f"{train.name}#deadline")
     assert not check.inputs
-    assert after(train) == [*after(check), check.outputs[0]]
+    assert train.after == (*check.after, check.outputs[0])
     assert control(check) == control(train) == [sole(main, "LoadParameters").name]
     assert main.kinds()[check.outputs[0]] is types.TRIGGER
 

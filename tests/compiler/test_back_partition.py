@@ -12,7 +12,6 @@ from bbnode.compiler.errors import CrossClassDataflow, CyclicGraph, Internal, Un
 from bbnode.compiler.unit import CompilationUnit
 from bbnode.ir import keys, types
 from bbnode.ir.graph import Function
-from bbnode.ir.onnx_file import function_of
 from tests.compiler.back_units import meta, of_type, sole, unit_until
 from tests.compiler.programs import (
     Body,
@@ -145,7 +144,7 @@ def test_a_value_may_not_cross_classes_without_a_send() -> None:
 
 
 def _order(body: Body) -> list[str]:
-    nodes = function_of(body.function).nodes
+    nodes = body.function.nodes
     return [nodes[index].name for index in program_order(nodes)]
 
 

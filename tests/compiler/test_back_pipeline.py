@@ -17,7 +17,8 @@ from bbnode.compiler.errors import Internal
 from bbnode.compiler.unit import CompileOptions, SlotBinding
 from bbnode.components.contracts import Backend
 from bbnode.ir import keys, types
-from bbnode.ir.onnx_file import function_of
+from bbnode.ir.onnx_file import program_of
+from tests.compiler import programs
 from tests.compiler.back_units import BACK, snapshot, unit_until
 from tests.compiler.programs import BINDINGS, Body, FakeSelector, _fake, federated_program, model_of
 
@@ -35,10 +36,9 @@ ALL = CompileOptions(
 
 
 @pytest.mark.parametrize("name", BACK)
-def test_a_pass_is_named_like_its_file_and_states_its_rules(name: str) -> None:
+def test_a_pass_is_found_by_its_name_and_states_its_rules(name: str) -> None:
     one = load_pass(name)
     assert type(one).name == name
-    assert type(one).__module__.rpartition(".")[2] == name
     assert "1." in (type(one).__doc__ or "")
 
 
@@ -77,8 +77,9 @@ def test_the_artifact_is_plain_onnx_and_always_the_same_bytes(program: ModelProt
     compiled = compiler.compile(program)
     onnx.checker.check_model(compiled, full_check=True)
     assert compiled.SerializeToString() == compiler.compile(program).SerializeToString()
-    assert not compiled.graph.nodes
+    assert not compiled.graph.node
     assert compiled.graph.name == program.graph.name
+    compiled = program_of(compiled)
     assert compiled.metadata.get(keys.COMPILED_KEY) == "v1"
     for function in compiled.functions:
         used = {node.domain for node in function.nodes}
@@ -89,7 +90,7 @@ def test_the_artifact_is_plain_onnx_and_always_the_same_bytes(program: ModelProt
 
 
 def test_mains_come_first_in_class_order_and_every_value_is_typed(program: ModelProto) -> None:
-    compiled = Compiler(options=ALL).compile(program)
+    compiled = program_of(Compiler(options=ALL).compile(program))
     is_main = [f.metadata.get(keys.TARGET_KEY) == "true" for f in compiled.functions]
     assert is_main == sorted(is_main, reverse=True)
     mains = compiled.functions[: sum(is_main)]
@@ -106,7 +107,7 @@ def test_two_functions_of_one_key_that_differ_are_refused() -> None:
     other = Body("Other")
     other.syscall("Pulse", [], ["t"])
     main = next(iter(unit.partitions.values()))
-    clash = function_of(other.build())
+    clash = other.build()
     clash.name = main.name
     unit.program.functions.append(clash)
     with pytest.raises(Internal, match="differ"):
@@ -159,7 +160,7 @@ def test_random_programs_compile_without_cycles_and_to_the_same_bytes(program: M
     compiled = compiler.compile(program)  # the seams look for cycles behind every pass
     onnx.checker.check_model(compiled)
     assert compiled.SerializeToString() == compiler.compile(program).SerializeToString()
-    for function in compiled.functions:
+    for function in program_of(compiled).functions:
         if function.metadata.get(keys.TARGET_KEY):
             left = [node for node in function.nodes if node.domain == ""]
             assert not left  # every backend op is in a subgraph

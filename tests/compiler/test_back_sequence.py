@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from bbnode.compiler.analysis.entries import INVOKE, EntryMap
-from bbnode.compiler.analysis.order import reads
 from bbnode.ir import keys, types
 from bbnode.ir.graph import Function
-from tests.compiler.back_units import after, control, sole, unit_until
+from tests.compiler.back_units import control, sole, unit_until
 from tests.compiler.programs import (
     Body,
     federated_program,
@@ -59,7 +58,7 @@ def test_an_op_that_nothing_else_places_continues_the_op_before_it() -> None:
     main = main_of(body, "b")
     train = node_named(main, "train")
     assert control(train) == ["load"]
-    assert after(train) == ["loaded"]  # so it fires where the received value is
+    assert train.after == ("loaded",)  # so it fires where the received value is
 
 
 def test_what_another_entry_wants_is_not_pulled_away_from_it() -> None:
@@ -75,7 +74,7 @@ def test_what_another_entry_wants_is_not_pulled_away_from_it() -> None:
     body.send("w2", "second", "got2")
     main = main_of(body, "peer")
     params2 = node_named(main, "params2")
-    assert after(params2) == []
+    assert params2.after == ()
     assert control(params2) == ["params1"]  # of the same entry; never `apply`
     assert control(node_named(main, "apply")) == []
     assert control(node_named(main, "sample2")) == ["sample1"]
@@ -92,9 +91,9 @@ def test_a_pin_decides_where_other_ops_belong() -> None:
     body.sample("peer", "second", slot="pick_client", name="sample2")
     body.send("w2", "second", "got2")
     main = main_of(body, "peer")
-    assert after(node_named(main, "params2")) == ["applied"]
+    assert node_named(main, "params2").after == ("applied",)
     # The second send happens on receipt; so does the choice of its peers.
-    assert after(node_named(main, "sample2")) == []
+    assert node_named(main, "sample2").after == ()
     assert control(node_named(main, "sample2")) == []
 
 
@@ -111,7 +110,7 @@ def test_first_ops_belong_to_invoke_and_are_ordered_with_what_it_brings() -> Non
     body.role("Model", "LoadParameters", "global", [x], ["loaded"], name="load")
     main = main_of(body)
     assert control(node_named(main, "load")) == ["params"]
-    assert after(node_named(main, "params")) == []
+    assert node_named(main, "params").after == ()
 
 
 def test_a_call_counts_as_an_op_of_the_slots_it_uses() -> None:
@@ -131,7 +130,7 @@ def test_called_functions_are_sequenced_inside() -> None:
     inside = next(f for f in unit.program.functions if f.name.startswith("Hoist_Stateful_"))
     apply = sole(inside, "ApplyDelta")
     assert control(node_named(inside, "step")) == [apply.name]
-    assert after(node_named(inside, "step")) == ["applied"]
+    assert node_named(inside, "step").after == ("applied",)
 
 
 def test_entries_of_a_body() -> None:
@@ -144,7 +143,7 @@ def test_entries_of_a_body() -> None:
     body.role("Model", "ComputeLoss", "local", ["batch", got], ["loss"])
     unit = unit_until("resolve_slots", body)
     b = unit.partitions["b"]
-    entries = EntryMap.of(b, [reads(n) for n in b.nodes])
+    entries = EntryMap.of(b, [n.reads for n in b.nodes])
     by_name = {n.name: i for i, n in enumerate(b.nodes)}
     recv = entries.origin[by_name[sole(b, "Recv").name]]
     assert recv not in (0, INVOKE)
@@ -152,5 +151,5 @@ def test_entries_of_a_body() -> None:
     assert entries.origin[by_name["batch"]] == 0
     assert entries.wanted[by_name["batch"]] == recv
     a = unit.partitions["a"]
-    assert EntryMap.of(a, [reads(n) for n in a.nodes]).origin == [INVOKE] * len(a.nodes)
+    assert EntryMap.of(a, [n.reads for n in a.nodes]).origin == [INVOKE] * len(a.nodes)
     assert node_making(b, "loss").op_type == "ComputeLoss"

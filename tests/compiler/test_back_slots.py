@@ -20,6 +20,7 @@ from bbnode.compiler.errors import (
 from bbnode.compiler.unit import CompileOptions, SlotBinding
 from bbnode.components.contracts import Backend, Component, Model
 from bbnode.ir import keys, types
+from bbnode.ir.onnx_file import program_of
 from tests.compiler.back_units import meta, sole, unit_until
 from tests.compiler.programs import (
     BINDINGS,
@@ -245,9 +246,9 @@ def test_dependencies_are_bound_with_their_id_or_with_minus_one() -> None:
 def test_concrete_slots_stand_in_the_table() -> None:
     compiled = Compiler().compile(model_of(one_slot(concrete="test.FakeModel")))
     assert bindings_of(compiled)["@self"] == {"m": "Model|test.FakeModel|0"}
-    (main,) = compiled.functions
+    (main,) = program_of(compiled).functions
     assert main.metadata.get(keys.CONCRETE_TYPE_SLOT_PREFIX + "m") == "test.FakeModel"
-    assert main.defaults[0].name == "m"
+    assert list(main.defaults) == ["m"]
 
 
 def test_a_receiver_says_which_slot_takes_its_payload() -> None:

@@ -231,7 +231,7 @@ def test_a_send_keeps_a_sentinel_and_its_recv_takes_the_values() -> None:
     assert meta[keys.TYPE_HASH_KEY] == str(types.TENSOR_FLOAT.wire_hash)
     assert meta[keys.DEADLINE_NS_KEY] == send.metadata.get(keys.DEADLINE_NS_KEY)
     payload = recv.attr(keys.ATTR_PAYLOAD_TYPE)
-    assert types.type_from_proto(payload) is types.TENSOR_FLOAT
+    assert payload.kind is types.TENSOR_FLOAT
     assert meta[keys.WIRE_CORRELATION_KEY] == "none"
 
 

@@ -15,7 +15,8 @@ from bbnode.compiler.errors import (
 )
 from bbnode.compiler.unit import CompileOptions, SlotBinding
 from bbnode.ir import keys, types
-from bbnode.ir.graph import Function, ValueType
+from bbnode.ir.graph import Function
+from bbnode.ir.onnx_file import type_of
 from bbnode.ir.types import TypeNode
 from tests.compiler import programs
 from tests.compiler.programs import BOUND, Body, node_making, run, unit_of
@@ -149,7 +150,7 @@ def test_types_outside_the_lattice_stay_inside_onnx() -> None:
     body.onnx("SequenceLength", ["seq"], ["count"])
     unit = unit_of(body)
     sequence = helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, None))
-    unit.root.types["seq"] = ValueType.of_proto(sequence)
+    unit.root.types["seq"] = type_of(sequence)
     run(unit, "type_solver")
     assert unit.root.kinds()["count"] is types.TENSOR_INT64
 

@@ -21,6 +21,7 @@ from bbnode.dsl import (
 )
 from bbnode.ir import keys
 from bbnode.ir.graph import Function
+from bbnode.ir.onnx_file import program_of
 from tests.compiler.programs import FakeModel
 
 Recording = Callable[[Graph], object]
@@ -52,7 +53,7 @@ def load(g: Graph) -> None:
 
 def functions(module: Module) -> dict[str, Function]:
     model = Compiler().bind_model("m", FakeModel).compile(module.build())
-    return {f.name: f for f in model.functions}
+    return {f.name: f for f in program_of(model).functions}
 
 
 def test_a_parent_hands_values_in_and_takes_values_out() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from onnx import ModelProto
+from onnx import helper
 
 from bbnode.compiler import Compiler
 from bbnode.compiler.analysis.chain_depth import MAX_CHAIN_DEPTH, MAX_DEADLINE_NS
+from bbnode.compiler.driver.admission import admit
 from bbnode.compiler.errors import CyclicGraph, ExpansionFailed
 from bbnode.compiler.unit import CompileOptions
 from bbnode.dsl import (
@@ -24,7 +25,8 @@ from bbnode.dsl import (
     types,
 )
 from bbnode.ir import graph, keys
-from bbnode.ir.graph import Function, OpNode, Program
+from bbnode.ir.graph import Attribute, AttributeKind, Function, OpNode, Program
+from bbnode.ir.onnx_file import program_of
 from bbnode.ir.peer import PeerId
 from tests.compiler import back_units, programs
 from tests.compiler.programs import FakeAggregator, FakeModel, FakeSelector, run
@@ -53,7 +55,7 @@ def peers(g: Graph, name: str, after: Output | None = None, n: int = 1) -> Outpu
 
 def derived(body: Callable[[Graph], object], *more: str) -> dict[str, tuple[int, int]]:
     """(chain depth, deadline) of each send, by port."""
-    unit = programs.admit(Written(body).build(), CompileOptions())
+    unit = admit(Written(body).build(), CompileOptions())
     run(unit, "inline_for_partition", options=CompileOptions(per_hop_budget_ns=BUDGET))
     for _ in range(2):  # the second time changes nothing
         before = back_units.content(unit)
@@ -222,7 +224,7 @@ def test_a_stamp_that_is_none_is_named(key: str, text: str) -> None:
 
 def test_ops_that_wait_for_each_other_have_no_depth() -> None:
     body = programs.ring_program()
-    body.function.nodes[0].after = tuple("result".split(","))
+    body.function.nodes[0].after = ("result",)
     with pytest.raises(CyclicGraph):
         run(programs.unit_of(body), PASS)
 
@@ -230,14 +232,14 @@ def test_ops_that_wait_for_each_other_have_no_depth() -> None:
 # --- variants -------------------------------------------------------------------------------
 
 
-def compiled(body: Callable[[Graph], object]) -> ModelProto:
+def compiled(body: Callable[[Graph], object]) -> Program:
     made = Compiler().bind_model("m", FakeModel).bind_aggregator("mean", FakeAggregator)
     for slot in ("pick_a", "pick_b", "pick_c"):
         made = made.bind_peer_selector(slot, FakeSelector)
-    return made.compile(Written(body).build())
+    return program_of(made.compile(Written(body).build()))
 
 
-def nodes_of(model: ModelProto, op_type: str) -> list[OpNode]:
+def nodes_of(model: Program, op_type: str) -> list[OpNode]:
     return [n for f in model.functions for n in f.nodes if n.op_type == op_type]
 
 
@@ -320,27 +322,29 @@ def constant_module() -> programs.Body:
     child = programs.Body("Child")
     t = child.input("t", types.TRIGGER)
     child.syscall("Constant", [], ["held"], kinds=[types.TENSOR_FLOAT], after=[t])
-    child.function.nodes[-1].attributes.add(name="value", ref_attr_name="level", type=4)
+    child.function.nodes[-1].set_attr("value", Attribute(AttributeKind.TENSOR, None, "level"))
     child.syscall("Record", ["held"], [], name="seen")
     child.function.nodes[-1].set_attr("name", "level")
     return child
 
 
-def levels(model: ModelProto | Program | Function) -> list[float]:
+def levels(model: Program | Function) -> list[float]:
     functions = [model] if isinstance(model, Function) else model.functions
     return [
-        n.attr("value").float_data[0] for f in functions for n in f.nodes if n.op_type == "Constant"
+        float(n.attr("value").numpy()[0])
+        for f in functions
+        for n in f.nodes
+        if n.op_type == "Constant"
     ]
 
 
 def level(value: float) -> object:
-    return programs.helper.make_tensor("", 1, [1], [value])
+    return helper.make_tensor("", 1, [1], [value])
 
 
 def test_a_constant_of_a_called_module_takes_the_modules_default() -> None:
     child = constant_module()
-    default = programs.helper.make_attribute("level", level(2.0))
-    child.function.defaults.append(default)
+    child.function.defaults["level"] = Attribute.of(level(2.0))
     root = programs.Body("Root", root=True)
     tick = root.input("t", types.TRIGGER)
     for _ in range(2):
@@ -357,7 +361,7 @@ def test_a_call_that_gives_the_attribute_is_inlined_with_it() -> None:
     tick = root.input("t", types.TRIGGER)
     for value in (3.0, 4.0):
         root.call(child.function, [tick], [], level=level(value))
-    model = Compiler().compile(programs.model_of(root, child))
+    model = program_of(Compiler().compile(programs.model_of(root, child)))
     assert sorted(levels(model)) == [3.0, 4.0]
 
 

@@ -10,12 +10,14 @@ import pytest
 from onnx import ModelProto
 
 from bbnode.compiler import Compiler
+from bbnode.compiler.driver.admission import admit
 from bbnode.compiler.rewriting.hoisting import body_hash
 from bbnode.compiler.unit import CompileOptions
 from bbnode.components import ConstantView, OrtBackend
 from bbnode.dsl import BackendSlot, Graph, ModelSlot, Module, Output, syscalls, types
 from bbnode.ir import keys
-from bbnode.ir.graph import Function
+from bbnode.ir.graph import Function, Program
+from bbnode.ir.onnx_file import model_of, program_of
 from bbnode.ir.types import TypeNode
 from bbnode.sim import Network
 from tests.compiler import back_units, programs
@@ -55,16 +57,16 @@ def calls(*modules: Learner) -> Callable[[Graph], None]:
     return body
 
 
-def compiled(body: Callable[[Graph], object]) -> ModelProto:
+def compiled(body: Callable[[Graph], object]) -> Program:
     made = Compiler().bind_model("m", FakeModel).bind_model("n", FakeModel)
-    return made.bind_backend("compute", OrtBackend).compile(Written(body).build())
+    return program_of(made.bind_backend("compute", OrtBackend).compile(Written(body).build()))
 
 
-def hoisted(model: ModelProto) -> list[str]:
+def hoisted(model: Program | ModelProto) -> list[str]:
     return [f.name for f in model.functions if HOISTED.fullmatch(f.name)]
 
 
-def called(model: ModelProto) -> list[str]:
+def called(model: Program) -> list[str]:
     main = model.functions[0]
     return [n.op_type for n in main.nodes if n.domain == keys.MODULE_DOMAIN]
 
@@ -98,7 +100,7 @@ def test_bodies_that_differ_in_anything_that_counts_stay_apart() -> None:
     learners = [Learner("A"), Learner("B", slot="n")]
     model = compiled(calls(*learners, *learners))
     assert len(hoisted(model)) == 2
-    unit = programs.admit(Written(calls(Learner("A"), Learner("B"))).build(), CompileOptions())
+    unit = admit(Written(calls(Learner("A"), Learner("B"))).build(), CompileOptions())
     base = body_hash(unit.program.functions[1], {}, unit.prints)
     assert body_hash(unit.program.functions[2], {}, unit.prints) == base
 
@@ -174,7 +176,7 @@ def test_joined_bodies_run_at_every_call() -> None:
     model = compiled(program)
     assert len(hoisted(model)) == 1
     network = Network(seed=0)
-    node = network.add("node", model, ["a"])
+    node = network.add("node", model_of(model), ["a"])
     node.invoke("a", {"x": np.array(8, np.float32)})
     network.run_until_idle()
     assert float(node.values("z")[0]) == 2.0

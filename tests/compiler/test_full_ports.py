@@ -22,6 +22,7 @@ from bbnode.dsl import (
 )
 from bbnode.ir import address, graph, keys
 from bbnode.ir.graph import Function, OpNode
+from bbnode.ir.onnx_file import program_of
 from bbnode.ir.peer import PeerId
 from bbnode.sim import Network, SimNode
 from tests.compiler import programs
@@ -44,12 +45,14 @@ def compiled(body: Callable[[Graph], object]) -> dict[str, ModelProto]:
 
 
 def wire(part: ModelProto | Function, op_type: str) -> list[OpNode]:
-    main = part.functions[0] if isinstance(part, ModelProto) else part
+    main = program_of(part).functions[0] if isinstance(part, ModelProto) else part
     return [node for node in main.nodes if graph.is_wire(node, op_type)]
 
 
 def lands(send: OpNode) -> int:
-    (suffix,) = (a.s for a in send.attributes if a.name.startswith(keys.DEST_SUFFIX_PREFIX))
+    (suffix,) = (
+        a.value for n, a in send.attributes.items() if n.startswith(keys.DEST_SUFFIX_PREFIX)
+    )
     site = address.parse_site_suffix(suffix)
     assert site is not None
     return site
@@ -215,7 +218,7 @@ def test_a_type_that_one_send_shows_holds_for_the_others() -> None:
         g.net_out("in", peers(g, "b", x), y)
         g.output("seen", g.lookup_output("in"))
 
-    main = compiled(body)["a"].functions[0]
+    main = program_of(compiled(body)["a"]).functions[0]
     assert main.kinds()["y"] is types.TENSOR_FLOAT
 
 
@@ -313,7 +316,9 @@ def test_a_send_to_a_fixed_peer_passes_its_gates() -> None:
         g.output("seen", g.net_out("fixed", whom, g.input("x", types.TENSOR_FLOAT)))
 
     parts = compiled(body)
-    gates = [n.op_type for n in parts["a"].functions[0].nodes if n.op_type in keys.GATE_OPS]
+    gates = [
+        n.op_type for n in program_of(parts["a"]).functions[0].nodes if n.op_type in keys.GATE_OPS
+    ]
     assert gates == [keys.OP_PEER_HEALTH_GATE_TX, keys.OP_BACKOFF_GATE_TX]
     a, bob = start(network, parts, "ann", "a"), start(network, parts, "bob", "b")
     a.invoke("a", {"x": np.array([6], np.float32)})

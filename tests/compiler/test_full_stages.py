@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from bbnode.compiler import Compiler
 from bbnode.compiler.errors import AmbiguousRole, PassInvariantBroken, RuntimeIncomplete
@@ -14,7 +14,7 @@ from bbnode.dsl import BackendSlot, Graph, ModelSlot, types
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds
 from bbnode.ir.caps import MAX_NAME_CHARS
-from bbnode.ir.graph import OpNode
+from tests.compiler import files
 from tests.compiler.programs import FakeModel, FakeSelector
 from tests.compiler.test_full_chains import Written, peers
 
@@ -63,7 +63,7 @@ def test_a_stage_sees_each_partition_once_with_all_that_it_calls() -> None:
     def look(model: ModelProto) -> None:
         main = model.functions[0]
         domains = [f.domain for f in model.functions[1:]]
-        seen.append((main.metadata.get(keys.HOME_KEY) or "", domains))
+        seen.append((files.get_meta(main, keys.HOME_KEY) or "", domains))
 
     model = compiled(("look", look))
     assert seen == [("a", [keys.BACKEND_SUBGRAPH_DOMAIN]), ("b", [])]
@@ -86,43 +86,43 @@ def test_order_is_that_of_push_back_push_front_and_insert() -> None:
     assert order == [name for name in ("zero", "one", "middle", "two") for _ in "ab"]
 
 
-def nodes(model: ModelProto, op_type: str) -> list[OpNode]:
-    return [node for node in model.functions[0].nodes if node.op_type == op_type]
+def nodes(model: ModelProto, op_type: str) -> list[NodeProto]:
+    return [node for node in model.functions[0].node if node.op_type == op_type]
 
 
 def drop_gate(model: ModelProto) -> None:
     """Takes the dedup gate out, and rewires so that nothing dangles."""
     main = model.functions[0]
     for gate in nodes(model, keys.OP_DEDUP_GATE_RX):
-        for node in main.nodes:
-            for index, name in enumerate(node.inputs):
-                if name == gate.outputs[0]:
-                    node.inputs[index] = gate.inputs[0]
-        main.nodes.remove(gate)
+        for node in main.node:
+            for index, name in enumerate(node.input):
+                if name == gate.output[0]:
+                    node.input[index] = gate.input[0]
+        main.node.remove(gate)
 
 
 def mistype(model: ModelProto) -> None:
     for send in nodes(model, keys.OP_SEND):
-        send.metadata[keys.WIRE_TRANSPORT_KEY] = "pigeon"
+        files.set_meta(send, keys.WIRE_TRANSPORT_KEY, "pigeon")
 
 
 def misdirect(model: ModelProto) -> None:
     for recv in nodes(model, keys.OP_RECV):
-        recv.metadata[keys.SITE_ID_KEY] = "12345"
+        files.set_meta(recv, keys.SITE_ID_KEY, "12345")
 
 
 def unknown(model: ModelProto) -> None:
-    model.functions[0].nodes.add(domain="com.example", op_type="Fuse", name="fuse")
+    model.functions[0].node.add(domain="com.example", op_type="Fuse", name="fuse")
 
 
 def make_concrete(model: ModelProto) -> None:
     for node in nodes(model, "Params"):
-        node.metadata.pop(keys.REQUIRED_TRAIT_KEY, None)
-        node.metadata[keys.CONCRETE_TYPE_KEY] = "test.FakeModel"
+        files.del_meta(node, keys.REQUIRED_TRAIT_KEY)
+        files.set_meta(node, keys.CONCRETE_TYPE_KEY, "test.FakeModel")
 
 
 def shout(model: ModelProto) -> None:
-    model.functions[0].nodes[0].name = "!" * (MAX_NAME_CHARS + 1)
+    model.functions[0].node[0].name = "!" * (MAX_NAME_CHARS + 1)
 
 
 def test_a_stage_keeps_within_what_any_model_may_hold() -> None:
@@ -155,4 +155,4 @@ def test_what_a_stage_takes_from_the_run_time_is_laid_to_it(
 def test_who_leaves_the_look_out_may_take_gates_out() -> None:
     made = compiler().without_stage("validate_runtime_complete")
     model = compiled(("bare", drop_gate), base=made)
-    assert not any(n.op_type == keys.OP_DEDUP_GATE_RX for f in model.functions for n in f.nodes)
+    assert not any(n.op_type == keys.OP_DEDUP_GATE_RX for f in model.functions for n in f.node)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from bbnode.compiler import Compiler
 from bbnode.compiler.errors import (
@@ -31,7 +31,7 @@ from bbnode.dsl import (
     types,
 )
 from bbnode.ir import keys
-from bbnode.ir.graph import OpNode
+from bbnode.ir.onnx_file import program_of
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import TRIGGER
 from bbnode.sim import Network
@@ -114,7 +114,7 @@ def test_a_component_that_does_not_say_it_or_lacks_the_op_is_refused(
 
 def test_an_op_of_a_protocol_may_suspend_and_so_has_a_deadline() -> None:
     made = compiler(DoubleBlur).compile(Blurred().build())
-    (node,) = (n for f in made.functions for n in f.nodes if n.op_type == "Blur")
+    (node,) = (n for f in program_of(made).functions for n in f.nodes if n.op_type == "Blur")
     assert int(node.metadata.get(keys.DEADLINE_NS_KEY) or 0) > 0
 
 
@@ -138,7 +138,7 @@ def compile_unread(reads: bool) -> ModelProto:
 
 def test_a_tensor_that_nothing_computes_with_needs_no_further_type() -> None:
     made = compile_unread(reads=False)
-    main = next(f for f in made.functions if f.metadata.get(keys.TARGET_KEY))
+    main = next(f for f in program_of(made).functions if f.metadata.get(keys.TARGET_KEY))
     known = main.kinds()
     assert (known["spare"], known["more"]) == (types.TENSOR, types.TRIGGER)
     network = Network(seed=0)
@@ -179,17 +179,17 @@ def branching(change: Callable[[ModelProto], object]) -> ModelProto:
     return Compiler().bind_backend("compute", OrtBackend).compile(model)
 
 
-def then_op(model: ModelProto) -> OpNode:
-    node = model.functions[0].nodes[0]
-    return next(a for a in node.attributes if a.name == "then_branch").g.nodes[0]
+def then_op(model: ModelProto) -> NodeProto:
+    node = model.functions[0].node[0]
+    return next(a for a in node.attribute if a.name == "then_branch").g.node[0]
 
 
 @pytest.mark.parametrize(
     ("change", "error", "text"),
     [
         (lambda m: setattr(then_op(m), "op_type", "Bdd"), UnknownOp, r"If_0.*Add_0.*::Bdd"),
-        (lambda m: then_op(m).inputs.append("x"), ExpansionFailed, "If_0.*its graph is not valid"),
-        (lambda m: m.functions[0].outputs.append("y"), DuplicateOutput, "'y'.*function output"),
+        (lambda m: then_op(m).input.append("x"), ExpansionFailed, "If_0.*its graph is not valid"),
+        (lambda m: m.functions[0].output.append("y"), DuplicateOutput, "'y'.*function output"),
     ],
 )
 def test_damage_that_only_the_backend_would_have_met(
@@ -204,6 +204,6 @@ def test_a_tensor_without_a_dtype_is_no_attribute() -> None:
         g.output("y", g.constant([1.0]))
 
     model = Written(body).build()
-    model.functions[0].nodes[0].attributes[0].t.ClearField("data_type")
+    model.functions[0].node[0].attribute[0].t.ClearField("data_type")
     with pytest.raises(ExpansionFailed, match=r"Constant_0.*'value' has no dtype"):
         Compiler().compile(model)

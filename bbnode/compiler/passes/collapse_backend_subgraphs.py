@@ -95,17 +95,13 @@ def _bypass_aliases(function: Function) -> bool:
         }  # fmt: skip
         if past:
             node.inputs = tuple([past.get(name, name) for name in node.inputs])
-    unread: set[str] = set()  # those behind first: one may be all that reads another
+    unread: set[OpNode] = set()  # those behind first: one may be all that reads another
     for node in reversed(aliases):
         name = node.outputs[0]
-        if name not in function.outputs and unread.issuperset(
-            reader.outputs[0] for reader in function.readers(name)
-        ):
-            unread.add(name)
+        if name not in function.outputs and unread.issuperset(function.readers(name)):
+            unread.add(node)
     if unread:
-        function.nodes = [
-            n for n in function.nodes if not (n.outputs and n.outputs[0] in unread and _is_alias(n))
-        ]
+        function.remove(*unread)
     return True
 
 
@@ -113,6 +109,7 @@ def _is_alias(node: OpNode) -> bool:
     return (
         node.domain == keys.SYSCALL_DOMAIN
         and node.op_type == "PassThrough"
+        and bool(node.inputs and node.outputs)
         and not node.after
         and node.metadata.get(keys.CONTROL_AFTER_KEY) is None
     )

@@ -14,7 +14,7 @@ from onnx import AttributeProto, FunctionProto, NodeProto
 from bbnode.compiler.analysis import order
 from bbnode.daemon.attributes import cut, show
 from bbnode.ir import keys, protos
-from bbnode.ir.plain_proto import function_of
+from bbnode.ir.onnx_file import function_of
 from bbnode.ir.slots import Binding
 from bbnode.ir.types import TypeNode
 
@@ -67,8 +67,8 @@ def of_function(
     """
     made = {name: keys_of[i] for i, node in enumerate(function.node) for name in node.output}
     read: dict[str, list[str]] = {}
-    for index, op in enumerate(function_of(function).node):
-        for name in order.reads(op):
+    for index, op in enumerate(function_of(function).nodes):
+        for name in op.reads:
             read.setdefault(name, []).append(keys_of[index])
 
     def value(name: str, boxes: Sequence[str]) -> Value:

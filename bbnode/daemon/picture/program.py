@@ -18,7 +18,7 @@ from bbnode.daemon.inspect import WirePair, bindings_of, deadline_of, mains_of, 
 from bbnode.daemon.picture import details, text
 from bbnode.ir import keys, protos
 from bbnode.ir.errors import DeploymentError
-from bbnode.ir.plain_proto import function_of
+from bbnode.ir.onnx_file import function_of
 from bbnode.ir.slots import Binding
 from bbnode.ir.types import TypeNode
 
@@ -260,7 +260,11 @@ class _Reader:
         if _is_output(node, self.function):
             known = self._types.get(node.output[0])
             return "output", node.output[0], [known.name if known is not None else ""]
-        if protos.is_role(node) or order.is_graph_op(node):
+        if (
+            protos.is_role(node)
+            or protos.is_onnx_domain(node.domain)
+            or node.domain == keys.ONNX_ML_DOMAIN
+        ):
             kind = "role" if protos.is_role(node) else "backend"
             return kind, node.op_type, [self._slot_line(node), arguments]
         return "syscall", node.op_type, [arguments]
@@ -312,16 +316,16 @@ class _Reader:
             )
 
     def _needs(self) -> Iterator[tuple[str, int, int, str]]:
-        nodes = list(enumerate(function_of(self.function).node))
+        nodes = list(enumerate(function_of(self.function).nodes))
         for index, node in nodes:
-            for name in order.data_reads(node):
+            for name in node.computes_with:
                 if name in self._made:
                     yield "data", self._made[name], self._box_of_node[index], self._typed(name)
         for box, port in enumerate(self.boxes):
             if port.kind == "output" and port.number == 0 and port.title in self._made:
                 yield "data", self._made[port.title], box, self._typed(port.title)
         for index, node in nodes:
-            for name in order.after_of(node):
+            for name in node.after:
                 if name in self._made:
                     yield "after", self._made[name], self._box_of_node[index], f"after {name}"
         for index, node in nodes:

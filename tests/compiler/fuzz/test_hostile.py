@@ -16,15 +16,13 @@ from google.protobuf.message import EncodeError
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
 from bbnode.compiler import Compiler
-from bbnode.compiler.analysis import order
 from bbnode.compiler.errors import CompileError, Internal, ModelOutOfBounds, UnboundSlot
 from bbnode.daemon.artifact import InvalidArtifact, parse_artifact
 from bbnode.engine import plan_program
-from bbnode.ir import keys, protos, types
-from bbnode.ir.caps import MAX_GRAPH_DEPTH
+from bbnode.ir import keys, types
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.seal import seal
-from tests.compiler import programs
+from tests.compiler import files, programs
 
 MB = 1 << 20
 MAX_MESSAGE_CHARS = 100_000
@@ -71,12 +69,12 @@ REFUSED: dict[str, Change] = {
     "output": lambda m, f, n: n.output.append(TEXT),
     "function name": lambda m, f, n: setattr(f, "name", TEXT),
     "function input": lambda m, f, n: f.input.append(TEXT),
-    "after": lambda m, f, n: protos.set_meta(n, keys.AFTER_KEY, "A," * (2 * MB)),
-    "slot": lambda m, f, n: protos.set_meta(n, keys.SLOT_KEY, TEXT),
-    "slot id": lambda m, f, n: protos.set_meta(n, keys.SLOT_ID_KEY, "9" * (4 * MB)),
-    "deadline": lambda m, f, n: protos.set_meta(n, keys.DEADLINE_NS_KEY, "9" * (4 * MB)),
-    "home": lambda m, f, n: protos.set_meta(f, keys.HOME_KEY, TEXT),
-    "metadata key": lambda m, f, n: protos.set_meta(n, TEXT, ""),
+    "after": lambda m, f, n: files.set_meta(n, keys.AFTER_KEY, "A," * (2 * MB)),
+    "slot": lambda m, f, n: files.set_meta(n, keys.SLOT_KEY, TEXT),
+    "slot id": lambda m, f, n: files.set_meta(n, keys.SLOT_ID_KEY, "9" * (4 * MB)),
+    "deadline": lambda m, f, n: files.set_meta(n, keys.DEADLINE_NS_KEY, "9" * (4 * MB)),
+    "home": lambda m, f, n: files.set_meta(f, keys.HOME_KEY, TEXT),
+    "metadata key": lambda m, f, n: files.set_meta(n, TEXT, ""),
     "attribute name": lambda m, f, n: n.attribute.add(name=TEXT, type=AttributeProto.INT, i=1),
     "type": lambda m, f, n: setattr(f.value_info[0].type, "denotation", TEXT),
     "opset domain": lambda m, f, n: m.opset_import.add(domain=TEXT, version=1),
@@ -155,8 +153,8 @@ def test_a_hostile_model_is_refused_by_the_compiler(case: str) -> None:
 @pytest.mark.parametrize("case", [*REFUSED, *OTHERS])
 def test_a_hostile_model_is_refused_as_an_artifact(case: str) -> None:
     model = model_of(case)
-    protos.set_meta(model, keys.COMPILED_KEY, keys.COMPILED_CURRENT_VERSION)
-    protos.set_meta(model.functions[0], keys.TARGET_KEY, "true")
+    files.set_meta(model, keys.COMPILED_KEY, keys.COMPILED_CURRENT_VERSION)
+    files.set_meta(model.functions[0], keys.TARGET_KEY, "true")
     try:
         seal(model)
         data = model.SerializeToString(deterministic=True)
@@ -203,7 +201,3 @@ def test_a_slot_that_thousands_of_sends_leave_unbound_is_refused() -> None:
     model = programs.model_of(body)
     error = timed(size_of(model), lambda: COMPILER.compile(model))
     assert isinstance(error, UnboundSlot)
-
-
-def test_the_depth_of_graphs_is_bounded_alike_everywhere() -> None:
-    assert MAX_GRAPH_DEPTH == order.MAX_GRAPH_DEPTH

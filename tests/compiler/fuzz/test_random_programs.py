@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from bbnode.compiler.driver.admission import admit
 from bbnode.compiler.driver.pipeline import all_pass_names, load_pass
-from bbnode.ir import protos as either
+from tests.compiler.back_units import as_model
 from tests.compiler.fuzz import invariants, world
 from tests.compiler.fuzz.invariants import Check
 from tests.compiler.fuzz.random_programs import RandomProgram, Recording
@@ -36,9 +36,9 @@ def check_compilation(numbers: list[int], bootstrap: bool) -> None:
     held: list[Check] = []
     for name in all_pass_names():
         load_pass(name).run(unit, compiler.options)
-        model = either.as_model(unit)
+        model = as_model(unit)
         load_pass(name).run(unit, compiler.options)
-        assert content(either.as_model(unit)) == content(model), f"{name} is not idempotent"
+        assert content(as_model(unit)) == content(model), f"{name} is not idempotent"
         held += invariants.BY_PASS.get(name, ())
         if name == "partition_by_wire_ops":  # from here on there is no root
             held.remove(invariants.wire_ops_are_in_the_root)
@@ -49,6 +49,7 @@ def check_compilation(numbers: list[int], bootstrap: bool) -> None:
     compiled = compiler.compile(recorded)
     for check in (*held, *invariants.AT_THE_END):
         check(compiled)
+    assert content(compiler.compile(compiled)) == content(compiled)
     again = RandomProgram(numbers, bootstrap=bootstrap, recording=WideRecording).build()
     assert content(again) == before
     assert content(compiler.compile(again)) == content(compiled)

@@ -22,9 +22,10 @@ from bbnode.daemon.inspect import describe
 from bbnode.daemon.join.plan import choose_target, make_plan, with_absolute_paths
 from bbnode.daemon.picture import to_html, to_svg
 from bbnode.dsl import CompiledModule
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.seal import seal
+from tests.compiler import files
 from tests.compiler.fuzz.tape import Tape
 from tests.compiler.fuzz.test_corruptions import PROGRAMS, compiled, damage, install_it
 
@@ -175,8 +176,8 @@ def _no_outputs(model: ModelProto) -> None:
 def _odd_deadline(model: ModelProto) -> None:
     for function in model.functions:
         for node in function.node:
-            if protos.is_wire(node):
-                protos.set_meta(node, keys.DEADLINE_NS_KEY, "soon")
+            if node.domain == keys.WIRE_DOMAIN:
+                files.set_meta(node, keys.DEADLINE_NS_KEY, "soon")
                 kept = [a for a in node.attribute if a.name != keys.ATTR_DEADLINE_NS]
                 del node.attribute[:]
                 node.attribute.extend(kept)

@@ -1,11 +1,11 @@
-"""The plain objects that passes work on: nothing is lost on the way, and weights stay put."""
+"""What a compile leaves alone: weights, rare fields, the caller's model."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
 import pytest
-from onnx import AttributeProto, ModelProto, helper, numpy_helper
+from onnx import ModelProto, helper, numpy_helper
 
 from bbnode.compiler import Compiler
 from bbnode.compiler.analysis import content_hash
@@ -13,12 +13,13 @@ from bbnode.compiler.driver import pipeline
 from bbnode.compiler.driver.admission import admit
 from bbnode.dsl import Graph, Module
 from bbnode.ir import graph, types
+from bbnode.ir.graph import Attribute, AttributeKind
 from bbnode.ir.onnx_file import model_of, program_of
 from bbnode.sim import Network
 from tests.compiler import programs
 from tests.compiler.back_units import unit_until
 from tests.compiler.programs import Body
-from tests.compiler.test_back_pipeline import ALL, _bound
+from tests.compiler.test_back_pipeline import ALL
 
 WEIGHTS = np.ones((64, 64), np.float32)
 
@@ -33,13 +34,13 @@ def weighty() -> Body:
     return child
 
 
-def weights_of(functions: list[graph.Function]) -> list[AttributeProto]:
+def weights_of(functions: list[graph.Function]) -> list[Attribute]:
     return [
         attribute
         for function in functions
         for node in function.nodes
-        for attribute in node.attributes
-        if attribute.type == AttributeProto.TENSOR
+        for attribute in node.attributes.values()
+        if attribute.kind is AttributeKind.TENSOR
     ]
 
 
@@ -57,7 +58,7 @@ def test_no_pass_copies_weights_and_each_is_hashed_once(monkeypatch: pytest.Monk
     looked_at: list[int] = []
     made = content_hash.AttributePrint
 
-    def counted(attribute: AttributeProto, size: int, content: bytes) -> object:
+    def counted(attribute: Attribute, size: int, content: bytes) -> object:
         if size > WEIGHTS.nbytes:
             looked_at.append(id(attribute))
         return made(attribute, size, content)
@@ -84,18 +85,18 @@ def test_a_program_comes_back_as_it_was(name: str) -> None:
 
 def test_rare_fields_survive_a_compile() -> None:
     body = programs.local_program()
-    node = body.function.nodes[0]
-    node.doc_string = "what it is for"
-    if "device_configurations" in onnx.OpNode.DESCRIPTOR.fields_by_name:
-        node.device_configurations.add(configuration_id="two devices")
     model = programs.model_of(body)
+    node = model.functions[0].node[0]
+    node.doc_string = "what it is for"
+    if "device_configurations" in onnx.NodeProto.DESCRIPTOR.fields_by_name:
+        node.device_configurations.add(configuration_id="two devices")
     model.functions[0].doc_string = "a function"
     info = next(i for i in model.functions[0].value_info if i.name == "a")
     info.doc_string = "an input"
     info.metadata_props.add(key="unit", value="m/s")
     model.producer_version, model.doc_string = "7", "a model"
     assert model_of(program_of(model)) == model
-    compiled = _bound(model).compile(model)
+    compiled = programs.bound(model).compile(model)
     assert (compiled.producer_version, compiled.doc_string) == ("7", "a model")
     (kept,) = (i for i in compiled.functions[0].value_info if i.name == "a")
     assert (kept.doc_string, kept.metadata_props[0].value) == ("an input", "m/s")
@@ -116,11 +117,11 @@ def test_graphs_inside_of_attributes_are_changed_on_copies() -> None:
     body.output("out", "y")
     model = programs.model_of(body)
     before = model.SerializeToString(deterministic=True)
-    compiled = _bound(model).compile(model)
+    compiled = programs.bound(model).compile(model)
     assert model.SerializeToString(deterministic=True) == before
-    (choice,) = (n for f in compiled.functions for n in f.nodes if n.op_type == "If")
-    graph = choice.attributes[0].g
-    assert (graph.nodes[0].domain, graph.nodes[0].inputs[0]) == ("", "bb_v_0")
+    (choice,) = (n for f in program_of(compiled).functions for n in f.nodes if n.op_type == "If")
+    inner = choice.graphs[0].nodes[0]
+    assert (inner.domain, inner.inputs[0]) == ("", "bb_v_0")
 
 
 # --- what a target is named after, and what it takes -----------------------------------------
