@@ -19,8 +19,9 @@ from bbnode.components import ConnectedView, OrtBackend
 from bbnode.dsl import Module
 from bbnode.dsl.onnx.module import OnnxPipeline
 from bbnode.engine import install, steps
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 from bbnode.ir.peer import PeerId
+from tests.dsl import protos
 from tests.engine.support import Pump
 
 FLOAT = TensorProto.FLOAT

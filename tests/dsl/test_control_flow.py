@@ -32,9 +32,10 @@ from bbnode.dsl import (
     types,
 )
 from bbnode.dsl.backend.control import MAX_BRANCH_DEPTH
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 from bbnode.ir.slots import ConcreteSpec
 from bbnode.sim import Network
+from tests.dsl import protos
 from tests.dsl.programs import FromFunction, build, only, root
 
 C = BackendSlot("compute")

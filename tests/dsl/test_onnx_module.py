@@ -8,8 +8,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from bbnode.dsl import BackendSlot, Graph, Module, OnnxModule, types
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 from bbnode.ir.bounds import check_bounds
+from tests.dsl import protos
 from tests.dsl.onnx_models import (
     FLOAT,
     Weights,

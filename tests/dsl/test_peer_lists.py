@@ -15,7 +15,9 @@ from bbnode.dsl import (
     peer_lists,
     types,
 )
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
+from bbnode.ir.graph import is_onnx_domain
+from tests.dsl import protos
 
 
 class _Recorded(Module):
@@ -36,7 +38,7 @@ def _recorded(record: object) -> tuple[Output, list[object]]:
     model = module.build()
     assert module.made is not None
     (function,) = model.functions
-    return module.made, [node for node in function.node if protos.is_onnx_domain(node.domain)]
+    return module.made, [node for node in function.node if is_onnx_domain(node.domain)]
 
 
 @pytest.mark.parametrize(

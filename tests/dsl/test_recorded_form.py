@@ -20,8 +20,9 @@ from bbnode.dsl import (
     types,
     values,
 )
-from bbnode.ir import codec, protos
+from bbnode.ir import codec
 from bbnode.ir.onnx_file import model_of
+from tests.dsl import protos
 from tests.dsl.programs import build, meta, only, root
 
 ALICE, BOB = PeerId.from_seed("alice"), PeerId.from_seed("bob")

@@ -98,7 +98,7 @@ class Branch(Graph):
                 f"{op_type} in {self._title} has after=…, but a branch runs as one; give "
                 "the after to the if_ or loop"
             )
-        self._check_slot(slot)
+        self.recorder.slots.check(slot)
 
     def _metadata(self, *_: object) -> dict[str, str]:
         return {}  # the op that the branch belongs to has slot and source line

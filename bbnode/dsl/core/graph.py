@@ -36,7 +36,6 @@ from bbnode.dsl.errors import (
     GraphClosed,
     NotReceived,
     RecordingError,
-    SlotConflict,
     UnknownName,
     author_line,
 )
@@ -589,9 +588,8 @@ class Graph:
     def _metadata(self, slot: SlotUse | None, given: Mapping[str, str]) -> dict[str, str]:
         meta: dict[str, str] = {}
         if slot is not None:
-            self._check_slot(slot)
-            self._slots.setdefault(slot.name, slot)
             meta = self.recorder.slots.take(slot)
+            self._slots.setdefault(slot.name, slot)
         meta.update(given)
         meta[keys.MODULE_INSTANCE_KEY] = "_".join((self.name, *self._scopes))
         return meta
@@ -685,11 +683,6 @@ class Graph:
             slot_id = self.recorder.slots.slot_id(name)
             function.metadata[keys.SLOT_ROLE_PREFIX + name] = f"{use.role}|{slot_id}"
         return function
-
-    def _check_slot(self, use: SlotUse) -> None:
-        conflict = self.recorder.slots.conflict(use)
-        if conflict is not None:
-            raise SlotConflict(conflict)
 
     def _listed(self, after: object) -> Sequence[object]:
         if after is None:

@@ -83,9 +83,8 @@ class Module:
     ) -> ModuleOutputs:
         """Let a parent's bootstrap run this Module's: `self.index.call_bootstrap(g)`.
 
-        The parent decides when, and with which values. What the compiler refuses, because only
-        it sees all bootstraps: a Module without one, and bootstraps that call each other in a
-        ring.
+        The parent decides when, and with which values. A Module without a bootstrap, and
+        bootstraps that call each other in a ring, are refused by the compiler, which sees all.
 
         Args:
             g: the Graph of the parent's `bootstrap`.
@@ -93,39 +92,24 @@ class Module:
             after: values that must be there before.
 
         Returns:
-            What this Module's `bootstrap` hands out.
+            The outputs of this Module's `bootstrap`.
 
         Raises:
             BadArgument: `g` records no bootstrap, or an input has no value.
             UnknownName: a value is given for an input that is not there.
             RecordingError: raised by the Module's own recording.
         """
-        if not isinstance(g, Graph):
-            raise BadArgument(f"call_bootstrap takes the caller's Graph, got {g!r:.60}", self.name)
-        g.check_open()
+        _check_caller(g, "call_bootstrap", self.name, inputs or {})
         if not g.is_bootstrap:
             raise BadArgument(
                 f"the bootstrap of Module {self.name!r} can be called from a bootstrap only; a "
                 "body calls the Module itself: .call()"
             )
-        given = dict(inputs or {})
-        for value in given.values():
-            g.value_name(value)
         source = self._source()
         name, function = g.recorder.record_bootstrap_call(source)
-        wanted = list(given) if function is None else function.inputs
-        _check_inputs(self.name, wanted, given)
-        known = {} if function is None else function.kinds()
-        handed_out = [] if function is None else function.outputs
-        made = g.emit(
-            keys.MODULE_DOMAIN,
-            name,
-            inputs=[given[formal] for formal in wanted],
-            outputs=[(formal, known.get(formal, types.ANY)) for formal in handed_out],
-            after=after,
-        )
+        outputs = _record_call(g, self.name, name, function, inputs or {}, after)
         g.recorder.bootstrap_called(source, g.last_node)
-        return ModuleOutputs(g, self.name, dict(zip(handed_out, made, strict=True)))
+        return outputs
 
     def record(self) -> Program:
         """Record the program; recording twice makes equal programs.
@@ -199,23 +183,35 @@ class ModuleCall:
             BadArgument: an input that the Module has was not given.
             RecordingError: raised by the Module's own body.
         """
-        if not isinstance(g, Graph):
-            raise BadArgument(f"build takes the caller's Graph, got {g!r:.60}", self._module.name)
-        g.check_open()
-        for value in self._inputs.values():
-            g.value_name(value)
+        module = self._module.name
+        _check_caller(g, "build", module, self._inputs)
         function = g.recorder.record_call(self._module._source())
-        _check_inputs(self._module.name, function.inputs, self._inputs)
-        known = function.kinds()
-        outputs = [(name, known.get(name, types.ANY)) for name in function.outputs]
-        made = g.emit(
-            function.domain,
-            function.name,
-            inputs=[self._inputs[name] for name in function.inputs],
-            outputs=outputs,
-            after=after,
-        )
-        return ModuleOutputs(g, self._module.name, dict(zip(function.outputs, made, strict=True)))
+        return _record_call(g, module, function.name, function, self._inputs, after)
+
+
+def _check_caller(g: object, call: str, module: str, given: Mapping[str, Output]) -> None:
+    if not isinstance(g, Graph):
+        raise BadArgument(f"{call} takes the caller's Graph, got {g!r:.60}", module)
+    g.check_open()
+    for value in given.values():
+        g.value_name(value)
+
+
+def _record_call(
+    g: Graph, module: str, name: str, function: Function | None, given: Mapping[str, Output],
+    after: After,
+) -> ModuleOutputs:  # fmt: skip
+    """Record a call of a function; it takes whatever is given while nobody knows its inputs."""
+    called = function or Function(inputs=list(given))
+    _check_inputs(module, called.inputs, given)
+    made = g.emit(
+        keys.MODULE_DOMAIN,
+        name,
+        inputs=[given[formal] for formal in called.inputs],
+        outputs=[(port, called.kind_of(port) or types.ANY) for port in called.outputs],
+        after=after,
+    )
+    return ModuleOutputs(g, module, dict(zip(called.outputs, made, strict=True)))
 
 
 def _check_inputs(module: str, wanted: Sequence[str], given: Mapping[str, Output]) -> None:

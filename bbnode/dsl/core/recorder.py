@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bbnode.dsl.errors import RecursiveModule, recording
+from bbnode.dsl.errors import RecursiveModule, SlotConflict, recording
 from bbnode.ir import keys
 from bbnode.ir.graph import Function, OpNode, Program, sorted_opsets
 from bbnode.ir.onnx_file import graph_proto
@@ -50,30 +50,30 @@ class SlotTable:
     def __init__(self) -> None:
         self._slots: dict[str, _KnownSlot] = {}
 
-    def conflict(self, use: SlotUse) -> str | None:
-        """Return how this use contradicts an earlier one of the same name, or None."""
+    def check(self, use: SlotUse) -> None:
+        """Raise SlotConflict where a use contradicts an earlier one of the same name."""
         known = self._slots.get(use.name)
         if known is None:
-            return None
+            return
+        start = f"slot {use.name!r}"
         if known.role != use.role:
-            return (
-                f"slot {use.name!r} is a {known.role} slot already; give the {use.role} its own "
-                "name"
+            raise SlotConflict(
+                f"{start} is a {known.role} slot already; give the {use.role} its own name"
             )
         if known.concrete is not None and use.concrete not in (None, known.concrete):
-            return (
-                f"slot {use.name!r} holds another {known.concrete.type_name} or another config "
-                "already; one name is one component: use a second name, or the same config"
+            raise SlotConflict(
+                f"{start} holds another {known.concrete.type_name} or another config already; one "
+                "name is one component: use a second name, or the same config"
             )
         if known.peer_class not in (None, use.peer_class):
-            return (
-                f"slot {use.name!r} selects peers of class {known.peer_class!r} already; "
-                f"use a second slot for class {use.peer_class!r}"
+            raise SlotConflict(
+                f"{start} selects peers of class {known.peer_class!r} already; use a second slot "
+                f"for class {use.peer_class!r}"
             )
-        return None
 
     def take(self, use: SlotUse) -> dict[str, str]:
-        """Register a use without conflict and return the metadata of the op's node."""
+        """Register a use and return the metadata of the op's node; SlotConflict as in `check`."""
+        self.check(use)
         known = self._slots.setdefault(use.name, _KnownSlot(len(self._slots), use.role))
         meta = {keys.SLOT_KEY: use.name, keys.SLOT_ID_KEY: str(known.id)}
         if use.concrete is None:
