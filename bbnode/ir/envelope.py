@@ -99,129 +99,7 @@ class WireEnvelope:
     src_peer_addresses: tuple[bytes, ...] = ()
 
 
-# --- encoding ----------------------------------------------------------------------
-
-_U64 = (1 << 64) - 1
-# Distinct (place, type) pairs and type hashes that a node meets again and again are those of
-# its program; strangers can only push entries out.
-_REMEMBERED = 1024
-
-
-def varint(number: int) -> bytes:
-    """Return the protobuf varint of an unsigned 64-bit integer."""
-    if number < 0x80:
-        return _ONE_BYTE[number]
-    if number < 0x4000:
-        return bytes((number & 0x7F | 0x80, number >> 7))
-    # Byte by byte, an id of 64 bits would take half again as long. 56 bits are spread to two
-    # words of 28, to four of 14, to eight of 7; what is above them are the last two bytes.
-    number &= _U64
-    word = (number & 0x0FFFFFFF) | (number & 0xFFFFFFF0000000) << 4
-    word = (word & 0x00003FFF00003FFF) | (word & 0x0FFFC0000FFFC000) << 2
-    word = (word & 0x007F007F007F007F) | (word & 0x3F803F803F803F80) << 1
-    word |= (number >> 56 & 0x7F) << 64 | (number >> 63) << 72
-    size = (number.bit_length() + 6) // 7
-    return (word | _MORE[size]).to_bytes(size, "little")
-
-
-_ONE_BYTE = tuple(bytes((number,)) for number in range(0x80))
-# The high bits of all bytes of a varint but the last, by its size.
-_MORE = tuple(int.from_bytes(b"\x80" * max(size - 1, 0), "little") for size in range(11))
-
-
-def _uint_field(number: int, value: int) -> bytes:
-    return _ONE_BYTE[number << 3] + varint(value) if value else b""
-
-
-def _bytes_field(number: int, value: bytes) -> bytes:
-    return _ONE_BYTE[number << 3 | 2] + varint(len(value)) + value
-
-
-def encode_destination(addresses: Iterable[bytes]) -> bytes:
-    """Return the first part of an envelope, the same for all that go to these addresses."""
-    return b"".join(_bytes_field(1, address) for address in addresses)
-
-
-def encode_source(
-    peer: bytes, addresses: Iterable[bytes], schema_version: int = SCHEMA_VERSION
-) -> bytes:
-    """Return the last part of an envelope, the same for all that a node sends."""
-    own = _bytes_field(6, peer) if peer else b""
-    claimed = b"".join(_bytes_field(8, address) for address in addresses)
-    return own + _uint_field(7, schema_version) + claimed
-
-
-def encode_between(
-    destination: bytes,
-    fills: Sequence[SlotFill],
-    kind: int,
-    wire_req_id: int,
-    remaining_deadline_ns: int,
-    reports: Sequence[EdgeRttReport],
-    source: bytes,
-) -> list[Buffer]:
-    """Return an envelope as buffers; `encode_destination` and `encode_source` made its ends."""
-    parts: list[Buffer] = []
-    pending = destination
-    for fill in fills:
-        size = fill.payload_size
-        before, after = _fill_ends(fill.dest_suffix, fill.trigger_only, fill.type_hash, size)
-        pending += before
-        if size:
-            parts.append(pending)
-            if fill.payload:
-                parts.append(fill.payload)
-            parts.extend(fill.payload_parts)
-            pending = after
-        else:
-            pending += after
-    correlation = (_ONE_BYTE[8] + varint(kind) if kind else b"") + (
-        _ONE_BYTE[16] + varint(wire_req_id) if wire_req_id else b""
-    )
-    if correlation:
-        pending += b"\x1a" + _ONE_BYTE[len(correlation)] + correlation
-    if remaining_deadline_ns:
-        pending += b"\x20" + varint(remaining_deadline_ns)
-    for report in reports:
-        body = (
-            _uint_field(1, report.site)
-            + _uint_field(2, report.srtt_ns)
-            + _uint_field(3, report.rttvar_ns)
-        )
-        pending += _bytes_field(5, body)
-    parts.append(pending + source)
-    return parts
-
-
-@lru_cache(_REMEMBERED)
-def _fill_ends(suffix: bytes, trigger_only: bool, type_hash: int, size: int) -> tuple[bytes, bytes]:
-    """Return what stands before and behind a fill's payload of `size` bytes.
-
-    What a program sends to a place is as large every time, more often than not.
-    """
-    before = _bytes_field(1, suffix) if suffix else b""
-    if size:
-        before += b"\x12" + varint(size)
-    after = _uint_field(3, int(trigger_only)) + _uint_field(4, type_hash)
-    return b"\x12" + varint(len(before) + size + len(after)) + before, after
-
-
-def encode_envelope(envelope: WireEnvelope) -> list[Buffer]:
-    """Return the envelope as buffers to be written in order; payload buffers are passed through."""
-    return encode_between(
-        encode_destination(envelope.dest_peer_addresses),
-        envelope.fills,
-        int(envelope.correlation.kind),
-        envelope.correlation.wire_req_id,
-        envelope.remaining_deadline_ns,
-        envelope.edge_rtt_reports,
-        encode_source(
-            envelope.src_peer_bytes, envelope.src_peer_addresses, envelope.schema_version
-        ),
-    )
-
-
-# --- decoding ----------------------------------------------------------------------
+# --- the schema --------------------------------------------------------------------
 
 _U64_TYPE = descriptor_pb2.FieldDescriptorProto.TYPE_UINT64
 _BYTES_TYPE = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
@@ -266,8 +144,116 @@ def _message_classes() -> dict[str, Any]:
 
 
 _classes = _message_classes()
-_parse_envelope = _classes["WireEnvelope"].FromString
-_parse_fill = _classes["SlotFill"].FromString
+_EnvelopeMessage, _FillMessage = _classes["WireEnvelope"], _classes["SlotFill"]
+_parse_envelope, _parse_fill = _EnvelopeMessage.FromString, _FillMessage.FromString
+
+_U64 = (1 << 64) - 1
+# Distinct (place, type) pairs and type hashes that a node meets again and again are those of
+# its program; strangers can only push entries out.
+_REMEMBERED = 1024
+
+# --- encoding ----------------------------------------------------------------------
+
+
+def varint(number: int) -> bytes:
+    """Return the protobuf varint of an unsigned integer."""
+    made = bytearray()
+    while number > 0x7F:
+        made.append(number & 0x7F | 0x80)
+        number >>= 7
+    made.append(number)
+    return bytes(made)
+
+
+def encode_destination(addresses: Iterable[bytes]) -> bytes:
+    """Return the first part of an envelope, the same for all that go to these addresses."""
+    made: bytes = _EnvelopeMessage(dest_peer_addresses=addresses).SerializeToString()
+    return made
+
+
+def encode_source(
+    peer: bytes, addresses: Iterable[bytes], schema_version: int = SCHEMA_VERSION
+) -> bytes:
+    """Return the last part of an envelope, the same for all that a node sends."""
+    message = _EnvelopeMessage(schema_version=schema_version, src_peer_addresses=addresses)
+    if peer:
+        message.src_peer_bytes = peer
+    made: bytes = message.SerializeToString()
+    return made
+
+
+def encode_between(
+    destination: bytes,
+    fills: Sequence[SlotFill],
+    kind: int,
+    wire_req_id: int,
+    remaining_deadline_ns: int,
+    reports: Sequence[EdgeRttReport],
+    source: bytes,
+) -> list[Buffer]:
+    """Return an envelope as buffers; `encode_destination` and `encode_source` made its ends."""
+    parts: list[Buffer] = []
+    pending = destination
+    for fill in fills:
+        size = fill.payload_size
+        before, after = _fill_ends(fill.dest_suffix, fill.trigger_only, fill.type_hash, size)
+        pending += before
+        if size:
+            parts.append(pending)
+            if fill.payload:
+                parts.append(fill.payload)
+            parts.extend(fill.payload_parts)
+            pending = after
+        else:
+            pending += after
+    message = _EnvelopeMessage()
+    if kind or wire_req_id:
+        correlation = message.correlation
+        if kind:
+            correlation.kind = kind
+        if wire_req_id:
+            correlation.wire_req_id = wire_req_id
+    if remaining_deadline_ns:
+        message.remaining_deadline_ns = remaining_deadline_ns
+    for report in reports:
+        message.edge_rtt_reports.add(
+            site=report.site, srtt_ns=report.srtt_ns, rttvar_ns=report.rttvar_ns
+        )
+    parts.append(pending + message.SerializeToString() + source)
+    return parts
+
+
+@lru_cache(_REMEMBERED)
+def _fill_ends(suffix: bytes, trigger_only: bool, type_hash: int, size: int) -> tuple[bytes, bytes]:
+    """Return what stands before and behind a fill's payload of `size` bytes.
+
+    What a program sends to a place is as large every time, more often than not.
+    """
+    before: bytes = _FillMessage(dest_suffix=suffix or None).SerializeToString()
+    if size:
+        before += bytes((_TAG_PAYLOAD,)) + varint(size)
+    flags = _FillMessage(trigger_only=trigger_only or None, type_hash=type_hash or None)
+    after: bytes = flags.SerializeToString()
+    whole = len(before) + size + len(after)
+    return bytes((_TAG_FILL,)) + varint(whole) + before, after
+
+
+def encode_envelope(envelope: WireEnvelope) -> list[Buffer]:
+    """Return the envelope as buffers to be written in order; payload buffers are passed through."""
+    return encode_between(
+        encode_destination(envelope.dest_peer_addresses),
+        envelope.fills,
+        int(envelope.correlation.kind),
+        envelope.correlation.wire_req_id,
+        envelope.remaining_deadline_ns,
+        envelope.edge_rtt_reports,
+        encode_source(
+            envelope.src_peer_bytes, envelope.src_peer_addresses, envelope.schema_version
+        ),
+    )
+
+
+# --- decoding ----------------------------------------------------------------------
 
 _make_correlation = maker(WireCorrelation, "kind", "wire_req_id")
 _make_envelope = maker(
