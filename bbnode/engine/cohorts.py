@@ -38,7 +38,7 @@ from bbnode.engine.snapshot.codec import (
     mapping,
     member,
 )
-from bbnode.engine.suspensions import Suspensions, Why
+from bbnode.engine.suspensions import Suspensions, WaitReason
 from bbnode.engine.wire.outbound import EnvelopeOutbox
 from bbnode.ir.address import parse_site_suffix
 from bbnode.ir.caps import MAX_CLOSED_REMEMBERED
@@ -406,7 +406,7 @@ class Cohorts:
         """Return the batch, or PARKED until the cohort closes. Raises QuorumNotReached."""
         wire_req_id = (frame.cohorts or {}).get(request)
         if wire_req_id is None:
-            raise InvalidOperand(f"{op.name}: request {request} is none of this execution")
+            raise InvalidOperand(f"{op.name}: request {request} is not of this execution")
         closed = self._closed.pop(wire_req_id, None)
         if closed is not None:
             return self._result(closed)
@@ -417,7 +417,7 @@ class Cohorts:
         return self.suspensions.park(
             frame,
             op,
-            Why.RESPONSES,
+            WaitReason.RESPONSES,
             cohort.name,
             until_ns=cohort.deadline_ns,
             token=token,

@@ -147,7 +147,8 @@ def _classes(program: ProgramPlan) -> dict[str, type[Component]]:
             )
         if not issubclass(found[slot.name], contract):
             raise RoleMismatch(
-                f"slot {slot.name!r} needs a {slot.binding.role}; {slot.binding.type_name} is none"
+                f"slot {slot.name!r} needs a {slot.binding.role}, which "
+                f"{slot.binding.type_name} is not"
             )
     return found
 

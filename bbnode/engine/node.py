@@ -32,7 +32,7 @@ from bbnode.engine.peers.round_trips import RoundTrip
 from bbnode.engine.record.recording import Recorder, Sink
 from bbnode.engine.runtime import Runtime
 from bbnode.engine.snapshot.whole import restore_snapshot, take_snapshot
-from bbnode.engine.suspensions import Waiting, Why
+from bbnode.engine.suspensions import Waiting, WaitReason
 from bbnode.ir.caps import MAX_POLL_DECODE_US
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
@@ -219,7 +219,7 @@ class Node:
     def publish_event(self, kind: int) -> None:
         """Put an event of the program's own on the bus: `FIRST_PROGRAM_KIND` and above.
 
-        Raises InvalidEventKind for the engine's own kinds and what is none.
+        Raises InvalidEventKind for kinds of the engine's own, and for anything but an integer.
         """
         if type(kind) is not int or not FIRST_PROGRAM_KIND <= kind <= MAX_KIND:
             raise InvalidEventKind(
@@ -420,7 +420,9 @@ class Node:
         rt = self._rt
         found = []
         for parked in rt.suspensions:
-            missing = rt.cohorts.missing(parked.token) if parked.why is Why.RESPONSES else None
+            missing = (
+                rt.cohorts.missing(parked.token) if parked.why is WaitReason.RESPONSES else None
+            )
             found.append(
                 Waiting(
                     what=parked.op.name,

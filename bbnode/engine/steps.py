@@ -105,7 +105,7 @@ class PeerDown:
 
 # Every `kind` of WireReceiveFailed: a label of metrics, whose values have to be known beforehand.
 RECEIVE_FAILURES: Final[dict[str, str]] = {
-    "DecodeFailed": "the bytes are no envelope, or the payload no value of its type",
+    "DecodeFailed": "the bytes are not an envelope, or the payload is not a value of its type",
     "EnvelopeTooLarge": "over `envelope_bytes`",
     "BudgetExceeded": "no room left in `ingress_bytes`",
     "AllocationFailed": "no memory for the payload",

@@ -50,7 +50,7 @@ from bbnode.ir.values import TRIGGER, Value, size_of
 DEFAULT_PARK_DEADLINE_NS = 30_000_000_000
 
 
-class Why(enum.Enum):
+class WaitReason(enum.Enum):
     """The reasons for which an op is parked."""
 
     TASK = "worker thread"
@@ -69,7 +69,7 @@ class Parked:
     token: int
     frame: Frame
     op: Op
-    why: Why
+    why: WaitReason
     whom: str
     since_ns: int
     until_ns: int
@@ -128,7 +128,7 @@ _ROW: RowForm[Parked] = RowForm(
     token=PLAIN,
     frame=FRAME,
     op=Via(lambda op, _: op.index, lambda index, _: index),
-    why=member(Why),
+    why=member(WaitReason),
     whom=PLAIN,
     since_ns=PLAIN,
     until_ns=PLAIN,
@@ -187,7 +187,7 @@ class Suspensions:
         self,
         frame: Frame,
         op: Op,
-        why: Why,
+        why: WaitReason,
         whom: str,
         *,
         until_ns: int | None = None,
@@ -240,11 +240,11 @@ class Suspensions:
             parked.frame.parked[parked.token] = None
         if parked.line is not None:
             parked.line[parked.token] = None
-        if parked.cell is not None and parked.why in (Why.TASK, Why.COMPLETION):
+        if parked.cell is not None and parked.why in (WaitReason.TASK, WaitReason.COMPLETION):
             parked.cell.take(
                 parked.token,
                 parked.op.name,
-                is_task=parked.why is Why.TASK,
+                is_task=parked.why is WaitReason.TASK,
                 moves=parked.moves,
             )
 
@@ -263,7 +263,7 @@ class Suspensions:
         self.park(
             frame,
             op,
-            Why.TASK,
+            WaitReason.TASK,
             whom,
             cell=cell,
             arguments=arguments,
@@ -286,7 +286,7 @@ class Suspensions:
         """
         done = self.ingress.completed()
         for parked in self:
-            if parked.why is not Why.TASK or parked.token in done:
+            if parked.why is not WaitReason.TASK or parked.token in done:
                 continue
             if parked.abandoned and not same_life:
                 self._pop(parked.token)
@@ -301,7 +301,7 @@ class Suspensions:
         return self.park(
             frame,
             op,
-            Why.COMPONENT,
+            WaitReason.COMPONENT,
             f"{cell.slot} (held by {cell.held_by()})",
             cell=cell,
             line=cell.line,
@@ -329,7 +329,7 @@ class Suspensions:
 
     def _finish(self, parked: Parked, result: Any) -> None:
         try:
-            if parked.why is Why.COMPLETION:
+            if parked.why is WaitReason.COMPLETION:
                 self._check_completion(parked, result)
             if parked.op.finish is not None:
                 result = parked.op.finish(parked.frame, result)
@@ -367,7 +367,7 @@ class Suspensions:
         parked = self._parked.get(token)
         if parked is None:
             return
-        if parked.why is Why.TASK:
+        if parked.why is WaitReason.TASK:
             # The thread can't be taken back: its component stays taken until it returns.
             if parked.timer is not None:
                 self.scheduler.cancel(parked.timer)
@@ -423,9 +423,9 @@ class Suspensions:
     def _release(self, parked: Parked) -> None:
         """Free the component that an op held, and let the next in line have it."""
         cell = parked.cell
-        if cell is None or parked.why is Why.COMPONENT:
+        if cell is None or parked.why is WaitReason.COMPONENT:
             return
-        for freed in cell.give_back(is_task=parked.why is Why.TASK):
+        for freed in cell.give_back(is_task=parked.why is WaitReason.TASK):
             self.serve(freed)
 
     def serve(self, cell: ComponentCell) -> None:

@@ -117,20 +117,21 @@ async def test_labelled_counters_begin_at_zero(tmp_path: Path) -> None:
 
 
 def test_every_kind_that_the_engine_refuses_with_is_in_the_table() -> None:
-    # The position of the kind among the arguments of each method that takes one.
-    places = {"_refuse": 3, "refuse": 4, "_note_refused": 2}
+    # The position of the kind among the arguments of each call that takes one.
+    places = {"_RefusedFill": 0, "_refuse": 3, "receive_failed": 4, "_note_refused": 2}
     used: set[str] = set()
     for file in (Path(bbnode.__file__).parent / "engine").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                place = places.get(node.func.attr)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+                func = node.func
+                place = places.get(func.attr if isinstance(func, ast.Attribute) else func.id)
                 if place is not None and len(node.args) > place:
                     kind = node.args[place]
                     if isinstance(kind, ast.Constant) and isinstance(kind.value, str):
                         used.add(kind.value)
-            if isinstance(node, ast.FunctionDef) and node.name == "accepts":
+            if isinstance(node, ast.FunctionDef) and node.name in ("accepts", "push_inbound"):
                 returned = [r.value for r in ast.walk(node) if isinstance(r, ast.Return)]
-                used |= {str(r.value) for r in returned if isinstance(r, ast.Constant)}
+                used |= {str(r.value) for r in returned if isinstance(r, ast.Constant) and r.value}
             if isinstance(node, ast.FunctionDef) and node.name == "_make":
                 pairs = [r.value for r in ast.walk(node) if isinstance(r, ast.Return)]
                 kinds = [pair.elts[0] for pair in pairs if isinstance(pair, ast.Tuple)]

@@ -143,18 +143,18 @@ def changed_head(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"", "no record"),
-        (b"something else that is long enough", "no record"),
+        (b"", "not a record"),
+        (b"something else that is long enough", "not a record"),
         (frame(b"\xc1"), "can't be read"),
-        (frame(pack([1])), "none of a record"),
-        (frame(pack({"kind": "poll"})), "none of a record"),
+        (frame(pack([1])), "not of a record"),
+        (frame(pack({"kind": "poll"})), "not of a record"),
         (changed_head(version=9), "format 9"),
         (changed_head(model=None), "--artifact"),
         (changed_head(peer="left out"), "malformed"),
         (changed_head(program=b"other"), "another artifact"),
         (changed_head() + frame(pack({"kind": "poll", "now_ns": 1})), "malformed"),
         (changed_head() + frame(pack({"kind": "call", "method": "x", "arguments": []})), "malform"),
-        (changed_head() + frame(pack({"kind": "head"})), "none of a record"),
+        (changed_head() + frame(pack({"kind": "head"})), "not of a record"),
     ],
 )
 def test_what_is_no_record_is_refused(data: bytes, says: str) -> None:

@@ -24,7 +24,7 @@ from bbnode.engine.rng import wire_ids
 from bbnode.engine.scheduler import Scheduler, TimerKind
 from bbnode.engine.snapshot.codec import SnapshotReader, SnapshotWriter
 from bbnode.engine.sources import Sources
-from bbnode.engine.suspensions import Suspensions, Why
+from bbnode.engine.suspensions import Suspensions, WaitReason
 from bbnode.engine.tracing import Tracer
 from bbnode.engine.turns import Turns
 from bbnode.engine.wire.outbound import EnvelopeOutbox
@@ -131,7 +131,7 @@ def parking(limits: Limits | None = None) -> tuple[Suspensions, Firing, Frame]:
     return made, firing, Frame(None, plan_of(lambda _f: PARKED), 1, 0)
 
 
-def park(table: Suspensions, frame: Frame, why: Why = Why.COMPLETION, **more) -> int:
+def park(table: Suspensions, frame: Frame, why: WaitReason = WaitReason.COMPLETION, **more) -> int:
     token = table.new_token()
     op = frame.plan.ops[0]
     assert table.park(frame, op, why, "somebody", until_ns=S, token=token, **more) is PARKED
@@ -159,7 +159,7 @@ def test_a_parked_op_fails_by_its_deadline() -> None:
 
 def test_an_op_in_a_thread_is_abandoned_with_its_execution() -> None:
     table, firing, frame = parking()
-    token = park(table, frame, Why.TASK)
+    token = park(table, frame, WaitReason.TASK)
     table.drop_frame(frame)
     assert token in table
     table.complete(Completed(token=token, result=TRIGGER, error=None))
@@ -170,7 +170,7 @@ def test_an_op_in_a_thread_is_abandoned_with_its_execution() -> None:
 def test_a_line_is_served_in_order_and_left_by_those_that_give_up() -> None:
     table, firing, frame = parking()
     line: dict[int, None] = {}
-    first, second, third = (park(table, frame, Why.QUEUE, line=line) for _ in range(3))
+    first, second, third = (park(table, frame, WaitReason.QUEUE, line=line) for _ in range(3))
     table.give_up(first)
     assert list(line) == [second, third]
     table.give_next(line, 7)

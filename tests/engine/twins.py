@@ -15,7 +15,7 @@ from typing import Any
 
 from bbnode.engine import Node, steps
 from bbnode.engine.record.recording import plain_step
-from bbnode.engine.suspensions import Why
+from bbnode.engine.suspensions import WaitReason
 from bbnode.ir.errors import BbnodeError
 
 ENTRY_POINTS = (
@@ -115,7 +115,7 @@ def _check(tape: Tape, start: int, snapshot: bytes, twin: Node, now_ns: int, shi
 def _run(twin: Node, token: int) -> None:
     """What a worker thread does to a component; its result stands on the tape."""
     parked = twin._rt.suspensions.get(token)
-    if parked is not None and parked.why is Why.TASK:
+    if parked is not None and parked.why is WaitReason.TASK:
         with contextlib.suppress(Exception):
             parked.op.hand_out(parked).fn()
 

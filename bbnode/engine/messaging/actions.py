@@ -60,4 +60,4 @@ def suffix_of(slot: str, op: str) -> bytes:
     try:
         return component_suffix(ids.component_ref(slot), op)
     except (MultiaddrError, ValueError) as error:
-        raise ComponentError(f"{op!r} is no name of an inbound op: {error}") from error
+        raise ComponentError(f"{op!r} can't be the name of an inbound op: {error}") from error

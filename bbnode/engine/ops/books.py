@@ -30,7 +30,7 @@ def _insert(build: OpBuild) -> Fire:
     def fire(frame: Frame) -> Any:
         address = frame.values[address_at]
         if not isinstance(address, Multiaddr):
-            raise InvalidOperand(f"{name}: {type(address).__name__} is no address")
+            raise InvalidOperand(f"{name}: {type(address).__name__} is not an address")
         _add(frame, _peer(name, frame.values[peer_at]), (address,))
         return TRIGGER
 
@@ -46,7 +46,7 @@ def _insert_many(build: OpBuild) -> Fire:
     def fire(frame: Frame) -> Any:
         addresses = frame.values[addresses_at]
         if not isinstance(addresses, AddressVec):
-            raise InvalidOperand(f"{name}: {type(addresses).__name__} is no address list")
+            raise InvalidOperand(f"{name}: {type(addresses).__name__} is not a list of addresses")
         _add(frame, _peer(name, frame.values[peer_at]), addresses)
         return TRIGGER
 
@@ -71,7 +71,7 @@ def _lookup(build: OpBuild) -> Fire:
 
 def _peer(name: str, value: Value) -> PeerId:
     if not isinstance(value, PeerId):
-        raise InvalidOperand(f"{name}: {type(value).__name__} is no peer")
+        raise InvalidOperand(f"{name}: {type(value).__name__} is not a peer")
     return value
 
 

@@ -19,7 +19,7 @@ from bbnode.engine.frame import EntryPlan, Frame, Op, Task
 from bbnode.engine.ops.build import Fire, OpBuild
 from bbnode.engine.ops.context import CallContext
 from bbnode.engine.services import Services
-from bbnode.engine.suspensions import Why
+from bbnode.engine.suspensions import WaitReason
 from bbnode.ir import keys, types
 from bbnode.ir.envelope import CorrelationKind, WireCorrelation
 from bbnode.ir.errors import AuthorError
@@ -146,7 +146,7 @@ def _call(
             return rt.suspensions.park(
                 frame,
                 op,
-                Why.COMPLETION,
+                WaitReason.COMPLETION,
                 cell.slot,
                 cell=cell,
                 token=ctx.completion.token,
@@ -192,7 +192,7 @@ def _attributes(build: OpBuild, spec: OpSpec) -> dict[str, Any]:
             try:
                 value = value.decode()
             except UnicodeDecodeError as error:
-                raise build.wrong(f"has an attribute {name!r} that is no text") from error
+                raise build.wrong(f"has an attribute {name!r} that is not text") from error
         if default is not REQUIRED and type(value) is not type(default):
             raise build.wrong(
                 f"has {type(value).__name__} as attribute {name!r}; expected "

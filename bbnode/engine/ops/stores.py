@@ -20,7 +20,7 @@ from bbnode.engine.frame import Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.engine.services import Services
 from bbnode.engine.stores import StoredValue, Stores
-from bbnode.engine.suspensions import Why
+from bbnode.engine.suspensions import WaitReason
 from bbnode.ir import keys
 from bbnode.ir.caps import MAX_QUEUED
 from bbnode.ir.values import TRIGGER
@@ -44,7 +44,7 @@ def _acquire(build: OpBuild) -> Fire:
         return rt.suspensions.park(
             frame,
             op,
-            Why.SEMAPHORE,
+            WaitReason.SEMAPHORE,
             semaphore.name,
             line=semaphore.line,
         )
@@ -105,7 +105,7 @@ def _dequeue(build: OpBuild) -> Fire:
         return rt.suspensions.park(
             frame,
             op,
-            Why.QUEUE,
+            WaitReason.QUEUE,
             queue.name,
             line=queue.line,
         )

@@ -13,7 +13,7 @@ from bbnode.engine.frame import Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.engine.scheduler import TimerKind
 from bbnode.engine.services import Services
-from bbnode.engine.suspensions import Why
+from bbnode.engine.suspensions import WaitReason
 from bbnode.ir import keys
 from bbnode.ir.values import TRIGGER
 
@@ -31,7 +31,7 @@ def _sleep(build: OpBuild) -> Fire:
         if frame.deadline_ns is not None and frame.deadline_ns < until_ns:
             until_ns, kind = frame.deadline_ns, TimerKind.PARKED_DEADLINE
         return rt.suspensions.park(
-            frame, op, Why.TIMER, "clock", until_ns=until_ns, timer_kind=kind
+            frame, op, WaitReason.TIMER, "clock", until_ns=until_ns, timer_kind=kind
         )
 
     return fire

@@ -90,7 +90,7 @@ def _send_resp(build: OpBuild) -> Fire:
         values = frame.values
         request = values[request_at]
         if not isinstance(request, WireRequestId):
-            raise InvalidOperand(f"{name}: {type(request).__name__} is no request to answer")
+            raise InvalidOperand(f"{name}: {type(request).__name__} is not a request to answer")
         rt.outbound.send(
             frame,
             op,
@@ -116,7 +116,7 @@ def _recv_resp_batched(build: OpBuild) -> Fire:
     def fire(frame: Frame) -> Any:
         request = frame.values[request_at]
         if not isinstance(request, RequestId):
-            raise InvalidOperand(f"{name}: {type(request).__name__} names no request")
+            raise InvalidOperand(f"{name}: {type(request).__name__} does not name a request")
         return frame.rt.cohorts.collect(frame, op, int(request))
 
     return fire
@@ -128,7 +128,7 @@ def destinations(name: str, value: Value) -> tuple[PeerId, ...]:
         return (value,)
     if isinstance(value, PeerIdVec):
         return tuple(dict.fromkeys(value))
-    raise InvalidOperand(f"{name}: {type(value).__name__} is no list of peers")
+    raise InvalidOperand(f"{name}: {type(value).__name__} is not a list of peers")
 
 
 class _Packer:

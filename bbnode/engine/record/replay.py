@@ -71,7 +71,7 @@ class RecordReader:
                     number += 1
                     continue
             if not number:
-                raise RecordRefused("this is no record of a node, or its head is torn")
+                raise RecordRefused("this is not a record of a node, or its head is torn")
             self.torn = f"frame {number} is cut short or damaged ({len(head) + len(body)} bytes)"
             return
 
@@ -82,7 +82,7 @@ def _parse(body: bytes, number: int) -> dict[str, Any]:
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise RecordRefused(f"frame {number} can't be read: {error}") from error
     if not isinstance(fields, dict) or (fields.get("kind") == "head") is not (number == 0):
-        raise RecordRefused(f"frame {number} is none of a record")
+        raise RecordRefused(f"frame {number} is not of a record")
     if number == 0 and fields.get("version") != RECORD_VERSION:
         raise RecordRefused(
             f"the record has format {fields.get('version')!r}, this bbnode reads {RECORD_VERSION}"

@@ -163,7 +163,7 @@ def seal(fields: Mapping[str, Any]) -> bytes:
 
 def _long_int(value: Any) -> dict[str, str]:
     if type(value) is not int:
-        raise TypeError(f"{type(value).__name__} is no plain data")
+        raise TypeError(f"{type(value).__name__} is not plain data")
     return {_LONG_INT: hex(value)}
 
 
