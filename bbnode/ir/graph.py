@@ -435,7 +435,11 @@ class OpNode:
     @property
     def graphs(self) -> list[Subgraph]:
         """Graphs in the node's attributes."""
-        return [graph for attribute in self.attributes.values() for graph in attribute.graphs]
+        found: list[Subgraph] = []
+        for attribute in self.attributes.values():
+            if attribute.kind is _GRAPH or attribute.kind is _GRAPHS:
+                found += attribute.graphs
+        return found
 
     @property
     def captured(self) -> tuple[str, ...]:
@@ -500,6 +504,8 @@ class OpNode:
 
     def _map_graphs(self, change: Callable[[Subgraph], Subgraph]) -> None:
         for name, attribute in self.attributes.items():
+            if attribute.kind is not _GRAPH and attribute.kind is not _GRAPHS:
+                continue
             graphs = attribute.graphs
             made = tuple(map(change, graphs))
             if any(new is not old for new, old in zip(made, graphs, strict=True)):

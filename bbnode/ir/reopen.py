@@ -115,7 +115,14 @@ class Recording:
         self._marked.add(node)
         metadata, before = node.metadata, seen.metadata
         added = ",".join([key.removeprefix(keys.PREFIX) for key in metadata if key not in before])
-        changed = _changes(node, seen)
+        is_same = (
+            node.inputs is seen.inputs
+            and node.outputs is seen.outputs
+            and node.after is seen.after
+            and node.attributes is seen.attributes
+            and before.items() <= metadata.items()
+        )
+        changed = {} if is_same else _changes(node, seen)
         if "|" in added:
             changed["added"], added = added.split(","), ""
         text = f"{seen.at}|{added}|{json.dumps(changed) if changed else ''}"

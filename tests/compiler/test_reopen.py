@@ -64,6 +64,8 @@ def compiled(name: str) -> bytes:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_compiled_program_compiles_to_itself(name: str) -> None:
     compiler, _ = recorded(name)
+    if compiler.stages:
+        pytest.skip("its own stages run on partitions as files")
     again = compiler.compile(ModelProto.FromString(compiled(name)))
     assert again.SerializeToString(deterministic=True) == compiled(name)
 

@@ -130,8 +130,11 @@ def _of_schema(domain: str, op_type: str, version: int) -> Signature | None:
 
 def used_domains(nodes: Sequence[OpNode]) -> set[str]:
     """Return domains of all ops, nested graphs included."""
-    nested = (inner for node in nodes for graph in node.graphs for inner in graph.all_nodes())
-    return {canonical(node.domain) for node in (*nodes, *nested)}
+    found = {node.domain for node in nodes}
+    for node in nodes:
+        if node.attributes:
+            found.update(inner.domain for graph in node.graphs for inner in graph.all_nodes())
+    return set(map(canonical, found))
 
 
 def version(domain: str, known: Mapping[str, int]) -> int:

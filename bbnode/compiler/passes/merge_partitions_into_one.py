@@ -62,8 +62,6 @@ def _finish(program: Program, functions: Collection[Function]) -> None:
         write_canonical_domains(function.nodes)
         function.types = dict(sorted(function.types.items()))
         for node in function.nodes:
-            if len(node.attributes) > 1:
-                node.attributes = dict(sorted(node.attributes.items()))
             node.metadata = dict(sorted(node.metadata.items()))
         own = versions_of(function, program)
         for domain, used in import_used(function, own).items():
