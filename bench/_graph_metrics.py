@@ -41,8 +41,8 @@ from bbnode.ir import codec
 from bbnode.ir.address import site_suffix
 from bbnode.ir.envelope import SlotFill, WireCorrelation, WireEnvelope, encode_envelope
 from bbnode.ir.keys import ONNX_OPSET_VERSION, SITE_ID_KEY
+from bbnode.ir.onnx_file import function_of
 from bbnode.ir.peer import PeerId
-from bbnode.ir.protos import get_meta
 from bbnode.ir.values import Value
 
 MOST = {"tensor_64mib_copies_in": 1.0, "tensor_64mib_copies_out": 1.0}
@@ -168,7 +168,7 @@ def copies() -> dict[str, float]:
     compiler = Compiler().bind_peer_selector("peers", ConnectedView)
     compiled = compiler.bind_backend("compute", OrtBackend).compile(Ship().build())
     main = next(f for f in compiled.functions if f.name.startswith("right#"))
-    recv = next(node for node in main.node if node.op_type == "Recv")
+    recv = next(node for node in function_of(main).nodes if node.op_type == "Recv")
     limits = Limits(envelope_bytes=2 * TENSOR_BYTES, ingress_bytes=8 * TENSOR_BYTES)
     node = install(compiled, [main.name], peer_id=PeerId.from_seed(0), limits=limits)
     sender = PeerId.from_seed(1)
@@ -176,7 +176,7 @@ def copies() -> dict[str, float]:
     node.peer_connected(sender, ("left",))
     node.poll(0)
     fill = SlotFill(
-        dest_suffix=site_suffix(int(get_meta(recv, SITE_ID_KEY) or 0)),
+        dest_suffix=site_suffix(int(recv.metadata[SITE_ID_KEY])),
         payload=codec.encode_value(np.ones(TENSOR_BYTES // 4, np.float32)),
         type_hash=types.TENSOR_FLOAT.wire_hash,
     )

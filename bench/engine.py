@@ -47,8 +47,8 @@ from bbnode.ir import codec
 from bbnode.ir.address import site_suffix
 from bbnode.ir.envelope import SlotFill, WireCorrelation, WireEnvelope, encode_envelope
 from bbnode.ir.keys import SITE_ID_KEY
+from bbnode.ir.onnx_file import function_of
 from bbnode.ir.peer import PeerId
-from bbnode.ir.protos import get_meta
 from bbnode.ir.values import TRIGGER
 
 OPS = 10_000
@@ -158,7 +158,7 @@ def echo_node() -> tuple[Node, int]:
         Compiler().bind_peer_selector("peers", ConnectedView).compile(Echo().build())
     )
     main = next(f for f in model.functions if f.name.startswith("right#"))
-    recv = next(node for node in main.node if node.op_type == "Recv")
+    recv = next(node for node in function_of(main).nodes if node.op_type == "Recv")
     node = install(
         model,
         [main.name],
@@ -166,7 +166,7 @@ def echo_node() -> tuple[Node, int]:
         addresses=[Multiaddr("/ip4/10.0.0.1/tcp/4001")],
     )
     node.poll(0)
-    return node, int(get_meta(recv, SITE_ID_KEY) or 0)
+    return node, int(recv.metadata[SITE_ID_KEY])
 
 
 def envelope_cost() -> Callable[[], float]:

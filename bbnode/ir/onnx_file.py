@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import onnx
@@ -118,6 +119,7 @@ class _Shared:
     checked: bool = True  # True if the bounds are known to hold
 
 
+@cache
 def onnx_schema(op_type: str, version: int, domain: str) -> onnx.defs.OpSchema | None:
     """Return ONNX's schema of an op at an opset version ("" is `ai.onnx`), or None."""
     try:

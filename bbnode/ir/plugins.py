@@ -1,4 +1,4 @@
-"""What installed packages add to bbnode, found by their entry points.
+"""Plugins of installed packages, found by their entry points.
 
 Rule: a plugin is imported only when it is asked for, and a broken one is told by the name of the
 package that brought it. Which packages are installed is read once in a process.

@@ -13,7 +13,8 @@ import pytest
 from bbnode.cli import exits
 from bbnode.cli.main import main
 from bbnode.compiler import all_pass_names
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
+from tests import protos
 
 SPEC = "bbnode.examples.federated_digits:FederatedRound"
 ROOT = Path(__file__).parent.parent.parent

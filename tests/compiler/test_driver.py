@@ -29,7 +29,7 @@ from bbnode.compiler.unit import CompilationUnit, CompileOptions
 from bbnode.components.contracts import Model
 from bbnode.ir import keys, types
 from bbnode.ir.errors import AuthorError, DeploymentError
-from tests.compiler import files, programs
+from tests import programs, protos
 from tests.compiler.programs import BINDINGS, Body, model_of
 
 
@@ -49,9 +49,9 @@ def test_a_round_becomes_one_model_with_a_target_per_class(federated: ModelProto
     assert federated.SerializeToString() == before
     assert [t.partition("#")[0] for t in report.targets] == ["client", "server"]
     assert all(len(t.partition("#")[2]) == 16 for t in report.targets)
-    assert files.get_meta(model, keys.COMPILED_KEY) == keys.COMPILED_CURRENT_VERSION
+    assert protos.get_meta(model, keys.COMPILED_KEY) == keys.COMPILED_CURRENT_VERSION
     server = report.targets[1]
-    assert (files.get_meta(model, keys.binding_key(server, "global")) or "").startswith("Model|")
+    assert (protos.get_meta(model, keys.binding_key(server, "global")) or "").startswith("Model|")
     assert not model.graph.node
     onnx.checker.check_model(model)
 
@@ -70,7 +70,7 @@ def test_each_partition_is_a_compiled_model_of_its_own(federated: ModelProto) ->
     assert sorted(name.partition("#")[0] for name in parts) == ["client", "server"]
     for name, part in parts.items():
         assert part.functions[0].name == name
-        assert files.get_meta(part, keys.COMPILED_KEY) == "v1"
+        assert protos.get_meta(part, keys.COMPILED_KEY) == "v1"
         bound = [e.key for e in part.metadata_props if e.key.startswith(keys.BINDING_PREFIX)]
         assert bound
         assert all(key.startswith(keys.BINDING_PREFIX + name) for key in bound)
@@ -170,7 +170,7 @@ def test_an_unbound_slot_names_the_call_that_mends_it(federated: ModelProto) -> 
 
 
 def without_marks(compiled: ModelProto) -> ModelProto:
-    files.del_meta(compiled, keys.RECORDED_KEY)
+    protos.del_meta(compiled, keys.RECORDED_KEY)
     return compiled
 
 
@@ -199,7 +199,7 @@ def test_a_budget_is_between_a_nanosecond_and_a_day(budget: int) -> None:
 def test_options_reach_the_passes(federated: ModelProto) -> None:
     model = compiler().with_per_hop_budget_ns(77).compile(federated)
     deadlines = {
-        files.get_meta(n, keys.DEADLINE_NS_KEY)
+        protos.get_meta(n, keys.DEADLINE_NS_KEY)
         for f in model.functions
         for n in f.node
         if n.op_type == keys.OP_SEND_REQ_BATCHED

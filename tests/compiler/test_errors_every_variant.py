@@ -39,7 +39,7 @@ from bbnode.dsl import (
     types,
 )
 from bbnode.ir import keys
-from tests.compiler import files
+from tests import protos
 from tests.compiler.programs import (
     DoubleModel,
     FakeAggregator,
@@ -238,7 +238,7 @@ def cyclic_graph() -> object:
         g.output("y", COMPUTE.relu(g, g.input("x", types.TENSOR_FLOAT)))
 
     model = Program(body).build()
-    files.set_meta(model.functions[0].node[0], keys.AFTER_KEY, "y")
+    protos.set_meta(model.functions[0].node[0], keys.AFTER_KEY, "y")
     return bound().compile(model)
 
 
@@ -468,7 +468,7 @@ def model_out_of_bounds() -> object:
       detail=re.compile("keeps nothing of its recorded form"))  # fmt: skip
 def already_compiled() -> object:
     compiled = compile_body(relay)
-    files.del_meta(compiled, keys.RECORDED_KEY)
+    protos.del_meta(compiled, keys.RECORDED_KEY)
     return bound().compile(compiled)
 
 

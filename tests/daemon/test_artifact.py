@@ -15,8 +15,9 @@ from bbnode.daemon.artifacts.artifact import (
     parse_artifact,
     serialize,
 )
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 from bbnode.ir.seal import seal
+from tests import protos
 
 
 def compiled() -> onnx.ModelProto:

@@ -21,7 +21,7 @@ from bbnode.dsl.onnx.module import OnnxPipeline
 from bbnode.engine import install, steps
 from bbnode.ir import keys
 from bbnode.ir.peer import PeerId
-from tests.dsl import protos
+from tests import protos
 from tests.engine.support import Pump
 
 FLOAT = TensorProto.FLOAT

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from onnx import FunctionProto, ModelProto, NodeProto
 
 from bbnode.dsl import Graph, Module
-from tests.dsl import protos
+from tests import protos
 
 
 class FromFunction(Module):

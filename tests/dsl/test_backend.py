@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from bbnode.dsl import BackendSlot, BadArgument, Graph, NoSuchOp, types
 from bbnode.dsl.backend.catalogue import catalogue, method_name
-from tests.dsl import protos
+from tests import protos
 from tests.dsl.programs import build, only, root
 
 C = BackendSlot("compute")

@@ -23,7 +23,7 @@ from bbnode.dsl import (
 from bbnode.dsl.errors import BrokenArtifact, NestingTooDeep, NoSuchTarget, RecordingError
 from bbnode.examples.federated_digits import FederatedRound
 from bbnode.ir import keys
-from tests.dsl import protos
+from tests import protos
 from tests.dsl.onnx_models import assert_same, cnn, compiled, mlp, ort, run, run_compiled, x_of
 from tests.dsl.programs import FromFunction
 from tests.dsl.test_onnx_module import control_flow

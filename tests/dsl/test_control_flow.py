@@ -35,7 +35,7 @@ from bbnode.dsl.backend.control import MAX_BRANCH_DEPTH
 from bbnode.ir import keys
 from bbnode.ir.slots import ConcreteSpec
 from bbnode.sim import Network
-from tests.dsl import protos
+from tests import protos
 from tests.dsl.programs import FromFunction, build, only, root
 
 C = BackendSlot("compute")

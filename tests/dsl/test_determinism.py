@@ -22,7 +22,7 @@ from bbnode.dsl import (
     syscalls,
     types,
 )
-from tests.dsl import protos
+from tests import protos
 from tests.dsl.programs import build
 from tests.patience import PATIENCE_S
 

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 from bbnode.components.registry import build_config, component_class
 from bbnode.dsl import BadArgument
 from bbnode.examples.federated_digits import FederatedRound
-from tests.dsl import protos
+from tests import protos
 from tests.dsl.programs import meta
 
 

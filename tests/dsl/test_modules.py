@@ -18,7 +18,7 @@ from bbnode.dsl import (
     UnknownName,
     types,
 )
-from tests.dsl import protos
+from tests import protos
 from tests.dsl.programs import FromFunction, build, meta
 
 

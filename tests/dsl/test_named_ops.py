@@ -14,7 +14,7 @@ from onnx.defs import OpSchema
 
 from bbnode.dsl import BackendSlot, BadArgument, Graph, Output, types
 from bbnode.dsl.backend.catalogue import _defaults, catalogue
-from tests.dsl import protos
+from tests import protos
 from tests.dsl.programs import build, root
 
 C = BackendSlot("compute")

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from bbnode.dsl import BackendSlot, Graph, Module, OnnxModule, types
 from bbnode.ir import keys
 from bbnode.ir.bounds import check_bounds
-from tests.dsl import protos
+from tests import protos
 from tests.dsl.onnx_models import (
     FLOAT,
     Weights,

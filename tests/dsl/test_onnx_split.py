@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from bbnode.dsl import Graph, Module, OnnxModule, types
 from bbnode.dsl.errors import BadCut, TooManyStages, UnknownValue
 from bbnode.ir import keys
-from tests.dsl import protos
+from tests import protos
 from tests.dsl.onnx_models import (
     Weights,
     assert_same,

@@ -17,7 +17,7 @@ from bbnode.dsl import (
 )
 from bbnode.ir import keys
 from bbnode.ir.graph import is_onnx_domain
-from tests.dsl import protos
+from tests import protos
 
 
 class _Recorded(Module):

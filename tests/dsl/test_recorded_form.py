@@ -22,7 +22,7 @@ from bbnode.dsl import (
 )
 from bbnode.ir import codec
 from bbnode.ir.onnx_file import model_of
-from tests.dsl import protos
+from tests import protos
 from tests.dsl.programs import build, meta, only, root
 
 ALICE, BOB = PeerId.from_seed("alice"), PeerId.from_seed("bob")

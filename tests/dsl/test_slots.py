@@ -25,7 +25,7 @@ from bbnode.dsl import (
 from bbnode.dsl.core.graph import Output
 from bbnode.ir import keys, opset
 from bbnode.ir.opset import OpSpec
-from tests.dsl import protos
+from tests import protos
 from tests.dsl.programs import build, meta, root
 
 ROLE_SLOTS: dict[str, type[Slot]] = {

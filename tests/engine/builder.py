@@ -12,10 +12,11 @@ import numpy as np
 import onnx
 from onnx import FunctionProto, ModelProto, NodeProto, helper, numpy_helper
 
-from bbnode.ir import codec, ids, keys, protos, types
+from bbnode.ir import codec, ids, keys, types
 from bbnode.ir.address import site_suffix
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Value, type_of
+from tests import protos
 
 SYS = keys.SYSCALL_DOMAIN
 WIRE = keys.WIRE_DOMAIN

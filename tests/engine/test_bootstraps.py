@@ -23,8 +23,9 @@ from bbnode.engine import (
     steps,
 )
 from bbnode.engine.bootstrap.bootstraps import MAX_TURN_NS, TRANSITIONS, Move, State
-from bbnode.ir import keys, protos, types
+from bbnode.ir import keys, types
 from bbnode.ir.values import TRIGGER, Metadata
+from tests import protos
 from tests.engine.builder import Partition, model
 from tests.engine.support import S, ScriptModel, _once, bring_up, component, of
 

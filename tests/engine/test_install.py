@@ -16,9 +16,10 @@ from onnx import helper
 from bbnode.components.registry import ConfigTypeMismatch
 from bbnode.engine import Limits, errors, install, plan_program, steps
 from bbnode.engine.limits import InvalidLimit
-from bbnode.ir import keys, protos, types
+from bbnode.ir import keys, types
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.values import TRIGGER
+from tests import protos
 from tests.engine.builder import SYS, Partition, model, subgraph
 from tests.engine.support import bring_up, component, of, peer
 

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from multiaddr import Multiaddr
 
 from bbnode.engine import All, Limits, Node, steps
-from bbnode.ir import keys, protos, types
+from bbnode.ir import keys, types
 from bbnode.ir.envelope import CorrelationKind, decode_envelope
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.values import TRIGGER, PeerIdVec
 from bbnode.sim import Network
 from bbnode.sim.node import SimNode
+from tests import protos
 from tests.compiler.fuzz import world
 from tests.compiler.fuzz.random_programs import RandomProgram
 from tests.engine.builder import Partition, model

@@ -14,12 +14,13 @@ import onnx
 import trio
 from multiaddr import Multiaddr
 
-from bbnode.ir import codec, keys, protos, types
+from bbnode.ir import codec, keys, types
 from bbnode.ir.address import peer_of_address
 from bbnode.ir.envelope import CorrelationKind, WireEnvelope, decode_envelope
 from bbnode.ir.values import Composite, Metadata, Value, type_of
 from bbnode.transport.base import ConnectionOpened, EnvelopeReceived, Hello
 from bbnode.transport.libp2p.transport import Libp2pTransport
+from tests import protos
 from tests.hostile.stranger import envelope, identity_of
 
 # Names the artifact of the network that is attacked.

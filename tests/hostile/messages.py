@@ -10,11 +10,12 @@ import trio
 from multiaddr import Multiaddr
 
 from bbnode.daemon.artifacts.artifact import parse_artifact
-from bbnode.ir import codec, keys, protos, types
+from bbnode.ir import codec, keys, types
 from bbnode.ir.address import parse_site_suffix, peer_of_address
 from bbnode.ir.envelope import CorrelationKind, WireEnvelope, decode_envelope
 from bbnode.ir.values import Composite, Metadata
 from bbnode.transport.base import EnvelopeReceived, Hello, TransportEvent
+from tests import protos
 from tests.hostile.payloads import Payload, killers, large
 from tests.hostile.stranger import envelope, identity_of, liar
 

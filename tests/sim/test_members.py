@@ -9,10 +9,11 @@ import pytest
 
 from bbnode.daemon.artifacts.build import compile_module
 from bbnode.engine import steps
-from bbnode.ir import keys, protos
+from bbnode.ir import keys
 from bbnode.ir.envelope import CorrelationKind
 from bbnode.ir.values import TRIGGER, Metadata
 from bbnode.sim import Network
+from tests import protos
 from tests.engine.envelopes import envelope
 from tests.sim import programs
 

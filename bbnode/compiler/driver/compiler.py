@@ -399,6 +399,7 @@ class _Run:
             except Exception as error:
                 detail = f"{type(error).__name__}: {error}"
                 raise StageFailed(stage=added.name, detail=detail) from error
+            self.unit.recording.sign(self.unit.bodies(), added.name)
             if mains and _main_names(self.unit) != mains:
                 detail = f"the partitions are no longer {', '.join(mains.values())}"
                 raise PassInvariantBroken(pass_name=added.name, detail=detail)

@@ -26,7 +26,7 @@ from bbnode.components.backends.graphs import (
     one_op_model,
 )
 from bbnode.components.errors import BackendError
-from bbnode.ir import protos
+from bbnode.ir.onnx_file import onnx_schema
 from bbnode.ir.values import Value
 
 # Op type to method.
@@ -81,7 +81,7 @@ class Primitives(ABC):
         """
         if not self.runs_graphs():
             return not domain and opset_version >= FIRST_OPSET and op_type in self.own_primitives()
-        schema = protos.onnx_schema(op_type, opset_version, domain)
+        schema = onnx_schema(op_type, opset_version, domain)
         return schema is not None and not schema.deprecated
 
     @classmethod

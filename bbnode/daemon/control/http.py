@@ -68,7 +68,7 @@ STATUS_OF: tuple[tuple[type[BbnodeError], int], ...] = (
 Act = Callable[..., Awaitable[Mapping[str, Any] | Response]]
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """The JSON body of a request, exactly as declared; null is as good as absent."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)

@@ -59,15 +59,6 @@ def catalogue() -> Mapping[str, OpSchema]:
     return found
 
 
-@cache
-def onnx_schema(op_type: str, version: int, domain: str) -> OpSchema | None:
-    """Return ONNX's schema of an op at an opset version ("" is `ai.onnx`), or None."""
-    try:
-        return onnx.defs.get_schema(op_type, version, domain)
-    except (onnx.defs.SchemaError, TypeError):
-        return None  # TypeError: a version that no C integer holds
-
-
 def method_name(op_type: str) -> str:
     """`MatMul` to `mat_mul`, `LSTM` to `lstm`, `If` to `if_`."""
     name = _WORD_START.sub("_", op_type).lower()

@@ -14,13 +14,14 @@ from itertools import count
 
 from onnx import TensorProto
 
-from bbnode.dsl.backend.catalogue import onnx_schema, port_names
+from bbnode.dsl.backend.catalogue import port_names
 from bbnode.dsl.core.graph import After, Graph, Output
 from bbnode.dsl.core.names import MAX_NAME_LENGTH
 from bbnode.dsl.core.recorder import SlotUse
 from bbnode.dsl.errors import BrokenArtifact
 from bbnode.ir import keys, opset, types
 from bbnode.ir.graph import Attribute, AttributeKind, OpNode, Subgraph, Tensor, is_onnx_domain
+from bbnode.ir.onnx_file import onnx_schema
 from bbnode.ir.types import TypeNode
 
 _FOREIGN_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")

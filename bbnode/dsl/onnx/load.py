@@ -20,7 +20,6 @@ import onnx.version_converter
 from onnx import GraphProto, ModelProto, TensorProto
 from onnx.defs import OpSchema
 
-from bbnode.dsl.backend.catalogue import onnx_schema
 from bbnode.dsl.errors import (
     BrokenModel,
     ExternalDataMissing,
@@ -34,7 +33,7 @@ from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.graph import Body, Function, FunctionKey, OpNode, Program, call_key, is_onnx_domain
-from bbnode.ir.onnx_file import function_of, parse_model, program_of, subgraph_of
+from bbnode.ir.onnx_file import function_of, onnx_schema, parse_model, program_of, subgraph_of
 
 # One protobuf message is at most 2 GiB; the artifact holds more than this model.
 MAX_MODEL_BYTES = (1 << 31) - (1 << 26)

@@ -1,6 +1,6 @@
 """Random valid programs, recorded through the DSL.
 
-Rule: what is recorded is a program by the rules of DESIGN section 2 and docs/ir.md section 3:
+Rule: what is recorded is a program by the rules of docs/dsl.md and of docs/ir.md, "Executions":
 an op combines values of one execution only. A `Scope` is what one execution can read; each
 send opens one on the class that it goes to.
 """

@@ -25,7 +25,7 @@ from bbnode.ir import keys
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.seal import seal
-from tests.compiler import files
+from tests import protos
 from tests.compiler.fuzz import world
 from tests.compiler.fuzz.random_programs import RandomProgram, Recording
 from tests.compiler.fuzz.tape import Tape
@@ -268,7 +268,7 @@ def test_a_site_beyond_64_bits_is_refused() -> None:
     model = Compiler().compile(Sends().build())
     main = next(f for f in model.functions if f.name.startswith("b#"))
     (recv,) = (node for node in main.node if node.op_type == keys.OP_RECV)
-    files.set_meta(recv, keys.SITE_ID_KEY, "9" * 20)
+    protos.set_meta(recv, keys.SITE_ID_KEY, "9" * 20)
     seal(model)
     with pytest.raises(BbnodeError, match="64 bits"):
         install(model, [main.name], peer_id=PeerId.from_seed("a"))

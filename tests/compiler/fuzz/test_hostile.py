@@ -22,7 +22,7 @@ from bbnode.engine import plan_program
 from bbnode.ir import keys, types
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.seal import seal
-from tests.compiler import files, programs
+from tests import programs, protos
 
 MB = 1 << 20
 MAX_MESSAGE_CHARS = 100_000
@@ -69,12 +69,12 @@ REFUSED: dict[str, Change] = {
     "output": lambda m, f, n: n.output.append(TEXT),
     "function name": lambda m, f, n: setattr(f, "name", TEXT),
     "function input": lambda m, f, n: f.input.append(TEXT),
-    "after": lambda m, f, n: files.set_meta(n, keys.AFTER_KEY, "A," * (2 * MB)),
-    "slot": lambda m, f, n: files.set_meta(n, keys.SLOT_KEY, TEXT),
-    "slot id": lambda m, f, n: files.set_meta(n, keys.SLOT_ID_KEY, "9" * (4 * MB)),
-    "deadline": lambda m, f, n: files.set_meta(n, keys.DEADLINE_NS_KEY, "9" * (4 * MB)),
-    "home": lambda m, f, n: files.set_meta(f, keys.HOME_KEY, TEXT),
-    "metadata key": lambda m, f, n: files.set_meta(n, TEXT, ""),
+    "after": lambda m, f, n: protos.set_meta(n, keys.AFTER_KEY, "A," * (2 * MB)),
+    "slot": lambda m, f, n: protos.set_meta(n, keys.SLOT_KEY, TEXT),
+    "slot id": lambda m, f, n: protos.set_meta(n, keys.SLOT_ID_KEY, "9" * (4 * MB)),
+    "deadline": lambda m, f, n: protos.set_meta(n, keys.DEADLINE_NS_KEY, "9" * (4 * MB)),
+    "home": lambda m, f, n: protos.set_meta(f, keys.HOME_KEY, TEXT),
+    "metadata key": lambda m, f, n: protos.set_meta(n, TEXT, ""),
     "attribute name": lambda m, f, n: n.attribute.add(name=TEXT, type=AttributeProto.INT, i=1),
     "type": lambda m, f, n: setattr(f.value_info[0].type, "denotation", TEXT),
     "opset domain": lambda m, f, n: m.opset_import.add(domain=TEXT, version=1),
@@ -153,8 +153,8 @@ def test_a_hostile_model_is_refused_by_the_compiler(case: str) -> None:
 @pytest.mark.parametrize("case", [*REFUSED, *OTHERS])
 def test_a_hostile_model_is_refused_as_an_artifact(case: str) -> None:
     model = model_of(case)
-    files.set_meta(model, keys.COMPILED_KEY, keys.COMPILED_CURRENT_VERSION)
-    files.set_meta(model.functions[0], keys.TARGET_KEY, "true")
+    protos.set_meta(model, keys.COMPILED_KEY, keys.COMPILED_CURRENT_VERSION)
+    protos.set_meta(model.functions[0], keys.TARGET_KEY, "true")
     try:
         seal(model)
         data = model.SerializeToString(deterministic=True)

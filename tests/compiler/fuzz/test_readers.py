@@ -25,7 +25,7 @@ from bbnode.dsl import CompiledModule
 from bbnode.ir import keys
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.seal import seal
-from tests.compiler import files
+from tests import protos
 from tests.compiler.fuzz.tape import Tape
 from tests.compiler.fuzz.test_corruptions import PROGRAMS, compiled, damage, install_it
 
@@ -177,7 +177,7 @@ def _odd_deadline(model: ModelProto) -> None:
     for function in model.functions:
         for node in function.node:
             if node.domain == keys.WIRE_DOMAIN:
-                files.set_meta(node, keys.DEADLINE_NS_KEY, "soon")
+                protos.set_meta(node, keys.DEADLINE_NS_KEY, "soon")
                 kept = [a for a in node.attribute if a.name != keys.ATTR_DEADLINE_NS]
                 del node.attribute[:]
                 node.attribute.extend(kept)
