@@ -34,6 +34,7 @@ from bbnode.ir.graph import (
 )
 from bbnode.ir.onnx_file import attribute_of, attribute_proto, node_of, node_proto
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _SLOT_PREFIXES = (keys.SLOT_ROLE_PREFIX, keys.CONCRETE_TYPE_SLOT_PREFIX)
 
 
@@ -125,7 +126,7 @@ class Recording:
         changed = {} if is_same else _changes(node, seen)
         if "|" in added:
             changed["added"], added = added.split(","), ""
-        text = f"{seen.at}|{added}|{json.dumps(changed) if changed else ''}"
+        text = f"{seen.at}|{added}|{_encode(changed) if changed else ''}"
         _write_text(metadata, keys.RECORDED_KEY, text)
 
     def finish(self, program: Program) -> None:
@@ -147,10 +148,10 @@ class Recording:
                 types = dict(self._other_types(function))
                 found |= {"types": types} if types else {}
             if found:
-                _write_text(function.metadata, keys.RECORDED_KEY, json.dumps(found))
+                _write_text(function.metadata, keys.RECORDED_KEY, _encode(found))
         root = next(iter(self._names), None)
         said = {**self._root, "gone": gone.get(root, []) if root is not None else []}
-        text = json.dumps(said, ensure_ascii=False)
+        text = _encode(said)
         _write_text(program.metadata, keys.RECORDED_KEY, text)
 
     def _other_types(self, main: Function) -> Iterable[tuple[str, str]]:
@@ -230,7 +231,7 @@ def mark_call(call: OpNode, members: Sequence[OpNode], values: Sequence[str]) ->
             [node.name, node.source_line, mark, None if own == base else own, node.after]
         )
     said = {"metadata": base, "values": list(values), "nodes": entries}
-    _write_text(call.metadata, keys.MEMBERS_KEY, json.dumps(said, ensure_ascii=False))
+    _write_text(call.metadata, keys.MEMBERS_KEY, _encode(said))
 
 
 def _write_text(metadata: dict[str, str], key: str, text: str) -> None:

@@ -155,7 +155,7 @@ def write_canonical_domains(nodes: Iterable[OpNode]) -> None:
     for node in nodes:
         if _has_long_domain(node):
             _shorten_domain(node)
-        if node.attributes:
+        if node.attributes and node.graphs:
             node.change_graphs(_has_long_domain, _shorten_domain)
 
 

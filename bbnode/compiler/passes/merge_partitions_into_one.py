@@ -61,8 +61,6 @@ def _finish(program: Program, functions: Collection[Function]) -> None:
         reorder(function, program_order(function.nodes))
         write_canonical_domains(function.nodes)
         function.types = dict(sorted(function.types.items()))
-        for node in function.nodes:
-            node.metadata = dict(sorted(node.metadata.items()))
         own = versions_of(function, program)
         for domain, used in import_used(function, own).items():
             # Ops are the same in the program's own version (`validate`), but maybe in no other.
