@@ -22,10 +22,10 @@ from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.http import (
     LINES,
     TEXT,
-    Body,
     Endpoints,
     Lines,
     Query,
+    RequestBody,
     json_response,
     known_peer,
     openapi,
@@ -176,7 +176,7 @@ async def show_peer(host: Host, peer: PeerId) -> answers.PeerDetail:
     }
 
 
-class ConnectBody(Body):
+class ConnectBody(RequestBody):
     """The addresses to dial; without any, those that the node knows."""
 
     addresses: list[str] = Field(default_factory=list)
@@ -238,7 +238,7 @@ async def reload_access(host: Host) -> answers.AccessReloaded:
     return {"taken": host.access.reload_files()}
 
 
-class PingBody(Body):
+class PingBody(RequestBody):
     """The peer, and how long to wait for it."""
 
     peer: str
@@ -255,7 +255,7 @@ async def ping(host: Host, body: PingBody) -> answers.Pong:
     raise Problem(504, "Timeout", f"{peer} did not answer a ping within {body.timeout_s:g} s")
 
 
-class DialBackBody(Body):
+class DialBackBody(RequestBody):
     """The peer that is to dial; without one, any."""
 
     peer: str | None = None
@@ -271,7 +271,7 @@ async def dial_back(host: Host, body: DialBackBody) -> answers.DialledBack:
 # -- executions --------------------------------------------------------------------------------
 
 
-class InvokeBody(Body):
+class InvokeBody(RequestBody):
     """A target and its inputs by name; with `wait_s`, the answer has how it went."""
 
     target: str
@@ -287,7 +287,7 @@ async def invoke(host: Host, body: InvokeBody) -> answers.ExecutionResult:
     return await _finish(host, host.node.invoke(body.target, inputs), body.wait_s)
 
 
-class EmitBody(Body):
+class EmitBody(RequestBody):
     """Either an input of a target with its value, or the kind of a bus event."""
 
     target: str | None = None
@@ -330,7 +330,7 @@ async def traced(host: Host) -> answers.Traced:
     return {"tracing": host.trace.on, "executions": host.trace.executions()}
 
 
-class TraceBody(Body):
+class TraceBody(RequestBody):
     """Tracing, on or off."""
 
     on: bool
@@ -424,7 +424,7 @@ async def log_level() -> answers.LogLevel:
     return {"level": logging.getLevelName(logging.getLogger().level).lower()}
 
 
-class LogLevelBody(Body):
+class LogLevelBody(RequestBody):
     """The least severe level to log."""
 
     level: Level
