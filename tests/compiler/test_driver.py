@@ -29,7 +29,8 @@ from bbnode.compiler.unit import CompilationUnit, CompileOptions
 from bbnode.components.contracts import Model
 from bbnode.ir import keys, types
 from bbnode.ir.errors import AuthorError, DeploymentError
-from tests import programs, protos
+from tests import protos
+from tests.compiler import programs
 from tests.compiler.programs import BINDINGS, Body, model_of
 
 

@@ -248,7 +248,7 @@ def test_settings_of_a_component_are_read_from_its_docstring() -> None:
     page = reference.components_markdown()
     assert "| `path` | `str` | required | *local*; of an .npz file on this peer. |" in page
     assert "| `shards` | `int` | `1` | this peer's share of the split" in page
-    assert "| `ttl_s` | `float` | `90.0` | how long an announcement stands" in page
+    assert "| `ttl_s` | `float` | `90.0` | seconds that an announcement is valid" in page
 
 
 @pytest.mark.parametrize(

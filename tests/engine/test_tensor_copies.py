@@ -17,7 +17,7 @@ from bbnode.ir.address import site_suffix
 from bbnode.ir.envelope import SlotFill, WireCorrelation, WireEnvelope, encode_envelope
 from bbnode.ir.keys import SITE_ID_KEY
 from bbnode.ir.peer import PeerId
-from bbnode.ir.protos import get_meta
+from tests.protos import get_meta
 
 SIZE = 8 << 20
 ME, SENDER = PeerId.from_seed(0), PeerId.from_seed(1)

@@ -22,7 +22,8 @@ from bbnode.engine import plan_program
 from bbnode.ir import keys, types
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.seal import seal
-from tests import programs, protos
+from tests import protos
+from tests.compiler import programs
 
 MB = 1 << 20
 MAX_MESSAGE_CHARS = 100_000
