@@ -3,7 +3,8 @@
     package.module:Class
     package.module:Class(a=1, names=["x", "y"])
     package.module:Class(a=1)@before:type_solver
-    package.module:Class@after:dedup
+    package.module:Class@after:validate
+    name_of_an_installed_pass(a=1)
 
 Rule: arguments are Python literals and nothing is evaluated; the module is imported as
 `bbnode compile` imports the program's. Everything wrong with a text is a `StageRefused`.
@@ -20,18 +21,22 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bbnode.ir.errors import DeploymentError
 
+if TYPE_CHECKING:
+    from bbnode.compiler import Compiler
+
 HELP = (
-    "Run a pass of your own as well, as in 'package.module:Class(a=1)@before:PASS' (repeatable). "
-    "Arguments are Python literals; @before:PASS or @after:PASS says where, else the class does."
+    "Run a pass of your own as well: 'package.module:Class(a=1)@before:PASS', or the name of one "
+    "that an installed package brings (repeatable). Arguments are Python literals; without @before "
+    "or @after it runs behind the compiler's own."
 )
 MAX_STAGE_CHARS = 10_000
 
 _STAGE = re.compile(
-    r"(?P<module>\w+(?:\.\w+)*):(?P<cls>\w+)\s*"
+    r"(?:(?P<module>\w+(?:\.\w+)*):(?P<cls>\w+)|(?P<plugin>\w[\w.-]*))\s*"
     r"(?P<call>\(.*\))?\s*"
     r"(?:@(?P<where>before|after):(?P<anchor>[\w.-]+))?",
     re.DOTALL,
@@ -44,43 +49,55 @@ class StageRefused(DeploymentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpec:
-    """One stage as it was asked for; at most one of `before` and `after` names a pass."""
+    """One stage as it was asked for; at most one of `before` and `after` names a pass.
 
-    module: str
-    cls: str
+    Attributes:
+        name: "package.module:Class", or the name of a pass that an installed package brings.
+    """
+
+    name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     before: str | None = None
     after: str | None = None
 
-    def make(self) -> Any:
-        """Import the class and make the pass. Raises StageRefused."""
-        here = str(Path.cwd())
-        if here not in sys.path:
-            sys.path.insert(0, here)
-        try:
-            found = importlib.import_module(self.module)
-        except Exception as error:
-            # Another's module: whatever it raises, the command line says which one.
-            raise StageRefused(
-                f"stage {self}: {self.module} can't be imported: {type(error).__name__}: {error}"
-            ) from error
-        cls = getattr(found, self.cls, None)
-        if not inspect.isclass(cls):
-            classes = [name for name, value in vars(found).items() if inspect.isclass(value)]
-            near = difflib.get_close_matches(self.cls, classes, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise StageRefused(f"stage {self}: {self.module} has no class {self.cls!r}{hint}")
+    def add_to(self, compiler: Compiler) -> Compiler:
+        """Return the compiler with this pass at its place.
+
+        Raises StageRefused, and as `Compiler.with_pass`.
+        """
+        cls = self._class()
         try:
             inspect.signature(cls).bind(**self.arguments)
         except TypeError as error:
             raise StageRefused(
-                f"stage {self} can't be made with {dict(self.arguments)}: {error}; it takes "
+                f"stage {self.name} can't be made with {dict(self.arguments)}: {error}; it takes "
                 f"{inspect.signature(cls)}"
             ) from error
-        return cls(**self.arguments)
+        return compiler.with_pass(cls(**self.arguments), before=self.before, after=self.after)
 
-    def __str__(self) -> str:
-        return f"{self.module}:{self.cls}"
+    def _class(self) -> type[Any]:
+        module, _, name = self.name.rpartition(":")
+        if not module:
+            from bbnode.compiler import pass_class
+
+            return pass_class(name)
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.insert(0, here)
+        try:
+            found = importlib.import_module(module)
+        except Exception as error:
+            # Another's module: whatever it raises, the command line says which one.
+            raise StageRefused(
+                f"stage {self.name}: {module} can't be imported: {type(error).__name__}: {error}"
+            ) from error
+        cls = getattr(found, name, None)
+        if not inspect.isclass(cls):
+            classes = [name for name, value in vars(found).items() if inspect.isclass(value)]
+            near = difflib.get_close_matches(name, classes, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise StageRefused(f"stage {self.name}: {module} has no class {name!r}{hint}")
+        return cls
 
 
 def parse_stage(text: str) -> StageSpec:
@@ -89,21 +106,24 @@ def parse_stage(text: str) -> StageSpec:
     if found is None:
         raise StageRefused(
             f"{text[:80]!r} does not name a stage as package.module:Class, "
-            "package.module:Class(argument=1) or package.module:Class@before:PASS"
+            "package.module:Class(argument=1), package.module:Class@before:PASS, or by the name "
+            "of an installed pass"
         )
     anchor = {} if found["where"] is None else {found["where"]: found["anchor"]}
-    arguments = _arguments(found["call"] or "()", f"{found['module']}:{found['cls']}")
-    return StageSpec(module=found["module"], cls=found["cls"], arguments=arguments, **anchor)
+    name = found["plugin"] or f"{found['module']}:{found['cls']}"
+    return StageSpec(name=name, arguments=_arguments(found["call"] or "()", name), **anchor)
 
 
 def _arguments(call: str, stage: str) -> dict[str, Any]:
     try:
         parsed = ast.parse(f"_{call}", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise StageRefused(f"stage {stage}: {call[:80]!r} are no arguments: {error}") from error
+        raise StageRefused(
+            f"stage {stage}: {call[:80]!r} cannot be read as arguments: {error}"
+        ) from error
     # `()` behind the name is the call; anything else, as in `(1)(2)`, is another thing.
     if not isinstance(parsed, ast.Call) or not isinstance(parsed.func, ast.Name):
-        raise StageRefused(f"stage {stage}: {call[:80]!r} are no arguments")
+        raise StageRefused(f"stage {stage}: {call[:80]!r} cannot be read as arguments")
     if parsed.args or any(keyword.arg is None for keyword in parsed.keywords):
         raise StageRefused(f"stage {stage}: give each argument by its name, as in (a=1)")
     arguments: dict[str, Any] = {}

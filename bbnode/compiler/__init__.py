@@ -7,7 +7,7 @@ typed errors stand in `bbnode.compiler.errors`.
 from __future__ import annotations
 
 from bbnode.compiler.driver.compiler import Compiler
-from bbnode.compiler.driver.pipeline import CANONICAL_PASS_NAMES, all_pass_names
+from bbnode.compiler.driver.pipeline import CANONICAL_PASS_NAMES, all_pass_names, pass_class
 from bbnode.compiler.driver.targets import split_targets, target_names
 from bbnode.compiler.driver.telemetry import CompileReport, PassReport
 from bbnode.compiler.errors import CompileError, ValidationError
@@ -25,6 +25,7 @@ __all__ = [
     "PassReport",
     "ValidationError",
     "all_pass_names",
+    "pass_class",
     "split_targets",
     "target_names",
 ]

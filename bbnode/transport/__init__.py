@@ -3,7 +3,8 @@
 A transport is a subclass of `Transport`. A package adds its own by an entry point of the group
 `bbnode.transports` that names a factory, which gets a `TransportSetup`; a node uses it when its
 configuration says `network.transport = "<name>"`. A transport that is made of connections has
-most of its work done by `bbnode.transport.links.transport.LinkTransport`.
+most of its work done by `bbnode.transport.links.transport.LinkTransport`; one that changes what
+another does wraps it (`TransportWrapper`).
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ from bbnode.transport.errors import (
 )
 from bbnode.transport.identity import Identity
 from bbnode.transport.limits import RelaySettings, TransportLimits
+from bbnode.transport.registry import make_transport, transport_names
+from bbnode.transport.wrapper import TransportWrapper
 
 __all__ = [
     "COUNTERS",
@@ -99,9 +102,12 @@ __all__ = [
     "TransportLimits",
     "TransportMetrics",
     "TransportSetup",
+    "TransportWrapper",
     "UnknownTransport",
     "Unsent",
     "Violation",
     "WantedPeer",
+    "make_transport",
     "read_exactly",
+    "transport_names",
 ]

@@ -86,7 +86,7 @@ def shell(command: str, folder: Path) -> str:
 
 
 def test_the_page_has_packages() -> None:
-    assert len(PACKAGES) >= 8
+    assert len(PACKAGES) >= 12
 
 
 @pytest.mark.parametrize("title", PACKAGES)

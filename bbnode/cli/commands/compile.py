@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bbnode.cli import output
+from bbnode.cli import output, stages
 from bbnode.cli.common import JsonOption, pairs
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def command(
             help="Keyword argument of the class, as a TOML value (repeatable).", metavar="KEY=VALUE"
         ),
     ] = None,
+    stage: Annotated[list[str] | None, typer.Option(help=stages.HELP, metavar="PASS")] = None,
     timed: Annotated[
         bool, typer.Option("--time", help="Show time and counters of each pass.")
     ] = False,
@@ -55,6 +56,7 @@ def command(
 ) -> None:
     """Compile a Module class to an artifact that every peer loads."""
     arguments = {key: _value(text) for key, text in pairs(arg, "--arg").items()}
+    added = [stages.parse_stage(text) for text in stage or ()]
     from bbnode.daemon import paths
     from bbnode.daemon.artifacts import artifact
     from bbnode.daemon.artifacts.build import compiler_for, load_module
@@ -64,9 +66,12 @@ def command(
     from bbnode.ops.custom import custom_ops_of
 
     program = load_module(module, arguments)
+    compiler = compiler_for(program)
+    for each in added:
+        compiler = each.add_to(compiler)
     snapshots: dict[str, onnx.ModelProto] = {}
     try:
-        model, report = compiler_for(program).compile_with_report(
+        model, report = compiler.compile_with_report(
             program.build(),
             explain=bool(explain),
             snapshot_after=dump_after or (),

@@ -1,0 +1,94 @@
+"""A transport around another one: what a subclass does not change, the inner one does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+from multiaddr import Multiaddr
+
+from bbnode.ir.peer import PeerId
+from bbnode.transport.base import (
+    Buffer,
+    EventStream,
+    PeerInfo,
+    ProtocolHandler,
+    ProtocolStream,
+    Transport,
+    TransportMetrics,
+    Unsent,
+    WantedPeer,
+)
+
+if TYPE_CHECKING:
+    import trio
+
+
+class TransportWrapper(Transport):
+    """Hands every call on to `inner`, an installed transport made by `make_transport`."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.inner = inner
+        self.capabilities = inner.capabilities  # type: ignore[misc]  # as the inner one has them
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self.inner.peer_id
+
+    @property
+    def events(self) -> EventStream:
+        return self.inner.events
+
+    def listen_addresses(self) -> list[Multiaddr]:
+        return self.inner.listen_addresses()
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        await self.inner.run(task_status=task_status)
+
+    async def stop(self, grace_s: float) -> None:
+        await self.inner.stop(grace_s)
+
+    def send(self, peer: PeerId, data: Buffer | Sequence[Buffer], *, tag: int) -> None:
+        self.inner.send(peer, data, tag=tag)
+
+    def unsent(self) -> list[Unsent]:
+        return self.inner.unsent()
+
+    def keep_connected(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
+        self.inner.keep_connected(peer, addresses)
+
+    def forget(self, peer: PeerId) -> None:
+        self.inner.forget(peer)
+
+    def disconnect(self, peer: PeerId) -> None:
+        self.inner.disconnect(peer)
+
+    def peers(self) -> list[PeerInfo]:
+        return self.inner.peers()
+
+    def wanted(self) -> list[WantedPeer]:
+        return self.inner.wanted()
+
+    def counters(self) -> dict[str, int]:
+        return self.inner.counters()
+
+    def metrics(self) -> TransportMetrics:
+        return self.inner.metrics()
+
+    def set_credentials(self, credentials: bytes) -> None:
+        self.inner.set_credentials(credentials)
+
+    def reauthorize(self) -> None:
+        self.inner.reauthorize()
+
+    def register_protocol(self, protocol_id: str, handler: ProtocolHandler) -> None:
+        self.inner.register_protocol(protocol_id, handler)
+
+    def open_stream(
+        self, peer: PeerId, protocol_id: str
+    ) -> AbstractAsyncContextManager[ProtocolStream]:
+        return self.inner.open_stream(peer, protocol_id)
+
+    async def probe(self, address: Multiaddr, peer: PeerId) -> None:
+        await self.inner.probe(address, peer)
