@@ -42,7 +42,7 @@ from bbnode.engine.planning.sites import RecvSite, ResponseSite, answer_types
 from bbnode.engine.planning.slices import INVOKE, Slice, cut_slices, is_entry
 from bbnode.engine.stores import StorePlan
 from bbnode.ir import keys
-from bbnode.ir.bounds import OutOfBounds
+from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.graph import Function, FunctionKey, Program, call_key, is_onnx_domain
 from bbnode.ir.onnx_file import model_of, program_of
 from bbnode.ir.slots import Binding
@@ -107,7 +107,11 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
     Raises NotCompiled, UnknownTarget, SlotBindingConflict, InvalidArtifact.
     """
     try:
-        program = model if isinstance(model, Program) else program_of(model)
+        if isinstance(model, Program):
+            program = model
+        else:
+            check_bounds(model)  # whole: nobody may have looked at it before
+            program = program_of(model)
     except OutOfBounds as error:
         raise InvalidArtifact("the model", str(error)) from error
     version = program.metadata.get(keys.COMPILED_KEY)
