@@ -583,7 +583,7 @@ class UnknownStage(CompileError, DeploymentError):
     detail: str
 
     MESSAGE = "pass {stage!r}: {detail}"
-    MEND = "`Compiler.pass_names` lists the passes of a compile, in their order"
+    MEND = "`bbnode compile --time` and `Compiler.pass_names` list the passes, in their order"
 
 
 @dataclass(kw_only=True, eq=False)

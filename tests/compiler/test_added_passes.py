@@ -336,6 +336,26 @@ def test_a_pass_that_breaks_the_program_before_it_is_cut_is_named() -> None:
     assert caught.value.pass_name == "breaker"
 
 
+@pytest.mark.parametrize("place", ["validate", "type_solver", "infer_peer_classes"])
+def test_an_op_that_nobody_knows_is_laid_to_the_pass_that_put_it_there(place: str) -> None:
+    def mistake(unit: CompilationUnit) -> None:
+        for node in unit.root.nodes:
+            if node.op_type == keys.OP_SEND:
+                node.op_type = "Sned"
+
+    with pytest.raises(PassInvariantBroken, match="Sned") as caught:
+        compiler().with_pass(Added("typo", mistake), after=place).compile(Written(program).build())
+    assert caught.value.pass_name == "typo"
+
+
+def test_metadata_that_is_no_text_is_laid_to_the_pass() -> None:
+    def number(unit: CompilationUnit) -> None:
+        unit.partitions["a"].nodes[0].metadata["lab.owner"] = 3  # type: ignore[assignment]
+
+    with pytest.raises(PassInvariantBroken, match=r"'lab\.owner' of op .* is 3; write text"):
+        compiled(Added("numbers", number))
+
+
 def test_a_pass_keeps_within_what_any_model_may_hold() -> None:
     def shout(unit: CompilationUnit) -> None:
         unit.partitions["a"].nodes[0].name = "!" * (MAX_NAME_CHARS + 1)

@@ -364,8 +364,7 @@ class _Run:
         names = self._compiler.pass_names
         for index, found in enumerate(self._compiler.passes):
             if isinstance(found, Pass):
-                looks = [n for n in pipeline.STAGE_LOOKS if n in names[:index]]
-                self._run_added(found, looks)
+                self._run_added(found, pipeline.looks_behind(names[:index]))
             else:
                 self._run_shipped(found)
             self._note(names[index])
@@ -405,6 +404,7 @@ class _Run:
                 raise PassInvariantBroken(pass_name=added.name, detail=detail)
             if self.well_formed:
                 seams.check(self.unit, added.name)
+            _check_texts(self.unit, added.name)
             try:
                 check_bounds(_snapshot(self.unit))
             except OutOfBounds as error:
@@ -444,6 +444,16 @@ class _Run:
             values=self._histories[1].result() if self._histories is not None else {},
             snapshots=self._notes.snapshots,
         )
+
+
+def _check_texts(unit: CompilationUnit, pass_name: str) -> None:
+    """Raise PassInvariantBroken for metadata that is not text: no file could hold it."""
+    for body in unit.bodies():
+        for node in body.nodes:
+            for key, text in node.metadata.items():
+                if type(key) is not str or type(text) is not str:
+                    detail = f"metadata {key!r} of op {node.name!r} is {text!r:.60}; write text"
+                    raise PassInvariantBroken(pass_name=pass_name, detail=detail)
 
 
 def _main_names(unit: CompilationUnit) -> dict[str, str]:

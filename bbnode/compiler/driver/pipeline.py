@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Sequence
 from functools import cache
 from typing import TypeGuard
 
@@ -57,9 +58,6 @@ POST_PASS_NAMES = (
     "merge_partitions_into_one",
 )
 
-# Passes that change nothing: they look behind every user stage as well, at what it left.
-STAGE_LOOKS = ("resolve_slots", "validate_runtime_complete")
-
 # From here on the program is well-formed, and every pass has to leave it so.
 FIRST_SEAM = "validate"
 
@@ -81,6 +79,17 @@ def body_pass_names() -> tuple[str, ...]:
 def all_pass_names() -> tuple[str, ...]:
     """Return the name of every pass that ships, in the order in which a compile runs them."""
     return (*PRE_PASS_NAMES, *body_pass_names(), *POST_PASS_NAMES)
+
+
+def looks_behind(before: Sequence[str]) -> list[str]:
+    """Return the passes that look at what a pass of the caller's left, by those before it.
+
+    They change nothing. What a partition has to hold, `validate` does not know.
+    """
+    looks = ["resolve_slots", "validate_runtime_complete"]
+    if "synthesize_wire_recvs" not in before:
+        looks.append("validate")
+    return [name for name in looks if name in before]
 
 
 def _is_pass(found: object) -> TypeGuard[type[Pass]]:
