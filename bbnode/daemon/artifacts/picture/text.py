@@ -1,7 +1,7 @@
-"""Texts in a picture: how wide they are, how they are cut, how numbers read.
+"""Texts in a picture: their widths, how they are cut, and how numbers are written.
 
-Rule: widths are estimates for a common sans-serif face, on the generous side, since whoever
-opens the picture brings the font. No text of an artifact reaches the output unescaped.
+Rule: widths are generous estimates for a common sans-serif face, since the viewer's machine
+provides the font. No text of an artifact reaches the output unescaped.
 """
 
 from __future__ import annotations
