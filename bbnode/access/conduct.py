@@ -32,7 +32,7 @@ from bbnode.ir.peer import PeerId
 
 _NS: Final = 1_000_000_000
 
-# Envelopes of a throttled peer; the rest waits at the peer. What a sound program sends in rounds.
+# The rate of envelopes of a throttled peer, enough for a program of rounds; the rest waits there.
 THROTTLED: Final = Rate(per_second=100, burst=100)
 
 

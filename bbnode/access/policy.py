@@ -395,7 +395,7 @@ def _rate(rule: str, reason: Reason, rate: Rate | None, ahead_ns: float, units: 
     if rate is None:
         return _allow(rule, "there is no limit")
     limit = f"{rate.per_second:g} a second and {rate.burst:g} at once"
-    # What is larger than the burst waits for a full bucket, and no longer.
+    # An envelope larger than the burst waits until the bucket is full, and no longer.
     over_ns = ahead_ns + min(units * rate.ns_per_unit, rate.burst_ns) - rate.burst_ns
     if over_ns > 0:
         wait_s = over_ns / 1e9

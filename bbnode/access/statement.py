@@ -41,7 +41,7 @@ STATEMENT = Kind(
     error=StatementRefused,
 )
 
-# What is shown on a connection and what a user copies: one or two statements.
+# A membership: one or two statements, as shown on a connection and copied by users.
 MEMBERSHIP_PREFIX = "bbmember1"
 MAX_MEMBERSHIP_BYTES = 2 * STATEMENT.max_bytes + 16
 _MEMBERSHIP = Kind(

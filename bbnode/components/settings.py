@@ -139,7 +139,7 @@ def _is_default(config: type, name: str, value: Any) -> bool:
         default = field.default_factory()
     else:
         return False
-    # What is stored went through msgpack, which knows no tuples.
+    # Stored settings went through msgpack, which has no tuples.
     if isinstance(default, tuple):
         default = list(default)
     return type(value) is type(default) and bool(value == default)

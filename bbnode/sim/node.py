@@ -168,7 +168,7 @@ class Wire:
     connection do, unless its link reorders.
 
     `wanted`: somebody connected them; `cut`: the network keeps them apart; `up`: connected now.
-    What was sent in an earlier `session` never arrives: it went down with its connection.
+    Envelopes of an earlier `session` never arrive: they were lost with its connection.
     """
 
     __slots__ = ("_last_ns", "_rng", "cut", "link", "session", "source", "target", "up", "wanted")

@@ -76,7 +76,7 @@ class GlobalRegistryServer(DrawingSelector):
         self._ttl_ns = int(config.ttl_s * S)
         # In the order in which they expire: an announcement moves its peer to the end.
         self._entries: OrderedDict[PeerId, _Registration] = OrderedDict()
-        # Who changed at which version, oldest first; those that are gone as well.
+        # The version of each peer's last change, oldest first; removed peers included.
         self._changes: OrderedDict[PeerId, int] = OrderedDict()
         self._version = 0
         self._forgotten = 0  # up to this version those that went are no longer known

@@ -1,7 +1,7 @@
 """A daemon as JSON: status, peers, executions, health.
 
 Rule: a view is a pure reading of the `Host`; times are in seconds, relative ones say so in
-their name. What a peer says of itself is shown as text and decides nothing.
+their name. A peer's claims about itself are shown as text and decide nothing.
 """
 
 from __future__ import annotations

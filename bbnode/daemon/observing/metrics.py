@@ -2,7 +2,7 @@
 
 Rule: names say what is counted and in which unit; a label has a bounded set of values. What the
 layers count under a dotted name shows as `bbnode_<name>_total`, or without `_total` where it is
-a gauge; the few names with labels of their own stand in the tables below.
+a gauge; the few names with labels of their own are in the tables below.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _needed(graph: OnnxGraph, values: Sequence[str], done: set[int]) -> set[int]
             continue
         found.add(index)
         todo.extend(graph.nodes[index].computes_with)
-        # What a fixed op reads is fixed, so that nothing behind it is looked for.
+        # The inputs of a fixed op are fixed as well, so they are not followed.
     return found
 
 

@@ -286,7 +286,7 @@ def _agree(slot: str, given: list[tuple[str, Binding, bytes]]) -> SlotPlan:
 
 def _stored_configs(main: Function, library: Mapping[FunctionKey, Function]) -> dict[str, bytes]:
     """Return the settings of concrete slots, of the main and of all that it calls."""
-    # A slot that only a bootstrap uses stands there; one name is one slot in all of the model.
+    # Bootstraps too, as they may use slots of their own; one name is one slot in all of the model.
     bootstraps = [f for f in library.values() if keys.MODULE_PHASE_KEY in f.metadata]
     configs: dict[str, bytes] = {}
     for function in (main, *_called([*bootstraps, main], library), *bootstraps):
