@@ -101,7 +101,6 @@ def _made(name: str, found: Any) -> Any:
 
 
 def _loaded(name: str) -> Any:
-    """Return the command that a package adds."""
     found = plugins.load(GROUP, name)
     try:
         return _made(name, found)

@@ -145,7 +145,6 @@ class CompiledModule(Module):
         return found
 
     def _version(self, function: Function, domain: str) -> int:
-        """Return the opset version of a domain in a function."""
         spellings = ("", keys.ONNX_DOMAIN) if is_onnx_domain(domain) else (domain,)
         for imports in (dict(function.opset_imports), dict(self._program.opset_imports)):
             for spelling in spellings:
@@ -267,7 +266,6 @@ class _Replay(NodeCopier):
 
 
 def _is_output(node: OpNode, outputs: set[str]) -> bool:
-    """Return True if a node is one that `g.output` records."""
     is_pass = node.domain == keys.SYSCALL_DOMAIN and node.op_type == "PassThrough"
     return (
         is_pass and len(node.inputs) == 1 and len(node.outputs) == 1 and node.outputs[0] in outputs

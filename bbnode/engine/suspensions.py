@@ -386,7 +386,6 @@ class Suspensions:
             self.give_up(token)
 
     def _pop(self, token: int) -> Parked | None:
-        """Remove an entry, and its timer."""
         parked = self._parked.pop(token, None)
         if parked is not None:
             if parked.frame.parked is not None:

@@ -29,7 +29,6 @@ def is_intact(model: ModelProto) -> bool:
 
 
 def _take_seal(model: ModelProto) -> str | None:
-    """Remove the seal and return it."""
     found = None
     for index in reversed(range(len(model.metadata_props))):
         if model.metadata_props[index].key == keys.SEAL_KEY:

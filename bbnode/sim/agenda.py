@@ -163,6 +163,5 @@ def _is_stale(when_ns: int, event: Event) -> bool:
 
 
 def _forget(when_ns: int, event: Event) -> None:
-    """Note that a wakeup has left the heap."""
     if type(event) is Wakeup and event.life == event.node.life and event.node.planned_ns == when_ns:
         event.node.planned_ns = None

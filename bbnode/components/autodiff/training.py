@@ -406,7 +406,6 @@ class _Writer:
         inputs: Sequence[ValueInfoProto],
         outputs: Sequence[str],
     ) -> ModelProto:
-        """Return a model with only what `outputs` need."""
         constants = [*self.f.constants, *self.b.initializers]
         kept, tensors = prune(nodes, constants, outputs)
         return helper.make_model(

@@ -218,7 +218,6 @@ class AccessProtocol:
         self._control.took(listed)
 
     def _offer_to_all(self) -> None:
-        """Exchange lists with all connected peers."""
         for info in self._backend.peers():
             self._queue(info.peer)
 

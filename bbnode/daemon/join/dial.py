@@ -147,7 +147,6 @@ def _refused(source: Source) -> InviterRefused:
 
 
 async def _drain(backend: Transport) -> None:
-    """Discard events until the backend has stopped."""
     try:
         while True:
             await backend.events.receive()

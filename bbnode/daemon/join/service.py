@@ -92,7 +92,6 @@ class Service:
         return resolved
 
     def _owner(self) -> tuple[int, int]:
-        """Return user and group that the state belongs to."""
         if not self.system:
             return os.geteuid(), os.getegid()
         try:

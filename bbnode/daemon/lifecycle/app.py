@@ -378,7 +378,6 @@ class Daemon:
         )
 
     def _status_line(self) -> str:
-        """Return the status line for a supervisor."""
         done = "".join(
             f"; {r.entry.target}: {r.done} of {r.entry.times or 'any number of'} rounds"
             for r in self._rounds

@@ -234,7 +234,6 @@ class ComponentMessenger:
         envelope: WireEnvelope,
         index: int,
     ) -> None:
-        """Start the execution of a message from the wire."""
         at = plan.component
         if at is not None and self.executor.under_way[at] >= MAX_UNDER_WAY:
             detail = f"{MAX_UNDER_WAY} calls of slot {self.cells[at].slot!r} are under way"

@@ -282,7 +282,6 @@ class Inbound:
         hold: Callable[[], Charge],
         value: Value,
     ) -> None:
-        """Start the execution of a site with a value."""
         executor = self.executor
         frame = executor.start(site.plan)
         if frame is None:
@@ -393,7 +392,6 @@ class Inbound:
     # -- payloads ----------------------------------------------------------------------------
 
     def _decode(self, fill: SlotFill, node: TypeNode, slot: int | None) -> Value:
-        """Return the value of a fill."""
         if fill.trigger_only:
             return TRIGGER
         made = self._make(node, fill.payload, slot)

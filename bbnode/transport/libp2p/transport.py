@@ -271,7 +271,6 @@ class Libp2pTransport(LinkTransport):
         return await self._relay_client.dial(link, peer)
 
     async def _reach_relay(self, relay: PeerId, way: Multiaddr) -> Link:
-        """Connect with a relay itself."""
         session = self._table.known(relay)
         reason = "no connection was made"
         if session is not None and session.wanted is not None:

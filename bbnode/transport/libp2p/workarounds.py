@@ -406,8 +406,8 @@ def build_host(
             high_watermark=max_connections,
             low_watermark=0,
             min_connections=0,
-            # Ours decides which of several connections with one peer goes; libp2p's cuts
-            # whichever it likes, with data under way.
+            # We decide which of several connections with one peer is closed; libp2p would cut any
+            # of them, with data under way.
             max_connections_per_peer=max_per_peer + 1,
             inbound_upgrade_timeout=bounds.authenticate_s + bounds.hello_s,
             outbound_upgrade_timeout=DIALLED_HANDSHAKE_S,

@@ -231,8 +231,6 @@ def class_of(function: Function | None) -> str:
 
 
 class _Reader:
-    """Reads one function."""
-
     def __init__(
         self,
         prefix: str,
