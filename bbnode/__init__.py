@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 
-# A node talks to nobody but its peers. ONNX Runtime reads this while it is imported, and from
-# 1.29 on sends usage data to its maker and keeps a device id in the home directory unless it is
-# set by then; so it stands here, which runs before any module of bbnode can import it. Who sets
-# the variable decides: "0" asks for that data to be sent. Set and empty is not set.
+# A node talks to nobody but its peers. From version 1.29 on, ONNX Runtime sends usage data to its
+# maker and keeps a device id in the home directory, unless this variable is set before its import;
+# this file runs before any module of bbnode can import it. A user may set it to "0" to send that
+# data. An empty value counts as unset.
 if not os.environ.get("ORT_DISABLE_TELEMETRY"):
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 

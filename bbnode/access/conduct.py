@@ -1,13 +1,12 @@
-"""The conduct of peers: what an offence costs, and when it is forgiven.
+"""The conduct of peers: points for offences, and what they lead to.
 
 Rule: OFFENCES and the constants below are all there is to it. An offence adds points, which halve
-every `HALF_LIFE_S`. A peer with `THROTTLED_AT` points is let through at a rate of its own; at
-`CUT_AT` it is cut off and refused for a while, which doubles each time, until it has been quiet for
-long. The clock is an argument: the same offences at the same times have the same end. What an
-honest peer of another version does, or one on a bad line, never leads to a cut: such an offence has
-a ceiling below it.
+every `HALF_LIFE_S`. A peer with `THROTTLED_AT` points is throttled; at `CUT_AT` it is cut off and
+refused for a while, twice as long each time, until it has behaved for `FORGIVEN_AFTER_S`. The clock
+is an argument: the same offences at the same times have the same result. Offences that an honest
+peer of another version or on a bad line may commit have a ceiling below `CUT_AT`.
 
-Offences are those of the authenticated peer, never of whom a message names.
+An offence counts against the authenticated peer, never against a peer that a message names.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from bbnode.ir.peer import PeerId
 
 _NS: Final = 1_000_000_000
 
-# Envelopes of a throttled peer; the rest waits at the peer. What a sound program sends in rounds.
+# The rate of envelopes of a throttled peer, enough for a program of rounds; the rest waits there.
 THROTTLED: Final = Rate(per_second=100, burst=100)
 
 
@@ -44,14 +43,14 @@ class Offence(enum.StrEnum):
     UNDECODABLE = "undecodable"
     # An envelope that claims to be somebody else's.
     FORGED = "forged_sender"
-    # A place or a type that this node's program does not have there.
+    # A site or a type that this node's program does not have.
     UNKNOWN_SITE = "unknown_site"
     TYPE_MISMATCH = "type_mismatch"
-    # To a place that only other classes send to.
+    # To a site that only other classes may send to.
     NOT_ITS_CLASS = "not_its_class"
     # Larger, or more at once, than this node takes.
     TOO_LARGE = "too_large"
-    # No hello that can be accepted; not one that a rule of access refuses.
+    # A missing or malformed hello; not one that a rule of access refuses.
     HELLO = "bad_hello"
     # Invalid frames, more than the window, and too little of what was begun.
     PROTOCOL = "protocol_violation"
@@ -67,7 +66,7 @@ class Weight:
     ceiling: float = math.inf
 
 
-# Points a second or a minute, at most, that a sound peer may come to is the reason of each.
+# The reason of each row is how often a sound peer may do such a thing.
 OFFENCES: Final[dict[Offence, Weight]] = {
     # Nobody who speaks our protocol sends such things: 20 of them within a minute are a cut.
     Offence.UNDECODABLE: Weight(points=5),
@@ -86,7 +85,7 @@ OFFENCES: Final[dict[Offence, Weight]] = {
     # Each ends a connection; four within a minute are no accident.
     Offence.PROTOCOL: Weight(points=25),
     Offence.FLOOD: Weight(points=50),
-    # A bad line; each takes its peer 40 s and more.
+    # A bad line; each takes 40 s or more.
     Offence.SLOW: Weight(points=15, ceiling=THROTTLED_AT),
 }
 
@@ -97,12 +96,12 @@ class Record:
 
     points: float = 0.0
     at_ns: int = 0
-    # How often it was cut off, and until when it is refused.
+    # The number of times it was cut off, and when the refusal ends.
     cuts: int = 0
     refused_until_ns: int = 0
-    # Of a throttled peer: until when what came has been paid for.
+    # For a throttled peer: the time up to which its envelopes are paid for.
     paid_ns: float = 0.0
-    # What it did, since it was forgiven last.
+    # Its offences since it was last forgiven.
     offences: dict[Offence, int] = field(default_factory=dict)
 
     def points_at(self, now_ns: int) -> float:
@@ -119,7 +118,7 @@ class Conduct:
     """The records of all peers that did anything wrong. One task uses it: it has no lock."""
 
     def __init__(self) -> None:
-        # To be read by who asks for each envelope; the last offence of the last one is the newest.
+        # Read by the policy for each envelope; the peer with the newest offence is the last.
         self.records: OrderedDict[PeerId, Record] = OrderedDict()
         # Peers that were of use, the latest last.
         self.known: OrderedDict[PeerId, None] = OrderedDict()
@@ -141,7 +140,7 @@ class Conduct:
             self.records.popitem(last=False)
         record.offences[offence] = record.offences.get(offence, 0) + 1
         if record.refused_s(now_ns):
-            return False  # it came before the cut, and is paid for by that
+            return False  # from before the cut, which has punished it
         weight = OFFENCES[offence]
         points = record.points_at(now_ns)
         record.points = max(points, min(points + weight.points, weight.ceiling))

@@ -1,13 +1,13 @@
-"""Decisions of the policy, and the rates that it holds peers to.
+"""Decisions of the policy, and the rates that it enforces.
 
 Rule: plain values. A reason is a short word that users and metrics match on; the detail is for
 people, and says what to do.
 
 A rate is the generic cell rate algorithm (ITU-T I.371), a token bucket in one integer: the time up
-to which what came so far has been paid for. Something may come when that time, with its own
-cost, is no more than the burst ahead of now; or when nothing is left to pay for. So one thing
-that is larger than the whole burst comes in when the bucket is full, and is paid for by the
-silence after it: a large tensor is slowed down and not refused for ever.
+to which everything that has arrived is paid for. Something may come in if that time, plus its own
+cost, is at most the burst ahead of now, or if nothing is left to pay for. So a message that is
+larger than the whole burst comes in when the bucket is full, and is paid for by the silence after
+it: a large tensor is slowed down and not refused for ever.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Rate:
     burst: float
 
     def __post_init__(self) -> None:
-        """Raise PolicyError for what is not a rate."""
+        """Raise PolicyError unless both numbers are over 0."""
         # NaN fails every comparison.
         if not (0 < self.per_second < float("inf") and 0 < self.burst < float("inf")):
             raise PolicyError(
@@ -62,13 +62,13 @@ class Reason(enum.StrEnum):
 
 
 class Standing(enum.StrEnum):
-    """The standing of a peer that may connect: it decides who gets room when there is little."""
+    """The standing of a peer that may connect, which decides who gets scarce room."""
 
     # A member of the private network, or on the allow list.
     MEMBER = "member"
-    # There to redeem a ticket, and for nothing else.
+    # May redeem its ticket, and nothing else.
     GUEST = "guest"
-    # Anybody: an open node knows no other.
+    # Anybody else; on an open node, everybody.
     STRANGER = "stranger"
 
 

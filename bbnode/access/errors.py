@@ -1,7 +1,7 @@
 """Errors and refusals of access.
 
-Rule: whatever somebody else signed is refused with a `Refusal`, whose value is the stable label
-that logs, metrics and `bbnode peers --why` show; the message says what to do about it.
+Rule: a signed document of somebody else is refused with a `Refusal`, whose value is the stable
+label that logs, metrics and `bbnode peers --why` show; the message says what to do about it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Refusal(enum.Enum):
     BAD_SIGNATURE = "bad_signature"
     WRONG_NETWORK = "wrong_network"
     WRONG_PEER = "wrong_peer"
-    NOT_GRANTED = "not_granted"  # whoever signed it had no right to
+    NOT_GRANTED = "not_granted"  # the signer had no right to
     NOT_YET_VALID = "not_yet_valid"
     EXPIRED = "expired"
     REVOKED = "revoked"

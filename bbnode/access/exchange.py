@@ -45,7 +45,7 @@ class Redeem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """The membership, and the newest revocation list (empty when there is none)."""
+    """The membership, and the newest revocation list (empty if there is no list)."""
 
     membership: bytes
     revocations: bytes

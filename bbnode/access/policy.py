@@ -1,17 +1,17 @@
 """The one place that decides who may talk.
 
-Rule: RULES stands below in its order, and the first rule that denies decides. The first four
-depend on lists, credentials and the wall clock; what they say of a peer is kept until a list
-changes or a date of its membership passes (in either direction: clocks jump). The rates are
+Rule: the rules in RULES apply in order, and the first one that denies decides. The first four
+depend on lists, credentials and the wall clock; their verdict on a peer is cached until a list
+changes or a date of its membership passes (in either direction, since clocks jump). Rates are
 counted on the monotonic clock. Both clocks are arguments.
 
-What comes too fast is not refused but told to wait (`Decision.wait_s`). How a peer has behaved
-(`conduct`) counts after the lists and credentials, also before it has said anything.
+An envelope that comes too fast is not refused but has to wait (`Decision.wait_s`). The conduct of a
+peer (`conduct`) counts after the lists and credentials, even before its hello.
 
-The transport asks `decide_peer` before anything was said, `decide_connection` once a peer has
-said hello, and `decide_envelope` for each envelope, through `PolicyAuthorizer`. Nobody has
-to tell that a peer is gone: what is known of it stays, so that a new connection gives no new
-budget, until the table is full; then those that were quiet for longest are forgotten.
+The transport asks `decide_peer` before the hello, `decide_connection` after it, and
+`decide_envelope` for each envelope, through `PolicyAuthorizer`. Disconnects are not reported here:
+the state of a peer is kept, so that a new connection gives no new budget, until the table is full;
+then the peers that have been quiet for longest are forgotten.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bbnode.access.ticket import Ledger, invitation_of
 from bbnode.ir.caps import MAX_ADMITTED, MAX_LISTED_PEERS, MAX_REFUSED
 from bbnode.ir.peer import PeerId
 
-# That many are forgotten at once: looking for the quietest costs a pass over the table.
+# So many are forgotten at once, as finding the quietest takes a pass over the table.
 _FORGOTTEN_AT_ONCE = MAX_ADMITTED // 8
 
 _FOREVER = float("inf")
@@ -40,7 +40,7 @@ _FOREVER = float("inf")
 
 @dataclass(slots=True)
 class _Admission:
-    """A peer that was decided on. The verdict holds for one generation and span of unix time."""
+    """The cached verdict on a peer; it holds for one generation and span of unix time."""
 
     credentials: bytes = b""
     classes: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class _Admission:
     generation: int = -1
     from_s: float = -_FOREVER
     until_s: float = _FOREVER
-    # Monotonic time up to which what came has been paid for (`buckets`).
+    # Monotonic times up to which its envelopes are paid for (`buckets`).
     messages_paid_ns: float = 0
     bytes_paid_ns: float = 0
     last_ns: int = 0
@@ -83,8 +83,8 @@ class Policy:
     ) -> None:
         """Make the policy of a node; with `network` None it is open and asks for no membership.
 
-        `inviter` is this node itself where it invites: who shows a ticket of its own as
-        credentials may connect, to redeem it, and may send no envelope.
+        `inviter` is this node's own id if it invites: a peer that shows one of its tickets as
+        credentials may connect to redeem it, but send no envelopes.
         """
         self._inviter = inviter
         self._ledger = Ledger()
@@ -181,7 +181,7 @@ class Policy:
     ) -> Decision:
         """Decide if a peer that said hello may stay, by its credentials and its classes."""
         old = self._admitted.get(peer) or self._refused.get(peer)
-        # Beyond the bound nothing is kept of it; what is kept then is refused as too large.
+        # Oversized credentials are cut here, and then refused as too large.
         shown = credentials[: MAX_MEMBERSHIP_BYTES + 1]
         entry = _Admission(credentials=shown, classes=tuple(classes), last_ns=now_ns)
         if old is not None:
@@ -211,7 +211,7 @@ class Policy:
     def decide_envelope(
         self, peer: PeerId, size_bytes: int, *, now_ns: int, unix_s: float
     ) -> Decision:
-        """Decide if an envelope of that size may come in now; one that may is paid for."""
+        """Decide if an envelope of that size may come in now, and charge it if so."""
         entry = self._admitted.get(peer) or self._stranger(peer)
         entry.last_ns = now_ns
         verdict = self._standing(peer, entry, unix_s)
@@ -240,7 +240,7 @@ class Policy:
         return self._standing(peer, self._admitted.get(peer) or self._stranger(peer), unix_s)
 
     def explain(self, peer: PeerId, *, now_ns: int, unix_s: float) -> tuple[Decision, ...]:
-        """Return each rule's decision on a peer, in the order of RULES; nothing is paid for."""
+        """Return each rule's decision on a peer, in the order of RULES; nothing is charged."""
         entry = self._admitted.get(peer) or self._refused.get(peer) or _Admission()
         return (
             *(rule(self, peer, entry, unix_s) for rule in STANDING_RULES.values()),
@@ -376,7 +376,7 @@ STANDING_RULES: dict[str, _StandingRule] = {
     "membership": Policy._membership,
     "classes": Policy._classes,
 }
-# All of them: the rates come last, so that who may not talk at all uses up nothing.
+# All of them: rates come last, so that a denied peer uses up none.
 RULES: tuple[str, ...] = (*STANDING_RULES, "conduct", "message_rate", "byte_budget")
 
 
@@ -391,11 +391,11 @@ def _span(membership: Membership | StatementRefused | None, unix_s: float) -> tu
 
 
 def _rate(rule: str, reason: Reason, rate: Rate | None, ahead_ns: float, units: int) -> Decision:
-    """Decide if `units` more may come, when what came is paid for until `ahead_ns` from now."""
+    """Decide if `units` more may come in, if what came is paid for until `ahead_ns` from now."""
     if rate is None:
         return _allow(rule, "there is no limit")
     limit = f"{rate.per_second:g} a second and {rate.burst:g} at once"
-    # What is larger than the burst waits for a full bucket, and no longer.
+    # An envelope larger than the burst waits until the bucket is full, and no longer.
     over_ns = ahead_ns + min(units * rate.ns_per_unit, rate.burst_ns) - rate.burst_ns
     if over_ns > 0:
         wait_s = over_ns / 1e9
@@ -418,10 +418,9 @@ class HelloLike(Protocol):
 
 
 class PolicyAuthorizer:
-    """The policy as the transport asks it: with this machine's clocks.
+    """The transport's `Authorizer`: the policy with this machine's clocks.
 
-    It has the methods of the transport's `Authorizer`, and declares what it needs of a hello
-    itself: the layers stay apart.
+    It declares what it needs of a hello itself, so that this layer does not import the transport.
     """
 
     def __init__(

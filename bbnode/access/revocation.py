@@ -1,9 +1,9 @@
-"""Revocations: the statements and members that a network's owner took back.
+"""Revocation lists: the statements and members that a network's owner has revoked.
 
 Rule: the owner signs one list of serial numbers and of peers, with a sequence number that
 grows by one at each change. A node keeps the newest that it has seen and takes only a newer
-one, so that nobody can bring back an old list. A revoked peer is no member, whatever
-statement it shows; a revoked granter takes those whom it granted with it.
+one, so that nobody can bring back an old list. A revoked peer is not a member, whatever
+statement it shows; revoking a granter also revokes the members that it granted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The one shape of everything that is signed here: bytes, and a line of text.
+"""Signed documents: their encoding as bytes and as a line of text, and readers of their fields.
 
 Rule: bytes are msgpack `[body, signature]`, the body is a msgpack list whose first item is its
-version. There is exactly one encoding of each value: what decodes is packed again and has to
-give the same bytes, so no byte can change without being refused. Text is
+version. Each value has exactly one encoding: what was decoded is packed again and has to give the
+same bytes, so a change of any byte is refused. Text is
 `<prefix>:<base64url without padding>`, with the same rule.
 """
 
@@ -86,7 +86,7 @@ class Sealed:
         return self.kind.read(self.values, self.kind.fields)
 
     def peer(self, index: int) -> PeerId:
-        """Return one field that is a PeerId: who has to have signed."""
+        """Return one field as a PeerId, before the signature is checked."""
         return take_peer(self.kind, "a peer", self.values[index])
 
     def check_signature(self, signer: PeerId) -> None:
@@ -216,7 +216,7 @@ def listed(reader: Reader, maximum: int, minimum: int = 0) -> Reader:
 
 
 def optional(reader: Reader) -> Reader:
-    """Return a reader of what may be None."""
+    """Return a reader of a field that may be None."""
     return lambda kind, name, value: None if value is None else reader(kind, name, value)
 
 
@@ -255,7 +255,9 @@ def classes_to_sign(classes: Iterable[str] | None) -> tuple[str, ...] | None:
     if bad:
         raise GrantError(f"'{clip(bad[0])}' is not the name of a class of peers, like 'client'")
     if not 0 < len(names) <= MAX_CLASSES:
-        raise GrantError(f"{len(names)} classes: name 1 to {MAX_CLASSES}, or none for all of them")
+        raise GrantError(
+            f"{len(names)} classes: name 1 to {MAX_CLASSES}, or leave them out for all"
+        )
     return names
 
 

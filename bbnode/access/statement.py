@@ -1,11 +1,10 @@
 """Memberships of private networks, and the signed statements that prove them.
 
 Rule: a network is its owner's Ed25519 key, and its id is that key's PeerId. The owner signs a
-statement for each member. A statement may say `may_grant`: then its member may sign
-statements too, for no more classes, and none that may grant on. A membership, shown in the
-first exchange on every connection, is therefore one statement, or two: the member's own,
-then that of the member who granted it. All of it is checked by `open_membership` (who signed
-what, which no clock changes) and `Membership.check` (dates and revocations).
+statement for each member. A statement may say `may_grant`: then its member may sign statements for
+others, for at most its own classes and without `may_grant`. So a membership, which is shown in the
+hello on every connection, is one statement or two: the member's own, then that of the member who
+granted it. `open_membership` checks the signatures, and `Membership.check` dates and revocations.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ STATEMENT = Kind(
     error=StatementRefused,
 )
 
-# What is shown on a connection and what a user copies: one or two statements.
+# A membership: one or two statements, as shown on a connection and copied by users.
 MEMBERSHIP_PREFIX = "bbmember1"
 MAX_MEMBERSHIP_BYTES = 2 * STATEMENT.max_bytes + 16
 _MEMBERSHIP = Kind(
@@ -78,7 +77,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """An authentic membership: each statement was signed by whom it says, with the right to.
+    """An authentic membership: each issuer signed its statement and had the right to.
 
     `statements` holds the member's own first, then the granter's if there was one.
     """

@@ -1,16 +1,15 @@
-"""Tickets: one line that lets a stranger find us, know what runs here, and become a member.
+"""Tickets: one line of text that lets a stranger find us, see what runs here, and become a member.
 
-Rule: a ticket is signed by the inviting peer's own key, and it names that peer by its PeerId, so
-that whoever dials it with Noise talks to the one who signed. To a private network it brings
-membership in one of two ways. Made for a known PeerId it carries the finished membership. Made
-for a stranger it carries an invitation: how many may redeem it and for which classes; the
-whole ticket, with its 16 random bytes, is then the secret, and the inviting peer turns it into
-a statement for whoever shows it (`redeem`).
+Rule: a ticket is signed by the inviting peer and names its PeerId, so that a dial with Noise
+reaches the peer that signed. To a private network it brings membership in one of two ways. A ticket
+for a known PeerId carries the finished membership. A ticket for a stranger carries an invitation,
+which says how many peers may redeem it and for which classes; the whole ticket, with its 16 random
+bytes, is then the secret, and the inviting peer exchanges it for a statement (`redeem`).
 
-A ticket is good for `uses` different peers; one that comes again gets its membership anew and uses
-nothing up, so that a lost answer does no harm. The ledger counts, and is written before the
-answer leaves: a crash never gives a use twice. It is bounded, forgets tickets only once they
-have expired, and refuses when it is full.
+A ticket is good for `uses` different peers; a peer that redeems it again gets a new statement and
+uses nothing up, so a lost answer does no harm. The ledger counts the uses and is written before
+the answer is sent, so that no use is given twice after a crash. It is bounded, forgets tickets only
+once they have expired, and refuses when it is full.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def _address(kind: Kind, name: str, value: object) -> Multiaddr:
     try:
         return address_from_bytes(raw)
     except DecodeError as error:
-        raise sealed.malformed(kind, f"{name} is no address") from error
+        raise sealed.malformed(kind, f"{name} is not an address") from error
 
 
 def _invitation(kind: Kind, name: str, value: object) -> Invitation:
@@ -87,7 +86,7 @@ TICKET = Kind(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """Membership for whoever shows the ticket.
+    """Membership for the peers that show the ticket.
 
     `uses` different peers may, each for `classes` (None: all), for `member_s` seconds.
     """
@@ -260,7 +259,7 @@ LEDGER = Kind(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redeemed:
-    """One ticket in the ledger: when it ends, and who has used it."""
+    """One ticket in the ledger: when it expires, and the peers that have used it."""
 
     expires_s: int
     peers: tuple[PeerId, ...]

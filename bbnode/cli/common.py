@@ -50,7 +50,7 @@ SetOption = Annotated[
         metavar="KEY=VALUE",
     ),
 ]
-# What of a peer is a column, in this order; --json has everything.
+# The columns of the table of peers, in order; --json has everything.
 PEER_COLUMNS = ("peer", "classes", "via", "direction", "rtt_ms", "bytes_in", "bytes_out", "queued")
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", help="Seconds to wait for an answer.", min=0.01)
@@ -60,7 +60,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @dataclass(frozen=True, kw_only=True)
 class LocalNode:
-    """A node on this machine that a command is about, and how the command prints."""
+    """The node on this machine that a command works on, and how the command prints."""
 
     config: ConfigOption = DEFAULT_CONFIG
     state_dir: StateDirOption = None
@@ -81,7 +81,7 @@ class LocalNode:
         return ControlClient(paths.control_socket(self.directory), timeout_s=timeout_s)
 
     def show(self, answer: Mapping[str, Any], text: str) -> None:
-        """Print an answer as JSON, or what it comes to as text."""
+        """Print an answer as JSON, or as `text`."""
         if self.as_json:
             output.json_object(answer)
         else:

@@ -1,7 +1,7 @@
 """Exit codes, and the one place that turns an error into one.
 
-Rule: the nearest class of an error's family tree that stands in the table decides. Classes
-stand there by name, so that looking up a code imports nothing.
+Rule: the nearest base class of an error that is in the table decides. Classes are listed by name,
+so that looking up a code imports nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CODES: dict[str, int] = {
     "bbnode.ir.errors.DeploymentError": USAGE,
     "bbnode.ir.errors.EnvironmentFault": FAILURE,
     "bbnode.ir.errors.PeerError": FAILURE,
-    # What differs from its family.
+    # Exceptions from their family's code.
     "bbnode.daemon.control.errors.AlreadyRunning": FAILURE,
     "bbnode.daemon.control.errors.ControlProtocolError": FAILURE,
     "bbnode.daemon.control.errors.ControlTimeout": TIMEOUT,
@@ -64,7 +64,7 @@ def code_for(error: BaseException) -> int:
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors inside a group, depth first; the error itself when it is none."""
+    """Yield the errors inside a group, depth first; an error that is not a group, itself."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)

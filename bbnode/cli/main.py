@@ -39,7 +39,7 @@ def shipped() -> list[str]:
 def added() -> dict[str, str]:
     """Return the commands that installed packages add, each with its package's name.
 
-    A shipped name stays ours, whatever a package brings under it.
+    A package can't replace a shipped command.
     """
     return {name: pkg for name, pkg in plugins.names(GROUP).items() if name not in shipped()}
 
@@ -57,7 +57,7 @@ class CommandGroup(TyperGroup):
         return command_names()
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import one command; None when there is none of that name."""
+        """Import one command; None if there is no command of that name."""
         if cmd_name not in self.commands:
             if cmd_name in shipped():
                 module = importlib.import_module(f"{commands.__name__}.{cmd_name}")
@@ -101,14 +101,13 @@ def _made(name: str, found: Any) -> Any:
 
 
 def _loaded(name: str) -> Any:
-    """Return the command that a package adds."""
     found = plugins.load(GROUP, name)
     try:
         return _made(name, found)
     except Exception as error:
-        # Another's code: whatever is wrong with it, the command line goes on.
+        # Somebody else's code: whatever is wrong with it, the command line works on.
         raise plugins.BrokenPlugin(
-            GROUP, name, added()[name], f"it is no command: {type(error).__name__}: {error}"
+            GROUP, name, added()[name], f"it is not a command: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -149,8 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, Abort):
         return exits.INTERRUPTED
     except BrokenPipeError:
-        # Who reads us (head, less) has seen enough: no message, and the code that typer gives
-        # when it notices first. Python would complain once more when it flushes at exit.
+        # The reader of our output (head, less) has closed it: no message, and typer's own code
+        # for this. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.FAILURE
     except BbnodeError as error:

@@ -2,7 +2,7 @@
 
 Rule: nothing else in the package prints. A JSON object says what it is in its first key, as in
 "schema": "bbnode/status/1"; the number grows when a key changes its meaning, not when one is
-added. Peers and artifacts choose some of the texts: no control character of theirs passes here.
+added. Some texts come from peers and artifacts: their control characters are removed here.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def json_object(
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """Return a value as JSON that is fit for a terminal and still says the same."""
+    """Return a value as JSON that is safe on a terminal."""
     return escaped_json(json.dumps(value, indent=indent, ensure_ascii=False))
 
 

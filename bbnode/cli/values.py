@@ -1,7 +1,7 @@
-"""Values on the command line, and what came of an execution.
+"""Input values on the command line, and the report of an execution.
 
-Rule: the text decides: `@file.npy` is an array, `@file` the bytes of a file, `trigger` a trigger,
-JSON what it says, and anything else is text.
+Rule: `@file.npy` is an array, `@file` the bytes of a file, `trigger` a trigger; other text is read
+as JSON if it is that, and else taken as it is.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def report(told: Mapping[str, Any], *, waited_s: float, as_json: bool) -> int:
     if told["ok"] is None and waited_s:
         output.error(
             f"execution {told['execution']} still runs after {waited_s:g} s; `bbnode status` "
-            "shows for whom it waits"
+            "shows what it waits for"
         )
         return exits.TIMEOUT
     return exits.FAILURE if told["ok"] is False else exits.OK

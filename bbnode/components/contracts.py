@@ -3,10 +3,10 @@
 Rule: an op of the table in `ir/opset.py` calls the method of the same name (snake case)
 with an `OpContext`, its inputs in port order, and its attributes as keywords. The method
 returns its output (a tuple for several; None for a command or a trigger, which the engine
-makes); or raises a typed error; or is marked `@offload`; or keeps
-`ctx.open_completion()`, returns `PENDING`, and completes later from any thread. The engine
-never runs two ops of one component at the same time. A mark is on the function: whoever calls
-the method looks at it first.
+makes), or raises a typed error. It may be marked `@offload`; or it may keep
+`ctx.open_completion()`, return `PENDING`, and complete later from any thread. The engine never runs
+two ops of one component at the same time. A mark is an attribute of the function, which callers
+check first.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def inbound_ops(cls: type[Any]) -> dict[str, str]:
             continue
         if not isinstance(op, str) or not _INBOUND_NAME.match(op):
             raise AuthorError(
-                f"{cls.__qualname__}.{method}: {op!r} is no name of an op; use up to 64 letters, "
+                f"{cls.__qualname__}.{method}: {op!r} can't name an op; use up to 64 letters, "
                 "digits and underscores"
             )
         if op in found:
@@ -136,7 +136,7 @@ class PeersView(Protocol):
 
 
 class OpContext(Protocol):
-    """The node that calls a contract method, as far as the method may see it."""
+    """The parts of the calling node that a contract method may use."""
 
     now_ns: int
     self_peer: PeerId
@@ -218,8 +218,8 @@ class Component(ABC):
     def serialize(self) -> bytes:
         """Return the state for a snapshot; empty when the component has none.
 
-        Called on the polling thread: never while an offloaded method of it runs that changes the
-        state, but also while a completion that it opened is unused.
+        Called on the polling thread, never while an offloaded method that changes the state runs;
+        but a completion that the component opened may still be unused.
         """
         return b""
 
@@ -245,7 +245,7 @@ class Component(ABC):
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
-        """Turn what saved bytes may make a decoder raise into a ComponentError."""
+        """Turn a decoder's errors on saved bytes into a ComponentError."""
         try:
             yield
         except (ValueError, TypeError, LookupError, AttributeError, BbnodeError,
@@ -280,7 +280,7 @@ class Model(Component):
     """A trainable model. Parameters are one flat float32 vector, shape [P]."""
 
     ROLE = "Model"
-    # What a loss takes as target (class numbers, or values) is the concrete's own matter.
+    # Whether targets are class numbers or values depends on the concrete class.
     storage: ClassVar[Mapping[str, TypeNode]] = {
         "*": TENSOR_FLOAT,
         "ComputeLoss.target": TENSOR,
@@ -340,7 +340,7 @@ class Aggregator(Component):
 
     @abstractmethod
     def aggregate(self, ctx: OpContext) -> tuple[Value, Metadata]:
-        """Combine and clear the contributions; ComponentError when there are none."""
+        """Combine and clear the contributions; raises ComponentError without any."""
 
     @abstractmethod
     def current_tensor(self, ctx: OpContext) -> Value:

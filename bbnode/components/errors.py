@@ -1,7 +1,7 @@
 """Errors of components, one class per reason.
 
-Rule: every class is a `ComponentError`, so that the op fails and the node goes on; the second
-base says whose fault it is. A message names the component, the value, and the remedy.
+Rule: every class is a `ComponentError`, so that only the op fails and not the node; the second base
+says whose fault it is. A message names the component, the value, and the remedy.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _MOST_TOLD = 8
 
 
 class ComponentError(BbnodeError):
-    """A component could not do what an op asked; the op fails, the node goes on."""
+    """A component could not do what an op asked; the op fails, and the node continues."""
 
 
 class BackendError(ComponentError, AuthorError):

@@ -1,13 +1,12 @@
 """FedAvg: the mean of many peers' tensors, weighted by their sample counts.
 
-Rule: the result depends on who contributed what, never on the order of arrival; so shapes are
-compared and sums are made only in `aggregate`, in PeerId order. (McMahan et al., 2017,
-arXiv:1602.05629, algorithm 1.) A contribution is a peer's claim: it is checked, and refused by
-name, before it touches the sum, and the weight that a peer reports counts within bounds that are
-set here. A mean that is not finite is discarded: the last one stays. What an execution asked for
-itself (its cohort's answers, a contribution of this node) belongs to that execution alone, so that
-rounds that run at the same time never mix; what peers send one-way belongs to whichever execution
-aggregates next.
+Rule: the result depends on the contributions and their peers, never on the order of arrival; so
+shapes are compared and sums are made only in `aggregate`, in PeerId order. (McMahan et al., 2017,
+arXiv:1602.05629, algorithm 1.) A contribution is untrusted: it is checked before it is added, a
+refusal names its peer, and the config bounds the weight that a peer may claim. A mean that is not
+finite is discarded, and the last one stays. What an execution requested itself (its cohort's
+answers, a contribution of this node) belongs to that execution, so that concurrent rounds never
+mix; one-way contributions of peers belong to the execution that aggregates next.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from bbnode.ir import codec, types
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Composite, Metadata, ResponseBatch, Value
 
-# A loss beyond what a float32 holds was computed by nobody.
+# The largest loss that is believed: the largest float32.
 _MAX_ABS_LOSS = float(np.finfo(np.float32).max)
 # Refusals that the metadata of an aggregate spells out: it is shown to people.
 _MOST_TOLD = 8
@@ -106,8 +105,8 @@ class FedAvg(Aggregator):
         )
         share, largest = config.max_share, config.max_abs
         self.require(0 < share <= 1, f"max_share {share} is not above 0 and at most 1")
-        self.require(0 < largest < math.inf, f"max_abs {largest} is no positive number")
-        self.require(min(config.shape or (0,)) >= 0, f"{config.shape} is no shape")
+        self.require(0 < largest < math.inf, f"max_abs {largest} is not a positive number")
+        self.require(min(config.shape or (0,)) >= 0, f"{config.shape} is not a valid shape")
         self._sent_in = _Round()  # what peers sent one-way
         self._rounds: dict[int, _Round] = {}  # execution -> its own, oldest first
         self._current: npt.NDArray[np.float32] | None = None
@@ -115,7 +114,7 @@ class FedAvg(Aggregator):
         self._quotient: PreparedGraph | None = None
 
     def contribute(self, ctx: OpContext, tensor: Value, metadata: Metadata) -> None:
-        """Add the contribution of the sender (of this node where there is no sender).
+        """Add the contribution of the sender, or of this node if there is no sender.
 
         `tensor` is float32 of any shape; `metadata` holds `num_samples` and may hold `loss`.
 
@@ -131,7 +130,7 @@ class FedAvg(Aggregator):
     def contribute_all(self, ctx: OpContext, responses: ResponseBatch) -> None:
         """Add a cohort's answers, each a composite (tensor, metadata).
 
-        Answers that cannot be counted are left out; the host is told of each, and they show in the
+        Answers that cannot be counted are left out, reported to the host, and listed in the
         metadata of the aggregate.
 
         Raises:
@@ -144,7 +143,7 @@ class FedAvg(Aggregator):
             if isinstance(answer, Composite) and len(answer) == 2:
                 reason = self._take(to, peer, answer[0], answer[1])
             else:
-                reason = "the answer is no composite of (tensor, metadata)"
+                reason = "the answer is not a composite of (tensor, metadata)"
             if reason is None:
                 taken += 1
             else:
@@ -158,10 +157,10 @@ class FedAvg(Aggregator):
     def aggregate(self, ctx: OpContext) -> tuple[Value, Metadata]:
         """Return the weighted mean, and its `num_samples`, `contributors`, `refused` and `loss`.
 
-        The sum is of what was weighed. Where some were refused, `refused_why` names them; where
-        some weigh less than they said, `clipped` is how many. What was contributed in this
-        execution, and what came one-way, is used up, whether this succeeds or fails. Of a peer that
-        did both, the former counts.
+        `num_samples` is the sum of the weights. If some were refused, `refused_why` names them; if
+        some weigh less than they claimed, `clipped` is their number. The contributions of this
+        execution and the one-way ones are used up, whether this succeeds or fails. If a peer made
+        both, the former counts.
 
         Raises:
             NothingToAggregate: nobody contributed.
@@ -267,7 +266,7 @@ class FedAvg(Aggregator):
         if loss is not None and not _is_loss(loss):
             return f"loss is {_scalar(loss)}, not a number that a float32 holds"
         if tensor.size:
-            # Without a copy. NaN comes out of both, and is within no bounds.
+            # Without a copy. min and max of a tensor with NaN are NaN, which fails the check.
             low, high = float(tensor.min()), float(tensor.max())
             if not (math.isfinite(low) and math.isfinite(high)):
                 return "its tensor holds NaN or infinity"
@@ -284,10 +283,10 @@ class FedAvg(Aggregator):
     def _of_majority_shape(
         self, taken: dict[PeerId, _Contribution]
     ) -> tuple[dict[PeerId, _Contribution], dict[PeerId, str]]:
-        """Return those of the shape of more than half, and why the others are refused.
+        """Return the contributions of the majority shape, and why the others are refused.
 
-        With no such shape it is that of the last aggregate, if it is there: one of two peers could
-        end all rounds otherwise.
+        Without a majority the shape of the last aggregate counts, if some have it: otherwise one of
+        two peers could stop all rounds.
         """
         counts = Counter(part.tensor.shape for part in taken.values())
         shape, votes = counts.most_common(1)[0]
@@ -358,10 +357,10 @@ def _loaded(waiting: Composite, refused: Composite) -> _Round:
 
 
 def capped(counts: Sequence[int], max_share: float) -> list[int]:
-    """Return sample counts of which none is more than `max_share` of their sum, or 1/N of N.
+    """Return sample counts, each at most `max_share` of their sum, or 1/N for N counts.
 
-    No count is raised, and those within the bound weigh among each other as before. One or two
-    counts stay as they are.
+    No count is raised, and those within the bound keep their proportions. One or two counts stay as
+    they are.
     """
     if len(counts) < 3:
         return list(counts)
@@ -387,7 +386,7 @@ def _is_loss(value: object) -> bool:
 
 
 def _scalar(value: object) -> str:
-    """Return a peer's scalar for a message: numbers as they are, of all else the type alone."""
+    """Return a peer's scalar for a message: a number as it is, else only its type."""
     if value is None or isinstance(value, bool | float):
         return repr(value)
     if isinstance(value, int):

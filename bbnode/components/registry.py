@@ -55,7 +55,7 @@ def register_component(cls: C) -> C:
 
 
 def roles_of(cls: type[Component]) -> tuple[str, ...]:
-    """Return the roles whose contracts a class fulfils; AuthorError when there is none."""
+    """Return the roles whose contracts a class implements; raises AuthorError without any."""
     roles = tuple(role for role, contract in CONTRACTS.items() if issubclass(cls, contract))
     if not roles:
         raise AuthorError(f"{cls.__qualname__} implements no contract of {', '.join(CONTRACTS)}")
@@ -122,7 +122,7 @@ def build_config(
 ) -> Any:
     """Return the Config of `cls`: its defaults, the artifact's settings, this node's overrides.
 
-    Settings that name something of this machine count from the overrides alone, unless the
+    Settings that name something of this machine are taken only from the overrides, unless the
     artifact is the user's own (`own_artifact`).
 
     Raises ConfigTypeMismatch naming slot, key and what was expected, and LocalSettingRefused.

@@ -71,7 +71,7 @@ class DrawingSelector(PeerSelector):
         return chosen
 
     def current_view(self, ctx: OpContext) -> PeerIdVec:
-        """Return all peers that can be chosen, be they fewer than `min_peers` or none."""
+        """Return all peers that can be chosen, even if they are fewer than `min_peers`."""
         return PeerIdVec(self.candidates(ctx))
 
     def select(self, ctx: OpContext, key: Value | None, *, mode: str, n: int) -> PeerIdVec:
@@ -167,7 +167,7 @@ class ConstantView(DrawingSelector):
             self._peers = tuple(sorted({PeerId.parse(text) for text in config.peers}))
         except DecodeError as error:
             raise InvalidComponentConfig(
-                f"{self.TYPE_NAME}: `peers` holds what is no PeerId: {error}"
+                f"{self.TYPE_NAME}: an entry of `peers` is not a PeerId: {error}"
             ) from error
 
     def candidates(self, ctx: OpContext) -> Sequence[PeerId]:

@@ -1,8 +1,8 @@
 """Settings of components: those that name something of this machine, and those of an artifact.
 
-Rule: an artifact comes from anybody. A setting that names a file, a URL, a command or a module
-counts only from the node's own configuration; `path_setting` and `local_setting` say which ones
-do. A field whose type has a `Path` in it is one without saying so.
+Rule: an artifact may come from anybody. A setting that names a file, a URL, a command or a module
+is taken only from the node's own configuration; `path_setting` and `local_setting` mark such
+fields. A field with `Path` in its type is a path setting without a mark.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMES: Final = "bbnode.names"
 _PATH: Final = "path"
 _OTHER: Final = "other"
 
-# Settings of an artifact that are looked through for what looks like a path; more are shown as one.
+# Values of a setting that are searched for paths; a larger setting counts as one.
 _MAX_LOOKED_AT: Final = 10_000
 
 
@@ -50,8 +50,7 @@ def path_setting(default: Any = dataclasses.MISSING) -> Any:
 
 
 def local_setting(default: Any = dataclasses.MISSING) -> Any:
-    """Return a field of a Config that names something else of this machine: a URL that is asked,
-    a command that is run, a module that is imported."""
+    """Return a field of a Config that names a URL, a command or a module of this machine."""
     return dataclasses.field(default=default, metadata={_NAMES: _OTHER})
 
 
@@ -90,7 +89,7 @@ def _typed_as_paths(config: type) -> frozenset[str]:
 
 
 def stored_settings(raw: bytes) -> dict[str, Any]:
-    """Return what an artifact stores for a slot. Raises UnreadableSettings."""
+    """Return the settings that an artifact stores for a slot. Raises UnreadableSettings."""
     if not raw:
         return {}
     try:
@@ -104,17 +103,17 @@ def stored_settings(raw: bytes) -> dict[str, Any]:
         why = f"the config stored in the artifact can't be read: {error}"
         raise UnreadableSettings(why) from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise UnreadableSettings("the config stored in the artifact is no table of settings")
+        raise UnreadableSettings("the config stored in the artifact is not a table of settings")
     return found
 
 
 def accepted(
     config: type, type_name: str, slot: str, stored: Mapping[str, Any], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the settings of an artifact that count, beside the node's own.
+    """Return the settings of an artifact that apply, besides the node's own.
 
-    Raises LocalSettingRefused for one that names something of this machine. One that is at its
-    default is ignored, and so is one that the node sets itself.
+    Raises LocalSettingRefused for a setting that names something of this machine, unless it has its
+    default or the node sets it itself.
     """
     taken = dict(stored)
     for name in local_settings(config):
@@ -125,7 +124,7 @@ def accepted(
             continue
         raise LocalSettingRefused(
             f"slot {shown(slot)}: the artifact sets '{name}' of {type_name} to {shown(value)}, "
-            "which names something of this machine; if it is to be used, write "
+            "which names something of this machine; to use it, write "
             f"{name} = … under [slots.{slot}] in the node's configuration "
             f"(--set slots.{slot}.{name}=…)"
         )
@@ -140,14 +139,14 @@ def _is_default(config: type, name: str, value: Any) -> bool:
         default = field.default_factory()
     else:
         return False
-    # What is stored went through msgpack, which knows no tuples.
+    # Stored settings went through msgpack, which has no tuples.
     if isinstance(default, tuple):
         default = list(default)
     return type(value) is type(default) and bool(value == default)
 
 
 def names_files(config: type | None, stored: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the stored settings that name a file, or look like it.
+    """Return the names of the stored settings that name a file, or seem to.
 
     `config` is None for a component that is not installed here.
     """

@@ -27,9 +27,9 @@ from bbnode.ir.errors import DeploymentError, EnvironmentFault
 # sockaddr_un.sun_path: 108 bytes on Linux and 104 on the BSDs and macOS, with its final NUL.
 SOCKET_PATH_MAX_BYTES = 107 if sys.platform.startswith("linux") else 103
 
-# Nothing takes so long to write one of the small files that commands write beside a daemon.
+# No command takes this long to write one of its small files beside a daemon.
 MAX_WRITING_S = 3600.0
-# What `write_atomically` and `create_key_file` write before it has its name.
+# The temporary files of `write_atomically` and `create_key_file`.
 _DRAFT = re.compile(r"\.(?P<name>[^/]+)\.(?:[a-z0-9_]{8}|[0-9]+\.new)")
 
 # Of services (file-hierarchy(7)); users have the directories of the XDG specification.
@@ -59,16 +59,17 @@ def config_dirs() -> tuple[Path, ...]:
 
 
 def find_config(file: Path) -> Path:
-    """Return `file`, or if it does not exist and is a mere name, the first of that name in
-    `config_dirs`; `file` when there is none."""
+    """Return `file`, or if it does not exist and is a bare name, the first match in `config_dirs`.
+
+    Returns `file` if there is no match.
+    """
     if _is_there(file) or len(file.parts) != 1:
         return file
     return next((d / file.name for d in config_dirs() if _is_there(d / file.name)), file)
 
 
 def _is_there(file: Path) -> bool:
-    """Return False also for a file in a folder that this user may not enter, as root's home is
-    for the user of a service."""
+    """Return True if a file exists; False also if this user may not enter its folder."""
     try:
         return file.exists()
     except OSError:
@@ -127,14 +128,14 @@ def make_state_dir(state_dir: Path) -> None:
 
 
 def enter_empty_dir(state_dir: Path) -> None:
-    """Make a folder in the state directory the working directory: nothing lies there.
+    """Make an empty folder in the state directory the working directory.
 
-    Whatever is made to read a file by its relative name finds none. Raises `StorageError`.
+    So code that is tricked into reading a relative path finds nothing. Raises `StorageError`.
     """
     path = state_dir / "empty"
     make_state_dir(state_dir)
     try:
-        # Not writable either, so that it stays so.
+        # Not writable, so that it stays empty.
         path.mkdir(mode=0o500, exist_ok=True)
         if path.is_symlink():
             raise StorageError(f"{path} is a link; remove it")
@@ -159,7 +160,7 @@ def control_socket(state_dir: Path) -> Path:
     digest = hashlib.sha256(os.fsencode(state_dir.absolute())).hexdigest()[:16]
     short = _runtime_dir() / f"{digest}.sock"
     if short.parent.is_symlink() or short.parent.exists():
-        # It stands where others may make directories: they could wait there for our clients.
+        # Others may make directories there, and could wait in one for our clients.
         _check_socket_dir(short.parent)
     if len(os.fsencode(short)) <= SOCKET_PATH_MAX_BYTES:
         return short
@@ -196,10 +197,9 @@ def _runtime_dir() -> Path:
 
 
 def open_lock(path: Path) -> int:
-    """Open a file to be locked, made if there is none, for its owner alone; return a descriptor.
+    """Open a lock file, created with mode 0600 if it does not exist; return a descriptor.
 
-    What stands there is written to, or kept open for long: nothing but a regular file of
-    this very name will do, whoever put it there. Raises `StorageError`.
+    Raises `StorageError` for anything but a regular file, links included.
     """
     # Without O_NONBLOCK a FIFO would hold up the start.
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -210,13 +210,13 @@ def open_lock(path: Path) -> int:
         raise StorageError(f"{path}: {why}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise StorageError(f"{path}: is no regular file; remove it")
+        raise StorageError(f"{path} is not a regular file; remove it")
     return descriptor
 
 
 @contextmanager
 def lock_state_dir(state_dir: Path) -> Iterator[None]:
-    """Own the directory while the block runs; the kernel lets go when the process dies.
+    """Lock the directory while the block runs; the kernel unlocks it when the process dies.
 
     Raises `StateDirInUse` (naming the other process) or `StorageError`.
     """
@@ -275,11 +275,11 @@ def sync_directory(directory: Path) -> None:
 
 
 def remove_orphans(state_dir: Path, own: Container[str]) -> list[Path]:
-    """Remove what writers that were killed left in a state directory; return what it was.
+    """Remove temporary files of killed writers from a state directory; return their paths.
 
-    `own` are the files that only the holder of the lock writes, which is the caller. Another
-    process may be writing one of the others right now: those have to be old. What can't be
-    removed stays, and nothing but files of this form is looked at, no links among them.
+    `own` are the files that only the holder of the lock, the caller, writes. Other processes may
+    be writing the rest right now, so only old temporary files of those are removed. Links, and
+    files that can't be removed, are left alone.
     """
     removed = []
     oldest_s = time.time() - MAX_WRITING_S

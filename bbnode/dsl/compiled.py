@@ -1,7 +1,7 @@
 """`CompiledModule`: a program that was recorded or compiled before, as a Module.
 
 Rule: replaying is recording again, op by op, with the same checks as an author's recording
-and with names of its own; so a replayed program can stand inside of any other one.
+and with new names; so a replayed program can be part of any other one.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class CompiledModule(Module):
             g.output("accuracy", made.output("accuracy"))
     ```
 
-    A compiled model is put together again from its targets, and the parent's compile cuts it
-    anew; all of its classes of peers stay. One target alone can be replayed when it neither
-    sends nor receives. Slots stay what they were: concrete ones keep component and config,
-    generic ones are bound by the parent's compile; `bound` says to what they were.
+    A compiled model is reassembled from its targets, and the parent's compile cuts it again; all
+    of its classes of peers are kept. A single target can be replayed if it neither sends nor
+    receives. Concrete slots keep component and config; generic ones are bound by the parent's
+    compile, and `bound` has their former components.
     """
 
     def __init__(
@@ -68,8 +68,7 @@ class CompiledModule(Module):
             name: of the Module; the program's when left out.
 
         Raises:
-            BrokenArtifact: it is neither, was changed after it was compiled, or its parts do
-                not fit together.
+            BrokenArtifact: it is neither, was changed after it was compiled, or is inconsistent.
             NoSuchTarget: there is no such target.
             NestingTooDeep, ModelTooLarge: its calls nest in a ring, or are too many ops.
         """
@@ -129,9 +128,6 @@ class CompiledModule(Module):
 
     # --- functions ---------------------------------------------------------------------------
 
-    def _called(self, node: OpNode) -> Function | None:
-        return self._functions.get(call_key(node))
-
     def _bootstrap_of(self, function: Function) -> Function | None:
         return self._functions.get((function.domain, function.name + keys.BOOTSTRAP_SUFFIX, ""))
 
@@ -149,7 +145,6 @@ class CompiledModule(Module):
         return found
 
     def _version(self, function: Function, domain: str) -> int:
-        """Return the opset version of a domain in a function."""
         spellings = ("", keys.ONNX_DOMAIN) if is_onnx_domain(domain) else (domain,)
         for imports in (dict(function.opset_imports), dict(self._program.opset_imports)):
             for spelling in spellings:
@@ -224,7 +219,7 @@ class _Replay(NodeCopier):
 
     def _record(self, node: OpNode, outputs: set[str]) -> None:
         waits = [self.value(name, node.name) for name in node.after] or None
-        callee = self._program._called(node)
+        callee = self._program._functions.get(call_key(node))
         if _is_output(node, outputs):
             (name,) = node.outputs
             outputs.discard(name)
@@ -263,7 +258,7 @@ class _Replay(NodeCopier):
             value = b"" if config is None else config.value
             concrete = ConcreteSpec(role=role or "Backend", type_name=type_name, config=value)
         return SlotUse(
-            name=check_name("slot", name),
+            name=check_name("slot name", name),
             role=role or "Backend",
             concrete=concrete,
             peer_class=None if is_wire(node) else meta.get(keys.PEER_CLASS_KEY),
@@ -271,7 +266,6 @@ class _Replay(NodeCopier):
 
 
 def _is_output(node: OpNode, outputs: set[str]) -> bool:
-    """Return True if a node is one that `g.output` records."""
     is_pass = node.domain == keys.SYSCALL_DOMAIN and node.op_type == "PassThrough"
     return (
         is_pass and len(node.inputs) == 1 and len(node.outputs) == 1 and node.outputs[0] in outputs

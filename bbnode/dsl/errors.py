@@ -1,7 +1,7 @@
 """Errors of a program while it is recorded, and of ONNX models while they become Modules.
 
-Rule: the author is at fault, so every error names the Module that was being recorded, the line
-of the author's source that did it, what is wrong there, and how to mend it.
+Rule: the author is at fault, so every error names the Module that was being recorded, the line of
+the author's source, what is wrong there, and how to fix it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ForeignOutput(RecordingError):
 
 
 class NotReceived(RecordingError):
-    """`.sender` of a value that no peer sent."""
+    """`.sender` was used on a value that no peer sent."""
 
 
 class SlotConflict(RecordingError):
@@ -102,7 +102,7 @@ class BranchMismatch(RecordingError):
 
 
 class BranchMisuse(RecordingError):
-    """Something was recorded in a branch that cannot stand there, or past it."""
+    """Something was recorded in a branch that is not allowed there, or outside of it."""
 
 
 class RecursiveModule(RecordingError):
@@ -117,11 +117,11 @@ class OnnxImportError(RecordingError):
 
 
 class BrokenModel(OnnxImportError):
-    """The file cannot be read, is no ONNX model, or is one that ONNX's own checker refuses."""
+    """The file cannot be read, is not an ONNX model, or is one that ONNX's own checker refuses."""
 
 
 class ModelTooLarge(OnnxImportError):
-    """More bytes or ops than one artifact holds."""
+    """The model has more bytes or ops than one artifact can hold."""
 
 
 class NestingTooDeep(OnnxImportError):
@@ -129,15 +129,15 @@ class NestingTooDeep(OnnxImportError):
 
 
 class ExternalDataMissing(OnnxImportError):
-    """Tensors stand in other files that are not there, or not to be read."""
+    """Tensors are in other files, which are missing or must not be read."""
 
 
 class UnsupportedDomain(OnnxImportError):
-    """An op of a domain that neither ONNX nor the model itself defines."""
+    """An op is of a domain that neither ONNX nor the model itself defines."""
 
 
 class UnsupportedPort(OnnxImportError):
-    """An input or output that is no tensor which can travel between peers."""
+    """An input or output is not a tensor that can travel between peers."""
 
 
 class UnconvertibleModel(OnnxImportError):
@@ -145,7 +145,7 @@ class UnconvertibleModel(OnnxImportError):
 
 
 class BrokenArtifact(OnnxImportError):
-    """A model to be replayed that bbnode neither recorded nor compiled, or that was changed."""
+    """A model to replay was neither recorded nor compiled by bbnode, or was changed."""
 
 
 class NoSuchTarget(OnnxImportError):

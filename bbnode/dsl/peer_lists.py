@@ -27,7 +27,7 @@ def slice_list(
 ) -> Output:  # fmt: skip
     """`peers[start:stop:step]`, as Python's, for a step of 1 or more. ONNX `Slice`-13.
 
-    Raises BadArgument for a smaller step, or where something is no whole number.
+    Raises BadArgument for a smaller step, or a bound that is not a whole number.
     """
     if not is_int64(step) or step < 1:
         _graph(g)
@@ -70,7 +70,7 @@ def _graph(g: object) -> Graph:
 def _indices(g: Graph, numbers: Sequence[int]) -> Output:
     graph = _graph(g)
     if not isinstance(numbers, list | tuple) or not all(map(is_int64, numbers)):
-        raise BadArgument(f"{numbers!r:.60} is no list of whole numbers")
+        raise BadArgument(f"{numbers!r:.60} is not a list of whole numbers")
     return graph.constant(np.array(numbers, np.int64))
 
 

@@ -208,8 +208,8 @@ class PeerSelectorSlot(Slot):
     ) -> None:
         """Name the slot and the class of the peers that it selects.
 
-        Without `peer_class` a send to its peers has no class to go to, which the compiler
-        refuses; leave it out only where the peers go elsewhere.
+        The compiler refuses a send to its peers without a `peer_class`; leave it out only if they
+        are not sent to.
         """
         super().__init__(name, concrete=concrete)
         self._use = SlotUse(
@@ -262,7 +262,7 @@ class ProtocolSlot(Slot):
     def __init__(self, name: str, protocol: str, *, concrete: ConcreteSpec | None = None) -> None:
         """Name the slot and the protocol whose ops it records."""
         super().__init__(name, concrete=concrete)
-        self._protocol = check_name("protocol", protocol)
+        self._protocol = check_name("protocol name", protocol)
 
     def _specs(self) -> tuple[OpSpec, ...]:
         return opset.ops_of(keys.PROTOCOL_DOMAIN_PREFIX + self._protocol)
@@ -290,7 +290,7 @@ def protocol_op(
     """
     return opset.register_op(
         OpSpec(
-            domain=keys.PROTOCOL_DOMAIN_PREFIX + check_name("protocol", protocol),
+            domain=keys.PROTOCOL_DOMAIN_PREFIX + check_name("protocol name", protocol),
             op_type=op_type,
             inputs=tuple(Port(name=name, type=node) for name, node in inputs.items()),
             outputs=tuple(Port(name=name, type=node) for name, node in outputs.items()),

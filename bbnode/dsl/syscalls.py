@@ -231,7 +231,7 @@ def address_book_insert_many(
 
 
 def address_book_lookup(g: Graph, peer: Output, *, after: After = None) -> Output:
-    """All addresses of a peer, as an AddressVec; the op fails when there is none."""
+    """All addresses of a peer, as an AddressVec; the op fails if none is known."""
     return _one(g, "Lookup", peer, after=after, domain=keys.ADDRESS_BOOK_DOMAIN)
 
 

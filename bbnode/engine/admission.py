@@ -1,8 +1,8 @@
-"""Admission of inputs of `invoke` and `deliver_event`: checked, counted and copied.
+"""Admission of inputs of `invoke` and `deliver_event`: they are checked, counted and copied.
 
-Rule: names first, then counts, types and sizes; nothing is stored before all of it is right.
+Rule: names are checked first, then counts, types and sizes; nothing is stored unless all are right.
 Arrays are copied once, here, and are read-only from then on; the caller may reuse its buffers. An
-array over `bytes`, which nobody can change, is taken as it is.
+array over `bytes`, which cannot change, is not copied.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def adopt_inputs(
 
 
 def check_inputs(target: TakesInputs, inputs: Mapping[str, Value], limits: Limits) -> int:
-    """Return the size in bytes of all inputs. Raises if they are not what the target takes."""
+    """Return the size in bytes of all inputs; raises EntryError if the target refuses them."""
     if limits.invoke_inputs is not None and len(inputs) > limits.invoke_inputs:
         raise TooManyInputs(
             f"{target.name}: {len(inputs)} inputs; limit invoke_inputs is {limits.invoke_inputs}"
@@ -112,7 +112,7 @@ def _is_over_bytes(array: np.ndarray[Any, Any]) -> bool:
 
 
 def check_parts(value: Value, depth: int = 0) -> None:
-    """Raise AuthorError when a composite holds what is no value, or nests too deep to travel."""
+    """Raise AuthorError if a composite holds something that is not a value, or nests too deep."""
     if not isinstance(value, Composite):
         return
     if depth > MAX_COMPOSITE_DEPTH:

@@ -1,6 +1,6 @@
 """The bus: events of this node, for programs that subscribe to them.
 
-Rule: an event is a kind and nothing more; its details are in the step that the host gets.
+Rule: an event is only a kind; its details are in the step that the host gets.
 Only kinds with a subscriber are kept, at most `limit` events; the oldest goes first and is
 counted (`bus.dropped`). Each event starts one fresh execution per subscribed `EventSource`.
 A failure in such an execution publishes nothing, or a failing handler would feed itself.

@@ -1,10 +1,10 @@
-"""One component, its lock, and the line of ops that wait for it.
+"""The cell of a component: its lock, and the line of ops that wait for it.
 
-Rule: no two ops run on one component at the same time. While an op of it is under way in a
-worker thread, or has opened a completion, other ops wait here in the order in which they came.
-A thread may also use what its component depends on, so that a task holds these as well; but for
-backends, which many use at once and which keep no state. While a bootstrap runs that touches the
-component, only ops of that bootstrap are let in.
+Rule: no two ops run on one component at the same time. While one of its ops runs in a worker
+thread, or has opened a completion, other ops wait here in the order of arrival. A thread may also
+use the components that its own depends on, so a task holds these as well, except for backends,
+which many use at once and which keep no state. While a bootstrap that uses the component runs, only
+ops of that bootstrap are let in.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ComponentCell:
         self.used_by: tuple[ComponentCell, ...] = ()
         self.busy = False
         self.lent = False  # a task of a component that depends on it may use it
-        self.moves = False  # it may be changed by a thread now
+        self.moves = False  # a thread may change it now
         # Its state before that began, as bytes when they are asked for.
         self.kept: Callable[[], bytes] | SnapshotFailed | None = None
         self.task = 0  # the token of the op that works elsewhere with it
@@ -63,21 +63,21 @@ class ComponentCell:
         return False
 
     def held_by(self) -> str:
-        """Return the name of the op or bootstrap that lets others wait."""
+        """Return the name of the op or bootstrap that others wait for."""
         for cell in (self, *self.uses):
             if cell.busy or cell.lent:
                 return cell.holder
         return str(self.gate)
 
     def take(self, token: int, holder: str, *, is_task: bool, moves: bool) -> None:
-        """Mark that an op works elsewhere from now on; `moves`: it may change the state."""
+        """Mark the component as held by an op that runs elsewhere; `moves`: it may change state."""
         self.busy = True
         for cell in (self, *self.uses) if is_task else (self,):
             cell.lent = cell is not self
             cell.task, cell.holder, cell.moves = token, holder, moves
 
     def give_back(self, *, is_task: bool) -> list[ComponentCell]:
-        """End that op's hold; returns the components for which somebody may have waited."""
+        """End that op's hold; return the components that others may have waited for."""
         freed = (self, *self.uses) if is_task else (self,)
         for cell in freed:
             cell.busy = cell.lent = cell.moves = False
@@ -90,10 +90,10 @@ class ComponentCell:
             try:
                 cell.kept = cell._asked(cell.component.freeze)
             except SnapshotFailed as error:
-                cell.kept = error  # of no concern unless somebody takes a snapshot
+                cell.kept = error  # raised only if a snapshot is taken
 
     def keep(self, data: bytes) -> None:
-        """Keep the state of before an op that a restored node hands out again."""
+        """Keep the state from before an op that a restored node hands out again."""
         self.kept = lambda: data
 
     def state(self, done: Container[int]) -> bytes:

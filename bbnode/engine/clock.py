@@ -1,7 +1,7 @@
 """The node's own time, and its offset from the host's.
 
-Rule: everything in a node is in its own time. It is the host's until the node is restored from a
-snapshot: then it goes on from the snapshot's, and the host's is translated at the boundary.
+Rule: all times in a node are its own. This is the host's time until the node is restored from a
+snapshot: then it continues from the snapshot's, and host times are translated at the boundary.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class NodeClock:
     Attributes:
         now_ns: the node's time.
         started: True once the node has polled, in this life or before the snapshot.
-        resumed: not None between a restore and the first poll: True if the same life goes on.
+        resumed: not None between a restore and the first poll: True if the same life continues.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class NodeClock:
         self._set_by_poll = False
 
     def resume(self, now_ns: int | None, *, same_life: bool) -> None:
-        """Go on at the host's `now_ns` after a restore; None: at the time of the first poll."""
+        """Continue at the host's `now_ns` after a restore; None: at the time of the first poll."""
         self.resumed = same_life
         if not self.started:
             return  # it was saved before it knew any time
@@ -44,9 +44,9 @@ class NodeClock:
 
     @contextmanager
     def shown(self, now_ns: int | None) -> Iterator[None]:
-        """Show the host's `now_ns` meanwhile, and never an earlier time.
+        """Show the host's `now_ns` in the block, but never an earlier time.
 
-        Only for what is written down: until the next poll, nothing is to happen at that time.
+        It is for writing a snapshot only: nothing may happen at that time before the next poll.
         """
         last_ns = self.now_ns
         if now_ns is not None and self.started and not self._set_by_poll:

@@ -1,14 +1,14 @@
 """Cohorts: requests to many peers that are answered once.
 
-Rule: a cohort closes once. ALL_ANSWERED when everyone asked has; at its deadline, QUORUM
-when enough have and BELOW_QUORUM when not. A peer that could not be sent to is missing from then
-on, and closes it early with the outcome of its deadline: when the others have answered, or when
-they are too few. An answer of such a peer counts all the same while the cohort is open (it may
-have been told to a peer that was restarted). What comes after, twice, from strangers or for
-nobody's request is told apart and dropped. Answers are handed out in PeerId order.
+Rule: a cohort closes once: ALL_ANSWERED when all asked peers have answered; at its deadline, QUORUM
+when enough have and BELOW_QUORUM otherwise. A peer to which the request could not be sent is
+missing from then on. The cohort closes early, with the outcome of its deadline, once all other
+peers have answered, or too few can. While it is open, an answer of a missing peer still counts (a
+restarted peer may have got the request). Answers that are late, duplicate, from strangers or to
+unknown requests are distinguished and dropped. Answers are handed out in PeerId order.
 
-A request suspends its execution at its RecvRespBatched and fires once. What a cohort holds goes
-with its execution.
+A request suspends its execution at its RecvRespBatched, which fires once. What a cohort holds is
+released with its execution.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from bbnode.ir.envelope import CorrelationKind, SlotFill
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import ResponseBatch, Value
 
-# Of why one peer could not be sent to: a list of failed dials may be long.
+# Characters of the reason why a send failed: a list of failed dials may be long.
 _REASON_BYTES = 200
 
 
@@ -71,7 +71,7 @@ class CohortEvent(enum.Enum):
     EXECUTION_ENDED = "execution_ended"
 
 
-# What is not here can't happen: a closed cohort does not move.
+# Other pairs can't happen: a closed cohort does not move.
 TRANSITIONS: dict[tuple[CohortState, CohortEvent], CohortState] = {
     (CohortState.OPEN, CohortEvent.LAST_ANSWER): CohortState.ALL_ANSWERED,
     (CohortState.OPEN, CohortEvent.REST_CANNOT_ANSWER): CohortState.QUORUM,
@@ -97,8 +97,8 @@ class ResponseStatus(enum.Enum):
 class Cohort:
     """One request: `asked` in PeerId order, `needed` answers at the deadline.
 
-    `envelopes`: tags of the envelopes to those that have not answered, each peer has one; `unsent`:
-    the peers that it is known not to have come to, and why.
+    `envelopes`: the tags of the envelopes to peers that have not answered, one each; `unsent`: the
+    peers to which it could not be sent, and why.
     """
 
     wire_req_id: int
@@ -192,9 +192,9 @@ class CohortTable:
         return cohort
 
     def classify(self, wire_req_id: int, peer: PeerId) -> ResponseStatus:
-        """Return what would become of an answer of `peer`; changes nothing.
+        """Return the status that an answer of `peer` would get; changes nothing.
 
-        Asked before a payload is decoded, so that an answer that nobody wants costs nothing.
+        It is asked before a payload is decoded, so that unwanted answers cost nothing.
         """
         cohort = self._open.get(wire_req_id)
         if cohort is None:
@@ -208,7 +208,7 @@ class CohortTable:
         return self._open.get(wire_req_id)
 
     def answer(self, wire_req_id: int, peer: PeerId, value: Value) -> ResponseStatus:
-        """Add an answer, or say why not."""
+        """Add an answer and return its status."""
         status = self.classify(wire_req_id, peer)
         if status is not ResponseStatus.ACCEPTED:
             return status
@@ -224,7 +224,7 @@ class CohortTable:
         )
 
     def sent(self, wire_req_id: int, peer: PeerId, tag: int) -> bool:
-        """Note the envelope of the request to a peer; False when nobody waits for the answer."""
+        """Record the envelope of a request to a peer; return False if no answer is awaited."""
         cohort = self._open.get(wire_req_id)
         if cohort is None:
             return False
@@ -233,7 +233,7 @@ class CohortTable:
         return True
 
     def send_failed(self, tag: int, peer: PeerId, reason: str) -> Cohort | None:
-        """Note that an envelope did not come to a peer; returns its cohort, or None."""
+        """Record that an envelope could not be sent to a peer; return its cohort, or None."""
         found = self._of_tag.get(tag)
         if found is None or found[1] != peer:
             return None
@@ -299,7 +299,7 @@ class CohortTable:
 
 
 def needed_answers(quorum: int, asked: int) -> int:
-    """Return how many of `asked` peers have to answer; a quorum of 0 means all of them."""
+    """Return how many of `asked` peers have to answer; a quorum of 0 means all."""
     return asked if quorum == 0 else quorum
 
 
@@ -442,7 +442,7 @@ class Cohorts:
         return status
 
     def send_failed(self, tag: int, peer: PeerId, reason: str) -> bool:
-        """Note that an envelope did not come to a peer; False when it held no open request."""
+        """Record that an envelope could not be sent; return False if it held no open request."""
         cohort = self.table.send_failed(tag, peer, cut_text(reason, _REASON_BYTES))
         if cohort is None:
             return False
@@ -462,7 +462,7 @@ class Cohorts:
         return self._frames.get(wire_req_id)
 
     def missing(self, token: int) -> str | None:
-        """Return, as text, the peers that a parked RecvRespBatched waits for; None: for none."""
+        """Return, as text, the peers that a parked RecvRespBatched waits for, or None."""
         for wire_req_id, waiter in self._waiters.items():
             cohort = self.table.get(wire_req_id) if waiter == token else None
             if cohort is not None:
@@ -477,7 +477,7 @@ class Cohorts:
             self._close(cohort)
 
     def drop_frame(self, frame: Frame) -> None:
-        """Forget everything of an execution that ended."""
+        """Forget everything that belongs to an execution that has ended."""
         for wire_req_id in (frame.cohorts or {}).values():
             cohort = self.table.abandon(wire_req_id)
             if cohort is not None:

@@ -1,8 +1,7 @@
 """Errors of the engine, one class per reason.
 
-Rule: install errors and entry-point errors are raised to the host; what goes wrong while
-polling is a step and never an exception. The name of a class is the `kind` that an
-`OpFailed` step shows.
+Rule: install errors and entry-point errors are raised to the host; an error during a poll becomes a
+step and never an exception. The `kind` of an `OpFailed` step is the name of a class here.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from bbnode.ir.errors import AuthorError, BbnodeError, DeploymentError, Environm
 
 
 class InstallError(DeploymentError):
-    """An artifact can't be brought up on this node."""
+    """An artifact can't be installed on this node."""
 
 
 class NotCompiled(InstallError):
-    """The model is no output of the compiler, or of another version of it."""
+    """The model was not compiled, or by another version of the compiler."""
 
 
 class InvalidArtifact(InstallError):
@@ -59,7 +58,7 @@ class SlotBindingConflict(InstallError):
 
 
 class MissingComponents(InstallError):
-    """Component types that the artifact names are not installed here: all of them."""
+    """Component types of the artifact are not installed here; lists all of them."""
 
     def __init__(self, missing: Sequence[tuple[str, str, str]]) -> None:
         self.missing = tuple(missing)
@@ -88,7 +87,7 @@ class ComponentConstructionFailed(InstallError):
 
 
 class UnsupportedOps(InstallError):
-    """Ops of the artifact that this engine or its components can't run: all of them."""
+    """Ops of the artifact can't run on this engine or its components; lists all of them."""
 
     def __init__(
         self,
@@ -122,9 +121,9 @@ class MissingOp:
 
 
 class MissingCustomOps(UnsupportedOps):
-    """Custom ops of the artifact that no package here brings in the program's version.
+    """Custom ops of the artifact that no installed package has in the program's version.
 
-    `missing` are these; `ops` are all that can't run here, as of UnsupportedOps.
+    `missing` lists these; `ops` all that can't run here, as for UnsupportedOps.
     """
 
     def __init__(self, missing: Sequence[MissingOp], others: Sequence[str] = ()) -> None:
@@ -152,7 +151,7 @@ class MissingInput(EntryError):
 
 
 class AlreadyTransitivelyQueued(EntryError):
-    """A bootstrap is asked for that is under way already, by itself or through another one."""
+    """A bootstrap was requested that is already under way, by itself or through another one."""
 
 
 class TooManyInputs(EntryError):
@@ -168,7 +167,7 @@ class InputTypeMismatch(EntryError):
 
 
 class BudgetExceeded(EntryError, EnvironmentFault):
-    """The byte budget of what waits and lives in executions is used up."""
+    """The byte budget of waiting events and executions is used up."""
 
 
 class IngressFull(EntryError, EnvironmentFault):
@@ -259,7 +258,7 @@ class NothingHeld(OpError):
 
 
 class UnexpectedException(OpError):
-    """A component raised what is no bbnode error: a fault of its author."""
+    """A component raised an exception that is not a bbnode error: its author's fault."""
 
 
 # --- snapshot --------------------------------------------------------------------------
@@ -278,11 +277,11 @@ class SnapshotFailed(ComponentError):
 
 
 class NodeBusy(SnapshotFailed):
-    """A component works in another thread now, and its state of before was not kept."""
+    """A component is at work in a thread, and its earlier state was not kept."""
 
 
 class SavedFailure(OpError):
-    """An error that waited in a snapshot; shown as what it was then."""
+    """An error that was stored in a snapshot, with its original kind and text."""
 
     def __init__(self, kind: str, detail: str) -> None:
         self.kind = kind
@@ -294,12 +293,12 @@ class ReservedName(InvalidArtifact, AuthorError):
     """A program uses a name that belongs to the framework."""
 
 
-# What a user or the host does to the process, not what a component did: it goes through.
+# Exceptions from the user or the host, not from a component: they are not caught.
 STOPS = (KeyboardInterrupt, SystemExit)
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """Kind and text of what an op raised; an error that can't even be printed has a text too."""
+    """Return the kind and text of an error, even if its `__str__` fails."""
     if isinstance(error, SavedFailure):
         return error.kind, error.detail
     try:
@@ -314,6 +313,6 @@ def describe(error: BaseException) -> tuple[str, str]:
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the nearest of `known`, or nothing."""
+    """Return `; did you mean 'x'?` for the nearest of `known`, or ""."""
     near = difflib.get_close_matches(given, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,8 +1,8 @@
 """The executor: the frames of a node, and the queue of ops that can fire.
 
-Rule: ops fire in the order in which they became ready, over all executions. Everything that
-an op does ends here: a result wakes consumers, an exception becomes an OpFailed step, PARKED
-leaves the op to the table of waiting ops. Nothing leaves as an exception.
+Rule: ops of all executions fire in the order in which they became ready. Every outcome of an op is
+handled here: a result wakes consumers, an exception becomes an OpFailed step, and PARKED leaves the
+op to the table of waiting ops. No exception leaves the executor.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Executor:
     ) -> Frame | None:
         """Return a new frame, to be seeded and launched; None, with a step, if there are too many.
 
-        Without the number of an `execution` it gets the next one.
+        `execution` is its number, by default the next one.
         """
         if execution is None:
             execution = self.next_execution()
@@ -106,7 +106,7 @@ class Executor:
         return frame
 
     def came_from(self, frame: Frame, peer: PeerId, wire_req_id: int, site: int) -> None:
-        """Note whose message a new frame is of, and the site where it came in."""
+        """Record the message that started a new frame, and its site."""
         frame.source_peer, frame.wire_req_id, frame.site = peer, wire_req_id, site
         self.frames_of[peer] = self.frames_of.get(peer, 0) + 1
 
@@ -119,13 +119,13 @@ class Executor:
             self.reports.bus.publish(BusKind.OP_FAILED)
 
     def launch(self, frame: Frame) -> None:
-        """Queue what can fire at once, or the execution itself until it is its turn."""
+        """Queue the ops that can fire at once, or the execution until it is its turn."""
         self.reports.counts["executions"] += 1
         if not frame.plan.in_turn or self.turns.take(frame):
             self.begin(frame)
 
     def begin(self, frame: Frame) -> None:
-        """Queue what can fire at once."""
+        """Queue the ops that can fire at once."""
         if self.tracer.on:
             self.tracer.started(frame)
         initial = frame.plan.initial
@@ -136,7 +136,7 @@ class Executor:
             self.end(frame)
 
     def end(self, frame: Frame) -> None:
-        """Drop a frame: it is finished, or stopped."""
+        """Drop a frame that is finished or stopped."""
         if frame.ended:
             return
         frame.ended = True
@@ -180,11 +180,10 @@ class Executor:
     def _run(self, budget: int | None) -> int:
         """Fire what is ready, at most `budget` ops; returns how many fired.
 
-        This loop is what every op pays for: it does nothing by name, and nothing twice. The ops of
-        one entry share all that can be shared: until the last of them has fired, `frame.live`
-        still counts those that have, and not yet those that they woke, so that it can't come to 0
-        too early. An op that is alone in its entry and wakes one op, with nothing else in the
-        queue, is followed by that one at once: through the queue it would come to the same.
+        This loop is the cost of every op, so it looks nothing up by name and does nothing twice.
+        Until the last op of an entry has fired, `frame.live` still counts the fired ones and not
+        yet those they woke, so that it can't reach 0 too early. If an op is alone in its entry and
+        wakes one op while the queue is empty, that one fires next without going through the queue.
         """
         ready = self.ready
         pop = ready.popleft
@@ -278,7 +277,7 @@ class Executor:
         return fired
 
     def fire(self, frame: Frame, op: Op) -> None:
-        """Fire one op, outside of the loop."""
+        """Fire one op outside of the loop."""
         try:
             result = op.fire(frame)
         except STOPS:
@@ -350,8 +349,7 @@ class Executor:
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: all frames, oldest first, ready ops, and counts.
 
-        What hangs on a frame but is another table's (parked ops, bootstraps) is put back by that
-        table.
+        Other tables restore what belongs to them and refers to a frame (parked ops, bootstraps).
         """
         return [
             [_save(frame, writer) for frame in self.frames.values()],
@@ -377,7 +375,7 @@ class Executor:
 
 
 def _save(frame: Frame, writer: SnapshotWriter) -> list[Any]:
-    """Save a frame, but for values that stand where the template has them, and for scratch."""
+    """Save a frame without scratch and without values that are the template's."""
     plan = frame.plan
     return [
         frame.execution,

@@ -1,8 +1,8 @@
 """A frame: one execution over one plan.
 
-Rule: a frame owns all values of its execution; two frames never share one. When nothing of
-it is ready or parked it is finished and dropped whole. The last element of `values` is
-scratch: outputs that nobody reads are written there.
+Rule: a frame owns all values of its execution; two frames never share one. When none of its ops is
+ready or parked, the frame is finished and dropped as a whole. The last element of `values` is
+scratch: outputs that no op reads are written there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bbnode.ir.values import Value
 
 
 class Marker(enum.Enum):
-    """Objects that stand where no value is."""
+    """Objects in the place of a value."""
 
     MISSING = "missing"
     PARKED = "parked"
@@ -76,8 +76,8 @@ class Op:
         self.alone: tuple[Op, ...] = (self,)
         self.wakes: tuple[Op, ...] | None = None
         self.fire: Callable[[Frame], Any] = _unbound
-        # Of ops that park: what makes outputs of that with which they are resumed, and the
-        # RunTask of one whose component works in a worker thread.
+        # For ops that park: the function from the result to outputs, and the one that makes the
+        # RunTask of an op that runs in a worker thread.
         self.finish: Callable[[Frame, Any], Any] | None = None
         self.hand_out: Callable[[Task], RunTask] | None = None
 
@@ -86,7 +86,7 @@ class Op:
 
 
 def _unbound(_frame: Frame) -> Value:
-    raise RuntimeError("an op fires before its plan is complete")
+    raise RuntimeError("an op fired before its plan was complete")
 
 
 class EntryPlan:
@@ -121,14 +121,14 @@ class EntryPlan:
         self.initial: tuple[Op, ...] = ()
         self.seeds: tuple[int, ...] = ()
         self.seed_names: tuple[str, ...] = ()
-        self.component: int | None = None  # of what comes for a component: its number
+        self.component: int | None = None  # the number of the component that it is for
         self.in_turn = False  # one execution at a time (`turns`)
         self.by_sender = False  # … of those that one peer started at one site
         self.counts = False  # some op waits for several others
 
     @classmethod
     def of_op(cls, op: Op, name: str, target: str, values: int = 0) -> EntryPlan:
-        """Return the plan of one op over so many values, which are its seeds."""
+        """Return the plan of one op with `values` seeds."""
         plan = cls(name, target)
         plan.seeds = tuple(range(values))
         plan.template = [MISSING] * (values + 1)  # and scratch
@@ -138,8 +138,8 @@ class EntryPlan:
     def complete(self, ops: Sequence[Op], waits: Mapping[int, int]) -> None:
         """Set the ops, whose consumers are set, and how many ops each index waits for (or 0).
 
-        Rivals of one group (the relays of an Any) count as one: only one of them ever has a
-        result, so that what waits for nothing else is woken once even by them.
+        Rivals of one group (the relays of an Any) count as one, since only one of them ever has a
+        result.
         """
         self.ops = tuple(ops)
         self.pending = [waits.get(op.index, 0) for op in ops]
@@ -156,7 +156,7 @@ class EntryPlan:
 class Frame:
     """One execution.
 
-    `rt` is a `bbnode.engine.services.Services`: what ops of its node use, and nobody else.
+    `rt` is a `bbnode.engine.services.Services`, for ops only.
     """
 
     __slots__ = (
@@ -189,7 +189,7 @@ class Frame:
         self.execution = execution
         self.started_ns = started_ns
         self.values: list[Value] = plan.template.copy()
-        # Not copied where no op waits for two: nothing is counted then.
+        # Copied only if some op waits for several others; else nothing is counted.
         self.pending = plan.pending.copy() if plan.counts else plan.pending
         self.live = 0  # ops that are ready or parked
         self.ended = False
@@ -215,13 +215,13 @@ class Frame:
             self.charges.append(charge)
 
     def take_unit(self, semaphore: int) -> None:
-        """Note a unit that this execution has taken."""
+        """Record a unit that this execution has taken."""
         if self.units is None:
             self.units = [semaphore]
         else:
             self.units.append(semaphore)
 
     def drop_unit(self, semaphore: int) -> None:
-        """Note that a unit was given back, if it was one of this execution."""
+        """Forget a unit that was given back, if this execution had taken it."""
         if self.units is not None and semaphore in self.units:
             self.units.remove(semaphore)

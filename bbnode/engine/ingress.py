@@ -46,7 +46,7 @@ class Charge:
 
 
 class ByteBudget:
-    """Bytes that may wait and live together.
+    """The budget of bytes in waiting events and in executions.
 
     Bytes taken and bytes returned are counted apart: any thread takes, under the lock, and the
     polling thread alone returns, so that it needs none.
@@ -65,11 +65,11 @@ class ByteBudget:
 
     @property
     def remaining(self) -> int | None:
-        """Bytes left; None when there is no limit."""
+        """Bytes left; None without a limit."""
         return None if self._limit is None else self._limit - self.used
 
     def charge(self, size: int) -> Charge | None:
-        """Take `size` bytes; None when they are not there."""
+        """Take `size` bytes; return None if they are not left."""
         with self._lock:
             return self.take_locked(size) if self.fits(size) else None
 
@@ -83,7 +83,7 @@ class ByteBudget:
         return self._limit is None or self._taken - self.returned + size <= self._limit
 
     def take_locked(self, size: int) -> Charge:
-        """Take what fits, or was granted; for callers that hold the lock."""
+        """Take `size` bytes unchecked; for callers that hold the lock."""
         self._taken += size
         return Charge(self, size)
 
@@ -103,7 +103,7 @@ make_inbound = maker(InboundBytes, "peer", "data", "observed", "charge")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboundRefused:
-    """An envelope that was dropped at the boundary; only this note of it is kept."""
+    """A record of an envelope that was dropped at the boundary."""
 
     peer: PeerId
     size: int
@@ -164,7 +164,7 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """The host puts an event of the program's own on the bus."""
+    """The host publishes an event of the program on the bus."""
 
     kind: int
 
@@ -227,7 +227,7 @@ class Ingress:
     """Events and completions that wait for a poll."""
 
     def __init__(self, limits: Limits) -> None:
-        # One lock for all that a push touches: taking three costs more than the rest of it.
+        # One lock for everything that a push touches: three would cost more than the push itself.
         self._lock = threading.Lock()
         self.budget = ByteBudget(limits.ingress_bytes, self._lock)
         self.executions = Executions(self._lock)
@@ -258,7 +258,7 @@ class Ingress:
         return bool(self._events or self._completions)
 
     def has_completions(self) -> bool:
-        """Return True if a completion waits; one that comes just now is taken by the next poll."""
+        """Return True if a completion waits; one that comes right now is for the next poll."""
         return bool(self._completions)
 
     def push(self, event: Event, *, must: bool = False) -> bool:
@@ -351,7 +351,7 @@ class Ingress:
         return taken
 
     def untake(self, events: Iterable[Event]) -> None:
-        """Put back what a poll has no time for, before all that came meanwhile; in its order."""
+        """Put back events that a poll had no time for, in order, before those that came since."""
         with self._lock:
             self._events = deque((*events, *self._events))
 
@@ -390,6 +390,6 @@ class Ingress:
             return list(self._events), list(self._completions)
 
     def add_counts(self, counts: Mapping[str, int]) -> None:
-        """Go on counting from there."""
+        """Add to the counts."""
         with self._lock:
             self._counts.update(counts)

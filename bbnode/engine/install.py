@@ -1,8 +1,7 @@
-"""Install: bring the chosen targets of a compiled model up as a node.
+"""Installation: a node made from the chosen targets of a compiled model.
 
-Rule: everything that can be wrong is found here, before anything runs, and is told whole: all
-missing component types, all ops that can't run. Components are made once per slot, those
-that others depend on first.
+Rule: all faults are found here, before anything runs, and are reported together: all missing
+component types, all ops that can't run. Components are made once per slot, dependencies first.
 """
 
 from __future__ import annotations
@@ -64,16 +63,15 @@ def install(
         model: what the compiler returned; or a `ProgramPlan`, which nodes may share.
         targets: target names (`<class>#<hash>`) or classes; not looked at for a `ProgramPlan`.
         config: settings per slot, over those that the artifact stores.
-        seed: of what the program draws (RngU64).
+        seed: of the program's draws (RngU64).
         incarnation: grows with every start of this peer, so that ids differ between starts.
         snapshots: save a component's state before each offloaded call that may change it, so
             that `Node.snapshot` works at any time. Without it such a component is busy.
         record: gets the record of the node's life, frame by frame (see `engine.record`);
             `bbnode replay` runs it again.
-        own_artifact: the model was made by this machine's user, so that its settings count even
-            where they name files and the like (see `bbnode.components.settings`); what came from
-            others, and any file may, sets no such thing.
-        trace: polls tell every execution, op and fill (`Node.set_tracing` changes it later).
+        own_artifact: the model was made by this machine's user, so that its settings may name files
+            and the like (see `bbnode.components.settings`); False for any other artifact.
+        trace: report every execution, op and fill (`Node.set_tracing` changes it later).
 
     Raises:
         NotCompiled, UnknownTarget, InvalidArtifact: of the artifact.
@@ -129,7 +127,7 @@ def install(
 
 
 def _classes(program: ProgramPlan) -> dict[str, type[Component]]:
-    """Return the component class of every slot; all that are missing are told at once."""
+    """Return the component class of every slot; raises one error for all missing ones."""
     found: dict[str, type[Component]] = {}
     missing: list[tuple[str, str, str]] = []
     for slot in program.slots:
@@ -181,7 +179,7 @@ def _make_components(
 
 
 def _connect(cells: Mapping[str, ComponentCell]) -> None:
-    """Tell every cell which others a thread of it may use; backends are not locked."""
+    """Set the cells that a thread of each cell may use; backends are not locked."""
     used_by: dict[str, list[ComponentCell]] = {name: [] for name in cells}
     for name, cell in cells.items():
         found: dict[str, None] = {}

@@ -1,9 +1,9 @@
 """A node: the entry points of a host, and the poll that drives everything.
 
-Rule: `poll` goes through its phases in a fixed order: ingress, frontier, bus, timers,
-completions, frontier, outbound. It returns steps and never raises for anything that came from
-outside. Entry points check what they are given, copy it, and queue it; all of them may be called
-from any thread, but for those that say otherwise.
+Rule: `poll` runs its phases in a fixed order: ingress, frontier, bus, timers, completions,
+frontier, outbound. It returns steps and never raises for anything that came from outside. Entry
+points check, copy and queue their arguments, and may be called from any thread unless they say
+otherwise.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Node:
     def component(self, slot: str) -> Any:
         """Return the component of a slot, to be read on the polling thread. Raises UnknownSlot.
 
-        What changes it belongs in the program: the engine keeps ops of one component apart.
+        Change it only by ops of the program, of which the engine runs one at a time.
         """
         for cell in self._rt.cells:
             if cell.slot == slot:
@@ -106,7 +106,7 @@ class Node:
 
     @property
     def unreachable_ops(self) -> tuple[str, ...]:
-        """Ops that no entry can ever fire, for instance where values of two Recvs would meet."""
+        """Ops that no entry can ever fire, such as one that needs the values of two Recvs."""
         return self._program.unreachable
 
     def set_addresses(self, addresses: Sequence[Multiaddr]) -> None:
@@ -116,11 +116,11 @@ class Node:
 
     @property
     def tracing(self) -> bool:
-        """True when polls tell every execution, op and fill."""
+        """True while polls report every execution, op and fill."""
         return self._rt.tracer.on
 
     def set_tracing(self, on: bool) -> None:
-        """Tell every execution, op and fill from the next poll on, or no more (polling thread)."""
+        """Switch steps for every execution, op and fill, from the next poll (polling thread)."""
         self._note("set_tracing", on)
         self._rt.executor.set_tracing(on)
 
@@ -134,7 +134,7 @@ class Node:
         """Start one execution of a target with all of its inputs; returns its id.
 
         Raises UnknownTarget, UnknownInput, MissingInput, TooManyInputs, InputTypeMismatch,
-        OversizePayload, BudgetExceeded, IngressFull, IngressClosed; nothing was started then.
+        OversizePayload, BudgetExceeded, IngressFull, IngressClosed; then nothing is started.
         """
         plan = self._program.find(target)
         adopted, size = adopt_inputs(plan, inputs, self._rt.limits)
@@ -154,7 +154,7 @@ class Node:
 
         Raises UnknownTarget, UnknownInput, MissingInput, TooManyInputs, InputTypeMismatch,
         OversizePayload, BudgetExceeded, AlreadyTransitivelyQueued, IngressFull, IngressClosed;
-        nothing was queued then.
+        then nothing is queued.
         """
         asked = self._rt.bootstraps.stage(target)
         if asked is None:
@@ -169,7 +169,7 @@ class Node:
     def deliver_inbound(
         self, peer: PeerId, data: bytes | memoryview, observed_address: Multiaddr | None = None
     ) -> None:
-        """Take one envelope of an authenticated peer; a refusal shows in steps or counters.
+        """Queue one envelope of an authenticated peer; a refusal shows in steps or counters.
 
         A read-only view is kept as it is, and belongs to the node from now on.
         """
@@ -188,24 +188,23 @@ class Node:
     def peer_connected(
         self, peer: PeerId, classes: Iterable[str] = (), addresses: Iterable[Multiaddr] = ()
     ) -> None:
-        """Note a connection with a peer, which said which classes it plays."""
+        """Report a connection with a peer that plays these classes."""
         self._rt.ingress.push(
             ev.PeerConnected(peer=peer, classes=tuple(classes), addresses=tuple(addresses)),
             must=True,
         )
 
     def peer_disconnected(self, peer: PeerId, reason: str) -> None:
-        """Note that the last connection with a peer is gone."""
+        """Report that the last connection with a peer is gone."""
         self._rt.ingress.push(ev.PeerDisconnected(peer=peer, reason=reason), must=True)
 
     def send_failed(
         self, peer: PeerId, reason: str, *, tag: int | None = None, blames_peer: bool = True
     ) -> None:
-        """Note that the transport could not send an envelope, and will not any more.
+        """Report that the transport has given up an envelope.
 
-        `tag`: of the SendEnvelope, so that a request that went out in it waits for this peer no
-        longer. Backoff and governor hear of it only where it says something of the peer as it is
-        now; a peer that was restarted has a clean slate.
+        `tag` is that of the SendEnvelope, so that its request no longer waits for this peer. Only a
+        failure that is the peer's fault counts for backoff and governor.
         """
         self._rt.ingress.push(
             ev.SendFailed(peer=peer, reason=reason, blames_peer=blames_peer, tag=tag),
@@ -217,7 +216,7 @@ class Node:
         self._rt.ingress.push(ev.Lifecycle(phase=phase))
 
     def publish_event(self, kind: int) -> None:
-        """Put an event of the program's own on the bus: `FIRST_PROGRAM_KIND` and above.
+        """Publish an event of the program on the bus, of kind `FIRST_PROGRAM_KIND` or above.
 
         Raises InvalidEventKind for kinds of the engine's own, and for anything but an integer.
         """
@@ -229,11 +228,11 @@ class Node:
         self._rt.ingress.push(ev.Published(kind=kind))
 
     def complete(self, token: int, result: Value) -> None:
-        """Take a RunTask's result."""
+        """Complete a RunTask with its result."""
         self._push_completion(ev.Completed(token=token, result=result, error=None))
 
     def fail(self, token: int, error: BaseException) -> None:
-        """Take the error that a RunTask raised."""
+        """Complete a RunTask with the error that it raised."""
         self._push_completion(ev.Completed(token=token, result=None, error=error))
 
     def close(self) -> None:
@@ -253,7 +252,7 @@ class Node:
         self._rt.neighbours.peers.invalidate()
 
     def allow_only(self, peers: Iterable[PeerId] | None) -> None:
-        """Deny everybody else; None lifts it."""
+        """Deny all other peers; None lifts this."""
         allowed = None if peers is None else sorted(peers)
         self._note("allow_only", None if allowed is None else [p.to_bytes() for p in allowed])
         self._rt.neighbours.governor.allow_only(allowed)
@@ -345,8 +344,8 @@ class Node:
     def snapshot(self, now_ns: int | None = None) -> bytes:
         """Return all state of the node, between two polls (see `bbnode.engine.snapshot`).
 
-        `now_ns`: the host's time, at which a node that loads it goes on, with whatever time was
-        left to what waits. None: the time of the last poll.
+        `now_ns`: the host's time, from which a restored node continues: what waits keeps its
+        remaining time. None: the time of the last poll.
 
         Raises SnapshotFailed where a component or a value can't be saved (NodeBusy: not now).
         """
@@ -356,10 +355,10 @@ class Node:
     def restore(self, data: bytes, now_ns: int | None = None, *, same_life: bool = False) -> None:
         """Load a snapshot, before anything else is done with the node.
 
-        `now_ns`: the host's time at which the node's own goes on; None: that of the first poll.
+        `now_ns`: the host's time at which the node's own continues; None: that of the first poll.
         `same_life`: no new incarnation, and connections are as they were.
 
-        Raises SnapshotRefused; install the node anew then.
+        Raises SnapshotRefused; then install the node again.
         """
         if self._rt.clock.started:
             raise SnapshotRefused("the node has polled; restore right after install")
@@ -369,7 +368,7 @@ class Node:
         self._rt.clock.resume(now_ns, same_life=same_life)
 
     def record(self, sink: Sink, head: Mapping[str, Any]) -> None:
-        """Write down all that comes in from now on; for `install`."""
+        """Record all input from now on; for `install`."""
         self._recorder = Recorder(sink, self._rt, head)
 
     def _note(self, method: str, *arguments: Any) -> None:

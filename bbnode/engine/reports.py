@@ -1,7 +1,7 @@
 """Reports of a node: the steps of a poll, counters, and events on the bus.
 
-Rule: nothing leaves a poll as an exception. What goes wrong is a step and a counter, and an event
-for programs that listen.
+Rule: no exception leaves a poll. An error becomes a step, a counter, and an event for programs that
+subscribe to it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Reports:
         self.steps.append(steps.Telemetry(name=name, attributes=attributes))
 
     def op_failed(self, execution: int, target: str, op: str, error: BaseException) -> None:
-        """Report a failure; outside of any execution, that is number 0."""
+        """Report a failure; outside of any execution, `execution` is 0."""
         kind, detail = describe(error)
         self.counts["ops.failed"] += 1
         self.steps.append(
@@ -46,7 +46,7 @@ class Reports:
         )
 
     def peers_changed(self, made: Sequence[steps.Step]) -> None:
-        """Report what the tables about peers say, on the bus as well."""
+        """Report changes of peers, on the bus as well."""
         self.steps.extend(made)
         for step in made:
             if isinstance(step, steps.PeerUp):

@@ -1,7 +1,7 @@
-"""The composition of a node: every service once, with the few others that it uses.
+"""The composition of a node: every service, with the others that it uses.
 
-Rule: services know each other through arguments alone; what has to be tied after both are made
-(an ending frame and what it holds, a request and its envelope) is tied here.
+Rule: services get each other as arguments; callbacks between two existing services (an ending frame
+and what it holds, a request and its envelope) are set here.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class Runtime(Services):
             ev.Published: lambda e: reports.bus.publish(e.kind),
             ev.BootstrapAsked: self.bootstraps.take,
         }
-        # Of each kind, what is done with a timer's key and the time at which it was due.
+        # The handler of each kind of timer, called with its key and the time at which it was due.
         self.on_timer: Mapping[TimerKind, Callable[[int, int], object]] = {
             TimerKind.PARKED_DONE: lambda key, _: self.suspensions.resume(key, TRIGGER, None),
             TimerKind.PARKED_DEADLINE: lambda key, _: self.suspensions.too_late(key),
@@ -191,7 +191,7 @@ class Runtime(Services):
         }
 
     def begin_life(self, incarnation: int) -> None:
-        """Go on as another incarnation: ids on the wire come from a stream of its own."""
+        """Continue as another incarnation, with a new stream of ids for the wire."""
         self.incarnation = incarnation
         self.wire_ids.restart(wire_ids(self.neighbours.self_peer.to_bytes(), incarnation))
 
@@ -233,8 +233,8 @@ class Runtime(Services):
     def tables(self, ingress: IngressTable) -> dict[str, Table]:
         """Return all tables of the node by the names under which they are saved.
 
-        The order is that of loading. Timers and frames come first, others refer to them; lines
-        come to be with the parked ops that stand in them.
+        The order is that of loading. Timers and frames come first, because others refer to them;
+        lines are restored with the parked ops in them.
         """
         return {
             "timers": self.scheduler,
@@ -263,7 +263,7 @@ class Runtime(Services):
 
     @cached_property
     def plans(self) -> list[EntryPlan]:
-        """All plans that an execution may follow, in an order that is the program's."""
+        """All plans of executions, in the program's order."""
         program = self.program
         plans: Iterable[EntryPlan] = (
             *(plan for t in program.targets for plan in (t.invoke, *t.events.values())),

@@ -1,8 +1,8 @@
 """The services of one node that its ops use.
 
-Rule: ops share their plan with other nodes, and so reach everything that belongs to one node
-through `frame.rt`. Only ops and the code that composes a node hold it: a table takes the few
-services that it uses, as arguments.
+Rule: ops share their plan with other nodes, and so reach everything of their own node through
+`frame.rt`. Only ops and the code that composes a node use it; a table gets the few services that it
+needs as arguments.
 """
 
 from __future__ import annotations
@@ -58,5 +58,5 @@ class Services:
     records: Records
     rng: SplitMix64
     wire_ids: SplitMix64
-    # Does what a component's method asked for: (its number, frame, op, actions).
+    # Carries out what a component's method asked for: (component number, frame, op, actions).
     carry_out: Callable[[int, Frame, Op, Sequence[Action]], None]

@@ -48,7 +48,7 @@ class Sources:
                     self._booting.append(frame)
 
     def check_booted(self) -> None:
-        """Report once that everything that `boot` fired has ended."""
+        """Report once that all executions that `boot` fired have ended."""
         if self._booting is None or not all(frame.ended for frame in self._booting):
             return
         ok = not any(frame.failures for frame in self._booting)
@@ -65,11 +65,11 @@ class Sources:
         self._fire(source.plan, Timestamp(now_ns))
 
     def enter_phase(self, phase: int) -> None:
-        """Fire what waits for a phase of the host's."""
+        """Fire the sources that wait for a phase of the host."""
         self._fire_all("LifecyclePhase", phase, TRIGGER)
 
     def deliver_bus(self) -> None:
-        """Fire what is subscribed to the events that wait on the bus."""
+        """Fire the sources that are subscribed to the events on the bus."""
         for kind in self.reports.bus.take():
             self._fire_all("EventSource", kind, EventKind(kind), from_bus=True)
 

@@ -1,7 +1,7 @@
-"""Steps: what a poll tells its host.
+"""Steps: the output of a poll, for the host.
 
-Rule: a step is a fact or a request, complete in itself; the host carries it out or shows
-it, and never answers it but through the node's entry points.
+Rule: a step is a fact or a request, complete in itself; the host shows it or carries it out, and
+reports back only through the node's entry points.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bbnode.ir.values import Value
 class SendEnvelope:
     """Send one envelope: `parts` are its bytes, to be written in order and never copied.
 
-    `addresses` are what the address book knows of the peer, best first; `tag` is unique on
-    this node.
+    `addresses` are the peer's addresses in the address book, best first; `tag` is unique on this
+    node.
     """
 
     peer: PeerId
@@ -79,7 +79,7 @@ make_finished = maker(ExecutionFinished, "execution", "target", "ok", "failures"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerResolveFailed:
-    """A send left out one peer, because nobody knows where it is or it must not be reached."""
+    """A send left out one peer, which has no known address or is denied."""
 
     peer: PeerId
     op: str
@@ -103,7 +103,7 @@ class PeerDown:
     reason: str
 
 
-# Every `kind` of WireReceiveFailed: a label of metrics, whose values have to be known beforehand.
+# Every `kind` of WireReceiveFailed: a label of metrics, whose values have to be known in advance.
 RECEIVE_FAILURES: Final[dict[str, str]] = {
     "DecodeFailed": "the bytes are not an envelope, or the payload is not a value of its type",
     "EnvelopeTooLarge": "over `envelope_bytes`",

@@ -1,9 +1,9 @@
 """Values and units that outlive executions: semaphores, queues, held values, records.
 
-Rule: each is named in the program and belongs to the node, shared by all of its executions
-and targets. An op that has to wait stands in line, first come, first served, and leaves the line
-by its deadline or with its execution. Values that stay here are charged to the node's byte
-budget, and own their memory: a view would keep the whole envelope alive that it came in.
+Rule: each is named in the program and belongs to the node, shared by all of its executions and
+targets. Ops wait in line, first come, first served, until their deadline or the end of their
+execution. Stored values are charged to the node's byte budget and own their memory: a view would
+keep its whole envelope alive.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Stores:
         self.holds: list[StoredValue | None] = [None] * len(plan.holds)
 
     def keep(self, value: Value, what: str) -> StoredValue:
-        """Return a value to be stored. Raises BudgetExceeded when there is no room."""
+        """Return a value to be stored, charged and detached. Raises BudgetExceeded."""
         charge = self._budget.charge(size_of(value))
         if charge is None:
             raise BudgetExceeded(
@@ -160,8 +160,8 @@ _RECORDS = many(RowForm(_Record, at_ns=PLAIN, execution=PLAIN, name=PLAIN, kept=
 class Records:
     """The newest values of all Record ops together, bounded in number and in bytes.
 
-    The oldest makes room for what comes; a value that does not fit even then is dropped and
-    counted (`records.dropped`).
+    The oldest make room for new ones; a value that does not fit even then is dropped and counted
+    (`records.dropped`).
     """
 
     def __init__(self, budget: ByteBudget, counts: Counter[str]) -> None:
@@ -178,7 +178,7 @@ class Records:
         return [(row.at_ns, row.execution, row.name, row.kept.value) for row in self._rows]
 
     def add(self, now_ns: int, execution: int, name: str, value: Value) -> None:
-        """Keep a value; older ones go where there is no room."""
+        """Keep a value, dropping older ones to make room."""
         size = size_of(value)
         charge = None
         if size <= MAX_RECORD_BYTES:

@@ -1,10 +1,10 @@
-"""Parked ops: what they wait for, until when, and how they go on.
+"""Parked ops: what they wait for, until when, and how they are resumed.
 
 Rule: every parked op has a deadline and an entry here, and ends in exactly one way: it is resumed,
-its deadline passes, or its execution ends. Whatever it held of a component is then given to the
-next in line. A worker thread cannot be taken back, so an op that runs in one keeps its component
-until the thread returns, even when the op itself has failed by its deadline or with its execution:
-its entry is then abandoned.
+its deadline passes, or its execution ends. The component that it held is then given to the next in
+line. A worker thread can't be stopped, so an op that runs in one keeps its component until the
+thread returns, even if the op has failed by its deadline or with its execution: its entry is then
+abandoned.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class Parked:
     whom: str
     since_ns: int
     until_ns: int
-    timer: Timer | None  # None: somebody else watches the time
+    timer: Timer | None  # None: its deadline is watched elsewhere
     cell: ComponentCell | None = None
-    line: Line | None = None  # where its token stands and waits for its turn
+    line: Line | None = None  # the line in which its token waits
     arguments: tuple[Value, ...] | None = None  # of a task, so that it can be handed out again
     moves: bool = False  # a task that may change its component's state
     abandoned: bool = False
@@ -107,7 +107,7 @@ class Waiting:
 
 
 class Firing(Protocol):
-    """The part of the executor that goes on with ops."""
+    """The part of the executor that resumes ops."""
 
     def emit(self, frame: Frame, op: Op, result: Any, started_ns: int | None = None) -> None:
         """Store an op's result and wake its consumers."""
@@ -200,9 +200,9 @@ class Suspensions:
     ) -> Literal[Marker.PARKED]:
         """Leave an op until `resume`, or until it is too late.
 
-        Without `until_ns`, it is too late after the op's own deadline, or a default. A task or
-        completion holds its component. `line` is where it waits for its turn. `timer_kind` None:
-        somebody else watches the time. Raises PendingAsyncExceeded.
+        `until_ns` is by default the op's own deadline, or a general one. A task or completion holds
+        its component. `line` is the line in which it waits. With `timer_kind` None its deadline is
+        watched elsewhere. Raises PendingAsyncExceeded.
         """
         limit = self.limits.pending_async
         if limit is not None and len(self._parked) >= limit:
@@ -280,9 +280,9 @@ class Suspensions:
             self.reports.steps.append(parked.op.hand_out(parked))
 
     def hand_out_again(self, *, same_life: bool) -> None:
-        """Hand every task that has not returned to a thread once more, after a restore.
+        """Hand out again every task that has not returned, after a restore.
 
-        In a new life nobody waits for those that were given up: their components are free.
+        In a new life those that were given up are dropped, and their components are free.
         """
         done = self.ingress.completed()
         for parked in self:
@@ -307,10 +307,10 @@ class Suspensions:
             line=cell.line,
         )
 
-    # -- going on ----------------------------------------------------------------------------
+    # -- resuming ----------------------------------------------------------------------------
 
     def resume(self, token: int, result: Any, error: BaseException | None) -> None:
-        """Go on with a parked op's outputs, or fail it."""
+        """Resume a parked op with its result, or fail it."""
         parked = self._pop(token)
         if parked is None:
             self.reports.counts["completion.unknown"] += 1
@@ -341,8 +341,8 @@ class Suspensions:
             self.firing.emit(parked.frame, parked.op, result, parked.since_ns)
 
     def _check_completion(self, parked: Parked, result: Any) -> None:
-        # Results of tasks are not capped: they are the return value of the component's own
-        # method, as when it returns at once. A completion may be used by anybody who got it.
+        # Results of tasks are not capped, like other return values of a component's methods. A
+        # completion may be used by anybody who has it.
         cap = self.limits.completion_bytes
         if cap is not None and size_of(result) > cap:
             raise OversizePayload(
@@ -368,7 +368,7 @@ class Suspensions:
         if parked is None:
             return
         if parked.why is WaitReason.TASK:
-            # The thread can't be taken back: its component stays taken until it returns.
+            # The thread can't be stopped: its component stays held until it returns.
             if parked.timer is not None:
                 self.scheduler.cancel(parked.timer)
             parked.abandoned = True
@@ -386,7 +386,6 @@ class Suspensions:
             self.give_up(token)
 
     def _pop(self, token: int) -> Parked | None:
-        """Remove an entry, and its timer."""
         parked = self._parked.pop(token, None)
         if parked is not None:
             if parked.frame.parked is not None:
@@ -429,9 +428,9 @@ class Suspensions:
             self.serve(freed)
 
     def serve(self, cell: ComponentCell) -> None:
-        """Let those into a component that wait in line and may be let in now.
+        """Let the waiting ops into a component that may enter now.
 
-        A running bootstrap's ops pass those that wait for the bootstrap.
+        Ops of a running bootstrap overtake those that wait for its end.
         """
         while True:
             token = next((t for t in cell.line if self._may_enter(t, cell)), None)
@@ -453,7 +452,7 @@ class Suspensions:
         return [[_ROW.save(parked, writer) for parked in self], self._next_token]
 
     def load(self, plain: Any, reader: SnapshotReader) -> None:
-        """Load what `state` returned; components come to be held as they were."""
+        """Load what `state` returned; components are held again as they were."""
         rows, self._next_token = plain
         for row in rows:
             self._add(_ROW.load(row, reader))

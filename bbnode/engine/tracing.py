@@ -1,9 +1,9 @@
 """Tracing: one step per execution, op and fill, for hosts that follow them.
 
-Rule: only while it is on; the executor then runs a loop of its own, so that a node that does not
-trace pays nothing per op. Times are those of the polls: the engine has no clock of its own, and
-an op that fires within one poll takes no time. One message is followed across peers by (sender,
-wire_req_id, site): `FillSent` here, `ExecutionStarted` there.
+Rule: while tracing is on, the executor runs another loop, so that a node that does not trace pays
+nothing per op. Times are those of the polls: the engine has no clock of its own, and an op that
+fires within one poll takes no time. A message is followed across peers by (sender, wire_req_id,
+site): `FillSent` here, `ExecutionStarted` there.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Executions of one entry that take turns, because they share what a component keeps.
 
 Rule: an entry that uses a component twice or more, and changes it, runs one execution at a time,
-in the order in which they came: `load_parameters` and `train` of two rounds never mix. An
-execution waits for others of its own entry alone; what it waits for on the way are entries
-further down the program, so that turns can't wait for each other in a circle. Payloads that are
-decoded apart take turns by peer and site. Entries that wait
-for other executions by themselves (queues, held values, semaphores) do not take turns.
+in the order in which they came: `load_parameters` and `train` of two rounds never mix. An execution
+waits for a turn only behind others of its own entry, and otherwise only for entries further down
+the program, so turns can't deadlock. Payloads that are decoded in a thread take turns by peer and
+site. Entries that wait for other executions anyway (queues, held values, semaphores) do not take
+turns.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from bbnode.ir.peer import PeerId
 
 # Ops that another execution, maybe of the same entry, has to release.
 _WAIT_FOR_OTHERS: Final = frozenset({"Serialize.Dequeue", "Hold.Flush", "Limit.Acquire"})
-# Until when a turn is said to be waited for where the execution has no deadline: each op before it
-# has one of its own.
+# The reported deadline of a wait for a turn if the execution has none; each op before it has one.
 MAX_TURN_NS: Final = 3_600 * 1_000_000_000
 
 
@@ -128,7 +127,7 @@ class Turns:
         return True
 
     def waiting(self) -> list[Waiting]:
-        """Executions that wait for their turn."""
+        """Return the executions that wait for their turn."""
         return [
             Waiting(
                 what=frame.plan.name,

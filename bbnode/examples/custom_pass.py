@@ -4,8 +4,8 @@ Run it with `python -m bbnode.examples.custom_pass`.
 
 A pass derives from `Pass` and changes the program in place; its arguments are those of its
 class. `with_pass` says where it runs: here, once the program is cut into partitions. It writes a
-key of its own into the metadata of each send; the engine carries on as before, and whoever
-opens the compiled model finds the ids.
+key of its own into the metadata of each send; the engine ignores it, and the ids can be read from
+the compiled model.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
 Run it with `python -m bbnode.examples.gossip_averaging`.
 
 A peer holds a vector and a weight, at first its own vector and 1. At every tick it passes half of
-both to a neighbour, drawn at random, who adds them to its own; vector over weight goes to the
-mean everywhere (push-sum: Kempe, Dobra and Gehrke, FOCS 2003).
+both to a random neighbour, which adds them to its own; vector / weight converges to the mean
+everywhere (push-sum: Kempe, Dobra and Gehrke, FOCS 2003).
 
-So that nothing is lost, a message carries all that was ever passed on to this neighbour, and the
-receiver adds what is new to it (running sums: Hadjicostis et al., IEEE TCNS 2016). The next message
-makes a lost one good; one that comes twice or late changes nothing. On every peer, at any time,
-held + passed on - taken over = what it began with. In the run below links lose, double and reorder
-messages, the network is split for a second, and a peer crashes and restores what it had saved.
+So that nothing is lost, a message carries the sum of all that was ever passed on to this neighbour,
+and the receiver adds only what is new (running sums: Hadjicostis et al., IEEE TCNS 2016). The next
+message makes up for a lost one; a duplicate or late one changes nothing. On every peer, at any
+time, held + passed on - taken over = its initial values. In the run below links lose, duplicate and
+reorder messages, the network is split for a second, and a peer crashes and restores its snapshot.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class UnusableShare(ComponentError):
 
 
 class TooManyNeighbours(ComponentError):
-    """There is no room in the books for another peer."""
+    """The peer has no room for another neighbour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class PushSum(ProtocolComponent):
             wanted = f"{len(self.initial)} finite numbers; give every peer a `value` of this length"
             raise UnusableShare(f"{sender} passed on {share.shape}, not {wanted}")
         known = self._known(self.taken_over, sender)
-        # Weights only grow: what is not more came twice, late, or from before a restart.
+        # Weights only grow: a smaller or equal one is duplicate, late, or from before a restart.
         if share[-1] > known[-1]:
             self.held = self.held + (share - known)
             self.taken_over[sender] = share.copy()  # the message's own memory goes with it

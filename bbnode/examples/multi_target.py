@@ -8,9 +8,9 @@ turn them into unit vectors, stores keep a part of the vectors each:
     document:  door -> encoder -> store -> door            (a ring: the door hears the id)
     question:  door -> encoder => all stores => encoder -> door      (=> is a request)
 
-`g.request` waits until every store has answered and goes on once, with all answers. `Nearest`
-merges them; it keeps them by `ctx.execution`, since an encoder may have several questions under
-way. `Encode` is a Module too: it is called in two places, and runs where its input is.
+`g.request` waits until every store has answered and then continues once, with all answers.
+`Nearest` merges them; it keeps them by `ctx.execution`, since an encoder may have several questions
+under way. `Encode` is a Module too: it is called in two places, and runs where its input is.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Run it with `python -m bbnode.examples.quickstart`.
 
 The program below says what happens in the whole network: an asker sends numbers to a worker,
-the worker squares them, and sends them back to whoever they came from. `net_out` is the only
+the worker squares them, and sends them back to their sender. `net_out` is the only
 thing that moves a value to another peer, and that is where the compiler cuts: one part for
 the class "asker", one for the class "worker". Both peers get the same compiled model, and each
 installs the part that it plays.

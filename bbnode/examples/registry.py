@@ -5,8 +5,8 @@ Run it with `python -m bbnode.examples.registry`.
 Every second a peer announces itself to the registry (most of these calls are silent: one
 announcement per heartbeat is enough), reads what changed there since it last looked, and greets
 one of the peers that it knows of; the greeting goes straight to that peer. In the run below a
-peer crashes: the registry drops it when its time is over, and the others hear of it with their
-next look.
+peer crashes: the registry drops it when its entry expires, and the others learn of it with their
+next read.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def compile_program() -> ModelProto:
 
 
 def add_peer(network: Network, number: int) -> SimNode:
-    """Add a peer that draws whom it greets from a seed of its own, once it knows somebody."""
+    """Add a peer, which greets random peers it knows, drawn from a seed of its own."""
     config = {"others": {"seed": number, "min_peers": 0}}
     return network.add(f"peer-{number}", compile_program(), ["peer"], config=config)
 

@@ -50,7 +50,7 @@ class OutOfBounds(AuthorError):
 
 
 class FileReference(OutOfBounds):
-    """A model names a file, to be read or written by whoever runs it."""
+    """A model names a file, which running it would read or write."""
 
 
 def check_bounds(model: ModelProto) -> None:
@@ -274,7 +274,7 @@ def _metadata(where: str, entries: Iterable[Any]) -> None:
 def _names(where: str, names: Iterable[str]) -> None:
     for name in names:
         if type(name) is not str:
-            raise OutOfBounds(f"{where} holds a name that is no UTF-8 text; make the file again")
+            raise OutOfBounds(f"{where} holds a name that is not UTF-8 text; make the file again")
         if len(name) > MAX_NAME_CHARS:
             raise OutOfBounds(
                 f"{where} holds a name of {len(name)} characters ({name[:40]!r}…), at most "

@@ -44,13 +44,13 @@ from bbnode.ir.values import Composite, Metadata, ResponseBatch, Value
 Buffer = bytes | memoryview
 
 
-# Copying so few bytes takes less time than making a view of them.
+# Copying this few bytes takes less time than making a view of them.
 SMALL_BYTES = 512
 
 _TENSOR_HEADER = struct.Struct("<BB6x")
 _DIMENSIONS = tuple(struct.Struct(f"<{ndim}Q") for ndim in range(MAX_DIMENSIONS + 1))
 _HOST_IS_LITTLE = sys.byteorder == "little"
-# Of a composite: how many children, and of each its type and length.
+# The head of a composite: its number of children, and for each its type and length.
 _COUNT = struct.Struct("<I")
 _CHILD = struct.Struct("<QQ")
 
@@ -58,7 +58,7 @@ _CHILD = struct.Struct("<QQ")
 def encode_parts(value: Value, node: TypeNode | None = None) -> list[Buffer]:
     """Return the payload of `value` as buffers to be written one after the other.
 
-    What is larger than SMALL_BYTES is not copied. `node`: its type, for who knows it.
+    Buffers larger than SMALL_BYTES are not copied. `node` is the value's type, if it is known.
     """
     parts: list[Buffer] = []
     _encode_into(value, values.type_of(value) if node is None else node, parts, 0)
@@ -73,8 +73,8 @@ def encode_value(value: Value) -> bytes:
 def decode_value(node: TypeNode, payload: Buffer, budget: Budget | None = None) -> Value:
     """Decode a payload of the leaf type `node`; tensors are views of `payload`.
 
-    `budget`: what it may hold; that of a payload from a peer where none is given. Raises
-    DecodeError for anything that is not exactly one well-formed value within it.
+    `budget` bounds what it may hold; by default, the budget of a payload from a peer. Raises
+    DecodeError for anything but exactly one well-formed value within the budget.
     """
     view = memoryview(payload)
     try:
@@ -84,7 +84,7 @@ def decode_value(node: TypeNode, payload: Buffer, budget: Budget | None = None) 
     except DecodeError:
         raise
     except Exception as error:
-        raise refused(f"payload of {len(view)} bytes is no {node.name}", error) from error
+        raise refused(f"payload of {len(view)} bytes is not a {node.name}", error) from error
 
 
 def register_codec(
@@ -361,8 +361,8 @@ for _carrier in (
 
 # --- estimates -------------------------------------------------------------------------
 
-# Microseconds for each byte of a payload, about: 36 bytes are a PeerId, and an address is parsed
-# by code that is slow. A Bytes is copied. Of types that third parties add nothing is known.
+# Rough microseconds per byte of a payload: a PeerId has 36 bytes, and addresses are parsed by slow
+# code. A Bytes is copied. Nothing is known of types that third parties add.
 _COST_PER_BYTE: dict[str, float] = {
     types.TRIGGER.id: 0,
     types.PEER_ID.id: 1 / 32,
@@ -380,11 +380,11 @@ _COST_OF_CHILD = 3
 def cost_of(node: TypeNode, payload: Buffer, most: int, depth: int = 0) -> int:
     """Return about how many microseconds `decode_value` will take, or something beyond `most`.
 
-    The estimate is the same on every machine. Nothing is decoded, and of a composite no more is
-    looked at than shows that it takes too long.
+    The estimate is the same on every machine. Nothing is decoded, and the estimate of a composite
+    ends once it is beyond `most`.
     """
     if node.kind is TypeKind.TENSOR:
-        # A view; but each byte of a bool is looked at.
+        # A view; but each byte of a bool is checked.
         return 1 if node is not types.TENSOR_BOOL else 1 + (len(payload) >> 10)
     if node is types.COMPOSITE or node is types.RESPONSE_BATCH:
         return _cost_of_children(memoryview(payload), most, depth)
@@ -397,7 +397,7 @@ def _cost_of_children(view: memoryview, most: int, depth: int) -> int:
     (count,) = _COUNT.unpack_from(view)
     offset = _COUNT.size + count * _CHILD.size
     if count > MAX_CHILDREN + 1 or len(view) < offset:
-        return 1  # it is refused at a glance
+        return 1  # it is refused at once
     cost: int = 1 + _COST_OF_CHILD * count
     for index in range(count):
         if cost > most:

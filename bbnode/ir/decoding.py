@@ -1,10 +1,10 @@
-"""The boundary of all decoders, and its bounds: from what a peer sent to values.
+"""The boundary of all decoders of untrusted bytes: typed errors, bounds, and msgpack.
 
-Rule: whatever a decoder raises leaves it as its own typed error, with a short text. Nothing of a
-peer is shown by `repr` or `str`, which recurse and have no bound, but by `shown`. msgpack is read
-here alone: a scan of its bytes counts values and depth before an object is made, since msgpack's
-own limits hold for each array by itself, and neither for their sum nor for their depth (one
-MiB of empty arrays makes 60 MiB of lists).
+Rule: whatever a decoder raises leaves it as its own typed error, with a short text. Data of a peer
+is shown with `shown`, never with `repr` or `str`, which recurse without a bound. msgpack is read
+only here: a scan of its bytes counts values and depth before an object is made, since msgpack's own
+limits hold for each array by itself, but not for their sum or depth (one MiB of empty arrays makes
+60 MiB of lists).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def clip(text: str, chars: int = _MAX_SHOWN_CHARS) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a short text for a value that nobody has checked: type, size and beginning."""
+    """Return a short text for an untrusted value: type, size and beginning."""
     if value is None or type(value) in (bool, float):
         return str(value)
     if type(value) is int:
@@ -74,7 +74,7 @@ def reason(error: BaseException) -> str:
 def refused(
     what: str, error: Exception, make: Callable[[str], Exception] = DecodeError
 ) -> Exception:
-    """Return the error with which a decoder ends that came upon `error`; `what` begins its text."""
+    """Return the error to raise for `error` in a decoder; `what` begins its text."""
     text = f"{what}: {reason(error)}"
     if isinstance(error, MemoryError) and make is DecodeError:
         return AllocationFailed(text)
@@ -82,10 +82,10 @@ def refused(
 
 
 class Boundary(ContextDecorator):
-    """A decoder, or the body of one: what goes wrong within leaves as the decoder's error.
+    """A decorator or context that turns exceptions in a decoder into the decoder's error.
 
-    `what` begins the message; `make` makes the error of it, and what is one of `passes` (what
-    `make` makes) leaves as it is.
+    `what` begins the message, and `make` makes the error from it. Exceptions of the class `passes`,
+    by default the one that `make` makes, are raised unchanged.
     """
 
     __slots__ = ("_make", "_passes", "_what")
@@ -144,13 +144,13 @@ class Budget:
 
 
 def unbounded() -> Budget:
-    """Return the budget of what this node wrote itself: its snapshots and records."""
+    """Return the budget for this node's own data: its snapshots and records."""
     return Budget(None, None)
 
 
 # --- msgpack -------------------------------------------------------------------------
 
-# By the first byte of a value: how many bytes it has in all, 0 where that stands behind it.
+# The size of a value in bytes by its first byte; 0 if a length follows.
 _SIZES = [0] * 256
 for _tag in (*range(0x80), *range(0xE0, 0x100)):
     _SIZES[_tag] = 1  # small integers
@@ -211,7 +211,7 @@ def count_values(data: Buffer, *, max_depth: int, max_values: int) -> int:
             break
         left = above.pop()
     if at != size:
-        left_over = "is cut short" if at > size else f"goes on after {at}"
+        left_over = "is cut short" if at > size else f"continues after byte {at}"
         raise DecodeError(f"msgpack of {size} bytes that {left_over}")
     return values
 

@@ -1,11 +1,11 @@
-"""The wire envelope: what one peer sends another in one piece, as protobuf.
+"""The wire envelope: one message between two peers, as protobuf.
 
 Rule: field numbers are fixed (`_SCHEMA`) and payloads are never copied. Encoding returns buffers
-in order. Decoding walks the fills, whose payloads become memoryviews of the input, and leaves all
-else to protobuf's parser; what the envelopes of one peer share is parsed once and remembered.
+in order. Decoding walks the fills, whose payloads become memoryviews of the input, and leaves the
+rest to protobuf's parser; parts that all envelopes of a peer share are parsed once and cached.
 
-Fields come in the order of their numbers, as every protobuf library writes them. What stands
-beside the fills may come in any order, with fields that nobody knows, up to a few KiB.
+Fields come in the order of their numbers, as every protobuf library writes them. Those besides the
+fills may come in any order, together with unknown fields, up to a few KiB.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Buffer = bytes | memoryview
 
 
 class CorrelationKind(enum.IntEnum):
-    """The part that an envelope plays in a request."""
+    """The role of an envelope in a request."""
 
     NONE = 0
     REQUEST = 1
@@ -148,8 +148,8 @@ _EnvelopeMessage, _FillMessage = _classes["WireEnvelope"], _classes["SlotFill"]
 _parse_envelope, _parse_fill = _EnvelopeMessage.FromString, _FillMessage.FromString
 
 _U64 = (1 << 64) - 1
-# Distinct (place, type) pairs and type hashes that a node meets again and again are those of
-# its program; strangers can only push entries out.
+# The (place, type) pairs and type hashes that recur are those of the node's program; strangers can
+# only push entries out.
 _REMEMBERED = 1024
 
 # --- encoding ----------------------------------------------------------------------
@@ -166,7 +166,7 @@ def varint(number: int) -> bytes:
 
 
 def encode_destination(addresses: Iterable[bytes]) -> bytes:
-    """Return the first part of an envelope, the same for all that go to these addresses."""
+    """Return the first part of an envelope, the same for all envelopes to these addresses."""
     made: bytes = _EnvelopeMessage(dest_peer_addresses=addresses).SerializeToString()
     return made
 
@@ -174,7 +174,7 @@ def encode_destination(addresses: Iterable[bytes]) -> bytes:
 def encode_source(
     peer: bytes, addresses: Iterable[bytes], schema_version: int = SCHEMA_VERSION
 ) -> bytes:
-    """Return the last part of an envelope, the same for all that a node sends."""
+    """Return the last part of an envelope, the same for all envelopes of a node."""
     message = _EnvelopeMessage(schema_version=schema_version, src_peer_addresses=addresses)
     if peer:
         message.src_peer_bytes = peer
@@ -191,7 +191,7 @@ def encode_between(
     reports: Sequence[EdgeRttReport],
     source: bytes,
 ) -> list[Buffer]:
-    """Return an envelope as buffers; `encode_destination` and `encode_source` made its ends."""
+    """Return an envelope as buffers; its ends are from `encode_destination` and `encode_source`."""
     parts: list[Buffer] = []
     pending = destination
     for fill in fills:
@@ -225,9 +225,9 @@ def encode_between(
 
 @lru_cache(_REMEMBERED)
 def _fill_ends(suffix: bytes, trigger_only: bool, type_hash: int, size: int) -> tuple[bytes, bytes]:
-    """Return what stands before and behind a fill's payload of `size` bytes.
+    """Return the bytes before and after a fill's payload of `size` bytes.
 
-    What a program sends to a place is as large every time, more often than not.
+    They are cached, since most payloads to a place have the same size.
     """
     before: bytes = _FillMessage(dest_suffix=suffix or None).SerializeToString()
     if size:
@@ -269,12 +269,12 @@ _make_envelope = maker(
 )
 _KINDS = {int(kind): kind for kind in CorrelationKind}
 
-# Tags as they stand on the wire: field number << 3 | wire type.
+# Tags on the wire: field number << 3 | wire type.
 _TAG_DESTINATION, _TAG_FILL, _TAG_CORRELATION, _TAG_DEADLINE, _TAG_SOURCE = 10, 18, 26, 32, 50
 _TAG_SUFFIX, _TAG_PAYLOAD = 10, 18  # of a fill
 _TAG_KIND, _TAG_REQUEST = 8, 16  # of a correlation
 _SOURCE_FIELDS = frozenset((6, 7, 8))
-# What is remembered of one peer: its id, and addresses as most peers have them.
+# The bytes cached per peer: its id, and the usual number of addresses.
 _MAX_PEER_BYTES = 512
 _REMEMBERED_PEERS = 4096  # more than are connected at once; 2 MiB when all are that large
 _MAX_FLAG_BYTES = 16  # of a fill, as ours are
@@ -300,7 +300,7 @@ def _decode(data: Buffer) -> WireEnvelope:
     view = memoryview(data)
     fills: list[SlotFill] = []
     at = 0
-    # Lengths of one byte, as most are, are read in place: this is what every envelope pays for.
+    # Lengths of one byte, as most are, are read in place: this runs for every envelope.
     while at < size and data[at] == _TAG_DESTINATION and at < MAX_ENVELOPE_HEAD_BYTES:
         length, at = data[at + 1], at + 2
         if length >= 0x80:
@@ -368,10 +368,10 @@ def _decode(data: Buffer) -> WireEnvelope:
 def _usual_rest(
     data: Buffer, at: int
 ) -> tuple[WireCorrelation, int, tuple[bytes, tuple[bytes, ...]]] | None:
-    """Return correlation, deadline and source as `encode_between` writes them; None for any others.
+    """Return correlation, deadline and source as `encode_between` writes them, or None.
 
-    The correlation and the deadline of each envelope are new: remembering would not help, and
-    protobuf's parser takes longer to hand out numbers than this takes to read them.
+    Correlation and deadline differ in each envelope, so a cache would not help, and protobuf's
+    parser takes longer to return numbers than this takes to read them.
     """
     kind, wire_req_id, deadline = CorrelationKind.NONE, 0, 0
     try:
@@ -415,7 +415,7 @@ def _varint_at(data: Buffer, at: int) -> tuple[int, int]:
 
 @lru_cache(_REMEMBERED)
 def _fill_rest(raw: bytes) -> tuple[dict[str, bytes], bool, int]:
-    """Return the flags behind a payload, and suffix and payload if they come again there."""
+    """Return the fields after a payload: suffix and payload, if repeated, and the flags."""
     message = _parse_fill(raw)
     again = {
         name: getattr(message, name)
@@ -434,7 +434,7 @@ def _destination(head: bytes) -> tuple[bytes, ...]:
 
 @lru_cache(_REMEMBERED_PEERS)
 def _source(tail: bytes) -> tuple[bytes, tuple[bytes, ...]]:
-    """Return the sender and its addresses, of an envelope that ends with nothing but these."""
+    """Return the sender and its addresses from an envelope's last part."""
     message = _parse_envelope(tail)
     if any(each.number not in _SOURCE_FIELDS for each, _ in message.ListFields()):
         raise DecodeError("other fields than usual")
@@ -443,7 +443,7 @@ def _source(tail: bytes) -> tuple[bytes, tuple[bytes, ...]]:
 
 
 def _from_message(message: Any, fills: list[SlotFill]) -> WireEnvelope:
-    """Return what protobuf parsed, behind fills that were read before."""
+    """Return the envelope of a parsed message and of fills that were read before."""
     if message.schema_version != SCHEMA_VERSION:
         raise DecodeError(
             f"envelope schema version {message.schema_version}; this node speaks {SCHEMA_VERSION}"

@@ -1,6 +1,6 @@
-"""Root of every error bbnode raises.
+"""The base classes of all errors that bbnode raises.
 
-Rule: a class says whose fault it is, a message says what, where, and how to mend it.
+Rule: a class says whose fault it is, a message says what, where, and how to fix it.
 The command line maps the four families to exit codes in one place.
 """
 
@@ -32,4 +32,4 @@ class DecodeError(PeerError):
 
 
 class AllocationFailed(DecodeError):
-    """There is no memory for what bytes from outside claim to be."""
+    """There is not enough memory for the value that bytes from outside claim to be."""

@@ -1,6 +1,6 @@
 """Every metadata key, domain and op name of the `ai.bytesandbrains.*` dialect.
 
-Rule: these strings stand here and nowhere else in the package.
+Rule: these strings are written here and nowhere else in the package.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 Rule: this table is the one source of an op's ports, attributes and types. The DSL records
 by it, `validate` and `type_solver` check by it, the engine binds by it. `ai.onnx` ops are
-not here: ONNX's own schemas serve them. A port's type is a lattice node, or a name such as "T":
+not here, as ONNX has schemas for them. A port's type is a lattice node, or a name such as "T":
 ports of the same name have the same type.
 
-Ops of a protocol or of another domain stand here once the package that adds them is imported; that
-is done when one of them is first asked for, by its entry point.
+Ops of a protocol or of another domain are here once the package that adds them is imported, which
+happens, by its entry point, when one of them is first looked up.
 """
 
 from __future__ import annotations

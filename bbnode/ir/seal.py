@@ -1,8 +1,8 @@
 """The seal: a digest inside a compiled model that shows whether it was changed since.
 
-Rule: the digest is the sha256 of the model's deterministic protobuf bytes without the seal
-itself. It guards against damage and hand edits; who must know where a file comes from
-compares the digest of the whole file with one that he trusts.
+Rule: the digest is the sha256 of the model's deterministic protobuf bytes without the seal itself.
+It protects against damage and hand edits, not against forgery: to verify where a file comes from,
+compare the digest of the whole file with a trusted one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def seal(model: ModelProto) -> None:
 
 
 def is_intact(model: ModelProto) -> bool:
-    """Return True if the model carries a seal, and is what was sealed."""
+    """Return True if the model has a seal and was not changed since."""
     bare = ModelProto()
     bare.CopyFrom(model)
     found = _take_seal(bare)
@@ -29,7 +29,6 @@ def is_intact(model: ModelProto) -> bool:
 
 
 def _take_seal(model: ModelProto) -> str | None:
-    """Remove the seal and return it."""
     found = None
     for index in reversed(range(len(model.metadata_props))):
         if model.metadata_props[index].key == keys.SEAL_KEY:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bbnode.ir.errors import DeploymentError
 
-# 64 bits at most; -1 where there is none.
+# At most 64 bits; -1 stands for no id.
 _SLOT_ID = re.compile("-1|[0-9]{1,20}")
 
 

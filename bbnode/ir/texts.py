@@ -1,4 +1,4 @@
-"""Texts that somebody else chose, made fit to be shown.
+"""Untrusted texts, made safe to show.
 
 Rule: what reaches a terminal or a log holds no control characters: none that move the cursor or
 set a title (C0, C1), none that turn the direction of writing, no line break that would look like
@@ -27,8 +27,7 @@ def escaped(text: str, *, keep: str = "") -> str:
 
 
 def escaped_json(text: str) -> str:
-    """Return JSON, whose strings may hold any character beyond ASCII, with escapes for those that
-    are not printable. The line breaks between its parts stay."""
+    """Return JSON with escapes for characters that are not printable, except line breaks."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else _json_escape(c) for c in text)

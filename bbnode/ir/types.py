@@ -2,9 +2,8 @@
 
 Rule: a `TypeNode` is `(id, parent, kind, wire_hash)`. Everything descends from `ANY`;
 abstract nodes narrow to leaves at compile time, and only leaves travel. The registry is
-open: `register_type` adds a node under a parent. A type's id stands in
-`TypeProto.denotation`; BB types are `TypeProto.Opaque` of domain `ai.bytesandbrains`,
-tensors stay plain ONNX tensors.
+open: `register_type` adds a node under a parent. A type's id is its `TypeProto.denotation`; our own
+types are `TypeProto.Opaque` of domain `ai.bytesandbrains`, tensors stay plain ONNX tensors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Run-time carriers: the Python values that flow through a program.
+"""Run-time values of a program, and the Python classes that carry them.
 
-Rule: every carrier class belongs to exactly one leaf type, values are immutable, and
-`type_of` answers for all of them. Tensors are numpy arrays (read-only when they came
-over the wire); a component that keeps its own tensor class registers it here.
+Rule: every carrier class belongs to exactly one leaf type, which `type_of` returns, and values are
+immutable. Tensors are numpy arrays (read-only if they came over the wire); a component with a
+tensor class of its own registers it here.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Metadata(Mapping[str, Scalar]):
         for name, value in merged.items():
             if not isinstance(value, bool | int | float | str | bytes):
                 raise AuthorError(
-                    f"Metadata entry {name!r}: {type(value).__name__} is no scalar; "
+                    f"Metadata entry {name!r}: {type(value).__name__} is not a scalar; "
                     "use bool, int, float, str or bytes"
                 )
         self._items = merged
@@ -139,7 +139,7 @@ class ResponseBatch:
 
     @property
     def peers(self) -> PeerIdVec:
-        """Those that answered, in PeerId order."""
+        """The peers that answered, in PeerId order."""
         return PeerIdVec(peer for peer, _ in self.responses)
 
 
@@ -188,7 +188,7 @@ _ARRAYS = (np.ndarray, np.generic)
 
 
 def type_of(value: Value) -> TypeNode:
-    """Return the leaf type of a run-time value; AuthorError for what is no value."""
+    """Return the leaf type of a run-time value; raises AuthorError for anything else."""
     cls = type(value)
     node = _TYPE_OF_CLASS.get(cls)
     if node is not None:
@@ -202,7 +202,7 @@ def type_of(value: Value) -> TypeNode:
             f"use one of {', '.join(sorted(str(d) for d in _DTYPE_TO_TYPE))}"
         )
     raise AuthorError(
-        f"{cls.__module__}.{cls.__qualname__} is no bbnode value; "
+        f"{cls.__module__}.{cls.__qualname__} is not a bbnode value; "
         "register its class with bbnode.ir.values.register_carrier"
     )
 
@@ -216,7 +216,7 @@ def dtype_of(node: TypeNode) -> np.dtype[Any]:
 
 
 def size_of(value: Value) -> int:
-    """Return approximately the bytes that a value holds, for the byte budgets."""
+    """Return the approximate bytes that a value holds, for the byte budgets."""
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, bytes):

@@ -34,12 +34,12 @@ class CustomOpFailed(AuthorError):
 
 
 class SchemaMismatch(CustomOpFailed):
-    """A custom op was given, or its function returned, what its schema does not say."""
+    """An input or output of a custom op does not fit its schema."""
 
 
 @runtime_checkable
 class OpRecorder(Protocol):
-    """A Graph, as far as a custom op needs one."""
+    """The part of a Graph that a custom op needs."""
 
     def record(
         self,
@@ -54,7 +54,7 @@ class OpRecorder(Protocol):
 
 
 _OPS: dict[tuple[str, str], CustomOp] = {}
-_VERSIONS: dict[str, tuple[int, str]] = {}  # by domain: version, and which op said it
+_VERSIONS: dict[str, tuple[int, str]] = {}  # by domain: version, and the op that declared it
 
 
 class CustomOp:
@@ -187,8 +187,8 @@ def custom_op(
         op_type: the op's name in the program; the function's in camel case if left out.
 
     Raises:
-        AuthorError: the annotations say no schema (`bbnode.ops.schema`), the domain is not the
-            package's to use, or an op of the name is declared already.
+        AuthorError: the annotations give no schema (`bbnode.ops.schema`), the domain is reserved,
+            or an op of the name is declared already.
     """
 
     def declare(function: Callable[..., Any]) -> CustomOp:
@@ -222,13 +222,13 @@ def custom_op(
 def _check_name(spec: OpSpec) -> None:
     if not _DOMAIN.match(spec.domain) or not opset.is_custom(spec.domain):
         raise AuthorError(
-            f"{spec.domain!r:.80} is no domain for custom ops; take a name of your own with a dot "
-            "in it, such as 'org.example'"
+            f"{spec.domain!r:.80} is not a domain for custom ops; use a name of your own with a "
+            "dot in it, such as 'org.example'"
         )
     if not _OP_TYPE.match(spec.op_type):
-        raise AuthorError(f"{spec.op_type!r:.80} is no name of an op; give op_type='…'")
+        raise AuthorError(f"{spec.op_type!r:.80} can't name an op; give op_type='…'")
     if type(spec.version) is not int or not 1 <= spec.version <= _MAX_VERSION:
-        raise AuthorError(f"{spec.version!r:.80} is no version of an opset; give 1 or more")
+        raise AuthorError(f"{spec.version!r:.80} is not a version; give an integer of 1 or more")
 
 
 def find_custom_op(domain: str, op_type: str) -> CustomOp | None:

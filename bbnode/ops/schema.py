@@ -37,7 +37,7 @@ _DTYPES = {values.dtype_of(node).type: node for node in types.TENSOR_BY_ELEM.val
 
 
 class _Wrong(Exception):
-    """An annotation that says no schema; never leaves this file."""
+    """An annotation does not give a schema; never leaves this file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class AttributeSchema:
     def read(self, value: Any) -> Any:
         """Return a stored value, or one of a call, as the function gets it; ValueError otherwise.
 
-        A number is a float32, as ONNX stores it, so that a call outside of a program is the same.
+        A number becomes a float32, as ONNX stores it, so that a direct call gives the same result.
         """
         if not self.is_list:
             return self._item(value)
@@ -143,7 +143,7 @@ class Schema:
 
 
 def schema_of(function: Callable[..., Any]) -> Schema:
-    """Return the schema that the annotations of a function say; AuthorError when they say none."""
+    """Return the schema in the annotations of a function; raises AuthorError without one."""
     where = f"custom op {function.__qualname__}"
     try:
         hints = typing.get_type_hints(function)
@@ -225,7 +225,7 @@ def _outputs(hint: Any) -> tuple[list[PortSchema], bool]:
 
 
 def _value_type(hint: Any) -> tuple[TypeNode | str, tuple[int | None, ...] | None]:
-    """Return the type that an annotation says, or the name of its type variable, and a shape."""
+    """Return the type of an annotation, or the name of its type variable, and a shape."""
     if hint is np.ndarray:
         return types.TENSOR, None
     if get_origin(hint) is np.ndarray:

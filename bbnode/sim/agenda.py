@@ -1,8 +1,8 @@
 """The schedule of a simulation: a queue of events that are due now, and a heap of later ones.
 
-Rule: things of the same time happen in the order in which they were planned. An event is plain
-data; whether it still matters (its node may have crashed, its connection may be gone) is found
-out when its time has come.
+Rule: events at the same time happen in the order in which they were planned. An event is plain
+data; whether it still matters (its node may have crashed, its connection may be gone) is checked
+when it is due.
 """
 
 from __future__ import annotations
@@ -59,9 +59,8 @@ _SWEEP_FROM = 64
 class Agenda:
     """Events by time.
 
-    A node that changes its mind about when to be polled leaves a wakeup behind that nobody
-    heeds. Those are no events: they do not keep a network from being idle, and they are swept
-    out when most of the wakeups are such.
+    A node that moves its next poll leaves a stale wakeup behind. Stale wakeups do not count as
+    events, so the network may be idle with them, and they are removed when they are the majority.
     """
 
     def __init__(self) -> None:
@@ -114,9 +113,9 @@ class Agenda:
         return None
 
     def take(self, until_ns: int) -> tuple[int, Event] | None:
-        """Remove and return the next event with its time; None when there is none up to `until_ns`.
+        """Remove and return the next event up to `until_ns` with its time, or None.
 
-        From then on it is that time.
+        That time becomes the present.
         """
         due, heap = self._due, self._heap
         while True:
@@ -157,13 +156,12 @@ class Agenda:
 
 
 def _is_stale(when_ns: int, event: Event) -> bool:
-    """Return True for a wakeup of which its node thinks otherwise by now."""
+    """Return True for a wakeup that its node has replaced."""
     if type(event) is not Wakeup:
         return False
     return event.life != event.node.life or event.node.wake_ns != when_ns
 
 
 def _forget(when_ns: int, event: Event) -> None:
-    """Note that a wakeup has left the heap."""
     if type(event) is Wakeup and event.life == event.node.life and event.node.planned_ns == when_ns:
         event.node.planned_ns = None

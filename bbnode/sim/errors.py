@@ -14,7 +14,7 @@ class InvalidLink(SimError):
 
 
 class InvalidClock(SimError):
-    """A clock drifts further than a clock does."""
+    """A clock has an impossible drift or offset."""
 
 
 class NameTaken(SimError):
@@ -34,12 +34,12 @@ class NotReached(SimError):
 
 
 class TimeStandsStill(SimError):
-    """The network works for ever without virtual time going on."""
+    """Events go on for ever without virtual time advancing."""
 
 
 class InvariantBroken(SimError):
-    """Something does not hold that has to hold in every run."""
+    """An invariant, which has to hold in every run, is broken."""
 
 
 class ScenarioFailed(SimError):
-    """A scenario went wrong with one seed; the message says how to have it again."""
+    """A scenario failed with one seed; the message says how to reproduce it."""

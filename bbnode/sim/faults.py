@@ -1,8 +1,8 @@
 """Faults by schedule: what goes wrong when, drawn from a seed.
 
 Rule: a schedule is plain data and a pure function of the seed and what `draw_faults` is given;
-its text is what a report shows. Every fault ends: a crashed node comes back, a cut heals, so
-that what is left after `until_ns` is a network that has to get well again.
+its text is what a report shows. Every fault ends: a crashed node comes back, a cut heals, so the
+network has to recover after `until_ns`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Nobody of one side reaches anybody of the other for a while."""
+    """No node of one side reaches any of the other for a while."""
 
     at_ns: int
     side: tuple[str, ...]
@@ -152,7 +152,7 @@ def _save(network: Network, name: str) -> None:
     try:
         node.checkpoint()
     except NodeBusy:
-        return  # it goes on with what it saved before
+        return  # it keeps its earlier snapshot
 
 
 def _heal(network: Network, side: Sequence[str], other: Sequence[str]) -> None:

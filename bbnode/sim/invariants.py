@@ -1,7 +1,7 @@
 """Invariants: they hold in every network, whatever its program and its faults.
 
-Rule: each check looks between events, raises InvariantBroken that says what, where and when,
-and changes nothing. They ask the nodes by their public entry points alone.
+Rule: checks run between events, use only the nodes' public entry points, change nothing, and raise
+InvariantBroken that says what, where and when.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bbnode.sim.node import SimNode
 
 # Gauges of `Node.counters` that are 0 when a node has nothing to do. What a program keeps on
-# purpose (queues, holds, timers of an Interval) and whom a node knows are not among them.
+# purpose (queues, holds, timers of an Interval) and the peers it knows are not among them.
 AT_REST: Final = ("executions.live", "ops.parked", "requests.open", "ingress.bytes", "bus.waiting")
 
 # Those whose size is what a node holds at a time.
@@ -32,7 +32,7 @@ def require(condition: object, what: str) -> None:
 def check_waits(network: Network) -> None:
     """Nothing waits past its deadline, and every execution under way waits for something.
 
-    To be called when all that happens up to now has happened, as after `Network.run`.
+    Call it when all events up to now have been run, as after `Network.run`.
     """
     for node in network.nodes:
         if not node.is_up:

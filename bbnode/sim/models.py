@@ -12,7 +12,7 @@ from bbnode.sim.errors import InvalidClock, InvalidLink
 
 _MILLION = 1_000_000
 
-# 10 %. Quartz drifts by some 100 ppm; beyond this it is no clock but a mistake in the unit.
+# 10 %. Quartz drifts by some 100 ppm; a larger drift is a mistake in the unit.
 MAX_DRIFT_PPM = 100_000
 
 
@@ -55,7 +55,7 @@ class LinkModel:
     Attributes:
         latency_ns: every envelope takes as long.
         jitter_ns: and up to as much longer, drawn uniformly.
-        loss: probability that an envelope vanishes without a word.
+        loss: probability that an envelope is silently lost.
         duplication: probability that it arrives twice.
         reorder: probability that it is held back, so that later ones overtake it.
         reorder_ns: for how long at most.

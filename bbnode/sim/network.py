@@ -1,12 +1,12 @@
 """The network: nodes, the links between them, and the run of virtual time.
 
-Both directions between two nodes come into being together and go up and down together. A
-connection is made when somebody wants it, nothing cuts it and both nodes run; both nodes hear of
-it, as from a transport, with the other's classes and address.
+Both directions between two nodes are created together and go up and down together. Two nodes are
+connected when one wants it, nothing cuts the link and both run; both learn of it, as from a
+transport, with the other's classes and address.
 
-Rule: one heap of events, taken in order; a node is polled when something came to it or when
-it asked to be, and what it tells its host is carried out at once. Computing takes no time,
-but for offloaded work, which takes as long as its node is told to need.
+Rule: events are taken in order from one agenda; a node is polled when something arrived or when it
+asked to be, and its steps are carried out at once. Computing takes no time, except for offloaded
+work, which takes the node's `task_ns`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Observer = Callable[[int, SimNode, steps.Step], None]
 
 
 class Network:
-    """Simulated nodes and what lies between them.
+    """Simulated nodes and the links between them.
 
-    `add` the nodes, `invoke` on them, `run_until_idle`, and look at what they said. Everything
-    runs on the calling thread; a component that starts threads of its own and completes from
-    them has no place in a run that can be repeated.
+    `add` the nodes, `invoke` on them, `run_until_idle`, and look at their steps. Everything runs on
+    the calling thread; with a component that completes ops from threads of its own, runs can't be
+    repeated.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Network:
         trace: Trace | None = None,
         kept_steps: int = KEPT_STEPS,
     ) -> None:
-        """A network without nodes.
+        """Make a network without nodes.
 
         Args:
-            seed: of what links draw and of what nodes draw (RngU64).
-            link: between nodes that nothing else is said of; 1 ms, without faults, if not given.
+            seed: of the draws of links and of nodes (RngU64).
+            link: the default link; 1 ms, without faults, if not given.
             mesh: connect each node with all others when it is added; else call `connect`.
             threads: run offloaded work in threads of its own, one at a time, as a daemon would;
                 the trace is the same.
             observe: called with the time, the node and each of its steps.
-            trace: where to note what happens; a new one if not given.
+            trace: where to record what happens; a new one if not given.
             kept_steps: steps that each node keeps to be looked at, the newest.
         """
         self.seed = seed
@@ -103,7 +103,7 @@ class Network:
             name: unique in this network.
             model, targets, config, limits: as `bbnode.engine.install` takes them. Nodes of one
                 model and targets share its plan: do not change the model afterwards.
-            clock: what it takes for the time; true and from 0 if not given.
+            clock: the node's clock; exact and from 0 if not given.
             task_ns: how long offloaded work takes.
 
         Raises:
@@ -125,7 +125,7 @@ class Network:
                 limits=limits,
                 seed=mix64((self.seed & _WORD) ^ fnv1a_64(name.encode())),
                 incarnation=incarnation,
-                own_artifact=True,  # whoever simulates a program runs it on purpose
+                own_artifact=True,  # the caller's own program
             )
 
         made = SimNode(
@@ -202,7 +202,7 @@ class Network:
     def connect(
         self, one: SimNode | str, other: SimNode | str, link: LinkModel | None = None
     ) -> None:
-        """Connect two nodes, and again whenever that is possible after a fault."""
+        """Connect two nodes, and reconnect them after a fault."""
         there, back = self.pair(one, other)
         there.wanted = back.wanted = True
         if link is not None:
@@ -273,7 +273,7 @@ class Network:
         b.node.peer_connected(a.peer_id, a.classes, (a.address,))
 
     def sever(self, wire: Wire, reason: str) -> None:
-        """End a connection; both sides hear of it, and what is under way is lost."""
+        """End a connection; both sides are told, and what is under way is lost."""
         if not wire.up:
             return
         a, b = wire.source, wire.target
@@ -318,7 +318,7 @@ class Network:
             if not self._step(end_ns):
                 idle = self._agenda.next_ns() is None
                 why = "nothing is left to happen" if idle else f"{limit_ns} ns are over"
-                raise NotReached(f"{why}, and what was waited for is not there. {self._state()}")
+                raise NotReached(f"{why}, and the condition does not hold. {self._state()}")
 
     def run_until_idle(self, *, limit_ns: int = DEFAULT_LIMIT_NS) -> None:
         """Run until nothing is left to happen.
@@ -389,7 +389,7 @@ class Network:
             if self._observe is not None:
                 self._observe(self.now_ns, node, step)
                 if node.life != life:
-                    return  # the observer let it crash: what it still had to say is lost
+                    return  # the observer crashed the node: its other steps are lost
         due = engine.next_deadline()
         if due is not None:
             self._agenda.wake(node, max(self.now_ns, node.clock.true_ns(due)))
@@ -448,7 +448,7 @@ class Network:
         key = (id(model), targets)
         known = self._programs.get(key)
         if known is None:
-            # The model is kept as well: its id is not another's as long as it lives.
+            # The model is kept alive, so that no other object gets its id.
             known = self._programs[key] = (model, plan_program(model, targets))
         return known[1]
 

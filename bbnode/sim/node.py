@@ -1,7 +1,6 @@
 """One simulated peer: a real node, its steps, and its connections.
 
-Rule: the node is driven by its network alone; what is asked of it here goes through its
-entry points, as a host's calls do.
+Rule: only its network drives the node; the methods here use its entry points, as a host does.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from bbnode.sim.models import Clock, LinkModel
 
 _TWO_64: Final = 1 << 64
 
-# Steps kept per node when nobody says; envelopes and tasks are not among them.
+# Steps kept per node by default, without envelopes and tasks.
 KEPT_STEPS = 10_000
 
 Kind = TypeVar("Kind")
@@ -34,8 +33,8 @@ class SimNode:
     Attributes:
         name: unique in its network; the PeerId and all draws follow from it.
         peer_id: of the node.
-        address: where it claims to be.
-        clock: what it takes for the time.
+        address: the address that it claims.
+        clock: the node's clock.
         task_ns: how long offloaded work takes on it, in its network's time.
     """
 
@@ -111,7 +110,7 @@ class SimNode:
         """
         return self.node.component(slot)
 
-    # -- what it said ------------------------------------------------------------------------
+    # -- its steps ---------------------------------------------------------------------------
 
     def seen(self, kind: type[Kind]) -> list[Kind]:
         """Return the kept steps of one class, oldest first."""
@@ -164,12 +163,12 @@ class SimNode:
 class Wire:
     """One direction between two nodes.
 
-    It draws from a stream of its own, a function of the network's seed and the two names; so what
-    happens between two nodes does not depend on who else is there. It keeps the order of what it
-    carries, as the streams of a real connection do, except where it is told to reorder.
+    It draws from a stream of its own, a function of the network's seed and the two names; so it
+    does not depend on other nodes. It keeps the order of envelopes, as the streams of a real
+    connection do, unless its link reorders.
 
     `wanted`: somebody connected them; `cut`: the network keeps them apart; `up`: connected now.
-    What was sent in an earlier `session` never arrives: it went down with its connection.
+    Envelopes of an earlier `session` never arrive: they were lost with its connection.
     """
 
     __slots__ = ("_last_ns", "_rng", "cut", "link", "session", "source", "target", "up", "wanted")

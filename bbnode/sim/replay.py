@@ -59,7 +59,7 @@ def _show(trace: Trace, lines: int) -> None:
 def _find(parser: argparse.ArgumentParser, text: str) -> Scenario:
     module, _, name = text.partition(":")
     if not module or not name:
-        parser.error(f"{text!r} is no MODULE:FUNCTION")
+        parser.error(f"{text!r} is not of the form MODULE:FUNCTION")
     try:
         found = getattr(importlib.import_module(module), name, None)
     except ImportError as error:

@@ -23,14 +23,14 @@ def check(scenario: Scenario, seed: int, **settings: int) -> Network:
     """Run a scenario with one seed and return the network that it ran.
 
     Raises:
-        ScenarioFailed: an invariant is broken, or something was raised that nobody expected
-            (a BbnodeError or AssertionError); the message has the command that runs it again.
+        ScenarioFailed: an invariant is broken, or a BbnodeError or AssertionError was raised; the
+            message has the command that runs it again.
     """
     return run(scenario, seed, Trace(), settings)
 
 
 def run(scenario: Scenario, seed: int, trace: Trace, settings: Mapping[str, int]) -> Network:
-    """Run as `check` does, with a trace that can be looked at when it fails."""
+    """Run as `check` does, with a trace that can be inspected after a failure."""
     try:
         return scenario(seed, trace, **settings)
     except (BbnodeError, AssertionError) as error:

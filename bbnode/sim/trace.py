@@ -1,7 +1,7 @@
 """The trace of a run, in a form by which two runs can be compared.
 
-Rule: a line holds names, numbers and checksums, never an address of an object or a text that
-another machine could word differently. The digest covers all lines; only the newest are kept.
+Rule: a line holds names, numbers and checksums, never an address of an object or a text that may
+differ between machines. The digest covers all lines; only the newest are kept.
 """
 
 from __future__ import annotations

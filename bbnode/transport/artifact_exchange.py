@@ -1,8 +1,8 @@
 """Fetching a compiled artifact from a peer: by digest, in chunks, resumable.
 
-Rule: the digest is the name, and what arrived is believed only when its digest fits. A fetch
-that ended half way goes on from what is on disk. Time-outs are by progress: a slow peer is
-waited for, a silent one is not.
+Rule: the digest is the name, and what arrived counts only if it has that digest. An interrupted
+fetch continues from what is on disk. Time-outs depend on progress: a slow peer is waited for, a
+silent one is not.
 
     request   32 bytes of SHA-256, 8 bytes big-endian offset
     answer    1 byte status, 8 bytes big-endian size of the whole, then bytes from the offset on
@@ -80,7 +80,7 @@ def _server(provide: Provider) -> Callable[[ProtocolStream], Awaitable[None]]:
             while chunk := await trio.to_thread.run_sync(data.read, CHUNK_BYTES):
                 with trio.fail_after(ARTIFACT_STALL_S):
                     await stream.write(chunk)
-        # A peer that has read it all may be gone by now.
+        # The peer may have read everything and disconnected.
         with contextlib.suppress(StreamBrokenError):
             await stream.end()
 
@@ -101,8 +101,8 @@ async def fetch(
         transport: connected with `peer`.
         peer: who has it.
         sha256: its digest, 64 hex digits.
-        file: where it goes; what is unfinished lies beside it as `<file>.part`, from which
-            the next fetch goes on.
+        file: where to store it; an unfinished fetch is kept as `<file>.part`, from which the next
+            one continues.
         progress: called after every chunk.
 
     Raises:
@@ -129,8 +129,8 @@ async def fetch(
                 await trio.to_thread.run_sync(os.fsync, out.fileno())
         if have < size:
             raise ArtifactFetchError(
-                f"{peer} ended after {have} of {size} bytes of the artifact; fetch it again, it "
-                "goes on from there"
+                f"{peer} ended after {have} of {size} bytes of the artifact; fetch it again to "
+                "continue from there"
             )
         found = await trio.to_thread.run_sync(_digest, partial)
         if found != sha256.lower() or have > size:
@@ -155,7 +155,7 @@ async def _read_answer(stream: ProtocolStream, peer: PeerId, sha256: str, partia
     if status == _Status.PAST_END:
         _discard(partial)
         raise ArtifactFetchError(
-            f"what was fetched before of {sha256} is larger than the whole; it was removed, fetch "
+            f"the part of {sha256} on disk was larger than the whole; it was removed, fetch "
             "it again"
         )
     if status != _Status.OK:
@@ -171,7 +171,7 @@ async def _read(stream: ProtocolStream, peer: PeerId) -> bytes:
     with trio.move_on_after(ARTIFACT_STALL_S):
         return await stream.read(CHUNK_BYTES)
     raise ArtifactFetchError(
-        f"{peer} sent nothing for {ARTIFACT_STALL_S:g} s; fetch it again, it goes on from there"
+        f"{peer} sent nothing for {ARTIFACT_STALL_S:g} s; fetch it again to continue from there"
     )
 
 

@@ -1,22 +1,22 @@
-"""The seam between a node and whatever carries its envelopes: what every transport does.
+"""The interface of transports, which carry a node's envelopes to its peers.
 
 A transport owns its connections and tasks and reports through one bounded stream of events; the
 driver calls plain functions that never block.
 
-Delivery. A message that `send` took is delivered once, in the order of its lane, over as many
-connections as that takes, or comes back as DeliveryFailed with its tag: when no connection came
-about for `TransportLimits.resume_s`, when none of the addresses of a peer answered, when one side
-closed on purpose, or when the peer was restarted after the message was begun (it may have arrived
-then, or not). Messages that were not begun go to the restarted peer. None is delivered twice.
+Delivery. A message that `send` accepted is delivered once, in the order of its lane, over as many
+connections as that takes, or comes back as DeliveryFailed with its tag: when there was no
+connection for `TransportLimits.resume_s`, when none of the peer's addresses answered, when one side
+closed on purpose, or when the peer was restarted after part of the message had been sent (it may
+have arrived then, or not). Unsent messages go to the restarted peer. None is delivered twice.
 
-Back-pressure outwards. `send` never blocks: it queues, or raises QueueFullError for this peer
+Outbound back-pressure. `send` never blocks: it queues, or raises QueueFullError for this peer
 alone.
 
-Back-pressure inwards. The inbox of events is bounded in bytes and in number, per peer and in
-total. What it refuses is kept beside it, up to the window that the peer was given, and is not
+Inbound back-pressure. The inbox of events is bounded in bytes and in number, per peer and in
+total. What does not fit is held beside it, up to the window that the peer was given, and is not
 acknowledged, so that the sender waits; the same holds for a peer that is over its rate. Connects,
 disconnects and failed deliveries are never lost: their number is bounded by the number of
-connections and of queued messages, and new connections are refused while too many lie unread.
+connections and of queued messages, and new connections are refused while too many are unread.
 
 Access. A transport asks the `Authorizer` about each connection, each hello, and each envelope in
 either direction, before it acts on them.
@@ -85,7 +85,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOpened:
-    """A peer said an acceptable hello; envelopes can be sent to it from now on."""
+    """A peer has sent an acceptable hello; envelopes can be sent to it from now on."""
 
     peer: PeerId
     address: Multiaddr
@@ -97,7 +97,7 @@ class ConnectionOpened:
 class ConnectionClosed:
     """The last connection with a peer is gone.
 
-    `goodbye`: one side closed it on purpose and does not mean to come back. False is a loss.
+    `goodbye`: one side closed it on purpose and does not intend to come back; False is a loss.
     """
 
     peer: PeerId
@@ -121,8 +121,7 @@ class EnvelopeReceived:
 class DeliveryFailed:
     """A queued envelope was given up; `tag` is the one given to `send`.
 
-    `blames_peer` is False where the peer did nothing wrong that it would do again: it was
-    restarted, said goodbye, or the bound was ours.
+    `blames_peer` is False if the peer was restarted or said goodbye, or the bound was ours.
     """
 
     peer: PeerId
@@ -133,7 +132,7 @@ class DeliveryFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelloRefused:
-    """A peer connected and said no hello that we accept; its connection was closed."""
+    """A peer connected without an acceptable hello; its connection was closed."""
 
     peer: PeerId
     address: Multiaddr
@@ -142,7 +141,7 @@ class HelloRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolViolation:
-    """A peer that had said hello sent what it must not; that connection was closed."""
+    """A peer broke the protocol after its hello; that connection was closed."""
 
     peer: PeerId
     reason: str
@@ -184,7 +183,7 @@ class PeerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedPeer:
-    """A peer given to `keep_connected`, and how its dialling goes."""
+    """A peer given to `keep_connected`, and the state of its dialling."""
 
     peer: PeerId
     addresses: tuple[Multiaddr, ...]
@@ -307,10 +306,10 @@ class Counters:
 
 
 class Authorizer(Protocol):
-    """The policy of a node. Asked in the trio thread: it answers at once and never raises."""
+    """The policy of a node, asked in the trio thread; it never blocks and never raises."""
 
     def connection(self, peer: PeerId, direction: Direction) -> Decision:
-        """Decide on a connection whose handshake proved `peer`; nothing was said on it yet."""
+        """Decide on a connection whose handshake proved `peer`, before any hello."""
 
     def hello(self, peer: PeerId, direction: Direction, hello: Hello) -> Decision:
         """Decide on the peer's first message, with its credentials."""
@@ -318,11 +317,11 @@ class Authorizer(Protocol):
     def envelope(self, peer: PeerId, direction: Direction, size: int) -> Decision:
         """Decide on one envelope of `size` bytes from the peer (INBOUND) or to it.
 
-        One from the peer whose decision says to wait is held, and its sender with it.
+        An inbound one whose decision says to wait is held, and its sender slowed down.
         """
 
     def is_known(self, peer: PeerId) -> bool:
-        """Return True if a peer has been of use: there is room that is kept for such peers."""
+        """Return True if a peer has been of use; some room is kept for such peers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,11 +330,11 @@ class TransportSetup:
 
     Attributes:
         identity: the node's key; others know the node by its `peer_id`.
-        hello: what the node says of itself on every connection.
+        hello: the hello to send on every connection.
         listen: addresses to listen on, as in `network.listen`.
         announce: addresses to tell peers instead of those listened on.
         limits: bounds, each with its reason.
-        authorizer: the policy; None lets everybody in.
+        authorizer: the policy; None admits everybody.
         settings: the table `[network.settings]`, as it was written.
         relay: the table `[relay]`, for transports with Capability.RELAYS.
         on_addresses: to be called when `Transport.listen_addresses` has changed.
@@ -353,7 +352,7 @@ class TransportSetup:
 
 
 def check_can_be_dialled(own: PeerId, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
-    """Raise DeploymentError for our own id, and without any address."""
+    """Raise DeploymentError for our own id, or an empty list of addresses."""
     if peer == own:
         raise DeploymentError(f"{peer} is this node itself; remove it from the peers to dial")
     if not addresses:
@@ -364,7 +363,7 @@ def check_can_be_dialled(own: PeerId, peer: PeerId, addresses: Sequence[Multiadd
 
 
 class Capability(enum.Enum):
-    """Something that not every transport can do, and that a configuration may ask for."""
+    """An optional feature of transports that a configuration may ask for."""
 
     # Other protocols beside the envelopes (`open_stream`): private networks, pings, dial-back,
     # and fetching an artifact from a peer.
@@ -429,7 +428,7 @@ class Transport(ABC):
     @property
     @abstractmethod
     def events(self) -> EventStream:
-        """The bounded stream of everything that happens."""
+        """The bounded stream of all events."""
 
     @abstractmethod
     def listen_addresses(self) -> list[Multiaddr]:
@@ -437,7 +436,7 @@ class Transport(ABC):
 
     @abstractmethod
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Own all tasks; call `task_status.started` once we listen; return after `stop`.
+        """Run all tasks until `stop`; call `task_status.started` once we listen.
 
         Raises ListenError for an address that cannot be listened on.
         """
@@ -446,7 +445,7 @@ class Transport(ABC):
     async def stop(self, grace_s: float) -> None:
         """Send what is queued, wait for its acknowledgement and say goodbye to all peers.
 
-        It takes at most `grace_s` seconds. What is left then is `unsent`, and no DeliveryFailed.
+        It takes at most `grace_s` seconds. What is left then is `unsent`, not a DeliveryFailed.
         """
 
     @abstractmethod
@@ -460,19 +459,19 @@ class Transport(ABC):
 
     @abstractmethod
     def unsent(self) -> list[Unsent]:
-        """Return what peers have not acknowledged: now, or once stopped, at the end."""
+        """Return what peers have not acknowledged, now or when the transport stopped."""
 
     @abstractmethod
     def keep_connected(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
         """Dial `peer` whenever it is not connected; a second call replaces the addresses.
 
-        Until its addresses were tried once, `send` accepts messages for it already. Raises
-        DeploymentError for our own id, and without any address.
+        `send` accepts messages for it at once, until its addresses have been tried in vain. Raises
+        DeploymentError for our own id, or without any address.
         """
 
     @abstractmethod
     def forget(self, peer: PeerId) -> None:
-        """Dial `peer` no more; an existing connection stays."""
+        """Stop dialling `peer`; an existing connection stays."""
 
     @abstractmethod
     def disconnect(self, peer: PeerId) -> None:
@@ -496,11 +495,11 @@ class Transport(ABC):
 
     @abstractmethod
     def set_credentials(self, credentials: bytes) -> None:
-        """Show other `credentials` in the hello of every connection from now on."""
+        """Send these `credentials` in the hello of every new connection."""
 
     @abstractmethod
     def reauthorize(self) -> None:
-        """Ask the authorizer again about every connection, and close those denied now."""
+        """Ask the authorizer about every connection again, and close those that it denies."""
 
     # -- what only some can do ---------------------------------------------------------------
 
@@ -509,9 +508,9 @@ class Transport(ABC):
     ) -> None:
         """Serve `protocol_id` on all connections; before `run`.
 
-        The stream is closed when `handler` returns and reset when it raises; what it raises is
-        counted and goes no further. Raises DeploymentError for an id that is taken. Without
-        Capability.STREAMS there are no such streams, and nothing is registered.
+        The stream is closed when `handler` returns and reset when it raises; its exceptions are
+        counted and not raised again. Raises DeploymentError for an id that is taken. Without
+        Capability.STREAMS this does nothing.
         """
 
     def open_stream(
@@ -523,8 +522,8 @@ class Transport(ABC):
         TooManyStreamsError, or StreamBrokenError when the peer does not speak the protocol.
         """
         raise NotSupportedError(
-            f"{type(self).__name__} carries no streams beside envelopes, so {protocol_id} can't "
-            f"be spoken with {peer}"
+            f"{type(self).__name__} carries envelopes only, so {protocol_id} can't be spoken with "
+            f"{peer}; choose another network.transport"
         )
 
     async def probe(self, address: Multiaddr, peer: PeerId) -> None:  # noqa: ARG002

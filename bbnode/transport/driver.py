@@ -1,9 +1,9 @@
 """The one loop between a node and its transport.
 
-Rule: take what the transport brought, poll, carry out the steps, sleep until the next
-deadline or wake. The driver decides nothing: what a step means stands in the engine, how
-bytes move in the transport. Offloaded work runs in worker threads, so the loop is free to
-answer pings and to read streams while a model trains.
+Rule: pass the transport's events to the node, poll it, carry out the steps, sleep until the next
+deadline or wake-up. The driver decides nothing: the engine defines what a step means, and the
+transport how bytes move. Offloaded work runs in worker threads, so the loop is free to answer pings
+and to read streams while a model trains.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ DEFAULT_WORKER_THREADS = 2
 # Transport events taken between two polls: enough to batch, few enough to stay responsive.
 MAX_EVENTS_PER_TURN = 256
 
-# Refused for what we are, have or allow: it says nothing of the peer, and is asked anew with the
-# next envelope. A wrong clock denies everybody, and nobody may be blamed for that.
+# Refusals of our own, which say nothing about the peer and are decided anew for each envelope. A
+# wrong clock denies everybody, and no peer may be blamed for that.
 _OUR_OWN_REASONS = (QueueFullError, EnvelopeTooLargeError, NotAllowedError)
 
 StepObserver = Callable[[steps.Step], None]
@@ -62,10 +62,12 @@ class Driver:
         clock_ns: Callable[[], int] = trio_clock_ns,
         worker_threads: int = DEFAULT_WORKER_THREADS,
     ) -> None:
-        """`observe` sees every step, after it was carried out, and `heard` every event of the
-        transport, before the node polls on it; neither may block. What they raise is counted and
-        logged, and stops nothing: what they are shown was made by peers. `reach` is asked to have
-        a peer dialled that something is to be sent to; True when it is, and takes messages.
+        """Set the callbacks of the driver.
+
+        `observe` gets every step after it was carried out, and `heard` every event of the transport
+        before the node polls on it; neither may block, and their exceptions are counted and logged.
+        `reach` is asked to dial a peer that is to be sent something; it returns True if that peer
+        takes messages now.
         """
         self._node = node
         self._transport = transport
@@ -85,7 +87,7 @@ class Driver:
 
     @property
     def tasks_running(self) -> int:
-        """Offloaded tasks that are in a worker thread now."""
+        """The number of offloaded tasks in worker threads now."""
         return self._threads.borrowed_tokens
 
     def wake(self) -> None:
@@ -120,8 +122,8 @@ class Driver:
     def take_rest(self) -> int:
         """Pass the rest of the transport's events to the node, after `run`.
 
-        Return how many envelopes: their senders were told that they arrived, so that they belong
-        into the node's last snapshot.
+        Returns the number of envelopes. Their senders have their acknowledgement, so they belong in
+        the node's last snapshot.
         """
         envelopes = 0
         with contextlib.suppress(trio.WouldBlock, trio.EndOfChannel):
@@ -193,7 +195,7 @@ class Driver:
         try:
             listener(what)
         except Exception:
-            # The boundary to those who watch the node.
+            # The boundary to listeners.
             self._counts["driver.listener_failed"] += 1
             logger.exception("a listener failed", extra={"about": type(what).__name__})
 

@@ -1,7 +1,7 @@
 """Errors of the transport.
 
-Rule: what a caller can meet is typed and says whose fault it is; what only the transport's
-own tasks meet (a stream that broke) is translated before it leaves the package.
+Rule: an error that a caller can get is typed and says whose fault it is; one that only the
+transport's own tasks get (a broken stream) is translated before it leaves the package.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bbnode.ir.errors import AuthorError, DeploymentError, EnvironmentFault, Pee
 
 
 class ListenError(EnvironmentFault):
-    """A listen address cannot be had: in use, not ours, or not an address to listen on."""
+    """A listen address cannot be used: it is taken, not ours, or of the wrong kind."""
 
 
 class InsecureTransportError(DeploymentError):
@@ -40,7 +40,7 @@ class DeniedPeerError(NotConnectedError, NotAllowedError):
 
 
 class TooManyStreamsError(EnvironmentFault):
-    """As many streams of other protocols as may be are open with the peer already."""
+    """The bound on streams of other protocols with one peer is reached."""
 
 
 class FrameError(PeerError):
@@ -78,9 +78,9 @@ class RelayRefusedError(DialError):
 class Violation(enum.Enum):
     """The way in which a peer broke the protocol."""
 
-    # A frame that is none, or has no place.
+    # A malformed frame, or one that does not belong there.
     FRAME = "frame"
     # More than the window that it was given.
     FLOOD = "flood"
-    # Less than it has to send of what it has begun.
+    # A message or frame that arrives too slowly.
     SLOW = "slow"

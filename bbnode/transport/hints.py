@@ -1,9 +1,9 @@
-"""Which of the addresses that a peer gives as its own may be dialled.
+"""The check of addresses that a peer claims for itself, before we dial them.
 
-Rule: a peer must not make us dial, or look at, somebody else. What it says is taken where its
-connection comes from, the same IP address; further away only of a peer that is known to be a good
-one, and then never nearer to us than it is itself: MAY_CLAIM stands below as data. Names, which
-may lead anywhere, are dialled for nobody's word.
+Rule: a peer must not make us dial, or probe, somebody else. We dial a claimed address if it has the
+IP address from which the peer's connection comes. Another IP address counts only if the peer is
+known to be good, and only in the scopes that MAY_CLAIM allows, none nearer to us than the peer
+itself. DNS names, which may lead anywhere, are never dialled on a peer's word.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAY_CLAIM: Final[Mapping[Scope, frozenset[Scope]]] = {
 
 
 def ip_of(address: Multiaddr) -> _Ip | None:
-    """Return the IP address that it begins with; None where it begins with something else."""
+    """Return the IP address at the beginning of a multiaddr, or None."""
     parts = str(address).split("/")
     if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
         return None
@@ -69,7 +69,7 @@ def scope_of(ip: _Ip) -> Scope:
 def dialable(
     claimed: Iterable[Multiaddr], *, seen: Multiaddr | None, good: bool
 ) -> tuple[Multiaddr, ...]:
-    """Return those of a peer's own addresses that may be dialled, in order, MAX_HINTS at most.
+    """Return the claimed addresses that may be dialled, in order, MAX_HINTS at most.
 
     `seen` is where its connection came from.
     """

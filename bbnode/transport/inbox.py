@@ -1,11 +1,11 @@
 """The inbox: events on their way to the driver.
 
-Rule: envelopes are bounded per peer and in all, in number and in bytes, and refused when there
-is no room; notices (all other events) always go in, and `crowded` says when so many lie
-unread that no new connection should be taken. A large message is charged as it comes (`room`);
-when room is short the slowest of those that are being received is taken back, so that the
-others come whole. The one that ranks highest can always go on: nothing is stuck. See `base`
-for what becomes of the refused.
+Rule: envelopes are bounded per peer and in total, in number and in bytes, and refused when there
+is no room. Notices (all other events) are always accepted; `crowded` says when so many are unread
+that no new connection should be accepted. A large message is charged as it arrives (`grow`). When
+room is short, the slowest of the messages that are being received loses its room, so that the
+others can be completed. The one that ranks highest always makes progress, so nothing deadlocks.
+`base` says what happens to refused envelopes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bbnode.transport.limits import TransportLimits
 
 # A rate is taken over no less than this: a first chunk says nothing yet.
 _LEAST_SPAN_S: Final = 1.0
-# Until then a message counts as if all of it came soon; so long does a slow start of TCP take.
+# Until then a message counts as fast: TCP's slow start takes that long.
 FRESH_S: Final = 2.0
 # Room for what will arrive within this, at the current rate, goes to no other message. An honest
 # burst of the largest messages takes as long; the rest of a slow one may wait for room.
@@ -49,9 +49,9 @@ class SizeClass(enum.Enum):
     LARGE = "large"
 
 
-# How full the inbox may become by a message of this kind, from a peer that is known or not, in
-# sixteenths of `inbox_bytes`. So large ones can't keep small ones out, nor strangers those who are
-# known: the difference is kept for whoever has the higher mark.
+# How far a message of this kind, from a peer that is known or not, may fill the inbox, in
+# sixteenths of `inbox_bytes`. So large messages can't keep small ones out, nor strangers known
+# peers: the room above a mark is kept for the kinds with a higher one.
 FILL_SIXTEENTHS: Final[dict[tuple[SizeClass, bool], int]] = {
     (SizeClass.SMALL, True): 16,
     (SizeClass.SMALL, False): 15,
@@ -78,7 +78,7 @@ class Meter:
     _newer: tuple[float, int] = (0.0, 0)
 
     def counted_s(self, now: float) -> float:
-        """Return the seconds since the beginning that count."""
+        """Return the counted seconds since the beginning."""
         return (now if self._paused_at is None else self._paused_at) - self.begun_at - self._lost_s
 
     def pause(self, now: float) -> None:
@@ -110,7 +110,7 @@ class Meter:
         return (self.moved - moved) / max(counted - at, _LEAST_SPAN_S)
 
     def is_below(self, bytes_per_s: float, now: float) -> bool:
-        """Return True if it has been slower than that for long enough to judge."""
+        """Return True if it has been slower than this for long enough to judge."""
         return self.counted_s(now) >= 2 * self.span_s and self.bytes_per_s(now) < bytes_per_s
 
     def _roll(self, counted: float) -> None:
@@ -136,11 +136,11 @@ class Transfer:
     _serial: int = field(default_factory=lambda: next(_SERIAL))
 
     def wants(self, end: int) -> int:
-        """Return the bytes to charge when it is written up to there."""
+        """Return the further bytes to charge for its first `end` bytes."""
         return min(self.total, -(-end // ROOM_STEP_BYTES) * ROOM_STEP_BYTES)
 
     def expected(self, now: float) -> int:
-        """Return the bytes that it will have soon."""
+        """Return the bytes that will have arrived within the horizon."""
         if not self.attached:
             return self.charged
         if self.meter.counted_s(now) < FRESH_S:
@@ -148,22 +148,22 @@ class Transfer:
         return min(self.total, self.charged + int(self.meter.bytes_per_s(now) * HORIZON_S))
 
     def is_tedious(self, now: float) -> bool:
-        """Return True if it takes, and will take, so long that others need not wait for it."""
+        """Return True if it is so slow that others need not wait for it."""
         left_s = (self.total - self.charged) / max(self.meter.bytes_per_s(now), 1.0)
         return self.meter.counted_s(now) >= TEDIOUS_S and left_s >= TEDIOUS_S
 
     def rank(self, now: float) -> tuple[bool, float, int]:
-        """Return its rank: of two that can't both have room the lower goes, the slower or older."""
+        """Return its rank: if room is short, the lowest (the slowest, then the oldest) goes."""
         rate = self.meter.bytes_per_s(now) if self.attached else -1.0
         return self.known, rate, self._serial
 
 
 @dataclass(slots=True)
 class _Share:
-    """The use that one peer makes of the inbox, unread or being received."""
+    """The part of the inbox that one peer uses, unread or being received."""
 
     envelopes: int = 0
-    # By kind, announced bytes: of its own share a peer takes what it likes, in its own time.
+    # Announced bytes by kind: within its own share a peer may be slow.
     small: int = 0
     bulk: int = 0
     # At most one.
@@ -212,7 +212,7 @@ class Inbox:
             for (room, known), sixteenths in FILL_SIXTEENTHS.items()
         }
         for known in (True, False):
-            # One message has to fit, or it would wait for ever.
+            # The largest message has to fit, or it would wait for ever.
             for room in (SizeClass.SMALL, SizeClass.BULK):
                 self._marks[room, known] = max(self._marks[room, known], self._largest)
 
@@ -268,10 +268,10 @@ class Inbox:
     def begin(
         self, peer: PeerId, total: int, evicted: Callable[[], None], waited_s: float = 0.0
     ) -> Transfer | None:
-        """Start receiving a message of `total` bytes; return None if they would not find room.
+        """Start receiving a message of `total` bytes; return None if there is no room for it.
 
-        Nothing is charged yet. `evicted` is called when its room was taken back since. `waited_s`
-        is for how long it has been refused.
+        Nothing is charged yet. `evicted` is called if it loses its room later. `waited_s` is how
+        long it has been refused.
         """
         share = self._share_for(peer)
         if share is None:
@@ -292,7 +292,7 @@ class Inbox:
         )
         if not self._make_fit(transfer, now, waited_s):
             return None
-        # It may have gone with the last message of its peer.
+        # The share may have been dropped with the last message of its peer.
         share = self._shares.setdefault(peer, share)
         share.envelopes += 1
         if large:
@@ -334,12 +334,12 @@ class Inbox:
             self.on_room(transfer.peer)
 
     def close(self) -> None:
-        """Accept no more events; those that lie there can still be read."""
+        """Accept no more events; unread ones can still be read."""
         self._closed = True
         self._arrived.set()
 
     async def receive(self) -> TransportEvent:
-        """The next event; raises trio.EndOfChannel after `close`, when all is taken."""
+        """Return the next event; raises trio.EndOfChannel after `close`, when all are read."""
         await trio.lowlevel.checkpoint()
         while not self._events:
             if self._closed:
@@ -349,7 +349,7 @@ class Inbox:
         return self.receive_nowait()
 
     def receive_nowait(self) -> TransportEvent:
-        """The next event; raises trio.WouldBlock, or trio.EndOfChannel after `close`."""
+        """Return the next event; raises trio.WouldBlock, or trio.EndOfChannel after `close`."""
         if not self._events:
             raise trio.EndOfChannel if self._closed else trio.WouldBlock
         event, room = self._events.popleft()
@@ -403,9 +403,9 @@ class Inbox:
         return not others or others + size <= self._limits.inbox_large_bytes
 
     def _make_fit(self, transfer: Transfer, now: float, waited_s: float) -> bool:
-        """Make room for all of a new message, as far as can be told now.
+        """Make room for all of a new message, as far as can be told now; return True on success.
 
-        Those that are slower than they have to be make room, the lowest first, if that helps.
+        Messages that are too slow lose their room, the lowest rank first, if that helps.
         """
         soon = sum(each.expected(now) for each in self._transfers if each.room is transfer.room)
         if self._will_fit(transfer, soon):
@@ -421,7 +421,7 @@ class Inbox:
         return True
 
     def _will_fit(self, transfer: Transfer, soon: int) -> bool:
-        """Return True if all of it fits beside what will soon have arrived of others."""
+        """Return True if it fits together with what will soon have arrived of others."""
         if transfer.room is SizeClass.LARGE:
             return self._large_fits(self._large.unread + soon, transfer.total)
         return (
@@ -465,6 +465,6 @@ class Inbox:
         self._give_back(transfer.peer, transfer.room, transfer.total)
 
     def _evict(self, transfer: Transfer) -> None:
-        # The room is for whoever asked: others are not told of it.
+        # The room is for the message that needed it, so `on_room` is not called.
         self._forget(transfer)
         transfer.evicted()

@@ -1,7 +1,7 @@
 """Bounds and settings of a transport.
 
-Rule: whatever a peer or our own engine can make grow stands here with its default, its unit
-and the reason; each bound has a typed failure or a counter.
+Rule: whatever a peer or our own engine can make grow has a bound here, with its default, its unit
+and the reason. Each bound has a typed failure or a counter.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class TransportLimits:
     max_message_bytes: int = bound(
         MAX_MESSAGE_BYTES, "bytes", "one message; a daemon's is its limits.envelope_bytes"
     )
-    # A refused message is lost to the execution that sent it, so a burst of what daemons take by
-    # default (256 MiB each) has to fit, and to wait until the peer has room. A message is kept by
-    # reference, so that one that its op still has costs nothing more here.
+    # A refused message is lost to the execution that sent it, so a burst of messages of the
+    # daemon's default bound (256 MiB each) has to fit. Messages are kept by reference: one that its
+    # op still has costs nothing more here.
     queue_envelopes: int = bound(1024, "envelopes", "of one peer, not yet acknowledged")
     queue_bytes: int = bound(
         1024 * _MIB, "bytes", "the same, on each lane; a message alone on its lane is always taken"
@@ -52,7 +52,7 @@ class TransportLimits:
     ack_delay_s: float = bound(
         0.02, "s", "that the acknowledgement of a small envelope waits for one to travel with"
     )
-    # A cut of 10 s and the redial after it are well within.
+    # Well above a cut of 10 s and the redial after it.
     resume_s: float = bound(
         30.0,
         "s",
@@ -64,9 +64,9 @@ class TransportLimits:
         "after that, that it is remembered what came of a peer: a sender may notice a loss later",
     )
     stall_s: float = bound(60.0, "s", "without progress of a transfer, while bytes may flow")
-    # A sixth of a home's uplink of 1 Mbit/s. Longer than `silence_s`, so that a link that is
-    # cut is found out as such, and the message goes on. Only time counts in which we would have
-    # taken more.
+    # A sixth of a home's uplink of 1 Mbit/s. `slow_s` is longer than `silence_s`, so that a cut
+    # link is recognised as one and the message continues on the next. Only time in which we had
+    # room for more counts.
     slow_bytes_per_s: float = bound(16 * 1024, "bytes/s", "at which a large message has to come")
     slow_s: float = bound(20.0, "s", "over which that is taken, and as long before that to begin")
     frame_s: float = bound(
@@ -132,7 +132,7 @@ class TransportLimits:
     )
     redial_min_s: float = bound(0.2, "s", "before a peer is dialled again")
     redial_max_s: float = bound(30.0, "s", "the same, at most")
-    # Dates and lists change here, without a word from the peer.
+    # Our own dates and lists change without notice from the peer.
     redial_denied_s: float = bound(5.0, "s", "the same of a peer that our own authorizer denies")
     direct_retry_s: float = bound(
         30.0, "s", "between two direct dials of a peer that is connected through a relay"
@@ -141,9 +141,9 @@ class TransportLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelaySettings:
-    """The part that a node plays in relaying, neither by default; and the bounds of a relay."""
+    """The settings of relaying, which is off by default, and the bounds of a relay."""
 
-    # Relay for peers that may connect with us.
+    # Act as a relay for peers that may connect with us.
     serve: bool = False
     # Be reached through relays when nobody can dial us, and dial through them.
     use: bool = False
@@ -155,7 +155,7 @@ class RelaySettings:
     # read is kept here, 2 MiB a circuit at most.
     circuits: int = 256
     circuits_per_peer: int = 32
-    # After this, and after so many bytes of both directions, a circuit is cut. Its dialler has a
-    # new one before that, so that nothing waits; one that nobody cares for ends.
+    # A circuit is cut after this time, or this many bytes in both directions. The dialling side
+    # replaces it before that, so that nothing waits.
     circuit_s: int = 3600
     circuit_bytes: int = 4 * 1024**3

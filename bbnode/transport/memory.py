@@ -198,7 +198,7 @@ class MemoryTransport(Transport):
         return [self._address]
 
     async def run(self, *, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
-        """Take part in the network until `stop`; raises DeploymentError for a PeerId twice."""
+        """Join the network until `stop`; raises DeploymentError if the PeerId is taken."""
         self._network.join(self)
         self._running = True
         try:

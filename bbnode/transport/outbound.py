@@ -1,9 +1,9 @@
 """The queue of messages on their way to one peer.
 
 Rule: bounded in number and in bytes, whatever the connection does; first in, first out on each
-lane. A message is numbered when it is first begun, kept until the peer has acknowledged it,
-and begun again from the last acknowledged byte when what carried it is gone (`rewind`). No
-more than the peer's window is under way unacknowledged on a lane.
+lane. A message is numbered when its first byte is sent, kept until the peer has acknowledged it,
+and sent again from the last acknowledged byte when its stream is gone (`rewind`). No more than the
+peer's window is unacknowledged on a lane.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Outbound:
 
     @property
     def anchor(self) -> int:
-        """Where the largest part begins, in bytes; the first of several."""
+        """The offset in bytes of the largest part; of several, of the first."""
         at = max(range(len(self.parts)), key=lambda index: len(self.parts[index]))
         return self.ends[at] - len(self.parts[at])
 
@@ -75,7 +75,7 @@ class Outbound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """The next part of a large message to write; `opens` when its OPEN goes first."""
+    """The next part of a large message to write; `opens` if an OPEN precedes it."""
 
     item: Outbound
     number: int
@@ -91,10 +91,10 @@ def size_of(data: Buffer | Sequence[Buffer]) -> int:
 
 
 def freeze(data: Buffer | Sequence[Buffer]) -> tuple[memoryview, ...]:
-    """Return the buffers as flat views that nobody changes any more.
+    """Return the buffers as flat views that no longer change.
 
-    `bytes` and read-only views are kept as they are, which is what their owner promises by
-    them; what can be written is copied.
+    `bytes` and read-only views are not copied: their owner promises not to change them. Writable
+    buffers are copied.
     """
     parts = (data,) if isinstance(data, bytes | bytearray | memoryview) else data
     frozen = []
@@ -108,7 +108,7 @@ def freeze(data: Buffer | Sequence[Buffer]) -> tuple[memoryview, ...]:
 
 
 class _LaneQueue:
-    """The messages of one lane: those before `cursor` are written, the one there is begun."""
+    """The messages of one lane: those before `cursor` are written, that one may be partly."""
 
     __slots__ = ("bytes", "cursor", "items", "next_number", "unacked", "window")
 
@@ -117,7 +117,7 @@ class _LaneQueue:
         self.cursor = 0
         self.bytes = 0
         self.next_number = 1
-        # Under way and not acknowledged, headers of small messages included.
+        # Bytes sent and not acknowledged, including headers of small messages.
         self.unacked = 0
         self.window = 0
 
@@ -133,19 +133,19 @@ class OutboundQueue:
         self._record: int | None = None
         # Waiting and unacknowledged together.
         self.envelopes = 0
-        # Messages; bytes of them, which only grow.
+        # Acknowledged messages, and their bytes; both only grow.
         self.acknowledged = 0
         self.acknowledged_bytes = 0
         self.resent = 0
 
     @property
     def bytes(self) -> int:
-        """Waiting and unacknowledged together, of both lanes."""
+        """Bytes that wait or are unacknowledged, on both lanes."""
         return sum(lane.bytes for lane in self._lanes.values())
 
     @property
     def unacknowledged_bytes(self) -> int:
-        """Under way on both lanes."""
+        """Bytes sent and not acknowledged, on both lanes."""
         return sum(lane.unacked for lane in self._lanes.values())
 
     # -- in --------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class OutboundQueue:
     def put(self, peer: object, data: Buffer | Sequence[Buffer], tag: int) -> Lane:
         """Queue a message for `peer` and return its lane.
 
-        Raises EnvelopeTooLargeError or QueueFullError and keeps nothing then.
+        Raises EnvelopeTooLargeError or QueueFullError; nothing is queued then.
         """
         size = size_of(data)
         limits = self._limits
@@ -164,7 +164,7 @@ class OutboundQueue:
             )
         kind = Lane.CONTROL if size <= MAX_CONTROL_ENVELOPE_BYTES else Lane.BULK
         lane = self._lanes[kind]
-        # By lane: a large message that is under way does not keep small ones from it.
+        # By lane, so that a large message does not keep small ones out.
         if self.envelopes >= limits.queue_envelopes or (
             lane.bytes + size > limits.queue_bytes and lane.items
         ):
@@ -267,17 +267,17 @@ class OutboundQueue:
         self.acknowledged_bytes += offset - item.acked
         item.acked = offset
         if offset > item.sent:
-            # Sent before a rewind: the stream goes on from there.
+            # Sent before a rewind: the stream continues from there.
             item.sent, item.to_open = offset, True
         lane.unacked -= item.charged - (item.sent - offset)
         item.charged = item.sent - offset
 
     def resume(self, resume: Resume) -> list[Outbound]:
-        """Continue from where the receiver says it is; raises FrameError.
+        """Continue from the receiver's position; raises FrameError.
 
-        Returns what has to be given up: the receiver has forgotten what it had received (it
-        was restarted, or we were away for too long), so that what was begun and not
-        acknowledged may have been taken or not.
+        Returns the messages to give up. If the receiver has forgotten us (it was restarted, or we
+        were away for too long), these are the ones begun and not acknowledged: they may have
+        arrived, or not.
         """
         lost: list[Outbound] = []
         if self._record is not None and self._record != resume.record:
@@ -287,7 +287,7 @@ class OutboundQueue:
                 self.acknowledge(kind, position)
                 items = self._lanes[kind].items
                 if items and items[0].number == position.number:
-                    # It may have less than it had acknowledged: parts are not kept for long.
+                    # It may have dropped a part that it had acknowledged.
                     items[0].acked = position.offset
         self._record = resume.record
         limits = self._limits
@@ -301,7 +301,7 @@ class OutboundQueue:
         return lost
 
     def give_up_begun(self) -> list[Outbound]:
-        """Remove what was begun and not acknowledged: its receiver is gone."""
+        """Remove and return what was begun and not acknowledged, as its receiver is gone."""
         lost: list[Outbound] = []
         for lane in self._lanes.values():
             begun = [item for item in lane.items if item.number is not None]
@@ -313,7 +313,7 @@ class OutboundQueue:
         return lost
 
     def rewind(self, kind: Lane) -> None:
-        """Start a lane again after the last acknowledged byte: its stream is gone."""
+        """Restart a lane after its last acknowledged byte, as its stream is gone."""
         lane = self._lanes[kind]
         lane.cursor = lane.unacked = 0
         for item in lane.items:
@@ -325,11 +325,11 @@ class OutboundQueue:
     # -- giving up -------------------------------------------------------------------------
 
     def pending(self) -> list[Outbound]:
-        """Return all that waits or is not acknowledged, by lane, in order."""
+        """Return all messages that wait or are not acknowledged, by lane, in order."""
         return [item for lane in self._lanes.values() for item in lane.items]
 
     def drain(self) -> list[Outbound]:
-        """Remove and return all, in that order."""
+        """Remove and return all messages, in that order."""
         items = self.pending()
         for lane in self._lanes.values():
             lane.items.clear()
@@ -357,5 +357,5 @@ class OutboundQueue:
             self._idle.set()
 
     async def wait_idle(self) -> None:
-        """Return when nothing waits and all is acknowledged."""
+        """Wait until the queue is empty and everything is acknowledged."""
         await self._idle.wait()

@@ -94,7 +94,7 @@ def test_a_function_and_a_module_are_commands(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("broken", "No module named"), ("number", "it is no command")]
+    ("name", "said"), [("broken", "No module named"), ("number", "it is not a command")]
 )
 def test_a_broken_one_is_one_line_that_names_its_package(run: Run, name: str, said: str) -> None:
     for arguments in ((name,), (name, "--help")):

@@ -92,8 +92,8 @@ def test_children_of_one_name_keep_their_own_bootstraps() -> None:
     ("inputs", "error", "says"),
     [
         ({}, BadArgument, "needs the input 'weights'"),
-        ({"weights": 1.0}, BadArgument, "is no recorded value"),
-        ({"wieghts": None}, BadArgument, "is no recorded value"),
+        ({"weights": 1.0}, BadArgument, "is not a recorded value"),
+        ({"wieghts": None}, BadArgument, "is not a recorded value"),
     ],
 )
 def test_values_have_to_fit_the_inputs(

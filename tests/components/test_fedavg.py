@@ -194,7 +194,7 @@ def test_a_cohort_is_taken_without_its_bad_answers() -> None:
     assert (metadata["contributors"], metadata["refused"], metadata["num_samples"]) == (2, 3, 4)
     assert metadata["refused_why"] == (
         f"{PEERS[1]}: its tensor holds NaN or infinity; "
-        f"{PEERS[2]}: the answer is no composite of (tensor, metadata); "
+        f"{PEERS[2]}: the answer is not a composite of (tensor, metadata); "
         f"{PEERS[4]}: its tensor has the shape [3], not [2]"
     )
 

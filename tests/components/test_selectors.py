@@ -85,7 +85,7 @@ def test_a_constant_view_is_what_the_config_says() -> None:
     selector = ConstantView(ConstantViewConfig(peers=texts))
     assert selector.current_view(CLIENTS) == PeerIdVec((PEERS[0], PEERS[2]))
     assert selector.sample(CLIENTS, n=9) == PeerIdVec((PEERS[0], PEERS[2]))
-    with pytest.raises(errors.InvalidComponentConfig, match="no PeerId"):
+    with pytest.raises(errors.InvalidComponentConfig, match="not a PeerId"):
         ConstantView(ConstantViewConfig(peers=("not a peer",)))
     with pytest.raises(errors.NotEnoughPeers):
         ConstantView(ConstantViewConfig()).sample(CLIENTS, n=1)

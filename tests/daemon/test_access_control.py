@@ -112,7 +112,7 @@ def test_a_change_that_fails_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["nobody\n", "\x00"])
 def test_a_damaged_block_list_is_no_open_door(tmp_path: Path, text: str) -> None:
     (tmp_path / "blocked").write_text(text)
-    with pytest.raises(StorageError, match="no PeerId"):
+    with pytest.raises(StorageError, match="not a PeerId"):
         control(tmp_path)
 
 

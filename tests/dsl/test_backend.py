@@ -218,7 +218,7 @@ def test_if_and_loop_take_graphs() -> None:
         (lambda g, x: C.op(g, "MatMul", x), BadArgument, r"takes the values \(A, B\), got 1"),
         (lambda g, x: C.elu(g, x, x), BadArgument, "got 2"),
         (lambda g, x: C.relu(g, None), BadArgument, "input 'X' of Relu can't be left out"),
-        (lambda g, x: C.relu(g, 3.0), BadArgument, r"3.0 \(float\) is no recorded value"),
+        (lambda g, x: C.relu(g, 3.0), BadArgument, r"3.0 \(float\) is not a recorded value"),
         (lambda g, x: C.op(g, "Softmax", x, axes=1), BadArgument,
          "Softmax has no attribute 'axes'; did you mean 'axis'"),
         (lambda g, x: C.softmax(g, x, axis="1"), BadArgument, "has to be an integer"),

@@ -45,7 +45,7 @@ def test_an_error_names_module_line_and_fault() -> None:
 
 
 def test_an_error_outside_of_a_recording_still_has_its_line() -> None:
-    with pytest.raises(BadName, match=r"^test_errors\.py:\d+: 'a/b' is no slot"):
+    with pytest.raises(BadName, match=r"^test_errors\.py:\d+: 'a/b' is not a valid slot name"):
         ModelSlot("a/b")
 
 
@@ -54,7 +54,9 @@ def test_an_error_without_a_graph_at_hand_names_the_module_all_the_same() -> Non
     with pytest.raises(NoSuchOp) as caught:
         build(lambda g: inner.call().build(g))
     assert caught.value.module == "Program/Inner"
-    with pytest.raises(BadName, match=r"^Program \(test_errors\.py:\d+\): 'a/b' is no slot"):
+    with pytest.raises(
+        BadName, match=r"^Program \(test_errors\.py:\d+\): 'a/b' is not a valid slot name"
+    ):
         build(lambda g: ModelSlot("a/b"))
     with pytest.raises(BadName) as outside:
         ModelSlot("a/b")
@@ -67,15 +69,19 @@ MODEL = ConcreteSpec(role="Model", type_name="my.Net")
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda: ModelSlot(""), BadName, "is no slot"),
+        (lambda: ModelSlot(""), BadName, "is not a valid slot name"),
         (lambda: ModelSlot("x" * 129), BadName, "at most 128"),
-        (lambda: ModelSlot(None), BadName, "None is no slot"),
-        (lambda: ModelSlot("a\n"), BadName, "is no slot"),
-        (lambda: ModelSlot("m", concrete="my.Net"), BadArgument, "is no ConcreteSpec"),
+        (lambda: ModelSlot(None), BadName, "None is not a valid slot name"),
+        (lambda: ModelSlot("a\n"), BadName, "is not a valid slot name"),
+        (lambda: ModelSlot("m", concrete="my.Net"), BadArgument, "is not a ConcreteSpec"),
         (lambda: BackendSlot("m", concrete=MODEL), BadArgument, "my.Net is a Model"),
-        (lambda: PeerSelectorSlot("s", peer_class="@other"), BadName, "is no peer class"),
-        (lambda: ProtocolSlot("s", "a.b"), BadName, "is no protocol"),
-        (lambda: FromFunction(lambda g: None, name="a b").build(), BadName, "is no Module name"),
+        (lambda: PeerSelectorSlot("s", peer_class="@other"), BadName, "is not a valid peer class"),
+        (lambda: ProtocolSlot("s", "a.b"), BadName, "is not a valid protocol name"),
+        (
+            lambda: FromFunction(lambda g: None, name="a b").build(),
+            BadName,
+            "is not a valid Module name",
+        ),
         (lambda: FromFunction(lambda g: None, name="X__bootstrap").build(), BadName, "ends in"),
         (lambda: FromFunction(lambda g: None, home="two words").build(), BadName, "peer class"),
         (lambda: Module().build(), RecordingError, "has no body"),
@@ -95,13 +101,13 @@ M = ModelSlot("m")
         (lambda g, x: g.input("x"), DuplicateName, "'x' names an input or output already"),
         (lambda g, x: g.output("x", x), DuplicateName, "'x' names"),
         (lambda g, x: [g.output("y", x), g.output("y", x)], DuplicateName, "'y' names"),
-        (lambda g, x: g.input("a.b"), BadName, "is no input"),
-        (lambda g, x: g.output("a,b", x), BadName, "is no output"),
-        (lambda g, x: g.input("y", "float"), BadArgument, "is no type"),
+        (lambda g, x: g.input("a.b"), BadName, "is not a valid input name"),
+        (lambda g, x: g.output("a,b", x), BadName, "is not a valid output name"),
+        (lambda g, x: g.input("y", "float"), BadArgument, "is not a type"),
         (lambda g, x: g.output("y", 3), BadArgument, "g.constant"),
         (lambda g, x: g.output("y", x, after="x"), BadArgument, "neither a recorded value"),
-        (lambda g, x: g.output("y", x, after=["x"]), BadArgument, "no recorded value"),
-        (lambda g, x: g.net_out("a/b", x, x), BadName, "is no port"),
+        (lambda g, x: g.output("y", x, after=["x"]), BadArgument, "not a recorded value"),
+        (lambda g, x: g.net_out("a/b", x, x), BadName, "is not a valid port name"),
         (lambda g, x: [g.net_out("p", x, x), g.request("p", x, x)], DuplicateName, "sent to"),
         (lambda g, x: g.net_out("p", None, x), BadArgument, "'peers' of Send can't be left out"),
         (lambda g, x: g.lookup_output("p"), UnknownName, "nothing was sent as 'p'; there is none"),
@@ -114,11 +120,11 @@ M = ModelSlot("m")
         (lambda g, x: g.request("p", x, x, deadline="2s"), BadArgument, "number of seconds"),
         (lambda g, x: [r := g.request("p", x, x), r.respond(x), r.respond(x)], BadArgument,
          r"answered already at test_errors\.py:\d+"),
-        (lambda g, x: g.respond(x, x), BadArgument, "is no request"),
+        (lambda g, x: g.respond(x, x), BadArgument, "is not a request"),
         (lambda g, x: g.bundle([]), BadArgument, "one or more values"),
-        (lambda g, x: g.bundle([x, 3]), BadArgument, "3 .int. is no recorded value"),
+        (lambda g, x: g.bundle([x, 3]), BadArgument, "3 .int. is not a recorded value"),
         (lambda g, x: g.unbundle(x, []), BadArgument, "one or more types"),
-        (lambda g, x: g.unbundle(x, ["float"]), BadArgument, "is no type"),
+        (lambda g, x: g.unbundle(x, ["float"]), BadArgument, "is not a type"),
         (lambda g, x: g.constant("text"), BadArgument, "can't be a constant"),
         (lambda g, x: g.constant({"a": 1}), BadArgument, "can't be a constant"),
         (lambda g, x: g.constant(np.array(["a"])), BadArgument, "dtype <U1"),
@@ -149,8 +155,8 @@ M = ModelSlot("m")
         (lambda g, x: syscalls.pulse(x), BadArgument, "first argument is the Graph, got"),
         (lambda g, x: syscalls.constant(x, 3), BadArgument, "write syscalls.constant"),
         (lambda g, x: syscalls.app_emit(None, x, name="bb.x"), BadArgument, "Graph, got None"),
-        (lambda g, x: g.tensor([1], types.PEER_ID), BadArgument, "is no tensor type"),
-        (lambda g, x: g.tensor([1], "float"), BadArgument, "type='float' is no tensor type"),
+        (lambda g, x: g.tensor([1], types.PEER_ID), BadArgument, "is not a tensor type"),
+        (lambda g, x: g.tensor([1], "float"), BadArgument, "type='float' is not a tensor type"),
         (lambda g, x: g.tensor("text"), BadArgument, "not of dtype <U4"),
         (lambda g, x: g.tensor([[1], [1, 2]]), BadArgument, "it has to be an array"),
         (lambda g, x: g.tensor([300], types.TENSOR_BY_ELEM[3]), BadArgument,

@@ -136,7 +136,7 @@ def _call(**inputs: str):
     [
         (_call(x="", v=""), UnknownName, "no input 'v'; there is: x, w"),
         (_call(x=""), BadArgument, "needs the input 'w'"),
-        (lambda _: Dense().call().input("x", 3), BadArgument, "no recorded value"),
+        (lambda _: Dense().call().input("x", 3), BadArgument, "not a recorded value"),
         (lambda _: Dense().call().build(None), BadArgument, "the caller's Graph"),
         (lambda g: Dense().call().input("x", x := g.input("x")).input("x", x), DuplicateName,
          "has a value already"),

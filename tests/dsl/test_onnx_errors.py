@@ -33,7 +33,7 @@ def one_op(*nodes: onnx.NodeProto, **more: int) -> onnx.ModelProto:
 
 def test_files_that_are_none(tmp_path) -> None:
     refused(errors.BrokenModel, tmp_path / "gone.onnx", "cannot read 'gone.onnx': No such file")
-    refused(errors.BrokenModel, tmp_path, "is no file")
+    refused(errors.BrokenModel, tmp_path, "is not a file")
     text = tmp_path / "text.onnx"
     text.write_text("this is no model")
     refused(errors.BrokenModel, text, "no ONNX model")
@@ -43,7 +43,7 @@ def test_files_that_are_none(tmp_path) -> None:
     whole = mlp().SerializeToString()
     cut = tmp_path / "cut.onnx"
     cut.write_bytes(whole[: len(whole) // 2])
-    refused(errors.BrokenModel, cut, "'cut.onnx' is no ONNX model, or only a part of one")
+    refused(errors.BrokenModel, cut, "'cut.onnx' is not an ONNX model, or only a part of one")
     refused(errors.BrokenModel, 7, "neither the path of an ONNX file nor an onnx.ModelProto")
 
 
@@ -174,9 +174,9 @@ def test_arguments_that_do_not_fit() -> None:
     refused(errors.UnknownValue, mlp(), "no output 'prob'; did you mean 'probs'", outputs=["prob"])
     refused(errors.UnknownValue, mlp(), "no output", outputs=[])
     refused(errors.UnknownValue, mlp(), "no output", outputs="probs!")
-    refused(BadArgument, mlp(), "is no BackendSlot", slot=3)
-    refused(BadName, mlp(), "is no Module name", name="a/b")
-    refused(BadName, mlp(), "is no peer class", home="a/b")
+    refused(BadArgument, mlp(), "is neither a BackendSlot nor a name", slot=3)
+    refused(BadName, mlp(), "is not a valid Module name", name="a/b")
+    refused(BadName, mlp(), "is not a valid peer class", home="a/b")
     module = OnnxModule(mlp())
     for more in ({}, {"stages": 2, "at": ["probs"]}):
         with pytest.raises(BadArgument, match="either stages=<number> or at="):
@@ -184,7 +184,7 @@ def test_arguments_that_do_not_fit() -> None:
     for classes in (["a"], "ab", ["a", "b", "c"]):
         with pytest.raises(BadArgument, match="each of 2 stages"):
             module.split(stages=2, classes=classes)
-    with pytest.raises(BadName, match="is no peer class"):
+    with pytest.raises(BadName, match="is not a valid peer class"):
         module.split(stages=2, classes=["a b", "c"])
 
 

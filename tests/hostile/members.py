@@ -56,7 +56,7 @@ LIES: Mapping[str, tuple[Callable[[], Value], str]] = {
     "huge": (lambda: said(weights(3e38)), "max_abs"),
     "nan": (lambda: said(weights(math.nan)), "NaN or infinity"),
     "loss": (lambda: said(weights(7), loss=1e308), "loss is 1e+308"),
-    "nothing": (lambda: Composite(()), "no composite"),
+    "nothing": (lambda: Composite(()), "not a composite"),
     "shape": (lambda: said(weights(7, 3)), "the shape [3]"),
 }
 

@@ -268,7 +268,7 @@ def test_what_a_function_raises_is_named() -> None:
     "domain", ["", "ai.onnx", "ai.bytesandbrains.role", "Org.x", "word", "a..b"]
 )
 def test_a_domain_is_the_packages_own(domain: str) -> None:
-    with pytest.raises(AuthorError, match="is no domain for custom ops"):
+    with pytest.raises(AuthorError, match="is not a domain for custom ops"):
         custom_op(domain)(lambda_for_domains)
 
 
@@ -283,7 +283,7 @@ def test_a_domain_has_one_version_and_each_op_once() -> None:
         custom_op("org.bbnode_tests.versions", version=4, op_type="Other")(lambda_for_domains)
     with pytest.raises(AuthorError, match="registered already"):
         custom_op("org.bbnode_tests.versions", version=3)(lambda_for_domains)
-    with pytest.raises(AuthorError, match="no version"):
+    with pytest.raises(AuthorError, match="not a version"):
         custom_op("org.bbnode_tests.versions_0", version=0)(lambda_for_domains)
 
 

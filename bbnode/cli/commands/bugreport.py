@@ -1,7 +1,7 @@
 """`bbnode bugreport`: one file with what someone else needs to help.
 
 Rule: it holds no secrets (`bbnode.daemon.observing.bugreport` says how), but names, addresses and
-settings; whoever sends it reads it first.
+settings; users should read it before they send it.
 """
 
 from __future__ import annotations

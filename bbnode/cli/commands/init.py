@@ -48,7 +48,7 @@ def command(
     listen: Annotated[
         list[str] | None,
         typer.Option(
-            # Of an image, whose port is published: loopback would reach nobody.
+            # Set in the image, whose port is published: nobody could reach loopback.
             envvar="BBNODE_INIT_LISTEN",
             help="Address to listen on (repeatable).",
             metavar="MULTIADDR",
@@ -115,7 +115,7 @@ def command(
     # The environment is for runs; it must not leak into the file.
     config: NodeConfig = sources.resolve(None, environ={}, flags=flags).config
     if system:
-        # Its key belongs to the service's user, who makes it at the first start.
+        # The service's user owns the key, and creates it at the first start.
         sources.write(file, config, comment=COMMENT)
         if as_json:
             output.json_object({"config_file": str(file)})
@@ -138,14 +138,14 @@ def command(
 
 
 def _node_file(directory: Path | None) -> Path:
-    """The configuration in a directory; without one, where every other command looks for it."""
+    """Return the configuration file in a directory, by default the one that all commands use."""
     if directory is not None:
         return directory.expanduser().absolute() / CONFIG_NAME
     return Path(os.environ.get("BBNODE_CONFIG") or CONFIG_NAME).expanduser().absolute()
 
 
 def _service_file(name: str | None, *, user: bool, system: bool, directory: Path | None) -> Path:
-    """Where a service's configuration goes: its name is the file's."""
+    """Return the file of a service's configuration, which is named after the service."""
     from bbnode.daemon import paths
 
     if name is None or user is system or directory is not None:
@@ -158,7 +158,7 @@ def _service_file(name: str | None, *, user: bool, system: bool, directory: Path
 
 
 def _path(artifact: Path | None, directory: Path | None) -> str | None:
-    """The artifact's path as the file has it: counted from its directory, or absolute."""
+    """Return the artifact's path for the file: relative to its directory, or absolute."""
     if artifact is None:
         return None
     absolute = artifact.expanduser().absolute()

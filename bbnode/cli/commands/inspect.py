@@ -1,6 +1,6 @@
 """`bbnode inspect`: what a compiled artifact holds.
 
-Rule: it reads the artifact alone. No component of it has to be installed here.
+Rule: it reads only the artifact, whose components need not be installed here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def command(
 
 
 def _draw(model: onnx.ModelProto, wanted: Mapping[str, Path | None]) -> dict[str, str]:
-    """Write the pictures that are wanted; gives their paths by kind."""
+    """Write the wanted pictures; return their paths by kind."""
     paths = {kind: path for kind, path in wanted.items() if path is not None}
     if not paths:
         return {}

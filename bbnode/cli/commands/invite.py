@@ -2,9 +2,9 @@
 
 Rule: it signs with the node's own key, and asks the running daemon for what a stranger has to
 know (addresses, artifact), unless the options say it. Membership in a private network is for the
-class of the target alone, unless the options say more: what a member may play decides which of
-the others' sites take something from it. It writes nothing: the daemon counts the
-uses of a ticket when somebody redeems it.
+class of the target alone, unless the options say more, since the classes of a member decide which
+sites of other peers accept its messages. It writes nothing: the daemon counts the uses of a ticket
+when somebody redeems it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _check_target(target: str, known: Sequence[str]) -> None:
 
 
 def _classes(target: str, more: Sequence[str], *, every: bool) -> tuple[str, ...] | None:
-    """Classes that a guest may play: the target's, and what was named; None for all."""
+    """Return the classes that a guest may play: the target's and `more`, or None for all."""
     if every:
         if more:
             raise typer.BadParameter("say --class or --all-classes", param_hint="--all-classes")
@@ -156,6 +156,6 @@ def command(
     output.note(f"good until {told['expires']}; on the other machine: bbnode join TICKET")
     if membership is not None:
         named = played if isinstance(played, str) else ", ".join(played)
-        output.note(f"classes that whoever uses it may play: {named}")
+        output.note(f"classes that its users may play: {named}")
     if all("/127." in each or "/ip6/::1/" in each for each in told["addresses"]):
         output.note("only this machine reaches these addresses; say others with --address")

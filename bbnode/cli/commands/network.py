@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bbnode.daemon.access.files import OwnedNetwork
 
 _SERIAL = re.compile(r"[0-9a-f]{16}\Z")
-# A statement ends by itself, so that a lost laptop is no member for ever.
+# Statements expire, so that a lost laptop does not stay a member for ever.
 DEFAULT_DAYS = 90
 MAX_DAYS = 3660
 

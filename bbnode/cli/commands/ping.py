@@ -14,7 +14,7 @@ import typer
 from bbnode.cli import output
 from bbnode.cli.common import RunningNode
 
-# The daemon says itself when its time is over; what it says has to have time to come.
+# The daemon reports its own time-out; leave time for that answer to arrive.
 ANSWER_SLACK_S = 5.0
 
 

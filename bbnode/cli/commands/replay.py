@@ -1,7 +1,7 @@
 """`bbnode replay`: run a recorded node again, step by step.
 
 Rule: nothing of the record leaves this process: no envelope is sent. The exit code says whether
-every poll that was run again said what it said then.
+every poll gave the same steps as in the record.
 """
 
 from __future__ import annotations

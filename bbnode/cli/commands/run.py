@@ -1,7 +1,7 @@
 """`bbnode run`: the daemon.
 
-Rule: everything that can be found wrong before the daemon starts is found here, in the
-configuration; the daemon itself is `bbnode.daemon.lifecycle.app`.
+Rule: the configuration is checked here, before the daemon starts; the daemon itself is
+`bbnode.daemon.lifecycle.app`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`bbnode status`: what a running daemon says about itself, over its control socket.
 
-Rule: it shows what the daemon sends and knows no key by name (but the columns of peers, as in
-`bbnode peers`, and counters, of which it leaves out those at zero), so that a newer daemon shows
-all it has.
+Rule: it shows whatever the daemon sends, so that a newer daemon can show more. Only the columns of
+peers, as in `bbnode peers`, and the counters, without those at zero, are known by name.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ def command(
         bool, typer.Option("--follow", "-f", help="Then print events until it stops.")
     ] = False,
 ) -> None:
-    """Show a running node: its health, peers, targets, and for whom it waits until when."""
+    """Show a running node: its health, peers, targets, and what it waits for."""
     with node.ask() as client:
         status = client.get("/v1/status")
         if node.as_json:

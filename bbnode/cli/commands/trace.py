@@ -1,6 +1,6 @@
 """`bbnode trace`: what one execution did, op by op, here and on the peers it spoke with.
 
-Rule: a node tells of its own ops alone. Other nodes that can be asked from here (`--also`) are
+Rule: a node reports only its own ops. Other nodes that can be reached from here (`--also`) are
 asked for the executions that this one's messages started, by peer and wire request id.
 """
 
@@ -16,7 +16,7 @@ from bbnode.cli import output
 from bbnode.cli.common import RunningNode
 
 COLUMNS = ("time", "node", "execution", "what", "op", "took ms", "detail")
-# What of a step is not a detail, as it has a column of its own or says nothing to a reader.
+# Fields of a step that are not details: they have a column, or mean nothing to a reader.
 SHOWN_ELSEWHERE = frozenset(
     {"type", "time_s", "execution", "op", "target", "started_ns", "ended_ns", "at_ns", "entry"}
 )

@@ -1,7 +1,7 @@
 """`bbnode wait`: until a node is ready, or has so many peers.
 
-Rule: a daemon that is not there yet is waited for as well, so a script can start one and go on;
-what is not so in time is exit code 4.
+Rule: it also waits for a daemon that has not started yet, so a script can start one and then wait;
+running out of time is exit code 4.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bbnode.cli.common import LocalNode
 if TYPE_CHECKING:
     from bbnode.daemon.control.client import ControlClient
 
-# Between two looks: short enough not to hold up a script, a hundredth of a core at most.
+# Seconds between two requests: short enough for a script, at most a hundredth of a core.
 LOOK_EVERY_S = 0.1
 
 

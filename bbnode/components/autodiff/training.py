@@ -2,9 +2,9 @@
 
 Rule: a forward model is first brought into one form: one flat graph at one opset, parameters
 found, nothing hidden in functions, in inputs that shadow initializers, or in files beside the
-model. Parameters are inputs of every graph, never state; so a backend can run any of them for
-anybody's parameters, and one cached session serves all rounds. A loss is a scalar, the mean over
-everything it is computed for; it needs no rule of its own because its ops have one.
+model. Parameters are inputs of every graph, never state; so one cached session serves all
+parameters and all rounds. A loss is a scalar, the mean over its elements; it needs no gradient rule
+because its ops have one.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
             used as a setting (the exponent of a Pow, the shape of a Reshape).
 
     Raises:
-        InvalidForwardModel: it is no valid model, or has nothing to train.
+        InvalidForwardModel: it is not a valid model, or has nothing to train.
     """
     try:
         # Before ONNX's checker, which looks whether files that a model names are there.
@@ -120,7 +120,7 @@ def _upgrade(forward: ModelProto) -> ModelProto:
         summary = str(error).strip().splitlines()
         raise InvalidForwardModel(
             what=f"ONNX refuses it: {summary[0] if summary else type(error).__name__}",
-            remedy="run onnx.checker.check_model on it and mend what that says",
+            remedy="run onnx.checker.check_model on it and fix what that reports",
         ) from error
     return model
 
@@ -231,7 +231,7 @@ def find_loss(name: str) -> Loss:
     """Return the loss of that name.
 
     Raises:
-        UnknownLoss: there is none.
+        UnknownLoss: there is no such loss.
     """
     loss = LOSSES.get(name)
     if loss is None:
@@ -325,7 +325,7 @@ class _Writer:
         self.output_type = prediction[output]
         if self.output_type.elem_type not in TRAINABLE:
             raise InvalidForwardModel(
-                what=f"its output {output!r} is no float32 or float64 tensor",
+                what=f"its output {output!r} is not a float32 or float64 tensor",
                 remedy="train towards a float output; leave an ArgMax behind it out",
             )
         if self.output_type.dims is None:
@@ -406,7 +406,6 @@ class _Writer:
         inputs: Sequence[ValueInfoProto],
         outputs: Sequence[str],
     ) -> ModelProto:
-        """Return a model with only what `outputs` need."""
         constants = [*self.f.constants, *self.b.initializers]
         kept, tensors = prune(nodes, constants, outputs)
         return helper.make_model(

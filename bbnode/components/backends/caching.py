@@ -48,7 +48,7 @@ class CachingBackend(Backend):
                 return found
         # Built outside of the lock: a big graph must not hold up the running of small ones.
         try:
-            # Whoever made it: a runtime would read the files that a model names.
+            # Of any origin: a runtime would read the files that a model names.
             check_bounds(model)
         except OutOfBounds as error:
             raise BackendError(f"{self.TYPE_NAME}: graph {model.graph.name!r}: {error}") from error

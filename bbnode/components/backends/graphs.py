@@ -49,7 +49,7 @@ def one_op_model(
 ) -> ModelProto:
     """Return a graph of one node for tensors of these dtypes and ranks, whatever their sizes.
 
-    An input that is None is left out of the node, and is no input of the graph.
+    An input that is None is left out of the node, and is not an input of the graph.
 
     Raises:
         BackendError: ONNX knows no such op, or refuses these dtypes or ranks for it.

@@ -129,7 +129,7 @@ class MemoryDataSource(DataSource):
             state = msgpack.unpackb(data)
             epoch, cursor = state["epoch"], state["cursor"]
             if any(type(n) is not int or not 0 <= n <= _MAX_COUNT for n in (epoch, cursor)):
-                raise ValueError(f"position {epoch!r}, {cursor!r} is no count")
+                raise ValueError(f"position {epoch!r}, {cursor!r} is not a count")
         self._epoch, self._cursor = epoch, cursor
 
     def _data(self) -> tuple[Features, Labels]:

@@ -1,7 +1,7 @@
 """The small data sets that come with scikit-learn, split and dealt to peers.
 
-Rule: every peer works out the same split and the same deal from the same seed; so they agree
-on who has which example without a word, and no example is in two hands.
+Rule: every peer computes the same split and the same deal from the same seed; so they agree on each
+peer's examples without communication, and no two peers have the same example.
 """
 
 from __future__ import annotations

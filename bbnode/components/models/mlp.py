@@ -42,8 +42,8 @@ def mlp_forward(
     sizes = [int(size) for size in layer_sizes]
     if len(sizes) < 2 or min(sizes) < 1:
         raise AuthorError(
-            f"layer_sizes {tuple(layer_sizes)} is no MLP; give at least an input and an output "
-            "width, each 1 or more, e.g. (64, 64, 10)"
+            f"layer_sizes {tuple(layer_sizes)} do not make an MLP; give at least an input and an "
+            "output width, each 1 or more, e.g. (64, 64, 10)"
         )
     if activation not in _RECTIFIERS | _OTHERS:
         known = ", ".join(sorted(_RECTIFIERS | _OTHERS))

@@ -70,12 +70,12 @@ class OnnxModel(Model):
         """Derive the training graphs.
 
         Raises:
-            InvalidComponentConfig: the learning rate is no positive number.
+            InvalidComponentConfig: the learning rate is not a positive number.
             AutodiffError: the model or its loss cannot be trained; says which node and why.
         """
         super().__init__(config)
         rate = config.learning_rate
-        self.require(0 < rate < math.inf, f"learning_rate {rate} is no positive number")
+        self.require(0 < rate < math.inf, f"learning_rate {rate} is not a positive number")
         self._graphs = _derive(config)
         self._shapes = [tuple(tensor.dims) for tensor in self._graphs.initial]
         self._sizes = [math.prod(shape) for shape in self._shapes]
@@ -285,7 +285,7 @@ class OnnxModel(Model):
                     f"{self.TYPE_NAME}: labels are {array.dtype}; classes are integers from 0"
                 )
             if array.size and int(array.min()) < 0:
-                # ONNX would count a negative class from the end, and train on without a word.
+                # ONNX would silently count a negative class from the end.
                 raise ComponentError(
                     f"{self.TYPE_NAME}: label {int(array.min())}; classes are integers from 0"
                 )

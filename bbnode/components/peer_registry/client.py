@@ -1,8 +1,8 @@
 """`GlobalRegistryClient` and `GlobalRegistryView`: the registry as other peers see it.
 
-Rule: a program asks as often as it likes, and the component says what is needed: an announcement
-per heartbeat, and changes since the last look. Nothing waits here: what a registry answers shows
-in the next look at the view. What a registry says of others is believed for its TTL.
+Rule: a program may call the ops as often as it likes; the component sends only what is needed, an
+announcement per heartbeat and reads of new changes. No op waits: the view shows an answer once it
+has arrived. What a registry says about others counts for its TTL.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ opset.op(
 
 
 class TooManyRegistries(ComponentError):
-    """A program uses more registries than a client keeps account of."""
+    """A program uses more registries than a client keeps track of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class GlobalRegistryClientConfig:
 
 @dataclass(slots=True)
 class _Server:
-    """The client's account of one registry."""
+    """The client's state of one registry."""
 
     next_announce_ns: int = 0
     announced: tuple[str, tuple[Multiaddr, ...]] | None = None  # what it was last told
@@ -97,7 +97,7 @@ class GlobalRegistryClient(ProtocolComponent):
         if ctx.now_ns < known.next_announce_ns and known.announced == said:
             return
         known.announced = said
-        # Until there is an answer, or it is known that there is none.
+        # Until there is an answer, or the request has failed.
         known.next_announce_ns = ctx.now_ns + self._deadline_ns
         self._ask(ctx, server, "Announce", message.encode(), "announce")
 
@@ -129,7 +129,7 @@ class GlobalRegistryClient(ProtocolComponent):
         for row in page.rows:
             self._take(ctx, rows, row)
         known.known_until_ns = ctx.now_ns + page.ttl_ns
-        # What a registry drew is no place to read on from.
+        # A drawn sample gives no cookie to continue from.
         known.cookie = page.cookie if tag == "read" else None
         if page.more:
             self._read(ctx, server, known, 0)

@@ -1,8 +1,8 @@
 """The messages between a registry's server and its clients.
 
 Rule: a message is a msgpack list of its fields in order, of bounded size, without maps and ext
-types. Whoever reads checks every field and raises `UnusableMessage`; times are durations in
-nanoseconds, since no two clocks agree.
+types. Reading checks every field and raises `UnusableMessage`; times are durations in nanoseconds,
+since no two clocks agree.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class WireRecord:
         """Return the record of such a list; raises UnusableMessage."""
         known = fields(cls)  # type: ignore[arg-type]
         if not isinstance(plain, list) or len(plain) != len(known):
-            raise UnusableMessage(f"a registry's message has no list of {len(known)} in its place")
+            raise UnusableMessage(f"a registry's message lacks a list of {len(known)} fields")
         values = zip(known, plain, strict=True)
         return cls(**{each.name: each.metadata["read"](value) for each, value in values})
 
 
 def _count(plain: Any) -> int:
     if type(plain) is not int or not 0 <= plain <= _MAX_U64:
-        raise UnusableMessage(f"{shown(plain)} is no count of a registry's message")
+        raise UnusableMessage(f"{shown(plain)} in a registry's message is not a count")
     return plain
 
 
@@ -130,7 +130,7 @@ _ADDRESSES: Final = _wire(_addresses, _pack_addresses)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement(WireRecord):
-    """A peer enters itself: under a class (empty: any), reachable at its addresses."""
+    """The request of a peer to be entered, under a class (empty: any) with its addresses."""
 
     as_class: str = field(metadata=_CLASS)
     addresses: tuple[Multiaddr, ...] = field(metadata=_ADDRESSES)
@@ -138,7 +138,7 @@ class Announcement(WireRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handshake(WireRecord):
-    """The answer: for how long it stands (0: there was no room), and when to come again."""
+    """The answer: how long the entry is valid (0: no room), and when to announce again."""
 
     ttl_ns: int = field(metadata=_COUNT)
     heartbeat_ns: int = field(metadata=_COUNT)
@@ -149,7 +149,7 @@ class Handshake(WireRecord):
 class Cookie(WireRecord):
     """The position of a reader: `version` counts the changes of one life of a server.
 
-    Peers that went up to the version `since` were gone before the reader began, and are no news.
+    Peers removed up to the version `since` were gone before the reader began, so they are not sent.
     """
 
     life: int = field(metadata=_COUNT)
@@ -196,7 +196,7 @@ def _rows(plain: Any) -> tuple[Row, ...]:
 class Page(WireRecord):
     """Changes after a cookie, oldest first. `reset`: forget what was read; `more`: ask again.
 
-    What is not told to be gone may be believed for `ttl_ns`.
+    A peer that is not reported as gone counts as present for `ttl_ns`.
     """
 
     cookie: Cookie = field(metadata=_wire(Cookie.read, Cookie.pack))

@@ -1,9 +1,9 @@
 """`GlobalRegistryServer`: the directory of a network, as a peer selector.
 
-Rule: a peer is in it from its announcement on until a TTL later, in the node's own time, which
-stands still while the node does. Every look drops what has expired first. Each change has a
-version; what a reader's cookie says it knows is not told again. A cookie is good for one life of
-the server: a snapshot may take the versions back.
+Rule: an entry lasts from a peer's announcement until a TTL later, in the node's own time, which
+stops while the node is down. Every read drops expired entries first. Each change has a version;
+changes up to a reader's cookie are not sent again. A cookie is valid for one life of the server,
+since a restored snapshot may repeat versions.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class GlobalRegistryServer(DrawingSelector):
         self._ttl_ns = int(config.ttl_s * S)
         # In the order in which they expire: an announcement moves its peer to the end.
         self._entries: OrderedDict[PeerId, _Registration] = OrderedDict()
-        # Who changed at which version, oldest first; those that are gone as well.
+        # The version of each peer's last change, oldest first; removed peers included.
         self._changes: OrderedDict[PeerId, int] = OrderedDict()
         self._version = 0
         self._forgotten = 0  # up to this version those that went are no longer known
@@ -170,7 +170,7 @@ class GlobalRegistryServer(DrawingSelector):
 
     def _page(self, cookie: Cookie | None, life: int) -> Page:
         known, since = 0, self._version
-        # Who knows less than what was forgotten would not hear of some that went.
+        # A reader with an older cookie would miss removals that are forgotten by now.
         if (
             cookie is not None
             and cookie.life == life
@@ -197,8 +197,8 @@ class GlobalRegistryServer(DrawingSelector):
         )
 
     def _life_of(self, ctx: OpContext) -> int:
-        # The first call that a life hears is one that no other life hears: no peer uses an id
-        # of a message twice. So two lives from one snapshot have names of their own.
+        # The first call of a life names it: no peer uses an id of a message twice, so two lives
+        # from one snapshot get different names.
         if self._life is None:
             peer = (ctx.source_peer or ctx.self_peer).to_bytes()
             said = 0 if ctx.correlation is None else ctx.correlation.wire_req_id

@@ -1,8 +1,8 @@
-"""Access control of a running node: its policy, made of configuration and files.
+"""Access control of a running node: its policy, made from configuration and files.
 
-Rule: this is the only writer of the `Policy`. What is changed here takes effect on every
-connection at once (`on_change`), and what was changed by hand is on disk before it counts. All
-methods are for the trio thread.
+Rule: this is the only writer of the `Policy`. A change takes effect on every connection at once
+(`on_change`); one that was made by hand is on disk before it takes effect. All methods are for the
+trio thread.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ class AccessControl:
         self.policy = Policy(network=access.network, revocations=access.revocations, inviter=peer)
         self.policy.set_ledger(access_files.load_ledger(state_dir))
         apply_access(self.policy, config, self._blocked)
-        # Called after every change: whoever has connections checks them again.
+        # Called after every change, so that the transport checks its connections again.
         self.on_change: Callable[[], None] = lambda: None
         # Called with the new credentials when the membership was renewed.
         self.on_credentials: Callable[[bytes], None] = lambda _credentials: None
-        # Called after a newer revocation list: others have to know it too.
+        # Called after a newer revocation list, to pass it on to other members.
         self.on_list: Callable[[], None] = lambda: None
 
     @property
@@ -170,16 +170,16 @@ class AccessControl:
     def reload_files(self) -> bool:
         """Load a membership or a revocation list that was put into the state directory.
 
-        A membership of the same network, if it is good now, is shown on new connections. False
-        for any other, with which this node has to start: it goes on showing the one it has. Raises
-        AccessRefused and StorageError.
+        A valid membership of the same network is shown on new connections. For any other, this
+        returns False and the node keeps its membership until a restart. Raises AccessRefused and
+        StorageError.
         """
         found = access_files.load_node(self._state_dir, self._peer)
         self._apply_files(found)
         return found.credentials == self.credentials
 
     def dates_passed(self) -> None:
-        """Check connected peers again: statements end by the clock, without an event."""
+        """Check connected peers again, since statements expire without an event."""
         if self.network is not None:
             self.on_change()
 

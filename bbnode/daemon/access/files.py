@@ -110,7 +110,7 @@ def load_blocked(state_dir: Path) -> frozenset[PeerId]:
         )
     except DecodeError as error:
         raise StorageError(
-            f"{path}: a line of it is no PeerId ({error}); mend it, or remove it to block nobody"
+            f"{path}: a line is not a PeerId ({error}); correct it, or remove it to block nobody"
         ) from error
 
 
@@ -137,7 +137,7 @@ def load_ledger(state_dir: Path) -> Ledger:
 
 
 def save_ledger(state_dir: Path, ledger: Ledger) -> None:
-    """Store the ledger, before the answer leaves. Raises StorageError."""
+    """Store the ledger; to be done before the answer is sent. Raises StorageError."""
     paths.write_atomically(state_dir / "tickets", ledger.to_bytes(), mode=_PRIVATE_MODE)
 
 
@@ -150,7 +150,7 @@ class OwnedNetwork:
     """The files of a network's owner."""
 
     def __init__(self, base: Path, name: str) -> None:
-        """Network `name` below `base`; raises GrantError for what is no name."""
+        """Name a network below `base`; raises GrantError for an invalid name."""
         if not _NAME.match(name):
             raise GrantError(
                 f"{name!r} is not the name of a network: up to 64 letters, digits, '.', '_', '-'"
@@ -162,7 +162,7 @@ class OwnedNetwork:
         self._revocations = self.directory / "revocations"
 
     def create(self) -> SigningKey:
-        """Make the owner's key; raises IdentityError when there is one."""
+        """Create and return the owner's key; raises IdentityError if there is one already."""
         key = SigningKey.generate()
         create_key_file(self.key_file, key.seed)
         return key
@@ -203,7 +203,7 @@ class OwnedNetwork:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the network's files against another command. Raises StorageError."""
+        """Lock the network's files against other commands. Raises StorageError."""
         self.key()
         with _locked(self.directory / "lock"):
             yield

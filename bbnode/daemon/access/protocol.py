@@ -1,9 +1,9 @@
 """The access protocol on a node's connections: redeeming tickets, handing on revocations.
 
-Rule: whoever dialled a member gives it the newest revocation list and takes the other's; a node
-that learns a newer one tells everybody it is connected with. Files are read and written in a
-worker thread, one request after the other; the policy is told on the trio thread. A use of a
-ticket is on disk before its answer exists, and what is refused is an answer too.
+Rule: the side that dialled a member offers its newest revocation list and gets the other's; a node
+that learns a newer one passes it on to all its peers. Files are read and written in a worker
+thread, one request after the other; the policy is updated on the trio thread. A use of a ticket is
+on disk before its answer is made. A refusal is an answer too.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from bbnode.transport.errors import StreamBrokenError
 
 logger = logging.getLogger(__name__)
 
-# Between two looks at who is connected and no member any more: until then a member whose
-# statement has ended is connected, and nothing of it is taken.
+# Between two checks for members whose statement has expired: until then they stay connected, but
+# their envelopes are refused.
 DATES_EVERY_S = 60.0
 
 
@@ -101,7 +101,7 @@ class AccessService:
         if not raw or own.network is None:
             return
         offered, kept = open_revocations(raw, own.network), own.revocations
-        # A member that lags behind gets ours in the answer; that is no fault of its own.
+        # A member with an older list gets ours in the answer, which is not an error.
         if kept is not None and offered.sequence <= kept.sequence:
             return
         if access_files.save_revocations(self._state_dir, offered):
@@ -144,7 +144,7 @@ class AccessService:
 
 
 class AccessProtocol:
-    """One node's part in it."""
+    """The access protocol of one node."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class AccessProtocol:
             await self._exchange_all()
 
     async def _watch_dates(self) -> None:
-        """Close connections whose statement has ended: a renewed one comes with the next."""
+        """Close connections whose statement has expired; a renewed one comes with the next."""
         while True:
             await trio.sleep(DATES_EVERY_S)
             self._control.dates_passed()
@@ -205,7 +205,7 @@ class AccessProtocol:
     async def _answer(self, stream: ProtocolStream) -> None:
         request = await _read_all(stream)
         await stream.write(await self._in_thread(self._service.answer, stream.peer, request))
-        # Who has read it all may be gone by now.
+        # The peer may have read everything and disconnected.
         with contextlib.suppress(StreamBrokenError):
             await stream.end()
 
@@ -218,7 +218,6 @@ class AccessProtocol:
         self._control.took(listed)
 
     def _offer_to_all(self) -> None:
-        """Exchange lists with everybody who is connected."""
         for info in self._backend.peers():
             self._queue(info.peer)
 
@@ -239,7 +238,7 @@ class AccessProtocol:
 async def ask(backend: Transport, peer: PeerId, request: bytes) -> Message:
     """Send one request to a connected peer and return the answer.
 
-    Raises AccessSilent, AccessRefused for what is no answer, and as `open_stream`.
+    Raises AccessSilent, AccessRefused for a malformed answer, and what `open_stream` raises.
     """
     with trio.move_on_after(ACCESS_STALL_S):
         async with backend.open_stream(peer, ACCESS_PROTOCOL) as stream:

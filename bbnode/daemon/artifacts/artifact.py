@@ -49,7 +49,7 @@ class Artifact:
 def load_artifact(path: Path, *, expected_sha256: str | None = None) -> Artifact:
     """Read and check a compiled artifact.
 
-    Raises ArtifactUnreadable, or ArtifactRejected for a wrong digest, for what is no ONNX
+    Raises ArtifactUnreadable, or ArtifactRejected for a wrong digest, for what is not an ONNX
     model, and for a model that was not compiled.
     """
     try:
@@ -58,7 +58,7 @@ def load_artifact(path: Path, *, expected_sha256: str | None = None) -> Artifact
         data = path.read_bytes()
     except OSError as error:
         raise ArtifactUnreadable(
-            f"{path}: {error.strerror}; make the artifact with `bbnode compile`, or mend "
+            f"{path}: {error.strerror}; make the artifact with `bbnode compile`, or correct "
             "artifact.path in the configuration"
         ) from error
     return parse_artifact(data, str(path), expected_sha256=expected_sha256)

@@ -86,7 +86,7 @@ def compile_program(program: Module) -> onnx.ModelProto:
 
 
 def compiler_for(program: Module) -> Compiler:
-    """A Compiler with the component classes that a Module's `bindings()` name."""
+    """Return a Compiler with the component classes that a Module's `bindings()` name."""
     compiler = Compiler()
     for slot, component in program.bindings().items():
         role = roles_of(component)[0]

@@ -1,7 +1,7 @@
-"""The story of one value of a program: what it is, where it lives, which passes changed it.
+"""The history of one value of a program: what it is, where it lives, which passes changed it.
 
-Rule: it says what the compiler noted (`CompileReport.values` and `.history`) and what stands
-in the compiled model; of a value that no compiled partition has, how it ended.
+Rule: it shows what the compiler recorded (`CompileReport.values` and `.history`) and what the
+compiled model holds; for a value that no compiled partition has, which pass removed it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The content of a compiled artifact, as plain data.
 
-Rule: it reads the artifact alone; no component of it has to be installed. What is printed
-is what the compiler left on the nodes (docs/ir.md), never a guess.
+Rule: it reads only the artifact, whose components need not be installed. It shows what the compiler
+wrote on the nodes (docs/ir.md), never a guess.
 """
 
 from __future__ import annotations
@@ -145,14 +145,14 @@ def _gates(main: Function) -> Mapping[str, list[str]]:
 
 
 def deadline_of(node: OpNode) -> int:
-    """Return the deadline of an op in ns, or 0. Raises ArtifactRejected for what is no number."""
+    """Return the deadline of an op in ns, or 0; raises ArtifactRejected if it is not a number."""
     given = node.attributes.get(keys.ATTR_DEADLINE_NS)
     if given is not None and type(given.value) is int:
         return given.value
     text = node.metadata.get(keys.DEADLINE_NS_KEY, "0")
     if given is not None or not _is_natural(text):
         raise ArtifactRejected(
-            f"op {node.name!r:.80} has a deadline that is no number; compile the program again"
+            f"op {node.name!r:.80} has a deadline that is not a number; compile the program again"
         )
     return int(text)
 

@@ -1,7 +1,7 @@
-"""A program between two passes as text: one line per op.
+"""A program as text, one line per op, between two passes of the compiler.
 
-Rule: for reading and for `diff`: the same program gives the same text, and what did not change
-keeps its line. It is no format that anything reads back.
+Rule: it is for people and for `diff`: the same program gives the same text, and an unchanged op
+keeps its line. Nothing parses it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bbnode.daemon.paths import StorageError, write_atomically
 from bbnode.ir import keys
 from bbnode.ir.graph import Attribute, AttributeKind, Body, Function, OpNode, Program
 
-# Shown at their own places, or true of nearly every op.
+# Metadata that is shown elsewhere, or that nearly every op has.
 _SHOWN_APART = frozenset({keys.SLOT_KEY, keys.HOME_CLASS_KEY})
 
 # The longest text of one attribute: weights are shown by their shape.

@@ -132,7 +132,6 @@ def limits_text() -> str:
 
 
 def _counting_keys(name: str, section: Section, values: Mapping[str, Any]) -> list[Cap]:
-    """Return the keys of a section that count something."""
     return [
         Cap(
             section=f"[{name}] of the configuration",
@@ -178,7 +177,6 @@ def _attributes(config: type) -> dict[str, str]:
 
 
 def _summary(cls: type) -> str:
-    """Return the first paragraph of a docstring."""
     return (inspect.getdoc(cls) or "").partition("\n\n")[0]
 
 

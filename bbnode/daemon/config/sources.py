@@ -247,7 +247,7 @@ def _validate(data: dict[str, Any], where: str, sources: Mapping[str, str]) -> N
 def _describe(fault: Any, where: str, sources: Mapping[str, str]) -> str:
     location = tuple(fault["loc"])
     dotted = ".".join(str(part) for part in location)
-    where = next((s for key, s in sources.items() if _covers(key, dotted)), where)
+    where = next((s for key, s in sources.items() if f"{dotted}.".startswith(f"{key}.")), where)
     section, place = _locate(location)
     valid = [field.alias or name for name, field in section.model_fields.items()]
     name = str(location[-1]) if location else ""
@@ -272,10 +272,6 @@ def _describe(fault: Any, where: str, sources: Mapping[str, str]) -> str:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"
-
-
-def _covers(key: str, dotted: str) -> bool:
-    return dotted == key or dotted.startswith(key + ".")
 
 
 def _locate(location: Sequence[Any]) -> tuple[type[BaseModel], str]:

@@ -1,7 +1,7 @@
-"""The shapes of what the control plane answers, as its OpenAPI document shows them.
+"""The types of the control plane's answers, as its OpenAPI document shows them.
 
-Rule: a shape says what an answer has, and costs nothing at run time: the values are plain
-dictionaries. What another layer makes (a round, a finding of discovery) is an object here.
+Rule: a type lists the fields of an answer and costs nothing at run time: the values are plain
+dictionaries. The parts that other layers make (a round, a finding of discovery) are any object.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Json = Mapping[str, Any]
 
 
 class PeerView(TypedDict):
-    """A connected peer; what it says of itself is text and decides nothing."""
+    """A connected peer; what it claims about itself is only shown."""
 
     peer: str
     classes: list[str]
@@ -264,7 +264,7 @@ class NotReadyReason(TypedDict):
 
 
 class Readiness(TypedDict):
-    """If the node does its work, why not, and for whom its rounds wait, which is no fault."""
+    """Readiness, with the reasons against it, and what rounds wait for, which is not one."""
 
     ready: bool
     phase: str

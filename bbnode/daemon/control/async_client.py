@@ -22,7 +22,7 @@ class AsyncControlClient:
     """Asks a daemon. An async context manager; raises as `ControlClient` does."""
 
     def __init__(self, path: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Take the arguments of `ControlClient`."""
+        """Make a client with the arguments of `ControlClient`."""
         self._client = ControlClient(path, timeout_s=timeout_s)
 
     async def __aenter__(self) -> Self:
@@ -35,11 +35,11 @@ class AsyncControlClient:
         self._client.__exit__()
 
     async def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
-        """Ask for something."""
+        """Send a GET request and return its JSON."""
         return await self.request("GET", target(path, query))
 
     async def post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Have something done."""
+        """Send a POST request and return its JSON."""
         return await self.request("POST", target(path), {} if body is None else body)
 
     async def request(
@@ -49,11 +49,11 @@ class AsyncControlClient:
         return await self.in_thread(self._client.request, method, wanted, body)
 
     async def stream(self, path: str, query: Query | None = None) -> LineStream:
-        """Subscribe: from then on the daemon keeps lines for this client. No more requests."""
+        """Subscribe to a stream of lines; the client takes no more requests after that."""
         return LineStream(self, await self.in_thread(self._client.stream, path, query))
 
     async def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run what blocks on the connection."""
+        """Run a function that blocks on the connection."""
         try:
             return await trio.to_thread.run_sync(
                 partial(function, *args, **kwargs), abandon_on_cancel=True
@@ -67,7 +67,7 @@ class LineStream:
     """The lines of a stream; an iterator and not an async generator: those need closing."""
 
     def __init__(self, client: AsyncControlClient, lines: Iterator[dict[str, Any]]) -> None:
-        """Made by `AsyncControlClient.stream`."""
+        """Wrap the lines of a client; `AsyncControlClient.stream` does."""
         self._client = client
         self._lines = lines
 

@@ -70,17 +70,17 @@ class ControlClient:
         self._http.close()
 
     def abort(self) -> None:
-        """End the connection, from any thread: who waits on it learns that it is gone."""
+        """End the connection, from any thread; a thread that waits on it gets NotRunning."""
         if self._http.sock is not None:
             with contextlib.suppress(OSError):
                 self._http.sock.shutdown(socket.SHUT_RDWR)
 
     def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
-        """Ask for something, as in `get("/v1/status")`."""
+        """Send a GET request, as in `get("/v1/status")`, and return its JSON."""
         return self.request("GET", target(path, query))
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Have something done."""
+        """Send a POST request and return its JSON."""
         return self.request("POST", target(path), {} if body is None else body)
 
     def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class ControlClient:
         except (OSError, http.client.HTTPException) as error:
             raise gone(self._path) from error
         if response.length and len(data) <= MAX_CONTROL_ANSWER_BYTES:
-            raise gone(self._path)  # before all of it was there, of which http.client says nothing
+            raise gone(self._path)  # the answer is cut short, which http.client does not report
         if len(data) > MAX_CONTROL_ANSWER_BYTES:
             raise errors.ControlProtocolError(
                 f"the answer to {wanted} is over {MAX_CONTROL_ANSWER_BYTES} B"

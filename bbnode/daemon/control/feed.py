@@ -50,7 +50,7 @@ class Feed:
         queued: int = QUEUED_ITEMS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`name` is the key under which an item stands in its line."""
+        """Make a feed; `name` is the key of an item in its line."""
         self.name = name
         self.dropped = 0
         self._clock = clock
@@ -210,7 +210,7 @@ class LogFeedHandler(logging.Handler):
                 self._feed.dropped += 1
                 return
             self._in_transit += 1
-        # The loop may have ended: then nobody follows any more.
+        # The loop may have ended, and with it all subscribers.
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._arrived, line)
 

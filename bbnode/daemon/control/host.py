@@ -1,6 +1,6 @@
 """The daemon, as its control plane sees it.
 
-Rule: handlers see a `Host` and nothing else, so they can be tried without a daemon. Everything
+Rule: handlers see a `Host` and nothing else, so they can be tested without a daemon. Everything
 here is used on the trio thread.
 """
 
@@ -48,13 +48,13 @@ class Host:
     ping: Callable[[PeerId], Awaitable[float]]
     # Has a peer, or anybody that is connected, dial our addresses; raises DialBackRefused.
     dial_back: Ask
-    # Who may talk; the engine's own lists are for its programs.
+    # Access control of the node; the engine's own lists are for its programs.
     access: AccessControl
     pending: PendingExecutions = field(default_factory=PendingExecutions)
     rounds: Sequence[Rounds] = ()
     # How peers are found, as JSON.
     discovery: Callable[[], Mapping[str, Any]] = dict
-    # Whatever has not gone on for longer than it may.
+    # Everything that has made no progress for too long.
     stalled: Callable[[], Sequence[Stalled]] = tuple
     # trio's time; the phase is "starting", "ready" or "stopping".
     started_s: float = 0.0
@@ -64,11 +64,11 @@ class Host:
     counters: list[Callable[[], dict[str, int]]] = field(default_factory=list)
 
     def note_saved(self, now_s: float) -> None:
-        """Note that a checkpoint was written, at trio's time `now_s`."""
+        """Record that a checkpoint was written at trio's time `now_s`."""
         self.saved_s = now_s
 
     def all_counters(self) -> dict[str, int]:
-        """Return everything that is counted, by dotted name."""
+        """Return all counters by dotted name."""
         found = {
             **self.node.counters(),
             **self.driver.counters(),

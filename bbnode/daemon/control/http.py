@@ -1,4 +1,4 @@
-"""Makes an ASGI application, and its OpenAPI document, of a table of typed functions.
+"""An ASGI application, and its OpenAPI document, made from a table of typed functions.
 
 A function's parameters say what a request has: `host`, those of the path by name, `body` and
 `query` as pydantic models; what it returns is the JSON that is answered. Starlette routes.
@@ -47,9 +47,9 @@ from bbnode.ir.peer import PeerId
 
 logger = logging.getLogger(__name__)
 
-# Of a PeerId's end: fewer characters are a guess and no name.
+# The shortest end of a PeerId that names a peer; fewer characters would be a guess.
 MIN_SUFFIX_CHARS = 4
-# No server's name and no date: this is no public server, and an answer is for its moment.
+# No server's name and no date, as this is not a public server.
 HEADERS = {"Cache-Control": "no-store"}
 LINES = "application/x-ndjson"
 TEXT = "text/plain; charset=utf-8"
@@ -69,7 +69,7 @@ Act = Callable[..., Awaitable[Mapping[str, Any] | Response]]
 
 
 class RequestBody(BaseModel):
-    """The JSON body of a request, exactly as declared; null is as good as absent."""
+    """The JSON body of a request, exactly as declared; null means absent."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -126,7 +126,7 @@ class Endpoints(list[Endpoint]):
 
 
 class Lines(StreamingResponse):
-    """The lines of a subscription, until it ends or its client goes."""
+    """The lines of a subscription, until it ends or its client disconnects."""
 
     def __init__(self, subscription: Subscription, *, follow: bool = True) -> None:
         """Send what is kept and, with `follow`, what is to come."""
@@ -249,7 +249,7 @@ def problem_of(error: BbnodeError) -> Problem:
 
 
 def known_peer(host: Host, text: str) -> PeerId:
-    """Return the PeerId, or the connected or wanted peer of which this is the end."""
+    """Return a PeerId from its text, or from the end of a connected or wanted peer's."""
     try:
         return PeerId.parse(text)
     except BbnodeError as error:
@@ -264,13 +264,13 @@ def known_peer(host: Host, text: str) -> PeerId:
         raise Problem(
             400,
             "InvalidPeerId",
-            f"{short(text)} is no PeerId, and not the end of one of a known peer; "
+            f"{short(text)} is neither a PeerId nor the end of a known peer's; "
             "`bbnode peers` lists them",
         ) from error
 
 
 def read_query(scope: Scope) -> dict[str, list[str]]:
-    """Return the fields of a request's query. Raises `Problem` (400) for a target that is odd."""
+    """Return the fields of a request's query; raises `Problem` (400) for a malformed target."""
     try:
         unquote(scope["raw_path"].decode("ascii"), errors="strict")
         return parse_qs(

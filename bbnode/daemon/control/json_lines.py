@@ -36,11 +36,11 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 class Answered(dict[str, Any]):
-    """An object in a daemon's answer: what it should have and has not is an error of its own."""
+    """An object in a daemon's answer; a missing field raises ControlProtocolError."""
 
     def __missing__(self, name: str) -> Any:
         raise ControlProtocolError(
-            f"the daemon's answer has no {short(name)}; let daemon and command be of one version"
+            f"the daemon's answer has no {short(name)}; run daemon and command of one version"
         )
 
 

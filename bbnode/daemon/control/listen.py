@@ -75,7 +75,7 @@ def tcp_listener(host: str, port: int, *, key: str) -> Iterator[trio.SocketListe
 
 
 def parse_tcp(address: str) -> tuple[str, int]:
-    """Return host and port of `control.tcp`. Raises `TcpRefused` for what is not loopback."""
+    """Return host and port of `control.tcp`; raises `TcpRefused` unless it is loopback."""
     found = _ip_and_port(address)
     if found is None or not is_loopback(found[0]):
         raise TcpRefused(
@@ -86,7 +86,7 @@ def parse_tcp(address: str) -> tuple[str, int]:
 
 
 def parse_metrics(address: str) -> tuple[str, int]:
-    """Return host and port of `control.metrics`. Raises `TcpRefused` for what is no IP address."""
+    """Return host and port of `control.metrics`; raises `TcpRefused` unless it is an IP address."""
     found = _ip_and_port(address)
     if found is None:
         raise TcpRefused(

@@ -1,7 +1,7 @@
-"""Executions that a client of the control plane waits for.
+"""Executions that clients of the control plane wait for.
 
-Rule: what is collected lives as long as the request that waits; the number of those is bounded
-by the control plane's connections, and what is kept of each by `MAX_KEPT_OUTPUTS`.
+Rule: outputs are kept as long as the request that waits for them. The control plane's connections
+bound the number of those requests, and `MAX_KEPT_OUTPUTS` the outputs of each.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PendingExecutions:
             self._pending.pop(execution, None)
 
     def observe(self, step: steps.Step) -> None:
-        """Note a step of the node, if it is of an execution that is waited for."""
+        """Collect a step of the node if it is of an execution that is waited for."""
         if not isinstance(step, steps.AppEvent | steps.OpFailed | steps.ExecutionFinished):
             return
         found = self._pending.get(step.execution)

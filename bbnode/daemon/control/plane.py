@@ -1,7 +1,7 @@
 """The control plane of one daemon, put together.
 
-Rule: the daemon makes one, tells it every step of its node, and runs it in its nursery; nothing
-else of the daemon knows HTTP.
+Rule: the daemon makes one, passes it every step of its node, and runs it in its nursery; no other
+part of the daemon knows HTTP.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bbnode.transport.driver import Driver
 
 logger = logging.getLogger(__name__)
 
-# For subscribers to read the last lines; one that has not by then is cut off.
+# Seconds for subscribers to read the last lines before they are cut off.
 DRAIN_S = 0.5
 
 
@@ -58,8 +58,7 @@ class ControlPlane:
         access: AccessControl,
         limits: ControlLimits | None = None,
     ) -> None:
-        """Nothing listens before `run`. `save`, `stop`, `reload` and `access` are as in
-        `Host`.
+        """Make the control plane, which listens once `run`; arguments are as in `Host`.
 
         Raises `TcpRefused`, `TokenFileUnsafe` or `StorageError` where the configuration asks for
         TCP or metrics.
@@ -108,7 +107,7 @@ class ControlPlane:
         self.host.events.publish(event)
 
     def observe(self, step: steps.Step, event: Mapping[str, Any] | None) -> None:
-        """Note a step of the node, and the event that it is, if any."""
+        """Handle a step of the node, and the event that it makes, if any."""
         self.host.pending.observe(step)
         self.host.trace.observe(step)
         if event is not None and not isinstance(step, TRACE_STEPS):

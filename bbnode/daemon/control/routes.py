@@ -1,9 +1,9 @@
-"""Everything that a daemon can be asked: one table, filled by the functions that answer.
+"""The requests that a daemon answers: one table, filled by the functions below.
 
-Rule: the table is the API. A path has a version; within it fields are added and never change
-their meaning. Each JSON object says what it is in `schema`. A GET changes nothing and answers from
-what is in memory. For the others, what was asked is done when the answer comes, or the answer says
-what is under way.
+Rule: the table is the API. A path has a version; within a version, fields are added and never
+change their meaning. Each JSON object says what it is in `schema`. A GET changes nothing and
+answers from memory. Any other request is done when its answer arrives, or the answer says what is
+under way.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ async def describe() -> Response:
 
 @ENDPOINTS.add("GET", "/healthz", media=TEXT)
 async def healthz(host: Host) -> Response:
-    """Answer 200 while the daemon's loop turns and polls its node, whatever else stands still."""
+    """Answer 200 while the daemon's loop runs and polls its node, whatever else is stuck."""
     dead = [each for each in host.stalled() if each.what == "poll"]
     detail = dead[0].detail if dead else f"alive, {host.phase}"
     return text_response(f"{detail}\n", 503 if dead else 200)
@@ -67,14 +67,14 @@ async def healthz(host: Host) -> Response:
 
 @ENDPOINTS.add("GET", "/readyz", "ready", answer=answers.Readiness)
 async def readyz(host: Host) -> Response:
-    """Answer 200 when the node does its work, else 503; in both cases with the reasons."""
+    """Answer 200 when the node is ready, else 503; in both cases with the reasons."""
     told = views.readiness(host)
     return json_response({"schema": "bbnode/ready/1", **told}, 200 if told["ready"] else 503)
 
 
 @ENDPOINTS.add("GET", "/metrics", media="text/plain")
 async def metrics(host: Host) -> Response:
-    """Show everything that is counted, for Prometheus."""
+    """Show all metrics, for Prometheus."""
     # Here and not above: only a daemon that somebody scrapes needs the package.
     from bbnode.daemon.observing.metrics import CONTENT_TYPE, render
 
@@ -132,7 +132,7 @@ async def snapshot(host: Host) -> answers.SnapshotWritten:
 
 @ENDPOINTS.add("POST", "/v1/reload", "reload")
 async def reload(host: Host) -> answers.Reloaded:
-    """Read the configuration again; a refused one changes nothing, and is the answer."""
+    """Read the configuration again; a refused one changes nothing, and the answer says why."""
     if host.phase != "ready":
         raise Problem(409, "NotReady", f"the node is {host.phase}; reload it once it is ready")
     changes = host.reload()
@@ -272,7 +272,7 @@ async def dial_back(host: Host, body: DialBackBody) -> answers.DialledBack:
 
 
 class InvokeBody(RequestBody):
-    """A target and its inputs by name; with `wait_s`, the answer has how it went."""
+    """A target and its inputs by name; with `wait_s`, the answer has the outcome."""
 
     target: str
     inputs: dict[str, Any] = Field(default_factory=dict)
@@ -313,7 +313,7 @@ async def emit(host: Host, body: EmitBody) -> answers.ExecutionResult | answers.
 
 
 async def _finish(host: Host, execution: int, wait_s: float) -> answers.ExecutionResult:
-    """Return what is known of an execution after at most `wait_s`."""
+    """Return the state of an execution, after waiting at most `wait_s` for its end."""
     with host.pending.collect(execution) as pending:
         host.driver.wake()
         with trio.move_on_after(wait_s):
@@ -338,7 +338,7 @@ class TraceBody(RequestBody):
 
 @ENDPOINTS.add("PUT", "/v1/trace", "tracing")
 async def set_tracing(host: Host, body: TraceBody) -> answers.Tracing:
-    """Trace ops from now on, or no more."""
+    """Switch tracing of ops on or off."""
     host.trace.switch(on=body.on)
     logger.info("tracing", extra={"on": body.on})
     return {"tracing": body.on}
@@ -380,7 +380,7 @@ async def trace(host: Host, id: int, query: TraceQuery) -> answers.TraceView:  #
 
 
 class EventsQuery(Query):
-    """The number of kept events to begin with, types of events, and if to go on after those."""
+    """The number of kept events to begin with, types of events, and if new ones follow."""
 
     last: int = Field(0, ge=0, le=KEPT_ITEMS)
     type: list[str] = Field(default_factory=list)
@@ -399,7 +399,7 @@ async def events(host: Host, query: EventsQuery) -> Lines:
 
 
 class LogsQuery(Query):
-    """The number of kept lines to begin with, the least severe level, and if to go on."""
+    """The number of kept lines to begin with, the least severe level, and if new ones follow."""
 
     last: int = Field(100, ge=0, le=KEPT_ITEMS)
     level: Level = "debug"

@@ -1,11 +1,11 @@
 """Serves an ASGI application over unix sockets and TCP, within bounds.
 
-Hypercorn reads and writes HTTP/1.1 (its `TCPServer` is one connection). What it has no setting
-for is here: a bound on connections, deadlines for writes and for bodies, refusals as JSON, and
-that a fault in one connection ends that connection alone.
+Hypercorn reads and writes HTTP/1.1 (its `TCPServer` is one connection). This module adds what it
+has no setting for: a bound on connections, deadlines for writes and for bodies, refusals as JSON,
+and isolation, so that a fault in one connection ends that connection alone.
 
 Rule: whatever a client does, it costs its own task and no more. Each socket is a door with a
-bound of its own, so those who scrape metrics never keep an operator out.
+bound of its own, so that scrapers of metrics never keep an operator out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 # All that the metrics' address answers, to GET and HEAD.
 SCRAPED = ("/metrics", "/healthz", "/readyz")
-# A client that has sent all it will may still read: an answer that is made at once goes out.
+# A client that has finished sending may still read: an answer that is ready soon is sent.
 HALF_CLOSED_S = 0.5
 # After an accept that failed, as for want of descriptors.
 ACCEPT_AGAIN_S = 1.0
@@ -49,7 +49,7 @@ ACCEPT_AGAIN_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Bounds of one connection; beyond each stands what happens."""
+    """Bounds of one connection; comments say what happens beyond each."""
 
     # Request line and headers; more is 431 and the end of the connection.
     head_bytes: int = 16 * 1024
@@ -60,13 +60,13 @@ class HttpLimits:
     idle_s: float = 60.0
     # From a request's head to the end of its body; later is 408.
     request_s: float = 30.0
-    # A client that takes nothing of what is written for so long is cut off.
+    # A client that reads nothing for so long is cut off.
     write_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlLimits:
-    """Bounds of the control plane; beyond each stands what happens."""
+    """Bounds of the control plane; comments say what happens beyond each."""
 
     # More at once are answered with 503: an operator has a few terminals, not hundreds.
     connections: int = 64
@@ -83,7 +83,7 @@ class ControlLimits:
 
 @dataclass(slots=True)
 class _Door:
-    """One socket: who may ask there, within which bounds, and how many clients there are."""
+    """One socket: the check of its requests, its bounds, and its number of clients."""
 
     listener: trio.SocketListener
     most: int
@@ -94,12 +94,12 @@ class _Door:
 
 
 class _Http1(H11Protocol):
-    """HTTP/1.1 alone, whose refusals of what is no HTTP are JSON as all others."""
+    """An HTTP/1.1 connection; what is not HTTP is refused in JSON, like any other request."""
 
     refused = 0
 
     async def _check_protocol(self, event: h11.Request) -> None:
-        """Ask for no other protocol: neither HTTP/2 nor WebSocket is spoken here."""
+        """Accept no upgrade: neither HTTP/2 nor WebSocket is spoken here."""
 
     async def _create_stream(self, request: h11.Request) -> None:
         headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
@@ -130,7 +130,7 @@ class HttpConnection(TCPServer):
     """Serves the requests of one client, one after the other."""
 
     def __init__(self, stream: Any, app: ASGIApp, limits: HttpLimits) -> None:
-        """Serve `app`, which answers whatever is asked and raises nothing."""
+        """Serve `app`, which answers every request and raises nothing."""
         config = Config()
         config.errorlog = logger
         config.include_date_header = config.include_server_header = False
@@ -192,7 +192,7 @@ class HttpConnection(TCPServer):
         await self.protocol.handle(Closed())
 
     async def _read_data(self) -> None:
-        """Read until the client is gone: also while what it has sent has to wait."""
+        """Read until the client is gone, even while its requests have to wait."""
         send, received = trio.open_memory_channel[bytes](1)
         handled = trio.Event()
 
@@ -235,7 +235,7 @@ class HttpConnection(TCPServer):
             return
 
         async def read() -> Message:
-            # Starlette asks once; that the client goes is seen here and not there.
+            # Starlette asks once; a disconnect is noticed here.
             return {"type": "http.request", "body": body, "more_body": False}
 
         async def write(message: Message) -> None:
@@ -258,7 +258,7 @@ class HttpConnection(TCPServer):
         self.lost = self.lost or not complete
 
     async def _body(self, receive: Receive) -> bytes | None:
-        """The body of a request; None when the client went away before its end."""
+        """Return the body of a request; None if the client disconnected before its end."""
         body = bytearray()
         with trio.move_on_after(self._limits.request_s):
             while True:
@@ -388,7 +388,7 @@ class ControlServer:
             self.counts["control.clients_lost"] += connection.lost
 
     def _check_token(self, scope: Scope) -> None:
-        """Refuse who shows no token: on TCP any user of this machine can connect."""
+        """Refuse a request without the token: on TCP any user of this machine can connect."""
         header = Headers(scope=scope).get("authorization")
         if self._token is None or not tokens.accepts(self._token, header):
             self.counts["control.unauthorized"] += 1
@@ -400,7 +400,7 @@ class ControlServer:
             )
 
     def _check_scrape(self, scope: Scope) -> None:
-        """Let through three paths alone; from other machines with the token."""
+        """Allow only the three paths of SCRAPED, from other machines only with the token."""
         if self._metrics is None or not is_loopback(self._metrics[0]):
             self._check_token(scope)
         if scope["path"] not in SCRAPED or scope["method"] not in ("GET", "HEAD"):

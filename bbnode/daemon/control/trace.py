@@ -16,14 +16,14 @@ from bbnode.daemon.observing.events import step_to_event
 from bbnode.engine import steps
 from bbnode.ir.caps import KEPT_STEPS
 
-# What is kept here and nowhere else: an op is no event for whoever watches a node.
+# Steps that are kept here and nowhere else: ops are not events.
 TRACE_STEPS = (
     steps.ExecutionStarted,
     steps.OpCompleted,
     steps.FillSent,
     steps.ExecutionEnded,
 )
-# Also kept here, so that a trace tells how it went.
+# Also kept here, so that a trace shows the outcome.
 ALSO_TRACED = (steps.OpFailed, steps.AppEvent, steps.ExecutionFinished, steps.PeerResolveFailed)
 
 

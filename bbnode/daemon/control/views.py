@@ -1,7 +1,7 @@
 """A daemon as JSON: status, peers, executions, health.
 
 Rule: a view is a pure reading of the `Host`; times are in seconds, relative ones say so in
-their name. What a peer says of itself is shown as text and decides nothing.
+their name. A peer's claims about itself are shown as text and decide nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.transport.base import PeerInfo, WantedPeer
 from bbnode.transport.driver import trio_clock_ns
 
-# Of an address: how it is known that a connection goes through a relay (multiaddr's protocol).
+# The multiaddr protocol of an address that goes through a relay.
 RELAYED = "/p2p-circuit"
 
 
@@ -80,7 +80,7 @@ def wanted(w: WantedPeer) -> answers.WantedView:
 
 
 def waiting(host: Host) -> list[answers.Json]:
-    """Return whatever waits: for whom, until when and why."""
+    """Return everything that waits, with its reason and its deadline."""
     now_ns = trio_clock_ns()
     return [w.as_json(now_ns) for w in host.node.waiting()]
 
@@ -126,7 +126,7 @@ def health(host: Host) -> list[answers.Check]:
             f"{host.node.counters().get('ingress.dropped', 0)} events dropped at the ingress",
         ),
     ]
-    # Of a node that starts or stops, none of it is expected.
+    # A node that starts or stops is not expected to make progress.
     checks += [
         (f"going on: {thing.what}", thing.what not in stalled, stalled.get(thing.what, "it does"))
         for thing in LIVENESS_CHECKS
@@ -142,7 +142,7 @@ def _listening(host: Host) -> tuple[bool, str]:
 
 
 def readiness(host: Host) -> answers.Readiness:
-    """Return if the node does its work, why not, and for whom its rounds wait: that is no fault."""
+    """Return the readiness of the node, the reasons against it, and what its rounds wait for."""
     reasons: list[answers.NotReadyReason] = []
     if host.phase != "ready":
         reasons.append({"what": "phase", "detail": f"the node is {host.phase}", "for_s": None})
@@ -173,7 +173,10 @@ def why(host: Host, peer: PeerId) -> list[answers.RuleView]:
     standing = host.node.peer_standing(peer)
     failing = next((w for w in host.backend.wanted() if w.peer == peer), None)
     rules = [
-        *_access(host, peer),
+        *(
+            (f"access: {d.rule}", "pass" if d.allowed else "fail", f"{d.reason.value}: {d.detail}")
+            for d in host.access.explain(peer)
+        ),
         (
             "lists of programs",
             "pass" if standing.denied is None else "fail",
@@ -208,13 +211,6 @@ def why(host: Host, peer: PeerId) -> list[answers.RuleView]:
         ),
     ]
     return [{"rule": r, "outcome": outcome, "detail": detail} for r, outcome, detail in rules]
-
-
-def _access(host: Host, peer: PeerId) -> list[tuple[str, str, str]]:
-    return [
-        (f"access: {d.rule}", "pass" if d.allowed else "fail", f"{d.reason.value}: {d.detail}")
-        for d in host.access.explain(peer)
-    ]
 
 
 def _not_connected(failing: WantedPeer | None) -> str:

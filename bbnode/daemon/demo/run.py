@@ -1,8 +1,8 @@
 """`bbnode demo`: a server and its clients, each a daemon of its own, train one model.
 
 Rule: the demo does what a user would do by hand: compile, write configurations, start
-daemons, ask them over their control sockets, stop them. It waits for nobody for ever:
-every wait has a deadline, and says for whom it waits.
+daemons, ask them over their control sockets, stop them. Every wait has a deadline, and its message
+says which daemons are missing.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ START_TIMEOUT_S = 30.0
 SERVER_GONE_TIMEOUT_S = 60.0
 # Beyond the rounds' own deadlines: evaluation, checkpoints, a busy machine.
 SLACK_PER_ROUND_S = 5.0
-# A daemon leaves within node.stop_grace_s (5 s) by itself, or is ended by its own last resort; the
-# rest is for a machine that has more daemons than cores.
+# A daemon stops within node.stop_grace_s (5 s), if need be by its own last resort; the rest is for
+# a machine with more daemons than cores.
 STOP_TIMEOUT_S = 30.0
 ASK_TO_STOP_S = 1.0
 ASK_EVERY_S = 0.1
@@ -85,7 +85,7 @@ class Demo:
     """One run of the demo."""
 
     def __init__(self, options: DemoOptions) -> None:
-        """Nothing is written or started yet."""
+        """Prepare a run; nothing is written or started yet."""
         self._options = options
         self._out = options.out.absolute()
         self._console = Console(stderr=options.as_json)
@@ -209,7 +209,7 @@ class Demo:
         return ""
 
     async def _stream(self, client: AsyncControlClient) -> None:
-        """Take events until the server ends or all is done."""
+        """Handle events until the server ends or all rounds are made."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._catch_up_often, nursery.cancel_scope)
             async for line in await client.stream("/v1/events"):
@@ -219,7 +219,7 @@ class Demo:
             nursery.cancel_scope.cancel()
 
     async def _catch_up_often(self, stream: trio.CancelScope) -> None:
-        """Ask for finished rounds on a second connection: no event is ever waited for alone."""
+        """Ask for finished rounds on a second connection, in case an event is lost."""
         while not self._complete.is_set():
             await trio.sleep(CATCH_UP_EVERY_S)
             try:
@@ -266,7 +266,7 @@ class Demo:
                 self._view.note(f"{name} {'is up' if event['type'] == 'peer_up' else 'is down'}")
 
     async def _watch_processes(self) -> None:
-        """Say which daemon died, and how to start it again."""
+        """Report a daemon that died, and how to start it again."""
         while True:
             for node in self._all:
                 code = _exit_code(node)
@@ -332,7 +332,7 @@ class Demo:
 
 
 async def _ask_to_stop(node: DemoNode) -> None:
-    """Have a daemon stop: over its socket, or by a signal when it does not answer there."""
+    """Stop a daemon over its socket, or by a signal if it does not answer there."""
     try:
         async with AsyncControlClient(
             paths.control_socket(node.state_dir), timeout_s=ASK_TO_STOP_S
@@ -344,7 +344,7 @@ async def _ask_to_stop(node: DemoNode) -> None:
 
 
 def _exit_code(node: DemoNode) -> int | None:
-    """The exit code of the process that we started, negative for a signal; None while it runs."""
+    """Return the exit code of our process, negative for a signal; None while it runs."""
     return node.process.poll() if node.process is not None else None
 
 

@@ -1,4 +1,4 @@
-"""The demo's view: live on a terminal, a line an event elsewhere.
+"""The demo's view: live on a terminal, one line per event elsewhere.
 
 Rule: it only draws what it is given.
 """

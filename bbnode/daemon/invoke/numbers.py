@@ -34,7 +34,7 @@ def numbers(given: Given, declared: TypeNode | None = None) -> Value:
         raise ValueError(_EXPECTED)
     if declared is types.U64 and type(given) is int:
         if not 0 <= given < 1 << 64:
-            raise ValueError(f"{given} is no unsigned integer of 64 bits")
+            raise ValueError(f"{given} is not an unsigned integer of 64 bits")
         return U64(given)
     dtype = _dtype(kinds, declared)
     try:

@@ -25,18 +25,17 @@ from bbnode.ir.values import TRIGGER, Value
 
 logger = logging.getLogger(__name__)
 
-# Rounds kept for those that ask later: a day of one-minute rounds.
+# Rounds kept for later requests: a day of one-minute rounds.
 KEPT_ROUNDS = 1440
-# After a round that failed: give a peer that restarts time to come back.
+# The wait after a failed round, for a restarting peer to come back.
 RETRY_PAUSE_S = 1.0
-# Between two looks at who is there, whether somebody came or not: a peer that had failed can be
-# chosen again when its cooldown is over, and nobody says so.
+# Between two checks of the peers, even if nobody connected: no event says that the cooldown of a
+# failed peer is over.
 RECHECK_S = 1.0
-# What a round may take beyond the deadlines of its requests, and its start beyond its time:
-# checkpoints, aggregation, a busy machine.
+# The time that a round may take beyond the deadlines of its requests, and its start beyond its due
+# time: checkpoints, aggregation, a busy machine.
 ROUND_SLACK_S = 60.0
-# Rounds that fail in a row, and periods without one that ended well, before that is more than a
-# bad moment.
+# Failed rounds in a row, and periods without a successful one, before the rounds count as stalled.
 FAILED_ROUNDS = 3
 FAILED_PERIODS = 3
 
@@ -63,7 +62,7 @@ class Round:
     outputs: dict[str, Any] = field(default_factory=dict)
     responded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    # Whose answers were not counted, and why.
+    # Peers whose answers were not counted, and why.
     refused: dict[str, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     finished: trio.Event = field(default_factory=trio.Event)
@@ -91,8 +90,10 @@ class Rounds:
         done: int = 0,
         running: int | None = None,
     ) -> None:
-        """`done` rounds were made before a restart; they count towards `times`. `running` is the
-        execution that was under way then, if the node took it up again.
+        """Make the rounds of one entry.
+
+        `done` rounds were made before a restart and count towards `times`. `running` is the
+        execution that was under way then, if the node has resumed it.
         """
         self._entry = entry
         self._node = node
@@ -106,8 +107,8 @@ class Rounds:
         if running is not None:
             self._watch(running)
         self.waiting_for: str = ""
-        # trio's times: since when peers are waited for, when the next round may start, and since
-        # when no round has ended well although none had to wait.
+        # trio's times: when the wait for peers began, when the next round may start, and when a
+        # round last succeeded or had to wait.
         self.waiting_since_s: float | None = None
         self._due_s: float | None = None
         self._good_s: float | None = None
@@ -141,9 +142,9 @@ class Rounds:
         return None if self._current is None else self._current.execution
 
     def stalled(self, now_s: float, *, working: bool) -> str:
-        """Return why no round ends although one should have, or "".
+        """Return why rounds make no progress, or "".
 
-        `working`: something of the round that is under way is within its own deadline.
+        `working`: something in the current round is within its own deadline.
         """
         if self.complete or self._good_s is None or self.waiting_since_s is not None:
             return ""
@@ -176,8 +177,9 @@ class Rounds:
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since a round ended or, before the first, since the start; None when all are
-        made, or none is to be made yet.
+        """Seconds since a round ended or, before the first, since the start.
+
+        None when all are made, or none is due yet.
         """
         if self.complete or self._quiet_since_s is None:
             return None
@@ -304,7 +306,7 @@ class Rounds:
         await self._until_connected(wait.enough_peers, wait.peer_class)
         self.waiting_for = ""
         if self.waiting_since_s is not None and self._good_s is not None:
-            # What was waited for is no delay of the rounds.
+            # A wait for peers is not a stall.
             self._due_s = trio.current_time()
             self._good_s += self._due_s - self.waiting_since_s
         self.waiting_since_s = None

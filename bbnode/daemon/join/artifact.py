@@ -22,7 +22,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.transport.artifact_exchange import Progress, fetch
 from bbnode.transport.errors import NotConnectedError, StreamBrokenError
 
-# Connections that may break while it comes; each goes on where the last one ended.
+# Connections that may break during a fetch; each continues where the last one ended.
 MAX_ATTEMPTS: Final = 5
 # For the transport to dial anew.
 _RECONNECT_S: Final = 2.0
@@ -61,7 +61,7 @@ async def obtain(
     if cached is not None:
         return Obtained(artifact=cached, file=file, fetched=False)
     paths.make_state_dir(file.parent)
-    # The node's own until it is whole: two nodes that fetch at once do not meet.
+    # In the node's own directory until it is whole, as two nodes may fetch it at once.
     draft = file.with_name(f".{sha256}.{str(own)[-16:]}")
     await _fetch(dialled, inviter, sha256, draft, progress)
     artifact = await trio.to_thread.run_sync(_load, draft, sha256)
@@ -82,7 +82,7 @@ async def _fetch(
             if attempt == MAX_ATTEMPTS:
                 raise InviterLost(
                     f"the connection with {inviter} broke {MAX_ATTEMPTS} times while the artifact "
-                    f"came ({error}); join again, it goes on from there"
+                    f"came ({error}); join again, and the fetch continues from there"
                 ) from error
             await trio.sleep(_RECONNECT_S)
         else:
@@ -90,7 +90,7 @@ async def _fetch(
 
 
 def _cached(file: Path, sha256: str) -> Artifact | None:
-    """Return what is in the cache; a file that was changed there is removed, and does not count."""
+    """Return the cached artifact, or None; a file that was changed there is removed."""
     try:
         return load_artifact(file, expected_sha256=sha256) if file.exists() else None
     except ArtifactRejected:
@@ -103,6 +103,6 @@ def _load(draft: Path, sha256: str) -> Artifact:
     try:
         return load_artifact(draft, expected_sha256=sha256)
     except ArtifactRejected:
-        # Its digest is right and it is no artifact: nobody can use it.
+        # The digest is right and it is not an artifact: useless to every node.
         draft.unlink(missing_ok=True)
         raise

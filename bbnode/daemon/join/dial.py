@@ -1,8 +1,8 @@
-"""A connection with the inviting peer, before there is a node to run behind it.
+"""A connection with the inviting peer, before the joining node exists.
 
-Rule: it only dials, and only that one peer, whom the handshake has to prove; everything flows over
-that connection. It plays no class, so that no program takes this for a node. A peer that lets
-us in answers a ping; one that does not cuts the connection, which is all that it says.
+Rule: it only dials, and only that one peer, which the handshake has to prove; everything goes over
+that connection. It plays no class, so no program takes it for a node. A peer that admits us answers
+a ping; one that does not cuts the connection without giving a reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bbnode.transport.registry import make_transport
 CONNECT_TIMEOUT_S: Final = 15.0
 # From a connection to the first answer on it: milliseconds, but for a busy machine.
 ACCEPT_TIMEOUT_S: Final = 10.0
-# How often a look is taken whether all addresses have failed.
+# Between two checks whether all addresses have failed.
 _LOOK_EVERY_S: Final = 0.05
 # A stream may come before the other side has read our hello: it is opened again.
 _PING_EVERY_S: Final = 0.1
@@ -121,7 +121,7 @@ async def _first_hello(backend: Transport, source: Source) -> ConnectionOpened:
             "ticket or its present address"
         )
     if backend.counters()["dial.failed"] < wanted.failed_dials:
-        raise _refused(source)  # it was reached, and hung up
+        raise _refused(source)  # it was reached, and closed the connection
     raise InviterUnreachable(
         f"{source.inviter} can't be reached: {why}; see that it runs, and that this machine "
         "reaches its address"
@@ -147,7 +147,6 @@ def _refused(source: Source) -> InviterRefused:
 
 
 async def _drain(backend: Transport) -> None:
-    """Take what nobody waits for, until the backend has stopped."""
     try:
         while True:
             await backend.events.receive()

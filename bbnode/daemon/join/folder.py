@@ -1,7 +1,7 @@
 """The folder of a joined node: `node.toml`, `artifact.onnx` and `state`, as `bbnode run` has them.
 
-Rule: what a join writes is an ordinary node; nothing of it knows that it was joined. Settings that
-a user made in a node.toml that is there stay.
+Rule: a join writes an ordinary node, without a trace of how it was made. Settings that the user has
+made in an existing node.toml are kept.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CONFIG_NAME = "node.toml"
 ARTIFACT_NAME = "artifact.onnx"
 STATE_NAME = "state"
 _COMMENT = (
-    "Written by `bbnode join`; `bbnode run -c` with this file goes on with it.\n"
-    "Only what differs from the defaults stands here."
+    "Written by `bbnode join`; start the node again with `bbnode run -c` and this file.\n"
+    "Only what differs from the defaults is listed."
 )
 
 
@@ -54,8 +54,7 @@ class Folder:
     ) -> ResolvedConfig:
         """Return the configuration of the node; nothing is written. `settings` (`--set`) win.
 
-        What is set in the file that is there stays, or where there is none in `earlier`. Raises
-        ConfigError.
+        Settings in the existing file are kept; without one, those of `earlier`. Raises ConfigError.
         """
         network = source.network
         flags: dict[str, Any] = {
@@ -64,7 +63,7 @@ class Folder:
             "artifact.path": self._from_here(self.artifact_file),
             "artifact.sha256": sha256,
             "artifact.targets": [target],
-            # Who joins dials, and may well be behind a NAT.
+            # A joining node dials, and may well be behind a NAT.
             "network.listen": [],
             "network.bootstrap": [str(address) for address in source.addresses],
             "access.network": None if network is None else str(network),
@@ -77,7 +76,7 @@ class Folder:
         )
 
     def write(self, resolved: ResolvedConfig, artifact: Path) -> None:
-        """Write it all: the configuration last, so that it never names what is not there.
+        """Write all files, the configuration last, so that it never names a missing one.
 
         Raises StorageError.
         """

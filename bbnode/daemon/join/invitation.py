@@ -1,9 +1,9 @@
-"""An invitation: who invites and to what, read from the text that `bbnode join` was given.
+"""The invitation that `bbnode join` was given: a ticket, or the address of a peer.
 
-Rule: a ticket is believed only as far as its signature goes; a plain address offers nothing but
-a peer to ask. The errors of joining stand here, one class each, with a line that says what to do
-next; a ticket's own faults are `TicketRefused` of `bbnode.access`, the artifact's are of
-`bbnode.daemon.artifacts` and `artifact_exchange`.
+Rule: only the signed content of a ticket is believed; a plain address just names a peer to ask. The
+errors of joining are here, one class each, with a line that says what to do next; a bad ticket is
+`TicketRefused` of `bbnode.access`, and the artifact's errors are in `bbnode.daemon.artifacts` and
+`artifact_exchange`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class NothingOffered(PeerError):
 
 
 class TargetNeeded(DeploymentError):
-    """The artifact has several targets, and nobody said which one to play."""
+    """The artifact has several targets, and none was chosen."""
 
 
 class ComponentsMissing(DeploymentError):

@@ -32,31 +32,31 @@ from bbnode.daemon.join.invitation import ComponentsMissing, SlotsNotConfigured,
 from bbnode.engine.errors import UnknownSlot, UnsupportedOps, did_you_mean
 from bbnode.engine.planning.program import SlotPlan, plan_program
 
-# Of the caps those that say what a peer can make this machine keep.
+# The caps on what a peer can make this machine keep.
 _SHOWN_LIMITS = ("envelope_bytes", "ingress_bytes", "ingress_events", "frames", "pending_async")
 
 _SHOWN_OF_A_SLOT = ("slot", "role", "component", "installed")
-# Of a setting that the artifact has.
+# The longest shown value of a setting in the artifact.
 _SHOWN_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSlot:
-    """A component that the targets need: whether it is here, and what it still has to be told."""
+    """A component that the targets need, and the settings that it has or lacks."""
 
     slot: str
     role: str
     component: str
     installed: bool
-    # What the artifact sets, shortened.
+    # Settings in the artifact, shortened.
     given: Mapping[str, str]
     # Those of them that name files of this machine, or look like it.
     files: tuple[str, ...]
-    # Names of the other settings, which are this node's to give.
+    # Names of the other settings, which this node may give.
     settings: tuple[str, ...]
     # Names of all settings that are paths.
     paths: tuple[str, ...]
-    # What is wrong with them as they are; empty when nothing is.
+    # What is wrong with the settings as they are; empty if nothing is.
     fault: str
 
 
@@ -87,7 +87,7 @@ class Plan:
             raise UnsupportedOps(self.unsupported)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for output."""
+        """Return the plan for output."""
         return {
             "targets": list(self.targets),
             "classes": list(self.classes),

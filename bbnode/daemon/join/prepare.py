@@ -1,8 +1,8 @@
 """`bbnode join`: from a ticket, or an address, to a node that is ready to run.
 
-Rule: `prepare` finds out everything and changes only what a second try needs (identity,
-membership, cache); `Prepared.write` makes the node. What the inviting peer says is checked: the
-handshake proves who it is, signatures what it grants, the digest what it sends.
+Rule: `prepare` collects everything and stores only what a second try needs (identity,
+membership, cache); `Prepared.write` makes the node. The inviting peer is not trusted: the handshake
+proves its identity, signatures what it grants, and the digest what it sends.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Prepared:
     address: str
 
     def write(self) -> ResolvedConfig:
-        """Write the node's files; `bbnode run` takes it from here. Raises StorageError."""
+        """Write the node's files, for `bbnode run`. Raises StorageError."""
         self.options.folder.write(self.resolved, self.obtained.file)
         return self.resolved
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything that somebody has to know before it runs."""
+        """Return everything that a user has to know before it runs."""
         artifact = self.obtained.artifact
         member = self.membership
         return {
@@ -130,7 +130,7 @@ async def prepare(
 
 
 def _shown(source: Source, membership: bytes) -> bytes:
-    """Return the credentials for a connection: a ticket to an open network says who invited us."""
+    """Return the credentials to show: the membership, or a ticket to an open network."""
     if membership or source.ticket is None:
         return membership
     return source.ticket.raw
@@ -160,7 +160,7 @@ async def _membership(
     ticket = source.ticket
     kept = access_files.load_node(state_dir, identity.peer_id)
     if ticket is None:
-        return kept.membership  # whoever is a member already shows it
+        return kept.membership  # already a member
     network = ticket.network
     if network is None:
         return None

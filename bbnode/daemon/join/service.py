@@ -1,8 +1,8 @@
 """A joined node as a service of systemd: its files go where its unit looks for them.
 
-Rule: the node is the same one afterwards. Identity, membership and state move, the settings of
-its node.toml stay, and nothing is asked of the network; what is moved is moved once it is sure
-that the node can be made. Only regular files move, and what root moves belongs to the service.
+Rule: the node stays the same one. Identity, membership and state are moved, the settings of its
+node.toml are kept, and the network is not asked. Files are moved only once it is certain that the
+node can be made. Only regular files are moved; those that root moves belong to the service's user.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # As the unit has them (StateDirectoryMode), and file-hierarchy(7) those above.
 _STATE_MODE, _FILE_MODE, _SHARED_MODE = 0o700, 0o600, 0o755
 _ARTIFACT_MODE = 0o644
-# What a node makes anew when it starts, and what says that somebody runs on the directory.
+# Files that a node creates at each start, and those that mark a directory as in use.
 _LEFT = ("lock", "access.lock", "control.sock")
-# Last: while it is in the old place, the move is not over and can be done again.
+# Moved last: while it is in the old place, the move can be repeated.
 _LAST = "identity.key"
 
 
@@ -36,7 +36,7 @@ class Service:
     """A service that a node becomes."""
 
     folder: Folder
-    # Of the whole machine, else of this user.
+    # True for a service of the machine, False for one of this user.
     system: bool
 
     @property
@@ -92,7 +92,6 @@ class Service:
         return resolved
 
     def _owner(self) -> tuple[int, int]:
-        """Return user and group that the state belongs to."""
         if not self.system:
             return os.geteuid(), os.getegid()
         try:
@@ -122,7 +121,7 @@ class Service:
             raise paths.StorageError(f"{error.filename}: {error.strerror}") from error
 
     def give(self) -> None:
-        """Make the state that is there the service's own. Raises StorageError."""
+        """Give existing state to the service's user. Raises StorageError."""
         if not self.system or not self.exists:
             return
         uid, gid = self._owner()
@@ -154,11 +153,14 @@ def service(name: str, *, system: bool) -> Service:
 
 
 def _move(before: Path, after: Path) -> None:
-    """Move a state's files; what is broken off is done by the next call. Raises StorageError."""
+    """Move the files of a state; an interrupted move is finished by the next call.
+
+    Raises StorageError.
+    """
     for file in sorted(before.iterdir(), key=lambda file: (file.name == _LAST, file.name)):
         if file.name in _LEFT or not stat.S_ISREG(file.lstat().st_mode):
             continue
-        # Copied: the service's may be another file system, and another user's.
+        # Copied, as the target may be on another file system, or another user's.
         paths.write_atomically(after / file.name, _read(file), mode=_FILE_MODE)
         with contextlib.suppress(OSError):
             file.unlink()
@@ -174,7 +176,7 @@ def _read(file: Path) -> bytes:
 
 
 def _clear(before: Folder) -> None:
-    """Remove what is left of the node where it was, so that nobody runs it there again."""
+    """Remove the node's old files, so that nobody runs it there again."""
     for file in (
         before.config_file,
         before.artifact_file,
@@ -183,6 +185,6 @@ def _clear(before: Folder) -> None:
         with contextlib.suppress(OSError):
             file.unlink()
     for directory in (before.state_dir, before.directory):
-        # Stays where something else is in it: of a user, the service's own state.
+        # The folder stays if it holds other files, such as the service's state.
         with contextlib.suppress(OSError):
             directory.rmdir()

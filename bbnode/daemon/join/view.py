@@ -1,7 +1,7 @@
-"""The view of a joined node while it runs: live on a terminal, a line an event elsewhere.
+"""The view of a joined node while it runs: live on a terminal, one line per event elsewhere.
 
-Rule: it reads the node on the trio thread and only draws. The lines are for whoever keeps them:
-each says what happened, none repeats the one before.
+Rule: it reads the node on the trio thread and only draws. Each line says what happened, and none
+repeats the one before.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class JoinView(LiveView):
             subscription.close()
             self._show(host)
             if self._live is not None:
-                # Here as well: a daemon whose component still computes ends the process at
-                # once, and the terminal would be left without its cursor.
+                # Here as well: a daemon whose component still computes ends the process at once,
+                # which would leave the terminal without its cursor.
                 self._live.stop()
 
     async def _follow(self, subscription: Subscription) -> None:
@@ -70,7 +70,7 @@ class JoinView(LiveView):
         if self._live is not None:
             self._live.update(self._draw(shown), refresh=True)
             return
-        # Bytes change all the time: they are told with what changed.
+        # Bytes change all the time, so they alone make no line.
         key = (shown["rounds"], shown["running"], [w["text"] for w in shown["waiting"]])
         text = self._line(shown)
         if repr(key) != self._last and shown["phase"] == "ready":

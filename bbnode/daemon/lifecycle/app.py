@@ -47,7 +47,7 @@ from bbnode.transport.identity import load_or_create_identity
 
 logger = logging.getLogger(__name__)
 
-# Of the time for a stop: for peers to take what is queued for them, and in the end to leave.
+# Fractions of the time for a stop: for the queues to drain, and for the final steps.
 TRANSPORT_GRACE_SHARE = 0.4
 LEAVE_SHARE = 0.2
 
@@ -80,7 +80,7 @@ def run_daemon(
         leaves_at_once = daemon.tasks_running or companion is None
     if leaves_at_once:
         # A component may still compute in a worker thread, which can't be interrupted, and Python
-        # takes a heap of models apart piece by piece. All state is on disk: wait for neither.
+        # is slow to free a heap of models. All state is on disk, so wait for neither.
         logging.shutdown()
         sys.stdout.flush()
         os._exit(0)
@@ -89,9 +89,9 @@ def run_daemon(
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files as its connections and state need, if it may.
+    """Raise the limit of open files to what connections and state need, if the system allows it.
 
-    Many systems begin with 1,024, which is as many as the connections alone.
+    Many systems begin with 1,024, which the connections alone may use.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
@@ -211,7 +211,7 @@ class Daemon:
 
     def _install(self) -> Node:
         if self._record is not None:
-            self._record.restart()  # of a node that refused its snapshot, nothing is kept
+            self._record.restart()  # the last node refused its snapshot
         return assembly.install_node(
             self._resolved,
             self._artifact,
@@ -233,12 +233,12 @@ class Daemon:
                 nursery.start_soon(self._companion, self._control.host)
             async with trio.open_nursery() as work:
                 await work.start(self._driver.run)
-                # Before any peer can reach us: a first round does not wait for data to load.
+                # Before any peer can reach us, so that the first round does not wait for data.
                 await self._prepare_components()
                 await work.start(self._backend.run)
                 self._node.set_addresses(self._backend.listen_addresses())
                 work.start_soon(self._access.run)
-                # What waits for inputs or peers locks nothing; the rest runs before any body.
+                # Bootstraps that wait for inputs or peers lock nothing; others run first.
                 self._node.run_bootstrap(All(components=False))
                 self._driver.wake()
                 await work.start(self._discovery.run)
@@ -258,7 +258,7 @@ class Daemon:
             nursery.cancel_scope.cancel()
 
     async def _prepare_components(self) -> None:
-        """Run the components' bootstraps, such as loading data, and wait for them a while."""
+        """Run the components' bootstraps, such as loading data, and wait a while for them."""
         self._preparing = set(self._node.run_bootstrap(All(modules=False)))
         self._driver.wake()
         with trio.move_on_after(PREPARE_PATIENCE_S):
@@ -267,7 +267,7 @@ class Daemon:
                 await self._progress.wait()
         if self._preparing:
             slots = ",".join(sorted(self._preparing))
-            logger.warning("components still prepare, going on", extra={"slots": slots})
+            logger.warning("components are not ready yet, continuing", extra={"slots": slots})
 
     def _say_ready(self) -> None:
         self._control.host.phase = "ready"
@@ -285,7 +285,7 @@ class Daemon:
         sd_notify.notify(sd_notify.READY, f"STATUS={self._status_line()}")
 
     def _stalled(self) -> Sequence[Stalled]:
-        """Return what stands still; nothing is expected of a node that starts or stops."""
+        """Return what has stalled; a node that starts or stops is not checked."""
         return self._watch.look() if self._control.host.phase == "ready" else ()
 
     def _polls(self) -> bool:
@@ -320,7 +320,7 @@ class Daemon:
             self._discovery.stop()
             await self._driver.stopped()
             self._driver.take_rest()
-            # First of all: what follows depends on others.
+            # First, as the rest depends on others.
             unsent = self._backend.unsent()
             self.last_resort.saved = await self._checkpointer.save_last(unsent)
             await self._backend.stop(grace_s * TRANSPORT_GRACE_SHARE)
@@ -334,12 +334,12 @@ class Daemon:
         work.cancel_scope.cancel()
 
     def _reload_on_signal(self) -> None:
-        # Nobody waits for an answer; the log has it.
+        # No client waits for the result; it is in the log.
         with contextlib.suppress(BbnodeError):
             self._reload()
 
     def _reload(self) -> Changes:
-        """Read the configuration again and let what can change take effect.
+        """Read the configuration again and apply the keys that can change.
 
         Raises the errors of configuration and access; then nothing has changed.
         """
@@ -378,7 +378,6 @@ class Daemon:
         )
 
     def _status_line(self) -> str:
-        """Return the status line for a supervisor."""
         done = "".join(
             f"; {r.entry.target}: {r.done} of {r.entry.times or 'any number of'} rounds"
             for r in self._rounds

@@ -1,7 +1,7 @@
 """The parts of a daemon, made from its configuration: artifact, node, transport.
 
-Rule: whoever needs a part makes it here (the daemon, `bbnode join`, `bbnode doctor`), so that
-all run and check the same. Nothing here listens or starts.
+Rule: the daemon, `bbnode join` and `bbnode doctor` all make their parts here, so that they run and
+check the same things. Nothing here listens or starts.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from bbnode.transport import (
 )
 from bbnode.transport.artifact_exchange import Provider
 
-# What waits for one peer on one lane of the transport: so many of the largest envelopes that the
-# node takes, but no less than this, and no more than the transport's own bound.
+# The queue of one peer on one lane of the transport: this many of the largest envelopes that the
+# node accepts, at least this many bytes, and at most the transport's own bound.
 QUEUED_LARGEST: Final = 4
 MIN_QUEUE_BYTES: Final = 64 * 1024 * 1024
 
@@ -94,13 +94,16 @@ def install_node(
         seed=int.from_bytes(identity.peer_id.to_bytes()[-8:], "big"),
         incarnation=incarnation,
         record=record,
-        # A file may have come from anybody; what is compiled here now is the user's own.
+        # A file may be from anybody; a program that is compiled here is the user's own.
         own_artifact=config.artifact.path is None,
     )
 
 
 def make_access(resolved: ResolvedConfig, identity: Identity) -> AccessControl:
-    """Return its access control; raises NotAMember, AccessRefused, PolicyError, StorageError."""
+    """Return a node's access control.
+
+    Raises NotAMember, AccessRefused, PolicyError, StorageError.
+    """
     return AccessControl(resolved.state_dir, identity.peer_id, resolved.config.access)
 
 
@@ -124,13 +127,13 @@ def make_transport(
     node: Node,
     access: AccessControl,
 ) -> Transport:
-    """Return the transport of a node, which serves its artifact to whoever may connect.
+    """Return the transport of a node, which serves its artifact to admitted peers.
 
     Raises UnknownTransport, BrokenPlugin, NotSupportedError and the errors of its addresses.
     """
     config = resolved.config
     network = config.network
-    # The default address is one of libp2p's: another transport is told what the file says.
+    # The default address is for libp2p; another transport gets only what the file says.
     listens = network.transport == "libp2p" or "listen" in network.model_fields_set
     transport = registry.make_transport(
         network.transport,

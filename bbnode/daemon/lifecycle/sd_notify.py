@@ -1,7 +1,7 @@
 """Notifications to a supervisor, by systemd's protocol.
 
 Rule: a datagram of `KEY=value` lines to the socket that NOTIFY_SOCKET names (sd_notify(3));
-without that variable nothing is sent, and a supervisor that went away is no fault of ours.
+without that variable nothing is sent, and a supervisor that does not answer is only logged.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def watchdog_period_s() -> float | None:
 async def report(status: Callable[[], str], alive: Callable[[], bool] = lambda: True) -> None:
     """Keep the supervisor informed: WATCHDOG in time while `alive`, and STATUS when it changes.
 
-    Runs on the daemon's own loop: a loop that stands still sends nothing, and is restarted.
+    It runs on the daemon's own loop: a stuck loop sends nothing, and the daemon is restarted.
     """
     period_s = watchdog_period_s()
     told = ""
@@ -79,5 +79,5 @@ async def report(status: Callable[[], str], alive: Callable[[], bool] = lambda: 
             lines.append(f"STATUS={line}")
             told = line
         if lines and not notify(*lines) and period_s is None:
-            return  # nobody is there
+            return  # no supervisor
         await trio.sleep(min(period_s or STATUS_EVERY_S, STATUS_EVERY_S))

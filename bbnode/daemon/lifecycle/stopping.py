@@ -1,10 +1,10 @@
 """Stopping a daemon: the signals that ask for it, and the last resort when it takes too long.
 
 Rule: SIGTERM and SIGINT stop it, a second one ends the process at once; SIGHUP reloads. A process
-that was told to stop ends in time, whatever its loop does: the last resort waits neither for the
-loop, nor for another thread, nor for a lock that one of them may hold. A thread of its own ends
-the process at the deadline; should that thread not get its turn, because native code keeps the
-interpreter's lock, the kernel ends the process with SIGALRM soon after.
+that was asked to stop ends in time, whatever its loop does: the last resort waits neither for the
+loop, nor for another thread, nor for a lock that one of them may hold. A separate thread ends the
+process at the deadline. If native code holds the interpreter's lock, so that this thread can't run,
+the kernel ends the process with SIGALRM soon after.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 # The exit code of a stop whose state could not be saved in time.
 NOT_SAVED: Final = 1
-# For the last lines of the log: whoever reads them may not take them.
+# Seconds for the last lines of the log, whose reader may be stuck.
 SAY_S: Final = 0.5
 # Beyond the deadline, for the thread; then the kernel.
 ALARM_SLACK_S: Final = 2.0
@@ -33,9 +33,9 @@ ALARM_SLACK_S: Final = 2.0
 async def watch(
     stop: Callable[[], None], reload: Callable[[], None], stop_begins: Callable[[], None]
 ) -> None:
-    """Call `stop` or `reload` as signals come, for ever.
+    """Call `stop` or `reload` when signals arrive, for ever.
 
-    `stop_begins` is called where the signal strikes, even when the loop does not turn.
+    `stop_begins` is called in the signal handler itself, even if the loop is stuck.
     """
     stopping = False
     handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -56,7 +56,7 @@ async def watch(
 
 
 def _before(signum: signal.Signals, first: Callable[[], None]) -> None:
-    """Call `first` whenever a signal comes, then what handles it now."""
+    """Call `first` for each signal, before its present handler."""
     handler = signal.getsignal(signum)
 
     def both(number: int, frame: FrameType | None) -> None:
@@ -95,7 +95,7 @@ class LastResort:
             self._timer = None
 
     def _end(self, within_s: float) -> None:
-        # Whoever stands still may hold the lock of the log, or its reader may be stuck.
+        # A stuck thread may hold the log's lock, or the log's reader may be stuck.
         said = threading.Thread(target=self._say, args=[within_s], daemon=True)
         with contextlib.suppress(RuntimeError):  # no more threads can be had
             said.start()

@@ -1,7 +1,7 @@
 """Reports of peers' misconduct to the policy, and of their good conduct.
 
 Rule: the tables say which step or event is which offence. A refusal by our own limits, lists or
-clock is no offence, and neither is what comes late or twice.
+clock is not an offence, nor is a late or duplicate message.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OFFENCE_OF_VIOLATION: Final[Mapping[seam.Violation, Offence]] = {
     seam.Violation.FLOOD: Offence.FLOOD,
     seam.Violation.SLOW: Offence.SLOW,
 }
-# How a hello is refused that the authorizer denies: its own reasons are no offence.
+# The start of a refusal by the authorizer, which is not an offence.
 _BY_POLICY: Final = "not allowed:"
 
 
@@ -50,13 +50,13 @@ class ConductWatch:
         publish: Callable[[Mapping[str, Any]], None],
         bootstrap: Iterable[str] = (),
     ) -> None:
-        """`bootstrap` are the addresses that the configuration names: peers that are known."""
+        """Watch one node; the peers of the `bootstrap` addresses are known."""
         self._access = access
         self._publish = publish
         self.know(bootstrap)
 
     def know(self, bootstrap: Iterable[str]) -> None:
-        """Note the addresses that the configuration names: their peers are known."""
+        """Make the peers of these configured addresses known to the policy."""
         for address in bootstrap:
             self._access.policy.conduct.make_known(peer_of_address(Multiaddr(address)))
 

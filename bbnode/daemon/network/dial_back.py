@@ -1,9 +1,9 @@
 """Dial-back: a connected peer dials our addresses and says which of them it reached.
 
-Rule: `/bbnode/dial-back/1`, one msgpack request and one answer on a stream. Who is asked dials only
-where the asker demonstrably is, the IP address that its connection comes from (on a private
-network also other private addresses), a few addresses once in a while, and goes no further than
-the handshake that proves who answers; so nobody can be made to dial, or to look at, somebody else.
+Rule: `/bbnode/dial-back/1`, one msgpack request and one answer on a stream. The asked peer dials
+only the IP address from which the asker's connection comes (on a private network also other private
+addresses), a few addresses at a limited rate, and stops after the handshake that proves who
+answers. So no peer can be made to dial, or probe, somebody else.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DIAL_BACK_PROTOCOL: Final = "/bbnode/dial-back/1"
 # Of an answer: its three fields, and three of each row.
 _MAX_VALUES: Final = 4 + 4 * MAX_CLAIMED_ADDRESSES
 MAX_DETAIL: Final = 200
-# Beyond what connecting (5 s) and the handshake (8 s) may take; all addresses are tried at once.
+# Longer than connecting (5 s) and the handshake (8 s) may take; all addresses are tried at once.
 ANSWER_S: Final = 15.0
 REQUEST_S: Final = 5.0
 # Peers that are asked, one after the other, until one has tried something.
@@ -48,7 +48,7 @@ MAX_ASKED: Final = 3
 class DialResult(StrEnum):
     """The result of dialling one address."""
 
-    REACHED = "reached"  # somebody answered there, and proved to be the asker
+    REACHED = "reached"  # the asker answered there, and proved who it is
     FAILED = "failed"
     SKIPPED = "skipped"  # the asked peer does not dial it
 
@@ -99,13 +99,14 @@ def register(backend: Transport) -> Ask:
     backend.register_protocol(DIAL_BACK_PROTOCOL, DialBackServer(backend).serve)
 
     async def ask(peer: PeerId | None) -> DialBack:
-        """Ask `peer`, or whoever is connected directly.
+        """Ask `peer`, or the directly connected peers in turn.
 
-        Raises DialBackRefused, with what each one that was asked said.
+        Raises DialBackRefused with the reasons of all peers that were asked.
         """
-        asked = [peer] if peer is not None else _direct(backend)[:MAX_ASKED]
+        direct = [info.peer for info in backend.peers() if not is_relayed(info.address)]
+        asked = direct[:MAX_ASKED] if peer is None else [peer]
         if not asked:
-            raise DialBackRefused("no peer is connected directly, so that nobody can be asked")
+            raise DialBackRefused("no peer is connected directly; connect one, then ask again")
         found: DialBack | None = None
         refusals = []
         for each in asked:
@@ -128,7 +129,7 @@ class DialBackServer:
     """Dials back for the peers of one node."""
 
     def __init__(self, backend: Transport) -> None:
-        """Nothing is dialled before somebody asks."""
+        """Serve on a transport; nothing is dialled before a peer asks."""
         self._backend = backend
         self._working = 0
         # When each peer asked last, oldest first, in trio's time.
@@ -194,10 +195,10 @@ class DialBackServer:
 
 
 def may_dial(address: Multiaddr, seen: Multiaddr) -> bool:
-    """Return True if a peer at `seen` may have `address` dialled: its own IP, or a neighbour's.
+    """Return True if a peer at `seen` may have `address` dialled.
 
-    Only IP addresses over TCP. From a private address also other private ones may be asked for,
-    since machines have several; never those of the asked machine itself.
+    It has to be the peer's own IP address, over TCP. A peer at a private address may also name
+    other private ones, since machines have several, but none of the asked machine itself.
     """
     ip, own = _ip(address), _ip(seen)
     if ip is None or own is None or is_relayed(address):
@@ -215,10 +216,6 @@ def _ip(address: Multiaddr) -> ipaddress.IPv4Address | ipaddress.IPv6Address | N
     ip = ipaddress.ip_address(parts[2])
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
     return mapped or (None if ip.is_unspecified or ip.is_multicast else ip)
-
-
-def _direct(backend: Transport) -> list[PeerId]:
-    return [info.peer for info in backend.peers() if not is_relayed(info.address)]
 
 
 async def _ask_one(backend: Transport, peer: PeerId) -> DialBack:

@@ -1,9 +1,9 @@
-"""The choice of peers to dial: bootstrap peers, and peers that were learned of.
+"""The choice of peers to dial: bootstrap peers, and learned ones.
 
-Rule: pure; times are arguments, in seconds of one monotonic clock. `BootstrapDialPlan` is the table
-below: it wants k peers, tries that many at a time and one more whenever its patience ends, and
-leaves the others alone once k are there. A learned peer is wanted for a while, and no longer, and
-how many are dialled at all is limited: DIAL_RATES, by the source of the hint.
+Rule: pure; times are arguments, in seconds of one monotonic clock. `BootstrapDialPlan` follows the
+table below: it wants k peers, tries that many at a time and one more whenever its patience ends,
+and leaves the others alone once k are connected. A learned peer is dialled for a limited time, and
+DIAL_RATES limit how many are dialled, by the source of the hint.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from multiaddr import Multiaddr
 from bbnode.ir.caps import MAX_LEARNED, MAX_WORDS, OWN_WORD_EVERY_S
 from bbnode.ir.peer import PeerId
 
-# How long those who are tried are given before one more is. A dial with its handshakes takes
-# 4.5 round trips; a peer that is there has answered by then on any link.
+# The time that dialled peers get before one more is tried. A dial with its handshakes takes 4.5
+# round trips; a peer that is up has answered by then on any link.
 PATIENCE_S: Final = 5.0
-# How long a learned peer is dialled after it was last wanted: some eight attempts.
+# The time for which a learned peer is dialled after it was last wanted: about eight attempts.
 GIVE_UP_S: Final = 60.0
 _ROUNDING_S: Final = 1e-6
 
@@ -58,7 +58,7 @@ class BootstrapDialPlan:
     """The bootstrap peers to keep connected; all of them where `min_peers` is None."""
 
     def __init__(self, peers: Iterable[PeerId], min_peers: int | None = None) -> None:
-        # In the order in which they are tried; who was lost goes to the end.
+        # In the order in which they are tried; a lost peer goes to the end.
         self._stands = dict.fromkeys(peers, DialState.LEFT)
         self._min_peers = min_peers
         self._extra = 0
@@ -66,16 +66,16 @@ class BootstrapDialPlan:
 
     @property
     def enough(self) -> int:
-        """k: how many are wanted; never more than there are."""
+        """The number k of wanted peers, at most as many as there are."""
         count = len(self._stands)
         return count if self._min_peers is None else min(self._min_peers, count)
 
     def stand(self, peer: PeerId) -> DialState | None:
-        """Return the state of a peer; None for one that is no bootstrap peer."""
+        """Return the state of a peer; None for one that is not a bootstrap peer."""
         return self._stands.get(peer)
 
     def advance(self, connected: Collection[PeerId], now_s: float) -> list[PeerId]:
-        """Note who is connected now; return who is to be kept connected, in the order of turns."""
+        """Update the connected peers; return the peers to keep connected, in the order of turns."""
         for peer, stand in list(self._stands.items()):
             if (peer in connected) != (stand is DialState.UP):
                 self._happens(peer, PeerChange.CONNECTED if peer in connected else PeerChange.LOST)
@@ -137,8 +137,11 @@ class HintSource(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DialRate:
-    """A bound on dialling by hints of one source: peers at once, peers a second in the long run,
-    and for how long each is dialled after it was last wanted."""
+    """A bound on dialling by hints of one source.
+
+    It limits the peers at once, the peers a second in the long run, and the time for which each is
+    dialled after it was last wanted.
+    """
 
     burst: int
     per_second: float
@@ -161,7 +164,7 @@ class DialBudget:
     def __init__(self) -> None:
         # By word: up to when what was taken is paid for.
         self._paid_s = dict.fromkeys(HintSource, -math.inf)
-        # Of peers whose own word was taken: when; the oldest first.
+        # When a peer's own word was last used, the oldest first.
         self._taken_s: OrderedDict[PeerId, float] = OrderedDict()
 
     def take(self, word: HintSource, peer: PeerId, now_s: float) -> bool:
@@ -188,7 +191,7 @@ class LearnedDialPlan:
     """The learned peers to dial: those wanted lately, and those that are still announced."""
 
     def __init__(self, max_peers: int = MAX_LEARNED) -> None:
-        # Who was wanted longest ago first.
+        # The peer that was wanted longest ago is first.
         self._peers: OrderedDict[PeerId, Learned] = OrderedDict()
         self._max_peers = max_peers
 
@@ -208,9 +211,9 @@ class LearnedDialPlan:
         give_up_s: float = GIVE_UP_S,
         until_dropped: bool = False,
     ) -> bool:
-        """Plan to dial a peer, after `wait_s`; return False when it is dialled there already.
+        """Plan to dial a peer, after `wait_s`; return False if it is already dialled there.
 
-        Where there is no room, who was wanted longest ago gives way.
+        If there is no room, the peer that was wanted longest ago is dropped.
         """
         known = self._peers.get(peer)
         fresh = Learned(
@@ -233,7 +236,7 @@ class LearnedDialPlan:
     def advance(
         self, connected: Collection[PeerId], now_s: float
     ) -> dict[PeerId, tuple[Multiaddr, ...]]:
-        """Return the peers to dial now, and where; drop those that came, or did not in time."""
+        """Return the peers to dial now, and where; drop those that connected or timed out."""
         for peer, learned in list(self._peers.items()):
             done = peer in connected and learned.until_s < math.inf
             if done or learned.until_s <= now_s:

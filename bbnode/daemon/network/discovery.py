@@ -1,9 +1,9 @@
 """Discovery of peers: bootstrap list, registries, what peers say, the local network.
 
-Rule: one task decides who is dialled, by the plans of `dial_plan`, and tells the transport only
-what changed; whom others asked it to dial is not touched. It hears of everything through the
-node's steps, and of the transport whether a peer that is gone said goodbye. An address is a hint:
-who answers there has to prove to be the peer, and be admitted.
+Rule: one task decides which peers are dialled, by the plans of `dial_plan`, and passes only changes
+to the transport; dials that others asked for are not touched. It learns of everything through the
+node's steps, except for goodbyes, which the transport reports. An address is a hint: the handshake
+has to prove the peer, and the policy has to admit it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 def _remember(known: OrderedDict[PeerId, T], peer: PeerId, value: T) -> None:
-    """The newest MAX_BOOK_PEERS are kept."""
+    """Store a value of a peer; the newest MAX_BOOK_PEERS are kept."""
     known.pop(peer, None)
     known[peer] = value
     if len(known) > MAX_BOOK_PEERS:
@@ -65,7 +65,7 @@ class Origin(enum.Enum):
 
 
 class Discovery:
-    """Finds the peers of one node and has them dialled."""
+    """Finds peers for one node and has the transport dial them."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class Discovery:
         artifact_sha256: str = "",
         authorizer: Authorizer | None = None,
     ) -> None:
-        """Nothing is dialled before `run`.
+        """Make the discovery of a node; nothing is dialled before `run`.
 
-        Peers of the local network are looked for that are of the same private network (or of
-        none, "") and run the same artifact. Whom `authorizer` does not admit is not learned of.
+        On the local network it looks for peers of the same private network ("": none) that run the
+        same artifact. Peers that `authorizer` denies are ignored.
         """
         self._node = node
         self._backend = backend
@@ -91,19 +91,19 @@ class Discovery:
         self._authorizer = authorizer
         self._wake = trio.Event()
         self._up: set[PeerId] = set()
-        # Said goodbye, or were sent away, and their PeerDown is still to come.
+        # Peers that said goodbye, or that we disconnected, before their PeerDown.
         self._left: set[PeerId] = set()
         self._kept: dict[PeerId, tuple[Multiaddr, ...]] = {}
         self._learned = LearnedDialPlan()
         self._budget = DialBudget()
-        # Where peers that were connected came from; and those among them with whom the program
-        # exchanged something.
+        # Where the connections of peers came from; and the peers that have exchanged something with
+        # the program.
         self._seen: OrderedDict[PeerId, Multiaddr] = OrderedDict()
         self._exchanged: OrderedDict[PeerId, None] = OrderedDict()
         self._origins: OrderedDict[PeerId, Origin] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self._nearby: set[PeerId] = set()
-        # Since when nobody is connected, while there are bootstrap peers.
+        # Since when no peer is connected, while there are bootstrap peers.
         self._alone_since_s: float | None = None
         self._scope = trio.CancelScope()
         self._running = False
@@ -114,7 +114,7 @@ class Discovery:
     # -- what is learned --------------------------------------------------------------------
 
     def configure(self, network: NetworkSection, settings: DiscoverySection) -> None:
-        """Set the list of bootstrap peers, and how many of them are enough."""
+        """Set the bootstrap peers, and how many of them are enough."""
         by_peer: dict[PeerId, list[Multiaddr]] = {}
         for text in network.bootstrap:
             address = parse_address(text)
@@ -142,7 +142,7 @@ class Discovery:
                 self._left.add(peer)
 
     def reach(self, step: steps.SendEnvelope) -> bool:
-        """Have a peer dialled that something is to be sent to; return True if it is dialled now."""
+        """Dial the peer of a send, if its address is known; return True if it is being dialled."""
         if not self._running:
             return False
         self._missed(step.peer, step.addresses)
@@ -150,7 +150,7 @@ class Discovery:
         return step.peer in self._kept
 
     def miss(self, peer: PeerId) -> None:
-        """Have a peer dialled that something waits for, if it is known where."""
+        """Dial a peer that something waits for, if its address is known."""
         if peer not in self._up:
             self._missed(peer, self._node.peer_standing(peer).addresses)
 
@@ -179,7 +179,7 @@ class Discovery:
                 self._counts["discovery.unresolved"] += 1
 
     def _missed(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
-        """A peer that is wanted is not there: dial it where it is said to be."""
+        """Dial a wanted peer that is not connected, at its claimed addresses."""
         if not self._settings.learn or not addresses or peer in self._bootstrap:
             return
         if not self._admits(peer):
@@ -204,16 +204,16 @@ class Discovery:
             self._wake.set()
 
     def _hint_source(self, peer: PeerId) -> HintSource:
-        """Return who says where a peer is: it had to be connected to say anything itself."""
+        """Return the source of a peer's addresses; only a peer that was connected is its own."""
         if peer not in self._seen:
             return HintSource.TOLD
-        # A member of our private network, or one that the program had to do with.
+        # A member of our private network, or a peer that the program has dealt with.
         return (
             HintSource.OWN if self._network_id or peer in self._exchanged else HintSource.STRANGER
         )
 
     def _who_dialled(self, peer: PeerId) -> Origin:
-        """Return who dialled a peer that is seen for the first time and that nobody told of."""
+        """Return the origin of a peer that is seen for the first time, by who dialled."""
         dialled = any(
             info.peer == peer and info.direction is Direction.OUTBOUND
             for info in self._backend.peers()
@@ -230,7 +230,7 @@ class Discovery:
     # -- running -----------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Dial, and dial again, until `stop`; the backend runs already."""
+        """Dial and redial until `stop`; the transport has to run already."""
         async with trio.open_nursery() as nursery:
             self._scope = nursery.cancel_scope
             if self._settings.mdns:
@@ -249,7 +249,7 @@ class Discovery:
         self._scope.cancel()
 
     def _turn(self, now_s: float) -> float:
-        """Tell the transport what changed; return when to look again at the latest."""
+        """Pass changes to the transport; return when to call again at the latest."""
         if self._up or not self._bootstrap:
             self._alone_since_s = None
         elif self._alone_since_s is None:
@@ -262,7 +262,7 @@ class Discovery:
             self._backend.forget(peer)
         changed = [peer for peer in wanted if self._kept.get(peer) != wanted[peer]]
         if changed:
-            # Kept connected by somebody else, who would not want us to forget it later.
+            # Somebody else keeps it connected, so we must not forget it later.
             others = {each.peer for each in self._backend.wanted()} - self._kept.keys()
             for peer in changed:
                 if peer not in others:
@@ -274,7 +274,7 @@ class Discovery:
         try:
             self._backend.keep_connected(peer, addresses)
         except BbnodeError as error:
-            # An address of a kind that this transport does not dial: others are not affected.
+            # This transport does not dial such an address; other peers are not affected.
             self._counts["discovery.refused"] += 1
             logger.warning("not dialled", extra={"peer": str(peer), "reason": str(error)})
 
@@ -321,7 +321,7 @@ class Discovery:
 
     @property
     def alone_since_s(self) -> float | None:
-        """Since when nobody is connected (trio's time); None without bootstrap peers."""
+        """Return since when no peer is connected (trio's time); None without bootstrap peers."""
         return self._alone_since_s
 
     def origin(self, peer: PeerId) -> Origin | None:

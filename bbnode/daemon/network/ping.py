@@ -1,7 +1,7 @@
 """A ping on demand: one round trip to a peer over the connection there is.
 
-Rule: a protocol of its own, `/bbnode/ping/1`: what comes is sent back, 32 bytes at a time, for
-as long as the other side writes, and at most `MAX_ECHOES` times.
+Rule: the protocol `/bbnode/ping/1` sends back what it receives, 32 bytes at a time, until the other
+side ends the stream, and at most `MAX_ECHOES` times.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A report that lets others understand a node: versions, configuration, state, log; no secrets.
 
-Rule: nothing of a key, a token, a ticket or a membership goes in: of files only names, sizes and
-modes, of settings everything but those whose name says that they are secret. A part that can't
-be had is its error; the report is made all the same.
+Rule: no key, token, ticket or membership goes in. Of files the report has only names, sizes and
+modes, and it leaves out settings whose name says that they are secret. A part that can't be
+collected is replaced by its error.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from bbnode.daemon.control.client import ControlClient
 from bbnode.daemon.observing import doctor
 from bbnode.ir.errors import BbnodeError
 
-# Of the log's end: enough to see what happened before somebody asked.
+# Lines from the end of the log.
 LOG_LINES = 500
 # A daemon that hangs is reported as one that does not answer.
 TIMEOUT_S = 5.0
 REDACTED = "(removed)"
 
 _SECRET = re.compile(r"secret|token|password|passwd|credential|api_?key|private", re.IGNORECASE)
-# What looks like a ticket, a statement or a list of ours, wherever it stands.
+# Anything that looks like one of our tickets, statements or lists.
 _SIGNED = re.compile(r"\bbb[a-z]*[0-9]+:[A-Za-z0-9_-]{16,}")
 _PACKAGES = (
     "bbnode", "onnx", "onnxruntime", "numpy", "libp2p", "trio", "protobuf", "multiaddr",

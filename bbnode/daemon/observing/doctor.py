@@ -1,8 +1,7 @@
-"""Checks of a node on this machine, one after the other, each fault with its remedy.
+"""Checks of a node on this machine, which report each fault with its remedy.
 
-Rule: a check looks and changes nothing (a temporary file in the state directory apart); it
-never raises: what goes wrong is its result. `CHECKS` is the list, in the order in which a
-fault of one explains those after it.
+Rule: a check changes nothing (except for a temporary file in the state directory) and never raises:
+an error is its result. `CHECKS` lists the checks in order; a fault of one may explain later ones.
 """
 
 from __future__ import annotations
@@ -189,7 +188,7 @@ def _identity(context: CheckContext) -> Finding:
     try:
         context.identity = load_identity(file)
     except BbnodeError as error:
-        return _failed(str(error), "restore it from a copy, or mend its mode (0600)")
+        return _failed(str(error), "restore it from a copy, or fix its mode (0600)")
     return _passed(str(context.identity.peer_id))
 
 
@@ -206,7 +205,7 @@ def _ports(context: CheckContext) -> Finding:
     from bbnode.transport.libp2p.tcp import listen_endpoint
 
     if not context.resolved.config.network.listen:
-        return _passed("it listens nowhere and only dials")
+        return _passed("this node only dials")
     if context.running:
         return _passed("the daemon that runs has them")
     for text in context.resolved.config.network.listen:
@@ -214,7 +213,7 @@ def _ports(context: CheckContext) -> Finding:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             try:
-                # As the transport does: what is left of a daemon that stopped is no obstacle.
+                # As the transport does, so that sockets of a stopped daemon are no obstacle.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
             except OSError as error:
@@ -253,7 +252,7 @@ def _reach(context: CheckContext) -> Finding:
 
 
 def _going_on(context: CheckContext) -> Finding:
-    """Check that nothing of the running node stands still."""
+    """Check that nothing in the running node has stalled."""
     if not context.running:
         return _skipped("no daemon runs")
     from bbnode.daemon.control.client import ControlClient
@@ -274,7 +273,7 @@ def judge_going_on(told: Mapping[str, Any]) -> Finding:
     """Return the finding from a daemon's readiness, the JSON of `GET /readyz`."""
     if not told["ready"]:
         reasons = "; ".join(f"{each['what']}: {each['detail']}" for each in told["reasons"])
-        return _failed(reasons, "bbnode status shows for whom it waits; read its log")
+        return _failed(reasons, "see what it waits for with `bbnode status`, and read its log")
     waiting = "; ".join(f"{each['target']} waits for {each['for']}" for each in told["waiting"])
     if waiting:
         return _warning(
@@ -321,7 +320,7 @@ def judge_dial_back(told: Mapping[str, Any]) -> Finding:
         )
     return _warning(
         f"{asked} sees this node at {told['seen_at'] or 'no address of its own'}, "
-        "which is none of those that it announces",
+        "which it does not announce",
         "forward the port there and set network.announce, if others are to dial this node",
     )
 
@@ -348,7 +347,7 @@ def _components(context: CheckContext) -> Finding:
                 context.resolved, context.artifact, identity, incarnation=0
             )
         except BbnodeError as error:
-            return _failed(str(error), "install what is missing, or mend [slots]")
+            return _failed(str(error), "install what is missing, or correct [slots]")
     return _passed(f"{', '.join(node.targets)} can be installed")
 
 

@@ -1,6 +1,6 @@
 """A view that redraws itself on a terminal, and is plain lines anywhere else.
 
-Rule: whoever shows progress derives from `LiveView`, and asks `_live` which of the two it is.
+Rule: views of progress derive from `LiveView`; `_live` says which of the two it is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LiveView:
         return [Text(note, style="dim") for note in self._notes]
 
     def __enter__(self) -> Self:
-        """From here on what is printed stands above the live view."""
+        """Start the live view; what is printed from now on appears above it."""
         if self._live is not None:
             self._live.__enter__()
         return self

@@ -1,9 +1,10 @@
-"""Logging of the daemon: one line an event on stderr, for eyes, for machines or the journal.
+"""Logging of the daemon: one line per event on stderr, for people, machines or the journal.
 
 Rule: configured once, by `configure`, before libp2p is imported: its first connection adds a
 handler of its own to a root logger that has none. Modules log through
 `logging.getLogger(__name__)` and put data in `extra`, not into the sentence. A peer can cause a
-line a million times: of one logger's message at most LOG_BURST lines in LOG_WINDOW_S are written.
+line a million times, so at most LOG_BURST lines of one logger's message are written in
+LOG_WINDOW_S.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import IO, Any
 from bbnode.ir.caps import LOG_BURST, LOG_WINDOW_S, MAX_LOG_KINDS, MAX_LOG_VALUE_CHARS
 from bbnode.ir.texts import escaped, escaped_json
 
-# What a LogRecord has by itself; all else came with `extra`.
+# The attributes of every LogRecord; all others came with `extra`.
 _OWN_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
@@ -93,7 +94,7 @@ class _Kind:
 
 
 class RepeatLimit(logging.Filter):
-    """Lets through so many lines of each kind; to be added to a handler."""
+    """Limits the lines of each kind; add it to a handler."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` gives seconds that never go back."""
@@ -128,9 +129,9 @@ class RepeatLimit(logging.Filter):
 def configure(level: str, form: str, *, stream: IO[str] | None = None) -> None:
     """Send everything of at least `level` to stderr, in one of the forms of `node.log_format`.
 
-    Replaces what was configured before, but for handlers that have `outlives_configure`: who
-    follows the log goes on when its form changes. libp2p's loggers, which do not propagate by
-    default, are let through from warnings on: their lower levels are one line a packet.
+    It replaces an earlier configuration, except for handlers with `outlives_configure`, so that
+    followers of the log keep their stream. libp2p's loggers, which do not propagate by default,
+    are let through from warnings on: their lower levels are one line per packet.
     """
     out = stream if stream is not None else sys.stderr
     handler = logging.StreamHandler(out)

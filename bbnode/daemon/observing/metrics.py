@@ -2,7 +2,7 @@
 
 Rule: names say what is counted and in which unit; a label has a bounded set of values. What the
 layers count under a dotted name shows as `bbnode_<name>_total`, or without `_total` where it is
-a gauge; the few names with labels of their own stand in the tables below.
+a gauge; the few names with labels of their own are in the tables below.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Labelled:
-    """A counter with one label. Its known values are there from the start, at 0: a series that
-    begins with its first event has no rate then, and an alert would miss it.
+    """A counter with one label.
+
+    Its known values are there from the start, at 0: a series that begins with its first event has
+    no rate at that moment, and an alert would miss it.
     """
 
     metric: str
@@ -64,7 +66,7 @@ LABELLED: dict[str, Labelled] = {
         metric="responses",
         label="verdict",
         text="answers to requests, by what became of them",
-        # What was waited for is not counted.
+        # Expected answers are not counted.
         values=tuple(
             v.value
             for v in ResponseStatus
@@ -75,7 +77,7 @@ LABELLED: dict[str, Labelled] = {
 _INFO_LABELS = ("version", "name", "peer_id")
 DENIAL_REASONS = tuple(reason.value for reason in Reason if reason is not Reason.ALLOWED)
 
-# What can go down again; everything else that is counted only grows.
+# Values that can go down; all others only grow.
 GAUGES: dict[str, str] = {
     "bus.waiting": "events of the bus that wait",
     "ingress.bytes": "payload bytes that wait or live in executions",
@@ -101,7 +103,7 @@ class NodeCollector(Collector):
     """Reads a `Host` whenever somebody scrapes."""
 
     def __init__(self, host: Host) -> None:
-        """Take the host to read; nothing is kept between scrapes."""
+        """Make a collector for one host; it keeps nothing between scrapes."""
         self._host = host
 
     def collect(self) -> Iterator[Metric]:
@@ -136,7 +138,7 @@ def render(host: Host) -> bytes:
     """Return the whole page: the node's own metrics, and those of its process and Python."""
     registry = CollectorRegistry()
     registry.register(NodeCollector(host))
-    # These collectors register themselves with what they are given.
+    # These collectors add themselves to the registry.
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)

@@ -1,9 +1,9 @@
-"""The watch over a daemon: it finds what should make progress, and has not for too long.
+"""The watch over a daemon, which finds parts that have made no progress for too long.
 
-Rule: LIVENESS_CHECKS stands below as data, one row for each thing that can stand still; looking
-changes nothing and asks nobody. An idle node is well, and one that waits for peers says so and is
-well too. The task of the watch looks at a period, so that what stands still is logged, published
-and counted when it begins and when it ends, and it compares the wall clock with the steady one.
+Rule: LIVENESS_CHECKS has one row for each thing that can stall; a check changes nothing and asks
+nobody. An idle node is healthy, and so is one that waits for peers. The watch checks periodically
+and logs, publishes and counts the beginning and the end of a stall. It also compares the wall clock
+with the monotonic one.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LOOK_EVERY_S: Final = 1.0
 POLL_SLACK_S: Final = 10.0
 # Beyond the deadline of what waits: its timer fires in the poll that is due then.
 DEADLINE_SLACK_S: Final = 10.0
-# An op that was given up still holds its component and its worker thread: it may come to an end.
+# An op that was given up still holds its component and its worker thread, and may yet end.
 GIVEN_UP_SLACK_S: Final = 300.0
 # A checkpoint may fail twice in a row, on a disk that is full for a minute.
 SNAPSHOT_PERIODS: Final = 3
 SNAPSHOT_SLACK_S: Final = 60.0
 # A server that is restarted, or a network that is cut for a moment, comes back within this.
 ALONE_S: Final = 120.0
-# The two clocks drift by microseconds a second; whoever sets one moves it by more than this.
+# The two clocks drift by microseconds a second; setting one moves it by more than this.
 CLOCK_STEP_S: Final = 2.0
 
 
@@ -43,7 +43,7 @@ class NodeView(Protocol):
     """The part of the engine that the watch looks at."""
 
     def next_deadline(self) -> int | None:
-        """Return when it wants to be polled."""
+        """Return the time at which the node is to be polled."""
         ...
 
     def waiting(self) -> Sequence[Waiting]:
@@ -63,8 +63,7 @@ class WatchTargets:
     # never).
     saved_s: Callable[[], float] = lambda: 0.0
     save_every_s: Callable[[], float] = lambda: 0.0
-    # Since when no bootstrap peer, and nobody else, is connected; None: somebody is, or there
-    # are no bootstrap peers.
+    # Since when no peer at all is connected; None if one is, or if there are no bootstrap peers.
     alone_since_s: Callable[[], float | None] = lambda: None
     # Why this node's own membership does not hold now, or "".
     membership: Callable[[], str] = lambda: ""
@@ -75,9 +74,9 @@ Look = Callable[[WatchTargets, float], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivenessCheck:
-    """Something that should make progress: `look` says why it does not, or "".
+    """Something that should make progress: `look` returns why it does not, or "".
 
-    What `blocks` keeps the node from its work: then it is not ready.
+    A stall that `blocks` makes the node not ready.
     """
 
     what: str
@@ -87,7 +86,7 @@ class LivenessCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled:
-    """Something that stands still."""
+    """Something that has stalled."""
 
     what: str
     detail: str
@@ -157,7 +156,7 @@ LIVENESS_CHECKS: Final[tuple[LivenessCheck, ...]] = (
     LivenessCheck(what="rounds", blocks=True, look=_rounds),
     LivenessCheck(what="bootstrap", blocks=True, look=_bootstrap),
     LivenessCheck(what="membership", blocks=True, look=_membership),
-    # The node works on; what it would lose by a crash grows.
+    # The node continues, but a crash would lose ever more.
     LivenessCheck(what="snapshots", blocks=False, look=_snapshots),
 )
 
@@ -167,7 +166,7 @@ class Watch:
     """The watch over one daemon."""
 
     watched: WatchTargets
-    # Called with what begins to stand still, and with what goes on.
+    # Called with each new stall, and with each that has ended.
     publish: Callable[[Mapping[str, Any]], None] = lambda _: None
     unix_s: Callable[[], float] = time.time
     _since_s: dict[str, float] = field(default_factory=dict)
@@ -175,7 +174,7 @@ class Watch:
     clock_steps: int = 0
 
     def look(self) -> list[Stalled]:
-        """Return what stands still now, in the order of LIVENESS_CHECKS."""
+        """Return the current stalls, in the order of LIVENESS_CHECKS."""
         now_s = trio.current_time()
         found = ((thing, thing.look(self.watched, now_s)) for thing in LIVENESS_CHECKS)
         return [
@@ -190,7 +189,7 @@ class Watch:
         ]
 
     def polls(self) -> bool:
-        """Return True if the engine is polled in time, for a supervisor's watchdog."""
+        """Return True if the engine is polled in time; for a supervisor's watchdog."""
         return not _poll(self.watched, trio_clock_ns() / 1e9)
 
     def counters(self) -> dict[str, int]:
@@ -198,7 +197,7 @@ class Watch:
         return {"clock.steps": self.clock_steps}
 
     async def run(self) -> None:
-        """Look at the period, for ever."""
+        """Check periodically, for ever."""
         while True:
             self._tell(self.look())
             self._compare_clocks()
@@ -218,7 +217,7 @@ class Watch:
             self.publish({"type": "goes_on", "what": what, "after_s": lasted_s})
 
     def _compare_clocks(self) -> None:
-        """Report when the wall clock was set: the dates of memberships hold by it."""
+        """Report when the wall clock was set, since memberships expire by it."""
         ahead_s = self.unix_s() - trio.current_time()
         if self._clock_s is not None and abs(by_s := ahead_s - self._clock_s) > CLOCK_STEP_S:
             self.clock_steps += 1

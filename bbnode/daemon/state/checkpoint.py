@@ -3,8 +3,7 @@
 Rule: a file that is torn, changed, newer, or of another artifact is not used; the reason is
 logged and the one before it is tried. A new file is complete on disk before an old one is touched,
 and only a good one becomes the one before: a full disk or a crash at any point leaves at least
-as good a file as there was. A checkpoint that can't be written costs only the checkpoint: the node
-goes on.
+as good a file as there was. If a checkpoint can't be written, the node continues without it.
 """
 
 from __future__ import annotations
@@ -53,8 +52,11 @@ class UnsentEnvelope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The state that survives a restart: the engine's snapshot, and by target the rounds made and
-    the execution of the one under way; of a stop also what no peer had acknowledged."""
+    """The state that survives a restart.
+
+    It has the engine's snapshot and, by target, the rounds made and the execution of the current
+    one; at a stop also the envelopes that no peer has acknowledged.
+    """
 
     artifact_sha256: str
     node: bytes
@@ -94,7 +96,7 @@ def write(state_dir: Path, checkpoint: Checkpoint) -> None:
 
 
 def remove_orphans(state_dir: Path) -> None:
-    """Remove what writers left that were killed. The caller holds the directory's lock."""
+    """Remove temporary files of killed writers; the caller holds the directory's lock."""
     path = checkpoint_file(state_dir)
     fresh = path.with_suffix(".new")
     own = (fresh.name, "incarnation", "control.token")
@@ -106,9 +108,9 @@ def remove_orphans(state_dir: Path) -> None:
 
 
 def usable(state_dir: Path, artifact_sha256: str) -> Iterator[Checkpoint]:
-    """Yield all usable checkpoints of this artifact, newest first; what is refused is logged.
+    """Yield all usable checkpoints of this artifact, newest first; refused ones are logged.
 
-    A node may still refuse what a checkpoint holds: the next one may do.
+    A node may still refuse one; then try the next.
     """
     newest = checkpoint_file(state_dir)
     for path in (newest, newest.with_suffix(".previous")):
@@ -133,7 +135,7 @@ def _is_good(path: Path) -> bool:
 
 
 class _CheckpointBody(BaseModel, strict=True):
-    """A checkpoint as the file has it; of an earlier release there is no `unsent`."""
+    """A checkpoint as in the file; one of an earlier release has no `unsent`."""
 
     artifact_sha256: str
     node: bytes
@@ -183,7 +185,7 @@ def restore_or_install(
             node.restore(saved.node)
         except BbnodeError as error:
             logger.warning("snapshot refused", extra={"reason": str(error)})
-            node = install()  # a part may have been taken
+            node = install()  # part of the checkpoint may have been loaded
             continue
         logger.info("restored", extra={"rounds_done": saved.rounds_done})
         return node, saved
@@ -196,7 +198,7 @@ class Checkpointer:
     def __init__(
         self, state_dir: Path, artifact_sha256: str, node: Node, rounds: Sequence[Rounds]
     ) -> None:
-        """Take one node and its rounds; nothing is written yet."""
+        """Make the checkpointer of a node and its rounds; nothing is written yet."""
         self._state_dir = state_dir
         self._artifact_sha256 = artifact_sha256
         self._node = node
@@ -234,8 +236,7 @@ class Checkpointer:
         await self.save_last(())
 
     async def save_last(self, unsent: Sequence[Unsent]) -> bool:
-        """Write a checkpoint with what no peer has acknowledged; return False, and log why, when
-        that failed."""
+        """Write a checkpoint with unacknowledged envelopes; log a failure and return False."""
         try:
             await self.save_now(unsent)
         except (paths.StorageError, ComponentError) as error:

@@ -28,13 +28,13 @@ class RecordFile:
             ) from error
 
     def __call__(self, data: bytes) -> None:
-        """Write one frame. An OSError ends the record; the node goes on."""
+        """Write one frame; an OSError ends the record and not the node."""
         view = memoryview(data)
         while view:
             view = view[self._stream.write(view) :]
 
     def restart(self) -> None:
-        """Discard what was written: another node writes from here on. Raises StorageError."""
+        """Discard what was written, for another node's record. Raises StorageError."""
         try:
             self._stream.seek(0)
             self._stream.truncate()

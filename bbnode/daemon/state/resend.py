@@ -1,8 +1,8 @@
 """Resending envelopes that were not acknowledged before this node's last stop.
 
-Rule: an envelope goes out when its peer is connected, under the ids that it had: a peer that has it
-already takes it for the repetition that it is. If the peer does not come back in time, the send
-fails like any other; the peer is not blamed, since this node was the one that left.
+Rule: an envelope is sent when its peer connects, under its old ids, so that a peer that has it
+already drops the duplicate. If the peer does not come back in time, the send fails like any other;
+the peer is not blamed, since it was this node that stopped.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Resend:
         return tuple(self._waiting)
 
     def heard(self, event: TransportEvent) -> None:
-        """Handle an event of the transport: a peer that is back gets what waits for it."""
+        """Handle an event of the transport; a peer that connects gets what waits for it."""
         if not self._waiting or not isinstance(event, ConnectionOpened):
             return
         found = self._waiting.pop(event.peer, ())
@@ -63,7 +63,7 @@ class Resend:
             logger.info("sent again", extra={"peer": str(event.peer), "envelopes": len(found)})
 
     async def run(self) -> None:
-        """Report as failed what no peer came back for in time."""
+        """Fail the envelopes whose peer did not come back in time."""
         for each in self._lost:
             self._failed(each.peer, each.tag, "there was no room to keep it over a stop")
         self._lost = []

@@ -1,8 +1,8 @@
 """Recording ops of `ai.onnx`: the whole catalogue, from ONNX's own schemas.
 
-Rule: no op is typed by hand. Names, arities, attributes and defaults are those of the schemas
-at the opset that we record (`keys.ONNX_OPSET_VERSION`); an attribute that is left out is left
-out of the node, as ONNX means it. The named methods of `BackendSlot` record through here too.
+Rule: no op is declared by hand. Names, arities, attributes and defaults are those of the schemas at
+the opset that we record (`keys.ONNX_OPSET_VERSION`); an attribute that is left out is not written
+to the node, as ONNX intends. The named methods of `BackendSlot` record through here too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _OUTPUT_COUNTS: Mapping[str, str] = {
 
 @cache
 def catalogue() -> Mapping[str, OpSchema]:
-    """All `ai.onnx` ops that can be recorded, by op type, sorted."""
+    """Return all `ai.onnx` ops that can be recorded, by op type, sorted."""
     found = {}
     for op_type in sorted({s.name for s in onnx.defs.get_all_schemas() if s.domain == ""}):
         if onnx.defs.has(op_type, keys.ONNX_OPSET_VERSION, ""):
@@ -60,7 +60,7 @@ def catalogue() -> Mapping[str, OpSchema]:
 
 
 def method_name(op_type: str) -> str:
-    """`MatMul` to `mat_mul`, `LSTM` to `lstm`, `If` to `if_`."""
+    """Return the method of an op type: `MatMul` is `mat_mul`, `LSTM` `lstm`, `If` `if_`."""
     name = _WORD_START.sub("_", op_type).lower()
     return f"{name}_" if name in ("and", "if", "not", "or") else name
 
@@ -131,7 +131,7 @@ class BackendCore(Slot):
         return self._record(graph, op_type, inputs, given, after, outputs=1)[0]
 
     def _ints(self, g: Graph, name: str, value: Ints) -> Output:
-        """A list of whole numbers as a value: int64, [N]."""
+        """Return a list of whole numbers as a value: int64, [N]."""
         graph = self._graph(g)
         if isinstance(value, Output):
             return value
@@ -143,7 +143,7 @@ class BackendCore(Slot):
         return self._record(graph, "Constant", (), {"value": array}, None)[0]
 
     def __getattr__(self, name: str) -> Callable[..., Recorded]:
-        """Every op of the catalogue by its name, however it is written."""
+        """Return the method of an op of the catalogue, by its name in any spelling."""
         found = name if name.startswith("_") else _by_folded_name().get(_folded(name), name)
         return super().__getattr__(found)
 
@@ -239,7 +239,7 @@ def _told(op_type: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _defaults(op_type: str) -> Mapping[str, Any]:
-    """Defaults of an op's attributes, as Python writes them: 0.01 for the float32 next to it."""
+    """Return the defaults of an op's attributes, in Python's form: 0.01 for its nearest float32."""
     found: dict[str, Any] = {}
     for name, formal in catalogue()[op_type].attributes.items():
         default = formal.default_value
@@ -293,7 +293,7 @@ def _output_count(schema: OpSchema, asked: int | None, attributes: Mapping[str, 
 def _output_types(
     schema: OpSchema, bound: Sequence[tuple[Port, Output | None]], count: int
 ) -> list[TypeNode]:
-    """Return the types that the schema alone tells: fixed, those of inputs, or some tensor."""
+    """Return the output types by the schema alone: fixed, those of inputs, or some tensor."""
     known = type_variables(bound)
     kinds: list[TypeNode] = []
     for formal in schema.outputs:

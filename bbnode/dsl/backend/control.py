@@ -26,7 +26,7 @@ from bbnode.ir.types import TypeKind, TypeNode
 
 Values = Sequence[Output]
 
-# Parsers of protobufs take 100 messages in one another, and a graph in a graph is three.
+# Protobuf parsers accept 100 nested messages, and a graph in a graph takes three.
 MAX_BRANCH_DEPTH = 16
 
 
@@ -77,12 +77,12 @@ class Branch(Graph):
 
     @property
     def title(self) -> str:
-        """`the then branch of If`, for messages."""
+        """A description such as `the then branch of If`, for messages."""
         return self._title
 
     @property
     def way_out(self) -> str:
-        """The way of a value out of the branch, for messages."""
+        """A hint how to use a value outside of the branch, for messages."""
         return "return it from the branch, and take it from the result of if_ or loop"
 
     def _admit(self, domain: str, op_type: str, slot: SlotUse | None, after: After) -> None:
@@ -110,21 +110,21 @@ class Branch(Graph):
         return graph is self or graph in self._outside
 
     def formal(self, name: str, kind: TypeNode, *, scalar: bool = False) -> Output:
-        """A value that the op hands to its body; `scalar`: its shape is []."""
+        """Return a value that the op passes to its body; `scalar`: its shape is []."""
         value = self.declare(f"{self._scopes[0]}/{name}", kind)
         if scalar:
             self._function.types[value.name] = ValueType.of(kind, ())
         return value
 
     def input(self, name: str, type: TypeNode = types.ANY) -> Output:  # noqa: A002, ARG002
-        """BranchMisuse: a branch reads the values around it as they are."""
+        """Raise BranchMisuse, since a branch uses the values around it directly."""
         raise BranchMisuse(
             f"{self._title} has no inputs of its own; use the values around it, or make {name!r} "
             "an input outside"
         )
 
     def output(self, name: str, *_: object, **__: object) -> None:
-        """BranchMisuse: a branch returns its values."""
+        """Raise BranchMisuse, since a branch returns its values."""
         raise BranchMisuse(f"{self._title} returns its values; return the one for {name!r}")
 
     def _constant(self, value: Any, after: After, **_: str) -> Output:
@@ -134,7 +134,7 @@ class Branch(Graph):
             raise BadArgument(f"{value!r:.60} can't be a constant: {error}") from error
         if kind.kind is not TypeKind.TENSOR:
             raise BadArgument(
-                f"{value!r:.60} is no tensor; {self._title} computes with tensors only"
+                f"{value!r:.60} is not a tensor; {self._title} computes with tensors only"
             )
         (made,) = self.emit(
             "", "Constant", outputs=(("output", kind),), attributes={"value": attribute},
@@ -218,7 +218,7 @@ class ControlOps(BackendCore):
         Raises:
             BranchMismatch: the branches return different numbers or types of values.
             BranchMisuse: a branch records something else than ops of this slot.
-            BadArgument: a branch is no callable, or returns no values.
+            BadArgument: a branch is not callable, or returns no values.
         """
         graph = self._graph(g)
         graph.value_name(condition)
@@ -338,9 +338,9 @@ class ControlOps(BackendCore):
             step = _as_step(branch, title, record(branch, formals[0], *formals[2:]))
             if len(step.carried) != len(carried):
                 raise BranchMismatch(
-                    f"{title} gets {_count(carried)} from the iteration before and returns "
-                    f"{_count(step.carried)} for the next; return one for each (and what is to "
-                    "be stacked as scans of a LoopStep)"
+                    f"{title} gets {_count(carried)} from the last iteration and returns "
+                    f"{_count(step.carried)} for the next; return one for each (and values to be "
+                    "stacked as scans of a LoopStep)"
                 )
             keep_going = formals[1] if step.keep_going is None else step.keep_going
             return step, branch.close(formals, (keep_going, *step.carried, *step.scans))

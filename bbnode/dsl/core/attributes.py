@@ -181,7 +181,7 @@ def constant_attribute(value: Any) -> tuple[Attribute, TypeNode]:
     try:
         node = values.type_of(value)
         payload = codec.encode_value(value)
-        codec.decode_value(node, payload)  # what no peer would take is refused here
+        codec.decode_value(node, payload)  # refuse here what any peer would refuse
     except (AuthorError, DecodeError, ValueError, TypeError, OverflowError) as error:
         raise WrongKind(f"a tensor, a PeerId, a multiaddr or another carrier ({error})") from error
     return Attribute.of(node.id.encode() + b"\0" + payload), node
@@ -190,7 +190,7 @@ def constant_attribute(value: Any) -> tuple[Attribute, TypeNode]:
 def typed_array(value: Any, kind: TypeNode) -> np.ndarray[Any, Any]:
     """Return numbers as an array of a tensor type; floats may be rounded, nothing else changes.
 
-    Raises WrongKind: these are no numbers, or the type does not hold them.
+    Raises WrongKind if these are not numbers, or the type does not hold them.
     """
     try:
         given = (

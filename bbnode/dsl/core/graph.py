@@ -1,11 +1,11 @@
-"""`Graph`: one function in the making, and the values and requests recorded into it.
+"""`Graph`: one function that is being recorded, with its values and requests.
 
-Rule: `Graph.emit` is the one way in which nodes come to be. Names are counted per op type, so
+Rule: only `Graph.emit` creates nodes. Names are counted per op type, so
 that the same calls in the same order record the same function; every node says which line of
 the author's source made it. Ports, attributes and types of an op of the op table come from
-`ir/opset.py`: `Graph.record` writes all attributes down, defaults too, so that an artifact does
-not change its meaning when a default does. Types are not compared here: the type solver, which
-knows more of them, does.
+`ir/opset.py`: `Graph.record` writes all attributes, defaults too, so that an artifact does not
+change its meaning when a default does. Types are not compared here but by the type solver, which
+knows more of them.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Request:
 
 
 class Graph:
-    """One Module body in the making; a Module's `body` and `bootstrap` get it as argument.
+    """One Module body that is being recorded; the argument of `body` and `bootstrap`.
 
     Attributes:
         recorder: of the whole program.
@@ -199,13 +199,13 @@ class Graph:
 
         Raises:
             BadName, DuplicateName: the name is invalid, or is taken.
-            BadArgument: `type` is no type.
+            BadArgument: `type` is not a type.
         """
         self.check_open()
-        check_name("input", name)
+        check_name("input name", name)
         if not isinstance(type, TypeNode):
             raise BadArgument(
-                f"type={type!r:.60} of input {name!r} is no type; use one of bbnode.dsl.types, "
+                f"type={type!r:.60} of input {name!r} is not a type; use one of bbnode.dsl.types, "
                 "e.g. types.TENSOR_FLOAT"
             )
         value = self.declare(name, type)
@@ -218,7 +218,7 @@ class Graph:
         Raises:
             BadName, DuplicateName: the name is invalid, or is taken.
         """
-        check_name("output", name)
+        check_name("output name", name)
         self.value_name(value)
         self.emit(
             _PASS_THROUGH.domain, _PASS_THROUGH.op_type, inputs=(value,),
@@ -253,12 +253,12 @@ class Graph:
 
         Raises:
             DuplicateName: a request has that port.
-            BadArgument: `hops` is no number of hops.
+            BadArgument: `hops` is not a number of hops.
         """
         # The compiler makes the receiving op from the outputs that live on the far side.
         if port in self._request_ports:
             self._check_new_port(port)
-        check_name("port", port)
+        check_name("port name", port)
         first = self._received.get(port)
         metadata = self._port_metadata(port, hops)
         if first is not None:
@@ -308,7 +308,9 @@ class Graph:
     def respond(self, request: Request, value: Output, *, after: After = None) -> None:
         """Answer a request, on the peers' class: the same as `request.respond(value)`."""
         if not isinstance(request, Request):
-            raise self.error(BadArgument, f"{request!r:.60} is no request; g.request returns one")
+            raise self.error(
+                BadArgument, f"{request!r:.60} is not a request; g.request returns one"
+            )
         self.value_name(request.received)
         request.respond(value, after=after)
 
@@ -327,7 +329,7 @@ class Graph:
         return found
 
     def _check_new_port(self, port: str) -> None:
-        check_name("port", port)
+        check_name("port name", port)
         if port in self._received:
             raise DuplicateName(
                 f"port {port!r} is sent to already; give each request a name of its own"
@@ -349,7 +351,7 @@ class Graph:
         """Pack values into one that travels as one.
 
         Raises:
-            BadArgument: `parts` is empty or no list.
+            BadArgument: `parts` is empty or not a list.
         """
         self._need_items("bundle", parts, "values")
         for part in parts:
@@ -363,13 +365,13 @@ class Graph:
         """Take a composite apart; `part_types` are the types of its parts, in order.
 
         Raises:
-            BadArgument: `part_types` is empty, or holds something that is no type.
+            BadArgument: `part_types` is empty, or holds something that is not a type.
         """
         self._need_items("unbundle", part_types, "types")
         for part in part_types:
             if not isinstance(part, TypeNode):
                 raise BadArgument(
-                    f"{part!r:.60} is no type; use bbnode.dsl.types, e.g. types.TENSOR"
+                    f"{part!r:.60} is not a type; use bbnode.dsl.types, e.g. types.TENSOR"
                 )
         given = _children(part_types)
         return self.record(_UNBUNDLE, (composite,), given, after=after, variadic=part_types)
@@ -391,7 +393,7 @@ class Graph:
                 constant lives, where that is not the Module's home.
 
         Raises:
-            BadArgument: it is no value.
+            BadArgument: `value` is not a value.
         """
         return self._constant(value, after)
 
@@ -418,7 +420,7 @@ class Graph:
             after: as for `constant`.
 
         Raises:
-            BadArgument: `type` is no tensor type, or holds not all of the values.
+            BadArgument: `type` is not a tensor type, or does not hold all of the values.
         """
         kind = need_tensor_type("type", type)
         try:
@@ -580,7 +582,7 @@ class Graph:
         return tuple(made)
 
     def _admit(self, domain: str, op_type: str, slot: SlotUse | None, after: After) -> None:
-        """Refuse ops that cannot stand here: none, but in a branch."""
+        """Refuse ops that are not allowed here; a Branch overrides this."""
 
     def _source_line(self) -> str:
         return author_line()
@@ -595,7 +597,7 @@ class Graph:
         return meta
 
     def declare(self, name: str, kind: TypeNode) -> Output:
-        """Make a value known; DuplicateName when this Graph has one of that name."""
+        """Add a value; raises DuplicateName if this Graph has one of that name."""
         if name in self._function.types:
             raise DuplicateName(f"{name!r} names an input or output already; choose another name")
         self._function.types[name] = ValueType.of(kind)
@@ -606,13 +608,13 @@ class Graph:
         if not isinstance(value, Output):
             raise self.error(
                 BadArgument,
-                f"{value!r:.80} ({type(value).__name__}) is no recorded value; "
+                f"{value!r:.80} ({type(value).__name__}) is not a recorded value; "
                 "a literal becomes one with g.constant(…)",
             )
         if not self._holds(value.graph):
             raise self.error(
                 ForeignOutput,
-                f"{value.name!r} was recorded by {value.graph.title} and is no value of "
+                f"{value.name!r} was recorded by {value.graph.title} and is not a value of "
                 f"this Graph; {value.graph.way_out}",
             )
         return value.name
@@ -623,12 +625,12 @@ class Graph:
 
     @property
     def title(self) -> str:
-        """The thing that this Graph records, for messages."""
+        """A description of what this Graph records, for messages."""
         return f"Module {self.name!r}"
 
     @property
     def way_out(self) -> str:
-        """The way of a value of this Graph to another one, for messages."""
+        """A hint how to use a value of this Graph in another one, for messages."""
         return "hand it in with .call().input(name, value), and take it back with .output(name)"
 
     @property
@@ -651,7 +653,7 @@ class Graph:
 
     @contextmanager
     def recording_branch(self, title: str) -> Iterator[None]:
-        """Record nothing here, but in the branch, inside of the block."""
+        """Refuse recording into this Graph in the block, while a branch is recorded."""
         self._branch = title
         try:
             yield
@@ -660,7 +662,7 @@ class Graph:
 
     @contextmanager
     def with_module(self, name: str) -> Iterator[None]:
-        """Call the nodes recorded inside `<name>/…`: for readers, without other effect."""
+        """Name the nodes recorded inside `<name>/…`, for readers; it has no other effect."""
         self._scopes.append(check_name("module scope", name))
         try:
             yield
@@ -711,14 +713,14 @@ def need_tensor_type(name: str, given: object) -> TypeNode:
     kind = tensor_type(given)
     if kind is None:
         raise BadArgument(
-            f"{name}={given!r:.60} is no tensor type; use one of bbnode.dsl.types, e.g. "
+            f"{name}={given!r:.60} is not a tensor type; use one of bbnode.dsl.types, e.g. "
             "types.TENSOR_FLOAT"
         )
     return kind
 
 
 def as_graph(g: object, call: str) -> Graph:
-    """Return `g`, or raise BadArgument where it is no Graph. `call` says how to write it."""
+    """Return `g`, or raise BadArgument where it is not a Graph. `call` says how to write it."""
     if isinstance(g, Graph):
         return g
     raise BadArgument(f"the first argument is the Graph, got {g!r:.60}; write {call}")

@@ -63,7 +63,7 @@ class Module:
     def bootstrap(self, g: Graph) -> None:
         """Record what has to happen before the first execution; nothing, unless overridden.
 
-        Its `g.input`s are handed in by who starts the bootstrap, and are not those of `body`.
+        The caller of the bootstrap provides its `g.input`s, which are not those of `body`.
         """
 
     def bindings(self) -> Mapping[str, Any]:
@@ -159,12 +159,12 @@ class ModuleCall:
         """Hand a value in and return the call itself.
 
         Raises:
-            BadArgument: `value` is no recorded value.
+            BadArgument: `value` is not a recorded value.
             DuplicateName: the input has a value already.
         """
         if not isinstance(value, Output):
             raise BadArgument(
-                f"{value!r:.60} for input {name!r} is no recorded value", self._module.name
+                f"{value!r:.60} for input {name!r} is not a recorded value", self._module.name
             )
         if name in self._inputs:
             raise value.graph.error(DuplicateName, f"input {name!r} has a value already")
@@ -201,7 +201,7 @@ def _record_call(
     g: Graph, module: str, name: str, function: Function | None, given: Mapping[str, Output],
     after: After,
 ) -> ModuleOutputs:  # fmt: skip
-    """Record a call of a function; it takes whatever is given while nobody knows its inputs."""
+    """Record a call; a function that is not recorded yet accepts any inputs."""
     called = function or Function(inputs=list(given))
     _check_inputs(module, called.inputs, given)
     made = g.emit(
@@ -242,7 +242,7 @@ class ModuleOutputs:
         return tuple(self._outputs)
 
     def output(self, name: str) -> Output:
-        """One output; UnknownName when the Module has none of that name."""
+        """Return one output; raises UnknownName if the Module has no such output."""
         found = self._outputs.get(name)
         if found is None:
             raise self._graph.error(

@@ -1,8 +1,8 @@
 """Names that an author may give, and suggestions for near misses.
 
-Rule: a name stands in value names, metadata lists and target names, where `.`, `/`, `,`, `|`
-and `#` separate; so it holds none of them. What the recorder makes up always holds a `.` or is
-made of an op's type, so that it never meets an author's name.
+Rule: names are parts of value names, metadata lists and target names, where `.`, `/`, `,`, `|` and
+`#` are separators, so a name holds none of them. Names that the recorder makes up hold a `.` or are
+made from an op's type, so they never clash with an author's name.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def check_name(kind: str, name: object, *, module: str = "") -> str:
     if isinstance(name, str) and len(name) <= MAX_NAME_LENGTH and _NAME.match(name):
         return name
     raise BadName(
-        f"{name!r:.80} is no {kind}; use letters, digits, '_' and '-', beginning with a letter "
-        f"or '_', at most {MAX_NAME_LENGTH} characters",
+        f"{name!r:.80} is not a valid {kind}; use letters, digits, '_' and '-', beginning with "
+        f"a letter or '_', at most {MAX_NAME_LENGTH} characters",
         module,
     )
 

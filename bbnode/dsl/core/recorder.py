@@ -1,7 +1,7 @@
-"""The recording of a whole model: its Modules, its slots, and the program that they make.
+"""The recorder of a whole model: its Modules, its slots, and the program that they make.
 
-Rule: a body is recorded every time it is called and stored once: functions that are equal but
-for their source lines are one. Nothing here depends on addresses, hashes of objects or time.
+Rule: a body is recorded every time it is called and stored once: functions that differ only in
+their source lines are one. Nothing here depends on addresses, hashes of objects or time.
 One slot name is one slot is one id, over the whole model; ids count from 0 by first use.
 """
 
@@ -16,14 +16,13 @@ from bbnode.ir.graph import Function, OpNode, Program, sorted_opsets
 from bbnode.ir.onnx_file import graph_proto
 from bbnode.ir.slots import ConcreteSpec
 
-# Deeper than any program; it ends a Module that makes a new Module in its body without end
-# well before Python's own recursion limit does.
+# Deeper than any program; it stops endless recursion of Modules well before Python's own limit.
 MAX_MODULE_DEPTH = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotUse:
-    """A slot as an op of it was written."""
+    """The slot of one op, as its author wrote it."""
 
     name: str
     role: str
@@ -120,12 +119,12 @@ class ModelRecorder:
         self._bootstraps: list[Function] = []
         self._by_content: dict[tuple[object, ...], Function] = {}
         self._names: set[str] = set()
-        # Calls of bootstraps that are being recorded: the Module has no name in the model yet.
+        # Calls of bootstraps whose Module is being recorded and has no name in the model yet.
         self._open_calls: list[tuple[object, OpNode]] = []
 
     def record_root(self, source: ModuleSource) -> Program:
         """Record the root and everything that it calls, as one program."""
-        # The root's name is taken first, so that a sub-Module of the same name steps aside.
+        # The root's name is taken first, so that a sub-Module of the same name gets another.
         self._names.add(source.name)
         body, bootstrap = self._record(source)
         body.metadata[keys.ROOT_KEY] = "true"

@@ -1,8 +1,8 @@
-"""`Slot`: a named place for a component, and how its ops are recorded.
+"""`Slot`: a named place for a component, and the recording of its ops.
 
-Rule: a slot is its name. Two slot objects of one name are one slot; where and how often the
-objects are made means nothing. All ops of all roles are recorded by `Slot.op`, which reads the
-op table; the methods of the role slots are thin names for it.
+Rule: a slot is its name: two slot objects of one name are one slot, wherever they are made. All ops
+of all roles are recorded by `Slot.op`, which reads the op table; the methods of the role slots are
+thin wrappers of it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Slot:
 
         Raises:
             BadName: the name cannot stand in the artifact.
-            BadArgument: `concrete` is no ConcreteSpec, or of another role.
+            BadArgument: `concrete` is not a ConcreteSpec, or is of another role.
         """
         self._use = SlotUse(
-            name=check_name("slot", name),
+            name=check_name("slot name", name),
             role=self.ROLE,
             concrete=self._checked(name, concrete),
         )
@@ -86,7 +86,7 @@ class Slot:
         return shaped(graph.record(spec, inputs, attributes, slot=self._use, after=after))
 
     def __getattr__(self, name: str) -> Callable[..., Recorded]:
-        """Ops by the name of their method, those that third parties added to the table too."""
+        """Return the method of an op, third-party ops of the table included."""
         if name.startswith("_"):
             raise AttributeError(name)
         known = self._methods()
@@ -125,7 +125,7 @@ class Slot:
         if concrete is None:
             return None
         if not isinstance(concrete, ConcreteSpec):
-            what = f"concrete={concrete!r:.60} of slot {name!r} is no ConcreteSpec"
+            what = f"concrete={concrete!r:.60} of slot {name!r} is not a ConcreteSpec"
         elif concrete.role != self.ROLE:
             what = f"slot {name!r} is a {self.ROLE} slot; {concrete.type_name} is a {concrete.role}"
         else:

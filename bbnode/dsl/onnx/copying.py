@@ -1,7 +1,7 @@
-"""Recording the ops of another program again: of an ONNX model, or of a recorded one.
+"""Copies of ops into a Graph, from an ONNX model or from a recorded program.
 
-Rule: only names change, and they are the recorder's own, also inside of the graphs of If, Loop
-and Scan; texts and metadata that nothing computes with are left out.
+Rule: only names change, to the recorder's own, also inside of the graphs of If, Loop and Scan;
+texts and metadata that do not affect the computation are left out.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class NodeCopier:
         self._numbers = count()
 
     def value(self, name: str, reader: str) -> Output:
-        """Return a value that was recorded; BrokenArtifact when there is none of that name."""
+        """Return a recorded value; raises BrokenArtifact if there is no value of that name."""
         found = self.known.get(name)
         if found is None:
             raise BrokenArtifact(

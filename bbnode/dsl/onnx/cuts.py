@@ -1,8 +1,8 @@
-"""Where an ONNX model is cut into stages, and which values cross each cut.
+"""The cutting of an ONNX model into stages, and the values that cross each cut.
 
 Rule: a stage is complete: it makes the values that its ops read, or they cross into it. Cutting by
-weights goes along the model's own order; among cuts that balance about equally well, those
-win that the fewest values cross. Weights never cross: each stage holds those that it reads.
+weights follows the model's own order; among cuts that balance about equally well, the one that the
+fewest values cross is chosen. Weights never cross: each stage holds those that it reads.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from bbnode.dsl.onnx.graph import OnnxGraph, Part, whole
 
 # A stage is a peer; more than this is a typing error.
 MAX_STAGES = 64
-# Places looked at; where a model has more, the best one of each neighbourhood stands for it, so
-# that the work stays at MAX_PLACES² per stage.
+# The most places that are considered; of more, only the best of each neighbourhood, so that the
+# work stays at MAX_PLACES² per stage.
 MAX_PLACES = 400
 # How much heavier than the best split the heaviest stage may be, where fewer values cross then.
 BALANCE_SLACK = 1.10
@@ -129,7 +129,7 @@ def _needed(graph: OnnxGraph, values: Sequence[str], done: set[int]) -> set[int]
             continue
         found.add(index)
         todo.extend(graph.nodes[index].computes_with)
-        # What a fixed op reads is fixed, so that nothing behind it is looked for.
+        # The inputs of a fixed op are fixed as well, so they are not followed.
     return found
 
 
@@ -143,7 +143,7 @@ def _check_crossing(
         for name in names:
             if name not in graph.kinds:
                 raise BadCut(
-                    f"{name!r} crosses {where}, and is no tensor of a known type that can "
+                    f"{name!r} crosses {where} and is not a tensor of a known type that can "
                     "travel; cut at a value before or behind it",
                     module,
                 )

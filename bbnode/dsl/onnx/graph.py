@@ -1,4 +1,4 @@
-"""An ONNX model as the importer sees it: its graph, its weights, and parts of it.
+"""An indexed ONNX model: its graph, its weights, and parts of it.
 
 Rule: built once from a loaded model and never changed. Initializers are weights, also where
 an input has the same name (what older exporters write). Ops that compute with weights alone
@@ -155,7 +155,7 @@ def index_model(program: Program, outputs: Sequence[str] | None, module: str) ->
         module: name of the Module, for error messages.
 
     Raises:
-        UnknownValue, UnsupportedPort: no such output, or a port that is no tensor.
+        UnknownValue, UnsupportedPort: no such output, or a port that is not a tensor.
     """
     graph = program.graph or Subgraph()
     kept = _kept_outputs(graph, outputs, module)

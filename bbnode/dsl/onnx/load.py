@@ -1,9 +1,9 @@
-"""Reading an ONNX model, whatever exported it, into one plain graph.
+"""The loader of ONNX models, from any exporter, as one plain graph.
 
-Rule: the program that leaves this file passed ONNX's own checker, holds all of its tensors and
-the types that ONNX infers, has no local functions, and no ops but those of `ai.onnx` and
-`ai.onnx.ml`, at the opsets that programs are recorded in. The caller's model is copied, never
-changed; behind this file there is no protobuf.
+Rule: a loaded program has passed ONNX's own checker, holds all of its tensors and the types that
+ONNX infers, has no local functions, and only ops of `ai.onnx` and `ai.onnx.ml`, at the opsets that
+programs are recorded in. The caller's model is copied, never changed; no protobuf objects leave
+this file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_GRAPH_DEPTH = 24
 # The last version before tree ensembles got a new op; ONNX Runtime runs it as well as older ones.
 ML_OPSET_VERSION = 4
 
-# Everything that ONNX's C++ parts raise for a model that they do not like.
+# Everything that ONNX's C++ parts raise for a model that they refuse.
 ONNX_FAILURES = (
     onnx.checker.ValidationError,
     onnx.shape_inference.InferenceError,
@@ -115,7 +115,7 @@ def _read(source: ModelSource, module: str) -> tuple[ModelProto, Path | None]:
         try:
             size = path.stat().st_size
             if not path.is_file():  # a device has no size, and may have no end
-                raise BrokenModel(f"{path.name!r} is no file; give an ONNX file", module)
+                raise BrokenModel(f"{path.name!r} is not a file; give an ONNX file", module)
             if size > MAX_MODEL_BYTES:
                 raise _too_large(f"{size} bytes", module)
             model = parse_model(path.read_bytes())
@@ -127,7 +127,7 @@ def _read(source: ModelSource, module: str) -> tuple[ModelProto, Path | None]:
             ) from error
         except DecodeError as error:
             raise BrokenModel(
-                f"{path.name!r} is no ONNX model, or only a part of one ({first_line(error)}); "
+                f"{path.name!r} is not an ONNX model, or only a part of one ({first_line(error)}); "
                 "export or download it again",
                 module,
             ) from error
@@ -137,7 +137,7 @@ def _read(source: ModelSource, module: str) -> tuple[ModelProto, Path | None]:
             f"{source!r:.60} is neither the path of an ONNX file nor an onnx.ModelProto", module
         )
     if not model.HasField("graph") or not model.ir_version:
-        raise BrokenModel("there is no graph in it: it is no ONNX model", module)
+        raise BrokenModel("there is no graph in it: it is not an ONNX model", module)
     if not model.graph.output:
         raise BrokenModel(
             f"its graph {model.graph.name!r} has no outputs; what bbnode compiled or recorded is "
@@ -158,8 +158,8 @@ def _too_large(what: str, module: str) -> ModelTooLarge:
 def check_form(model: ModelProto, module: str) -> None:
     """Check that texts are texts and that graphs nest no deeper than `MAX_GRAPH_DEPTH`.
 
-    protobuf takes texts that are no UTF-8 as they are; a later look at such a field would return
-    bytes, or raise a foreign error.
+    protobuf accepts texts that are not UTF-8; reading such a field later would return bytes, or
+    raise an error of another kind.
 
     Raises BrokenModel, NestingTooDeep.
     """
@@ -169,10 +169,10 @@ def check_form(model: ModelProto, module: str) -> None:
         where = str(message.DESCRIPTOR.name)
         if isinstance(message, GraphProto):
             depth += 1
-            if depth > MAX_GRAPH_DEPTH + 1:  # the main graph is in none
+            if depth > MAX_GRAPH_DEPTH + 1:  # the main graph is the first
                 raise NestingTooDeep(
-                    f"an op of it stands in more than {MAX_GRAPH_DEPTH} graphs of If, Loop or "
-                    "Scan, one inside of the other; export the model with fewer",
+                    f"an op is nested in more than {MAX_GRAPH_DEPTH} graphs of If, Loop or Scan; "
+                    "export the model with fewer",
                     module,
                 )
         try:
@@ -187,7 +187,7 @@ def check_form(model: ModelProto, module: str) -> None:
                         raise UnicodeDecodeError("utf-8", b"", 0, 0, where)
         except UnicodeDecodeError as error:
             raise BrokenModel(
-                f"a text in it ({where}) is no UTF-8: it is damaged; export or download it again",
+                f"a text in it ({where}) is not UTF-8: it is damaged; export or download it again",
                 module,
             ) from error
 
@@ -233,7 +233,7 @@ def _load_external(model: ModelProto, folder: Path | None, module: str) -> None:
         return
     if folder is None:
         raise ExternalDataMissing(
-            f"tensor {outside[0].name!r} (and {len(outside) - 1} more) stands in another file, "
+            f"tensor {outside[0].name!r} (and {len(outside) - 1} more) is in another file, "
             "which a ModelProto does not find; give the path of the model, or load it with "
             "onnx.load",
             module,
@@ -279,8 +279,8 @@ def _location(tensor: TensorProto) -> str:
 def check_whole(model: ModelProto) -> None:
     """Run ONNX's own check; raises what it raises.
 
-    It wants a shape of every port, which the format does not and some exporters leave out where
-    they do not know it; so these ports have one while it looks.
+    It requires a shape for every port, unlike the format, and some exporters leave out unknown
+    ones; so these ports get one during the check.
     """
     shapeless = [
         info.type.tensor_type
@@ -319,7 +319,7 @@ def _check_nodes(
                 if attribute.reference and not isinstance(body, Function):
                     raise BrokenModel(
                         f"attribute {name!r} of op {node.op_type} {node.name!r} refers to "
-                        f"{attribute.reference!r} of a function, and it stands in none",
+                        f"{attribute.reference!r} of a function, but the op is in no function",
                         module,
                     )
 
@@ -327,7 +327,7 @@ def _check_nodes(
 def inlined_size(body: Body, functions: Mapping[FunctionKey, Function], module: str) -> int:
     """Return how many ops a body has when all calls of `functions` are inlined.
 
-    Looked at before anything follows a call, since calls in a ring never end and calls of calls
+    It is checked before any call is followed, since recursive calls never end and nested ones
     multiply. Raises NestingTooDeep when functions call each other in a ring.
     """
     sizes: dict[FunctionKey, int] = {}

@@ -1,7 +1,7 @@
 """ONNX models as Modules: a whole one, a part of one, and a pipeline of parts on several peers.
 
-Rule: the file is read and checked when the object is made, so that whatever is wrong with it
-is told where its path stands; recording it never fails for the model's sake. Every op becomes
+Rule: the file is read and checked when the object is made, so that an error in it points at the
+line with its path; recording never fails because of the model. Every op becomes
 one op of the backend slot, in the model's order; weights become `Constant`s just before the
 first op that reads them, so that a backend loads them into its graph once and no call copies
 them. Only names change: they are the recorder's own. A stage of a pipeline receives in one
@@ -35,10 +35,10 @@ DEFAULT_SLOT = "compute"
 
 
 def free_port_names(values: Iterable[str], taken: set[str]) -> dict[str, str]:
-    """Return a name that a port may have for each value, all of them different.
+    """Return a valid and distinct port name for each value.
 
-    Other characters become `_`, a digit in front gets one before it, and what is taken gets a
-    number behind.
+    Other characters become `_`, a leading digit gets `_` before it, and a name that is taken gets a
+    number appended.
     """
     names = {}
     for value in values:
@@ -213,7 +213,7 @@ class OnnxModule(OnnxPart):
         called = check_name("Module name", name or _default_name(source))
         backend = BackendSlot(slot) if isinstance(slot, str) else slot
         if not isinstance(backend, BackendSlot):
-            raise BadArgument(f"slot={slot!r:.60} is no BackendSlot and no name", called)
+            raise BadArgument(f"slot={slot!r:.60} is neither a BackendSlot nor a name", called)
         graph = index_model(load_model(source, called), outputs, called)
         super().__init__(whole(graph), name=called, slot=backend, home=home)
 
@@ -309,22 +309,22 @@ class _Recording(NodeCopier):
         for index in sorted({*part.nodes, *fixed}):
             self._record(self._graph.nodes[index], is_fixed=self._graph.fixed[index])
         for name in part.outputs:
-            # What is made of weights alone comes out when the rest does, and where it does.
+            # A value that is made of weights alone comes out when and where the rest does.
             waits = self._first_input if self._graph.is_fixed_value(name) else None
             self.g.output(output_ports[name], self.value(name, "an output"), after=waits)
 
     def _record(self, node: OpNode, *, is_fixed: bool) -> None:
-        # An op that reads nothing and is no constant draws: it does so once per input.
+        # An op that reads nothing and is not a constant draws at random: once per input.
         waits = None if is_fixed or node.computes_with else self._first_input
         for name in node.computes_with:
-            self.value(name, node.name)  # weights stand outside of the op's scopes
+            self.value(name, node.name)  # weights are outside of the op's scopes
         domain = "" if is_onnx_domain(node.domain) else node.domain
         version = self._graph.opsets.get(domain, keys.ONNX_OPSET_VERSION)
         with self.scopes_of(node):
             self.copy(node, version, slot=self._use, after=waits)
 
     def value(self, name: str, reader: str) -> Output:
-        """Return a value that is there, or a weight, which is recorded now."""
+        """Return a recorded value, or a weight, which is recorded now."""
         tensor = None if name in self.known else self._graph.weights.get(name)
         if tensor is not None:
             kind = types.TENSOR_BY_ELEM.get(tensor.elem_type, types.ANY)

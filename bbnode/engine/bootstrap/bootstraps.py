@@ -1,10 +1,10 @@
 """Bootstraps: executions that prepare components before, or between, others.
 
-Rule: the host asks, nothing starts by itself. A bootstrap has its components to itself: while
-it runs, ops of other executions on them wait in line. Bootstraps that share no component run
-at once, others in the order in which they were asked for, and none overtakes one that it
-shares a component with. A batch is taken whole or not at all. The states of a bootstrap stand
-below as data; QUEUED shows as running.
+Rule: a bootstrap runs only when the host asks for it. It has its components to itself: while it
+runs, ops of other executions on them wait in line. Bootstraps that share no component run at once,
+others in the order in which they were requested, and none overtakes one that it shares a component
+with. A batch is accepted whole or not at all. The table below lists the states of a bootstrap;
+QUEUED is reported as running.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from bbnode.engine.snapshot.codec import (
 from bbnode.engine.snapshot.events import BOOTSTRAP_START
 from bbnode.engine.suspensions import Suspensions, Waiting
 
-# How long a bootstrap waits for others that have its components: ten ops that each use up the
-# compiler's per-hop budget.
+# The longest wait of a bootstrap for others that use its components: ten times the compiler's
+# per-hop budget.
 MAX_TURN_NS = 300_000_000_000
 SLOT_PREFIX = "slot:"  # no name of a Module has a colon
 
@@ -79,7 +79,7 @@ class Move(enum.Enum):
     ENDED = "ended"  # drained, refused, or too late for its turn
 
 
-# (state, move) -> next state; whatever is not here is refused before it happens.
+# (state, move) -> next state; any other move is refused before it happens.
 TRANSITIONS: Mapping[tuple[State, Move], State] = {
     (State.IDLE, Move.ASKED): State.QUEUED,
     (State.IDLE, Move.ASKED_WITHOUT_INPUTS): State.WAITING_FOR_INPUT,
@@ -100,7 +100,7 @@ STATUS = {
 
 @dataclass(slots=True, eq=False)
 class Bootstrap:
-    """One bootstrap of a node, and how it stands."""
+    """One bootstrap of a node, and its state."""
 
     plan: BootstrapPlan
     state: State = State.IDLE
@@ -116,7 +116,7 @@ class Bootstrap:
         return self.state in (State.QUEUED, State.RUNNING)
 
     def move(self, move: Move) -> None:
-        """Go on to the next state."""
+        """Change to the next state."""
         self.state = TRANSITIONS[self.state, move]
 
 
@@ -202,7 +202,7 @@ class Bootstraps:
         return self._stage(requests, waiting=())
 
     def accepted(self, asked: ev.BootstrapAsked) -> None:
-        """Mark that the request is in the ingress: nobody else may ask for the same now."""
+        """Mark the bootstraps of a request as queued, so that they can't be requested again."""
         for start in asked.starts:
             self._all[start.name].move(Move.ASKED)
         for name in asked.waiting:
@@ -272,7 +272,7 @@ class Bootstraps:
     # -- running -----------------------------------------------------------------------------
 
     def take(self, asked: ev.BootstrapAsked) -> None:
-        """Queue what a request of the ingress asks for."""
+        """Queue the bootstraps of a request from the ingress."""
         now_ns = self.clock.now_ns
         for start in asked.starts:
             self._numbers += 1
@@ -285,7 +285,7 @@ class Bootstraps:
             )
 
     def advance(self) -> bool:
-        """End what has drained and start what may start; False when there was nothing to do."""
+        """End what has finished and start what may start; return False if nothing changed."""
         if not self._queue and not self._running:
             return False
         drained = [turn for turn in self._running if turn.frame is None or turn.frame.ended]
@@ -396,7 +396,7 @@ class Bootstraps:
                 for index in turn.bootstrap.plan.touches:
                     self.cells[index].gate = turn.bootstrap
 
-    # -- looking at it -----------------------------------------------------------------------
+    # -- views -------------------------------------------------------------------------------
 
     def status(self, name: str | None) -> BootstrapStatus:
         """Return the status of one bootstrap (`slot:<slot>`: a component's), or of the node."""

@@ -38,8 +38,8 @@ class BootstrapPlan:
 class All:
     """Every bootstrap: those of components, then those of Modules, in the order of install.
 
-    One that another one calls runs with that one; one that needs inputs waits for them. A host
-    may take the two in turn: components before it has peers, Modules when it has a network.
+    One that another one calls runs with that one; one that needs inputs waits for them. A host may
+    run components first, before it has peers, and Modules once it has a network.
     """
 
     components: bool = True

@@ -1,12 +1,11 @@
-"""Messages between components of different peers, and what components hear of themselves.
+"""The messenger: messages between components of different peers, their answers, and timers.
 
-Rule: what comes for a component (an inbound op, an answer, a timer) is an execution of one op, by
-the rules of all ops: one at a time on a component, in the order of coming, with a deadline, and a
-failure is a step. What a component asks for (sends, timers) is done when its method has returned.
-Payloads are the component's own; the fill says type hash 0. An answer goes back to the suffix that
-was asked, under the request's id, and is taken only if somebody waits for it. A timer that is due
-while its component works is set again a little later, so that a protocol never loses its heartbeat
-to a long op.
+Rule: an inbound op, an answer or a timer of a component is an execution of one op, by the rules of
+all ops: one at a time per component, in order of arrival, with a deadline, and a failure is a step.
+Sends and timers that a method asks for are carried out when it has returned. The component defines
+the payload; the fill has type hash 0. An answer goes to the suffix of the request, under its id,
+and is accepted only while the request is open. A timer that is due while its component is busy is
+set again a little later, so that a protocol never loses its heartbeat to a long op.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ from bbnode.ir.envelope import CorrelationKind, SlotFill, WireEnvelope
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import TRIGGER, Value
 
-# The time after which a timer comes back that found its component at work: well below what any
-# protocol calls late, and rare enough to cost nothing.
+# The delay of a timer whose component is busy: well below what any protocol calls late, and rare
+# enough to cost nothing.
 RETRY_NS = 100_000_000
 
 _KIND_SUFFIX = {
@@ -169,7 +168,7 @@ class ComponentMessenger:
     # -- receiving --------------------------------------------------------------------------
 
     def receive(self, event: InboundBytes, envelope: WireEnvelope, index: int) -> bool:
-        """Take a fill for a component; False when its suffix names none."""
+        """Accept a fill for a component; return False if its suffix names no component."""
         fill = envelope.fills[index]
         where = parse_component_suffix(fill.dest_suffix)
         if where is None:
@@ -200,7 +199,7 @@ class ComponentMessenger:
         return True
 
     def _denied(self, peer: PeerId, wire_req_id: int, suffix: bytes) -> str | None:
-        """Return the reason of the first receive gate that denies; they are those of a Recv."""
+        """Return the reason of the first gate that denies; the gates are those of a Recv."""
         if self.dedup.record(peer, wire_req_id, self._sites[suffix]):
             return "duplicate"
         reason = self.neighbours.governor.check_inbound(peer)
@@ -235,7 +234,6 @@ class ComponentMessenger:
         envelope: WireEnvelope,
         index: int,
     ) -> None:
-        """Start the execution of something that came on the wire."""
         at = plan.component
         if at is not None and self.executor.under_way[at] >= MAX_UNDER_WAY:
             detail = f"{MAX_UNDER_WAY} calls of slot {self.cells[at].slot!r} are under way"
@@ -271,7 +269,7 @@ class ComponentMessenger:
             self._unanswered(call)
 
     def send_failed(self, envelope: int, peer: PeerId, reason: str) -> None:
-        """Tell a component that its request did not come to a peer, and will have no answer."""
+        """Tell a component that its request could not be sent, and will have no answer."""
         call = self.calls.send_failed(envelope, peer)
         if call is not None:
             slot = self.cells[call.cell_at].slot
@@ -282,7 +280,7 @@ class ComponentMessenger:
         self.reports.counts["calls.unanswered"] += 1
         plan = self._hooks[call.cell_at].on_no_answer
         if plan is not None and not self._start(plan, (call.tag, call.peer)):
-            # It is told all the same: the call is open again until the component can listen.
+            # The component is busy: the call stays open until it can be told.
             self.calls.open(
                 call.wire_req_id,
                 cell_at=call.cell_at,
@@ -294,7 +292,7 @@ class ComponentMessenger:
             )
 
     def _start(self, plan: EntryPlan, values: Sequence[Value]) -> bool:
-        """Start an execution of a component's own; False when it can't take it now."""
+        """Start an execution of a component's method; return False if it is busy."""
         cell = self.cells[plan.component or 0]
         if cell.busy or cell.gate is not None or self.executor.is_full:
             return False
@@ -336,7 +334,7 @@ class ComponentMessenger:
                 peer=message.peer,
                 suffix=message.suffix,
                 opened_ns=now_ns,
-                # A peer that can't be reached will not answer: the component hears of it at once.
+                # An unreachable peer will not answer, so the component is told at once.
                 until_ns=now_ns + (message.deadline_ns if found else 0),
             )
         self.outbound.queue(

@@ -1,9 +1,9 @@
 """Calls and timers of components that are pending.
 
 Rule: a call ends once: by its answer, by its deadline, or when it could not be sent. An answer
-counts only when it comes from the peer that was asked, and for the op that was asked; one that
-comes late, twice or from somebody else is told apart and dropped. A timer is named by (component,
-key), and setting one again replaces it. Both are armed with the node's scheduler.
+counts only if it comes from the peer and for the op that were asked; late, duplicate and foreign
+answers are distinguished and dropped. A timer is named by (component, key), and setting one again
+replaces it. Both are armed with the node's scheduler.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bbnode.ir.peer import PeerId
 class PendingCall:
     """One request: of the component `cell_at`, to the op at `suffix` of `peer`.
 
-    `tag` is the component's own; `envelope` is the tag of what it went out in, once it has.
+    `tag` is the component's own; `envelope` is the tag of its envelope, once it was sent.
     """
 
     wire_req_id: int
@@ -83,7 +83,7 @@ class PendingCalls:
         self._add(PendingCall(wire_req_id=wire_req_id, timer=timer, **fields))
 
     def answer(self, wire_req_id: int, peer: PeerId, suffix: bytes) -> PendingCall | ResponseStatus:
-        """Return the call that an answer ends, or why it ends none."""
+        """Return the call that an answer ends, or the reason to drop the answer."""
         call = self._open.get(wire_req_id)
         if call is None:
             return ResponseStatus.LATE if wire_req_id in self._ended else ResponseStatus.UNKNOWN
@@ -93,14 +93,14 @@ class PendingCalls:
         return call
 
     def sent(self, wire_req_id: int, envelope: int) -> None:
-        """Note the envelope in which a call, if it is open, has gone out."""
+        """Record the envelope of a call, if the call is open."""
         call = self._open.get(wire_req_id)
         if call is not None:
             call.envelope = envelope
             self._of_envelope[envelope] = call
 
     def send_failed(self, envelope: int, peer: PeerId) -> PendingCall | None:
-        """End the call whose envelope did not come to a peer; returns it, or None."""
+        """End the call whose envelope could not be sent; return it, or None."""
         call = self._of_envelope.get(envelope)
         if call is None or call.peer != peer:
             return None

@@ -1,9 +1,9 @@
 """The address book: where peers can be reached.
 
-Rule: an entry is an ordered, deduplicated list of addresses with a reference count. Unknown
-and empty are both "cannot route". Addresses that were only claimed or observed give their
-entry no reference, and it gives way, oldest first, when the book is full; what the program or the
-host added stays until it is dropped. A node's own addresses are the entry under its own id.
+Rule: an entry is an ordered list of distinct addresses with a reference count. A peer without an
+address cannot be routed. An entry of addresses that were only claimed or observed has no reference,
+and such entries are dropped, oldest first, when the book is full; an entry that the program or the
+host added stays until they drop it. A node's own addresses are the entry under its own id.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class AddressBook:
             del self._entries[peer]
 
     def register_address(self, peer: PeerId, address: Multiaddr) -> None:
-        """Append an address; AddressBookFull when there is no room."""
+        """Append an address; raises AddressBookFull."""
         _append(peer, self._entry(peer), address)
 
     def forget_address(self, peer: PeerId, address: Multiaddr) -> None:
@@ -133,7 +133,7 @@ class AddressBook:
     def is_unchanged(
         self, peer: PeerId, claimed: tuple[bytes, ...], observed: Multiaddr | None
     ) -> bool:
-        """Return True if claim and observation are the last ones, as of nearly every envelope."""
+        """Return True if claim and observation are the last ones, as for nearly every envelope."""
         entry = self._entries.get(peer)
         return entry is not None and entry.claimed == claimed and observed is entry.observed
 
@@ -155,7 +155,7 @@ class AddressBook:
         return refused
 
     def observe(self, peer: PeerId, address: Multiaddr) -> bool:
-        """Add the address that an envelope came from; False when there is no room."""
+        """Add the address that an envelope came from; return False if there is no room."""
         entry = self._entries.get(peer)
         if entry is not None and address is entry.observed:
             return True

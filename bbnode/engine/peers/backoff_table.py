@@ -1,4 +1,4 @@
-"""Backoff: the time at which a peer that failed may be tried again.
+"""Backoff: when a peer that failed may be tried again.
 
 Rule: the state of a peer is untracked, or (attempts, next_retry). A failure adds an attempt
 and waits 10 ms x 2^(attempts-1), at most 60 s; a success forgets the peer.

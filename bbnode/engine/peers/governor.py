@@ -1,7 +1,7 @@
 """The governor of peers: block list, allow list, and health.
 
-Rule: health is a state machine over (HEALTHY, SHAKY, DOWN) that stands below as data; five
-failures in a row are down, one success is healthy. What is denied has a stable reason label.
+Rule: health is a state machine over (HEALTHY, SHAKY, DOWN), given by the table below: five failures
+in a row lead to DOWN, one success to HEALTHY. A denial has a stable reason label.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Health(enum.Enum):
     """The health of a peer."""
 
     HEALTHY = "healthy"
-    SHAKY = "shaky"  # it failed, not often enough in a row to be down
+    SHAKY = "shaky"  # it failed, but not often enough in a row to be down
     DOWN = "down"
 
 
@@ -47,7 +47,7 @@ class Outcome(enum.Enum):
 
 
 class Change(enum.Enum):
-    """A change that a host is told of."""
+    """A change that is reported to the host."""
 
     WENT_DOWN = "went_down"
     CAME_UP = "came_up"
@@ -93,7 +93,7 @@ class PeerGovernor:
         self._records: OrderedDict[PeerId, _PeerHealth] = OrderedDict()
         self._blocked: set[PeerId] = set()
         self._allowed: frozenset[PeerId] | None = None
-        self._down = 0  # peers in DOWN, so that the common question has a quick answer
+        self._down = 0  # the number of peers in DOWN, for a quick `any_down`
 
     def block(self, peer: PeerId) -> None:
         """Deny a peer."""
@@ -104,11 +104,11 @@ class PeerGovernor:
         self._blocked.discard(peer)
 
     def allow_only(self, peers: Iterable[PeerId] | None) -> None:
-        """Deny everyone but these; None lifts it."""
+        """Deny all peers but these; None lifts this."""
         self._allowed = None if peers is None else frozenset(peers)
 
     def check_inbound(self, peer: PeerId) -> BlockReason | None:
-        """Return why nothing may come from a peer, or None."""
+        """Return the reason to refuse messages from a peer, or None."""
         # A PeerId is hashed in Python; most nodes block nobody.
         if self._blocked and peer in self._blocked:
             return BlockReason.BLOCKLISTED
@@ -119,7 +119,7 @@ class PeerGovernor:
     def check_outbound(
         self, peer: PeerId, backoff: BackoffTable, now_ns: int
     ) -> BlockReason | None:
-        """Return why nothing may go to a peer now, or None."""
+        """Return the reason not to send to a peer now, or None."""
         reason = self.check_inbound(peer)
         if reason is None and not backoff.should_retry(peer, now_ns):
             return BlockReason.COOLDOWN
@@ -135,7 +135,7 @@ class PeerGovernor:
         return self._down > 0
 
     def record_success(self, peer: PeerId) -> Change | None:
-        """Note that a peer did what it should; CAME_UP when it was down."""
+        """Record a success of a peer; return CAME_UP if it was down."""
         record = self._records.pop(peer, None)
         if record is None:
             return None
@@ -144,7 +144,7 @@ class PeerGovernor:
         return change
 
     def record_failure(self, peer: PeerId) -> Change | None:
-        """Note that a peer failed; WENT_DOWN when that was once too often."""
+        """Record a failure of a peer; return WENT_DOWN if that was one too many."""
         record = self._records.pop(peer, None) or _PeerHealth()
         record.failures += 1
         last = record.failures >= self._threshold

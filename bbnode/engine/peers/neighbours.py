@@ -1,10 +1,9 @@
-"""Other peers: their connections, and all tables about them.
+"""The neighbours of a node: connections to other peers, and all tables about them.
 
-Rule: a connection clears a peer's record; a failed send and an envelope that can't be read are
-failures (a bad fill is not: its siblings in the same envelope must not suffer); an answer that
-was waited for is a success. Anything else that a peer sends is neither, or a flood would buy
-itself out of its cooldown. A peer that is down can be chosen again once its cooldown is over:
-otherwise nobody would ever find out that it is back.
+Rule: a new connection clears a peer's record. A failed send and an unreadable envelope are failures
+(a bad fill is not, because other fills of the envelope may be fine); an expected answer is a
+success. Anything else that a peer sends is neither, or flooding would end its cooldown. A peer that
+is down can be chosen again after its cooldown: otherwise nobody would notice that it is back.
 """
 
 from __future__ import annotations
@@ -145,12 +144,12 @@ class Neighbours:
     def connected(
         self, peer: PeerId, classes: Sequence[str], addresses: Sequence[Multiaddr]
     ) -> list[steps.Step]:
-        """Note a connection with a peer."""
+        """Handle a connection with a peer."""
         for address in addresses:
             try:
                 self.book.register_address(peer, address)
             except (AddressBookFull, InvalidOperand):
-                break  # the connection itself is enough to reach it
+                break  # the book is full, but the connection is enough to reach it
         self.backoff.record_success(peer)
         self.governor.record_success(peer)
         changed = self.peers.connect(peer, classes)
@@ -158,13 +157,13 @@ class Neighbours:
         return [steps.PeerUp(peer=peer, classes=tuple(classes))] if changed else []
 
     def disconnected(self, peer: PeerId, reason: str) -> list[steps.Step]:
-        """Note that the last connection with a peer is gone."""
+        """Handle the loss of the last connection with a peer."""
         if not self.peers.disconnect(peer):
             return []
         return [steps.PeerDown(peer=peer, reason=reason)]
 
     def failed(self, peer: PeerId, reason: str, now_ns: int) -> list[steps.Step]:
-        """Note a failure of a peer."""
+        """Handle a failure of a peer."""
         self.backoff.record_failure(peer, now_ns)
         change = self.governor.record_failure(peer)
         self.peers.invalidate()
@@ -173,7 +172,7 @@ class Neighbours:
         return []
 
     def succeeded(self, peer: PeerId) -> list[steps.Step]:
-        """Note that a peer did what was waited for."""
+        """Handle a success of a peer."""
         self.backoff.record_success(peer)
         if self.governor.record_success(peer) is Change.CAME_UP and peer in self.peers:
             self.peers.invalidate()

@@ -2,8 +2,8 @@
 
 Rule: an edge is the site that a request goes to. Each answer that is taken is one sample; the
 estimate is that of Jacobson and Karels as RFC 6298 (sections 2.2 to 2.4) gives it, in integer
-nanoseconds, so that it is the same on every machine. What a peer reports of edges further down
-stands until this node measures the edge itself. The table is bounded: reported edges go first,
+nanoseconds, so that it is the same on every machine. A peer's report of an edge further down counts
+until this node measures the edge itself. The table is bounded: reported edges are dropped first,
 then those that were measured longest ago.
 """
 
@@ -61,12 +61,12 @@ class RoundTrips:
         return list(self._edges.values())
 
     def estimate_ns(self, site: int) -> int:
-        """Return the time that a send to a site should be given; 0 when nothing is known of it."""
+        """Return the time to allow for a send to a site; 0 if nothing is known about it."""
         edge = self._edges.get(site)
         return 0 if edge is None else edge.estimate_ns
 
     def sample(self, site: int, took_ns: int) -> None:
-        """Add a sample: an answer came `took_ns` after its request. Site 0 is no edge."""
+        """Add the sample of an answer that came `took_ns` after its request; ignores site 0."""
         if not site:
             return
         took_ns = max(took_ns, 0)
@@ -83,9 +83,9 @@ class RoundTrips:
         self._put(RoundTrip(site=site, srtt_ns=srtt_ns, rttvar_ns=rttvar_ns, samples=samples + 1))
 
     def learn(self, reports: Iterable[EdgeRttReport]) -> None:
-        """Add what a peer that answered reports of edges further down.
+        """Add the reports of an answering peer about edges further down.
 
-        It is a claim: what this node measured itself stands, and numbers are held within bounds.
+        They are only claims: own measurements take precedence, and numbers are clamped.
         """
         for report in reports:
             known = self._edges.get(report.site)
@@ -120,7 +120,7 @@ class RoundTrips:
         self._reports = None
 
     def _forget_reported(self) -> bool:
-        """Drop the reported edge that changed longest ago; False when there is none."""
+        """Drop the reported edge that changed longest ago; return False if there is none."""
         for site, known in self._edges.items():
             if not known.samples:
                 del self._edges[site]

@@ -33,7 +33,7 @@ _FIRST_OF = {
 
 @dataclass(slots=True, kw_only=True)
 class FlatOp:
-    """One op with names of values that are unique in the target; "" is an absent input."""
+    """One op, with value names that are unique in the target; "" is an absent input."""
 
     position: int
     name: str
@@ -175,8 +175,8 @@ class _Flattener:
         enter = self._add(
             inner + OP_ENTER, OP_ENTER, node, given, (*names.values(), entered), after
         )
-        # A result that is made inside goes by the caller's name; one that is handed through
-        # (an argument, or listed twice) needs an op of its own to be copied by.
+        # A result that is made inside gets the caller's name; one that is handed through (an
+        # argument, or listed twice) needs an op that copies it.
         copies: list[tuple[str, str]] = []
         for formal, outer in zip(callee.outputs, outputs, strict=False):
             if outer and names.setdefault(formal, outer) != outer:

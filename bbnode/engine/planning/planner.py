@@ -1,9 +1,9 @@
 """From slices to entry plans: numbers instead of names.
 
 Rule: every value of a slice gets an index, constants become part of the template, and every
-op its binder's `fire`. Constants that wait for nothing are not ops at all. An output of the
-target is shown to the application by an op of its own (`Surface`), so that showing it costs
-nothing where it is not asked for.
+op its binder's `fire`. Constants that wait for nothing are not ops at all. A separate op
+(`Surface`) hands each output of the target to the application, so that outputs cost nothing in
+entries without them.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Planner:
         return made
 
     def _binder(self, op: FlatOp) -> Callable[[OpBuild], Fire] | None:
-        """Return what makes the `fire` of an op; None when nothing here can run it."""
+        """Return the binder that makes the `fire` of an op; None if nothing here can run it."""
         binder = binder_of(op.domain, op.op_type)
         if binder is not None:
             return binder
@@ -285,9 +285,9 @@ class Planner:
         return self._graph_at[key]
 
     def store_plan(self) -> StorePlan:
-        """Return what all targets keep between executions.
+        """Return the plan of what all targets keep between executions.
 
-        A semaphore that nothing here acquires has no unit: releasing it fails.
+        A semaphore that no op here acquires has no units, so releasing it fails.
         """
         return StorePlan(
             semaphores=tuple(

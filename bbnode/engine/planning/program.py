@@ -1,11 +1,11 @@
-"""Plans of programs: what install makes of an artifact before any node is there.
+"""Plans of programs, which install makes from an artifact before there is a node.
 
 Rule: a plan is a pure function of (artifact, targets) and immutable; nodes that run the
 same artifact may share one. Nothing in it is looked up by name while running: values, slots
 and graphs are integers, sites are the bytes that arrive on the wire.
 
-Bindings stand in the model's metadata, settings of components in the functions that use a slot.
-Targets that are installed together share a slot of the same name, and have to agree on it.
+Bindings are in the model's metadata, settings of components in the functions that use a slot.
+Targets that are installed together share slots by name, and have to agree on them.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
             library[function.key] = function
     slots = _find_bindings(program.metadata, mains, library)
     for slot in slots:
-        # A protocol's ops are known once the module of its component is imported. What is not
-        # installed here, `install` tells, all of it at once.
+        # A protocol's ops are known once the module of its component is imported. `install` reports
+        # all components that are not installed.
         with contextlib.suppress(UnknownComponentType):
             component_class(slot.binding.type_name)
     planner = Planner(
@@ -160,9 +160,9 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
 
 
 def _digest(model: ModelProto | Program, program: Program, mains: Iterable[Function]) -> bytes:
-    """Return what snapshots and records are checked against: of the artifact, and its targets.
+    """Return the digest of artifact and targets, for checks of snapshots and records.
 
-    A sealed model says its own digest; it was compared with it when the model was read.
+    The seal of a model is its digest, which was verified when the model was read.
     """
     sealed = program.metadata.get(keys.SEAL_KEY)
     if sealed:
@@ -290,7 +290,7 @@ def _agree(slot: str, given: list[tuple[str, Binding, bytes]]) -> SlotPlan:
 
 def _stored_configs(main: Function, library: Mapping[FunctionKey, Function]) -> dict[str, bytes]:
     """Return the settings of concrete slots, of the main and of all that it calls."""
-    # A slot that only a bootstrap uses stands there; one name is one slot in all of the model.
+    # Bootstraps too, as they may use slots of their own; one name is one slot in all of the model.
     bootstraps = [f for f in library.values() if keys.MODULE_PHASE_KEY in f.metadata]
     configs: dict[str, bytes] = {}
     for function in (main, *_called([*bootstraps, main], library), *bootstraps):
@@ -324,9 +324,9 @@ def _plan_bootstraps(
 ) -> list[BootstrapPlan]:
     """Return the bootstraps of a node that plays `mains`, in the order of these.
 
-    A bootstrap belongs to a node when all slots that it uses, through all of its calls, are bound
-    there; one that uses none, when its home class is installed there, or is none of `classes`,
-    those of all targets. It is one execution, which a host starts.
+    A bootstrap belongs to a node if all slots that it uses, through all of its calls, are bound
+    there. One without slots belongs to the nodes of its home class, or to all nodes if `classes`,
+    those of all targets, lack that class. It is one execution, which a host starts.
     """
     homes = [class_of(main) for main in mains]
     found: list[tuple[int, BootstrapPlan]] = []

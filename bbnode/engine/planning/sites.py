@@ -1,8 +1,8 @@
-"""Where fills land: the sites of installed Recvs, and what the artifact says of them.
+"""The sites of installed Recvs, where fills arrive, as the artifact describes them.
 
-Rule: a site says, before a payload is decoded, what may come and from whom: from a peer of a
-class that sends there in the program, and from this node itself. A fill without a payload is
-taken only where nothing behind the site reads the payload as more than a trigger.
+Rule: a site defines, before a payload is decoded, its type and its senders: this node, and peers of
+a class that sends there in the program. A fill without a payload is accepted only if every op
+behind the site uses the payload as a trigger.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bbnode.ir.graph import Function, ValueType, is_wire
 from bbnode.ir.opset import lookup_op
 from bbnode.ir.types import TypeNode
 
-# Ops that hand their payload through; what counts is who reads it behind them.
+# Ops that pass their payload on; what counts are the ops behind them.
 _TRANSPARENT = keys.GATE_OPS | {keys.OP_DEADLINE_CHECK, "PassThrough"}
 
 
@@ -28,7 +28,7 @@ class RecvSite:
 
     site: int
     name: str
-    senders: frozenset[str]  # classes, of which a peer that sends here plays one
+    senders: frozenset[str]  # a peer that sends here has to play one of these classes
     plan: EntryPlan
     is_request: bool
     declared: TypeNode | None  # what the payload is, or descends from; None: anything
@@ -44,8 +44,8 @@ class ResponseSite:
     site: int
     name: str
     senders: frozenset[str]  # classes that are asked
-    # What the program answers with, or what that descends from, of each op that answers. Empty
-    # where the artifact does not say: anything.
+    # The types (or ancestors of them) with which the program's ops answer; empty for anything, if
+    # the artifact does not say.
     answers: tuple[TypeNode, ...] = ()
 
 
@@ -103,8 +103,8 @@ def recv_site(
 def answer_types(functions: Iterable[Function]) -> dict[bytes, tuple[TypeNode, ...]]:
     """Return the types with which a program answers, by suffix of the site where answers come in.
 
-    They stand with the ops that answer, in the targets of other classes. A site to which one
-    answers with anything is left out.
+    They are on the answering ops, in the targets of other classes. A site that accepts any answer
+    is left out.
     """
     found: dict[bytes, dict[TypeNode, None]] = {}
     for function in functions:
@@ -125,7 +125,7 @@ def sender_classes(build: OpBuild) -> frozenset[str]:
     text = build.node.metadata.get(keys.SENDER_CLASS_KEY) or ""
     classes = frozenset(name for name in text.split(",") if name)
     if not classes:
-        # Taking from anybody instead would let a stranger run what only the server may.
+        # Accepting anybody instead would let strangers run what only the server may.
         raise build.wrong(
             f"has no {keys.SENDER_CLASS_KEY}, so that nobody may send to it; compile the program "
             "with this version of bbnode"

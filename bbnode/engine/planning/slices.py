@@ -125,7 +125,6 @@ class _Cutter:
         return mine
 
     def _add_needed(self, position: int, mine: set[int]) -> None:
-        """Add the seedless ops that an op needs, transitively."""
         stack = [position]
         while stack:
             for name in self._needs[stack.pop()]:

@@ -1,10 +1,10 @@
-"""The record of a node's life: all that came in, poll by poll, so that it can be run again.
+"""The record of a node's life: all its input, poll by poll, for a replay.
 
-Rule: a record is framed bytes handed to a sink, one frame at a time, in the order in which the
-node worked: a head (what was installed), then restores, calls and polls. A poll's frame holds its
-time, the events and completions that it took (whatever thread brought them), the numbers that
-it gave to executions, and a digest of its steps. Each frame stands by itself. A sink that
-raises ends the record, and nothing else.
+Rule: a record is framed bytes for a sink, one frame at a time, in the order in which the node
+worked: a head (what was installed), then restores, calls and polls. A poll's frame holds its time,
+the events and completions that it took (from any thread), the numbers that it gave to executions,
+and a digest of its steps. Each frame can be read by itself. If the sink raises, only the record
+ends.
 
 Frame: u32 length, u32 CRC-32 of the body (both little-endian), body (msgpack).
 """
@@ -35,7 +35,7 @@ from bbnode.ir.peer import PeerId
 from bbnode.ir.values import type_of
 
 RECORD_VERSION = 2
-DIGEST_BYTES = 16  # of an honest log: only to tell difference from sameness
+DIGEST_BYTES = 16  # no defence against forgery: it only shows differences
 FRAME_HEAD = struct.Struct("<II")
 
 Sink: TypeAlias = Callable[[bytes], object]
@@ -78,7 +78,7 @@ class Recorder:
     # -- between polls -----------------------------------------------------------------------
 
     def called(self, method: str, *arguments: Any) -> None:
-        """Record a call on the polling thread that works at once; `arguments` are plain data."""
+        """Record a call that takes effect at once, on the polling thread, with plain arguments."""
         self._write({"kind": "call", "method": method, "arguments": list(arguments)})
 
     def restored(self, data: bytes, now_ns: int | None, *, same_life: bool) -> None:
@@ -123,7 +123,7 @@ class Recorder:
         self._write(self._poll)
 
     def _next_execution(self) -> int:
-        """Return the next number of the node itself; other threads get numbers meanwhile."""
+        """Return the next number for the node itself; other threads may take numbers meanwhile."""
         number = self._rt.executor.executions()
         if self._numbers and sum(self._numbers[-1]) == number:
             self._numbers[-1][1] += 1
@@ -160,8 +160,8 @@ def steps_digest(made: Sequence[steps.Step]) -> bytes:
 def plain_step(step: steps.Step) -> list[Any]:
     """Return a step as [class, [field, value]…]; equal steps give equal data on every machine.
 
-    The function of a RunTask is left out: it means something inside of one process only. A value
-    that no codec knows counts by its type.
+    The function of a RunTask is left out, as it has a meaning in one process only. A value without
+    a codec is represented by its type.
     """
     if isinstance(step, steps.SendEnvelope):
         addresses = [bytes(address.to_bytes()) for address in step.addresses]

@@ -1,9 +1,9 @@
-"""Replay of a record: the same node, fed with what it was fed, step by step.
+"""Replay of a record: the same node with the same input, poll by poll.
 
-Rule: what comes in stands in the record and nothing comes from anywhere else: what the replayed
-node or its components put into the ingress is dropped. Methods that were handed out run again
-when their results come, for what they do to their component; their results are the record's.
-A component that is not deterministic shows as a poll whose steps differ.
+Rule: all input comes from the record; what the replayed node or its components put into the ingress
+is dropped. Offloaded methods run again when their results are due, for their effect on their
+component; their results are the recorded ones. A component that is not deterministic shows as a
+poll whose steps differ.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RecordReader:
         self.torn = ""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the whole frames, in order. Raises RecordRefused for what is no record at all."""
+        """Yield the whole frames, in order; raises RecordRefused if the file is not a record."""
         number = 0
         while True:
             head = self._read(FRAME_HEAD.size)
@@ -91,10 +91,10 @@ def _parse(body: bytes, number: int) -> dict[str, Any]:
 
 
 class Replay:
-    """A node that lives a recorded life again."""
+    """A node that is fed from a record."""
 
     def __init__(self, head: Mapping[str, Any], model: onnx.ModelProto | None = None) -> None:
-        """Install what the head says; `model` where the record does not hold it.
+        """Install what the head names; `model` if the record does not hold it.
 
         Raises RecordRefused, and what `install` raises.
         """
@@ -123,7 +123,7 @@ class Replay:
         self._polls = 0
 
     def feed(self, entry: Mapping[str, Any]) -> Replayed | None:
-        """Do what one frame says; returns, of a poll, its outcome. Raises RecordRefused."""
+        """Apply one frame; return the outcome if it is a poll. Raises RecordRefused."""
         try:
             if entry["kind"] == "poll":
                 return self._poll(entry)
@@ -142,7 +142,7 @@ class Replay:
         for completed in self._fill_ingress(entry):
             task = self._tasks.pop(completed.token, None)
             if task is not None:
-                # Whatever it raised then stands in the record.
+                # The record has what it raised then.
                 with contextlib.suppress(Exception):
                     task.fn()
         made = node.poll(entry["now_ns"])
@@ -161,7 +161,7 @@ class Replay:
         rt = self.node.runtime
         for event in rt.ingress.waiting()[0]:
             if isinstance(event, ev.InboundBytes):
-                event.charge.release()  # what it sent to itself stands in the record as well
+                event.charge.release()  # its sends to itself are in the record as well
         reader = rt.reader(entry["lists"])
         events = [load_event(row, reader) for row in entry["events"]]
         completions = [load_completed(row, reader) for row in entry.get("completions", ())]
@@ -173,7 +173,7 @@ class Replay:
             rt.ingress.close()
         numbers = (first + n for first, count in entry["numbers"] for n in range(count))
         executor = rt.executor
-        # A node that starts more than it did then goes on with numbers of its own.
+        # If the node starts more executions than in the record, it numbers them itself.
         executor.next_execution = lambda: next(numbers, 0) or executor.executions()
         return completions
 

@@ -1,9 +1,9 @@
 """References between tables inside a snapshot, and rows of dataclasses.
 
-Rule: what several tables share stands once in a list of its own, and a reference is its number
-there; what the program says (plans, ops, slots) is referred to by its place in the program.
-Saving walks each value once, however many frames hold it. This module knows no table: each table
-saves and loads itself with what is here.
+Rule: objects that several tables share are stored once, in lists, and a reference is a number in
+such a list; parts of the program (plans, ops, slots) are referred to by their place in the program.
+Saving visits each value once, however many frames hold it. This module knows no tables: each table
+saves and loads itself with its helpers.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class SnapshotWriter:
         return number
 
     def frame(self, frame: Frame) -> int:
-        """Return the number of an execution; one that has ended is remembered as such."""
+        """Return the number of an execution, under way or ended."""
         if frame.ended:
             self._ended[frame.execution] = frame
         return frame.execution
@@ -118,7 +118,7 @@ class SnapshotWriter:
             try:
                 return [self.value(result)]
             except SnapshotFailed as reason:
-                error = reason  # it is no value: the op would have failed with it as well
+                error = reason  # not a value: the op would have failed with it as well
         return list(describe(error))
 
     def lists(self) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def armed(plain: Any, reader: SnapshotReader) -> Timer:
     """Load a timer that has to be there; ValueError where it is not armed."""
     timer = reader.timer(plain)
     if timer is None:
-        raise ValueError("a timer is not armed that something waits for")
+        raise ValueError("a timer that something waits for is not armed")
     return timer
 
 

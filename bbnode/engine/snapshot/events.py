@@ -1,6 +1,6 @@
-"""Events that wait in the ingress, as plain data: of a snapshot, and of a record of a node's life.
+"""Events of the ingress as plain data, for snapshots and for records.
 
-Rule: one row per event class, by a name that stays; charges are taken anew when it is loaded.
+Rule: one row per event class, by a stable name; charges are taken again when it is loaded.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def load_completed(plain: list[Any], reader: SnapshotReader) -> ev.Completed:
 class IngressTable:
     """The events and completions that wait in a node's ingress.
 
-    It is looked at once, when the table is made: other threads go on, and a task that returns
-    meanwhile must not be here as returned and at its component as under way.
+    They are read once, when the table is made: other threads keep running, and a task that returns
+    meanwhile must not be both completed here and under way at its component.
     """
 
     def __init__(self, ingress: ev.Ingress) -> None:

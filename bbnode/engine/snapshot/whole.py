@@ -1,7 +1,7 @@
-"""The whole snapshot: sealed bytes around the state of all tables and components.
+"""The whole snapshot: the state of all tables and components, with a checksum.
 
-Rule: everything is checked before anything is loaded, but for what tables and components find in
-their own parts: after SnapshotRefused the node is to be installed anew.
+Rule: everything is checked before anything is loaded, except for the contents of tables and
+components; so after SnapshotRefused the node has to be installed again.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _LONG_INT = "\0int"
 def _collector_paused() -> Iterator[None]:
     """Pause garbage collection.
 
-    Making a hundred thousand rows at once makes Python look through all objects of the
-    process for cycles, several times over; there are none in what is made here.
+    Creating a hundred thousand rows would make Python search all objects of the process for cycles
+    several times; what is created here has none.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -105,7 +105,7 @@ def restore_snapshot(rt: Runtime, data: bytes, *, same_life: bool) -> None:
         return
     rt.begin_life(max(incarnation, rt.incarnation + 1))
     neighbours.set_addresses(own)
-    # Behind what waited already, and before all that comes now.
+    # After events that waited in the snapshot, and before new ones.
     for peer in neighbours.peers.everyone():
         rt.ingress.push(ev.PeerDisconnected(peer=peer, reason="this node restarted"), must=True)
 

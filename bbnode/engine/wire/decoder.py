@@ -1,10 +1,10 @@
-"""Payloads that take long to decode: in a worker thread, and delivered in the order of coming.
+"""Decoding of large payloads, in worker threads, with delivery in the order of arrival.
 
 Rule: one poll decodes for a bounded time. The time is estimated from types and sizes and never
-measured, so that a replay does the same. What would take longer becomes an execution of one op,
-which the host runs in a worker thread; it holds the envelope's charge, and is saved, recorded and
-replayed like any other. As long as something of a peer waits for its decoding, what the same peer
-sends to the same site waits behind it.
+measured, so that a replay does the same. A longer decoding becomes an execution of one op, which
+the host runs in a worker thread; it holds the envelope's charge, and is saved, recorded and
+replayed like any other. While a payload of a peer waits to be decoded, later ones of that peer to
+the same site wait behind it.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _PAYLOAD, _TYPE_HASH, _INDEX, _SIZE = range(4)
 
 
 class Landing(Protocol):
-    """The maker and taker of decoded values: `Inbound`."""
+    """The part of `Inbound` that decodes and delivers values."""
 
     def is_wanted(self, frame: Frame) -> bool:
-        """Return True if anybody still waits for it; count what nobody waits for."""
+        """Return True if the value is still awaited, else count it."""
 
     def maker(self, frame: Frame, node: TypeNode, payload: Any) -> Callable[[], Value | Refusal]:
         """Return a function that decodes a payload, in any thread: to a value or a refusal."""
 
     def land(self, frame: Frame, value: Value) -> None:
-        """Hand on what was decoded."""
+        """Deliver a decoded value."""
 
 
 @dataclass(eq=False, repr=False)
 class Decoder:
-    """The payloads of one node that are decoded apart from their envelope."""
+    """The payloads of one node that are decoded in worker threads."""
 
     clock: NodeClock
     reports: Reports
@@ -76,9 +76,9 @@ class Decoder:
         self.plan.by_sender = True
 
     def takes_now(self, event: InboundBytes, site: int, node: TypeNode, payload: Any) -> bool:
-        """Return True if a payload can be decoded in this poll; it is charged to the poll then.
+        """Return True if a payload can be decoded in this poll, and charge it to the poll.
 
-        It can't while anything of its peer waits before it.
+        It can't while an earlier one of its peer and site waits.
         """
         if self.executor.turns.is_taken((self.plan, event.peer, site)):
             return False
@@ -95,7 +95,7 @@ class Decoder:
         return True
 
     def charge(self, node: TypeNode, payload: Any) -> None:
-        """Charge a payload to this poll that can't wait: the next envelope does."""
+        """Charge a payload that can't wait to this poll; later ones then wait."""
         self.left_us -= cost_of(node, payload, MAX_INLINE_DECODE_US)
 
     def later(

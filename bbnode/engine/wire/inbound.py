@@ -1,9 +1,9 @@
 """Inbound envelopes: from bytes to executions and answers.
 
-Rule: an envelope is somebody else's claim. Its peer is the authenticated one; size, caps,
-correlation, site, the class of the sender and type are checked before a payload is decoded; what
-is wrong with one fill is told in a step and its siblings are delivered. Nothing here raises. What
-takes long to decode is left to `decoder.py`.
+Rule: an envelope is untrusted; only its authenticated peer is certain. Size, caps, correlation,
+site, class of the sender and type are checked before a payload is decoded. A bad fill becomes a
+step, and the other fills of its envelope are delivered. Nothing here raises. Payloads that take
+long to decode are left to `decoder.py`.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ DedupKey: TypeAlias = tuple[PeerId, int, int]
 
 
 class InboundDedup:
-    """The messages that came already: a sliding window of names.
+    """The messages that have arrived: a sliding window of names.
 
-    A message is named by (source peer, wire_req_id, site); the last 8,192 names are kept and the
-    oldest goes. It is not named by a hash of its payload: the same weights sent twice are two
-    messages, and a retransmission of one message is one, whatever it carries.
+    A message is named by (source peer, wire_req_id, site); the last 8,192 names are kept. A hash of
+    the payload would not do: the same weights sent twice are two messages, and a retransmission is
+    the same message.
     """
 
     def __init__(self, window: int = DEDUP_WINDOW) -> None:
@@ -73,7 +73,7 @@ class InboundDedup:
         return len(self._seen)
 
     def record(self, source: PeerId, wire_req_id: int, site: int) -> bool:
-        """Remember a message; True when it was there already (its age stays)."""
+        """Remember a message; return True for a known one, which keeps its age."""
         key = (source, wire_req_id, site)
         if key in self._seen:
             return True
@@ -94,14 +94,14 @@ class InboundDedup:
 
 
 class ComponentReceiver(Protocol):
-    """The taker of fills for components: the messenger."""
+    """The receiver of fills for components: the messenger."""
 
     def receive(self, event: InboundBytes, envelope: WireEnvelope, index: int) -> bool:
-        """Take a fill; False when its suffix names no component."""
+        """Accept a fill; return False if its suffix names no component."""
 
 
 class _RefusedFill(Exception):
-    """A fill is not taken, for a reason that is told in a step."""
+    """A fill is refused, for a reason that a step reports."""
 
     def __init__(self, kind: str, detail: str) -> None:
         self.kind = kind
@@ -110,7 +110,7 @@ class _RefusedFill(Exception):
 
 @dataclass(eq=False, repr=False)
 class Inbound:
-    """Takes the envelopes of one node."""
+    """Receives the envelopes of one node."""
 
     sites: Mapping[bytes, RecvSite | ResponseSite]
     cells: Sequence[ComponentCell]
@@ -128,9 +128,9 @@ class Inbound:
         self.decoder.landing = self
 
     def receive(self, event: InboundBytes) -> None:
-        """Take one envelope; its charge is released here unless an execution holds on to it.
+        """Handle one envelope; its charge is released here unless an execution keeps it.
 
-        Whatever it makes the node come upon ends here: the next envelope is taken all the same.
+        All errors are handled here, so that the next envelope is not affected.
         """
         self.reports.counts["envelopes.in"] += 1
         try:
@@ -157,7 +157,7 @@ class Inbound:
     def _open(self, event: InboundBytes) -> WireEnvelope | None:
         limits, reports = self.limits, self.reports
         try:
-            # Its size was looked at before it was let in.
+            # Its size was checked at the boundary.
             envelope = decode_envelope(event.data, max_bytes=len(event.data))
             _check_count(len(envelope.fills), limits.envelope_fills, "fills")
             claimed = envelope.src_peer_addresses
@@ -176,14 +176,14 @@ class Inbound:
             )
             return None
         if envelope.src_peer_bytes != event.peer.to_bytes():
-            # The sender is known from the connection; it claims to be somebody else.
+            # The connection proved the sender; the envelope claims another one.
             reports.counts["receive.forged"] += 1
             reports.telemetry("receive.forged", peer=event.peer)
             return None
         return envelope
 
     def _learn(self, event: InboundBytes, envelope: WireEnvelope) -> None:
-        """Enter addresses: claimed ones first, then the one that it came from."""
+        """Add addresses to the book: claimed ones first, then the one that it came from."""
         book, claimed = self.neighbours.book, envelope.src_peer_addresses
         if book.is_unchanged(event.peer, claimed, event.observed):
             return
@@ -224,8 +224,8 @@ class Inbound:
     def _check_sender(self, peer: PeerId, site: RecvSite | ResponseSite) -> None:
         """Refuse the fill of a peer that plays no class that sends to a site.
 
-        Its classes are those of the hello that was accepted, in a private network no more than its
-        membership grants. A peer that never said hello, or is gone, plays nothing.
+        Its classes are those of its accepted hello; in a private network the membership has to
+        grant them. A peer without a connection plays no class.
         """
         classes = self.neighbours.peers.classes_of(peer)
         if site.senders.isdisjoint(classes) and peer != self.neighbours.self_peer:
@@ -282,7 +282,6 @@ class Inbound:
         hold: Callable[[], Charge],
         value: Value,
     ) -> None:
-        """Start the execution that a site has of a value."""
         executor = self.executor
         frame = executor.start(site.plan)
         if frame is None:
@@ -361,10 +360,10 @@ class Inbound:
             self.round_trips.sample(cohort.edge, came_ns - cohort.opened_ns)
         self.cohorts.answer(wire_req_id, peer, value)
 
-    # -- decoded apart --------------------------------------------------------------
+    # -- decoded in threads ----------------------------------------------------------------
 
     def is_wanted(self, frame: Frame) -> bool:
-        """Return True if anybody still waits for the payload of a frame of the decoder."""
+        """Return True if the payload of a frame of the decoder is still awaited."""
         if isinstance(self._site_of(frame), RecvSite):
             return True
         peer = frame.source_peer
@@ -377,7 +376,7 @@ class Inbound:
         return partial(self._make, node, payload, slot)
 
     def land(self, frame: Frame, value: Value) -> None:
-        """Hand on a value that was decoded apart from its envelope."""
+        """Deliver a value that was decoded in a thread."""
         site, peer = self._site_of(frame), frame.source_peer
         if site is None or peer is None or frame.charges is None:
             return
@@ -393,7 +392,6 @@ class Inbound:
     # -- payloads ----------------------------------------------------------------------------
 
     def _decode(self, fill: SlotFill, node: TypeNode, slot: int | None) -> Value:
-        """Return the value of a fill."""
         if fill.trigger_only:
             return TRIGGER
         made = self._make(node, fill.payload, slot)

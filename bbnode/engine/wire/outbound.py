@@ -1,13 +1,12 @@
-"""Envelopes that a poll sends, made of the fills that ops send.
+"""The envelopes that a poll sends, packed from the fills of its ops.
 
 Rule: sends of one poll to one peer with one correlation share an envelope, up to the caps on
-fills and bytes. A peer that cannot be reached is left out with a PeerResolveFailed, and the
-fan-out goes on. What a node sends to itself is an envelope like any other, and comes back
-through the ingress.
+fills and bytes. A peer that cannot be reached is left out with a PeerResolveFailed, and the others
+still get the fill. A node's send to itself is an envelope like any other, and comes back through
+the ingress.
 
-Every one-way send of an execution has the execution's own fresh id; it does not go on under
-the id that it came with: a message that goes around a ring of peers twice would be dropped
-as a duplicate of itself.
+An execution sends one-way under a fresh id, not under the id of the message that started it:
+otherwise a message that goes around a ring of peers twice would be dropped as a duplicate.
 """
 
 from __future__ import annotations
@@ -99,10 +98,10 @@ class EnvelopeOutbox:
         return frame.wire_out_id
 
     def remaining_ns(self, frame: Frame, static_ns: int, site: int) -> int:
-        """Return the time budget that goes with what is sent to a site now; 0 is none.
+        """Return the time budget of a send to a site now; 0 for none.
 
-        Of the deadline that came in, the rest; else `static_ns` of the op; else the time that the
-        site should need by the round trips that were measured.
+        It is the rest of the execution's deadline; else `static_ns` of the op; else the estimate
+        from measured round trips.
         """
         if frame.deadline_ns is None:
             return static_ns or self.round_trips.estimate_ns(site)
@@ -193,7 +192,7 @@ class EnvelopeOutbox:
                 pack.remaining_ns = min(pack.remaining_ns or remaining_ns, remaining_ns)
 
     def flush(self) -> None:
-        """Turn everything that is queued into SendEnvelope steps."""
+        """Turn all queued fills into SendEnvelope steps."""
         if not self._packs:
             return
         packs, self._packs, self._pending = self._packs, {}, 0
@@ -228,7 +227,7 @@ class EnvelopeOutbox:
         return self._source
 
     def _give_up(self, peer: PeerId, wire_req_id: int, reason: str) -> None:
-        """Fail a request to this node itself, through the ingress as any failed send."""
+        """Fail a request to this node itself, through the ingress like any failed send."""
         self._tag += 1
         self.on_request(wire_req_id, peer, self._tag)
         event = SendFailed(peer=peer, reason=reason, blames_peer=False, tag=self._tag)

@@ -9,7 +9,7 @@ from bbnode.transport.base import Transport, TransportSetup
 def from_setup(setup: TransportSetup) -> Transport:
     """Return the libp2p transport of a node; raises ListenError and DeploymentError.
 
-    What a node never uses of libp2p is not imported, if nobody has imported libp2p before.
+    The parts of libp2p that a node never uses are not imported, unless libp2p already is.
     """
     if setup.settings:
         raise DeploymentError(

@@ -1,7 +1,7 @@
 """A libp2p connection and its streams as our carrier.
 
-Rule: libp2p lets exceptions of every kind out; this is the one boundary where they become ours.
-Reads and writes are never cancelled from here.
+Rule: libp2p raises exceptions of every kind; here alone they become ours. Nothing here cancels a
+read or write.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LANE_PROTOCOLS: Final[dict[Lane, TProtocol]] = {
 
 
 class Libp2pStream(ByteStream):
-    """A ByteStream on a libp2p stream. Nothing of it may be cancelled."""
+    """A ByteStream on a libp2p stream; none of its calls may be cancelled."""
 
     __slots__ = ("_stream",)
 
@@ -76,7 +76,7 @@ class Libp2pStream(ByteStream):
         return data
 
     async def write(self, data: bytes | memoryview) -> None:
-        """See ByteStream. libp2p slices and concatenates: that a view can do as well."""
+        """Write as ByteStream says; libp2p only slices and concatenates, so a view will do."""
         try:
             await self._stream.write(data)
         except Exception as error:
@@ -94,7 +94,7 @@ class Libp2pStream(ByteStream):
         make_patient(self._stream)
 
     def growing_window(self) -> None:
-        """Let libp2p size the receive window."""
+        """Let libp2p size the receive window from now on."""
         growing_window(self._stream)
 
     async def grant_window(self, window_bytes: int) -> None:
@@ -130,13 +130,13 @@ def raw_of(connection: Any) -> RawConnection:
 
 
 def socket_of(connection: Any) -> trio.SocketStream:
-    """The TCP stream under a libp2p connection that is not relayed."""
+    """Return the TCP stream under a libp2p connection that is not relayed."""
     stream: trio.SocketStream = cast(Any, raw_of(connection)).stream.stream
     return stream
 
 
 def remote_address(connection: Any, peer: PeerId) -> Multiaddr:
-    """Return the other end: of a circuit, the relay's address and /p2p-circuit."""
+    """Return the remote address: for a circuit, that of the relay with /p2p-circuit."""
     raw = raw_of(connection)
     if raw.get_connection_type() is ConnectionType.RELAYED:
         (circuit,) = raw.get_transport_addresses()
@@ -175,9 +175,9 @@ class Libp2pCarrier(Carrier):
         return await self.open_protocol(LANE_PROTOCOLS[lane])
 
     async def open_protocol(self, protocol_id: str) -> Libp2pStream:
-        """Open a stream of any protocol; raises StreamBrokenError. Not to be cancelled.
+        """Open a stream of any protocol; raises StreamBrokenError and must not be cancelled.
 
-        On this very connection: libp2p's host would choose one of the peer's.
+        It is on this connection; libp2p's host would choose any connection of the peer.
         """
         stream = None
         try:

@@ -1,10 +1,10 @@
-"""Work-around: libp2p imports everything that it can do, of which a daemon does a small part.
+"""Work-around for libp2p's imports: load its core without the parts that a daemon never uses.
 
-`import libp2p` loads QUIC, WebSocket, ACME clients, mDNS, relays and a DHT, whether they are
-used or not: a third of its start and 19 MB of memory. Rule: while libp2p's core is imported, what
-`UNUSED` names is a stand-in from which any name can be imported, and nothing can be made. The
-stand-ins are gone when the core is there: who imports one of those modules later, in libp2p or
-outside, gets the real one. Only a process that is a daemon and nothing else calls this.
+`import libp2p` loads QUIC, WebSocket, ACME clients, mDNS, relays and a DHT, used or not: a third of
+its start-up time and 19 MB of memory. Rule: while libp2p's core is imported, the modules in
+`UNUSED` are replaced by stubs, from which any name can be imported and nothing can be made. The
+stubs are removed afterwards: a later import of such a module, in libp2p or outside, gets the real
+one. Only a process that is a daemon and nothing else calls this.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ CORE = "libp2p"
 
 
 class LeftOutOfLibp2p(EnvironmentFault):
-    """Something in libp2p's core called what a daemon leaves out."""
+    """libp2p's core called something in a module that is replaced by a stub."""
 
 
 class _StandIn(type):
-    """A class with any attribute, that can be named, inherited from and caught; not called."""
+    """A class with any attribute, that can be subclassed and caught but not called."""
 
     def __call__(cls, *_args: object, **_kwargs: object) -> NoReturn:
         raise LeftOutOfLibp2p(
@@ -55,7 +55,7 @@ class _StandIn(type):
 
 
 def _stand_in(module: str, name: str) -> _StandIn:
-    # An exception, so that it may stand in an `except` clause.
+    # An exception, so that it may be used in an `except` clause.
     return _StandIn(name, (Exception,), {"__module__": module})
 
 
@@ -69,7 +69,7 @@ class _StandInModule(ModuleType):
 
 
 class _StandInFinder(MetaPathFinder, Loader):
-    """Finds a stand-in for each module under UNUSED that is not there already."""
+    """Provides a stub for each module under UNUSED that is not loaded yet."""
 
     def find_spec(
         self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None, /
@@ -101,7 +101,7 @@ def _stand_ins() -> Iterator[None]:
 
 
 def import_core() -> None:
-    """Import libp2p's core without UNUSED; nothing to do where libp2p is imported already."""
+    """Import libp2p's core without UNUSED; does nothing if libp2p is already imported."""
     if CORE not in sys.modules:
         with _stand_ins():
             importlib.import_module(CORE)

@@ -1,11 +1,10 @@
-"""Other protocols on our connections: artifact fetch, membership exchange, what may come.
+"""Streams of other protocols on our connections, such as artifact fetch and membership exchange.
 
-Rule: a stream of another protocol lives on a connection whose peer has said an acceptable
-hello; there are `protocol_streams_per_peer` of them in each direction at most; it is closed,
-or reset, whatever becomes of its handler. libp2p's stream I/O must never be cancelled (S4), so
-one task of the stream's own does all of it, and what callers wait for are channels. A reader
-that rests stops that task, and libp2p resets the stream after 5 s: protocols ask for what
-they can take, or are `patient`.
+Rule: a stream of another protocol needs a connection whose peer has sent an acceptable hello, and
+there are at most `protocol_streams_per_peer` of them in each direction. A stream is closed or
+reset however its handler ends. libp2p's stream I/O must never be cancelled (S4), so tasks of the
+stream do all of it, and callers wait on events and channels. If a reader pauses, so do those tasks,
+and libp2p resets the stream after 5 s: protocols request only what they can take, or are `patient`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ log = logging.getLogger(__name__)
 _READ_BYTES: Final = 64 * 1024
 # Read ahead of the caller. Under the 256 KiB window that the other side begins with.
 _READ_AHEAD_BYTES: Final = 128 * 1024
-# The time that the other side has to read the rest and end its side, once we are done.
+# The time for the other side to read the rest and end its side, once we are done.
 _LINGER_S: Final = 10.0
 # One write of a caller goes out in parts of this size, four full Yamux frames.
 _WRITE_BYTES: Final = 4 * 65_524
@@ -68,7 +67,7 @@ class PumpedStream(ProtocolStream):
         self._written = trio.Event()
         self._done = trio.Event()
         self._lock = trio.Lock()
-        # When something last came or went.
+        # When bytes last moved, either way.
         self.moved_at = trio.current_time()
 
     @property
@@ -151,8 +150,8 @@ class PumpedStream(ProtocolStream):
             self._change()
             if clean and self._broken is None:
                 await self._stream.end()
-                # Unread data of the other side would be lost by a reset: its end
-                # of the stream says that it has.
+                # A reset would lose data that the other side has not read; when it ends its own
+                # side, it has read everything.
                 with trio.move_on_after(_LINGER_S):
                     await self._done.wait()
             if self._ended and clean:
@@ -176,7 +175,7 @@ class PumpedStream(ProtocolStream):
                     return
                 self.moved_at = trio.current_time()
                 if self._closing:
-                    continue  # nobody wants it any more
+                    continue  # the reader is gone
                 self._ahead.append(data)
                 self._ahead_bytes += len(data)
                 self._change()
@@ -217,18 +216,18 @@ class Protocols:
     """The other protocols of one transport: their handlers, and the open streams."""
 
     def __init__(self, counters: Counters, *, streams_per_peer: int, idle_s: float) -> None:
-        """`idle_s`: a stream on which nothing moved for so long is reset."""
+        """Create the table; a stream on which nothing moves for `idle_s` seconds is reset."""
         self._counters = counters
         self._idle_s = idle_s
         self._pumped_streams: set[PumpedStream] = set()
         self._streams_per_peer = streams_per_peer
         self._handlers: dict[str, PumpedHandler] = {}
         self._rules: dict[str, ProtocolRules] = {}
-        # By peer, whether it was opened here, and protocol if that has rules of its own.
+        # Streams by peer, True if opened here, and protocol if that has rules of its own.
         self._open: Counter[tuple[PeerId, bool, str]] = Counter()
 
     def set_rules(self, protocol_id: str, rules: ProtocolRules) -> None:
-        """Treat a protocol's streams by rules of its own, in both directions; before `run`."""
+        """Set rules for the streams of one protocol, in both directions; before `run`."""
         self._rules[protocol_id] = rules
 
     def raw_streams(self) -> set[Any]:
@@ -303,7 +302,7 @@ class Protocols:
     def _place(
         self, link: Link | None, protocol_id: str, *, ours: bool
     ) -> tuple[PeerId, bool, str] | None:
-        """Count one more stream; return its key, None if there may be none."""
+        """Count one more stream; return its key, or None at the bound."""
         if link is None or (not ours and link.state is not LinkState.UP):
             return None
         place = (link.peer, ours, protocol_id if protocol_id in self._rules else "")

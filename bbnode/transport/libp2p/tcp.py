@@ -1,8 +1,8 @@
-"""TCP as py-libp2p should do it: exclusive listeners, bounded dials, dead links noticed.
+"""TCP for py-libp2p with exclusive listeners, bounded dials and detection of dead links.
 
-Rule: libp2p's own TCP transport binds with SO_REUSEPORT, so that two nodes share a port in
-silence, and has no time-out of its own on a dial; both are mended in a subclass, and every
-socket of either direction gets the options below before its first byte.
+Rule: libp2p's own TCP transport binds with SO_REUSEPORT, so that two nodes may silently share a
+port, and a dial has no time-out. A subclass fixes both, and every socket of either direction gets
+the options below before its first byte.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _KEEPALIVE_IDLE_S: Final = 10
 _KEEPALIVE_INTERVAL_S: Final = 5
 _KEEPALIVE_PROBES: Final = 3
 _USER_TIMEOUT_MS: Final = 20_000
-# Bytes that the kernel keeps beyond those in flight: a small envelope waits behind no more than
-# this of a large one.
+# Unsent bytes that the kernel buffers: a small envelope waits behind no more than this of a large
+# one.
 _NOTSENT_LOWAT_BYTES: Final = 128 * 1024
 
 _BACKLOG: Final = 128
-# Read of a connection at once, at most.
+# The most that is read from a connection at once.
 _READ_AHEAD_BYTES: Final = 128 * 1024
 # The same until the handshake is done: its messages have some hundred bytes.
 _UNSECURED_READ_BYTES: Final = 4 * 1024
@@ -64,7 +64,7 @@ _OPTIONS: Final[tuple[tuple[int, str, int], ...]] = (
 
 
 def set_link_options(stream: trio.SocketStream) -> None:
-    """Set what makes a dead link be noticed; names that the platform lacks are left out."""
+    """Set the options that detect a dead link, as far as the platform has them."""
     for level, name, value in _OPTIONS:
         option = getattr(socket, name, None)
         if option is None:
@@ -93,7 +93,10 @@ def listen_endpoint(address: Multiaddr) -> tuple[str, int]:
 
 
 def remote_endpoint(stream: trio.SocketStream) -> tuple[str, int] | None:
-    """Return IP address and port of the other side, None when it is gone. libp2p's drops IPv6."""
+    """Return IP address and port of the other side, None if it is gone.
+
+    libp2p's own version drops IPv6.
+    """
     try:
         host, port = stream.socket.getpeername()[:2]
     except OSError:
@@ -103,11 +106,11 @@ def remote_endpoint(stream: trio.SocketStream) -> tuple[str, int] | None:
 
 
 class ReadAheadStream(TrioTCPStream):
-    """A connection that asks the system for much at a time, and gives it out as it is wanted.
+    """A connection that reads large blocks from the system and hands out what is asked for.
 
-    libp2p reads each Noise packet in two, the two bytes of its length first: read as they come,
-    they take a fifth of the receiver's time. It never asks for more than that, whatever a peer
-    announced (S19); until the connection is secured it asks for little, and gives out little.
+    libp2p reads each Noise packet in two parts, the two bytes of its length first; a system call
+    for each would take a fifth of the receiver's time. A read has a fixed bound, whatever length a
+    peer announced (S19), and a small one until the connection is secured.
     """
 
     def __init__(self, stream: trio.SocketStream) -> None:
@@ -116,14 +119,14 @@ class ReadAheadStream(TrioTCPStream):
         self._most = _UNSECURED_READ_BYTES
         # Bytes that may still be read before the connection is secured.
         self._left: int | None = MAX_UNSECURED_BYTES
-        # Its place from when it was accepted, and a callback for its first bytes.
+        # The place that it got when it was accepted, and a callback for its first bytes.
         self.place: Place | None = None
         self.on_heard: Callable[[], None] | None = None
 
     def has_come(self) -> bool:
-        """Return True if the kernel has bytes of it that were not read yet."""
+        """Return True if the kernel has unread bytes of this connection."""
         try:
-            # Of the system's own socket: trio's would wait, and does not tell.
+            # From the system's socket: trio's would wait.
             with socket.socket(fileno=os.dup(self.stream.socket.fileno())) as peeked:
                 return bool(peeked.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except OSError:
@@ -148,7 +151,7 @@ class ReadAheadStream(TrioTCPStream):
                 raise ConnectionClosedError("too much was sent before the handshake was done")
             self._left -= min(n, len(self._ahead))
         given = self._ahead[:n]
-        # Nothing left: what it was cut out of is given back.
+        # Nothing left: release the block.
         self._ahead = self._ahead[len(given) :] if len(given) < len(self._ahead) else _NOTHING
         return bytes(given)
 
@@ -158,7 +161,7 @@ Admit: TypeAlias = Callable[[ReadAheadStream], AbstractContextManager[bool]]
 
 
 class ExclusiveListener(TCPListener):
-    """A listener that has its port to itself; its failures stay to be asked for."""
+    """A listener that has its port to itself and records why it failed."""
 
     def __init__(self, handler: THandler, failures: dict[str, OSError], admit: Admit) -> None:
         super().__init__(handler)
@@ -177,7 +180,7 @@ class ExclusiveListener(TCPListener):
         async with self._lifecycle_lock:
             if self._nursery is None:
                 await self._spawn_background_task()
-            # From here on the listener's own system task owns the sockets.
+            # From here on a system task of the listener owns the sockets.
             nursery = cast(trio.Nursery, self._nursery)
             await nursery.start(self._accept, listeners, nursery)
             self.listeners.extend(listeners)
@@ -219,15 +222,16 @@ class BoundedTcp(TCP):
 
     def __init__(self, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         super().__init__()
-        # Asked for each connection that is accepted; it is held until its end.
+        # Asked for each accepted connection; its context is open until the connection ends.
         self.admit: Admit = lambda _stream: nullcontext(True)
         self._connect_timeout_s = connect_timeout_s
-        # By listen address: why it could not be had.
+        # The errors of listen addresses that could not be used.
         self.listen_failures: dict[str, OSError] = {}
 
     async def dial(self, maddr: Multiaddr) -> IRawConnection:
-        """Connect; raises OpenConnectionError. The time-out is in here because a dial that is
-        cancelled from outside leaks in libp2p (S7).
+        """Connect, within a time-out of its own; raises OpenConnectionError.
+
+        A dial that is cancelled from outside leaks in libp2p (S7).
         """
         with trio.move_on_after(self._connect_timeout_s):
             raw = await super().dial(maddr)
@@ -238,7 +242,7 @@ class BoundedTcp(TCP):
         raise OpenConnectionError(f"no answer from {maddr} within {self._connect_timeout_s:g} s")
 
     def create_listener(self, handler_function: THandler) -> TCPListener:
-        """Return an exclusive listener."""
+        """Return an ExclusiveListener."""
         return ExclusiveListener(
             handler_function, self.listen_failures, lambda stream: self.admit(stream)
         )

@@ -1,9 +1,8 @@
 """The libp2p transport: TCP, Noise, Yamux, and links on top.
 
-Rule: only the files of this folder know libp2p. Connections reach us in two ways, a notice
-of the network and a stream that may come before it: both lead to the one link of that
-connection. Dialling is `dial_addr` per address; our own table knows who is where, libp2p's
-peerstore forgets after 120 s.
+Rule: only the files of this folder know libp2p. We learn of a connection by a notice of the network
+or by a stream that arrives before it; both lead to the one link of that connection. We dial each
+address with `dial_addr` and keep addresses ourselves: libp2p's peerstore forgets after 120 s.
 """
 
 from __future__ import annotations
@@ -58,10 +57,10 @@ from bbnode.transport.links.framing import Lane
 from bbnode.transport.links.link import Link, LinkState
 from bbnode.transport.links.transport import LinkTransport
 
-# Bytes in flight on each of a circuit's streams: over a round trip of 50 ms to the relay
-# that is 10 MB/s, and twice it is what a circuit costs a relay whose readers rest.
+# Bytes in flight on each of a circuit's streams: 10 MB/s over a round trip of 50 ms to the relay.
+# A circuit whose readers pause costs the relay twice this.
 _CIRCUIT_WINDOW_BYTES: Final = 512 * 1024
-# Between two looks for streams that are idle or belong to nobody.
+# Between two checks for streams that are idle or belong to nobody.
 _MAINTAIN_S: Final = 2.0
 # The time that a circuit waits for the connection with its relay: a dial and a hello.
 _RELAY_S: Final = 10.0
@@ -84,10 +83,10 @@ class Libp2pTransport(LinkTransport):
         authorizer: Authorizer | None = None,
         relay: RelaySettings | None = None,
     ) -> None:
-        """Raise ListenError for an address in `listen` that is not plain TCP.
+        """Create the transport; raises ListenError if an address in `listen` is not plain TCP.
 
-        `listen` may be empty: the node then only dials. `announce` replaces the addresses
-        that others are told. Without an `authorizer` everybody may talk.
+        With an empty `listen` the node only dials. `announce` replaces the addresses that others
+        are told. Without an `authorizer` everybody may connect.
         """
         super().__init__(
             identity.peer_id,
@@ -107,7 +106,7 @@ class Libp2pTransport(LinkTransport):
         self._host = build_host(
             identity,
             self._tcp,
-            # Ours are those of `admission`; one that is being closed takes a moment.
+            # `admission` bounds ours; a connection that is being closed takes a moment.
             max_connections=self._limits.max_connections + 2 * self._limits.max_waiting,
             max_per_peer=self._limits.max_connections_per_peer,
             # Those it asked for, and those that others asked for to it.
@@ -164,9 +163,9 @@ class Libp2pTransport(LinkTransport):
         self._host.get_network().register_notifee(_Notices(self))
 
     def listen_addresses(self) -> list[Multiaddr]:
-        """Concrete addresses, known once `run` has started; wildcards are replaced by the
-        addresses of the interfaces, or everything by what was to be announced. Before them stand
-        those through relays.
+        """Return concrete addresses, known once `run` has started; those through relays come first.
+
+        Wildcards are replaced by the addresses of the interfaces, or everything by `announce`.
         """
         relayed = () if self._relay_client is None else self._relay_client.addresses()
         return [*relayed, *self._addresses]
@@ -204,7 +203,7 @@ class Libp2pTransport(LinkTransport):
             raise failure
 
     async def _close_listeners(self) -> None:
-        # Not `close`: it would cut the connections that came in, before they take leave.
+        # Not `close`: it would cut inbound connections before they have said goodbye.
         for listener in self._host.get_network().listeners.values():
             listener.stop_accepting()
         await trio.lowlevel.checkpoint()
@@ -230,7 +229,7 @@ class Libp2pTransport(LinkTransport):
     async def probe(self, address: Multiaddr, peer: PeerId) -> None:
         """Check that `peer` answers at an IP address, by the handshake alone; raises DialError.
 
-        No connection comes of it, so that it can be cancelled; its time-outs are inside.
+        It leaves no connection behind, may be cancelled, and has its own time-outs.
         """
         upgrader = self._host.get_network().upgrader
         try:
@@ -272,11 +271,10 @@ class Libp2pTransport(LinkTransport):
         return await self._relay_client.dial(link, peer)
 
     async def _reach_relay(self, relay: PeerId, way: Multiaddr) -> Link:
-        """Connect with a relay itself."""
         session = self._table.known(relay)
-        reason = "no connection came about"
+        reason = "no connection was made"
         if session is not None and session.wanted is not None:
-            # Its own dialer is at it.
+            # Its own dialer is connecting already.
             with trio.move_on_after(_RELAY_S):
                 await session.up.wait()
             reason = session.last_error or reason
@@ -292,7 +290,7 @@ class Libp2pTransport(LinkTransport):
     # -- connections -----------------------------------------------------------------------
 
     def link_of(self, connection: Any) -> Link | None:
-        """Return the link of a connection, made on first sight; None when it is refused."""
+        """Return the link of a connection, created at the first call; None if it is refused."""
         link = self._links.get(connection)
         if link is None:
             link = self._attach(
@@ -325,7 +323,7 @@ class Libp2pTransport(LinkTransport):
 
     @contextmanager
     def _admitted(self, stream: ReadAheadStream) -> Iterator[bool]:
-        """Hold a place for an accepted socket until its end; yields False if there is none."""
+        """Hold a place for an accepted socket until its end; yield False if there is none."""
         admission = self._table.admission
         remote = remote_endpoint(stream.stream)
         place = None
@@ -362,8 +360,10 @@ class Libp2pTransport(LinkTransport):
                     self._nursery.start_soon(reset_quietly, muxed)
 
     def _stray_streams(self) -> set[Any]:
-        """Return streams that nobody here will read or end: those of which one side is open, those
-        that peers opened and do not negotiate, and those of a lane that has a newer one.
+        """Return the streams that nobody here will read or end.
+
+        These are half closed, opened by a peer that does not negotiate, or of a lane that has a
+        newer stream.
         """
         used = self._protocols.raw_streams()
         found: set[Any] = set()
@@ -383,7 +383,7 @@ class Libp2pTransport(LinkTransport):
             if link is None:
                 await hard_close(self._host, stream.swarm_conn)
                 return
-            # Twice what we let the peer send: it never waits for both.
+            # Twice what we let the peer send, so that this window never limits it.
             limits = self._limits
             bulk = lane is Lane.BULK
             window = limits.bulk_window_bytes if bulk else limits.control_window_bytes
@@ -444,7 +444,7 @@ class _Notices(INotifee):
 
 
 def _place_of(connection: Any) -> Place | None:
-    """Return the place that a connection's socket got when it was accepted; None for any other."""
+    """Return the place of a connection's accepted socket; None for any other connection."""
     stream = raw_of(connection).stream
     return stream.place if isinstance(stream, ReadAheadStream) else None
 

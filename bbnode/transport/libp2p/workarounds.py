@@ -1,8 +1,8 @@
 """Work-arounds for the faults of py-libp2p 0.8.1.
 
-Rule: one function or class per fault, named after what it gives; `harden` applies those that
-change a host, before it runs; each has a test against real hosts. The numbers S1 to S10 are
-those of the show-stoppers measured on 0.8.1; S11 to S19 were found in its source.
+Rule: one function or class per fault, named after its effect; `harden` applies those that change a
+host, before it runs; each has a test against real hosts. S1 to S10 are show-stoppers that were
+measured on 0.8.1; S11 to S19 were found in its source.
 
 S1  the default host accepts plaintext      `build_host`, `require_noise_alone`
 S2  an exception in a handler ends the host `guard_streams`
@@ -17,17 +17,17 @@ S10 every known peer is dialled             `dial_nobody_unasked`
 S11 ping replies are written by the task that reads: with both sides sending, and both send
     buffers full, neither reads any more    `silence_muxer_pings`
 S12 a reset does not wake its own reader    `reset_quietly`, `drop_stale_event`
-S13 each read sends an update of the window: half of all packets, and of all system calls, are
-    of 12 bytes; and the window begins with 256 KiB, and grows to 4 MiB before anything was said
+S13 each read sends a window update, so half of all packets and system calls are of 12 bytes; and
+    the window begins with 256 KiB, and grows to 4 MiB before our first byte
     `grant_window`, `steady_window`
-S14 a reset that comes while somebody reads looks like a clean end `was_reset`
-S15 a write gives up after 5 s without room in the reader's window, and a relay that does not
-    rest has to keep everything `make_patient`, `write_patiently`
-S16 a message of a negotiation, before Noise and on each stream, is read whatever length it
-    announces; it need not be text, and there is no end of them `bound_negotiations`
-S17 frames are read and kept whatever the window says, and streams are made without a bound, before
-    anybody looks `guard_frames`
-S18 a stream that was reset keeps what lies unread on it for 60 s, and one that only we have ended
+S14 a reset during a read looks like a clean end `was_reset`
+S15 a write gives up after 5 s without room in the reader's window, so that a relay would have to
+    buffer everything `make_patient`, `write_patiently`
+S16 a negotiation, before Noise and on each stream, has no bound on the length or number of its
+    messages, which need not be text `bound_negotiations`
+S17 frames beyond the window are read and kept, and the number of streams has no bound
+    `guard_frames`
+S18 a stream that was reset keeps its unread bytes for 60 s, and one that only we have ended
     stays for ever `drop_stream`, `OrphanStreams`
 S19 a read asks the system for as much as the peer announced `ReadAheadStream` in `libp2p.tcp`
 """
@@ -87,10 +87,10 @@ async def grant_window(stream: Any, window_bytes: int) -> None:
 
 
 def steady_window(stream: Any, window_bytes: int = DEFAULT_WINDOW_SIZE) -> None:
-    """Let the window not grow, and tell the peer of room by quarters of it.
+    """Keep the window from growing, and send updates by quarters of it.
 
-    For a stream that is new: libp2p would double it with each small read of the negotiation, to
-    4 MiB before the first byte of ours (S13).
+    It is for a new stream: libp2p would double the window with each small read of the negotiation,
+    to 4 MiB before our first byte (S13).
     """
     muxed = stream.muxed_stream
     pending = 0
@@ -107,12 +107,12 @@ def steady_window(stream: Any, window_bytes: int = DEFAULT_WINDOW_SIZE) -> None:
 
 
 def growing_window(stream: Any) -> None:
-    """Let libp2p do with the window what it does: undoes `steady_window`."""
+    """Undo `steady_window`: libp2p sizes the window again."""
     vars(stream.muxed_stream).pop("_auto_tune_and_send_window_update", None)
 
 
 class _RoomyStream(YamuxStream):
-    """A stream that tells its writer of room in the window, and of its end (S15)."""
+    """A stream that wakes its writer when the window has room, or when it ends (S15)."""
 
     room: trio.Event
 
@@ -144,10 +144,10 @@ def make_patient(stream: Any) -> None:
 
 
 async def write_patiently(stream: Any, data: bytes) -> None:
-    """Write no more than the reader's window has room for, and wait for room without end (S15).
+    """Write as the reader's window has room, and wait for room without a time-out (S15).
 
-    One task writes a stream, so the room stays. It ends when the stream or its connection does.
-    libp2p itself would look for room every 10 ms, and give up after 5 s.
+    Only one task writes a stream, so nobody else uses the room. It ends with the stream or its
+    connection. libp2p itself would check for room every 10 ms, and give up after 5 s.
     """
     muxed = stream.muxed_stream
     at = 0
@@ -236,10 +236,10 @@ def _bound_client(client: Any) -> None:
 
 
 class FrameGuard:
-    """Looks at the header of each Yamux frame of a connection before libp2p does (S17).
+    """Checks the header of each Yamux frame of a connection before libp2p reads it (S17).
 
-    `read` takes the place of the secured connection's: libp2p asks it for a header, and then for
-    the body of a DATA frame, whatever it will do with it.
+    `read` replaces that of the secured connection: libp2p asks it for a header, and then for the
+    body of a DATA frame.
     """
 
     __slots__ = ("_body", "_max_streams", "_muxer", "_on_refused", "_read", "unread_bytes")
@@ -309,9 +309,9 @@ def guard_frames(
     max_streams: int,
     on_refused: Callable[[Any, str], None],
 ) -> None:
-    """Have each connection's frames checked before they are read (S17).
+    """Check the frames of each connection before they are read (S17).
 
-    `on_refused` is given the muxer and the reason; the connection ends by itself.
+    `on_refused` is called with the muxer and the reason; the connection ends by itself.
     """
     upgrader = host.get_network().upgrader
     inner = upgrader.upgrade_connection
@@ -328,7 +328,7 @@ def guard_frames(
 
 
 def drop_stream(muxed: Any) -> None:
-    """Forget a stream that was reset, with what lies unread on it (S18)."""
+    """Forget a stream that was reset, with its unread bytes (S18)."""
     muxer, number = muxed.conn, muxed.stream_id
     if muxer.streams.get(number) is not muxed:
         return
@@ -340,7 +340,7 @@ def drop_stream(muxed: Any) -> None:
 
 
 class OrphanStreams:
-    """Streams that belong to nobody any more, and since when (S18)."""
+    """Streams without an owner, and since when (S18)."""
 
     def __init__(self, after_s: float) -> None:
         self._after_s = after_s
@@ -365,10 +365,10 @@ _HARD_CLOSE_S: Final = 2.0
 def quiet_logging() -> None:
     """Keep libp2p's records away from the root logger and from stderr.
 
-    0.8.1 calls `logging.debug` in one module, which installs a root handler on first use;
-    and its own logger, without a handler, prints warnings through Python's last resort. What
-    matters of them is in our own events and errors. LIBP2P_DEBUG still works: with it the
-    logger has handlers, and is left alone.
+    0.8.1 calls `logging.debug` in one module, which installs a root handler on first use; and its
+    own logger, without a handler, prints warnings through Python's last resort. Our own events and
+    errors have what matters of them. LIBP2P_DEBUG still works: with it the logger has handlers,
+    and is left alone.
     """
     own = logging.getLogger("libp2p.network.connection.swarm_connection")
     # setattr: to the module's users it has no such name.
@@ -406,8 +406,8 @@ def build_host(
             high_watermark=max_connections,
             low_watermark=0,
             min_connections=0,
-            # Ours decides which of several connections with one peer goes; libp2p's cuts
-            # whichever it likes, with data under way.
+            # We decide which of several connections with one peer is closed; libp2p would cut any
+            # of them, with data under way.
             max_connections_per_peer=max_per_peer + 1,
             inbound_upgrade_timeout=bounds.authenticate_s + bounds.hello_s,
             outbound_upgrade_timeout=DIALLED_HANDSHAKE_S,
@@ -421,9 +421,9 @@ def build_host(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The bounds of a connection, and the functions that are told of a breach."""
+    """The bounds of a connection, and the functions to call at a breach."""
 
-    # For Noise, of who dialled us; and for the muxer after it.
+    # Seconds for Noise on an inbound connection, and for the muxer after it.
     authenticate_s: float = DIALLED_HANDSHAKE_S
     hello_s: float = DIALLED_HANDSHAKE_S
     # On all streams of a connection together, until it is allowed more.
@@ -454,7 +454,7 @@ def harden(
     guard_frames(
         host,
         unread_bytes=bounds.unread_bytes,
-        # Those that end are still there for a while.
+        # Streams that are ending still count for a while.
         max_streams=2 * max_streams,
         on_refused=bounds.on_refused,
     )
@@ -505,7 +505,7 @@ def guard_streams(host: Any, on_fault: Callable[[], None], max_streams: int = MA
 async def reset_quietly(stream: Any) -> None:
     """Reset a stream, or a muxed one without owner, and wake the task that reads on it (S12).
 
-    It waits for its turn to write, at most until the end of the connection.
+    It may have to wait to write, at most until the connection ends.
     """
     muxed = getattr(stream, "muxed_stream", stream)
     arrived = muxed.conn.stream_events.get(muxed.stream_id)
@@ -519,7 +519,7 @@ async def reset_quietly(stream: Any) -> None:
 
 
 def drop_stale_event(stream: Any) -> None:
-    """Take back the entry that a reader makes for a stream which is gone already (S12)."""
+    """Remove the entry that a reader leaves for a stream that is gone already (S12)."""
     muxed = stream.muxed_stream
     if muxed.stream_id not in muxed.conn.streams:
         muxed.conn.stream_events.pop(muxed.stream_id, None)
@@ -566,8 +566,8 @@ async def close_quietly(closable: Any) -> None:
 def drop_resource_manager(host: Any) -> None:
     """Remove libp2p's resource manager, which loses a slot with each cancelled dial (S7).
 
-    What it bounds is bounded by us: connections, connections of one peer, streams of one
-    connection, bytes unread.
+    We bound the same things ourselves: connections, connections of one peer, streams of one
+    connection, unread bytes.
     """
     host.get_network().set_resource_manager(None)
 
@@ -579,9 +579,9 @@ def bound_handshakes(
     inbound_s: float | None = None,
     on_late: Callable[[], None] = lambda: None,
 ) -> None:
-    """Put a time-out into the security handshake, and let libp2p not repeat failed dials.
+    """Set a time-out for the security handshake, and keep libp2p from repeating failed dials.
 
-    `inbound_s` is that of who dialled us; `on_late` is told when it was too short for one.
+    `inbound_s` is the time-out of inbound connections; `on_late` is called when one is too late.
     """
     network = host.get_network()
     network.retry_config = RetryConfig(max_retries=0)
@@ -592,7 +592,7 @@ def bound_handshakes(
         most_s = timeout_s if is_initiator or inbound_s is None else inbound_s
         with trio.move_on_after(most_s):
             secured = await inner(raw, is_initiator, peer_id)
-            # A circuit has another.
+            # A circuit has another time-out.
             stream = getattr(raw, "stream", None)
             if isinstance(stream, ReadAheadStream):
                 stream.secured()
@@ -645,7 +645,7 @@ def ask_for_no_identity(host: Any) -> None:
 async def running(host: Any, listen: Sequence[Multiaddr]) -> AsyncIterator[None]:
     """Run a host, and end it without leaking the sockets of open connections.
 
-    Stopped by cancellation, 0.8.1 is cancelled itself before it has closed them.
+    0.8.1 would be cancelled before it has closed them.
     """
     async with host.run(listen_addrs=list(listen)):
         try:
@@ -658,8 +658,8 @@ async def running(host: Any, listen: Sequence[Multiaddr]) -> AsyncIterator[None]
 async def hard_close(host: Any, connection: Any) -> None:
     """End a connection in about 0.2 s, whatever its peer does; leaves no entry behind (S5).
 
-    The socket goes first: every task that is blocked on it comes back, and libp2p's own
-    close, which writes, has nothing left to hang on.
+    The socket is closed first: every task that is blocked on it returns, and libp2p's own close,
+    which writes, can't hang.
     """
     with trio.CancelScope(shield=True):
         await close_quietly(connection.muxed_conn.secured_conn)

@@ -1,1 +1,1 @@
-"""Links: what envelopes, queues and peers need of a connection, whatever carries its bytes."""
+"""Links: envelopes, queues and peers on top of a connection, whatever carries its bytes."""

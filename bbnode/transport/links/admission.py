@@ -1,13 +1,13 @@
-"""The places that a node has for connections, and who gets one.
+"""The places that a node has for connections, and which connections get one.
 
-Rule: this is the one place that decides whether a connection may come and which one goes for it.
+Rule: only this module decides whether a connection is accepted and which one is dropped for it.
 It does no I/O and reads no clock. A connection waits from the accepted socket to its hello, and
-then stays with a standing. Those that wait have a bound of their own, so that silent sockets take
-no connection from anybody; strangers never get the last places, which are for members and for
-peers that we know; whoever is dropped for a newcomer is of the most crowded prefix, and had its
-time. A prefix is counted twice: IPv4 as /32 and /24, IPv6 as /64 and /48. Addresses that are not
-global (this machine, private networks, where test beds and containers live) have no bound per
-prefix: there one address stands for many peers.
+then stays with a standing. Waiting connections have a bound of their own, so that silent sockets
+take no places from others; strangers never get the last places, which are for members and for
+peers that we know. A connection that is dropped for a newcomer is of the most crowded prefix and
+has had its time. A prefix is counted twice: IPv4 as /32 and /24, IPv6 as /64 and /48. Addresses
+that are not global (this machine, private networks, where test beds and containers live) have no
+bound per prefix, since many peers may share one.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Stage(enum.Enum):
     GONE = "gone"
 
 
-# Seconds for which a connection has its place for itself, before a newcomer may take it. A
-# handshake that goes on takes some tens of milliseconds of ours and three round trips.
+# Seconds for which a connection keeps its place before a newcomer may take it. A handshake takes
+# tens of milliseconds of our CPU and three round trips.
 GRACE_S: Final[dict[Stage, float]] = {
     Stage.SILENT: 0.5,
     Stage.SPEAKING: 1.5,
@@ -57,15 +57,15 @@ class Place:
     # True if the bounds per prefix apply to it.
     bounded: bool
     since_s: float
-    # Ends it at once, for this reason. Does not block.
+    # Ends the connection at once, for a reason. Does not block.
     drop: Callable[[str], None]
     stage: Stage = Stage.SILENT
     peer: PeerId | None = None
     standing: Standing = Standing.STRANGER
-    # Dialled by us: whom we want to have.
+    # True if we dialled: we want this peer.
     dialled: bool = False
-    # Returns True if bytes have arrived that nobody has read yet: on a busy machine nobody is
-    # dropped for our own slowness.
+    # Returns True if bytes have arrived that we have not read yet: no connection is dropped because
+    # this machine is busy.
     has_spoken: Callable[[], bool] = lambda: False
 
 
@@ -90,7 +90,7 @@ class _Group:
                 del self.by_prefix[prefix]
 
     def full_prefix(self, place: Place, bounds: tuple[int, int]) -> str:
-        """The prefix of a newcomer that has as many as it may; empty when none has."""
+        """Return the prefix of a newcomer that has reached its bound; "" if none has."""
         if place.bounded:
             for prefix, bound in zip(place.prefixes, bounds, strict=True):
                 if self.by_prefix[prefix] >= bound:
@@ -103,7 +103,7 @@ class _Group:
 
 
 class Admission:
-    """All connections of a node; `known` says of a peer that we want it or have dealt with it."""
+    """All connections of a node; `known` is True for a peer that we want or have dealt with."""
 
     def __init__(
         self, limits: TransportLimits, counters: Counters, known: Callable[[PeerId], bool]
@@ -125,23 +125,23 @@ class Admission:
 
     @property
     def sockets(self) -> int:
-        """Those of them that have not proved either who they are."""
+        """Waiting connections whose handshake is not finished."""
         return sum(each.stage is not Stage.SECURED for each in self._waiting.places)
 
     @property
     def settled(self) -> int:
-        """Connections that have."""
+        """Connections that have said hello."""
         return len(self._strangers.places) + len(self._others) + len(self._guests)
 
     @property
     def strangers(self) -> int:
-        """Those of peers that are neither members nor known."""
+        """Settled connections of peers that are neither members nor known."""
         return len(self._strangers.places)
 
     # -- a connection's life -----------------------------------------------------------------
 
     def accept(self, address: str, now_s: float, drop: Callable[[str], None]) -> Place | None:
-        """Return a place for a connection from an IP address ("": a relay), if it gets one."""
+        """Return a place for a connection from an IP address ("": a relay), or None."""
         prefixes, bounded = prefixes_of(address)
         place = Place(prefixes, bounded, now_s, drop)
         limits, waiting = self._limits, self._waiting
@@ -159,23 +159,23 @@ class Admission:
         return place
 
     def dial(self, peer: PeerId, now_s: float, drop: Callable[[str], None]) -> Place:
-        """Return the place of a connection that we made: it does not wait."""
+        """Return the place of a connection that we dialled, which does not wait."""
         return Place(("dialled",), False, now_s, drop, Stage.SECURED, peer, dialled=True)
 
     def heard(self, place: Place) -> None:
-        """Note that the first bytes have arrived."""
+        """Record that the first bytes have arrived."""
         if place.stage is Stage.SILENT:
             place.stage = Stage.SPEAKING
 
     def secured(self, place: Place, peer: PeerId) -> None:
-        """Note that the handshake has proved the peer."""
+        """Record that the handshake has proved the peer."""
         if place.stage in (Stage.SILENT, Stage.SPEAKING):
             place.stage, place.peer = Stage.SECURED, peer
 
     def hello(self, place: Place, peer: PeerId, standing: Standing, now_s: float) -> str:
         """Settle a connection whose hello is acceptable; return the reason against it, or ""."""
         if place.stage is Stage.GONE:
-            return "its place was given away"
+            return "its place went to another connection"
         self._waiting.remove(place)
         place.peer, place.standing = peer, standing
         if place.dialled or (standing is Standing.STRANGER and self._known(peer)):
@@ -206,11 +206,12 @@ class Admission:
         self._others.pop(place, None)
         self._guests.pop(place, None)
 
-    # -- who goes ----------------------------------------------------------------------------
+    # -- making room -------------------------------------------------------------------------
 
     def _drop_waiting(self, places: Iterable[Place], now_s: float) -> bool:
-        """Make room among those that wait: of the most crowded prefix, silent before speaking,
-        the one that waits for longest. False when all are within their grace, or known.
+        """Drop a waiting connection; return False if all are within their grace, or known.
+
+        It is one of the most crowded prefix: a silent one before others, then the oldest.
         """
         there = list(places)
         while True:
@@ -234,13 +235,13 @@ class Admission:
                 break
             worst.stage = Stage.SPEAKING
         self._counters.add("sockets.dropped")
-        self._evict(worst, "it said nothing for too long, and others wait")
+        self._evict(worst, "it was silent for too long while others wait")
         return True
 
     def _room_for(self, place: Place, now_s: float) -> str:
         limits = self._limits
         if place.peer is not None and self._settled_of[place.peer]:
-            # It replaces a connection that it has: the bound per peer is the transport's.
+            # It may replace a connection that the peer has; the transport bounds them per peer.
             return ""
         if place.standing is Standing.GUEST:
             full = len(self._guests) >= limits.max_guests
@@ -248,7 +249,7 @@ class Admission:
         if place.standing is Standing.STRANGER:
             return self._room_for_stranger(place, now_s)
         while self.settled >= limits.max_connections:
-            # Regardless of its age: we know nothing of it.
+            # Of any age, since it is a stranger's.
             if not self._drop_stranger(self._strangers.places, now_s, 0.0):
                 return "all connections are taken by members and peers we know"
         return ""
@@ -270,7 +271,7 @@ class Admission:
         return ""
 
     def _drop_stranger(self, places: Iterable[Place], now_s: float, after_s: float) -> bool:
-        """Close the connection of the stranger that is of least use to us."""
+        """Close the oldest connection of the most crowded prefix of strangers."""
         worst = max(
             (each for each in places if now_s - each.since_s >= after_s),
             key=lambda each: (self._strangers.crowd(each), -each.since_s),
@@ -283,7 +284,7 @@ class Admission:
         return True
 
     def _recognise(self) -> None:
-        """Reclassify strangers that we have dealt with meanwhile."""
+        """Reclassify strangers that we have come to know."""
         for place in list(self._strangers.places):
             if place.peer is not None and self._known(place.peer):
                 self._strangers.remove(place)
@@ -296,7 +297,7 @@ class Admission:
 
 
 def reserved(limits: TransportLimits) -> int:
-    """Return how many connections strangers never get; a quarter of all where there are few."""
+    """Return the number of connections that strangers never get, a quarter of all at most."""
     return min(limits.reserved_connections, limits.max_connections // 4)
 
 
@@ -312,7 +313,7 @@ def prefixes_of(address: str) -> tuple[tuple[str, ...], bool]:
 
 
 class Gate:
-    """The authorizer, with its refusals counted. Each method returns the reason against, or ""."""
+    """The authorizer, with its refusals counted; a decision is the reason to refuse, or ""."""
 
     def __init__(self, authorizer: Authorizer | None, counters: Counters) -> None:
         self._authorizer = authorizer
@@ -329,7 +330,7 @@ class Gate:
         return self._reason(self._authorizer.connection(peer, direction))
 
     def hello(self, peer: PeerId, direction: Direction, hello: Hello) -> tuple[str, Standing]:
-        """Decide on a hello: return the reason against it, and the standing of the peer."""
+        """Return the reason to refuse a hello, or "", and the standing of the peer."""
         if self._authorizer is None:
             return "", Standing.STRANGER
         decision = self._authorizer.hello(peer, direction, hello)
@@ -352,7 +353,7 @@ class Gate:
             if decision.allowed:
                 return 0.0
             if decision.wait_s > 0:
-                return decision.wait_s  # late, and not refused
+                return decision.wait_s  # delayed, not refused
             self._reason(decision)
             return math.inf
 

@@ -1,13 +1,13 @@
 """Frames on our streams: a fixed header, then the body.
 
 Rule: the header is 16 bytes, big-endian: type (1), flags (1, zero), reserved (2, zero), body
-length (4), number (8). Which types a lane carries, and how long each may be, is the table
-FRAME_CAPS; a length is checked against it before anything is kept. An end of stream anywhere
-but between frames is a truncation. No I/O here: the decoder is fed.
+length (4), number (8). The table FRAME_CAPS says which types a lane carries and how long each may
+be; a length is checked against it before anything is kept. An end of stream within a frame is a
+truncation. This module does no I/O.
 
 Number: of an ENVELOPE, OPEN and CHUNK, the message's place in the order of its lane; of an
 ACK, the message that is expected next; of a RESUME and a START, the round (see `receiver`); of a
-PING, what its PONG repeats; of a BYE_ACK, the lane.
+PING, the number that its PONG repeats; of a BYE_ACK, the lane.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ from bbnode.transport.errors import FrameError
 
 _HEADER = struct.Struct(">BBHIQ")
 HEADER_BYTES = _HEADER.size
-
-
 # ACK: lane, bytes received of the message that is expected next.
 _ACK = struct.Struct(">BQ")
 # RESUME: record, next on control, next on bulk, bytes of the latter, the two windows.
@@ -68,7 +66,7 @@ class FrameType(enum.IntEnum):
     START = 8
     # The position up to which a lane was accepted.
     ACK = 9
-    # A large message begins, or goes on.
+    # A large message begins, or continues.
     OPEN = 10
     # The next bytes of it.
     CHUNK = 11
@@ -132,7 +130,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """The first word of a receiver to a sender: from where to send, and how much at a time.
+    """The first frame of a receiver to a sender: from where to send, and how much at a time.
 
     `record` names the receiver's memory of this sender; another one remembers nothing.
     """
@@ -234,7 +232,7 @@ class FrameDecoder:
         # The CHUNK that is passing through.
         self._chunk = 0
         self._chunk_left = 0
-        # Frames whose header, of a CHUNK, or whose all has come.
+        # Frames that were yielded; a CHUNK counts once its header has arrived.
         self.frames = 0
 
     @property
@@ -248,7 +246,7 @@ class FrameDecoder:
         return self._want is not None or bool(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[LinkFrame | ChunkData]:
-        """Yield what `data` completes; raises FrameError at the first bytes that are no frame."""
+        """Yield the frames that `data` completes; raises FrameError at the first bad bytes."""
         self._view = memoryview(data)
         while True:
             if self._chunk_left:
@@ -303,7 +301,7 @@ class FrameDecoder:
             raise FrameError(f"flags or reserved bits of a frame are set {where}")
         cap = FRAME_CAPS.get((self._lane, frame_type))
         if cap is None:
-            raise FrameError(f"a {frame_type.name} frame has no place {where}")
+            raise FrameError(f"a {frame_type.name} frame does not belong {where}")
         if length > cap:
             raise FrameError(
                 f"a {frame_type.name} frame of {length} bytes {where}; at most {cap} are taken"

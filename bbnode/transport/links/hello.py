@@ -1,4 +1,4 @@
-"""The hello: its bytes, and what is accepted of a stranger.
+"""The hello: its encoding, and the checks on one from a stranger.
 
 Rule: one msgpack map with exactly the fields of `Hello`, in any order, each of its exact type
 and within its bound. Anything else is a HelloError, whatever a later version may add:
@@ -30,12 +30,12 @@ from bbnode.ir.decoding import Boundary, shown, unpack
 from bbnode.transport.base import PROTOCOL_VERSION, Hello
 from bbnode.transport.errors import HelloError
 
-# Ten names of fields with their values, and what the three lists among them hold.
+# Ten names of fields with their values, and the items of the three lists among them.
 _MAX_VALUES = 32 + 2 * MAX_NAMES + MAX_CLAIMED_ADDRESSES
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """Encode a hello; raises HelloError when it is over a bound itself."""
+    """Encode a hello; raises HelloError if it is over a bound."""
     values = {each.name: getattr(hello, each.name) for each in fields(hello)}
     values["listen_addresses"] = [each.to_bytes() for each in hello.listen_addresses]
     raw: bytes = msgpack.packb(values)
@@ -85,7 +85,7 @@ def _text(max_bytes: int, pattern: str = "") -> _Check:
         if not isinstance(value, str) or len(value.encode("utf-8", "replace")) > max_bytes:
             raise HelloError(f"{name} in the hello is not text of at most {max_bytes} bytes")
         if not value.isprintable():
-            # It ends up in logs and tables.
+            # It is shown in logs and tables.
             raise HelloError(f"{name} in the hello holds control characters")
         if pattern and not re.fullmatch(pattern, value):
             raise HelloError(f"{name} in the hello is malformed")
@@ -98,7 +98,7 @@ def _address(_name: str, value: Any) -> Multiaddr:
     if not isinstance(value, bytes) or not value:
         raise HelloError(f"an address in the hello is not bytes but {shown(value)}")
     with Boundary(
-        f"an address in the hello is none, or is over {MAX_ADDRESS_BYTES} bytes", HelloError
+        f"an address in the hello is malformed, or over {MAX_ADDRESS_BYTES} bytes", HelloError
     ):
         return address_from_bytes(value)
 

@@ -1,4 +1,4 @@
-"""One connection with one peer: its four streams, its life signs and its end.
+"""One connection with one peer: its four streams, its pings and how it closes.
 
 Rule: each side opens one outgoing control and one outgoing bulk stream and only writes on
 them; it only reads the two that the other side opened. One task writes (LaneWriter) and one reads
@@ -7,12 +7,12 @@ no row in a state leaves the state as it is.
 
 Closing: a side that will send nothing more ends each of its lanes with BYE; the other side answers
 with BYE_ACK when it has read up to there, and ends its own lanes likewise. When everything is
-acknowledged both ways the connection is cut: one that is closed with data unread takes that data
-with it, and the acknowledgements among it.
+acknowledged both ways the connection is cut. Closing earlier would lose unread data, and the
+acknowledgements in it.
 
 Stream I/O is never cancelled, since a cancelled write corrupts the whole connection in py-libp2p
-0.8.1. To get out of it one calls `Carrier.hard_close`, which makes every read and write on the
-connection return or raise.
+0.8.1. `Carrier.hard_close` is the way out: every read and write on the connection then returns
+or raises.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from bbnode.transport.outbound import YAMUX_PAYLOAD_BYTES, OutboundQueue
 
 
 class Signal:
-    """Set by anyone, awaited by one task; calls between two waits are one."""
+    """An event set by any task and awaited by one; calls of `set` between two waits count once."""
 
     __slots__ = ("_event",)
 
@@ -68,7 +68,7 @@ class Signal:
         self._event.set()
 
     async def wait(self) -> None:
-        """Return once the signal was set since the last return."""
+        """Return once the signal has been set since the last return."""
         await self._event.wait()
         self._event = trio.Event()
 
@@ -98,7 +98,7 @@ class Carrier(Protocol):
 
     @property
     def direction(self) -> Direction:
-        """The side that dialled."""
+        """The direction of the dial, seen from here."""
 
     @property
     def address(self) -> Multiaddr:
@@ -139,7 +139,7 @@ class LinkEvent(enum.Enum):
 
 LINK_MOVES: Final[dict[tuple[LinkState, LinkEvent], LinkState]] = {
     (LinkState.OPENING, LinkEvent.HELLO): LinkState.UP,
-    # Nothing was exchanged yet that could be lost.
+    # Nothing has been exchanged yet that could be lost.
     (LinkState.OPENING, LinkEvent.CLOSE): LinkState.CLOSED,
     (LinkState.OPENING, LinkEvent.ABORT): LinkState.CLOSED,
     (LinkState.UP, LinkEvent.CLOSE): LinkState.CLOSING,
@@ -176,14 +176,14 @@ class Heartbeat:
     rtt_s: float | None = None
 
     def start(self, now: float) -> int:
-        """Note that a ping goes out; return its number."""
+        """Record that a ping is sent; return its number."""
         self.due = False
         self.number += 1
         self.sent_at = now
         return self.number
 
     def answered(self, number: int, now: float) -> None:
-        """Note a pong; only that of the last ping counts."""
+        """Record a pong; only the one for the last ping counts."""
         if number == self.number and self.sent_at is not None:
             self.rtt_s = now - self.sent_at
             self.sent_at = None
@@ -191,7 +191,7 @@ class Heartbeat:
 
 @dataclass(slots=True)
 class StallDetector:
-    """Detects that nothing moves any more. Only time in which something should move counts."""
+    """Detects that nothing moves any more; counts only time in which something should move."""
 
     seen: int = -1
     since: float = 0.0
@@ -209,15 +209,15 @@ class LinkOwner(ABC):
 
     @abstractmethod
     def admit_hello(self, link: Link, hello: Hello) -> str:
-        """Return why a peer with this hello is refused; "" when it is not."""
+        """Return the reason to refuse a peer with this hello; "" to accept it."""
 
     @abstractmethod
     def link_up(self, link: Link) -> None:
-        """Take note that the peer's hello has arrived and is in `link.hello`."""
+        """Handle the arrival of the peer's hello, now in `link.hello`."""
 
     @abstractmethod
     def link_closed(self, link: Link, reason: str) -> None:
-        """Take note that the connection is gone."""
+        """Handle the end of the connection."""
 
     @abstractmethod
     def hello_refused(self, link: Link, reason: str) -> None:
@@ -229,11 +229,11 @@ class LinkOwner(ABC):
 
     @abstractmethod
     def receiver(self, link: Link) -> Receiver | None:
-        """Return the receiver that this link feeds, if it is the one to feed it."""
+        """Return the receiver that this link feeds; None if another link feeds it."""
 
     @abstractmethod
     def announce(self, link: Link) -> None:
-        """Send RESUME again: the one that told the peer from where to send was lost."""
+        """Send RESUME again, because the last one was lost."""
 
     @abstractmethod
     def resumed(self, link: Link, resume: Resume) -> None:
@@ -245,17 +245,18 @@ class LinkOwner(ABC):
 
     @abstractmethod
     def stalled(self, link: Link, reason: str) -> None:
-        """Fail the messages to a peer that takes nothing any more; the link closes."""
+        """Fail the messages to a peer that no longer takes any; the link closes."""
 
 
-# A wake-up later than this means that this process itself stood still: bytes of the peer
-# may be waiting, so its silence so far does not count.
+# A wake-up that is later than this means that our own process was suspended: bytes from the peer
+# may be waiting, so its silence does not count.
 _STALL_S: Final = 2.0
 
 
 class Link:
-    """A running connection; `run` owns its tasks. Its public members are for its readers, its
-    writers and its owner.
+    """A running connection; `run` owns its tasks.
+
+    Its public members are for its readers, its writers and its owner.
     """
 
     def __init__(
@@ -275,7 +276,7 @@ class Link:
         self.queue = queue
         self.limits = limits
         self.counters = counters
-        # Counts the connections that its dialler made; the other side learns it by hello.
+        # Counts the connections that the dialling side made; the hello tells the other side.
         self.number = number
         # Its place among the connections of this node, once it has one.
         self.place: Place | None = None
@@ -291,23 +292,23 @@ class Link:
         self.settled = trio.Event()
         # Set once the connection is gone and the owner knows.
         self.closed = trio.Event()
-        # The RESUME that the peer is to be sent, until it is; and the one it sent.
+        # The RESUME still to be sent to the peer, and the one it sent us.
         self.resume_due: Resume | None = None
         self.resume_in: Resume | None = None
-        # The round of the RESUME that our messages answer.
+        # The round of the peer's RESUME that our messages belong to.
         self.granted: int | None = None
         self.heartbeat = Heartbeat()
         self.closing = CloseHandshake()
         self.failures = dict.fromkeys(Lane, 0)
         self.wakes = {lane: Signal() for lane in Lane}
-        # The stream of each lane that the peer opened last.
+        # The reader of the newest incoming stream of each lane.
         self.readers: dict[Lane, LaneReader] = {}
         self.tasks = 0
         self._nursery: trio.Nursery | None = None
         self._aborted = trio.Event()
         # Why the link ends or ended; empty before.
         self.reason = ""
-        # Until the hello has come; then until when a guest may stay.
+        # A deadline for the hello; afterwards, for a guest, one to leave.
         from_afar = carrier.direction is Direction.OUTBOUND or is_relayed(carrier.address)
         self._hello_s = limits.dialled_hello_s if from_afar else limits.hello_timeout_s
         self._stays_until = math.inf
@@ -329,16 +330,16 @@ class Link:
         return self.hello.link
 
     def wake(self, lane: Lane) -> None:
-        """Tell the writer of a lane that there may be something to write."""
+        """Wake the writer of a lane: there may be something to write."""
         self.wakes[lane].set()
 
     def wake_all(self) -> None:
-        """Tell both writers."""
+        """Wake both writers."""
         for wake in self.wakes.values():
             wake.set()
 
     def close(self, reason: str) -> None:
-        """Start no more messages, say goodbye and close, within `goodbye_s` seconds."""
+        """Start no new messages, say goodbye and close, within `goodbye_s` seconds."""
         if self.move(LinkEvent.CLOSE, reason) is LinkState.CLOSING:
             self.said_goodbye = True
             self._close_by = trio.current_time() + self.limits.goodbye_s
@@ -383,7 +384,7 @@ class Link:
             await reader.run(stream)
 
     def move(self, event: LinkEvent, reason: str) -> LinkState:
-        """Go to the state that LINK_MOVES names, if it names one."""
+        """Change to the state that LINK_MOVES gives, if any; return the state."""
         if (self.state, event) not in LINK_MOVES:
             return self.state
         state = self.state = LINK_MOVES[self.state, event]
@@ -406,7 +407,7 @@ class Link:
         self.abort(reason)
 
     def acks_changed(self) -> None:
-        """Have what was received acknowledged, at once or with what goes out next."""
+        """Schedule the acknowledgement of what was received: now, or with the next write."""
         receiver = self.owner.receiver(self)
         if receiver is None:
             return
@@ -420,22 +421,19 @@ class Link:
             self._life.set()
 
     def stay(self, seconds: float) -> None:
-        """Close after this time: for a guest."""
+        """Close the link after this time, which a guest gets."""
         self._stays_until = trio.current_time() + seconds
         self._life.set()
 
     def check_flood(self) -> int:
-        """Close when the peer's unread bytes are more than its streams' windows allow.
-
-        How many they are.
-        """
+        """Return the unread bytes; close when they are more than the streams' windows allow."""
         unread = self.carrier.unread_bytes()
         if unread > self.limits.unread_bytes:
             self.flooded(f"the peer ignores our receive window: {unread} bytes lie unread")
         return unread
 
     def flooded(self, reason: str) -> None:
-        """Close: the peer sends what the muxer did not allow, or more than there is room for."""
+        """Close the link of a peer that sends more than the muxer or our memory allows."""
         if not self.is_aborted():
             self.counters.add("inbound.flooded")
             self.refuse(reason)
@@ -480,7 +478,7 @@ class Link:
                         self.owner.announce(self)
 
     async def _watch_outgoing(self, stream: ByteStream) -> None:
-        """Refuse data on a stream that we opened: it would pile up unread."""
+        """Refuse data on a stream that we opened, where it would pile up unread."""
         with self._task():
             try:
                 data = await stream.read(1)
@@ -490,7 +488,7 @@ class Link:
                 self.refuse("the peer wrote on a stream that is ours to write on")
 
     async def _watch_life(self) -> None:
-        """Ping, and close what is silent, stalled, late with its hello, or slow to leave."""
+        """Ping, and close a link that is silent, stalled, late with its hello or slow to close."""
         limits = self.limits
         next_ping = self.opened_at + limits.ping_interval_s
         while not self.is_aborted():
@@ -504,7 +502,7 @@ class Link:
                 return
             now = trio.current_time()
             if now > due + _STALL_S:
-                # Nothing of that time is held against the peer.
+                # The delay was ours, so the peer's clocks do not run on.
                 self.last_heard = now
                 for timed in (*self.readers.values(), self.owner.receiver(self)):
                     if timed is not None:
@@ -539,7 +537,7 @@ class Link:
                 self.wake(Lane.CONTROL)
 
     def _check_progress(self, now: float) -> None:
-        """Close when a peer answers pings and moves nothing else, or too little."""
+        """Close a link on which pings are answered but data moves too slowly or not at all."""
         limit_s, queue, receiver = self.limits.stall_s, self.queue, self.owner.receiver(self)
         if self._outgoing.stalled(
             due=self.owner.sends(self) and queue.unacknowledged_bytes > 0,
@@ -554,11 +552,11 @@ class Link:
         ):
             self.counters.add("links.stalled")
             receiver.drop_partial()
-            self.abort(f"nothing more of a message that was begun came for {limit_s:g} s")
+            self.abort(f"a message stopped arriving half-way, for {limit_s:g} s")
         elif receiver is not None and receiver.too_slow:
             receiver.drop_partial()
             least = self.limits.slow_bytes_per_s
-            self._too_slow(f"a large message came at less than {least:g} bytes a second")
+            self._too_slow(f"a large message arrived at less than {least:g} bytes a second")
         elif any(
             now >= reader.frame_since + self.limits.frame_s for reader in self.readers.values()
         ):
@@ -569,7 +567,7 @@ class Link:
         self.refuse(reason, Violation.SLOW)
 
 
-# libp2p returns at most about this much at once.
+# About the most that libp2p returns at once.
 READ_BYTES: Final = 64 * 1024
 
 _MESSAGES: Final = (FrameType.ENVELOPE, FrameType.OPEN, FrameType.START, FrameType.BYE)
@@ -584,13 +582,13 @@ class LaneReader:
         self._link = link
         self._lane = lane
         self._decoder = FrameDecoder(lane)
-        # The last START.
+        # The round of the last START.
         self._round = 0
-        # When the first byte came of a frame that has not come whole; inf when there is none.
+        # When the first byte of an incomplete frame arrived; inf without one.
         self.frame_since = math.inf
 
     def discount(self, seconds: float) -> None:
-        """Do not count this time: the process itself stood still."""
+        """Leave this time out: our own process was suspended."""
         self.frame_since += seconds
 
     async def run(self, stream: ByteStream) -> None:
@@ -683,13 +681,13 @@ class LaneReader:
             name = frame.type.name if isinstance(frame, LinkFrame) else "CHUNK"
             link.refuse(f"the first frame is {name}, not HELLO")
             return False
-        # The hello went out before this frame, on the other stream of the same connection:
-        # its reader only has to get its turn. The hello's deadline bounds it.
+        # The peer sent its hello before this frame, on another stream of the same connection: that
+        # reader only has to run. The hello's deadline bounds the wait.
         await link.settled.wait()
         return link.hello is not None
 
     def _receiver(self) -> Receiver | None:
-        """Return the receiver of what arrives here; None when it will be sent again elsewhere."""
+        """Return the receiver of what arrives here; None if the peer will send it elsewhere."""
         receiver = self._link.owner.receiver(self._link)
         if receiver is not None and self._round == receiver.round:
             return receiver
@@ -754,7 +752,7 @@ class LaneWriter:
         self._link = link
         self._lane = lane
         self._stream = stream
-        # The round that was started on this stream.
+        # The round that this stream has announced with START.
         self._started: int | None = None
 
     async def run(self) -> None:
@@ -769,7 +767,7 @@ class LaneWriter:
                 await link.wakes[lane].wait()
 
     async def _control(self) -> bool:
-        """Write what is owed and small; False when there is nothing."""
+        """Write answers and small messages; return False when there is nothing to write."""
         link = self._link
         out = bytearray()
         heartbeat, closing = link.heartbeat, link.closing
@@ -783,7 +781,7 @@ class LaneWriter:
             link.resume_due = None
         acked = list(closing.acks_due)
         sent = self._small(out)
-        # Last, so that one acknowledgement speaks for all that came meanwhile; but before a
+        # Last, so that one acknowledgement covers all that has arrived meanwhile; but before a
         # BYE_ACK, after which the other side may be gone.
         self._acks(out, force=bool(out) or bool(acked))
         for lane in acked:
@@ -826,7 +824,7 @@ class LaneWriter:
         return sent
 
     async def _bulk(self) -> bool:
-        """Write one part of a large message; False when there is nothing, or no window."""
+        """Write one part of a large message; return False without one, or without window."""
         link = self._link
         if link.granted is None or not link.owner.sends(link):
             return False
@@ -840,8 +838,8 @@ class LaneWriter:
             out += encode_open(piece.number, item.size, piece.offset, item.anchor)
         out += encode_header(FrameType.CHUNK, piece.length, piece.number)
         first, *others = piece.item.bytes_from(piece.offset, piece.length)
-        # The first Yamux frame is put together here; the rest is cut out of the message by
-        # libp2p, and copied for the first time when it is.
+        # The first Yamux frame is put together here. libp2p cuts the rest out of the message,
+        # which is the first copy of those bytes.
         room = max(0, YAMUX_PAYLOAD_BYTES - len(out))
         out += first[:room]
         await self._write(bytes(out))
@@ -853,14 +851,14 @@ class LaneWriter:
         return True
 
     def _start(self, out: bytearray) -> None:
-        """Begin the round that the peer has asked for, once a stream."""
+        """Announce the round that the peer has asked for, once on each stream."""
         granted = self._link.granted
         if self._started != granted and granted is not None:
             out += encode_header(FrameType.START, 0, granted)
             self._started = granted
 
     async def _bye(self) -> bool:
-        """End the lane when the link closes; False when there is nothing to end."""
+        """End the lane if the link is closing; return False if there is nothing to end."""
         link, lane = self._link, self._lane
         if link.state is not LinkState.CLOSING or lane in link.closing.bye_out:
             return False

@@ -1,9 +1,9 @@
-"""The peers of a node: which connection with each is in use, and what becomes of its messages.
+"""The peers of a node: the connection in use with each, and what happens to its messages.
 
 Rule: a peer has one primary link, on which everything is sent, and one feeder, from which
-messages are taken; mostly they are the same. Of two links one is kept by `replaces`, which both
-sides answer alike. Whoever the authorizer does not admit has no link, and what it does not
-admit is counted by its reason and goes no further.
+messages are taken; mostly they are the same. `replaces` decides which of two links is kept, and
+gives the same answer on both sides. A peer that the authorizer refuses has no link; an envelope
+that it refuses is counted under the reason and dropped.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from bbnode.transport.outbound import Outbound, OutboundQueue, size_of
 
 
 def fresh_number() -> int:
-    """Return a number that nobody else has: 63 random bits."""
+    """Return 63 random bits: a number that nobody else has."""
     return secrets.randbits(63)
 
 
 @dataclass(slots=True, eq=False)
 class PeerSession:
-    """The state that a node keeps of one peer, beyond its connections."""
+    """The state that a node keeps for one peer, beyond its connections."""
 
     peer: PeerId
     queue: OutboundQueue
@@ -72,36 +72,36 @@ class PeerSession:
     # The receiving side, and the link that feeds it.
     receiver: Receiver | None = None
     feeder: Link | None = None
-    # The process of the peer that we last talked to.
+    # The peer's process at the time of the last hello.
     session_id: str = ""
-    # The classes that it said it plays, on the link in use; it was announced with them.
+    # The classes that it claims to play on the link in use, as in its ConnectionOpened.
     classes: tuple[str, ...] = ()
     since_s: float = 0.0
-    # Bytes of links that are closed; those of open ones are theirs.
+    # Bytes of closed links; an open link counts its own.
     bytes_in: int = 0
     bytes_out: int = 0
     wanted: tuple[Multiaddr, ...] | None = None
     failed_dials: int = 0
     last_error: str = ""
-    # The last word of our own authorizer on a connection with it was no: what fails until it
-    # says yes is no fault of the peer.
+    # Our own authorizer refused the last connection with it: until it allows one, a failure is
+    # not the peer's fault.
     denied: bool = False
-    # Without a link: until when the queue is kept, and until when the record is.
+    # Without a link: when the queue is failed, and when the rest is forgotten.
     fails_at: float = math.inf
     forgotten_at: float = math.inf
     # The queue is kept because somebody began to dial the peer.
     expected: bool = False
-    # Exactly one of the two is set: whether there is a primary link.
+    # Exactly one of the two is set: `up` with a primary link, else `down`.
     up: trio.Event = field(default_factory=trio.Event)
     down: trio.Event = field(default_factory=trio.Event)
 
     @property
     def speaks_as(self) -> tuple[str, tuple[str, ...]]:
-        """Its process, and the classes that it was announced with."""
+        """The process of the peer, and the classes in its ConnectionOpened."""
         return self.session_id, self.classes
 
     def why_new(self, hello: Hello) -> str:
-        """Return why this hello ends the old connection: another process, or other classes."""
+        """Return the reason for which this hello ends the old connection."""
         same = self.session_id == hello.session_id
         return "the peer plays other classes now" if same else "the peer has restarted"
 
@@ -112,12 +112,12 @@ class PeerSession:
 
     @property
     def unused(self) -> bool:
-        """True if nothing would be lost with this session."""
+        """True if the session can be dropped without a loss."""
         kept = self.links or self.takes_messages or self.forgotten_at < math.inf
         return self.wanted is None and not kept
 
     def wish(self) -> WantedPeer | None:
-        """Return the peer as one that is kept connected, if it is."""
+        """Return the peer as a WantedPeer; None if it is not kept connected."""
         if self.wanted is None:
             return None
         return WantedPeer(
@@ -129,7 +129,7 @@ class PeerSession:
         )
 
     def expect(self, until_s: float) -> bool:
-        """Accept messages until then: the peer is dialled. False when they are accepted already."""
+        """Accept messages until then, as the peer is dialled; return False if they already are."""
         if self.takes_messages:
             return False
         self.expected, self.fails_at = True, until_s
@@ -140,13 +140,13 @@ class PeerSession:
         self.expected, self.fails_at, self.forgotten_at = False, math.inf, math.inf
 
     def remove(self, link: Link) -> None:
-        """Remove a closed link; what it moved still counts."""
+        """Remove a closed link; its bytes still count."""
         self.links.remove(link)
         self.bytes_in += link.bytes_in
         self.bytes_out += link.bytes_out
 
     def info(self) -> PeerInfo | None:
-        """Return the peer as it is shown; None while there is no connection with a hello."""
+        """Return the peer for status; None while there is no connection with a hello."""
         link, queue = self.primary, self.queue
         if link is None or link.hello is None:
             return None
@@ -193,10 +193,10 @@ def replaces(own: PeerId, old: Link, new: Link) -> bool:
 
 
 def restarted(old: Link, new: Link) -> bool:
-    """Return True if another process of the peer speaks on `new`, or it plays other classes there.
+    """Return True if the hello of `new` is from another process, or names other classes.
 
-    No process of ours changes its classes. With one that does, the newest word counts: it is
-    what the authorizer decided on last.
+    A bbnode process never changes its classes. If a peer does, the newest hello counts, since
+    the authorizer decided on that one last.
     """
     if old.hello is None or new.hello is None:
         return False
@@ -204,8 +204,8 @@ def restarted(old: Link, new: Link) -> bool:
     return (was.session_id, was.classes) != (now.session_id, now.classes)
 
 
-# Between two looks at what lies unread: what the muxer takes is bounded frame by frame, so this is
-# for the sum of many connections.
+# Between two checks of what is unread. The muxer bounds each connection frame by frame, so this is
+# for the sum of many.
 UNREAD_CHECK_S = 1.0
 
 _FORGOTTEN = "the peer has restarted or forgotten us: it may have come or not"
@@ -228,23 +228,22 @@ class PeerTable(LinkOwner):
         self._inbox = inbox
         self._counters = counters
         self.gate = Gate(authorizer, counters)
-        # Set when the node stops: what is given up from then on is kept, and not reported.
+        # True once the node stops: what is given up from then on is `unsent`, not reported.
         self.stopping = False
         self._kept: list[Unsent] = []
         self._sessions: dict[PeerId, PeerSession] = {}
-        # Connections and who gets one.
         self.admission = Admission(limits, counters, self.knows)
         self._known: OrderedDict[PeerId, None] = OrderedDict()
-        # Peers of which something is held for want of room in the inbox.
+        # Peers with held messages, for which the inbox has no room.
         self._held: dict[PeerId, None] = {}
         inbox.on_room, inbox.is_known = self._room_made, self.gate.is_known
-        # Called when a session will have to be looked at by `expire`.
+        # Called when `expire` has a new deadline to look at.
         self.on_lost: Callable[[], None] = lambda: None
 
     # -- for the transport -----------------------------------------------------------------
 
     def session(self, peer: PeerId) -> PeerSession:
-        """Return the session of a peer, made when there is none."""
+        """Return the session of a peer, created if need be."""
         session = self._sessions.get(peer)
         if session is None:
             session = PeerSession(peer, OutboundQueue(self._limits))
@@ -253,7 +252,7 @@ class PeerTable(LinkOwner):
         return session
 
     def known(self, peer: PeerId) -> PeerSession | None:
-        """Return the session of a peer, if there is one."""
+        """Return the session of a peer, or None."""
         return self._sessions.get(peer)
 
     def sessions(self) -> list[PeerSession]:
@@ -277,9 +276,9 @@ class PeerTable(LinkOwner):
         return not denied
 
     def add(self, link: Link, place: Place | None = None) -> bool:
-        """Add a new connection, which counts from now on, before its hello.
+        """Add a new connection, before its hello; return False if there is no place for it.
 
-        `place` is that of its socket; without, one of its own is asked for. False if there is none.
+        `place` is that of its socket; without one, the link asks for its own.
         """
         now = trio.current_time()
         if place is None and link.carrier.direction is Direction.OUTBOUND:
@@ -296,29 +295,29 @@ class PeerTable(LinkOwner):
         return True
 
     def knows(self, peer: PeerId) -> bool:
-        """Return True if we want a peer, or it acknowledged what we sent: a stranger is neither."""
+        """Return True if we want the peer, or it has ever acknowledged a message of ours."""
         session = self._sessions.get(peer)
         if session is not None and (session.wanted is not None or session.queue.acknowledged):
             return True
         return peer in self._known
 
     async def watch_unread(self) -> None:
-        """Close connections on which too much lies unread, until cancelled."""
+        """Close connections with too many unread bytes, until cancelled."""
         while True:
             await trio.sleep(UNREAD_CHECK_S)
             self.check_unread()
 
     def check_unread(self) -> None:
-        """Check all connections: each has its bound, and all have one together."""
+        """Check the unread bytes of each connection, and their sum."""
         unread = {link: link.check_flood() for link in self.links() if not link.is_aborted()}
         total = sum(unread.values())
         while total > self._limits.all_unread_bytes:
             most = max(unread, key=unread.__getitem__)
             total -= unread.pop(most)
-            most.flooded("of all connections most lies unread on this one")
+            most.flooded("this connection has more unread bytes than any other")
 
     def drop_if_unused(self, session: PeerSession) -> None:
-        """Remove the session of a peer of which there is nothing to keep."""
+        """Remove a session that can be dropped without a loss."""
         if session.unused:
             self._drop_flow(session)
             self._sessions.pop(session.peer, None)
@@ -341,7 +340,7 @@ class PeerTable(LinkOwner):
             session.primary.wake(lane)
 
     def unsent(self) -> list[Unsent]:
-        """Return what peers have not acknowledged, that of the stop included."""
+        """Return what peers have not acknowledged, and what was given up at the stop."""
         queued = [_unsent(session, session.queue.pending()) for session in self.sessions()]
         return [*self._kept, *(each for found in queued for each in found)]
 
@@ -353,7 +352,7 @@ class PeerTable(LinkOwner):
         *,
         blames_peer: bool = True,
     ) -> None:
-        """Report messages as failed; a peer is not blamed while we do not allow it ourselves."""
+        """Report messages as failed; a peer that our authorizer denies is not blamed."""
         if self.stopping:
             self._kept += _unsent(session, items)
             return
@@ -365,12 +364,12 @@ class PeerTable(LinkOwner):
             )
 
     def expect(self, session: PeerSession) -> None:
-        """Accept messages for a peer that is going to be dialled."""
+        """Accept messages for a peer that is about to be dialled."""
         if session.expect(trio.current_time() + self._limits.resume_s):
             self.on_lost()
 
     def not_reached(self, session: PeerSession, reason: str) -> None:
-        """Fail what waits for a peer that was dialled in vain, or is no longer dialled."""
+        """Fail the queue of a peer that could not be reached, or is no longer dialled."""
         if session.expected:
             session.expected, session.fails_at = False, math.inf
             self._fail(session, session.queue.drain(), f"it can't be reached: {reason}")
@@ -384,7 +383,7 @@ class PeerTable(LinkOwner):
         return [wish for session in self.sessions() if (wish := session.wish()) is not None]
 
     def expire(self, now: float) -> float:
-        """Drop what was kept for long enough; return when to call again (`math.inf`: no need)."""
+        """Drop what has expired; return the time to call again (`math.inf`: never)."""
         following = math.inf
         for session in list(self._sessions.values()):
             if now >= session.fails_at:
@@ -437,7 +436,7 @@ class PeerTable(LinkOwner):
             self._promote(session, link)
             return
         if restarted(old, link):
-            # The old process is gone, and with it all that this link was for.
+            # The old process is gone, and this link with it.
             session.primary = None
             old.abort("the peer has restarted, or plays other classes now")
             self._promote(session, link)
@@ -492,7 +491,7 @@ class PeerTable(LinkOwner):
         return session.receiver
 
     def announce(self, link: Link | None) -> None:
-        """Make the link the feeder, and have it send from where the receiver stands."""
+        """Make the link the feeder, and ask the peer to send from the receiver's position."""
         if link is None or (hello := link.hello) is None:
             return
         session = self.session(link.peer)
@@ -534,7 +533,7 @@ class PeerTable(LinkOwner):
     # -- room in the inbox -----------------------------------------------------------------
 
     def _room_made(self, _peer: PeerId) -> None:
-        """Accept what was held: of all peers, since some room is shared."""
+        """Accept held messages, of all peers, since some room is shared."""
         for peer in list(self._held):
             session = self._sessions.get(peer)
             if session is not None and session.receiver is not None and session.feeder is not None:
@@ -553,8 +552,8 @@ class PeerTable(LinkOwner):
         if not session.down.is_set() and session.speaks_as != (hello.session_id, hello.classes):
             self._lose(session, session.why_new(hello), for_good=False)
         if session.session_id not in ("", hello.session_id):
-            # Before the peer is up again: what its old process did not take is no fault of the
-            # new one, and the engine would hold it back for it.
+            # Before the peer is up again: else the engine would blame the new process, and hold
+            # it back, for what the old one did not take.
             self._fail(session, session.queue.give_up_begun(), _FORGOTTEN)
         session.session_id, session.classes = hello.session_id, hello.classes
         session.primary = link
@@ -587,7 +586,7 @@ class PeerTable(LinkOwner):
         link.wake_all()
 
     def _lose(self, session: PeerSession, reason: str, *, for_good: bool) -> None:
-        """Report that the peer is gone, and keep what waits for it for a while."""
+        """Report that the peer is gone, and keep its queue for a while."""
         session.primary = None
         session.down.set()
         session.up = trio.Event()

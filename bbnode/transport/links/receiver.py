@@ -1,13 +1,13 @@
-"""The receiving side of a peer: what it sends us, over as many connections as it takes.
+"""The receiving side of a peer: the messages it sends us, over as many connections as that takes.
 
-Rule: a record outlives its connections. It knows which message of each lane comes next, so
-that none is taken twice, and keeps what it has of a large one. One link at a time feeds it:
-`announce` says on which, with a round that the sender repeats (START) before what it sends;
-anything else that comes, of an older round or from another link, is ignored and will be
-sent again. What the inbox has no room for, or its sender's rate does not allow yet, is held
+Rule: a receiver outlives its connections. It knows the next number of each lane, so that no message
+is taken twice, and keeps the part of a large one that has arrived. One link at a time feeds it:
+`announce` starts a round on that link, and the sender repeats the round (START) before its
+messages. Whatever arrives for an older round or on another link is ignored, and will be sent again.
+Messages for which the inbox has no room, or which the sender's rate does not allow yet, are held
 here, within the window that the peer was given, and not acknowledged. A large message whose room
-went to a faster one is forgotten and asked for again. A sender may leave numbers out: it has given
-those up.
+went to a faster one is dropped and asked for again. A sender may skip numbers of messages that it
+has given up.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from bbnode.transport.inbox import Inbox, Meter, Transfer
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.framing import HEADER_BYTES, Lane, Open, Position, Resume
 
-# From here on memory comes straight from the system, untouched until it is written, and goes
-# back when the message is dropped. A bytearray is cleared first: 0.3 s a GiB with the loop
-# standing still.
+# From this size on memory is mapped: it is untouched until it is written, and goes back to the
+# system when the message is dropped. A bytearray is cleared first, which blocks the loop for
+# 0.3 s a GiB.
 _MAPPED_BYTES: Final = 1024 * 1024
 # A line of the processor's cache, and more than any number type asks for. Memory that is not
 # mapped begins at a multiple of 16 only, which is enough for all of those too.
 _ALIGN_BYTES: Final = 64
-# For how many seconds a held message waits at least, so that a rate is not asked for each one.
+# The shortest wait of a held message, in seconds, so that the rate is not asked all the time.
 _RATE_WAIT_S: Final = 0.05
 
-# An acknowledgement is due after this part of a window.
+# An acknowledgement is due after a quarter of a window.
 _ACK_PART: Final = 4
 
-# In how many seconds an envelope of this size may come in: 0 is now, `math.inf` is never.
+# Size of an envelope in bytes -> seconds until it may come in: 0 is now, `math.inf` never.
 Admit = Callable[[int], float]
 
 
@@ -52,7 +52,7 @@ class WindowIgnoredError(FrameError):
 
 @dataclass(slots=True, eq=False)
 class Partial:
-    """A large message that is being received; without a transfer it is thrown away."""
+    """A large message that is being received; without a transfer its bytes are discarded."""
 
     number: int
     total: int
@@ -78,7 +78,7 @@ class HeldOpen:
     number: int
     opening: Open
     admitted: bool | None = None
-    # Since when there is no room for it; inf for one that is to wait until there is.
+    # When it first found no room; inf if it may not take room from others.
     waits_since: float | None = None
 
 
@@ -98,21 +98,21 @@ class LaneState:
     # Set when an acknowledgement is due; bytes accepted since the last one.
     due: bool = False
     since: int = 0
-    # The next number to come in.
+    # The next number that is expected.
     next: int = 1
     held: deque[Any] = field(default_factory=deque)
     held_bytes: int = 0
-    # Until then a message has to wait for its sender's rate.
+    # The time until which the sender's rate makes a message wait.
     not_before: float = 0.0
 
     def accept(self, size: int) -> None:
-        """Count bytes that were accepted; an acknowledgement is due after a part of a window."""
+        """Count accepted bytes; enough of them make an acknowledgement due."""
         self.since += size
         if self.since * _ACK_PART >= self.window:
             self.due = True
 
     def wait_s(self, size: int, admit: Admit, now: float) -> float:
-        """Return the seconds that a message has to wait; a wait is not asked for twice."""
+        """Return the seconds that a message has to wait; `admit` is not asked during a wait."""
         if now < self.not_before:
             return self.not_before - now
         wait_s = admit(size)
@@ -125,7 +125,7 @@ class LaneState:
         """Keep something until there is room for it; raises WindowIgnoredError."""
         self.held.append(item)
         self.held_bytes += size
-        # On the bulk lane an OPEN is not charged to its sender; it stands before 64 KiB and more.
+        # An OPEN on the bulk lane is not charged to its sender; 64 KiB or more follow each.
         window = self.window if lane is Lane.CONTROL else self.window + self.window // 8
         if self.held_bytes > window:
             raise WindowIgnoredError(
@@ -134,18 +134,21 @@ class LaneState:
             )
 
     def drop_held(self, following: int) -> None:
-        """Drop what is held: it will be sent again, from the number `following` on."""
+        """Drop all held messages, which will be sent again from the number `following` on."""
         self.held.clear()
         self.held_bytes, self.next = 0, following
 
 
 def allocate(size: int, anchor: int) -> memoryview:
-    """Memory for one message, with its byte `anchor` aligned; raises MemoryError or OSError."""
+    """Return memory for one message whose byte `anchor` is aligned to 64 bytes.
+
+    Raises MemoryError or OSError.
+    """
     skipped = -anchor % _ALIGN_BYTES
     if size < _MAPPED_BYTES:
         return memoryview(bytearray(skipped + size))[skipped:]
-    # Private, which is not Python's default: of shared memory Linux gives small pages only, whose
-    # 16,000 faults take a 64 MiB message 50 ms; large ones take 4.
+    # Private, which is not Python's default: Linux gives shared memory small pages only, whose
+    # 16,000 faults cost a message of 64 MiB 50 ms; huge pages cost 4 ms.
     mapped = mmap.mmap(-1, skipped + size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
@@ -155,7 +158,7 @@ def allocate(size: int, anchor: int) -> memoryview:
 
 @dataclass(slots=True, eq=False)
 class Receiver:
-    """The record of one sender's numbering."""
+    """The messages of one sender, by its numbering."""
 
     peer: PeerId
     exchange: int
@@ -165,17 +168,17 @@ class Receiver:
     counters: Counters
     admit: Admit
     address: Multiaddr
-    # Called when what was received of a large message was given up for a faster one.
+    # Called when a large message has lost its room to a faster one.
     on_evicted: Callable[[], None]
     round: int = 0
     duplicates: int = 0
     # Bytes taken of large messages; only grows.
     progress: int = 0
     lanes: dict[Lane, LaneState] = field(init=False)
-    # The next small message that the inbox has not got.
+    # The first small message that is not in the inbox yet.
     _accepted: int = 1
     _partial: Partial | None = None
-    # The large message that was given up last: it takes nobody else's room for that.
+    # The large message that lost its room last; it may not take another's in turn.
     _evicted_number: int = 0
     _control: LaneState = field(init=False)
     _bulk: LaneState = field(init=False)
@@ -190,7 +193,7 @@ class Receiver:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes received and without room in the inbox."""
+        """Bytes received for which the inbox has no room."""
         return self._control.held_bytes + self._bulk.held_bytes
 
     @property
@@ -208,7 +211,7 @@ class Receiver:
 
     @property
     def pump_at(self) -> float:
-        """When to `pump` though nobody made room; `math.inf` when nothing is held."""
+        """The time to `pump` even if nobody made room; `math.inf` when nothing is held."""
         waiting = [lane for lane in self.lanes.values() if lane.held]
         if not waiting:
             return math.inf
@@ -217,12 +220,12 @@ class Receiver:
         return min([now + self.limits.room_check_s, *ends])
 
     def discount(self, seconds: float) -> None:
-        """Do not count this time: the process itself stood still."""
+        """Leave this time out: our own process was suspended."""
         if self._partial is not None:
             self._partial.meter.discount(seconds)
 
     def position(self, lane: Lane) -> Position:
-        """Return how far a lane was accepted: its sender may forget what is before."""
+        """Return the position up to which a lane was accepted; its sender may forget the rest."""
         if lane is Lane.CONTROL:
             return Position(number=self._accepted)
         if self._partial is not None:
@@ -233,7 +236,7 @@ class Receiver:
     # -- links ------------------------------------------------------------------------------
 
     def announce(self) -> Resume:
-        """Start a round of this record on a link; return what its sender has to know."""
+        """Start a round; return the RESUME to send on the link that feeds it."""
         self.rewind()
         self._attach(attached=True)
         self.round += 1
@@ -247,14 +250,14 @@ class Receiver:
         )
 
     def rewind(self) -> None:
-        """Drop what a lost link brought and was not accepted: it will be sent again."""
+        """Drop what a lost link brought and we have not accepted: it will be sent again."""
         for kind, lane in self.lanes.items():
             lane.drop_held(self.position(kind).number)
             lane.due, lane.since = False, 0
         self._attach(attached=False)
 
     def _attach(self, *, attached: bool) -> None:
-        """Note if a link can bring more: its absence is not held against the sender."""
+        """Record if a link can bring more: the time without one does not count."""
         partial = self._partial
         if partial is None:
             return
@@ -266,14 +269,14 @@ class Receiver:
             partial.meter.pause(self.inbox.clock())
 
     def drop_partial(self) -> None:
-        """Release the memory of an incomplete message, which starts again at some time."""
+        """Release the memory of an incomplete message; it starts again when it is resent."""
         partial, self._partial = self._partial, None
         if partial is not None and partial.transfer is not None:
             partial.buffer = None
             self.inbox.drop(partial.transfer)
 
     def _evicted(self) -> None:
-        """Have a message sent again from its beginning: the inbox took its room."""
+        """Ask for a message again from its beginning: the inbox took its room."""
         partial, self._partial = self._partial, None
         if partial is None:
             return
@@ -299,7 +302,7 @@ class Receiver:
             lane.hold(held, len(data) + HEADER_BYTES, Lane.CONTROL)
 
     def _take_small(self, held: HeldSmall) -> bool:
-        """Put it into the inbox, or drop a refused one; return False when it has to wait."""
+        """Put a message into the inbox, or drop a refused one; return False if it has to wait."""
         lane, size = self._control, len(held.data)
         if not held.admitted:
             wait_s = lane.wait_s(size, self.admit, self.inbox.clock())
@@ -340,19 +343,19 @@ class Receiver:
             lane.hold(held, HEADER_BYTES, Lane.BULK)
 
     def _open(self, held: HeldOpen) -> bool:
-        """Prepare for the bytes of a message; return False when it has to wait."""
+        """Prepare for the bytes of a message; return False if it has to wait."""
         number, total, offset = held.number, held.opening.total, held.opening.offset
         partial = self._partial
         if partial is not None and partial.number == number:
             if total != partial.total or offset > partial.stored:
                 raise FrameError(
-                    f"message {number} goes on at byte {offset} of {total}; "
-                    f"{partial.stored} of {partial.total} are here"
+                    f"message {number} continues at byte {offset} of {total}; "
+                    f"{partial.stored} of {partial.total} have arrived"
                 )
             partial.stored = offset
             return True
         if offset:
-            raise FrameError(f"message {number} goes on at byte {offset}; none of it is here")
+            raise FrameError(f"message {number} continues at byte {offset}; nothing of it arrived")
         self.drop_partial()
         if held.admitted is None:
             wait_s = self._bulk.wait_s(total, self.admit, self.inbox.clock())
@@ -398,7 +401,7 @@ class Receiver:
             raise FrameError(f"a part of message {number}, which was not opened")
         end = partial.stored + len(data)
         if end > partial.total:
-            raise FrameError(f"message {number} is longer than the {partial.total} bytes it said")
+            raise FrameError(f"message {number} exceeds the {partial.total} bytes it announced")
         transfer = partial.transfer
         if transfer is not None and not self.inbox.grow(transfer, end):
             return False
@@ -424,9 +427,9 @@ class Receiver:
     # -- room -------------------------------------------------------------------------------
 
     def pump(self) -> bool:
-        """Accept what is held as far as there is room now; return True if any was."""
+        """Accept as much of what is held as there is room for; return True if there was any."""
         if self._pumping:
-            return False  # room that we made ourselves just now
+            return False  # the room is our own doing
         self._pumping = True
         try:
             return self._pump()
@@ -455,7 +458,7 @@ class Receiver:
         return self.held_bytes < before
 
     def _duplicate(self, lane: LaneState) -> None:
-        # Its sender has not heard of our acknowledgement: repeat it.
+        # The sender has not seen our acknowledgement: repeat it.
         self.duplicates += 1
         self.counters.add("inbound.duplicates")
         lane.due = True

@@ -1,6 +1,6 @@
 """A transport made of links: peers, dialer tasks, start and stop.
 
-Rule: everything that a transport does beside opening connections is here; a subclass listens and
+Rule: everything that a transport does besides opening connections is here; a subclass listens and
 dials (`_serve`, `_dial`), and hands each new connection to `_attach`. All tasks are children
 of `run`.
 """
@@ -44,10 +44,10 @@ from bbnode.transport.links.hello import encode_hello
 from bbnode.transport.links.link import Carrier, Link, LinkState, Signal
 from bbnode.transport.links.peers import PeerSession, PeerTable
 
-# Happy eyeballs (RFC 8305, section 5): the next address gets its chance after this, or at
-# once when the one before has failed.
+# Happy eyeballs (RFC 8305, section 5): the next address is tried after this, or as soon as the one
+# before has failed.
 _STAGGER_S: Final = 0.25
-# A connection that lasted as long was a success; one that ends sooner makes the next wait longer.
+# A connection that lasted this long was a success; one that ends sooner makes the next wait longer.
 _STEADY_S: Final = 10.0
 _JITTER: Final = 0.2
 
@@ -95,22 +95,22 @@ class LinkTransport(Transport):
 
     @abstractmethod
     async def _close_listeners(self) -> None:
-        """Take no more connections; those that are open stay."""
+        """Stop accepting connections; open ones stay."""
 
     @abstractmethod
     async def _dial(self, address: Multiaddr, peer: PeerId) -> Link:
-        """Connect and `_attach`; raises DialError. Its time-outs are inside: never cancelled."""
+        """Connect and `_attach`; raises DialError. Has its own time-outs and is never cancelled."""
 
     @abstractmethod
     async def _maintain(self) -> None:
-        """Look after what fails silently, until cancelled."""
+        """Do periodic upkeep, until cancelled."""
 
     def _relay_routes(self, peer: PeerId) -> Sequence[Multiaddr]:  # noqa: ARG002
-        """Return more addresses of a peer, to be tried after those that were given."""
+        """Return further addresses of a peer, to be tried after the given ones."""
         return ()
 
     def _circuits(self) -> int:
-        """Return how many circuits of other peers go through us."""
+        """Return the number of circuits between other peers that go through us."""
         return 0
 
     # -- Transport -------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class LinkTransport(Transport):
         )
 
     def set_credentials(self, credentials: bytes) -> None:
-        """Show them from now on; raises HelloError for more than a hello can carry."""
+        """Show these from now on; raises HelloError if they do not fit into a hello."""
         made = replace(self._hello, credentials=credentials)
         encode_hello(made)
         self._hello = made
@@ -232,7 +232,7 @@ class LinkTransport(Transport):
     def _attach(self, carrier: Carrier, place: Place | None = None) -> Link | None:
         """Run a link on a new connection; None when a bound is reached, or we are stopping.
 
-        `place` is what its socket got when it was accepted.
+        `place` is the one that its socket got when it was accepted.
         """
         if self._nursery is None or self._stopping.is_set() or carrier.peer == self._own:
             self._counters.add("links.refused")
@@ -263,13 +263,13 @@ class LinkTransport(Transport):
         return link
 
     async def _expire(self) -> None:
-        """Drop what is kept for lost peers when its time is over."""
+        """Drop the state of lost peers when it expires."""
         while True:
             with trio.move_on_at(self._table.expire(trio.current_time())):
                 await self._lost.wait()
 
     async def _say_goodbye(self) -> None:
-        """Have what is queued acknowledged, then say goodbye, within the grace of `stop`."""
+        """Wait until the queues are acknowledged, then say goodbye, within the grace of `stop`."""
         for scope in self._dialers.values():
             scope.cancel()
         await self._close_listeners()
@@ -314,7 +314,7 @@ class LinkTransport(Transport):
                     up_since = min(up_since, trio.current_time())
                     await self._hold(session)
                     continue
-                # A peer that takes us and closes at once (it may not want us) is no success.
+                # A peer that accepts and closes at once (it may not want us) is not a success.
                 if up_since < math.inf:
                     if trio.current_time() - up_since >= _STEADY_S:
                         redial.reset()
@@ -322,14 +322,14 @@ class LinkTransport(Transport):
                     with trio.move_on_after(redial.next_delay_s(denied=session.denied)):
                         await session.up.wait()
                         continue
-                # The direct ones first: a detour has a little less than its chance.
+                # Direct addresses first.
                 ways = dict.fromkeys([*session.wanted, *self._relay_routes(session.peer)])
                 await self._dial_round(session, sorted(ways, key=is_relayed))
                 if session.up.is_set():
                     continue
                 self._table.not_reached(session, session.last_error)
                 with trio.move_on_after(redial.next_delay_s(denied=session.denied)):
-                    # An inbound connection is as good.
+                    # An inbound connection will do as well.
                     await session.up.wait()
 
     async def _hold(self, session: PeerSession) -> None:
@@ -385,7 +385,7 @@ class LinkTransport(Transport):
         if reason and not session.up.is_set():
             session.failed_dials += 1
             session.last_error = reason
-        # A dialer that was told to stop has gone away.
+        # The dialer may have been told to stop.
         with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
             result.send_nowait(not reason)
         result.close()
@@ -406,13 +406,13 @@ class DialBackoff:
         self.failures = 0
 
     def reset(self) -> None:
-        """A connection came about: the next failure waits the minimum again."""
+        """Record a success: the next failure waits the minimum again."""
         self.failures = 0
 
     def next_delay_s(self, *, denied: bool = False) -> float:
         """Count a failure and return the seconds to wait after it.
 
-        `denied`: our own authorizer was in the way, which may think otherwise soon.
+        `denied`: our own authorizer refused the connection, and may soon decide otherwise.
         """
         limits = self._limits
         # 2 ** 32 times any minimum is over every maximum; a bound keeps the float finite.

@@ -1,9 +1,8 @@
 """The content of a picture: panels of boxes, edges in them, wires between them.
 
-Rule: gates and deadline checks belong to the op that they guard, and are drawn on its box; every
-other op is a box of its own. Whatever is left out of the drawing (values of implied edges,
-metadata, attributes) is in the box's details, as text; long values are cut. `layout` fills in the
-places.
+Rule: a gate or deadline check is drawn on the box of the op that it guards; every other op has a
+box of its own. What is not drawn (values of implied edges, metadata, attributes) is text in the
+details of a box; long values are cut. `layout` fills in the positions.
 """
 
 from __future__ import annotations
@@ -232,8 +231,6 @@ def class_of(function: Function | None) -> str:
 
 
 class _Reader:
-    """Reads one function."""
-
     def __init__(
         self,
         prefix: str,
@@ -249,7 +246,7 @@ class _Reader:
         self._far_ends = far_ends
         self.boxes: list[Box] = [self._port("input", name) for name in function.inputs]
         self.box_of: dict[OpNode, Box] = {}
-        # Of nodes that are drawn on another's box as a pill: its key.
+        # The keys of nodes that are drawn as a pill on another's box.
         self._pills: dict[OpNode, str] = {}
         self._made = {box.title: box for box in self.boxes}
         self._read()
@@ -286,7 +283,7 @@ class _Reader:
             guarded = by_name.get(_guarded(node) or "")
             if guarded is not None and guarded is not node:
                 found[node] = guarded
-        # A chain of guards would be odd, and a ring of them a malformed artifact: those stay.
+        # Chains or cycles of guards, as in a malformed artifact, get boxes of their own.
         return {node: host for node, host in found.items() if host not in found}
 
     def _port(self, kind: str, name: str) -> Box:

@@ -1,4 +1,4 @@
-"""Rows and columns of boxes: time flows down, every edge leads down, few lines cross.
+"""The placing of boxes in rows and columns: every edge leads down, and few lines cross.
 
 Rule: rows are common to all panels, and a wire counts as an edge, so that an op always stands
 below the ops of other peers that it waits for. A malformed artifact may have rings; the edge that

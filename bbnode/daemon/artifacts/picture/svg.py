@@ -28,7 +28,7 @@ FONT = "Inter, 'Segoe UI', 'Liberation Sans', Helvetica, Arial, sans-serif"
 INK, SOFT_INK, PALE_INK = "#1b2733", "#5b6875", "#8a96a3"
 PAPER, PANEL, PANEL_LINE = "#ffffff", "#f6f8fa", "#d5dce3"
 
-# (line, fill) by role; what is no slot op goes by the kind of its box.
+# (line, fill) by role; ops without a slot are coloured by the kind of their box.
 ROLE_COLOURS = {
     "Backend": ("#6b4fbb", "#f3f0fc"),
     "Model": ("#2f6fb7", "#edf4fc"),

@@ -1,7 +1,7 @@
-"""Texts in a picture: how wide they are, how they are cut, how numbers read.
+"""Texts in a picture: their widths, how they are cut, and how numbers are written.
 
-Rule: widths are estimates for a common sans-serif face, on the generous side, since whoever
-opens the picture brings the font. No text of an artifact reaches the output unescaped.
+Rule: widths are generous estimates for a common sans-serif face, since the viewer's machine
+provides the font. No text of an artifact reaches the output unescaped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
 # Advance widths in units of the font size, by class of letter, as Helvetica has them (rounded
-# up, since fonts that stand in for it are rather wider).
+# up, since its substitutes are rather wider).
 _NARROW = frozenset("ijl.,:;'|!()[]{}ftrI /-`\"")
 _WIDE = frozenset("mwMW@%—…→←")
 _NARROW_EM, _PLAIN_EM, _UPPER_EM, _WIDE_EM = 0.36, 0.58, 0.70, 0.92

@@ -1,9 +1,9 @@
-"""Being reached through relays, and dialling through them.
+"""The client side of relays: reservations, by which others reach us, and circuits that we dial.
 
 Rule: a node that nobody can dial holds a reservation with each relay among the peers it has
 dialled, up to `MAX_RELAYS`, and renews it in time. A circuit becomes a connection like any other:
 Noise and Yamux run from end to end, so the relay reads nothing, and hello, authorizer, streams
-and resume are the same. Whoever dialled it has the next one before the relay cuts it.
+and resume are the same. The side that dialled replaces a circuit before the relay cuts it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class CircuitPipe(ReadWriteCloser):
     """One end of a circuit. Unlike a socket's, its reads and writes may be cancelled."""
 
     def __init__(self, stream: PumpedStream, *, wear_bytes: float = math.inf) -> None:
-        """`worn` is set once `wear_bytes` of both directions have gone through, or it is closed."""
+        """Wrap a stream; `worn` is set after `wear_bytes` in both directions, or when closed."""
         self._stream = stream
         self._rest = memoryview(b"")
         self._left = wear_bytes
@@ -88,7 +88,7 @@ class CircuitPipe(ReadWriteCloser):
         await trio.lowlevel.checkpoint()
 
     def get_remote_address(self) -> tuple[str, int] | None:
-        """Return None: the address of a circuit is no IP address."""
+        """Return None: the address of a circuit is not an IP address."""
         return None
 
     def _count(self, size: int) -> None:
@@ -99,18 +99,18 @@ class CircuitPipe(ReadWriteCloser):
 
 log = logging.getLogger(__name__)
 
-# One may go and another be busy; more would only cost.
+# One relay may go away and another be busy; more than two would only cost.
 MAX_RELAYS: Final = 3
 # The relay asks the other peer before it answers, for which it gives it 5 s.
 ANSWER_S: Final = 8.0
-# A reservation is renewed, and a circuit replaced, when so much of it is used up.
+# A reservation is renewed, and a circuit replaced, when this fraction of it is used up.
 USED_UP: Final = 0.75
 # A relay that is full or does not answer is asked again after this.
 ASK_AGAIN_S: Final = 60.0
 
 
 class RelayClient:
-    """The client of one node: its reservations, and its circuits through relays."""
+    """The reservations of one node, and its circuits through relays."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class RelayClient:
         own_addresses: Callable[[], Sequence[Multiaddr]],
         on_change: Callable[[], None],
     ) -> None:
-        """`own_addresses` are those we listen on; `on_change` is told of new circuit addresses."""
+        """`own_addresses` returns what we listen on; `on_change` is called when routes change."""
         self._host = host
         self._own = own
         self._protocols = protocols
@@ -137,7 +137,7 @@ class RelayClient:
         return self.routes(self._own)
 
     def routes(self, peer: PeerId) -> list[Multiaddr]:
-        """Return addresses of a peer through our relays, should it have a reservation there."""
+        """Return addresses of a peer through our relays; it may have no reservation there."""
         return [
             Multiaddr(f"{address}/{CIRCUIT}/p2p/{peer}")
             for relay, address in self._reserved.items()
@@ -172,7 +172,7 @@ class RelayClient:
                 await trio.sleep(wait_s)
 
     async def _reserve(self, link: Link) -> float | None:
-        """Ask for it; return the seconds until it is to be asked for again, None for never."""
+        """Ask for a reservation; return the seconds until the next request, None for never."""
         try:
             with trio.fail_after(ANSWER_S):
                 async with self._protocols.open(link, link.peer, RELAY_PROTOCOL) as stream:
@@ -180,7 +180,7 @@ class RelayClient:
                     answer = await read_answer(stream)
         except StreamBrokenError as error:
             # It does not speak the protocol; or the connection is gone.
-            log.debug("%s is no relay: %s", link.peer, error)
+            log.debug("%s is not a relay: %s", link.peer, error)
             return None
         except (BbnodeError, trio.TooSlowError) as error:
             log.info("no reservation with %s: %s", link.peer, error)
@@ -288,14 +288,14 @@ def _raw(pipe: CircuitPipe, relay: Link, *, initiator: bool) -> tuple[RawConnect
 def can_be_dialled(own: Sequence[Multiaddr], by: Multiaddr) -> bool:
     """Return True if a peer at `by` can dial one of our addresses, as far as they tell.
 
-    Of whom we reach at a public address, only a public one of ours counts; on a private network
-    a private one, and on this machine any.
+    For a peer at a public address, we need a public one; on a private network a private one will
+    do, and on this machine any.
     """
     return any(_reach(address) >= _reach(by) for address in own)
 
 
 def _reach(address: Multiaddr) -> int:
-    """Return from how far an address can be dialled: 0 this machine, 1 its network, 2 anywhere."""
+    """Return the reach of an address: 0 this machine, 1 its network, 2 anywhere."""
     parts = str(address).split("/")
     if parts[1] not in ("ip4", "ip6"):
         return 2  # a name

@@ -54,7 +54,7 @@ class RelayStatus(enum.IntEnum):
 
 
 REASONS: Final[dict[RelayStatus, str]] = {
-    RelayStatus.OK: "it is fine",
+    RelayStatus.OK: "it agrees",
     RelayStatus.MALFORMED: "it does not understand us: run the same release on all nodes",
     RelayStatus.RELAYED: "our own connection with it is relayed",
     RelayStatus.TOO_MANY_RESERVATIONS: "it has as many reservations as it takes "
@@ -68,7 +68,7 @@ REASONS: Final[dict[RelayStatus, str]] = {
 
 
 class RelayMessageError(PeerError):
-    """A relay, or who wants something of one, sent no message of its protocol."""
+    """A relay, or one of its users, sent something other than a message of the protocol."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class RelayRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayAnswer:
-    """The answer to a request; the time and the bytes for which it is good."""
+    """The answer to a request, with the seconds and bytes for which it is valid."""
 
     status: RelayStatus
     seconds: int = 0

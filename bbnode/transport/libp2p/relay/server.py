@@ -1,9 +1,9 @@
 """A relay: it joins a stream of one peer with a stream to another, and counts what goes through.
 
-Rule: only peers that may connect with us and that are connected directly take part; whom somebody
-wants to reach must hold a reservation, which is given up when its time is over. What goes through
-is ciphertext. Nothing is kept: what one end does not read, the other does not send, by the window
-of its stream. A circuit ends with either of its streams, and at its bound of time or bytes.
+Rule: only peers that may connect with us and are connected directly take part, and the peer to be
+reached must hold a reservation, which expires. A relay passes ciphertext on and buffers none of it:
+the window of a stream stops one end from sending what the other does not read. A circuit ends with
+either of its streams, or at its bound of time or bytes.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class RelayServer:
         counters: Counters,
         link_of: Callable[[PeerId], Link | None],
     ) -> None:
-        """`link_of` gives the direct connection with a peer, once its hello was accepted."""
+        """`link_of` returns the direct connection with a peer whose hello was accepted."""
         self._settings = settings
         self._protocols = protocols
         self._counters = counters
         self._link_of = link_of
-        # Until when, in trio's time.
+        # When each reservation expires, in trio's time.
         self._reserved: dict[PeerId, float] = {}
         self._circuits = 0
         self._circuits_of: Counter[PeerId] = Counter()
