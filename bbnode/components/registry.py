@@ -69,9 +69,13 @@ def component_class(type_name: str) -> type[Component]:
     """
     brought_by = plugins.names(ENTRY_POINT_GROUP).get(type_name)
     if type_name not in _REGISTERED and brought_by is not None:
+        before = set(_REGISTERED)
         try:
             plugins.load(ENTRY_POINT_GROUP, type_name)
         except plugins.BrokenPlugin as error:
+            # A module that fails half way has registered what stands above the fault.
+            for half in _REGISTERED.keys() - before:
+                del _REGISTERED[half]
             raise UnknownComponentType(f"component type {type_name!r}: {error}") from error
     cls = _REGISTERED.get(type_name)
     if cls is None and brought_by is not None:
@@ -83,7 +87,7 @@ def component_class(type_name: str) -> type[Component]:
         near = difflib.get_close_matches(type_name, known_types(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UnknownComponentType(
-            f"component type {type_name!r} is not installed here{hint} Install the package that "
+            f"component type {type_name!r} is not installed here{hint}. Install the package that "
             "provides it, or name its module under `components` in the config"
         )
     return cls

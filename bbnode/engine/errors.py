@@ -112,7 +112,7 @@ class MissingOp:
 
     def __str__(self) -> str:
         what = f"{self.where}: {self.domain}::{self.op_type}, opset version {self.version}"
-        package = f"the Python package {self.package!r}" if self.package else "a package"
+        package = f"the package with the module {self.package!r}" if self.package else "a package"
         if self.installed is None:
             return f"{what}: install {package} here, which brings {self.domain}"
         if self.installed != self.version:

@@ -202,8 +202,8 @@ def type_of(value: Value) -> TypeNode:
             f"use one of {', '.join(sorted(str(d) for d in _DTYPE_TO_TYPE))}"
         )
     raise AuthorError(
-        f"{cls.__module__}.{cls.__qualname__} is not a bbnode value; "
-        "register its class with bbnode.ir.values.register_carrier"
+        f"{cls.__module__}.{cls.__qualname__} is not a bbnode value; use a numpy array or a "
+        "class of bbnode.components.values (a backend registers its tensors: register_carrier)"
     )
 
 

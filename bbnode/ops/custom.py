@@ -135,6 +135,8 @@ class CustomOp:
             if value is None and port.port.optional:
                 given.append(None)
                 continue
+            if type(value).__module__.startswith("bbnode.dsl."):
+                raise SchemaMismatch(f"{what}: in a program, the Graph is the first argument")
             misfit = port.misfit(value, variables)
             if misfit:
                 raise SchemaMismatch(f"{what}: input {port.port.name!r} {misfit}")
@@ -190,6 +192,9 @@ def custom_op(
         AuthorError: the annotations give no schema (`bbnode.ops.schema`), the domain is reserved,
             or an op of the name is declared already.
     """
+
+    if not isinstance(domain, str):
+        raise AuthorError('@custom_op needs the domain: @custom_op("org.example", version=1)')
 
     def declare(function: Callable[..., Any]) -> CustomOp:
         schema = schema_of(function)

@@ -187,7 +187,10 @@ def _input(parameter: inspect.Parameter, hint: Any) -> PortSchema:
     is_optional = parameter.default is not parameter.empty
     if is_optional:
         if parameter.default is not None:
-            raise _Wrong("has a default; an optional input is None when it is left out")
+            raise _Wrong(
+                "has a default; an attribute stands behind `*`, and an optional input "
+                "has the default None"
+            )
         hint = _without_none(hint)
     kind, shape = _value_type(hint)
     port = Port(

@@ -214,8 +214,10 @@ class Driver:
             self._counts[f"driver.{type(error).__name__}"] += 1
             ours = isinstance(error, _OUR_OWN_REASONS)
             self._node.send_failed(step.peer, str(error), tag=step.tag, blames_peer=not ours)
-        except Exception as error:  # noqa: BLE001 - whatever the way to one peer does
+        except Exception as error:
             self._counts["driver.send_broken"] += 1
+            if self._counts["driver.send_broken"] == 1:  # once: each envelope may fail so
+                logger.exception("the transport raised what is not a BbnodeError")
             reason = f"the transport failed: {type(error).__name__}"
             self._node.send_failed(step.peer, reason, tag=step.tag, blames_peer=False)
 

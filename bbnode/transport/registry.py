@@ -6,13 +6,16 @@ that does not run yet. The transports of bbnode itself are found in the same way
 
 from __future__ import annotations
 
+import difflib
 from typing import Final
 
 from bbnode.ir import plugins
+from bbnode.ir.errors import BbnodeError
 from bbnode.transport.base import Transport, TransportSetup
 from bbnode.transport.errors import UnknownTransport
 
 GROUP: Final = "bbnode.transports"
+_SHIPPED: Final = ("libp2p", "memory")
 
 
 def transport_names() -> list[str]:
@@ -28,18 +31,29 @@ def make_transport(name: str, setup: TransportSetup) -> Transport:
         BrokenPlugin: it can't be imported, or what it brings makes no transport.
         BbnodeError: whatever the factory raises, such as ListenError.
     """
-    if name not in plugins.names(GROUP):
+    known = transport_names()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        if name in _SHIPPED:
+            hint = "; bbnode's installed metadata is older than its code: install it again"
         raise UnknownTransport(
-            f"network.transport is {name!r}, which no installed package brings; there are: "
-            f"{', '.join(transport_names()) or 'none'}"
+            f"no installed package brings the transport {name!r}; there are: "
+            f"{', '.join(known) or 'none'}{hint}"
         )
     factory = plugins.load(GROUP, name)
-    made = factory(setup) if callable(factory) else factory
+    try:
+        made = factory(setup) if callable(factory) else factory
+    except BbnodeError:
+        raise
+    except Exception as error:
+        # Another's code: whatever it raises, the node says whose it is.
+        raise _broken(name, f"making it raised {type(error).__name__}: {error}") from error
     if not isinstance(made, Transport):
-        raise plugins.BrokenPlugin(
-            GROUP,
-            name,
-            plugins.names(GROUP)[name],
-            f"it has to return a Transport, and returns {type(made).__name__}",
-        )
+        kind = type(made).__name__
+        raise _broken(name, f"the entry point has to name what makes a Transport, and gives {kind}")
     return made
+
+
+def _broken(name: str, problem: str) -> plugins.BrokenPlugin:
+    return plugins.BrokenPlugin(GROUP, name, plugins.names(GROUP)[name], problem)

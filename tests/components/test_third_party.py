@@ -86,6 +86,14 @@ def test_a_broken_package_is_told_by_name(module: str, problem: str, install: In
         component_class("outside.Broken")
 
 
+def test_a_module_that_fails_half_way_registers_nothing(install: Install) -> None:
+    half = source("Codec", "outside.Half") + "raise OSError('no disk')\n"
+    install("outside", half, **{"outside.Half": "outside_plugin"})
+    for _ in range(2):
+        with pytest.raises(UnknownComponentType, match="OSError: no disk"):
+            component_class("outside.Half")
+
+
 def test_what_is_not_installed_is_unknown() -> None:
     with pytest.raises(UnknownComponentType, match=r"did you mean 'bbnode\.FedAvg'"):
         component_class("bbnode.FedAverage")

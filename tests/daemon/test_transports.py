@@ -158,13 +158,15 @@ async def test_settings_that_a_transport_does_not_have_are_refused(name: str) ->
 def test_an_unknown_transport_is_told_with_those_that_there_are(install: Install) -> None:
     install(post="tests.daemon.post_transport:PostTransport")
     assert transport_names() == ["libp2p", "memory", "post"]
-    with pytest.raises(UnknownTransport, match=r"'pots', .*there are: libp2p, memory, post"):
+    with pytest.raises(
+        UnknownTransport, match=r"'pots'; there are: libp2p, memory, post; did you mean"
+    ):
         make_transport("pots", TransportSetup(identity=Identity.generate()))
 
 
 def test_what_makes_no_transport_is_a_broken_plugin(install: Install) -> None:
     install(post="builtins:repr")
-    with pytest.raises(BrokenPlugin, match=r"post-office.* returns str"):
+    with pytest.raises(BrokenPlugin, match=r"post-office.* gives str"):
         make_transport("post", TransportSetup(identity=Identity.generate()))
 
 

@@ -291,7 +291,7 @@ def test_a_missing_op_names_its_package_and_the_remedy(forget: Any) -> None:
     (missing,) = told.value.missing
     assert (missing.domain, missing.op_type, missing.version) == (DOMAIN, "ClipNorm", 7)
     assert (missing.package, missing.installed) == ("tests", None)
-    assert "install the Python package 'tests' here" in str(told.value)
+    assert "install the package with the module 'tests' here" in str(told.value)
     with pytest.raises(UnknownOp, match="ClipNorm"):
         Compiler().compile(program)
 

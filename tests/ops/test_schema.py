@@ -166,7 +166,7 @@ def reserved(x: NDArray[np.float32], *, after: int = 1) -> NDArray[np.float32]:
         (open_output, "needs a dtype"),
         (other_variable, "type variable of an input"),
         (optional_by_default, r"annotate it as `… \| None`"),
-        (default_array, "None when it is left out"),
+        (default_array, "has the default None"),
         (more_attributes, "name each attribute"),
         (attribute_array, "is an attribute: int"),
         (wrong_default, "which has to be int"),

@@ -260,6 +260,24 @@ async def test_nobody_is_blamed_for_what_we_do_not_allow(
         assert (await server.until(steps.ExecutionFinished, execution=again)).ok
 
 
+async def test_a_transport_that_raises_what_it_should_not_is_logged_once(
+    compiled: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise KeyError("a fault of its author")
+
+    async with parties(compiled) as (server, _):
+        with monkeypatch.context() as patch:
+            patch.setattr(server.backend, "send", broken)
+            for _ in range(2):
+                execution = server.node.invoke("server", {"tick": TRIGGER})
+                failed = await server.until(steps.OpFailed, execution=execution)
+                assert "the transport failed: KeyError" in failed.detail
+    (record,) = (r for r in caplog.records if r.levelname == "ERROR")
+    assert record.exc_info is not None
+    assert server.driver.counters()["driver.send_broken"] == 2
+
+
 async def test_a_send_that_fails_later_ends_its_request_alone(compiled: Any) -> None:
     network = MemoryNetwork()
     server = make(network, compiled, SERVER, "server")
