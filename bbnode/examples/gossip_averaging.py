@@ -57,7 +57,7 @@ class PushSum(ProtocolComponent):
         self.held: Mass = np.array([*config.value, 1.0])
 
     def share(self, ctx: OpContext, peers: Any) -> Mass:
-        """Give half away, and return it."""
+        """Halve what is held, and return the other half."""
         self.held = self.held / 2
         return self.held
 
