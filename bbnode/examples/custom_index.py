@@ -2,19 +2,16 @@
 
 Run it with `python -m bbnode.examples.custom_index`.
 
-`BruteForceIndex` finds the nearest vectors by comparing with all of them. That is slow, and a node
-has one loop that also answers its peers; so `search` is marked `@offload`: the host runs it in a
-worker thread, and the engine parks the op until the result is there. No lock is needed: the
-engine never runs two ops of one component at once, while ops of other components go on.
+A search that compares with every vector is slow, and a node has one loop that also answers its
+peers. So `search` is marked `@offload`: the host runs it in a worker thread, and the engine parks
+the op until the result is there. No lock is needed: two ops of one component never run at once.
 
-In the simulation below a search takes 200 ms of virtual time on the library. A ping of the
-same class is answered meanwhile; a book that is added meanwhile comes after the search.
+Below a search takes 200 ms of virtual time. A ping of the same node is answered meanwhile; a book
+that is added meanwhile comes after the search.
 """
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,60 +30,33 @@ from bbnode.components import (
 from bbnode.dsl import Graph, IndexSlot, Module, PeerSelectorSlot, types, values
 from bbnode.sim import MS, Network, SimNode, steps
 
-SEARCH_TAKES_NS = 200 * MS
-
-
-class WrongLength(ComponentError):
-    """A vector is not as long as those in the index."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BruteForceConfig:
-    """Settings of `BruteForceIndex`.
-
-    Attributes:
-        first_id: of the first vector; others count on from there.
-    """
-
-    first_id: int = 0
-
 
 @register_component
 class BruteForceIndex(Index):
-    """Exact nearest neighbours by Euclidean distance."""
+    """Exact nearest neighbours by Euclidean distance; numbers its vectors from 0."""
 
     TYPE_NAME: ClassVar[str] = "example.BruteForceIndex"
-    Config: ClassVar[type] = BruteForceConfig
-    storage: ClassVar[dict[str, types.TypeNode]] = {
-        "*": types.TENSOR_FLOAT,
-        "Remove.id": types.TENSOR_INT64,
-    }
+    storage: ClassVar[Any] = {"*": types.TENSOR_FLOAT, "Remove.id": types.TENSOR_INT64}
 
-    def __init__(self, config: BruteForceConfig) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._vectors: dict[int, npt.NDArray[np.float32]] = {}
-        self._next_id = config.first_id
-        self.searched_in: list[str] = []  # names of the threads, for the demonstration
+        self._next_id = 0
 
     def add(self, ctx: OpContext, vector: Any) -> values.CommandId:
         """Store a vector [D] and return its id."""
         known = next(iter(self._vectors.values()), vector)
         if np.shape(vector) != np.shape(known):
-            raise WrongLength(f"shape {np.shape(vector)}; the index holds {np.shape(known)}")
-        number = self._next_id
+            raise ComponentError(f"shape {np.shape(vector)}; the index holds {np.shape(known)}")
+        number, self._next_id = self._next_id, self._next_id + 1
         self._vectors[number] = np.array(vector, np.float32)
-        self._next_id += 1
         return values.CommandId(number)
 
     @offload
     def search(self, ctx: OpContext, query: Any, *, k: int) -> values.SearchResults:
         """Return the k nearest to `query` [D], nearest first; of equal distances the older one."""
-        self.searched_in.append(threading.current_thread().name)
-        distances = [
-            (float(np.linalg.norm(vector - query)), number)
-            for number, vector in self._vectors.items()
-        ]
-        return values.SearchResults((number, far) for far, number in sorted(distances)[:k])
+        far = [(n, float(np.linalg.norm(vector - query))) for n, vector in self._vectors.items()]
+        return values.SearchResults(sorted(far, key=lambda found: found[1])[:k])
 
     def remove(self, ctx: OpContext, item: Any) -> None:
         """Remove the vector with this id (int64 scalar), if it is there."""
@@ -97,11 +67,7 @@ class BruteForceIndex(Index):
 
 
 class Library(Module):
-    """A reader asks, a library answers. Three inputs on the reader, each an event of its own.
-
-    "book" ([D] float32) is stored; "question" ([D] float32) is answered by "nearest"
-    (SearchResults); "ping" (Trigger) by "pong".
-    """
+    """Three inputs on the reader: "book", "question" (both [D] float32) and "ping" (Trigger)."""
 
     home = "reader"
 
@@ -110,8 +76,8 @@ class Library(Module):
         books = IndexSlot("books")
 
         book = g.input("book", types.TENSOR_FLOAT)
-        stored = books.add(g, g.net_out("store", libraries.current_view(g, after=book), book))
-        g.output("stored", stored)
+        kept = g.net_out("store", libraries.current_view(g, after=book), book)
+        g.output("stored", books.add(g, kept))
 
         question = g.input("question", types.TENSOR_FLOAT)
         asked = g.net_out("ask", libraries.current_view(g, after=question), question)
@@ -125,39 +91,31 @@ class Library(Module):
 
 def compile_program() -> ModelProto:
     """Compile the program with our index."""
-    return (
-        Compiler()
-        .bind_peer_selector("libraries", ConnectedView)
-        .bind_index("books", BruteForceIndex)
-        .compile(Library().build())
-    )
+    compiler = Compiler().bind_peer_selector("libraries", ConnectedView)
+    return compiler.bind_index("books", BruteForceIndex).compile(Library().build())
 
 
 def main() -> None:
     """Store three books, ask, and do other things while the search runs."""
-    compiled = compile_program()
 
     def say(now_ns: int, who: SimNode, step: steps.Step) -> None:
         if isinstance(step, steps.AppEvent):
-            shown = "" if step.topic == "pong" else f" {step.value}"
-            print(f"{now_ns / MS:6.1f} ms  {who.name}: {step.topic}{shown}")
+            print(f"{now_ns / MS:6.1f} ms  {who.name}: {step.topic} {step.value}")
 
+    compiled = compile_program()
     # With threads=True the search really runs in a thread, as it does in a daemon.
     network = Network(seed=0, threads=True, observe=say)
     reader = network.add("reader", compiled, ["reader"])
-    network.add("library", compiled, ["library"], task_ns=SEARCH_TAKES_NS)
+    network.add("library", compiled, ["library"], task_ns=200 * MS)
     for position in (0.0, 1.0, 5.0):
         reader.deliver_event("reader", "book", np.array([position, 0], np.float32))
     network.run_until_idle()
 
     reader.deliver_event("reader", "question", np.array([0.9, 0], np.float32))
-    network.at(network.now_ns + 10 * MS, lambda: _meanwhile(reader))
-    network.run_until_idle()
-
-
-def _meanwhile(reader: SimNode) -> None:
+    network.run(until=network.now_ns + 10 * MS)
     reader.deliver_event("reader", "ping", values.TRIGGER)
     reader.deliver_event("reader", "book", np.array([0.9, 0], np.float32))
+    network.run_until_idle()
 
 
 if __name__ == "__main__":

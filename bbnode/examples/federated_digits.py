@@ -4,6 +4,8 @@ This is the whole program of every peer in it. The server asks a cohort of clien
 weights, each on its own examples, and takes the mean, weighted by their numbers of examples
 (FedAvg: McMahan et al., 2017, arXiv:1602.05629). Where a value lives follows from the request:
 what `received` leads to is the clients', what `responses` leads to is the server's.
+
+Run it with `bbnode demo`: five daemons on this machine, over libp2p.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from bbnode.dsl import (
     AggregatorSlot,
     BackendSlot,
     BadArgument,
-    ConcreteSpec,
     DataSourceSlot,
     Graph,
     ModelSlot,
@@ -47,36 +48,26 @@ class FederatedRound(Module):
     Input "tick" (Trigger) starts a round on the server. Outputs, all on the server:
     "accuracy" and "loss" on the held-out examples (float32 scalars), "stats" (Metadata of the
     aggregate: num_samples, contributors, …), and "model" (the new weights, [P] float32).
-
-    Attributes:
-        clients: peers that a round asks.
-        quorum: answers that are enough at the deadline; 0 for three of four, rounded up.
-        deadline_s: seconds that a round waits for its answers.
-        seed: of the initial weights, of the split of the data, and of its shuffling.
-        epochs, batch, learning_rate: of the training on each client.
-        split: "iid" deals the training examples at random, "shards" by label.
     """
 
     home = "server"
 
-    clients: int = 4
-    quorum: int = 0
-    deadline_s: float = 10.0
-    seed: int = 0
-    epochs: int = 5
+    clients: int = 4  # peers that a round asks
+    quorum: int = 0  # answers that are enough at the deadline; 0: three of four, rounded up
+    deadline_s: float = 10.0  # that a round waits for its answers
+    seed: int = 0  # of the initial weights, of the split of the data, and of its shuffling
+    epochs: int = 5  # this and the next two: of the training on each client
     batch: int = 32
     learning_rate: float = 0.1
-    split: str = "iid"
+    split: str = "iid"  # deals the training examples at random; "shards": by label
 
     def body(self, g: Graph) -> None:
         self._check(g)
-        cohort = PeerSelectorSlot("cohort", peer_class="client")
-        server_model = ModelSlot("global", concrete=self._model())
-        client_model = ModelSlot("local", concrete=self._model())
-        fedavg = AggregatorSlot("fedavg")
-        compute = BackendSlot("compute")
+        server_model, client_model = self._model("global"), self._model("local")
+        fedavg, compute = AggregatorSlot("fedavg"), BackendSlot("compute")
 
         tick = g.input("tick", types.TRIGGER)
+        cohort = PeerSelectorSlot("cohort", peer_class="client")
         peers = cohort.sample(g, n=self.clients, after=tick)
         weights = server_model.params(g, after=peers)
         quorum = self.quorum or math.ceil(3 * self.clients / 4)
@@ -118,25 +109,27 @@ class FederatedRound(Module):
         share = {"partition": self.split, "shard": shard, "shards": self.clients}
         return {**common, "split": "train", **share}
 
-    def _model(self) -> ConcreteSpec:
+    def _model(self, slot: str) -> ModelSlot:
         """The same network on both sides; its weights at the start ride in the program."""
         forward = mlp_forward(LAYER_SIZES, "Relu", seed=self.seed)
         content = forward.SerializeToString(deterministic=True)
-        return concrete(OnnxModel, OnnxModelConfig(model=content, learning_rate=self.learning_rate))
+        config = OnnxModelConfig(model=content, learning_rate=self.learning_rate)
+        return ModelSlot(slot, concrete=concrete(OnnxModel, config))
 
     def _check(self, g: Graph) -> None:
         """Settings come from files and command lines: say which one is wrong."""
-        for name in ("clients", "epochs", "batch", "seed", "quorum"):
-            value, least = getattr(self, name), int(name not in ("seed", "quorum"))
-            if type(value) is not int or value < least:
-                wanted = f"an integer of at least {least}"
-                raise g.error(BadArgument, f"{name}={value!r} has to be {wanted}")
-        if self.quorum > self.clients:
-            wanted = f"an integer between 0 (three of four) and clients={self.clients}"
-            raise g.error(BadArgument, f"quorum={self.quorum!r} has to be {wanted}")
+
+        def require(name: str, good: bool, wanted: str) -> None:
+            if not good:
+                raise g.error(BadArgument, f"{name}={getattr(self, name)!r} has to be {wanted}")
+
+        for name, least in {"clients": 1, "epochs": 1, "batch": 1, "seed": 0, "quorum": 0}.items():
+            value = getattr(self, name)
+            require(name, type(value) is int and value >= least, f"an integer of at least {least}")
+        most = f"an integer between 0 (three of four) and clients={self.clients}"
+        require("quorum", self.quorum <= self.clients, most)
         for name in ("deadline_s", "learning_rate"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise g.error(BadArgument, f"{name}={value!r} has to be a number above 0")
-        if self.split not in SPLITS:
-            raise g.error(BadArgument, f"split={self.split!r} has to be one of {', '.join(SPLITS)}")
+            number = isinstance(value, int | float)
+            require(name, number and 0 < value < math.inf, "a number above 0")
+        require("split", self.split in SPLITS, f"one of {', '.join(SPLITS)}")

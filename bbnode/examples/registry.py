@@ -5,14 +5,13 @@ Run it with `python -m bbnode.examples.registry`.
 Every second a peer announces itself to the registry (most of these calls are silent: one
 announcement per heartbeat is enough), reads what changed there since it last looked, and greets
 one of the peers that it knows of; the greeting goes straight to that peer. In the run below a
-peer crashes: the registry drops it when its entry expires, and the others learn of it with their
-next read.
+peer crashes: the registry drops it when its time is over, and the others hear of it with their
+next look.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from onnx import ModelProto
@@ -74,7 +73,6 @@ class Meeting(Module):
         }
 
 
-@cache
 def compile_program() -> ModelProto:
     """Compile the program with its components."""
     return (
@@ -87,17 +85,17 @@ def compile_program() -> ModelProto:
     )
 
 
-def add_peer(network: Network, number: int) -> SimNode:
-    """Add a peer, which greets random peers it knows, drawn from a seed of its own."""
+def add_peer(network: Network, compiled: ModelProto, number: int) -> SimNode:
+    """Add a peer that draws whom it greets from a seed of its own, once it knows somebody."""
     config = {"others": {"seed": number, "min_peers": 0}}
-    return network.add(f"peer-{number}", compile_program(), ["peer"], config=config)
+    return network.add(f"peer-{number}", compiled, ["peer"], config=config)
 
 
 def main() -> None:
     """Run six peers, a registry, and a crash."""
-    network = Network(seed=1)
-    registry = network.add("registry", compile_program(), ["registry"])
-    peers = [add_peer(network, i) for i in range(PEERS)]
+    network, compiled = Network(seed=1), compile_program()
+    registry = network.add("registry", compiled, ["registry"])
+    peers = [add_peer(network, compiled, i) for i in range(PEERS)]
     for second in (5, 60, 120, 180, 240):
         if second == 120:
             network.crash(peers[3])

@@ -413,9 +413,10 @@ def test_a_view_of_many_pages_is_read_to_its_end(monkeypatch) -> None:
 def meeting(seed: int, clients: int = 30) -> Network:
     """A registry and its clients, each connected with it alone."""
     network = Network(seed, mesh=False)
-    network.add("registry", program.compile_program(), ["registry"])
+    compiled = program.compile_program()
+    network.add("registry", compiled, ["registry"])
     for i in range(clients):
-        network.connect("registry", program.add_peer(network, i))
+        network.connect("registry", program.add_peer(network, compiled, i))
     return network
 
 

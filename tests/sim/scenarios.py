@@ -20,12 +20,12 @@ from bbnode.components import ConnectedView, FedAvg, OrtBackend
 from bbnode.components.data.arrays import MemoryDataSource
 from bbnode.components.registry import component_class, register_component
 from bbnode.engine import steps
-from bbnode.examples import gossip_averaging
 from bbnode.examples.federated_digits import FederatedRound
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.values import TRIGGER, PeerIdVec
 from bbnode.sim import MS, LinkModel, Network, S, SimNode, Trace, draw_faults
 from bbnode.sim.invariants import check_at_rest, check_failures, check_waits, require
+from tests.sim import gossip as averaging
 from tests.sim import programs
 
 CLIENTS = 4
@@ -76,11 +76,6 @@ def federated_program() -> ModelProto:
         .bind_backend("compute", OrtBackend)
         .compile(program.build())
     )
-
-
-@cache
-def gossip_program() -> ModelProto:
-    return gossip_averaging.compile_program()
 
 
 class Ledger:
@@ -237,9 +232,8 @@ def gossip(seed: int, trace: Trace, peers: int = 6, outages: int = 6) -> Network
     faults = draw_faults(seed, names, until_ns=4 * S, outages=outages)
     network = Network(seed, link=faults.link, trace=trace)
     vectors = [(float(i), float(-i * i)) for i in range(peers)]
-    compiled = gossip_program()
     for i, vector in enumerate(vectors):
-        gossip_averaging.add_peer(network, compiled, i, vector, clock=faults.clocks[names[i]])
+        averaging.add_peer(network, i, vector, clock=faults.clocks[names[i]])
     faults.schedule(network)
     run_and_look(network, 4 * S, check_books)
     # While messages get lost, what they carry is late; without losses all agree.
@@ -247,7 +241,7 @@ def gossip(seed: int, trace: Trace, peers: int = 6, outages: int = 6) -> Network
     mean = np.mean(vectors, axis=0)
     for _ in range(60):
         run_and_look(network, network.now_ns + S, check_books)
-        far = gossip_averaging.disagreement(network, mean)
+        far = averaging.disagreement(network, mean)
         if far < 1e-6:
             break
     require(far < 1e-6, f"the worst estimate is off by {far:.2e} a minute after all faults")
@@ -260,7 +254,7 @@ def check_books(network: Network) -> None:
     """Nothing is lost or doubled: on each peer the books are even."""
     for node in network.nodes:
         if node.is_up:
-            off = gossip_averaging.push_sum(node).imbalance()
+            off = averaging.push_sum(node).imbalance()
             require(off < 1e-9, f"the books of {node.name} are off by {off:.2e}")
 
 

@@ -13,10 +13,10 @@ import sys
 import psutil
 import pytest
 
-from bbnode.examples import gossip_averaging
 from bbnode.ir.values import TRIGGER
 from bbnode.sim import MS, LinkModel, Network, Trace
 from bbnode.sim.invariants import AT_REST, check_at_rest, check_waits, table_sizes
+from tests.sim import gossip as averaging
 from tests.sim import programs, scenarios
 
 MIB = 1 << 20
@@ -46,9 +46,8 @@ def lossy_federated() -> tuple[Network, scenarios.Ledger]:
 def gossip(peers: int = 4) -> Network:
     link = LinkModel(latency_ns=MS, jitter_ns=2 * MS, duplication=0.2, reorder=0.2, loss=0.05)
     network = Network(1, link=link, trace=Trace(kept=10), kept_steps=10)
-    compiled = scenarios.gossip_program()
     for i in range(peers):
-        gossip_averaging.add_peer(network, compiled, i, (float(i),))
+        averaging.add_peer(network, i, (float(i),))
     return network
 
 
@@ -66,7 +65,7 @@ def test_federated_rounds_leave_nothing_behind() -> None:
 
 def test_gossip_leaves_nothing_behind() -> None:
     network = gossip()
-    period_ns = gossip_averaging.PERIOD_NS
+    period_ns = averaging.PERIOD_NS
     network.run(until=100 * period_ns + period_ns // 2)
     tables, before = table_sizes(network), blocks()
     network.run(until=400 * period_ns + period_ns // 2)
@@ -92,7 +91,7 @@ def test_federated_rounds_do_not_grow_memory_over_10_000() -> None:
 @pytest.mark.slow
 def test_gossip_does_not_grow_memory_over_10_000_rounds() -> None:
     network = gossip()
-    period_ns = gossip_averaging.PERIOD_NS
+    period_ns = averaging.PERIOD_NS
     network.run(until=9_000 * period_ns + period_ns // 2)
     tables, before, rss = table_sizes(network), blocks(), psutil.Process().memory_info().rss
     network.run(until=19_000 * period_ns + period_ns // 2)

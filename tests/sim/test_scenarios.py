@@ -19,7 +19,6 @@ import pytest
 from bbnode.components import FedAvg
 from bbnode.engine import Node
 from bbnode.engine.wire.inbound import InboundDedup
-from bbnode.examples.gossip_averaging import PushSum
 from bbnode.sim import (
     MS,
     Crash,
@@ -37,6 +36,7 @@ from bbnode.sim import (
     scenario,
 )
 from tests.sim import programs, scenarios
+from tests.sim.gossip import PushSumWithBooks
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = ["a", "b", "c", "d"]
@@ -125,19 +125,21 @@ def test_a_contribution_that_is_lost_is_found(monkeypatch) -> None:
 
 
 def test_mass_that_is_made_from_nothing_is_found(monkeypatch) -> None:
-    original = PushSum.merge
+    original = PushSumWithBooks.merge
 
     def merge(self, ctx, share):
         self.taken_over.clear()  # as if every share were all new
         return original(self, ctx, share)
 
-    monkeypatch.setattr(PushSum, "merge", merge)
+    monkeypatch.setattr(PushSumWithBooks, "merge", merge)
     assert "the books of peer-" in broken_by(scenarios.gossip)
 
 
 def test_mass_that_goes_missing_is_found(monkeypatch) -> None:
-    monkeypatch.setattr(PushSum, "imbalance", lambda _self: 0.0)  # nobody looks at the books
-    original = PushSum.merge
+    monkeypatch.setattr(
+        PushSumWithBooks, "imbalance", lambda _self: 0.0
+    )  # nobody looks at the books
+    original = PushSumWithBooks.merge
 
     def merge(self, ctx, share):
         before = self.held
@@ -145,7 +147,7 @@ def test_mass_that_goes_missing_is_found(monkeypatch) -> None:
         self.held = before + 0.9 * (self.held - before) * np.array([1.0] * len(estimate) + [0.5])
         return estimate
 
-    monkeypatch.setattr(PushSum, "merge", merge)
+    monkeypatch.setattr(PushSumWithBooks, "merge", merge)
     assert "the worst estimate is off" in broken_by(scenarios.gossip, seeds=1)
 
 
