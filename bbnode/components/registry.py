@@ -67,8 +67,11 @@ def component_class(type_name: str) -> type[Component]:
 
     Raises UnknownComponentType, with the nearest known name.
     """
+    cls = _REGISTERED.get(type_name)
+    if cls is not None:
+        return cls
     brought_by = plugins.names(ENTRY_POINT_GROUP).get(type_name)
-    if type_name not in _REGISTERED and brought_by is not None:
+    if brought_by is not None:
         before = set(_REGISTERED)
         try:
             plugins.load(ENTRY_POINT_GROUP, type_name)
@@ -77,7 +80,7 @@ def component_class(type_name: str) -> type[Component]:
             for half in _REGISTERED.keys() - before:
                 del _REGISTERED[half]
             raise UnknownComponentType(f"component type {type_name!r}: {error}") from error
-    cls = _REGISTERED.get(type_name)
+        cls = _REGISTERED.get(type_name)
     if cls is None and brought_by is not None:
         raise UnknownComponentType(
             f"component type {type_name!r}: the package {brought_by} has an entry point of this "

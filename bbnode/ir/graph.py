@@ -452,20 +452,22 @@ class OpNode:
     @property
     def computes_with(self) -> tuple[str, ...]:
         """Names of its inputs, and of what its graphs read from outside."""
-        inputs = self.inputs
-        if "" in inputs:
-            inputs = tuple(filter(None, inputs))
-        return inputs + self.captured if self.attributes else inputs
+        names = self.inputs
+        if "" in names:
+            names = tuple(filter(None, names))
+        return names + self.captured if self.attributes else names
 
     @property
     def reads(self) -> tuple[str, ...]:
         """Names of all that has to exist before the op fires."""
-        if self.attributes:
-            return self.computes_with + self.after
-        inputs = self.inputs
-        if "" in inputs:
-            inputs = tuple(filter(None, inputs))
-        return inputs + self.after if self.after else inputs
+        names = self.inputs
+        if "" in names:
+            names = tuple(filter(None, names))
+        for attribute in self.attributes.values():
+            if attribute.kind is _GRAPH or attribute.kind is _GRAPHS:
+                names += _captured(self)
+                break
+        return names + self.after if self.after else names
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Rename the values that the op reads, waits for and makes; others keep their names."""

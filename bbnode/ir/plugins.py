@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 
 from bbnode.ir.errors import DeploymentError
 
@@ -65,16 +65,28 @@ def load(group: str, name: str) -> object:
 
 def rescan() -> None:
     """Read anew which packages are installed: for processes that install some themselves."""
+    _read.cache_clear()
     _installed.cache_clear()
+    _name_of.cache_clear()
 
 
 @cache
 def _installed(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
     found: dict[str, tuple[EntryPoint, ...]] = {}
-    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+    for entry in sorted(_read().select(group=group), key=lambda entry: entry.name):
         found[entry.name] = (*found.get(entry.name, ()), entry)
     return found
 
 
+# Takes tens of milliseconds, whichever groups are wanted.
+_read = cache(entry_points)
+
+
 def _package(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist is not None else "(unknown)"
+    return _name_of(entry.dist) if entry.dist is not None else "(unknown)"
+
+
+# The name stands in a file that is parsed anew each time, with the whole README in it.
+@cache
+def _name_of(package: Distribution) -> str:
+    return package.name

@@ -30,11 +30,12 @@ from bbnode.ir.graph import (
     Program,
     ValueType,
     call_key,
+    make_node,
     sorted_opsets,
 )
 from bbnode.ir.onnx_file import attribute_of, attribute_proto, node_of, node_proto
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 _SLOT_PREFIXES = (keys.SLOT_ROLE_PREFIX, keys.CONCRETE_TYPE_SLOT_PREFIX)
 
 
@@ -205,10 +206,11 @@ def _stored(attribute: Attribute) -> str:
 
 
 def _as_recorded(node: OpNode, seen: _Recorded) -> str:
-    copy = node.copy()
-    copy.inputs, copy.outputs, copy.after = seen.inputs, seen.outputs, seen.after
-    copy.attributes, copy.metadata = seen.attributes, {**seen.metadata}
-    copy.metadata[keys.RECORDED_KEY] = f"{seen.at}||"
+    copy = make_node(
+        *(node.op_type, node.domain, node.name, seen.inputs, seen.outputs, seen.attributes),
+        *(seen.after, {**seen.metadata, keys.RECORDED_KEY: f"{seen.at}||"}, node.source_line),
+        *(node.made_by, node.overload, node.doc_string, node.extras, None),
+    )
     return base64.b64encode(node_proto(copy).SerializeToString()).decode()
 
 

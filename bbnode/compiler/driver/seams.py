@@ -29,6 +29,7 @@ NUMBER_KEYS = (
     keys.TYPE_HASH_KEY,
     keys.RECV_SLOT_ID_KEY,
 )
+_NUMBER_KEYS = frozenset(NUMBER_KEYS)
 
 
 def check(unit: CompilationUnit, pass_name: str) -> None:
@@ -70,8 +71,8 @@ def _is_sound(function: Function, table: frozenset[FunctionKey]) -> bool:
     names: set[str] = set()
     for node in function.nodes:
         metadata = node.metadata
-        for key in NUMBER_KEYS:
-            if key in metadata and not is_natural(metadata[key]):
+        for key in _NUMBER_KEYS.intersection(metadata):
+            if not is_natural(metadata[key]):
                 return False
         if node.domain in CALL_DOMAINS and call_key(node) not in table:
             return False

@@ -16,14 +16,13 @@ from bbnode.compiler.analysis.order import (
     is_sorted,
     needs_of,
     program_order,
-    rename_node,
     reorder,
 )
 from bbnode.compiler.analysis.signatures import import_used, versions_of, write_canonical_domains
 from bbnode.compiler.analysis.subgraph_groups import Groups, backend_slot, find_groups
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys
-from bbnode.ir.graph import Function, FunctionKey, OpNode, ValueType
+from bbnode.ir.graph import Function, FunctionKey, OpNode, ValueType, make_node
 from bbnode.ir.reopen import mark_call
 
 
@@ -265,15 +264,10 @@ def collapse(
     function = Function(domain=keys.BACKEND_SUBGRAPH_DOMAIN)
     function.inputs = [names[name] for name in inputs]
     function.outputs = [names[name] for name in outputs]
-    for index, original in enumerate(nodes):
-        # Not copied whole: what waits and where it comes from stays with the call.
-        node = original.copy()
-        node.name = f"{original.op_type}_{index}"
-        node.metadata = {}
-        node.made_by = ""
-        rename_node(node, names)
-        node.after, node.source_line = (), ""
-        function.append(node)
+    function.nodes = [
+        _in_canonical_form(original, f"{original.op_type}_{index}", names)
+        for index, original in enumerate(nodes)
+    ]
     write_canonical_domains(function.nodes)
     import_used(function, versions)
     for name, new in names.items():
@@ -281,6 +275,18 @@ def collapse(
             function.types[new] = types[name]
     function.name = NAME_PREFIX + function_digest(function, prints).hex()[:HEX_DIGITS]
     return Collapsed(function=function, call=_call(function, nodes, inputs, outputs, made))
+
+
+def _in_canonical_form(node: OpNode, name: str, names: Mapping[str, str]) -> OpNode:
+    # Not copied whole: what waits and where it comes from stays with the call.
+    made: OpNode = make_node(
+        *(node.op_type, node.domain, name),
+        tuple([names.get(read, read) for read in node.inputs]),
+        tuple([names.get(value, value) for value in node.outputs]),
+        *(node.attributes, (), {}, "", "", node.overload, node.doc_string, node.extras, None),
+    )
+    made.rename_captured(names)
+    return made
 
 
 def _canonical_names(
