@@ -264,7 +264,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
     whole.graph.output[0].name = "best"
     whole.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
     whole.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 1
-    with pytest.raises(InvalidForwardModel, match="no float32 or float64"):
+    with pytest.raises(InvalidForwardModel, match="not a float32 or float64"):
         training_graphs(whole, "mse")
 
 

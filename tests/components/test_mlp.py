@@ -36,7 +36,7 @@ def test_variances_are_those_of_he_and_glorot(activation: str, hidden: float) ->
 
 @pytest.mark.parametrize("sizes", [(), (4,), (4, 0, 2)])
 def test_sizes_that_make_no_mlp_are_refused(sizes) -> None:
-    with pytest.raises(AuthorError, match="no MLP"):
+    with pytest.raises(AuthorError, match="do not make an MLP"):
         mlp_forward(sizes)
 
 

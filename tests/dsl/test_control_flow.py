@@ -412,7 +412,7 @@ OTHER = BackendSlot("compute", concrete=ConcreteSpec(role="Backend", type_name="
          "3.0 .float. is not a recorded value"),
         (lambda g, x, f: C.loop(g, lambda b, i, v: v, x, condition=True), BadArgument, "True"),
         (lambda g, x, f: C.loop(g, lambda b, i, v: (v, v), x, trip_count=1), BranchMismatch,
-         "gets a list of 1 from the iteration before and returns a list of 2 for the next"),
+         "gets a list of 1 from the previous iteration and returns a list of 2 for the next"),
         (lambda g, x, f: C.loop(g, lambda b, i, v: f, x, trip_count=1), BranchMismatch,
          "carried value 0 of Loop is a Tensor.FLOAT and what the body makes of it a Tensor.BOOL"),
         (lambda g, x, f: C.loop(g, lambda b, i, v: 1, x, trip_count=1), BadArgument, "returns 1"),

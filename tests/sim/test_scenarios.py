@@ -309,7 +309,7 @@ def test_replay_tells_what_it_ran_and_stops_at_the_first_failure(capsys) -> None
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["tests.sim.scenarios"], "no MODULE:FUNCTION"),
+        (["tests.sim.scenarios"], "not of the form MODULE:FUNCTION"),
         (["tests.sim.no_such:x"], "No module named"),
         (["tests.sim.scenarios:nothing"], "no function 'nothing'"),
         (["tests.sim.scenarios:broken", "--set", "limit=x"], "NAME=N"),

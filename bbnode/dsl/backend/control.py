@@ -338,7 +338,7 @@ class ControlOps(BackendCore):
             step = _as_step(branch, title, record(branch, formals[0], *formals[2:]))
             if len(step.carried) != len(carried):
                 raise BranchMismatch(
-                    f"{title} gets {_count(carried)} from the last iteration and returns "
+                    f"{title} gets {_count(carried)} from the previous iteration and returns "
                     f"{_count(step.carried)} for the next; return one for each (and values to be "
                     "stacked as scans of a LoopStep)"
                 )
