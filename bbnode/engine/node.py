@@ -30,7 +30,7 @@ from bbnode.engine.errors import (
 from bbnode.engine.peers.neighbours import PeerStanding
 from bbnode.engine.peers.round_trips import RoundTrip
 from bbnode.engine.record.recording import Recorder, Sink
-from bbnode.engine.runtime import Runtime
+from bbnode.engine.runtime import ON_EVENT, ON_TIMER, Runtime
 from bbnode.engine.snapshot.whole import restore_snapshot, take_snapshot
 from bbnode.engine.suspensions import Waiting, WaitReason
 from bbnode.ir.caps import MAX_POLL_DECODE_US
@@ -273,7 +273,6 @@ class Node:
         if clock.resumed is not None:
             rt.suspensions.hand_out_again(same_life=clock.resumed)
             clock.resumed = None
-        on_event = rt.on_event
         events = rt.ingress.take_events()
         rt.decoder.left_us = MAX_POLL_DECODE_US
         done = 0
@@ -282,7 +281,7 @@ class Node:
                 break  # the others have their turn first: threads, streams, timers
             done += 1
             try:
-                on_event[type(event)](event)
+                ON_EVENT[type(event)](rt, event)
             except STOPS:
                 raise
             except BaseException as error:  # noqa: BLE001 - whatever one event does
@@ -298,7 +297,7 @@ class Node:
             rt.sources.deliver_bus()
         for timer in rt.scheduler.matured(clock.now_ns):
             try:
-                rt.on_timer[timer.kind](timer.key, timer.when_ns)
+                ON_TIMER[timer.kind](rt, timer.key, timer.when_ns)
             except STOPS:
                 raise
             except BaseException as error:  # noqa: BLE001 - whatever one timer does

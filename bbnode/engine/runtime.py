@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from bbnode.engine import ingress as ev
 from bbnode.engine import steps
@@ -162,40 +162,14 @@ class Runtime(Services):
             self.cohorts.drop_frame,
             self.suspensions.reclaim,
         )
-        self.on_event: Mapping[type, Callable[[Any], object]] = {
-            ev.InboundBytes: self.inbound.receive,
-            ev.InboundRefused: lambda e: reports.receive_failed(
-                e.peer, -1, 0, e.size, e.kind, e.detail
-            ),
-            ev.Invocation: self._invoke,
-            ev.PeerConnected: lambda e: reports.peers_changed(
-                neighbours.connected(e.peer, e.classes, e.addresses)
-            ),
-            ev.PeerDisconnected: lambda e: reports.peers_changed(
-                neighbours.disconnected(e.peer, e.reason)
-            ),
-            ev.SendFailed: self._send_failed,
-            ev.Lifecycle: lambda e: self.sources.enter_phase(e.phase),
-            ev.Published: lambda e: reports.bus.publish(e.kind),
-            ev.BootstrapAsked: self.bootstraps.take,
-        }
-        # The handler of each kind of timer, called with its key and the time at which it was due.
-        self.on_timer: Mapping[TimerKind, Callable[[int, int], object]] = {
-            TimerKind.PARKED_DONE: lambda key, _: self.suspensions.resume(key, TRIGGER, None),
-            TimerKind.PARKED_DEADLINE: lambda key, _: self.suspensions.too_late(key),
-            TimerKind.REQUEST_DEADLINE: lambda key, _: self.cohorts.deadline(key),
-            TimerKind.INTERVAL: self.sources.tick,
-            TimerKind.BOOTSTRAP_TURN: lambda key, _: self.bootstraps.turn_is_over(key),
-            TimerKind.COMPONENT_TIMER: lambda key, _: self.messenger.timer_is_due(key),
-            TimerKind.CALL_DEADLINE: lambda key, _: self.messenger.call_is_late(key),
-        }
 
     def begin_life(self, incarnation: int) -> None:
         """Continue as another incarnation, with a new stream of ids for the wire."""
         self.incarnation = incarnation
         self.wire_ids.restart(wire_ids(self.neighbours.self_peer.to_bytes(), incarnation))
 
-    def _invoke(self, event: ev.Invocation) -> None:
+    def invoke(self, event: ev.Invocation) -> None:
+        """Start the execution that was asked for."""
         target = self.program.by_name[event.target]
         plan = target.invoke if event.event is None else target.events[event.event]
         frame = self.executor.start(plan, event.execution)
@@ -214,7 +188,8 @@ class Runtime(Services):
             values[index] = inputs[name]
         self.executor.launch(frame)
 
-    def _send_failed(self, event: ev.SendFailed) -> None:
+    def send_failed(self, event: ev.SendFailed) -> None:
+        """Tell everybody who waits for an envelope that it will not arrive."""
         self.reports.counts["send.failed"] += 1
         if event.blames_peer:
             self.reports.peers_changed(
@@ -302,3 +277,34 @@ class Runtime(Services):
         self.incarnation, ids, rng = plain
         self.wire_ids.load(ids)
         self.rng.load(rng)
+
+
+# What each event does: one table for all nodes, so that an idle one is small.
+ON_EVENT: Final[Mapping[type, Callable[[Runtime, Any], object]]] = {
+    ev.InboundBytes: lambda rt, e: rt.inbound.receive(e),
+    ev.InboundRefused: lambda rt, e: rt.reports.receive_failed(
+        e.peer, -1, 0, e.size, e.kind, e.detail
+    ),
+    ev.Invocation: Runtime.invoke,
+    ev.PeerConnected: lambda rt, e: rt.reports.peers_changed(
+        rt.neighbours.connected(e.peer, e.classes, e.addresses)
+    ),
+    ev.PeerDisconnected: lambda rt, e: rt.reports.peers_changed(
+        rt.neighbours.disconnected(e.peer, e.reason)
+    ),
+    ev.SendFailed: Runtime.send_failed,
+    ev.Lifecycle: lambda rt, e: rt.sources.enter_phase(e.phase),
+    ev.Published: lambda rt, e: rt.reports.bus.publish(e.kind),
+    ev.BootstrapAsked: lambda rt, e: rt.bootstraps.take(e),
+}
+
+# The handler of each kind of timer, called with its key and the time at which it was due.
+ON_TIMER: Final[Mapping[TimerKind, Callable[[Runtime, int, int], object]]] = {
+    TimerKind.PARKED_DONE: lambda rt, key, _: rt.suspensions.resume(key, TRIGGER, None),
+    TimerKind.PARKED_DEADLINE: lambda rt, key, _: rt.suspensions.too_late(key),
+    TimerKind.REQUEST_DEADLINE: lambda rt, key, _: rt.cohorts.deadline(key),
+    TimerKind.INTERVAL: lambda rt, key, when_ns: rt.sources.tick(key, when_ns),
+    TimerKind.BOOTSTRAP_TURN: lambda rt, key, _: rt.bootstraps.turn_is_over(key),
+    TimerKind.COMPONENT_TIMER: lambda rt, key, _: rt.messenger.timer_is_due(key),
+    TimerKind.CALL_DEADLINE: lambda rt, key, _: rt.messenger.call_is_late(key),
+}

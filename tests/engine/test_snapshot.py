@@ -438,7 +438,7 @@ def test_bytes_in_use_are_charged_again() -> None:
 RUNTIME_STATE = {
     *("incarnation", "wire_ids", "rng"),  # saved by the runtime itself
     # Of the program, the install, or ties between services.
-    *("program", "cells", "graphs", "limits", "carry_out", "on_event", "on_timer"),
+    *("program", "cells", "graphs", "limits", "carry_out"),
     # Tables: each is in `Runtime.tables`, as the test checks.
     *("clock", "reports", "executor", "scheduler", "suspensions", "cohorts", "bootstraps"),
     *("sources", "stores", "records", "dedup", "round_trips", "outbound", "calls", "timers"),

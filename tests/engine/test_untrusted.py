@@ -348,6 +348,6 @@ def test_whatever_a_timer_or_a_result_does_the_poll_goes_on(
 
     with monkeypatch.context() as patched:
         kinds = dict.fromkeys(TimerKind, fails)
-        patched.setattr(watch.node._rt, "on_timer", kinds)
+        patched.setattr("bbnode.engine.node.ON_TIMER", kinds)
         watch.poll(60 * S)
     assert [s.op for s in watch.of(steps.OpFailed)] == ["REQUEST_DEADLINE"]

@@ -164,17 +164,6 @@ class Bootstraps:
         self._queue: list[Turn] = []
         self._running: list[Turn] = []
         self._numbers = 0
-        turn: RowForm[Turn] = RowForm(
-            Turn,
-            number=PLAIN,
-            bootstrap=Via(lambda it, _: it.plan.name, lambda name, _: self._all[name]),
-            execution=PLAIN,
-            request=optional(BOOTSTRAP_START),
-            since_ns=PLAIN,
-            timer=TIMER,
-            frame=optional(FRAME),
-        )
-        self._turns = many(turn, list)
 
     # -- asking ------------------------------------------------------------------------------
 
@@ -372,6 +361,21 @@ class Bootstraps:
     def entry_plans(self) -> list[EntryPlan]:
         """Return the plans of all bootstraps."""
         return [bootstrap.plan.plan for bootstrap in self._all.values()]
+
+    @property
+    def _turns(self) -> Via:
+        """The form of turns in a snapshot."""
+        turn: RowForm[Turn] = RowForm(
+            Turn,
+            number=PLAIN,
+            bootstrap=Via(lambda it, _: it.plan.name, lambda name, _: self._all[name]),
+            execution=PLAIN,
+            request=optional(BOOTSTRAP_START),
+            since_ns=PLAIN,
+            timer=TIMER,
+            frame=optional(FRAME),
+        )
+        return many(turn, list)
 
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: the state of each, and the turns that wait and run."""
