@@ -103,7 +103,7 @@ async def test_malformed_requests_reset_their_stream_alone(request_bytes: bytes)
 
 async def test_who_has_no_peers_is_told_so() -> None:
     ask = dial_back.register(Libp2pTransport(Identity.generate(), listen=[]))
-    with pytest.raises(DialBackRefused, match="nobody can be asked"):
+    with pytest.raises(DialBackRefused, match="no peer is connected directly"):
         await ask(None)
 
 
