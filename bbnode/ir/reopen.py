@@ -15,6 +15,7 @@ import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from onnx import AttributeProto, NodeProto
@@ -36,6 +37,8 @@ from bbnode.ir.graph import (
 from bbnode.ir.onnx_file import attribute_of, attribute_proto, node_of, node_proto
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
+# Sets of metadata keys: a program has some dozens.
+_KEPT_KEY_SETS = 1024
 _SLOT_PREFIXES = (keys.SLOT_ROLE_PREFIX, keys.CONCRETE_TYPE_SLOT_PREFIX)
 
 
@@ -116,7 +119,7 @@ class Recording:
             return
         self._marked.add(node)
         metadata, before = node.metadata, seen.metadata
-        added = ",".join([key.removeprefix(keys.PREFIX) for key in metadata if key not in before])
+        added = _added(tuple(metadata), tuple(before))
         is_same = (
             node.inputs is seen.inputs
             and node.outputs is seen.outputs
@@ -163,6 +166,12 @@ class Recording:
                 continue
             if not now.kind.is_a(before.kind):
                 yield name, base64.b64encode(before.content).decode()
+
+
+@lru_cache(maxsize=_KEPT_KEY_SETS)
+def _added(now: tuple[str, ...], before: tuple[str, ...]) -> str:
+    """Return the keys that were added; nodes of one kind have the same."""
+    return ",".join([key.removeprefix(keys.PREFIX) for key in now if key not in before])
 
 
 def _changes(node: OpNode, seen: _Recorded) -> dict[str, Any]:

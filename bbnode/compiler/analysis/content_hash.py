@@ -9,6 +9,7 @@ model, are looked at once in a compile.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,15 +19,16 @@ from bbnode.ir.onnx_file import attribute_proto
 HEX_DIGITS = 16
 # Shorter attributes stand in a hash as they are.
 _LONGEST_INLINE_BYTES = 64
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 @dataclass(frozen=True, slots=True)
 class AttributePrint:
-    """An attribute's size in bytes, and bytes that stand for its content."""
+    """An attribute's size in bytes, and text that stands for its content."""
 
     attribute: Attribute  # held, so that its id stays its own
     size: int
-    content: bytes
+    content: str
 
 
 @dataclass(slots=True)
@@ -44,17 +46,22 @@ class AttributePrints:
         if found is None:
             data = attribute_proto("", attribute).SerializeToString(deterministic=True)
             is_long = len(data) > _LONGEST_INLINE_BYTES
-            content = b"#" + hashlib.sha256(data).digest() if is_long else b"=" + data
+            content = "#" + hashlib.sha256(data).hexdigest() if is_long else "=" + _text(data)
             found = AttributePrint(attribute, len(data), content)
             self._known[id(attribute)] = found
         return found
 
-    def content(self, attributes: Mapping[str, Attribute]) -> list[tuple[str, bytes]]:
+    def content(self, attributes: Mapping[str, Attribute]) -> list[tuple[str, str]]:
         """Return names and contents of all attributes."""
         return [(name, self.of(attributes[name]).content) for name in sorted(attributes)]
 
     def __len__(self) -> int:
         return len(self._known)
+
+
+def _text(data: bytes) -> str:
+    """Return bytes as text, one character each."""
+    return data.decode("latin-1")
 
 
 def _framed(data: bytes) -> bytes:
@@ -67,7 +74,7 @@ def _said_by(node: OpNode, prints: AttributePrints) -> tuple[object, ...]:
     return (
         *(node.op_type, node.domain, node.overload, node.name, node.doc_string),
         *(node.inputs, node.outputs, node.after, sorted(node.metadata.items())),
-        *(prints.content(node.attributes), node.extras),
+        *(prints.content(node.attributes), _text(node.extras)),
     )
 
 
@@ -80,10 +87,10 @@ def function_digest(function: Function, prints: AttributePrints) -> bytes:
         function.attributes,
         prints.content(function.defaults),
         [_said_by(node, prints) for node in function.nodes],
-        sorted((name, kind.content) for name, kind in function.types.items()),
+        sorted((name, _text(kind.content)) for name, kind in function.types.items()),
     )
-    # Python's own notation of texts, numbers and lists tells all of them apart.
-    return hashlib.sha256(repr(said).encode()).digest()
+    # JSON tells texts, numbers and lists apart, and what stands where is always of one kind.
+    return hashlib.sha256(_encode(said).encode()).digest()
 
 
 def content_name(
