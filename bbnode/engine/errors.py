@@ -266,6 +266,18 @@ class QueueFull(OpError):
     """A queue holds as many values as it may."""
 
 
+class AlreadyGathered(OpError):
+    """A peer has contributed to the open batch of a join, which takes one value of each."""
+
+
+class JoinFull(OpError):
+    """The open batch of a join holds as many values as it may."""
+
+
+class JoinIncomplete(OpError):
+    """Too few values came to a join in its time; who came is in the detail."""
+
+
 class NothingHeld(OpError):
     """A Flush found nothing under its name."""
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bbnode.ir import keys
-from bbnode.ir.caps import MAX_CALL_DEPTH, MAX_FLAT_OPS
+from bbnode.ir.caps import MAX_CALL_DEPTH, MAX_FLAT_OPS, MAX_GATHERED, MAX_JOIN_NS
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key
 from bbnode.ir.types import TypeNode
@@ -58,6 +58,28 @@ def is_join(node: OpNode) -> bool:
         count = node.attr("n")
         return type(count) is int and count > sum(1 for name in node.inputs if name)
     return node.op_type == keys.OP_COLLECT
+
+
+def join_fault(node: OpNode) -> str | None:
+    """Return what is wrong with the numbers of a Collect or a Threshold; None if nothing is."""
+    gathers = node.op_type == keys.OP_COLLECT
+    numbers = {name: node.attr(name, 0) for name in ("n", "until_ns", "quorum", "per_peer")}
+    for name, number in numbers.items():
+        most = MAX_GATHERED if name in ("n", "quorum") else MAX_JOIN_NS
+        least = 1 if name == "n" and not gathers else 0
+        if type(number) is not int or not least <= number <= most:
+            return f"{name} is {number!r:.40}, it has to be {least} to {most}"
+    if gathers and not numbers["n"] and not numbers["until_ns"]:
+        return "n and until_ns are 0, so that nothing says when a batch is complete"
+    if numbers["n"] and numbers["quorum"] > numbers["n"]:
+        return f"quorum is {numbers['quorum']}, more than n, {numbers['n']}"
+    if not is_join(node) and (numbers["until_ns"] or numbers["per_peer"]):
+        inputs = sum(1 for name in node.inputs if name)
+        return (
+            f"until_ns and per_peer are for a threshold over executions, and n is {numbers['n']} "
+            f"of {inputs} inputs, which is counted within one"
+        )
+    return None
 
 
 @dataclass(slots=True, kw_only=True)

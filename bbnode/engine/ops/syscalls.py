@@ -84,9 +84,7 @@ def _relay(build: OpBuild) -> Fire:
     threshold = 1
     passes_value = build.node.op_type == "Any"
     if build.node.op_type == "Threshold":
-        threshold = build.attr_int("n", minimum=1)
-        if threshold > sum(1 for name in build.node.inputs if name):
-            raise build.wrong(f"waits for {threshold} of {len(build.node.inputs)} inputs")
+        threshold = build.attr_int("n", minimum=1)  # with more than its inputs it is a join
 
     def fire(frame: Frame) -> Any:
         values = frame.values

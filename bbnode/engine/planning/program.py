@@ -27,6 +27,7 @@ from bbnode.engine.errors import (
     UnknownTarget,
 )
 from bbnode.engine.frame import EntryPlan
+from bbnode.engine.joins import JoinPlan
 from bbnode.engine.ops.build import MethodUse
 from bbnode.engine.ops.graphs import GraphSpec
 from bbnode.engine.planning.planner import EventSourcePlan, Planner
@@ -80,6 +81,7 @@ class ProgramPlan:
     graphs: tuple[GraphSpec, ...]
     sites: Mapping[bytes, RecvSite | ResponseSite]
     sources: tuple[EventSourcePlan, ...]
+    joins: tuple[JoinPlan, ...]
     stores: StorePlan
     bootstraps: tuple[BootstrapPlan, ...]
     methods: tuple[MethodUse, ...]
@@ -154,6 +156,7 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
         sites=planner.sites,
         stores=planner.store_plan(),
         sources=tuple(planner.sources),
+        joins=planner.joins,
         methods=tuple(planner.linker.methods),
         bootstraps=tuple(bootstraps),
         unsupported=tuple(planner.unsupported),
