@@ -144,7 +144,8 @@ class _Cutter:
     def __init__(self, flat: FlatFunction, makers: Mapping[str, Sequence[int]]) -> None:
         self._ops = flat.ops
         self._makers = makers
-        self._needs = [tuple(op.needs()) for op in flat.ops]
+        # What starts executions waits for nothing; its `after` says only where it lives.
+        self._needs = [() if is_entry(op) else tuple(op.needs()) for op in flat.ops]
         self._readers: dict[str, list[int]] = {}
         for position, needs in enumerate(self._needs):
             for name in needs:
