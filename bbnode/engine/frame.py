@@ -28,6 +28,7 @@ MISSING: Final = Marker.MISSING  # a value that is not there yet
 PARKED: Final = Marker.PARKED  # what `fire` returns when the op has no result now
 
 SCRATCH: Final = -1  # index of the scratch element
+_NO_INDICES: Final[frozenset[int]] = frozenset()
 
 
 class Task(Protocol):
@@ -44,10 +45,14 @@ class Op:
     """One op of a plan, ready to fire.
 
     `fire(frame)` returns the op's output: one value, or a sequence with one per element of
-    `outs` where that is not None; or PARKED. `consumers` lose one pending count each when
-    it has fired. `EntryPlan.complete` fills in what the loop reads instead: `alone`, the op as
-    a batch of one; `wakes`, all consumers where each waits for this op and nothing else (so
-    that nothing is to be counted), else None; and `out`, None where `outs` is not.
+    `outs` where that is not None; or PARKED, which `Executor.skip` returns too. `consumers` lose
+    one pending count each when it has fired or was skipped; those in `order_only`, by index, need
+    no result of it. `skip(frame, reason)` is called when it is skipped, and returns False where
+    its consumers are to wait on (for a rival that may still fire).
+
+    `EntryPlan.complete` fills in what the loop reads instead: `alone`, the op as a batch of one;
+    `wakes`, all consumers where each waits for this op and nothing else (so that nothing is to be
+    counted), else None; and `out`, None where `outs` is not.
     """
 
     __slots__ = (
@@ -60,8 +65,10 @@ class Op:
         "index",
         "name",
         "op_type",
+        "order_only",
         "out",
         "outs",
+        "skip",
         "wakes",
     )
 
@@ -73,9 +80,11 @@ class Op:
         self.out: int | None = SCRATCH
         self.outs: tuple[int, ...] | None = None
         self.consumers: tuple[Op, ...] = ()
+        self.order_only: frozenset[int] = _NO_INDICES
         self.alone: tuple[Op, ...] = (self,)
         self.wakes: tuple[Op, ...] | None = None
         self.fire: Callable[[Frame], Any] = _unbound
+        self.skip: Callable[[Frame, str], bool] | None = None
         # For ops that park: the function from the result to outputs, and the one that makes the
         # RunTask of an op that runs in a worker thread.
         self.finish: Callable[[Frame, Any], Any] | None = None
@@ -156,10 +165,13 @@ class EntryPlan:
 class Frame:
     """One execution.
 
-    `rt` is a `bbnode.engine.services.Services`, for ops only.
+    `rt` is a `bbnode.engine.services.Services`, for ops only. `skipped` has the ops, by index, that
+    will certainly not fire, and why; `apart` is True once there are some, or the execution has
+    ended: the quick loop leaves it alone.
     """
 
     __slots__ = (
+        "apart",
         "bootstrap",
         "charges",
         "cohorts",
@@ -175,6 +187,7 @@ class Frame:
         "report",
         "rt",
         "site",
+        "skipped",
         "source_peer",
         "started_ns",
         "units",
@@ -193,6 +206,8 @@ class Frame:
         self.pending = plan.pending.copy() if plan.counts else plan.pending
         self.live = 0  # ops that are ready or parked
         self.ended = False
+        self.apart = False
+        self.skipped: dict[int, str] | None = None
         self.failures = 0
         self.report = False  # tell the host of the end
         self.deadline_ns: int | None = None

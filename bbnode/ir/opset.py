@@ -131,6 +131,7 @@ _SHORT = {
     "request": types.REQUEST_ID, "wire_request": types.WIRE_REQUEST_ID,
     "responses": types.RESPONSE_BATCH, "composite": types.COMPOSITE,
     "metadata": types.METADATA, "results": types.SEARCH_RESULTS, "int64": types.TENSOR_INT64,
+    "bool": types.TENSOR_BOOL,
 }  # fmt: skip
 
 
@@ -212,6 +213,8 @@ def _syscalls() -> None:
     op(d, "Sleep", "trigger:trigger", "trigger:trigger", duration_ns=r, suspends=True,
        doc="Timer.")  # fmt: skip
     op(d, "DeadlineMatch", "then:trigger timeout:trigger", "winner:trigger", doc="First to fire.")
+    op(d, "When", "condition:bool", "trigger:trigger", expect=1,
+       doc="Fires if the condition is as expected; else what needs it is skipped.")  # fmt: skip
     op(d, "PassThrough", "value:T", "value:T", doc="Identity.")
     op(d, "Tee", "value:T", "outputs*:T", fanout=r, doc="The input, fanout times.")
     op(d, "Constant", "", "value:any", value=r, doc="A value carried in the attribute.")

@@ -76,6 +76,7 @@ _UNBUNDLE = spec_of(keys.COMPOSITE_DOMAIN, keys.OP_UNBUNDLE)
 _SEND = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND)
 _REQUEST = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND_REQ_BATCHED)
 _RESPOND = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND_RESP)
+_WHEN = spec_of(keys.SYSCALL_DOMAIN, "When")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -304,6 +305,33 @@ class Graph:
         self._received[port] = made.received
         self._request_ports.add(port)
         return made
+
+    def when(self, condition: Output, *, after: After = None) -> Output:
+        """A trigger that fires if `condition`, one bool, is true: for `after=` of any op.
+
+        If it is false, what waits for the trigger is skipped, and all that needs a value of
+        that; everything else goes on. An output that is skipped tells the host so. The
+        condition has to live where the ops are that wait for it.
+
+        Raises:
+            BadArgument: `condition` is no tensor of bools.
+        """
+        return self._when(condition, 1, after)
+
+    def unless(self, condition: Output, *, after: After = None) -> Output:
+        """The opposite of `when`: a trigger that fires if `condition` is false."""
+        return self._when(condition, 0, after)
+
+    def _when(self, condition: Output, expect: int, after: After) -> Output:
+        self.value_name(condition)
+        kind = condition.type
+        if types.meet(kind, types.TENSOR_BOOL) is None:
+            raise self.error(
+                BadArgument,
+                f"the condition {condition.name!r} is {kind.name} where one bool is needed; a "
+                "BackendSlot compares: greater(g, value, limit)",
+            )
+        return self.record(_WHEN, (condition,), {"expect": expect}, after=after)[0]
 
     def respond(self, request: Request, value: Output, *, after: After = None) -> None:
         """Answer a request, on the peers' class: the same as `request.respond(value)`."""

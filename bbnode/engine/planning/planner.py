@@ -119,7 +119,7 @@ class Planner:
                 ready_values.add(flat_op.outputs[0])
         absent = len(template)
         template.append(None)  # what an op reads for an input that its node leaves out
-        counters: dict[int, int] = {}
+        rivals = Counter(op.group for op in chosen)
         for flat_op in chosen:
             if _is_plain_constant(flat_op):
                 continue
@@ -128,8 +128,9 @@ class Planner:
             outputs = tuple(index_of(n) if n else SCRATCH for n in flat_op.outputs)
             build = self._op_build(flat, flat_op, op, inputs, outputs)
             if flat_op.is_a(ENGINE_DOMAIN, OP_RELAY):
-                counters.setdefault(flat_op.group, index_of(f"\0count {flat_op.group}"))
-                build.counter = counters[flat_op.group]
+                build.counter = index_of(f"\0fired {flat_op.group}")
+                build.skips = index_of(f"\0skipped {flat_op.group}")
+                build.rivals = rivals[flat_op.group]
             if len(outputs) == 1:
                 op.out = outputs[0]
             elif outputs:
@@ -187,9 +188,11 @@ class Planner:
                 source = indices[flat.ops[positions[0]].inputs[0]]
                 makers[0].op_type, makers[0].out = "Surface", SCRATCH
                 makers[0].fire = syscalls.surface(flat.name, name, source)
+                makers[0].skip = syscalls.surface_nothing(flat.name, name)
                 continue
             op = Op(start + len(made), name, "Surface", 0)
             op.fire = syscalls.surface(flat.name, name, indices[name])
+            op.skip = syscalls.surface_nothing(flat.name, name)
             for maker in makers:
                 maker.consumers = (*maker.consumers, op)
             waits[op.index] = 1 if makers else 0
@@ -343,6 +346,7 @@ def _runs_in_turn(ops: Iterable[FlatOp]) -> bool:
 def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str]) -> dict[int, int]:
     """Set consumers; returns how many ops (or groups of relays) each op index waits for."""
     consumers: dict[int, list[Op]] = {position: [] for position in by_position}
+    order_only: dict[int, list[int]] = {}
     makers: dict[str, list[int]] = {}
     for position in by_position:
         for name in flat.ops[position].outputs:
@@ -356,13 +360,18 @@ def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str])
             if name not in ready:
                 before.update(dict.fromkeys(makers.get(name, ())))
         # Control edges to ops outside of the slice do not count.
-        before.update(dict.fromkeys(p for p in flat_op.control if p in by_position))
+        for p in flat_op.control:
+            if p in by_position and p not in before:
+                before[p] = None
+                order_only.setdefault(p, []).append(op.index)
         groups = {flat.ops[p].group for p in before}
         waits[op.index] = len(groups)
         for p in before:
             consumers[p].append(op)
     for position, found in consumers.items():
         by_position[position].consumers = tuple(found)
+    for position, indices in order_only.items():
+        by_position[position].order_only = frozenset(indices)
     return waits
 
 
