@@ -14,8 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from bbnode.engine.errors import InvalidArtifact
 from bbnode.engine.frame import Frame, Op
-from bbnode.engine.planning.flatten import FlatOp
 from bbnode.ir import keys, types
+from bbnode.ir.flatten import FlatOp
 from bbnode.ir.graph import OpNode
 from bbnode.ir.types import TypeNode
 
@@ -41,6 +41,7 @@ class Linker:
         methods: what install has to find on components, in order.
         semaphores: number, units (None: nothing acquires it), and the op that says so.
         queues, holds: numbers by name.
+        joins: numbers by target and name.
     """
 
     slots: Mapping[str, int]
@@ -49,6 +50,7 @@ class Linker:
     semaphores: dict[str, tuple[int, int | None, str]] = field(default_factory=dict)
     queues: dict[str, int] = field(default_factory=dict)
     holds: dict[str, int] = field(default_factory=dict)
+    joins: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def slot_index(self, slot: str, where: str) -> int:
         """Return the number of a slot; InvalidArtifact when no binding names it."""
@@ -79,6 +81,10 @@ class Linker:
     def hold(self, name: str) -> int:
         """Return the number of a held value."""
         return self.holds.setdefault(name, len(self.holds))
+
+    def join(self, target: str, name: str) -> int:
+        """Return the number of a join."""
+        return self.joins.setdefault((target, name), len(self.joins))
 
 
 @dataclass(slots=True, kw_only=True)

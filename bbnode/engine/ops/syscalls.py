@@ -15,10 +15,10 @@ from bbnode.engine import steps
 from bbnode.engine.errors import CompositeMismatch, InvalidOperand, ReservedName
 from bbnode.engine.frame import MISSING, Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
-from bbnode.engine.planning.flatten import ENGINE_DOMAIN, OP_ENTER, OP_RELAY, OP_START
 from bbnode.engine.services import Services
 from bbnode.ir import codec, keys, types
 from bbnode.ir.errors import AuthorError, DecodeError
+from bbnode.ir.flatten import ENGINE_DOMAIN, OP_ENTER, OP_RELAY, OP_START
 from bbnode.ir.graph import Tensor
 from bbnode.ir.values import TRIGGER, U64, Composite, CorrelationToken, Timestamp, Value, type_of
 
@@ -85,9 +85,7 @@ def _relay(build: OpBuild) -> Fire:
     threshold = 1
     passes_value = build.node.op_type == "Any"
     if build.node.op_type == "Threshold":
-        threshold = build.attr_int("n", minimum=1)
-        if threshold > sum(1 for name in build.node.inputs if name):
-            raise build.wrong(f"waits for {threshold} of {len(build.node.inputs)} inputs")
+        threshold = build.attr_int("n", minimum=1)  # with more than its inputs it is a join
 
     def fire(frame: Frame) -> Any:
         values = frame.values

@@ -15,25 +15,28 @@ from functools import partial
 
 from bbnode.engine.errors import InvalidArtifact, MissingOp
 from bbnode.engine.frame import MISSING, SCRATCH, EntryPlan, Op
+from bbnode.engine.joins import JoinPlan
 from bbnode.engine.ops import syscalls
 from bbnode.engine.ops.build import Fire, Linker, OpBuild, binder_of
 from bbnode.engine.ops.custom import bind_custom_op
 from bbnode.engine.ops.graphs import GraphSpec, bind_graph, function_spec, single_spec
+from bbnode.engine.ops.joins import join_plan
 from bbnode.engine.ops.peer_lists import bind_peer_list_op, is_peer_list_op
 from bbnode.engine.ops.role import bind_role_op
-from bbnode.engine.planning.flatten import (
+from bbnode.engine.planning.sites import RecvSite, ResponseSite, recv_site, sender_classes
+from bbnode.engine.stores import SemaphoreSpec, StorePlan
+from bbnode.ir import keys
+from bbnode.ir.address import site_suffix
+from bbnode.ir.flatten import (
     ENGINE_DOMAIN,
+    OP_JOINED,
     OP_RELAY,
     FlatFunction,
     FlatOp,
 )
-from bbnode.engine.planning.sites import RecvSite, ResponseSite, recv_site, sender_classes
-from bbnode.engine.planning.slices import Slice, is_entry
-from bbnode.engine.stores import SemaphoreSpec, StorePlan
-from bbnode.ir import keys
-from bbnode.ir.address import site_suffix
 from bbnode.ir.graph import Function, FunctionKey, call_key, is_onnx_domain
 from bbnode.ir.opset import is_custom, lookup_op
+from bbnode.ir.slices import Slice, is_entry
 from bbnode.ir.types import TypeNode
 from bbnode.ops.custom import find_custom_op, installed_version
 
@@ -86,6 +89,7 @@ class Planner:
         self.graphs: list[GraphSpec] = []
         self.sites: dict[bytes, RecvSite | ResponseSite] = {}
         self.sources: list[EventSourcePlan] = []
+        self._joins: dict[int, JoinPlan] = {}
         self.unsupported: list[str] = []
         self.missing_ops: list[MissingOp] = []
         self.unreachable: list[str] = []
@@ -238,7 +242,7 @@ class Planner:
         """List the ops that nothing here can run."""
         for op in flat.ops:
             if is_entry(op):
-                known = op.domain == keys.WIRE_DOMAIN or op.op_type in SOURCE_ARGUMENTS
+                known = op.domain != keys.SYSCALL_DOMAIN or op.op_type in SOURCE_ARGUMENTS
             else:
                 known = self._binder(op) is not None
             if known:
@@ -268,6 +272,10 @@ class Planner:
         if piece.source.domain == keys.WIRE_DOMAIN:
             self._add_site(build, recv_site(build, flat, plan, self.linker.slots))
             return
+        if piece.source.is_a(ENGINE_DOMAIN, OP_JOINED):
+            number = self.linker.join(flat.name, piece.source.name)
+            self._joins[number] = join_plan(build, plan)
+            return
         argument = SOURCE_ARGUMENTS.get(piece.source.op_type)
         value = 0 if argument is None else build.attr_int(argument[0], minimum=argument[1])
         if piece.source.op_type in SOURCE_ARGUMENTS:
@@ -286,6 +294,11 @@ class Planner:
             self._graph_at[key] = len(self.graphs)
             self.graphs.append(spec)
         return self._graph_at[key]
+
+    @property
+    def joins(self) -> tuple[JoinPlan, ...]:
+        """The joins of all targets, by number."""
+        return tuple(self._joins[number] for number in sorted(self._joins))
 
     def store_plan(self) -> StorePlan:
         """Return the plan of what all targets keep between executions.
