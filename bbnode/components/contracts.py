@@ -200,8 +200,9 @@ class Component(ABC):
     Config: ClassVar[type] = NoConfig
     depends: ClassVar[Mapping[str, str]] = {}
     # Leaf types of tensor ports that this concrete narrows from the placeholder "Tensor":
-    # "<op_type>.<port>" or "*" to the type; compile-time only.
-    storage: ClassVar[Mapping[str, TypeNode]] = {}
+    # "<op_type>.<port>" or "*" to the type; compile-time only. Of several, it is the one that the
+    # program says, else the first.
+    storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {}
 
     def __init__(self, config: Any) -> None:
         self.config = config
