@@ -217,6 +217,21 @@ class UnpairedWireRequest(ValidationError):
     MEND = "Answer each `r = g.request(…)` with exactly one `r.respond(value)`"
 
 
+@dataclass(kw_only=True, eq=False)
+class SiteCollision(CompileError, AuthorError):
+    """Two receivers of one class have one site id: what is sent to one would reach the other."""
+
+    port: str
+    receiver: str
+    node_name: str
+    other: str
+
+    MESSAGE = (
+        "port {port!r} of class {receiver!r} has the site of another: {node_name!r}, {other!r}"
+    )
+    MEND = "Give each port that a class receives at a name of its own"
+
+
 # --- placement: homes and peer classes ------------------------------------------------------
 
 
