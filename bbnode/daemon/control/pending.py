@@ -71,6 +71,6 @@ class PendingExecutions:
             ):
                 found.outputs[step.topic] = summarize(step.value)
             case steps.OpFailed() if len(found.failures) < MAX_KEPT_OUTPUTS:
-                found.failures.append({"op": step.op, "kind": step.kind, "detail": step.detail})
+                found.failures.append(step.as_json())
             case _:
                 found.left_out += 1

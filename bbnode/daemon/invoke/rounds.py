@@ -269,7 +269,7 @@ class Rounds:
             case steps.AppEvent() if step.execution == current.execution:
                 current.outputs[step.topic] = summarize(step.value)
             case steps.OpFailed() if step.execution == current.execution:
-                current.failures.append(f"{step.op}: {step.kind}: {step.detail}")
+                current.failures.append(str(step))
             case steps.Telemetry() if step.attributes.get("execution") != current.execution:
                 return
             case steps.Telemetry(name="request.closed", attributes=said):
