@@ -124,6 +124,11 @@ def any_of(g: Graph, *inputs: Output, group: str = "", after: After = None) -> O
     return _one(g, "Any", *inputs, after=after, group=group)
 
 
+def when(g: Graph, condition: Output, *, expect: bool = True, after: After = None) -> Output:
+    """A trigger if the condition is as expected; else what needs it is skipped: `g.when`."""
+    return _one(g, "When", condition, after=after, expect=int(expect))
+
+
 def gate(g: Graph, value: Output, trigger: Output, *, after: After = None) -> Output:
     """The value, once the trigger has fired."""
     return _one(g, "Gate", value, trigger, after=after)

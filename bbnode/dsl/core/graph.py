@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -78,6 +79,7 @@ _SEND = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND)
 _REQUEST = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND_REQ_BATCHED)
 _COLLECT = spec_of(keys.SYSCALL_DOMAIN, keys.OP_COLLECT)
 _RESPOND = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND_RESP)
+_WHEN = spec_of(keys.SYSCALL_DOMAIN, "When")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,6 +179,7 @@ class Graph:
         self.is_bootstrap = False
         self._function = Function(name=name, domain=keys.MODULE_DOMAIN)
         self._counts: dict[str, int] = {}
+        self._calls: Counter[str] = Counter()
         self._slots: dict[str, SlotUse] = {}
         self._opsets: set[tuple[str, int]] = set()
         self._scopes: list[str] = []
@@ -306,6 +309,33 @@ class Graph:
         self._received[port] = made.received
         self._request_ports.add(port)
         return made
+
+    def when(self, condition: Output, *, after: After = None) -> Output:
+        """A trigger that fires if `condition`, one bool, is true: for `after=` of any op.
+
+        If it is false, what waits for the trigger is skipped, and all that needs a value of
+        that; everything else goes on. An output that is skipped tells the host so. The
+        condition has to live where the ops are that wait for it.
+
+        Raises:
+            BadArgument: `condition` is no tensor of bools.
+        """
+        return self._when(condition, 1, after)
+
+    def unless(self, condition: Output, *, after: After = None) -> Output:
+        """The opposite of `when`: a trigger that fires if `condition` is false."""
+        return self._when(condition, 0, after)
+
+    def _when(self, condition: Output, expect: int, after: After) -> Output:
+        self.value_name(condition)
+        kind = condition.type
+        if types.meet(kind, types.TENSOR_BOOL) is None:
+            raise self.error(
+                BadArgument,
+                f"the condition {condition.name!r} is {kind.name} where one bool is needed; a "
+                "BackendSlot compares: greater(g, value, limit)",
+            )
+        return self.record(_WHEN, (condition,), {"expect": expect}, after=after)[0]
 
     def respond(self, request: Request, value: Output, *, after: After = None) -> None:
         """Answer a request, on the peers' class: the same as `request.respond(value)`."""
@@ -715,12 +745,27 @@ class Graph:
 
     @contextmanager
     def with_module(self, name: str) -> Iterator[None]:
-        """Name the nodes recorded inside `<name>/…`, for readers; it has no other effect."""
+        """Name the nodes recorded inside `<name>/…`, for readers.
+
+        A call of a Module that sends is told from its other calls by the scope: the ports of one
+        in a scope of its own keep their identity when another call is added before it.
+        """
         self._scopes.append(check_name("module scope", name))
         try:
             yield
         finally:
             self._scopes.pop()
+
+    def call_name(self, module: str) -> str:
+        """Return the name of the next call of a Module: its scopes, the Module, its number there.
+
+        It is part of the identity of all ports inside, so that it does not count other ops, nor
+        bodies that the recorder called apart.
+        """
+        path = ".".join((*self._scopes, module))
+        number = self._calls[path]
+        self._calls[path] += 1
+        return f"{path}_{number}"
 
     def finish(self) -> Function:
         """Close the Graph and return its function."""

@@ -98,7 +98,11 @@ class OpBuild:
     outputs: tuple[int, ...]
     types: Mapping[str, TypeNode]
     linker: Linker
-    counter: int = 0  # index of a slot for the relays of one Threshold
+    # Of the relays of one op: how many there are here, and where they count those that have fired
+    # and those that were skipped.
+    rivals: int = 0
+    counter: int = 0
+    skips: int = 0
 
     @property
     def node(self) -> OpNode:

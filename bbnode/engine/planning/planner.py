@@ -23,6 +23,7 @@ from bbnode.engine.ops.graphs import GraphSpec, bind_graph, function_spec, singl
 from bbnode.engine.ops.joins import join_plan
 from bbnode.engine.ops.peer_lists import bind_peer_list_op, is_peer_list_op
 from bbnode.engine.ops.role import bind_role_op
+from bbnode.engine.places import OpPlace
 from bbnode.engine.planning.sites import RecvSite, ResponseSite, recv_site, sender_classes
 from bbnode.engine.stores import SemaphoreSpec, StorePlan
 from bbnode.ir import keys
@@ -34,7 +35,7 @@ from bbnode.ir.flatten import (
     FlatFunction,
     FlatOp,
 )
-from bbnode.ir.graph import Function, FunctionKey, call_key, is_onnx_domain
+from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_domain
 from bbnode.ir.opset import is_custom, lookup_op
 from bbnode.ir.slices import Slice, is_entry
 from bbnode.ir.types import TypeNode
@@ -84,6 +85,7 @@ class Planner:
         numbers = {slot: index for index, slot in enumerate(slots)}
         self.linker = Linker(slots=numbers, response_site_of=self._response_site_of)
         self._opsets = opsets
+        self._places: dict[tuple[str, str], OpPlace] = {}
         self._graph_at: dict[tuple[str, str], int] = {}
         self._slice: tuple[FlatFunction, Slice] | None = None
         self.graphs: list[GraphSpec] = []
@@ -112,6 +114,7 @@ class Planner:
         plan.seed_names = piece.seeds
         plan.seeds = tuple(index_of(name) for name in piece.seeds)
         ops: list[Op] = []
+        places: list[OpPlace | None] = []
         by_position: dict[int, Op] = {}
         ready_values = set(piece.seeds)
         chosen = [flat.ops[p] for p in piece.positions]
@@ -123,7 +126,7 @@ class Planner:
                 ready_values.add(flat_op.outputs[0])
         absent = len(template)
         template.append(None)  # what an op reads for an input that its node leaves out
-        counters: dict[int, int] = {}
+        rivals = Counter(op.group for op in chosen)
         for flat_op in chosen:
             if _is_plain_constant(flat_op):
                 continue
@@ -132,8 +135,9 @@ class Planner:
             outputs = tuple(index_of(n) if n else SCRATCH for n in flat_op.outputs)
             build = self._op_build(flat, flat_op, op, inputs, outputs)
             if flat_op.is_a(ENGINE_DOMAIN, OP_RELAY):
-                counters.setdefault(flat_op.group, index_of(f"\0count {flat_op.group}"))
-                build.counter = counters[flat_op.group]
+                build.counter = index_of(f"\0fired {flat_op.group}")
+                build.skips = index_of(f"\0skipped {flat_op.group}")
+                build.rivals = rivals[flat_op.group]
             if len(outputs) == 1:
                 op.out = outputs[0]
             elif outputs:
@@ -142,9 +146,11 @@ class Planner:
             if binder is not None:  # else `report_unsupported` lists it, and nothing ever runs
                 op.fire = binder(build)
             ops.append(op)
+            places.append(self._place(flat_op.node))
             by_position[flat_op.position] = op
         waits = _connect(flat, by_position, ready_values)
         ops += self._surfaces(flat, piece, indices, by_position, ready_values, waits, len(ops))
+        plan.places = tuple(places)
         template.append(MISSING)  # scratch
         plan.in_turn = _runs_in_turn(chosen)
         plan.complete(ops, waits)
@@ -167,6 +173,16 @@ class Planner:
             types=flat.types,
             linker=self.linker,
         )
+
+    def _place(self, node: OpNode) -> OpPlace:
+        """Return the place of an op; ops of one line of a Module share theirs."""
+        if keys.MEMBERS_KEY in node.metadata:
+            return OpPlace(node)
+        key = node.source_line, node.metadata.get(keys.MODULE_INSTANCE_KEY, "")
+        found = self._places.get(key)
+        if found is None:
+            found = self._places[key] = OpPlace(node)
+        return found
 
     def _surfaces(
         self,
@@ -191,9 +207,11 @@ class Planner:
                 source = indices[flat.ops[positions[0]].inputs[0]]
                 makers[0].op_type, makers[0].out = "Surface", SCRATCH
                 makers[0].fire = syscalls.surface(flat.name, name, source)
+                makers[0].skip = syscalls.surface_nothing(flat.name, name)
                 continue
             op = Op(start + len(made), name, "Surface", 0)
             op.fire = syscalls.surface(flat.name, name, indices[name])
+            op.skip = syscalls.surface_nothing(flat.name, name)
             for maker in makers:
                 maker.consumers = (*maker.consumers, op)
             waits[op.index] = 1 if makers else 0
@@ -356,6 +374,7 @@ def _runs_in_turn(ops: Iterable[FlatOp]) -> bool:
 def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str]) -> dict[int, int]:
     """Set consumers; returns how many ops (or groups of relays) each op index waits for."""
     consumers: dict[int, list[Op]] = {position: [] for position in by_position}
+    order_only: dict[int, list[int]] = {}
     makers: dict[str, list[int]] = {}
     for position in by_position:
         for name in flat.ops[position].outputs:
@@ -369,13 +388,18 @@ def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str])
             if name not in ready:
                 before.update(dict.fromkeys(makers.get(name, ())))
         # Control edges to ops outside of the slice do not count.
-        before.update(dict.fromkeys(p for p in flat_op.control if p in by_position))
+        for p in flat_op.control:
+            if p in by_position and p not in before:
+                before[p] = None
+                order_only.setdefault(p, []).append(op.index)
         groups = {flat.ops[p].group for p in before}
         waits[op.index] = len(groups)
         for p in before:
             consumers[p].append(op)
     for position, found in consumers.items():
         by_position[position].consumers = tuple(found)
+    for position, indices in order_only.items():
+        by_position[position].order_only = frozenset(indices)
     return waits
 
 
