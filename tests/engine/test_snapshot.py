@@ -441,7 +441,17 @@ RUNTIME_STATE = {
     *("program", "cells", "graphs", "limits", "carry_out"),
     # Tables: each is in `Runtime.tables`, as the test checks.
     *("clock", "reports", "executor", "scheduler", "suspensions", "cohorts", "bootstraps"),
-    *("sources", "stores", "records", "dedup", "round_trips", "outbound", "calls", "timers"),
+    *(
+        "sources",
+        "stores",
+        "joins",
+        "records",
+        "dedup",
+        "round_trips",
+        "outbound",
+        "calls",
+        "timers",
+    ),
     *("ingress", "neighbours"),  # saved by IngressTable, and table by table
     *("messenger", "inbound", "tracer"),  # they keep nothing of their own
     "decoder",  # keeps nothing between two polls: what it decodes are frames, in turn
