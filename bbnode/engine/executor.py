@@ -377,7 +377,7 @@ class Executor:
         return PARKED
 
     def fail(self, frame: Frame, op: Op, error: BaseException) -> None:
-        """Fail an op: what depends on it does not fire; a gate that denies a delivery ends it all."""
+        """Fail an op: what depends on it does not fire. A receive gate that denies ends it all."""
         if frame.ended:
             return
         frame.failures += 1
