@@ -16,6 +16,7 @@ import typer
 
 from bbnode.cli import exits, output
 from bbnode.cli.common import pairs
+from bbnode.ir.texts import failure_text
 
 HELP = (
     "An input: a number, true, false, lists of them ([[1, 2], [3, 4]]), trigger, @FILE.npy for an "
@@ -77,7 +78,7 @@ def report(told: Mapping[str, Any], *, waited_s: float, as_json: bool) -> int:
                 "message of its own shows in `bbnode status --follow`"
             )
     for failure in told["failures"]:
-        output.note(output.cell(f"{failure['op']}: {failure['kind']}: {failure['detail']}"))
+        output.note(output.cell(failure_text(failure)))
     if told["ok"] is None and waited_s:
         output.error(
             f"execution {told['execution']} still runs after {waited_s:g} s; `bbnode status` "

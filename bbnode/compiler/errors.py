@@ -217,6 +217,21 @@ class UnpairedWireRequest(ValidationError):
     MEND = "Answer each `r = g.request(…)` with exactly one `r.respond(value)`"
 
 
+@dataclass(kw_only=True, eq=False)
+class SiteCollision(CompileError, AuthorError):
+    """Two receivers of one class have one site id: what is sent to one would reach the other."""
+
+    port: str
+    receiver: str
+    node_name: str
+    other: str
+
+    MESSAGE = (
+        "port {port!r} of class {receiver!r} has the site of another: {node_name!r}, {other!r}"
+    )
+    MEND = "Give each port that a class receives at a name of its own"
+
+
 # --- placement: homes and peer classes ------------------------------------------------------
 
 
@@ -341,6 +356,40 @@ class TypeConstraintFailed(CompileError, AuthorError):
 
 
 @dataclass(kw_only=True, eq=False)
+class StoredTypesDiffer(CompileError, AuthorError):
+    """Values of two types are kept under one name, or taken as another than is put there."""
+
+    op: str
+    kind: str
+    name: str
+    other_op: str
+    other_kind: str
+    other_line: str = ""
+
+    def message(self) -> str:
+        line = f" (at {self.other_line})" if self.other_line else ""
+        return (
+            f"op {self.op!r} has {self.kind} under the name {self.name!r}, and "
+            f"{self.other_op!r}{line} puts {self.other_kind} there"
+        )
+
+    MEND = "Give each type a name of its own, or convert the value before it is put there"
+
+
+@dataclass(kw_only=True, eq=False)
+class NothingStored(CompileError, AuthorError):
+    """An op takes what nothing of the program ever puts under that name: it can never fire."""
+
+    op: str
+    op_type: str
+    name: str
+    puts: str
+
+    MESSAGE = "op {op!r} ({op_type}) takes what is kept under {name!r}, where nothing puts a value"
+    MEND = "Put one there with a {puts} of the same name, or mend the name"
+
+
+@dataclass(kw_only=True, eq=False)
 class UnresolvedType(CompileError, AuthorError):
     """A value's type stays abstract under strict types.
 
@@ -353,9 +402,16 @@ class UnresolvedType(CompileError, AuthorError):
     slot: str = ""
     role: str = ""
 
-    MESSAGE = "the type of value {value!r} is known only as {known!r}"
+    def message(self) -> str:
+        what = "value" if self.op else "input"
+        return f"the type of {what} {self.value!r} is known only as {self.known!r}"
 
     def mend(self) -> str:
+        if not self.op:
+            return (
+                f"Declare it: `g.input({self.value!r}, types.TENSOR_FLOAT)`, or what it is; or "
+                "bind a component whose `storage` narrows it, or compile with_permissive_types()"
+            )
         if self.slot:
             return (
                 f"Slot {self.slot!r} is not bound: add `.bind_{keys.snake_case(self.role)}"

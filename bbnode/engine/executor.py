@@ -89,20 +89,26 @@ class Executor:
         return self._max_frames is not None and len(self.frames) >= self._max_frames
 
     def start(
-        self, plan: EntryPlan, execution: int | None = None, *, from_bus: bool = False
+        self,
+        plan: EntryPlan,
+        execution: int | None = None,
+        *,
+        from_bus: bool = False,
+        source_peer: PeerId | None = None,
     ) -> Frame | None:
         """Return a new frame, to be seeded and launched; None, with a step, if there are too many.
 
-        `execution` is its number, by default the next one.
+        `execution` is its number, by default the next one. `source_peer` sent what starts it.
         """
         if execution is None:
             execution = self.next_execution()
         if self._max_frames is not None and len(self.frames) >= self._max_frames:
             error = FramesExceeded(f"{len(self.frames)} executions are under way (limit frames)")
-            self.fail_start(execution, plan, error, from_bus=from_bus)
+            self.fail_start(execution, plan, error, from_bus=from_bus, source_peer=source_peer)
             return None
         frame = Frame(self.rt, plan, execution, self.clock.now_ns)
         frame.from_bus = from_bus
+        frame.source_peer = source_peer
         self.frames[execution] = frame
         if plan.component is not None:
             self.under_way[plan.component] += 1
@@ -114,10 +120,16 @@ class Executor:
         self.frames_of[peer] = self.frames_of.get(peer, 0) + 1
 
     def fail_start(
-        self, execution: int, plan: EntryPlan, error: BbnodeError, *, from_bus: bool = False
+        self,
+        execution: int,
+        plan: EntryPlan,
+        error: BbnodeError,
+        *,
+        from_bus: bool = False,
+        source_peer: PeerId | None = None,
     ) -> None:
         """Report an execution that can't be started."""
-        self.reports.op_failed(execution, plan.target, plan.name, error)
+        self.reports.op_failed(execution, plan.target, plan.name, error, source_peer=source_peer)
         if not from_bus:
             self.reports.bus.publish(BusKind.OP_FAILED)
 
@@ -382,7 +394,12 @@ class Executor:
             return
         frame.failures += 1
         reports = self.reports
-        reports.op_failed(frame.execution, frame.plan.target, op.name, error)
+        plan = frame.plan
+        reports.op_failed(
+            *(frame.execution, plan.target, op.name, error),
+            place=plan.place_of(op, error),
+            source_peer=frame.source_peer,
+        )
         if not frame.from_bus:
             reports.bus.publish(BusKind.OP_FAILED)
         if isinstance(error, GateDenied):

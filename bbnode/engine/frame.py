@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from bbnode.engine.ingress import Charge
+from bbnode.engine.places import NOWHERE, OpPlace, Place
 from bbnode.engine.steps import RunTask
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
@@ -115,6 +116,7 @@ class EntryPlan:
         "name",
         "ops",
         "pending",
+        "places",
         "seed_names",
         "seeds",
         "target",
@@ -127,6 +129,7 @@ class EntryPlan:
         self.template: list[Value] = []
         self.pending: list[int] = []
         self.ops: tuple[Op, ...] = ()
+        self.places: tuple[OpPlace | None, ...] = ()  # of its ops; empty where no author has any
         self.initial: tuple[Op, ...] = ()
         self.seeds: tuple[int, ...] = ()
         self.seed_names: tuple[str, ...] = ()
@@ -143,6 +146,11 @@ class EntryPlan:
         plan.template = [MISSING] * (values + 1)  # and scratch
         plan.complete((op,), {})
         return plan
+
+    def place_of(self, op: Op, error: BaseException | None = None) -> Place:
+        """Return where the author wrote an op, which failed with `error`."""
+        place = self.places[op.index] if op.index < len(self.places) else None
+        return NOWHERE if place is None else place.of(error)
 
     def complete(self, ops: Sequence[Op], waits: Mapping[int, int]) -> None:
         """Set the ops, whose consumers are set, and how many ops each index waits for (or 0).

@@ -63,7 +63,13 @@ class Starter(Protocol):
         """Let an execution run."""
 
     def fail_start(
-        self, execution: int, plan: EntryPlan, error: BbnodeError, *, from_bus: bool = False
+        self,
+        execution: int,
+        plan: EntryPlan,
+        error: BbnodeError,
+        *,
+        from_bus: bool = False,
+        source_peer: PeerId | None = None,
     ) -> None:
         """Report an execution that will not run."""
 
@@ -122,7 +128,11 @@ class Turns:
             return False
         error = DeadlineExceeded("its turn came after its deadline: those before it took too long")
         frame.failures += 1
-        self.starter.fail_start(frame.execution, frame.plan, error, from_bus=frame.from_bus)
+        self.starter.fail_start(
+            *(frame.execution, frame.plan, error),
+            from_bus=frame.from_bus,
+            source_peer=frame.source_peer,
+        )
         self.starter.end(frame)
         return True
 

@@ -80,6 +80,6 @@ class PendingExecutions:
             case steps.OutputSkipped() if len(found.skipped) < MAX_KEPT_OUTPUTS:
                 found.skipped[step.name] = step.reason
             case steps.OpFailed() if len(found.failures) < MAX_KEPT_OUTPUTS:
-                found.failures.append({"op": step.op, "kind": step.kind, "detail": step.detail})
+                found.failures.append(step.as_json())
             case _:
                 found.left_out += 1

@@ -273,7 +273,7 @@ class Rounds:
             case steps.OutputSkipped() if step.execution == current.execution:
                 current.skipped[step.name] = step.reason
             case steps.OpFailed() if step.execution == current.execution:
-                current.failures.append(f"{step.op}: {step.kind}: {step.detail}")
+                current.failures.append(str(step))
             case steps.Telemetry() if step.attributes.get("execution") != current.execution:
                 return
             case steps.Telemetry(name="request.closed", attributes=said):

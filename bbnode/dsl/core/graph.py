@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -178,6 +179,7 @@ class Graph:
         self.is_bootstrap = False
         self._function = Function(name=name, domain=keys.MODULE_DOMAIN)
         self._counts: dict[str, int] = {}
+        self._calls: Counter[str] = Counter()
         self._slots: dict[str, SlotUse] = {}
         self._opsets: set[tuple[str, int]] = set()
         self._scopes: list[str] = []
@@ -743,12 +745,27 @@ class Graph:
 
     @contextmanager
     def with_module(self, name: str) -> Iterator[None]:
-        """Name the nodes recorded inside `<name>/…`, for readers; it has no other effect."""
+        """Name the nodes recorded inside `<name>/…`, for readers.
+
+        A call of a Module that sends is told from its other calls by the scope: the ports of one
+        in a scope of its own keep their identity when another call is added before it.
+        """
         self._scopes.append(check_name("module scope", name))
         try:
             yield
         finally:
             self._scopes.pop()
+
+    def call_name(self, module: str) -> str:
+        """Return the name of the next call of a Module: its scopes, the Module, its number there.
+
+        It is part of the identity of all ports inside, so that it does not count other ops, nor
+        bodies that the recorder called apart.
+        """
+        path = ".".join((*self._scopes, module))
+        number = self._calls[path]
+        self._calls[path] += 1
+        return f"{path}_{number}"
 
     def finish(self) -> Function:
         """Close the Graph and return its function."""

@@ -24,6 +24,7 @@ from bbnode.engine.ops.graphs import GraphSpec, bind_graph, function_spec, singl
 from bbnode.engine.ops.joins import join_plan
 from bbnode.engine.ops.peer_lists import bind_peer_list_op, is_peer_list_op
 from bbnode.engine.ops.role import bind_role_op
+from bbnode.engine.places import OpPlace
 from bbnode.engine.planning.latches import latches_of, opens_round
 from bbnode.engine.planning.sites import RecvSite, ResponseSite, recv_site, sender_classes
 from bbnode.engine.stores import SemaphoreSpec, StorePlan
@@ -37,7 +38,7 @@ from bbnode.ir.flatten import (
     FlatOp,
     check_values,
 )
-from bbnode.ir.graph import Function, FunctionKey, call_key, is_onnx_domain
+from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_domain
 from bbnode.ir.opset import is_custom, lookup_op
 from bbnode.ir.slices import Slice, is_entry
 from bbnode.ir.types import TypeNode
@@ -87,6 +88,7 @@ class Planner:
         numbers = {slot: index for index, slot in enumerate(slots)}
         self.linker = Linker(slots=numbers, response_site_of=self._response_site_of)
         self._opsets = opsets
+        self._places: dict[tuple[str, str], OpPlace] = {}
         self._graph_at: dict[tuple[str, str], int] = {}
         self._slice: tuple[FlatFunction, Slice] | None = None
         self.graphs: list[GraphSpec] = []
@@ -117,6 +119,7 @@ class Planner:
         plan.seed_names = piece.seeds
         plan.seeds = tuple(index_of(name) for name in piece.seeds)
         ops: list[Op] = []
+        places: list[OpPlace | None] = []
         by_position: dict[int, Op] = {}
         ready_values = set(piece.seeds)
         chosen = [flat.ops[p] for p in piece.positions]
@@ -134,6 +137,7 @@ class Planner:
             op = Op(len(ops), f"{flat.ops[group].node.name}#open", "OpenRound", 0)
             op.fire = syscalls.open_round(number)
             ops.append(op)
+            places.append(self._place(flat.ops[group].node))
         for flat_op in chosen:
             if _is_plain_constant(flat_op):
                 continue
@@ -155,9 +159,11 @@ class Planner:
             if binder is not None:  # else `report_unsupported` lists it, and nothing ever runs
                 op.fire = binder(build)
             ops.append(op)
+            places.append(self._place(flat_op.node))
             by_position[flat_op.position] = op
         waits = _connect(flat, by_position, ready_values)
         ops += self._surfaces(flat, piece, indices, by_position, ready_values, waits, len(ops))
+        plan.places = tuple(places)
         template.append(MISSING)  # scratch
         plan.in_turn = _runs_in_turn(chosen)
         plan.complete(ops, waits)
@@ -196,6 +202,16 @@ class Planner:
             types=flat.types,
             linker=self.linker,
         )
+
+    def _place(self, node: OpNode) -> OpPlace:
+        """Return the place of an op; ops of one line of a Module share theirs."""
+        if keys.MEMBERS_KEY in node.metadata:
+            return OpPlace(node)
+        key = node.source_line, node.metadata.get(keys.MODULE_INSTANCE_KEY, "")
+        found = self._places.get(key)
+        if found is None:
+            found = self._places[key] = OpPlace(node)
+        return found
 
     def _surfaces(
         self,

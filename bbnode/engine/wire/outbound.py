@@ -124,7 +124,13 @@ class EnvelopeOutbox:
         if not frame.from_bus:
             self.reports.bus.publish(BusKind.PEER_RESOLVE_FAILED)
         self.reports.steps.append(
-            steps.PeerResolveFailed(peer=peer, op=op.name, execution=frame.execution, reason=reason)
+            steps.PeerResolveFailed(
+                peer=peer,
+                op=op.name,
+                execution=frame.execution,
+                reason=reason,
+                line=frame.plan.place_of(op).line,
+            )
         )
 
     def check(self, op: Op, fill: SlotFill, peers: int) -> int:
