@@ -389,7 +389,7 @@ class Executor:
         return PARKED
 
     def fail(self, frame: Frame, op: Op, error: BaseException) -> None:
-        """Fail an op: what depends on it does not fire; a denied gate ends everything."""
+        """Fail an op: what depends on it does not fire. A receive gate that denies ends it all."""
         if frame.ended:
             return
         frame.failures += 1

@@ -20,6 +20,7 @@ from bbnode.engine.executor import Executor
 from bbnode.engine.frame import EntryPlan
 from bbnode.engine.ingress import Ingress
 from bbnode.engine.joins import Joins
+from bbnode.engine.latches import Latches
 from bbnode.engine.limits import Limits
 from bbnode.engine.messaging.messenger import ComponentMessenger
 from bbnode.engine.messaging.pending import ComponentTimers, PendingCalls
@@ -88,6 +89,7 @@ class Runtime(Services):
             clock, reports, limits, self.tracer, self.ingress.executions
         )
         self.stores = Stores(self.ingress.budget, program.stores)
+        self.latches = Latches(program.latches, executor.frames, reports)
         self.joins = Joins(program.joins, clock, reports, scheduler, executor, self.stores)
         self.records = Records(self.ingress.budget, reports.counts)
         self.suspensions = Suspensions(
@@ -225,6 +227,7 @@ class Runtime(Services):
             "sources": self.sources,
             "stores": self.stores,
             "joins": self.joins,
+            "latches": self.latches,
             "dedup": self.dedup,
             "addresses": self.neighbours.book,
             "backoff": self.neighbours.backoff,

@@ -103,6 +103,8 @@ class OpBuild:
     rivals: int = 0
     counter: int = 0
     skips: int = 0
+    latch: int | None = None  # its number, where rivals fire in other executions too
+    opens_round: bool = False  # of the latch, with each execution
 
     @property
     def node(self) -> OpNode:

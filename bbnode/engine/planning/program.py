@@ -28,6 +28,7 @@ from bbnode.engine.errors import (
 )
 from bbnode.engine.frame import EntryPlan
 from bbnode.engine.joins import JoinPlan
+from bbnode.engine.latches import LatchPlan
 from bbnode.engine.ops.build import MethodUse
 from bbnode.engine.ops.graphs import GraphSpec
 from bbnode.engine.planning.planner import EventSourcePlan, Planner
@@ -82,6 +83,7 @@ class ProgramPlan:
     sites: Mapping[bytes, RecvSite | ResponseSite]
     sources: tuple[EventSourcePlan, ...]
     joins: tuple[JoinPlan, ...]
+    latches: tuple[LatchPlan, ...]
     stores: StorePlan
     bootstraps: tuple[BootstrapPlan, ...]
     methods: tuple[MethodUse, ...]
@@ -157,6 +159,7 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
         stores=planner.store_plan(),
         sources=tuple(planner.sources),
         joins=planner.joins,
+        latches=tuple(planner.latches),
         methods=tuple(planner.linker.methods),
         bootstraps=tuple(bootstraps),
         unsupported=tuple(planner.unsupported),
@@ -229,7 +232,9 @@ def _plan_target(
     if not main.name:
         raise InvalidArtifact("a target", "has no name")
     flat = flatten(main, library)
-    built = [(piece, planner.build(flat, piece)) for piece in _cut(flat, planner)]
+    pieces = _cut(flat, planner)
+    planner.find_latches(flat, pieces)
+    built = [(piece, planner.build(flat, piece)) for piece in pieces]
     invoke = next(plan for piece, plan in built if piece.name == INVOKE)
     events = {}
     for piece, plan in built:
