@@ -14,9 +14,11 @@ from typing import Any, TypeAlias, TypeVar
 
 from bbnode.engine.errors import InvalidArtifact
 from bbnode.engine.frame import Frame, Op
+from bbnode.engine.ops.declared import Declared, narrower
 from bbnode.engine.planning.flatten import FlatOp
 from bbnode.ir import keys, types
 from bbnode.ir.graph import OpNode
+from bbnode.ir.shapes import Dim
 from bbnode.ir.types import TypeNode
 
 Fire: TypeAlias = Callable[[Frame], Any]
@@ -91,6 +93,7 @@ class OpBuild:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     types: Mapping[str, TypeNode]
+    shapes: Mapping[str, tuple[Dim, ...]]
     linker: Linker
     counter: int = 0  # index of a slot for the relays of one Threshold
 
@@ -147,6 +150,12 @@ class OpBuild:
         if number >> 64:
             raise self.wrong(f"says {number} as its {key}, which has 64 bits")
         return number
+
+    def declared(self, output: int, table: TypeNode) -> Declared:
+        """Return the declared type of an output, which the op table has as `table`."""
+        names = self.flat.outputs
+        name = names[output] if output < len(names) else ""
+        return Declared(narrower(table, self.types.get(name)), self.shapes.get(name))
 
     def slot(self) -> tuple[str, int]:
         """Return name and number of the slot of a component op."""

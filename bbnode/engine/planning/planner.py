@@ -166,6 +166,7 @@ class Planner:
             inputs=inputs,
             outputs=outputs,
             types=flat.types,
+            shapes=flat.shapes,
             linker=self.linker,
         )
 
