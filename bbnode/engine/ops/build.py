@@ -26,11 +26,13 @@ Fire: TypeAlias = Callable[[Frame], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodUse:
-    """A contract method that an op calls."""
+    """A contract method that an op calls: with the context, `inputs`, and `attributes` by name."""
 
     slot: str
     method: str
     where: str
+    inputs: tuple[str, ...]
+    attributes: tuple[str, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,9 +60,9 @@ class Linker:
             raise InvalidArtifact(where, f"uses slot {slot!r}, to which nothing is bound")
         return self.slots[slot]
 
-    def require_method(self, slot: str, method: str, where: str) -> None:
+    def require_method(self, use: MethodUse) -> None:
         """Note a method that install has to find on the slot's component."""
-        self.methods[MethodUse(slot=slot, method=method, where=where)] = None
+        self.methods[use] = None
 
     def semaphore(self, build: OpBuild, name: str, units: int | None) -> int:
         """Return the number of a semaphore; InvalidArtifact when ops disagree on its units."""

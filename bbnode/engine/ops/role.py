@@ -17,7 +17,7 @@ from bbnode.engine import steps
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.errors import STOPS, UnexpectedException, WrongResultType, describe
 from bbnode.engine.frame import EntryPlan, Frame, Op, Task
-from bbnode.engine.ops.build import Fire, OpBuild
+from bbnode.engine.ops.build import Fire, MethodUse, OpBuild
 from bbnode.engine.ops.context import CallContext
 from bbnode.engine.ops.declared import Declared
 from bbnode.engine.services import Services
@@ -35,7 +35,6 @@ def bind_role_op(build: OpBuild, spec: OpSpec) -> Fire:
     """Return the `fire` of a role or protocol op."""
     slot, cell_at = build.slot()
     method_name = spec.method
-    build.linker.require_method(slot, method_name, build.where)
     fixed = len(spec.inputs)
     if len(build.inputs) > fixed and not (spec.inputs and spec.inputs[-1].variadic):
         raise build.wrong(f"has {len(build.inputs)} inputs; the op table has {fixed}")
@@ -47,13 +46,25 @@ def bind_role_op(build: OpBuild, spec: OpSpec) -> Fire:
         raise build.wrong(f"lacks its input {lacking[0].name!r}")
     # Optional inputs that the node leaves out are None to the method.
     absent = (None,) * (fixed - len(build.inputs))
+    attributes = _attributes(build, spec)
+    ports = [port.name for port in spec.inputs]
+    ports += [f"{ports[-1]}_{n}" for n in range(2, len(build.inputs) - fixed + 2)]
+    build.linker.require_method(
+        MethodUse(
+            slot=slot,
+            method=method_name,
+            where=build.where,
+            inputs=tuple(ports),
+            attributes=tuple(attributes),
+        )
+    )
     return _call(
         build.op,
         cell_at,
         method_name,
         build.inputs,
         absent,
-        _attributes(build, spec),
+        attributes,
         build.node.metadata.get(keys.PEER_CLASS_KEY),
         _output_maker(build, spec),
     )
