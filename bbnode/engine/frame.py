@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from bbnode.engine.ingress import Charge
 from bbnode.engine.steps import RunTask
 from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import WireRefusal
 from bbnode.ir.values import Value
 
 
@@ -28,6 +29,8 @@ MISSING: Final = Marker.MISSING  # a value that is not there yet
 PARKED: Final = Marker.PARKED  # what `fire` returns when the op has no result now
 
 SCRATCH: Final = -1  # index of the scratch element
+
+OWED: Final = WireRefusal("")  # an answer is owed, and nothing has failed yet
 
 
 class Task(Protocol):
@@ -164,6 +167,7 @@ class Frame:
         "charges",
         "cohorts",
         "deadline_ns",
+        "debt",
         "ended",
         "execution",
         "failures",
@@ -196,6 +200,8 @@ class Frame:
         self.failures = 0
         self.report = False  # tell the host of the end
         self.deadline_ns: int | None = None
+        # While it owes an answer to the request that started it: OWED, or what failed first.
+        self.debt: WireRefusal | None = None
         self.source_peer: PeerId | None = None
         self.wire_req_id = 0  # of the envelope that started it
         self.site = 0

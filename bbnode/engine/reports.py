@@ -13,8 +13,9 @@ from typing import Any
 from bbnode.engine import steps
 from bbnode.engine.bus import Bus, BusKind
 from bbnode.engine.errors import describe
-from bbnode.engine.limits import Limits, cut_text
+from bbnode.engine.limits import Limits
 from bbnode.ir.peer import PeerId
+from bbnode.ir.texts import cut_text
 
 
 class Reports:
