@@ -1,9 +1,10 @@
 """Refusals: what a node tells a peer whose request or message it will not answer or take.
 
-Rule: one msgpack map with exactly the fields of `WireRefusal`, each a text within its bound. It travels
-as a fill to `REFUSED_SUFFIX` with type hash 0, in an envelope with the correlation RESPONSE and the
-id of the request, or with NONE and the id of the one-way message. Whoever gets one never refuses
-it. `kind` is a name of an error or of RECEIVE_FAILURES; it is the peer's word, as is all of it.
+Rule: one msgpack map with exactly the fields of `WireRefusal`, each a text within its bound. It
+travels as a fill to `REFUSED_SUFFIX` with type hash 0, in an envelope with the correlation RESPONSE
+and the id of the request, or with NONE and the id of the one-way message. Whoever gets one never
+refuses it. `kind` is a name of an error or of RECEIVE_FAILURES; it is the peer's word, as is all of
+it.
 """
 
 from __future__ import annotations

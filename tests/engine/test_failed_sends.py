@@ -298,9 +298,9 @@ def test_what_went_out_in_which_envelope_is_in_a_snapshot(same_life) -> None:
 # -- requests of components --------------------------------------------------------------------
 
 
-def calling():
+def calling(**more):
     """A node whose component has asked peer 1; with the envelope's step and its request id."""
-    node = chatting(0)
+    node = chatting(0, **more)
     node.peer_connected(peer(1))
     node.invoke("talker", {"peers": PeerIdVec([peer(1)])})
     (step,) = of(steps.SendEnvelope, node.poll(0))

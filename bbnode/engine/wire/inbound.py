@@ -501,9 +501,23 @@ class Inbound:
         if said.kind is CorrelationKind.RESPONSE:
             why = WireRefusal(kind, refused.detail, where)
             self.cohorts.refused(said.wire_req_id, peer, why)
-        elif site is None or not self.dedup.has(peer, said.wire_req_id, site.site):
+        else:
             why = WireRefusal(kind, refused.public, where)
-            self.refusals.at_arrival(peer, said.kind, said.wire_req_id, why)
+            self.refusals.at_arrival(
+                peer,
+                said.kind,
+                said.wire_req_id,
+                why,
+                has_come=lambda: site is not None and self._has_come(peer, said, site.site),
+            )
+
+    def _has_come(self, peer: PeerId, said: WireCorrelation, site: int) -> bool:
+        """Return True if a message was taken before: its execution is under way, or was."""
+        wire_req_id = said.wire_req_id
+        return self.dedup.has(peer, wire_req_id, site) or any(
+            frame.wire_req_id == wire_req_id and frame.site == site and frame.source_peer == peer
+            for frame in self.executor.frames.values()
+        )
 
     def _refused(self, peer: PeerId, said: WireCorrelation, fill: SlotFill) -> None:
         """Handle what a peer says that it refuses: our request, or our one-way message."""
@@ -523,6 +537,8 @@ class Inbound:
             if status is ResponseStatus.UNKNOWN:
                 status = self.cohorts.refused(said.wire_req_id, peer, why)
             counts[f"refusals.{status.value}"] += 1
+            if status is ResponseStatus.ACCEPTED:  # it is there, and speaks
+                self.reports.peers_changed(self.neighbours.succeeded(peer))
         else:
             counts["send.refused"] += 1
             if self._told.take(peer, self.clock.now_ns):

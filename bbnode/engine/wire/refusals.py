@@ -12,6 +12,7 @@ Only the first line of a text, without the folders of paths, and cut.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,9 +94,18 @@ class Refusals:
         self._tell(peer, CorrelationKind.RESPONSE, frame.wire_req_id, debt)
 
     def at_arrival(
-        self, peer: PeerId, kind: CorrelationKind, wire_req_id: int, refusal: WireRefusal
+        self,
+        peer: PeerId,
+        kind: CorrelationKind,
+        wire_req_id: int,
+        refusal: WireRefusal,
+        *,
+        has_come: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Tell a peer that its request or message was not taken."""
+        """Tell a peer that its request or message was not taken.
+
+        `has_come` may look at many things: it is asked, last, if the same was taken before.
+        """
         if kind is CorrelationKind.RESPONSE or not wire_req_id:
             return
         is_request = kind is CorrelationKind.REQUEST
@@ -103,6 +113,8 @@ class Refusals:
             return  # nobody but this node needs to know, and it does
         if not self._rate.take(peer, self.clock.now_ns):
             self.reports.counts["refusals.withheld"] += 1
+            return
+        if has_come():
             return
         self._tell(peer, CorrelationKind.RESPONSE if is_request else kind, wire_req_id, refusal)
 
