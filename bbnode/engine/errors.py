@@ -217,6 +217,10 @@ class OpError(BbnodeError):
     """An op of an execution failed; what depends on it does not fire."""
 
 
+# The label of a gate that a message does not pass a second time.
+REASON_DUPLICATE = "duplicate"
+
+
 class GateDenied(OpError):
     """A gate stopped an execution; `reason` is a stable label."""
 

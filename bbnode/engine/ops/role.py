@@ -89,9 +89,13 @@ def bind_method(
     finish: Callable[[Frame, Any], Any],
     *,
     correlation: CorrelationKind | None,
+    reason_at: int | None = None,
 ) -> Fire:
-    """Return the `fire` of something that came for a component, by the rules of its ops."""
-    return _call(op, cell_at, method_name, inputs, (), {}, None, finish, correlation)
+    """Return the `fire` of something that came for a component, by the rules of its ops.
+
+    `reason_at` is the index of the value that the method gets as `ctx.reason`.
+    """
+    return _call(op, cell_at, method_name, inputs, (), {}, None, finish, correlation, reason_at)
 
 
 def _call(
@@ -104,6 +108,7 @@ def _call(
     peer_class: str | None,
     make_outputs: Callable[[Frame, Any], Any],
     correlation: CorrelationKind | None = None,
+    reason_at: int | None = None,
 ) -> Fire:
     """Return the `fire` that calls a method of a component."""
 
@@ -120,6 +125,7 @@ def _call(
             execution=frame.execution,
             offloaded=offloaded,
             correlation=wire,
+            reason="" if reason_at is None else frame.values[reason_at],
         )
 
     def hand_out(parked: Task) -> steps.RunTask:
