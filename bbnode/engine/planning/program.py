@@ -45,6 +45,7 @@ from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.graph import Function, FunctionKey, Program, call_key, is_onnx_domain
 from bbnode.ir.onnx_file import model_of, program_of
+from bbnode.ir.shapes import Dim
 from bbnode.ir.slots import Binding
 from bbnode.ir.types import TypeNode
 
@@ -66,6 +67,7 @@ class TargetPlan:
     name: str
     peer_class: str
     inputs: Mapping[str, TypeNode | None]
+    shapes: Mapping[str, tuple[Dim, ...]]  # of those inputs that declare one
     invoke: EntryPlan
     events: Mapping[str, EntryPlan]
 
@@ -236,9 +238,15 @@ def _plan_target(
         name=main.name,
         peer_class=class_of(main),
         inputs={name: flat.types.get(name) for name in flat.inputs},
+        shapes=_shapes(main),
         invoke=invoke,
         events=events,
     )
+
+
+def _shapes(function: Function) -> dict[str, tuple[Dim, ...]]:
+    declared = ((name, function.types.get(name)) for name in function.inputs)
+    return {name: kind.shape for name, kind in declared if kind and kind.shape is not None}
 
 
 # --- bindings --------------------------------------------------------------------------
@@ -369,6 +377,7 @@ def _plan_bootstrap(
     return BootstrapPlan(
         name=function.name.removesuffix(keys.BOOTSTRAP_SUFFIX),
         inputs={name: flat.types.get(name) for name in flat.inputs},
+        shapes=_shapes(function),
         plan=planner.build(flat, body),
         touches=frozenset(planner.linker.slot_index(slot, flat.name) for slot in slots),
         includes=frozenset(each.name.removesuffix(keys.BOOTSTRAP_SUFFIX) for each in called),
