@@ -194,6 +194,10 @@ class InputTypeMismatch(EntryError):
     """An input is of another type than the target declares."""
 
 
+class InputShapeMismatch(EntryError):
+    """A tensor has another shape than the program declares for the input."""
+
+
 class BudgetExceeded(EntryError, EnvironmentFault):
     """The byte budget of waiting events and executions is used up."""
 
