@@ -347,6 +347,17 @@ def unresolved_type() -> object:
     return compile_body(body)
 
 
+@case(errors.ShapeContradiction, "[4, 3]", "[2, 2]", "`shape=`",
+      op="PassThrough_0",
+      detail=re.compile(r"'y' is declared \[2, 2\].* \(at .*variant\.py:\d+\)"))  # fmt: skip
+def shape_contradiction() -> object:
+    def body(g: Graph) -> None:
+        x = g.input("x", types.TENSOR_FLOAT, shape=[4, 3])
+        g.output("y", COMPUTE.relu(g, x), shape=[2, 2])  # here
+
+    return compile_body(body)
+
+
 @case(errors.StoredTypesDiffer, "'buffer'", "test_errors_every_variant.py:", "a name of its own",
       op="Hold.Stash_1", kind="Tensor.INT64", name="buffer",
       other_op="Hold.Stash_0", other_kind="Tensor.FLOAT",

@@ -29,6 +29,7 @@ from bbnode.dsl.core.attributes import (
 )
 from bbnode.dsl.core.names import check_class, check_name, hint
 from bbnode.dsl.core.recorder import ModelRecorder, SlotUse
+from bbnode.dsl.core.shapes import Shape, declared_type
 from bbnode.dsl.errors import (
     BadArgument,
     BranchMisuse,
@@ -44,7 +45,15 @@ from bbnode.ir import keys, opset, types
 from bbnode.ir.address import parse_address
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.flatten import join_fault
-from bbnode.ir.graph import Attribute, AttributeKind, Function, OpNode, ValueType, sorted_opsets
+from bbnode.ir.graph import (
+    Attribute,
+    AttributeKind,
+    Function,
+    OpNode,
+    ValueNote,
+    ValueType,
+    sorted_opsets,
+)
 from bbnode.ir.opset import OpSpec, Port
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
@@ -195,16 +204,24 @@ class Graph:
 
     # --- ports -----------------------------------------------------------------------------
 
-    def input(self, name: str, type: TypeNode = types.ANY) -> Output:  # noqa: A002
+    def input(
+        self, name: str, type: TypeNode = types.ANY,  # noqa: A002
+        *, shape: Shape | None = None, denotation: str = "",
+        axes: Sequence[str | None] | None = None,
+    ) -> Output:  # fmt: skip
         """A value handed in by the invoker or caller of the Module.
 
         Args:
             name: of the input; it is also the name of the value.
             type: of the value, as far as it is known.
+            shape: of a tensor; for each axis its length, a name (axes of one name are of one
+                length), or None. A value of another shape is refused.
+            denotation: ONNX's word for what the tensor is: IMAGE, AUDIO, TEXT, TENSOR.
+            axes: ONNX's word for each axis, such as DATA_BATCH, or None.
 
         Raises:
             BadName, DuplicateName: the name is invalid, or is taken.
-            BadArgument: `type` is not a type.
+            BadArgument: `type` is not a type, or the shape or a denotation is none.
         """
         self.check_open()
         check_name("input name", name)
@@ -213,29 +230,90 @@ class Graph:
                 f"type={type!r:.60} of input {name!r} is not a type; use one of bbnode.dsl.types, "
                 "e.g. types.TENSOR_FLOAT"
             )
-        value = self.declare(name, type)
+        declared = declared_type(f"input {name!r}", type, shape, denotation, axes)
+        value = self.declare(name, declared.kind or type)
+        self._declare_as(value, declared)
         self._function.inputs.append(name)
         return value
 
-    def output(self, name: str, value: Output, *, after: After = None) -> None:
+    def output(
+        self, name: str, value: Output, *, after: After = None, shape: Shape | None = None,
+        denotation: str = "", axes: Sequence[str | None] | None = None,
+    ) -> None:  # fmt: skip
         """Hand a value out under a name (recorded as a `PassThrough`).
+
+        Args:
+            name: of the output.
+            value: to hand out.
+            after: values that must be there before.
+            shape, denotation, axes: of the value, as for `input`.
 
         Raises:
             BadName, DuplicateName: the name is invalid, or is taken.
+            BadArgument: the shape or a denotation is none.
         """
         check_name("output name", name)
         self.value_name(value)
-        self.emit(
+        declared = declared_type(f"output {name!r}", value.type, shape, denotation, axes)
+        (handed_out,) = self.emit(
             _PASS_THROUGH.domain, _PASS_THROUGH.op_type, inputs=(value,),
-            outputs=(("value", value.type),), after=after, value_names=(name,),
+            outputs=(("value", declared.kind or value.type),), after=after, value_names=(name,),
         )  # fmt: skip
+        if declared.shape is not None or declared.denotation:
+            self._function.types[handed_out.name] = declared
         self._function.outputs.append(name)
+
+    def expect(
+        self, value: Output, type: TypeNode | None = None,  # noqa: A002
+        *, shape: Shape | None = None, denotation: str = "",
+        axes: Sequence[str | None] | None = None,
+    ) -> Output:  # fmt: skip
+        """Declare what a value is, where nothing else says it: what a component gives, say.
+
+        The compiler refuses a program that contradicts it.
+
+        Args:
+            value: of this very Graph.
+            type: of the value; None where it is known.
+            shape, denotation, axes: as for `input`.
+
+        Returns:
+            The same value, with that type.
+
+        Raises:
+            BadArgument: the value is of another type, or the shape or a denotation is none.
+            ForeignOutput: the value belongs to another recording.
+        """
+        self.check_open()
+        name = self.value_name(value)
+        if value.graph is not self:
+            raise self.error(ForeignOutput, f"{name!r} is declared where it is recorded")
+        wanted = value.type if type is None else type
+        if not isinstance(wanted, TypeNode):
+            raise BadArgument(f"type={type!r:.60} of {name!r} is not a type; see bbnode.dsl.types")
+        kind = types.meet(value.type, wanted)
+        if kind is None:
+            raise self.error(BadArgument, f"{name!r} is {value.type.name}, not {wanted.name}")
+        declared = declared_type(repr(name), kind, shape, denotation, axes)
+        if shape is None and not denotation:
+            declared = self._function.types[name].narrowed(declared.kind)
+        self._function.types[name] = declared
+        self._declare_as(value, declared)
+        return dataclasses.replace(value, type=declared.kind or kind)
+
+    def _declare_as(self, value: Output, declared: ValueType) -> None:
+        """Note a shape, and the line that declares it: inputs have no op that says theirs."""
+        if declared.shape is None and not declared.denotation:
+            return
+        self._function.types[value.name] = declared
+        note = self._function.notes.setdefault(value.name, ValueNote())
+        note.metadata[keys.SOURCE_LINE_KEY] = author_line()
 
     # --- the wire --------------------------------------------------------------------------
 
     def net_out(
         self, port: str, peers: Output, value: Output, *, after: After = None,
-        hops: int | None = None,
+        hops: int | None = None, shape: Shape | None = None,
     ) -> Output:  # fmt: skip
         """Send `value` to `peers` and return it as it lives on the class of those peers.
 
@@ -252,6 +330,8 @@ class Graph:
             after: values that must be there before.
             hops: number of sends one after the other that the time budget of this one has to
                 cover, this one included; None: as many as the program shows.
+            shape: of what is received, as for `input`; None: that of `value`, as far as the
+                compiler finds it. What arrives in another shape is refused.
 
         Returns:
             The received value; its `.sender` is the peer that sent it.
@@ -269,6 +349,8 @@ class Graph:
         if first is not None:
             metadata[keys.FAN_IN_KEY] = first.name
         received, sender = self.record(_SEND, (value, peers), after=after, metadata=metadata)
+        if shape is not None:
+            received = self.expect(received, shape=shape)
         received = dataclasses.replace(received, from_peer=sender)
         self._received.setdefault(port, received)
         return received
