@@ -23,6 +23,7 @@ from bbnode.engine.errors import REASON_DUPLICATE, STOPS, FramesExceeded, GateDe
 from bbnode.engine.frame import OWED, PARKED, EntryPlan, Frame, Marker, Op
 from bbnode.engine.ingress import Executions
 from bbnode.engine.limits import Limits
+from bbnode.engine.places import NOWHERE, Place
 from bbnode.engine.reports import Reports
 from bbnode.engine.snapshot.codec import (
     CHARGE,
@@ -132,9 +133,12 @@ class Executor:
         *,
         from_bus: bool = False,
         source_peer: PeerId | None = None,
+        place: Place = NOWHERE,
     ) -> None:
-        """Report an execution that can't be started."""
-        self.reports.op_failed(execution, plan.target, plan.name, error, source_peer=source_peer)
+        """Report an execution that can't be started; `place`: of the op that would start it."""
+        self.reports.op_failed(
+            execution, plan.target, plan.name, error, source_peer=source_peer, place=place
+        )
         if not from_bus:
             self.reports.bus.publish(BusKind.OP_FAILED)
 

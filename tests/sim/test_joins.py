@@ -116,6 +116,7 @@ def test_a_worker_that_leaves_is_named_when_the_time_is_over() -> None:
     network.run_until_idle()
     (failure,) = network["server"].failures()
     assert failure.kind == "JoinIncomplete"
+    assert failure.line.startswith("test_joins.py:")
     for name in ("w0", "w1"):
         assert str(network.peer_id(name)) in failure.detail
     assert str(network.peer_id("w2")) not in failure.detail
