@@ -287,7 +287,7 @@ ON_EVENT: Final[Mapping[type, Callable[[Runtime, Any], object]]] = {
     ),
     ev.Invocation: Runtime.invoke,
     ev.PeerConnected: lambda rt, e: rt.reports.peers_changed(
-        rt.neighbours.connected(e.peer, e.classes, e.addresses)
+        rt.neighbours.connected(e.peer, e.classes, e.addresses, e.not_taken)
     ),
     ev.PeerDisconnected: lambda rt, e: rt.reports.peers_changed(
         rt.neighbours.disconnected(e.peer, e.reason)

@@ -43,6 +43,7 @@ from bbnode.engine.planning.slices import INVOKE, Slice, cut_slices, is_entry
 from bbnode.engine.stores import StorePlan
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds
+from bbnode.ir.crossing import Crossing, crossings_of
 from bbnode.ir.graph import Function, FunctionKey, Program, call_key, is_onnx_domain
 from bbnode.ir.onnx_file import model_of, program_of
 from bbnode.ir.slots import Binding
@@ -86,6 +87,8 @@ class ProgramPlan:
     missing_ops: tuple[MissingOp, ...]
     unreachable: tuple[str, ...]
     digest: bytes
+    name: str = ""  # of the program: its root Module's
+    crossings: tuple[Crossing, ...] = ()
     by_name: dict[str, TargetPlan] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -156,6 +159,8 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
         missing_ops=tuple(planner.missing_ops),
         unreachable=tuple(planner.unreachable),
         digest=_digest(model, program, mains),
+        name=program.name,
+        crossings=crossings_of(mains),
     )
 
 
