@@ -34,6 +34,7 @@ from bbnode.engine.runtime import ON_EVENT, ON_TIMER, Runtime
 from bbnode.engine.snapshot.whole import restore_snapshot, take_snapshot
 from bbnode.engine.suspensions import Waiting, WaitReason
 from bbnode.ir.caps import MAX_POLL_DECODE_US
+from bbnode.ir.crossing import Crossing, not_taken
 from bbnode.ir.envelope import correlation_of
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
@@ -104,6 +105,16 @@ class Node:
     def incarnation(self) -> int:
         """The number of this life of the peer."""
         return self._rt.incarnation
+
+    @property
+    def program_name(self) -> str:
+        """The name of the program, which is that of its root Module."""
+        return self._program.name
+
+    @property
+    def crossings(self) -> tuple[Crossing, ...]:
+        """What the installed targets send and take, by site."""
+        return self._program.crossings
 
     def set_addresses(self, addresses: Sequence[Multiaddr]) -> None:
         """Replace this node's own addresses (on the polling thread)."""
@@ -180,11 +191,22 @@ class Node:
             self._note_refused(peer, data, "BudgetExceeded", left)
 
     def peer_connected(
-        self, peer: PeerId, classes: Iterable[str] = (), addresses: Iterable[Multiaddr] = ()
-    ) -> None:
-        """Report a connection with a peer that plays these classes."""
+        self, peer: PeerId, classes: Iterable[str] = (), addresses: Iterable[Multiaddr] = (),
+        crossings: Sequence[Crossing] | None = None,
+    ) -> None:  # fmt: skip
+        """Report a connection with a peer that plays these classes.
+
+        `crossings` are those of the peer's program, as it tells them: what this node would send to
+        a site that is not among them fails here, at once. None: it does not tell.
+        """
+        plays = tuple(classes)
         self._rt.ingress.push(
-            ev.PeerConnected(peer=peer, classes=tuple(classes), addresses=tuple(addresses)),
+            ev.PeerConnected(
+                peer=peer,
+                classes=plays,
+                addresses=tuple(addresses),
+                not_taken=not_taken(self.crossings, crossings, plays),
+            ),
             must=True,
         )
 

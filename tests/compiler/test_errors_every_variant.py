@@ -258,6 +258,24 @@ def opset_not_imported() -> object:
     return compile_body(body)
 
 
+@case(errors.SiteCollision, "port 'same'", "a name of its own", how=MODEL, port="same",
+      receiver="client", node_name="Send_1/Recv", other="Send_0/Recv")  # fmt: skip
+def site_collision() -> object:
+    """The recorder lets sends of one port arrive as one."""
+
+    def body(g: Graph) -> None:
+        tick = g.input("tick", types.TRIGGER)
+        clients = CLIENTS.sample(g, n=2, after=tick)
+        g.output("a", g.net_out("same", clients, tick))
+        g.output("b", g.net_out("other", clients, tick))  # here
+
+    model = Program(body).build()
+    for node in model.functions[0].node:
+        if node.op_type == "Send":
+            protos.set_meta(node, keys.PORT_KEY, "same")
+    return bound().compile(model)
+
+
 @case(errors.UnpairedWireRequest, "nothing answers", "exactly one",
       node_name="SendReqBatched_0", detail="nothing answers the request")  # fmt: skip
 def unpaired_wire_request() -> object:

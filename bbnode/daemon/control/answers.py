@@ -24,12 +24,22 @@ class PeerView(TypedDict):
     direction: str
     address: str
     agent: str
+    version: str
     bytes_in: int
     bytes_out: int
     queued: int
     queued_bytes: int
     rtt_ms: float | None
     connected_s: float
+
+
+class VersionView(TypedDict):
+    """A peer with another version; `differs` says which crossings it and this node disagree on."""
+
+    peer: str
+    version: str
+    tells: bool
+    differs: list[str]
 
 
 class WantedView(TypedDict):
@@ -250,6 +260,7 @@ class Status(TypedDict):
     health: list[Check]
     peers: list[PeerView]
     wanted: list[WantedView]
+    versions: list[VersionView]
     discovery: Json
     invoke: list[Json]
     executions: int

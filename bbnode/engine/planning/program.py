@@ -36,6 +36,7 @@ from bbnode.engine.planning.sites import RecvSite, ResponseSite, answer_types
 from bbnode.engine.stores import StorePlan
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds
+from bbnode.ir.crossing import Crossing, crossings_of
 from bbnode.ir.flatten import (
     ENGINE_DOMAIN,
     OP_START,
@@ -93,6 +94,8 @@ class ProgramPlan:
     missing_ops: tuple[MissingOp, ...]
     unreachable: tuple[str, ...]
     digest: bytes
+    name: str = ""  # of the program: its root Module's
+    crossings: tuple[Crossing, ...] = ()
     by_name: dict[str, TargetPlan] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -168,6 +171,8 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
         missing_ops=tuple(planner.missing_ops),
         unreachable=tuple(planner.unreachable),
         digest=_digest(model, program, mains),
+        name=program.name,
+        crossings=crossings_of(mains),
     )
 
 
