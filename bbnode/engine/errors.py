@@ -245,6 +245,14 @@ class CompositeMismatch(OpError):
     """A composite does not hold what the program says."""
 
 
+class NoAnswer(OpError):
+    """A peer whose answer is wanted has not answered, or nobody has."""
+
+
+class AnswersDiffer(OpError):
+    """Answers that are to be put together are not of one type and shape."""
+
+
 class InvalidOperand(OpError):
     """A wire or book op was given a value that it can't use."""
 
