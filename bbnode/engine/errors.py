@@ -20,6 +20,10 @@ class InstallError(DeploymentError):
     """An artifact can't be installed on this node."""
 
 
+class BrokenSeal(InstallError):
+    """The artifact was changed after it was compiled: its seal does not fit."""
+
+
 class NotCompiled(InstallError):
     """The model was not compiled, or by another version of the compiler."""
 

@@ -18,7 +18,7 @@ from bbnode.compiler.errors import (
 from bbnode.compiler.unit import CompilationUnit, CompileOptions
 from bbnode.ir.bounds import OutOfBounds
 from bbnode.ir.graph import Program
-from bbnode.ir.onnx_file import program_of
+from bbnode.ir.onnx_file import ir_version_for, program_of
 from bbnode.ir.reopen import NotReopenable, is_compiled, reopen
 
 
@@ -36,8 +36,9 @@ def admit(model: ModelProto | Program, options: CompileOptions) -> CompilationUn
             raise AlreadyCompiled(detail=str(error)) from error
     if not program.functions:
         raise EmptyFunctionTable()
-    if program.ir_version != options.target_version:
-        raise IrVersionMismatch(expected=options.target_version, got=program.ir_version)
+    expected = ir_version_for(program.extras, options.target_version)
+    if program.ir_version != expected:
+        raise IrVersionMismatch(expected=expected, got=program.ir_version)
     seen = set()
     for function in program.functions:
         key = function.key
