@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from onnx import ModelProto
 
+from bbnode.compiler.driver.opsets import take_highest_opsets
 from bbnode.compiler.errors import (
     AlreadyCompiled,
     DuplicateFunction,
@@ -45,6 +46,7 @@ def admit(model: ModelProto | Program, options: CompileOptions) -> CompilationUn
         if key in seen:
             raise DuplicateFunction(domain=function.domain, function=function.name)
         seen.add(key)
+    take_highest_opsets(program)
     unit = CompilationUnit(program=program)
     unit.recording.observe(program)
     return unit

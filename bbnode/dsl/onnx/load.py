@@ -18,7 +18,6 @@ import onnx.external_data_helper
 import onnx.inliner
 import onnx.version_converter
 from onnx import GraphProto, ModelProto, TensorProto
-from onnx.defs import OpSchema
 
 from bbnode.dsl.errors import (
     BrokenModel,
@@ -36,11 +35,11 @@ from bbnode.ir.graph import Body, Function, FunctionKey, OpNode, Program, call_k
 from bbnode.ir.onnx_file import (
     function_of,
     has_unknown_fields,
-    onnx_schema,
     parse_model,
     program_of,
     subgraph_of,
 )
+from bbnode.ir.versions import means_the_same
 
 # One protobuf message is at most 2 GiB; the artifact holds more than this model.
 MAX_MODEL_BYTES = (1 << 31) - (1 << 26)
@@ -60,10 +59,6 @@ ONNX_FAILURES = (
     ValueError,
     TypeError,
 )
-# Same ports and attributes, but another meaning: the shape of scale and bias (21), the default
-# of a new attribute (16), an attribute that became required (18).
-_MEANING_CHANGED = frozenset({"GroupNormalization", "RoiAlign", "Split"})
-_OPTIONAL = OpSchema.FormalParameterOption.Optional
 
 ModelSource = str | os.PathLike[str] | ModelProto
 
@@ -410,46 +405,8 @@ def _changed(nodes: list[OpNode], domain: str, version: int, target: int) -> lis
     """Return the ops that do not mean the same at `target` as they do at `version`."""
     return [
         node for node in nodes
-        if _domain(node) == domain and not _means_the_same(node, version, target)
+        if _domain(node) == domain and not means_the_same(node, version, target)
     ]  # fmt: skip
-
-
-def _means_the_same(node: OpNode, version: int, target: int) -> bool:
-    if version == target:
-        return True
-    before, after = (onnx_schema(node.op_type, v, _domain(node)) for v in (version, target))
-    if before is None or after is None or after.deprecated:
-        return False
-    if before.since_version == after.since_version:
-        return True
-    if node.op_type in _MEANING_CHANGED:
-        return False
-    older, newer = sorted((before, after), key=lambda schema: int(schema.since_version))
-    return (
-        _only_added(older, newer)
-        and all(name in after.attributes for name in node.attributes)
-        and len(node.inputs) <= after.max_input
-    )
-
-
-def _only_added(older: OpSchema, newer: OpSchema) -> bool:
-    """Return True if the newer form only added types, optional inputs and optional attributes."""
-    for name, attribute in older.attributes.items():
-        kept = newer.attributes.get(name)
-        if kept is None or kept.type != attribute.type or kept.required != attribute.required:
-            return False
-        before, after = attribute.default_value, kept.default_value
-        if before.SerializeToString() != after.SerializeToString():
-            return False
-    if any(a.required for n, a in newer.attributes.items() if n not in older.attributes):
-        return False
-    if [port.option for port in older.outputs] != [port.option for port in newer.outputs]:
-        return False
-    if len(older.inputs) > len(newer.inputs):
-        return False
-    common = zip(older.inputs, newer.inputs, strict=False)
-    kept_ports = all(b.option in (a.option, _OPTIONAL) for a, b in common)
-    return kept_ports and all(p.option == _OPTIONAL for p in newer.inputs[len(older.inputs) :])
 
 
 def _describe_again(made: ModelProto, model: ModelProto, module: str) -> None:
