@@ -225,6 +225,10 @@ class CannotRoute(OpError):
     """The address book has no address of a peer."""
 
 
+class InvalidPeerAddress(EntryError):
+    """The host gave an address that can't be one of that peer."""
+
+
 class AddressBookFull(OpError):
     """The address book, or one entry of it, is full."""
 
