@@ -23,6 +23,10 @@ class InstallError(DeploymentError):
     """An artifact can't be installed on this node."""
 
 
+class BrokenSeal(InstallError):
+    """The artifact was changed after it was compiled: its seal does not fit."""
+
+
 class NotCompiled(InstallError):
     """The model was not compiled, or by another version of the compiler."""
 
@@ -263,6 +267,10 @@ class WrongResultType(OpError, ComponentError):
 
 class CannotRoute(OpError):
     """The address book has no address of a peer."""
+
+
+class InvalidPeerAddress(EntryError):
+    """The host gave an address that can't be one of that peer."""
 
 
 class AddressBookFull(OpError):

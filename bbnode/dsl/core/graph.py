@@ -52,6 +52,8 @@ from bbnode.ir.graph import (
     OpNode,
     ValueNote,
     ValueType,
+    annotation_text,
+    annotations_on,
     sorted_opsets,
 )
 from bbnode.ir.opset import OpSpec, Port
@@ -855,6 +857,26 @@ class Graph:
         self._function.append(node)
         self._opsets.add((domain, opset_version))
         return tuple(made)
+
+    def annotate(self, value: Output, parameters: Mapping[str, Output]) -> None:
+        """Say which values hold the scale, zero point and the like of a value.
+
+        The annotation is of the op that makes the value, or that reads it first where it is an
+        input; a value that no op knows has none.
+
+        Args:
+            value: a value of this Graph.
+            parameters: by ONNX's keys: `SCALE_TENSOR`, `ZERO_POINT_TENSOR`, ….
+        """
+        name = self.value_name(value)
+        known = {key: self.value_name(each) for key, each in parameters.items()}
+        node = self._function.producer(name)
+        if node is None:
+            nodes = self._function.nodes
+            node = next((node for node in nodes if name in node.computes_with), None)
+        if node is not None:
+            text = annotation_text({**annotations_on(node), name: known})
+            node.metadata[keys.QUANTIZATION_KEY] = text
 
     def _admit(self, domain: str, op_type: str, slot: SlotUse | None, after: After) -> None:
         """Refuse ops that are not allowed here; a Branch overrides this."""
