@@ -34,6 +34,7 @@ from bbnode.engine.runtime import ON_EVENT, ON_TIMER, Runtime
 from bbnode.engine.snapshot.whole import restore_snapshot, take_snapshot
 from bbnode.engine.suspensions import Waiting, WaitReason
 from bbnode.ir.caps import MAX_POLL_DECODE_US
+from bbnode.ir.envelope import correlation_of
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Value
@@ -171,14 +172,12 @@ class Node:
         rt = self._rt
         cap = rt.limits.envelope_bytes
         if cap is not None and len(data) > cap:
-            self._note_refused(
-                peer, len(data), "EnvelopeTooLarge", f"limit envelope_bytes is {cap}"
-            )
+            self._note_refused(peer, data, "EnvelopeTooLarge", f"limit envelope_bytes is {cap}")
             return
         kept = data if isinstance(data, memoryview) and data.readonly else bytes(data)
         if rt.ingress.push_inbound(peer, kept, observed_address) == "BudgetExceeded":
             left = f"{rt.ingress.budget.remaining} bytes are left (limit ingress_bytes)"
-            self._note_refused(peer, len(data), "BudgetExceeded", left)
+            self._note_refused(peer, data, "BudgetExceeded", left)
 
     def peer_connected(
         self, peer: PeerId, classes: Iterable[str] = (), addresses: Iterable[Multiaddr] = ()
@@ -470,5 +469,13 @@ class Node:
             return
         self._rt.ingress.push_completion(completed)
 
-    def _note_refused(self, peer: PeerId, size: int, kind: str, detail: str) -> None:
-        self._rt.ingress.push(ev.InboundRefused(peer=peer, size=size, kind=kind, detail=detail))
+    def _note_refused(self, peer: PeerId, data: bytes | memoryview, kind: str, detail: str) -> None:
+        self._rt.ingress.push(
+            ev.InboundRefused(
+                peer=peer,
+                size=len(data),
+                kind=kind,
+                detail=detail,
+                correlation=correlation_of(data),
+            )
+        )

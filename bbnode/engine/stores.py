@@ -139,6 +139,7 @@ def detached(value: Value) -> Value:
         return ResponseBatch(
             responses=tuple((peer, detached(answer)) for peer, answer in value.responses),
             missing=value.missing,
+            reasons=value.reasons,
         )
     return value
 

@@ -198,7 +198,7 @@ def _syscalls() -> None:
     op(d, "OnTrigger", "trigger:trigger", "trigger:trigger", doc="Fires on each arrival.")
     op(d, "Threshold", "inputs*:any", "trigger:trigger", n=r, per_peer=0, until_ns=0,
        doc="Fires after n inputs arrived; with more than it has, after n arrivals.")  # fmt: skip
-    op(d, keys.OP_COLLECT, "value:any", "batch:responses", n=0, until_ns=0, quorum=0, per_peer=1,
+    op(d, keys.OP_COLLECT, "value:T", "batch:responses[T]", n=0, until_ns=0, quorum=0, per_peer=1,
        doc="Gathers a value of several deliveries, and fires once with all.")  # fmt: skip
     op(d, "Interval", "", "tick:time", period_ns=r, doc="Periodic timer.")
     op(d, "EventSource", "", "event:event", kind=r, doc="Fires on each bus event of a kind.")

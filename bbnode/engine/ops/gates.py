@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bbnode.engine.errors import GateDenied
+from bbnode.engine.errors import REASON_DUPLICATE, GateDenied
 from bbnode.engine.frame import Frame, Op
 from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.engine.peers.governor import BlockReason
@@ -18,8 +18,6 @@ from bbnode.engine.services import Services
 from bbnode.ir import keys
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
-
-REASON_DUPLICATE = "duplicate"
 
 
 @binds(keys.SYSCALL_DOMAIN, keys.OP_DEDUP_GATE_RX)

@@ -200,6 +200,7 @@ class Planner:
             inputs=inputs,
             outputs=outputs,
             types=flat.types,
+            shapes=flat.shapes,
             linker=self.linker,
         )
 

@@ -47,6 +47,7 @@ from bbnode.ir.flatten import (
 )
 from bbnode.ir.graph import Function, FunctionKey, Program, call_key, is_onnx_domain
 from bbnode.ir.onnx_file import model_of, program_of
+from bbnode.ir.shapes import Dim
 from bbnode.ir.slices import INVOKE, Slice, cut_slices, is_entry
 from bbnode.ir.slots import Binding
 from bbnode.ir.types import TypeNode
@@ -69,6 +70,7 @@ class TargetPlan:
     name: str
     peer_class: str
     inputs: Mapping[str, TypeNode | None]
+    shapes: Mapping[str, tuple[Dim, ...]]
     invoke: EntryPlan
     events: Mapping[str, EntryPlan]
 
@@ -248,6 +250,7 @@ def _plan_target(
         name=main.name,
         peer_class=class_of(main),
         inputs={name: flat.types.get(name) for name in flat.inputs},
+        shapes={name: flat.shapes[name] for name in flat.inputs if name in flat.shapes},
         invoke=invoke,
         events=events,
     )
@@ -381,6 +384,7 @@ def _plan_bootstrap(
     return BootstrapPlan(
         name=function.name.removesuffix(keys.BOOTSTRAP_SUFFIX),
         inputs={name: flat.types.get(name) for name in flat.inputs},
+        shapes={name: flat.shapes[name] for name in flat.inputs if name in flat.shapes},
         plan=planner.build(flat, body),
         touches=frozenset(planner.linker.slot_index(slot, flat.name) for slot in slots),
         includes=frozenset(each.name.removesuffix(keys.BOOTSTRAP_SUFFIX) for each in called),
