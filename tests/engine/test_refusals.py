@@ -1,7 +1,5 @@
 """Requests that are not answered: who says no, to whom, and what it brings about there."""
 
-
-
 from __future__ import annotations
 
 import numpy as np
@@ -433,6 +431,31 @@ def test_why_a_peer_failed_is_in_a_snapshot() -> None:
     assert f"{peer(2)} (Late)" in failed.detail
 
 
+def test_who_leaves_refuses_what_is_under_way_and_what_comes() -> None:
+    node = client()
+    node.deliver_inbound(peer(0), asked())
+    assert len(of(steps.RunTask, node.poll(1))) == 1
+    node.leave()
+    node.deliver_inbound(peer(0), asked(wire_req_id=8))
+    made = node.poll(2)
+    assert [(n, why.kind) for _, _, n, why in told(made)] == [
+        (7, "ShuttingDown"),
+        (8, "ShuttingDown"),
+    ]
+    assert node.executions() == []
+    assert node.counters()["ingress.bytes"] == 0
+    node = chatting(0)
+    node.peer_connected(peer(1))
+    node.leave()
+    data = SlotFill(dest_suffix=suffix_of("chat", "Echo"), payload=b"x")
+    node.deliver_inbound(peer(1), refusal(peer(1), 5, kind=REQUEST, **vars_of(data)))
+    assert [why.kind for *_, why in told(node.poll(1))] == ["ShuttingDown"]
+
+
+def vars_of(fill: SlotFill) -> dict:
+    return {"dest_suffix": fill.dest_suffix, "payload": fill.payload}
+
+
 # -- connections -----------------------------------------------------------------------------
 
 
@@ -453,6 +476,15 @@ def test_a_peer_that_stays_away_is_given_up_after_the_grace() -> None:
     a.answer(2)
     made = a.poll(4 * S)
     assert closed(made) == [("quorum", (peer(1),))]
+    assert a.node.next_deadline() is None
+
+
+def test_a_grace_ends_with_the_requests_that_it_is_for() -> None:
+    a = Asker(quorum=0)
+    a.node.peer_disconnected(peer(1), "x")
+    for number in (1, 2, 3):
+        a.answer(number)  # they were on the way
+    a.poll()
     assert a.node.next_deadline() is None
 
 

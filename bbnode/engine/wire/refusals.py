@@ -36,6 +36,8 @@ from bbnode.ir.texts import without_folders
 
 NOT_ANSWERED = WireRefusal("NotAnswered", "its execution ended without an answer")
 
+LEAVING = WireRefusal("ShuttingDown", "this node is being stopped")
+
 _S = 1_000_000_000
 _COUNTS = mapping(PEER, PLAIN)
 
@@ -80,6 +82,7 @@ class Refusals:
 
     def __post_init__(self) -> None:
         self._rate = PerSecond(MAX_REFUSALS_PER_S)
+        self.leaving = False  # the host stops for good: a restored node begins anew
 
     def unanswered(self, frame: Frame) -> None:
         """Tell the requester of an execution that it will not answer, and why."""
