@@ -23,6 +23,7 @@ from bbnode.engine.errors import (
 from bbnode.engine.limits import Limits
 from bbnode.ir.caps import MAX_COMPOSITE_DEPTH
 from bbnode.ir.errors import AuthorError
+from bbnode.ir.shapes import Dim, shape_fits, shape_text
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Composite, Value, size_of, type_of
 
@@ -39,6 +40,10 @@ class TakesInputs(Protocol):
     @property
     def inputs(self) -> Mapping[str, TypeNode | None]:
         """Names and declared types."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[Dim, ...]]:
+        """Shapes of the inputs that declare one."""
 
 
 def adopt_inputs(
@@ -67,8 +72,9 @@ def check_inputs(target: TakesInputs, inputs: Mapping[str, Value], limits: Limit
             "gives one input of a target)"
         )
     size = 0
+    axes: dict[str, int] = {}
     for name, value in inputs.items():
-        size += _checked_size(target, name, value)
+        size += _checked_size(target, name, value, axes)
     if limits.invoke_bytes is not None and size > limits.invoke_bytes:
         raise OversizePayload(
             f"{target.name}: {size} bytes of input; limit invoke_bytes is {limits.invoke_bytes}"
@@ -79,7 +85,7 @@ def check_inputs(target: TakesInputs, inputs: Mapping[str, Value], limits: Limit
 def adopt_event(target: TakesInputs, name: str, value: Value, limits: Limits) -> tuple[Value, int]:
     """Return a copy of the value of one event, and its size in bytes."""
     _check_name(target, name)
-    size = _checked_size(target, name, value)
+    size = _checked_size(target, name, value, {})
     if limits.app_event_bytes is not None and size > limits.app_event_bytes:
         raise OversizePayload(
             f"{target.name}.{name}: an event of {size} bytes; limit app_event_bytes is "
@@ -131,7 +137,8 @@ def _check_name(target: TakesInputs, name: str) -> None:
         )
 
 
-def _checked_size(target: TakesInputs, name: str, value: Value) -> int:
+def _checked_size(target: TakesInputs, name: str, value: Value, axes: dict[str, int]) -> int:
+    """Return the size of an input in bytes; `axes` are the lengths of named axes so far."""
     try:
         actual = type_of(value)
         if type(value) is Composite:
@@ -142,5 +149,11 @@ def _checked_size(target: TakesInputs, name: str, value: Value) -> int:
     if declared is not None and actual is not declared and not actual.is_a(declared):
         raise InputTypeMismatch(
             f"{target.name}.{name} takes {declared.name} and was given {actual.name}"
+        )
+    shape = target.shapes.get(name) if target.shapes else None
+    if shape is not None and not shape_fits(shape, np.shape(value), axes):
+        raise InputTypeMismatch(
+            f"{target.name}.{name} takes the shape {shape_text(shape, axes)} and was given "
+            f"{list(np.shape(value))}"
         )
     return size_of(value)

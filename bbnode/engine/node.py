@@ -105,11 +105,6 @@ class Node:
         """The number of this life of the peer."""
         return self._rt.incarnation
 
-    @property
-    def unreachable_ops(self) -> tuple[str, ...]:
-        """Ops that no entry can ever fire, such as one that needs the values of two Recvs."""
-        return self._program.unreachable
-
     def set_addresses(self, addresses: Sequence[Multiaddr]) -> None:
         """Replace this node's own addresses (on the polling thread)."""
         self._note("set_addresses", [bytes(address.to_bytes()) for address in addresses])
@@ -398,6 +393,7 @@ class Node:
             "executions.live": len(rt.executor.frames),
             "ops.parked": len(rt.suspensions),
             "requests.open": len(rt.cohorts.table),
+            "joins.open": len(rt.joins),
             "calls.open": len(rt.calls),
             "executions.in_line": len(rt.executor.turns),
             "timers.components": len(rt.timers),
@@ -442,7 +438,8 @@ class Node:
                     until_ns=parked.until_ns,
                 )
             )
-        found += rt.messenger.waiting() + rt.executor.turns.waiting() + rt.bootstraps.waiting()
+        found += rt.joins.waiting() + rt.messenger.waiting()
+        found += rt.executor.turns.waiting() + rt.bootstraps.waiting()
         host_ns = rt.clock.host_ns
         return [
             replace(w, since_ns=host_ns(w.since_ns), until_ns=host_ns(w.until_ns)) for w in found

@@ -19,6 +19,8 @@ from bbnode.engine.cohorts import CONNECTION_LOST, Cohorts
 from bbnode.engine.executor import Executor
 from bbnode.engine.frame import EntryPlan
 from bbnode.engine.ingress import Ingress
+from bbnode.engine.joins import Joins
+from bbnode.engine.latches import Latches
 from bbnode.engine.limits import Limits
 from bbnode.engine.messaging.messenger import ComponentMessenger
 from bbnode.engine.messaging.pending import ComponentTimers, PendingCalls
@@ -90,6 +92,8 @@ class Runtime(Services):
             clock, reports, limits, self.tracer, self.ingress.executions
         )
         self.stores = Stores(self.ingress.budget, program.stores)
+        self.latches = Latches(program.latches, executor.frames, reports)
+        self.joins = Joins(program.joins, clock, reports, scheduler, executor, self.stores)
         self.records = Records(self.ingress.budget, reports.counts)
         self.suspensions = Suspensions(
             executor,
@@ -269,6 +273,8 @@ class Runtime(Services):
             "bootstraps": self.bootstraps,
             "sources": self.sources,
             "stores": self.stores,
+            "joins": self.joins,
+            "latches": self.latches,
             "dedup": self.dedup,
             "addresses": self.neighbours.book,
             "backoff": self.neighbours.backoff,
@@ -294,6 +300,7 @@ class Runtime(Services):
             *(plan for t in program.targets for plan in (t.invoke, *t.events.values())),
             *(site.plan for site in program.sites.values() if isinstance(site, RecvSite)),
             *(source.plan for source in program.sources),
+            *(join.plan for join in program.joins),
             *self.bootstraps.entry_plans(),
             *self.messenger.plans,
             self.decoder.plan,
@@ -351,5 +358,6 @@ ON_TIMER: Final[Mapping[TimerKind, Callable[[Runtime, int, int], object]]] = {
     TimerKind.BOOTSTRAP_TURN: lambda rt, key, _: rt.bootstraps.turn_is_over(key),
     TimerKind.COMPONENT_TIMER: lambda rt, key, _: rt.messenger.timer_is_due(key),
     TimerKind.CALL_DEADLINE: lambda rt, key, _: rt.messenger.call_is_late(key),
+    TimerKind.JOIN_DEADLINE: lambda rt, key, _: rt.joins.too_late(key),
     TimerKind.PEER_LOST: lambda rt, key, _: rt.peer_is_gone(key),
 }

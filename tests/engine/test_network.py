@@ -186,7 +186,7 @@ def test_answers_of_strangers_and_to_nobodys_request_are_dropped() -> None:
     pump.settle()
     (request, _) = pump.of(server, steps.SendEnvelope)
     wire_req_id = decode_envelope(b"".join(request.parts)).correlation.wire_req_id
-    site = ids.site_id(server.targets[0], "answers")
+    site = ids.fnv1a_64(f"{server.targets[0]}/answers".encode())
     answer = np.ones(1, np.float32)
     for who, number in ((peer(77), wire_req_id), (peer(1), wire_req_id + 1)):
         server.deliver_inbound(who, envelope(who, site, answer, CorrelationKind.RESPONSE, number))

@@ -441,7 +441,18 @@ RUNTIME_STATE = {
     *("program", "cells", "graphs", "limits", "carry_out"),
     # Tables: each is in `Runtime.tables`, as the test checks.
     *("clock", "reports", "executor", "scheduler", "suspensions", "cohorts", "bootstraps"),
-    *("sources", "stores", "records", "dedup", "round_trips", "outbound", "calls", "timers"),
+    *(
+        "sources",
+        "stores",
+        "joins",
+        "latches",
+        "records",
+        "dedup",
+        "round_trips",
+        "outbound",
+        "calls",
+        "timers",
+    ),
     *("lost", "refusals"),
     *("ingress", "neighbours"),  # saved by IngressTable, and table by table
     "inbound",  # saved as refusals_heard

@@ -114,7 +114,7 @@ class Decoder:
     ) -> bool:
         """Decode a fill when it is its turn; return False if there are too many executions."""
         executor = self.executor
-        frame = executor.start(self.plan)
+        frame = executor.start(self.plan, source_peer=event.peer)
         if frame is None:
             return False
         self.reports.counts["decode.deferred"] += 1

@@ -314,7 +314,7 @@ class Inbound:
         value: Value,
     ) -> None:
         executor = self.executor
-        frame = executor.start(site.plan)
+        frame = executor.start(site.plan, source_peer=peer)
         if frame is None:
             self._too_full(site, peer, wire_req_id)
             return

@@ -115,16 +115,24 @@ class EnvelopeOutbox:
             reason = self.neighbours.unreachable(peer)
             if reason is None:
                 found.append(peer)
-                continue
-            self.reports.counts["send.unresolved"] += 1
-            if not frame.from_bus:
-                self.reports.bus.publish(BusKind.PEER_RESOLVE_FAILED)
-            self.reports.steps.append(
-                steps.PeerResolveFailed(
-                    peer=peer, op=op.name, execution=frame.execution, reason=reason
-                )
-            )
+            else:
+                self.left_out(frame, op, peer, reason)
         return found
+
+    def left_out(self, frame: Frame, op: Op, peer: PeerId, reason: str) -> None:
+        """Report a peer that a send leaves out."""
+        self.reports.counts["send.unresolved"] += 1
+        if not frame.from_bus:
+            self.reports.bus.publish(BusKind.PEER_RESOLVE_FAILED)
+        self.reports.steps.append(
+            steps.PeerResolveFailed(
+                peer=peer,
+                op=op.name,
+                execution=frame.execution,
+                reason=reason,
+                line=frame.plan.place_of(op).line,
+            )
+        )
 
     def check(self, op: Op, fill: SlotFill, peers: int) -> int:
         """Raise PayloadTooLarge or OutboundFull before anything of a send is stored.
