@@ -72,7 +72,7 @@ class DrawingSelector(PeerSelector):
 
     def current_view(self, ctx: OpContext) -> PeerIdVec:
         """Return all peers that can be chosen, even if they are fewer than `min_peers`."""
-        return PeerIdVec(self.candidates(ctx))
+        return PeerIdVec(self._all(ctx))
 
     def select(self, ctx: OpContext, key: Value | None, *, mode: str, n: int) -> PeerIdVec:
         """Return n peers by a draw (mode "random"), or every one ("all").
@@ -103,8 +103,13 @@ class DrawingSelector(PeerSelector):
                 raise ValueError(f"{draws!r} draws")
         self._draws = draws
 
+    def _all(self, ctx: OpContext) -> Sequence[PeerId]:
+        """Return the candidates, and this node where the program includes it."""
+        found = self.candidates(ctx)
+        return sorted({*found, ctx.self_peer}) if ctx.include_self else found
+
     def _checked(self, ctx: OpContext) -> Sequence[PeerId]:
-        candidates = self.candidates(ctx)
+        candidates = self._all(ctx)
         if len(candidates) < self.config.min_peers:
             raise NotEnoughPeers(
                 component=self.TYPE_NAME,

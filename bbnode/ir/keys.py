@@ -84,6 +84,7 @@ MODULE_INSTANCE_KEY = PREFIX + "module_instance"
 PACKAGE_KEY = PREFIX + "package"  # of a custom op: the Python package that adds it
 SOURCE_LINE_KEY = PREFIX + "source_line"  # "<file>:<line>" of the recording call
 PEER_CLASS_KEY = PREFIX + "peer_class"
+INCLUDE_SELF_KEY = PREFIX + "include_self"  # "true": a node of that class selects itself too
 HOME_CLASS_KEY = PREFIX + "home_class"
 PORT_KEY = PREFIX + "port"  # the author's name of a net_out or request
 FAN_IN_KEY = PREFIX + "fan_in"  # on a later send of a port: what its first send delivers
