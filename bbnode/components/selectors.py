@@ -37,11 +37,26 @@ def draw(peers: Sequence[PeerId], n: int, seed: int, counter: int) -> PeerIdVec:
     return PeerIdVec(sorted(ranked[:n]))
 
 
+@dataclass(frozen=True, kw_only=True)
+class DrawingConfig:
+    """Settings of a selector that draws.
+
+    Attributes:
+        min_peers: peers that there have to be for a draw; with fewer it fails.
+        seed: of the draws.
+    """
+
+    min_peers: int = 1
+    seed: int = 0
+
+
 class DrawingSelector(PeerSelector):
     """The contract over a list of candidates, which a subclass provides.
 
-    Their `Config` has `min_peers` and `seed`.
+    Their `Config` has the settings of `DrawingConfig`.
     """
+
+    Config: ClassVar[type] = DrawingConfig
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -120,25 +135,11 @@ class DrawingSelector(PeerSelector):
         return candidates
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConnectedViewConfig:
-    """Settings of `ConnectedView`.
-
-    Attributes:
-        min_peers: peers that there have to be for a draw; with fewer it fails.
-        seed: of the draws.
-    """
-
-    min_peers: int = 1
-    seed: int = 0
-
-
 @register_component
 class ConnectedView(DrawingSelector):
     """Chooses among the peers of the slot's class that are connected now."""
 
     TYPE_NAME: ClassVar[str] = "bbnode.ConnectedView"
-    Config: ClassVar[type] = ConnectedViewConfig
 
     def candidates(self, ctx: OpContext) -> Sequence[PeerId]:
         return sorted(ctx.peers.connected(ctx.peer_class))

@@ -11,9 +11,9 @@ import pytest
 from bbnode.compiler import Compiler
 from bbnode.components import (
     ConnectedView,
-    ConnectedViewConfig,
     ConstantView,
     ConstantViewConfig,
+    DrawingConfig,
     GlobalRegistryClient,
     GlobalRegistryServer,
     GlobalRegistryView,
@@ -169,7 +169,7 @@ def test_a_fixed_list_has_it_once() -> None:
 def test_every_selector_that_ships_has_it() -> None:
     ctx = Context(peer_class="client", include_self=True)
     made = [
-        ConnectedView(ConnectedViewConfig()),
+        ConnectedView(DrawingConfig()),
         ConstantView(ConstantViewConfig()),
         GlobalRegistryServer(GlobalRegistryServer.Config()),
         GlobalRegistryView(GlobalRegistryView.Config()),
