@@ -70,7 +70,9 @@ def report(told: Mapping[str, Any], *, waited_s: float, as_json: bool) -> int:
             output.data(f"execution {told['execution']}")
         for name, value in told["outputs"].items():
             output.data(f"{name} = {output.json_text(value)}")
-        if told["ok"] and not told["outputs"]:
+        for name, reason in told["skipped"].items():
+            output.note(output.cell(f"{name} has no value: {reason}"))
+        if told["ok"] and not told["outputs"] and not told["skipped"]:
             output.note(
                 f"execution {told['execution']} ended and gave no output; what comes back as a "
                 "message of its own shows in `bbnode status --follow`"

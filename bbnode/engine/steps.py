@@ -55,6 +55,16 @@ make_app_event = maker(AppEvent, "target", "topic", "value", "execution")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutputSkipped:
+    """An output of the target will have no value in this execution, and why."""
+
+    execution: int
+    target: str
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpFailed:
     """An op failed, and nothing that depends on it will fire. `kind` is an error class name.
 
@@ -268,6 +278,7 @@ class ExecutionEnded:
 Step: TypeAlias = (
     SendEnvelope
     | AppEvent
+    | OutputSkipped
     | OpFailed
     | ExecutionFinished
     | PeerResolveFailed

@@ -25,7 +25,7 @@ from bbnode.daemon.control import views
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.observing.watch import LIVENESS_CHECKS
 from bbnode.engine.cohorts import ResponseStatus
-from bbnode.engine.ops.gates import REASON_DUPLICATE
+from bbnode.engine.errors import REASON_DUPLICATE
 from bbnode.engine.peers.governor import BlockReason
 from bbnode.engine.steps import RECEIVE_FAILURES
 from bbnode.ir.caps import MAX_PEER_SERIES

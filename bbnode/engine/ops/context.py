@@ -64,6 +64,7 @@ class CallContext:
         "offloaded",
         "peer_class",
         "peers",
+        "reason",
         "self_peer",
         "source_peer",
     )
@@ -80,6 +81,7 @@ class CallContext:
         execution: int,
         offloaded: bool,
         correlation: WireCorrelation | None,
+        reason: str = "",
     ) -> None:
         neighbours = rt.neighbours
         self.now_ns = now_ns
@@ -97,6 +99,7 @@ class CallContext:
         self.completion: OpenCompletion | None = None
         self.addresses: Sequence[Multiaddr] = neighbours.own_addresses
         self.correlation = correlation
+        self.reason = reason
         self.asked: list[Action] | None = None
         # None: in a worker thread, or the method has returned.
         self._rt = None if offloaded else rt

@@ -32,7 +32,7 @@ BOOTSTRAP_METHOD = "bootstrap"
 
 
 class _Selects(NamedTuple):
-    """What the program says of the peers that a selector chooses."""
+    """The peers that a selector chooses from, as the program says."""
 
     peer_class: str | None = None
     include_self: bool = False
@@ -99,9 +99,15 @@ def bind_method(
     finish: Callable[[Frame, Any], Any],
     *,
     correlation: CorrelationKind | None,
+    reason_at: int | None = None,
 ) -> Fire:
-    """Return the `fire` of something that came for a component, by the rules of its ops."""
-    return _call(op, cell_at, method_name, inputs, (), {}, _Selects(), finish, correlation)
+    """Return the `fire` of something that came for a component, by the rules of its ops.
+
+    `reason_at` is the index of the value that the method gets as `ctx.reason`.
+    """
+    return _call(
+        op, cell_at, method_name, inputs, (), {}, _Selects(), finish, correlation, reason_at
+    )
 
 
 def _call(
@@ -114,6 +120,7 @@ def _call(
     selects: _Selects,
     make_outputs: Callable[[Frame, Any], Any],
     correlation: CorrelationKind | None = None,
+    reason_at: int | None = None,
 ) -> Fire:
     """Return the `fire` that calls a method of a component."""
 
@@ -131,6 +138,7 @@ def _call(
             execution=frame.execution,
             offloaded=offloaded,
             correlation=wire,
+            reason="" if reason_at is None else frame.values[reason_at],
         )
 
     def hand_out(parked: Task) -> steps.RunTask:

@@ -93,15 +93,18 @@ def _send_resp(build: OpBuild) -> Fire:
         request = values[request_at]
         if not isinstance(request, WireRequestId):
             raise InvalidOperand(f"{name}: {type(request).__name__} is not a request to answer")
+        peers = destinations(name, values[dest_at])
         rt.outbound.send(
             frame,
             op,
-            destinations(name, values[dest_at]),
+            peers,
             packer(values[data_at]),
             CorrelationKind.RESPONSE,
             int(request),
             rt.outbound.remaining_ns(frame, op.deadline_ns, packer.site),
         )
+        if request == frame.wire_req_id and frame.source_peer in peers:
+            frame.debt = None  # paid
         return TRIGGER
 
     return fire
