@@ -30,7 +30,7 @@ from bbnode.ir import codec
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.errors import AuthorError, BbnodeError
 from bbnode.ir.peer import PeerId
-from bbnode.ir.types import TENSOR, TENSOR_FLOAT, TypeNode
+from bbnode.ir.types import METADATA, TENSOR, TENSOR_FLOAT, TypeNode
 from bbnode.ir.values import Metadata, PeerIdVec, ResponseBatch, SearchResults, Value
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -146,6 +146,7 @@ class OpContext(Protocol):
     peers: PeersView
     addresses: Sequence[Multiaddr]  # of this node
     correlation: WireCorrelation | None  # of the message, inside an inbound op or `on_answer`
+    reason: str  # in `on_no_answer`: why, as "<kind>: <text>"; else empty
 
     def open_completion(self) -> Completion:
         """Park this op until the completion is used; return PENDING afterwards."""
@@ -167,8 +168,9 @@ class OpContext(Protocol):
     ) -> int:
         """Call an inbound op and return the id of the correlation.
 
-        The answer comes once, to `on_answer(ctx, tag, payload)`; without one within
-        `deadline_ns`, `on_no_answer(ctx, tag, peer)` is called.
+        The answer comes once, to `on_answer(ctx, tag, payload)`. Without one within `deadline_ns`,
+        and as soon as there can't be one, `on_no_answer(ctx, tag, peer)` is called, with
+        `ctx.reason`.
         """
 
     def set_timer(self, key: str, after_ns: int) -> None:
@@ -326,10 +328,16 @@ class Model(Component):
 
 
 class Aggregator(Component):
-    """Combines tensors of many peers into one."""
+    """Combines tensors of many peers into one.
+
+    Attributes:
+        answers: of what type each answer is that `contribute_all` takes: one type, or those of a
+            composite's parts. TENSOR is the type that `storage` says, ANY is any.
+    """
 
     ROLE = "Aggregator"
     storage: ClassVar[Mapping[str, TypeNode]] = {"*": TENSOR_FLOAT}
+    answers: ClassVar[TypeNode | tuple[TypeNode, ...]] = (TENSOR, METADATA)
 
     @abstractmethod
     def contribute(self, ctx: OpContext, tensor: Value, metadata: Metadata) -> None:
@@ -337,7 +345,7 @@ class Aggregator(Component):
 
     @abstractmethod
     def contribute_all(self, ctx: OpContext, responses: ResponseBatch) -> None:
-        """Add a cohort's answers, each a composite (tensor, metadata)."""
+        """Add a cohort's answers, each of the type `answers`: a composite (tensor, metadata)."""
 
     @abstractmethod
     def aggregate(self, ctx: OpContext) -> tuple[Value, Metadata]:

@@ -240,6 +240,8 @@ class _Replay(NodeCopier):
             if actual:
                 call.input(formal, self.value(actual, node.name))
         made = call.build(self.g, after=waits)
+        if keys.CALL_KEY in node.metadata:  # it names what its ports are told apart by
+            self.g.last_node.metadata[keys.CALL_KEY] = node.metadata[keys.CALL_KEY]
         for formal, actual in zip(callee.outputs, node.outputs, strict=False):
             if actual:
                 self.known[actual] = made.output(formal)

@@ -258,6 +258,24 @@ def opset_not_imported() -> object:
     return compile_body(body)
 
 
+@case(errors.SiteCollision, "port 'same'", "a name of its own", how=MODEL, port="same",
+      receiver="client", node_name="Send_1/Recv", other="Send_0/Recv")  # fmt: skip
+def site_collision() -> object:
+    """The recorder lets sends of one port arrive as one."""
+
+    def body(g: Graph) -> None:
+        tick = g.input("tick", types.TRIGGER)
+        clients = CLIENTS.sample(g, n=2, after=tick)
+        g.output("a", g.net_out("same", clients, tick))
+        g.output("b", g.net_out("other", clients, tick))  # here
+
+    model = Program(body).build()
+    for node in model.functions[0].node:
+        if node.op_type == "Send":
+            protos.set_meta(node, keys.PORT_KEY, "same")
+    return bound().compile(model)
+
+
 @case(errors.UnpairedWireRequest, "nothing answers", "exactly one",
       node_name="SendReqBatched_0", detail="nothing answers the request")  # fmt: skip
 def unpaired_wire_request() -> object:
@@ -523,6 +541,41 @@ def wire_op_in_bootstrap() -> object:
         g.net_out("early", CLIENTS.sample(g, n=1), corpus)  # here
 
     return compile_body(relay, bootstrap)
+
+
+@case(errors.SourceInBootstrap, "'Program__bootstrap'", "Record it in the Module's body",
+      node_name="Interval_0", op_type="Interval", function="Program__bootstrap")  # fmt: skip
+def source_in_bootstrap() -> object:
+    def bootstrap(g: Graph) -> None:
+        tick = syscalls.interval(g, period_ns=1_000)  # here
+        syscalls.app_emit(g, tick, name="tick")
+
+    return compile_body(relay, bootstrap)
+
+
+@case(errors.NeverFires, "each of these is an execution of its own", "Ask with `g.request`",
+      node_name="Add_0", op_type="Add",
+      value_a="x", execution_a="the invoke of 'server' (input 'x')",
+      value_b="Send_1.received",
+      execution_b="the delivery of port 'update' on 'server'")  # fmt: skip
+def never_fires() -> object:
+    def body(g: Graph) -> None:
+        x = g.input("x", types.TENSOR_FLOAT)
+        there = g.net_out("x", CLIENTS.sample(g, n=1, after=x), x)
+        back = g.net_out("update", there.sender, there)
+        g.output("y", COMPUTE.add(g, back, x))  # here
+
+    return compile_body(body)
+
+
+@case(errors.CollectNotReceived, "which no peer has sent", "Collect what `g.net_out`",
+      node_name="Collect_0", value="x", execution="the invoke of 'server' (input 'x')")  # fmt: skip
+def collect_not_received() -> object:
+    def body(g: Graph) -> None:
+        x = g.input("x", types.TENSOR_FLOAT)
+        g.output("y", g.collect(x, n=2))  # here
+
+    return compile_body(body)
 
 
 @case(errors.DanglingCall, "which is not in the model", "Keep the functions", how=MODEL,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from bbnode.compiler.analysis.slots import by_slot, component_of, slot_roles
+from bbnode.compiler.analysis.slots import Storage, by_slot, component_of, slot_roles, stored_at
 from bbnode.compiler.errors import (
     BindingMismatch,
     IncompatibleStorageOnEdge,
@@ -15,7 +15,6 @@ from bbnode.compiler.errors import (
     TypeConstraintFailed,
     Where,
 )
-from bbnode.compiler.typing.stored import Storage, stored_at
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass, SlotBinding
 from bbnode.components.contracts import Component
 from bbnode.ir import keys, opset, types
@@ -70,7 +69,7 @@ def _stored(node: OpNode, spec: OpSpec, storage: Storage) -> Iterator[tuple[str,
     """Values at tensor ports with the leaf types that the component keeps there."""
     for names, ports in ((node.inputs, spec.inputs), (node.outputs, spec.outputs)):
         for port, value in zip(ports, names, strict=False):
-            leaf = stored_at(spec, port, storage)
+            leaf = stored_at(node, port, storage)
             if value and isinstance(leaf, TypeNode):
                 yield value, leaf
 

@@ -26,6 +26,7 @@ CORRELATION = {
 # What a synthesised op takes over from the send that it belongs to.
 _INHERITED = (
     keys.PORT_KEY,
+    keys.PORT_SCOPE_KEY,
     keys.PEER_CLASS_KEY,
     keys.DEADLINE_NS_KEY,
     keys.MODULE_INSTANCE_KEY,

@@ -29,7 +29,9 @@ class TypeSolver(Pass):
     3. A call's values have the types of the callee's inputs and outputs, at every call.
     4. Peers of a send that say nothing else are a PeerIdVec; a function input that nothing
        computes with (only `after`, or nobody at all) is a Trigger.
-    5. `Unbundle` takes its parts' types from `child_types`, `Bundle` records them there.
+    5. `Unbundle` takes its parts' types from `child_types`, `Bundle` records them there; parts
+       have the types that were put in, across calls and sends. Answers are of the type of what
+       the request is answered with; an aggregator takes those that its class says (`answers`).
     6. What `Hold.Flush` and `Serialize.Dequeue` take has the type of what is put under that name,
        anywhere in the program (StoredTypesDiffer); where nothing is, it is NothingStored.
     7. Where a component's `storage` gives several types for a port, it is the one that the
@@ -41,8 +43,10 @@ class TypeSolver(Pass):
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         network = TypeNetwork()
         table = by_key(unit.bodies())
+        bound = by_slot(options.bindings)
         functions = {
-            key: FunctionTypes(function, unit.program, network) for key, function in table.items()
+            key: FunctionTypes(function, unit.program, network, bound)
+            for key, function in table.items()
         }
         for one in functions.values():
             one.constrain(functions)

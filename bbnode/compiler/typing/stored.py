@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from bbnode.compiler.analysis.slots import component_of
+from bbnode.compiler.analysis.slots import component_of, stored_at
 from bbnode.compiler.errors import NothingStored, StoredTypesDiffer, TypeConstraintFailed, Where
 from bbnode.compiler.typing.constraints import STORE_NAMES, Conflict, FunctionTypes, TypeNetwork
 from bbnode.compiler.unit import SlotBinding
-from bbnode.ir import opset, types
+from bbnode.ir import opset
 from bbnode.ir.graph import OpNode, is_role
-from bbnode.ir.opset import OpSpec, Port
 from bbnode.ir.types import TypeNode
-
-Storage = Mapping[str, TypeNode | tuple[TypeNode, ...]]
-ALL_PORTS = "*"
 
 _PUTS = {"Hold.Flush": "Hold.Stash", "Serialize.Dequeue": "Serialize.Enqueue"}
 
@@ -66,24 +62,16 @@ def _unite(
     except Conflict as conflict:
         raise StoredTypesDiffer(
             op=other[0].name,
-            kind=conflict.wanted.name,
+            kind=conflict.wanted,
             name=name,
             other_op=put[0].name,
-            other_kind=conflict.known.name,
+            other_kind=conflict.known,
             other_line=put[0].source_line,
             where=Where.of(other[0]),
         ) from conflict
 
 
 # --- what components keep -----------------------------------------------------------------
-
-
-def stored_at(spec: OpSpec, port: Port, storage: Storage) -> TypeNode | tuple[TypeNode, ...] | None:
-    """Return the type that a component keeps at a port, if the op leaves that to it."""
-    own = storage.get(f"{spec.op_type}.{port.name}")
-    if port.type is types.TENSOR:
-        return own or storage.get(ALL_PORTS)
-    return own if port.type is types.ANY else None
 
 
 class Choices:
@@ -129,6 +117,6 @@ def _choices(
         return
     for names, ports in ((node.inputs, spec.inputs), (node.outputs, spec.outputs)):
         for port, name in zip(ports, names, strict=False):
-            choices = stored_at(spec, port, component.storage)
+            choices = stored_at(node, port, component.storage)
             if name and isinstance(choices, tuple):
                 yield name, choices
