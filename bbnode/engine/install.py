@@ -77,7 +77,7 @@ def install(
         trace: report every execution, op and fill (`Node.set_tracing` changes it later).
 
     Raises:
-        NotCompiled, UnknownTarget, InvalidArtifact: of the artifact.
+        NotCompiled, BrokenSeal, UnknownTarget, InvalidArtifact: of the artifact.
         SlotBindingConflict, MissingComponents, RoleMismatch, UnknownSlot, ConfigTypeMismatch,
         LocalSettingRefused, MissingDependency, DependencyCycle, ComponentConstructionFailed: of
         components.

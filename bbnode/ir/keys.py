@@ -15,6 +15,8 @@ WIRE_DOMAIN = PREFIX + "wire"
 ADDRESS_BOOK_DOMAIN = PREFIX + "address_book"
 COMPOSITE_DOMAIN = PREFIX + "composite"
 TYPES_DOMAIN = PREFIX + "types"
+RESPONSES_DOMAIN = PREFIX + "responses"
+SEARCH_DOMAIN = PREFIX + "search"
 MODULE_DOMAIN = PREFIX + "module"
 ROLE_DOMAIN_PREFIX = PREFIX + "role."
 PROTOCOL_DOMAIN_PREFIX = PREFIX + "protocol."
@@ -119,6 +121,9 @@ CONTROL_AFTER_KEY = PREFIX + "control_after"  # comma-joined node names that mus
 # the model; and on a call of a subgraph, of the ops that it stands for.
 RECORDED_KEY = PREFIX + "recorded"
 MEMBERS_KEY = PREFIX + "members"
+# Of the quantization annotation of values that a node makes (or, of a function's inputs, reads
+# first): {"<value>": {"SCALE_TENSOR": "<value>", ...}}
+QUANTIZATION_KEY = PREFIX + "quantization"
 MADE_BY_KEY = PREFIX + "made_by"  # the pass that made a node; the author's have none
 
 GATE_STAMPS = {

@@ -242,13 +242,13 @@ def cyclic_graph() -> object:
     return bound().compile(model)
 
 
-@case(errors.OpsetNotImported, "version 13", "opset_import",
-      domain="", version_used=13, version_imported=None, node_name="Old_0")  # fmt: skip
+@case(errors.OpsetNotImported, "version 11", "opset_import",
+      domain="", version_used=11, version_imported=None, node_name="Old_0")  # fmt: skip
 def opset_not_imported() -> object:
     def old(g: Graph) -> None:
         x = g.input("x", types.TENSOR_FLOAT)
         made = [("y", types.TENSOR_FLOAT)]
-        (y,) = g.emit("", "Relu", inputs=[x], outputs=made, opset_version=13)
+        (y,) = g.emit("", "Squeeze", inputs=[x], outputs=made, opset_version=11)
         g.net_out("there", CLIENTS.sample(g, n=1, after=y), y)
 
     def body(g: Graph) -> None:
