@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import AttributeProto, NodeProto
 
 from bbnode.ir import keys
+from bbnode.ir.bounds import check_bounds
 from bbnode.ir.caps import MAX_NAME_CHARS
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.graph import (
@@ -34,11 +36,12 @@ from bbnode.ir.graph import (
     make_node,
     sorted_opsets,
 )
-from bbnode.ir.onnx_file import attribute_of, attribute_proto, node_of, node_proto
+from bbnode.ir.onnx_file import attribute_of, attribute_proto, model_of, node_of, node_proto
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 # Sets of metadata keys: a program has some dozens.
 _KEPT_KEY_SETS = 1024
+_MAX_TEXT = 400  # characters of what is wrong with a mark, which a stranger may have written
 _SLOT_PREFIXES = (keys.SLOT_ROLE_PREFIX, keys.CONCRETE_TYPE_SLOT_PREFIX)
 
 
@@ -303,16 +306,23 @@ def reopen(program: Program) -> Program:
     """Return the recorded form of a compiled program, edits that were made since then included.
 
     All targets that the program holds are joined into one root again. Raises NotReopenable when
-    it has no marks, when they are broken, or when it sends to a target that it does not hold.
+    it has no marks, when they are broken or hold what no program needs (`check_bounds`), or when it
+    sends to a target that it does not hold.
     """
     program = program.copy()
     try:
-        return _Reopening(program).run()
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        opened = _Reopening(program).run()
+        # Marks hold nodes and names that nobody has looked at yet.
+        check_bounds(model_of(opened))
+    except NotReopenable:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError,
+            ProtobufDecodeError, AuthorError) as error:  # fmt: skip
         raise NotReopenable(
             "what the program keeps of its recorded form is broken "
-            f"({type(error).__name__}: {error}); record and compile it again"
+            f"({type(error).__name__}: {error!s:.{_MAX_TEXT}}); record and compile it again"
         ) from error
+    return opened
 
 
 class _Reopening:
