@@ -72,6 +72,10 @@ def check_bounds(model: ModelProto) -> None:
     for function in model.functions:
         _check_function(function)
     _check_graph("the graph of the model", model.graph)
+    _parts("the model", model.configuration, MAX_NODE_PARTS, "device configurations")
+    for configuration in model.configuration:
+        _parts("the model", configuration.device, MAX_FUNCTION_PARTS, "devices")
+        _names("the model", (configuration.name, *configuration.device))
     for training in model.training_info:
         _check_graph("the training graph of the model", training.initialization)
         _check_graph("the training graph of the model", training.algorithm)
@@ -118,6 +122,11 @@ def _check_nodes(
         _check_values(where, graph.value_info)
         _check_values(where, graph.input)
         _check_values(where, graph.output)
+        for annotation in graph.quantization_annotation:
+            entries = annotation.quant_parameter_tensor_names
+            _parts(where, entries, MAX_NODE_PARTS, "quantization parameters")
+            _names(where, (annotation.tensor_name, *(e.key for e in entries)))
+            _names(where, (entry.value for entry in entries))
         for tensor in graph.initializer:
             _names(where, (tensor.name,))
             check_tensor(where, tensor)
@@ -146,6 +155,10 @@ def _check_node(
             f"{where}, op {node.name!r:.80}: {node.domain}::{node.op_type} has its code in a file "
             "of whoever runs it; export the model with plain ONNX ops"
         )
+    for configuration in node.device_configurations:
+        specs = configuration.sharding_spec
+        _parts(f"{where}, op {node.name!r:.80}", specs, MAX_NODE_PARTS, "sharded values")
+        _names(where, (configuration.configuration_id, *(spec.tensor_name for spec in specs)))
     metadata = node.metadata_props
     if metadata:
         if len(metadata) > MAX_NODE_PARTS:

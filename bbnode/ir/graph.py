@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import json
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -515,6 +516,9 @@ class OpNode:
         self.outputs = tuple([names.get(name, name) for name in self.outputs])
         if self.after:
             self.after = tuple([names.get(name, name) for name in self.after])
+        annotation = self.metadata.get(keys.QUANTIZATION_KEY)
+        if annotation is not None:
+            self.metadata[keys.QUANTIZATION_KEY] = renamed_annotation(annotation, names)
         self.rename_captured(names)
 
     def rename_captured(self, names: Mapping[str, str]) -> None:
@@ -998,6 +1002,47 @@ class Program:
 
 
 _MAKERS[Subgraph] = lambda value: Attribute(_GRAPH, value)
+
+
+Annotations = dict[str, dict[str, str]]
+"""By value: the values that hold its scale, zero point and the like, by ONNX's keys."""
+
+
+def annotation_text(annotations: Annotations) -> str:
+    """Return quantization annotations as the text that a node's metadata holds."""
+    return json.dumps(annotations, separators=(",", ":"), sort_keys=True)
+
+
+def annotations_on(node: OpNode) -> Annotations:
+    """Return the quantization annotations that a node carries.
+
+    Raises AuthorError when the text is not one that `annotation_text` wrote.
+    """
+    text = node.metadata.get(keys.QUANTIZATION_KEY)
+    return {} if text is None else _annotations(text)
+
+
+def renamed_annotation(text: str, names: Mapping[str, str]) -> str:
+    """Return the text of annotations whose values have other names; AuthorError if it is none."""
+    return annotation_text(
+        {
+            names.get(value, value): {key: names.get(name, name) for key, name in held.items()}
+            for value, held in _annotations(text).items()
+        }
+    )
+
+
+def _annotations(text: str) -> Annotations:
+    try:
+        found = json.loads(text)
+        if all(isinstance(name, str) for held in found.values() for name in held.values()):
+            return found  # type: ignore[no-any-return]
+    except (ValueError, AttributeError, RecursionError):
+        pass
+    raise AuthorError(
+        f"{keys.QUANTIZATION_KEY} is {text!r:.80}, which is no quantization annotation; take the "
+        "entry out, or compile the program again"
+    )
 
 
 def is_wire(node: OpNode, *op_types: str) -> bool:
