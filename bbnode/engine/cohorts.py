@@ -363,7 +363,7 @@ class Cohorts:
         """
         now_ns = self.clock.now_ns
         size = self.outbound.check(op, fill, len(peers))
-        asked = tuple(sorted(self.outbound.reachable(frame, op, peers)))
+        asked = tuple(sorted(self.outbound.reachable(frame, op, peers, fill.dest_suffix)))
         needed = needed_answers(quorum, len(asked))
         unresolved = tuple(sorted(set(peers) - set(asked)))
         if len(asked) < needed or (peers and not asked):

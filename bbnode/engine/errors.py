@@ -23,6 +23,10 @@ class InstallError(DeploymentError):
     """An artifact can't be installed on this node."""
 
 
+class BrokenSeal(InstallError):
+    """The artifact was changed after it was compiled: its seal does not fit."""
+
+
 class NotCompiled(InstallError):
     """The model was not compiled, or by another version of the compiler."""
 
@@ -194,6 +198,10 @@ class InputTypeMismatch(EntryError):
     """An input is of another type than the target declares."""
 
 
+class InputShapeMismatch(EntryError):
+    """A tensor has another shape than the program declares for the input."""
+
+
 class BudgetExceeded(EntryError, EnvironmentFault):
     """The byte budget of waiting events and executions is used up."""
 
@@ -241,6 +249,14 @@ class CompositeMismatch(OpError):
     """A composite does not hold what the program says."""
 
 
+class NoAnswer(OpError):
+    """A peer whose answer is wanted has not answered, or nobody has."""
+
+
+class AnswersDiffer(OpError):
+    """Answers that are to be put together are not of one type and shape."""
+
+
 class InvalidOperand(OpError):
     """A wire or book op was given a value that it can't use."""
 
@@ -251,6 +267,10 @@ class WrongResultType(OpError, ComponentError):
 
 class CannotRoute(OpError):
     """The address book has no address of a peer."""
+
+
+class InvalidPeerAddress(EntryError):
+    """The host gave an address that can't be one of that peer."""
 
 
 class AddressBookFull(OpError):

@@ -216,7 +216,7 @@ class Runtime(Services):
         """Take note of a connection with a peer."""
         self.lost.back(event.peer)
         self.reports.peers_changed(
-            self.neighbours.connected(event.peer, event.classes, event.addresses)
+            self.neighbours.connected(event.peer, event.classes, event.addresses, event.not_taken)
         )
 
     def peer_disconnected(self, event: ev.PeerDisconnected) -> None:

@@ -148,6 +148,7 @@ RECEIVE_FAILURES: Final[dict[str, str]] = {
     "UnknownComponent": "no component here has that ref",
     "UnknownComponentOp": "the component has no such op",
     "TypeMismatch": "another type than the site takes",
+    "ShapeMismatch": "a tensor of another shape than the program declares",
     "UnknownTypeHash": "a type that is not known here",
     "CorrelationMismatch": "a request where a message is expected, or the like",
     "BackendMaterializeFailed": "the component that the tensor is for refused it",

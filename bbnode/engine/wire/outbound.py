@@ -108,11 +108,16 @@ class EnvelopeOutbox:
             return static_ns or self.round_trips.estimate_ns(site)
         return max(frame.deadline_ns - self.clock.now_ns, 1)  # 0 on the wire would mean "none"
 
-    def reachable(self, frame: Frame, op: Op, peers: Sequence[PeerId]) -> list[PeerId]:
-        """Return those of `peers` that can be sent to; a PeerResolveFailed step for each other."""
+    def reachable(
+        self, frame: Frame, op: Op, peers: Sequence[PeerId], suffix: bytes = b""
+    ) -> list[PeerId]:
+        """Return those of `peers` that can be sent to; a PeerResolveFailed step for each other.
+
+        `suffix` is the site to send to, which a peer of another version may not have.
+        """
         found = []
         for peer in peers:
-            reason = self.neighbours.unreachable(peer)
+            reason = self.neighbours.unreachable(peer, suffix)
             if reason is None:
                 found.append(peer)
             else:
@@ -165,7 +170,7 @@ class EnvelopeOutbox:
     ) -> None:
         """Queue a fill for every peer that can be reached."""
         size = self.check(op, fill, len(peers))
-        found = self.reachable(frame, op, peers)
+        found = self.reachable(frame, op, peers, fill.dest_suffix)
         self.queue(frame, op, found, fill, size, kind, wire_req_id, remaining_ns)
 
     def queue(
