@@ -423,7 +423,9 @@ class Executor:
             frame.debt = None  # the request is being answered, or was
             return
         if frame.debt is OWED:
-            frame.debt = WireRefusal(*describe(error), op.name)
+            place = frame.plan.place_of(op, error)
+            where = f"{op.name} ({place})" if place.line else op.name
+            frame.debt = WireRefusal(*describe(error), where)
         if _answer_needs(frame.plan, op):
             self.unanswered(frame)
 
