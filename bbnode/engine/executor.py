@@ -427,8 +427,9 @@ class Executor:
             frame.debt = None  # the request is being answered, or was
             return
         if frame.debt is OWED:
-            line = frame.plan.place_of(op, error).line
-            frame.debt = WireRefusal(*describe(error), f"{op.name}, {line}" if line else op.name)
+            place = frame.plan.place_of(op, error)
+            where = f"{op.name} ({place})" if place.line else op.name
+            frame.debt = WireRefusal(*describe(error), where)
         if _answer_needs(frame.plan, op):
             self.unanswered(frame)
 
