@@ -23,6 +23,7 @@ from bbnode.engine.bus import FIRST_PROGRAM_KIND, MAX_KIND
 from bbnode.engine.errors import (
     STOPS,
     InvalidEventKind,
+    InvalidPeerAddress,
     SnapshotRefused,
     UnknownSlot,
     did_you_mean,
@@ -33,7 +34,10 @@ from bbnode.engine.record.recording import Recorder, Sink
 from bbnode.engine.runtime import ON_EVENT, ON_TIMER, Runtime
 from bbnode.engine.snapshot.whole import restore_snapshot, take_snapshot
 from bbnode.engine.suspensions import Waiting, WaitReason
+from bbnode.ir.address import named_peer
 from bbnode.ir.caps import MAX_POLL_DECODE_US
+from bbnode.ir.crossing import Crossing, not_taken
+from bbnode.ir.envelope import correlation_of
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Value
@@ -105,9 +109,14 @@ class Node:
         return self._rt.incarnation
 
     @property
-    def unreachable_ops(self) -> tuple[str, ...]:
-        """Ops that no entry can ever fire, such as one that needs the values of two Recvs."""
-        return self._program.unreachable
+    def program_name(self) -> str:
+        """The name of the program, which is that of its root Module."""
+        return self._program.name
+
+    @property
+    def crossings(self) -> tuple[Crossing, ...]:
+        """What the installed targets send and take, by site."""
+        return self._program.crossings
 
     def set_addresses(self, addresses: Sequence[Multiaddr]) -> None:
         """Replace this node's own addresses (on the polling thread)."""
@@ -176,21 +185,30 @@ class Node:
         rt = self._rt
         cap = rt.limits.envelope_bytes
         if cap is not None and len(data) > cap:
-            self._note_refused(
-                peer, len(data), "EnvelopeTooLarge", f"limit envelope_bytes is {cap}"
-            )
+            self._note_refused(peer, data, "EnvelopeTooLarge", f"limit envelope_bytes is {cap}")
             return
         kept = data if isinstance(data, memoryview) and data.readonly else bytes(data)
         if rt.ingress.push_inbound(peer, kept, observed_address) == "BudgetExceeded":
             left = f"{rt.ingress.budget.remaining} bytes are left (limit ingress_bytes)"
-            self._note_refused(peer, len(data), "BudgetExceeded", left)
+            self._note_refused(peer, data, "BudgetExceeded", left)
 
     def peer_connected(
-        self, peer: PeerId, classes: Iterable[str] = (), addresses: Iterable[Multiaddr] = ()
-    ) -> None:
-        """Report a connection with a peer that plays these classes."""
+        self, peer: PeerId, classes: Iterable[str] = (), addresses: Iterable[Multiaddr] = (),
+        crossings: Sequence[Crossing] | None = None,
+    ) -> None:  # fmt: skip
+        """Report a connection with a peer that plays these classes.
+
+        `crossings` are those of the peer's program, as it tells them: what this node would send to
+        a site that is not among them fails here, at once. None: it does not tell.
+        """
+        plays = tuple(classes)
         self._rt.ingress.push(
-            ev.PeerConnected(peer=peer, classes=tuple(classes), addresses=tuple(addresses)),
+            ev.PeerConnected(
+                peer=peer,
+                classes=plays,
+                addresses=tuple(addresses),
+                not_taken=not_taken(self.crossings, crossings, plays),
+            ),
             must=True,
         )
 
@@ -257,6 +275,65 @@ class Node:
         self._note("allow_only", None if allowed is None else [p.to_bytes() for p in allowed])
         self._rt.neighbours.governor.allow_only(allowed)
         self._rt.neighbours.peers.invalidate()
+
+    # -- the address book: what the host knows of peers (on the polling thread) ------------------
+
+    def add_addresses(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
+        """Add addresses of a peer, all or none; the entry stays until `forget_peer`.
+
+        Raises:
+            InvalidPeerAddress: none is given, it is this node itself, or one names another peer.
+            AddressBookFull: the peer, or the book, has no room for them.
+        """
+        self._check_addresses(peer, addresses)
+        self._note("add_addresses", peer.to_bytes(), [bytes(a.to_bytes()) for a in addresses])
+        self._rt.neighbours.book.keep(peer, addresses)
+
+    def drop_address(self, peer: PeerId, address: Multiaddr) -> bool:
+        """Remove one address of a peer; False if it is not in the book.
+
+        A connected peer may tell of it again. Raises InvalidPeerAddress as `add_addresses`.
+        """
+        self._check_addresses(peer, [address])
+        book = self._rt.neighbours.book
+        if address not in book.lookup(peer):
+            return False
+        self._note("drop_address", peer.to_bytes(), bytes(address.to_bytes()))
+        book.forget_address(peer, address)
+        return True
+
+    def forget_peer(self, peer: PeerId) -> bool:
+        """Remove a peer from the book, with all that host and program added; False if unknown.
+
+        It stays connected if it is, and may tell of itself again. Raises InvalidPeerAddress for
+        this node itself.
+        """
+        self._check_addresses(peer, None)
+        if peer not in self._rt.neighbours.book:
+            return False
+        self._note("forget_peer", peer.to_bytes())
+        return self._rt.neighbours.book.forget(peer)
+
+    def address_book(self) -> dict[PeerId, tuple[Multiaddr, ...]]:
+        """Return the addresses of all peers that this node knows, its own among them."""
+        return dict(self._rt.neighbours.book.peers())
+
+    def _check_addresses(self, peer: PeerId, addresses: Sequence[Multiaddr] | None) -> None:
+        if peer == self.peer_id:
+            raise InvalidPeerAddress(
+                "these are this node's own addresses; set_addresses, or the listen addresses of "
+                "its transport, change them"
+            )
+        if addresses is None:
+            return
+        if not addresses:
+            raise InvalidPeerAddress(f"no address of {peer.short} is given; give at least one")
+        for address in addresses:
+            named = named_peer(address)
+            if named is not None and named != peer:
+                raise InvalidPeerAddress(
+                    f"{address} is an address of {named.short}, not of {peer.short}; correct one"
+                )
 
     # -- polling --------------------------------------------------------------------------
 
@@ -388,6 +465,7 @@ class Node:
             "executions.live": len(rt.executor.frames),
             "ops.parked": len(rt.suspensions),
             "requests.open": len(rt.cohorts.table),
+            "joins.open": len(rt.joins),
             "calls.open": len(rt.calls),
             "executions.in_line": len(rt.executor.turns),
             "timers.components": len(rt.timers),
@@ -432,7 +510,8 @@ class Node:
                     until_ns=parked.until_ns,
                 )
             )
-        found += rt.messenger.waiting() + rt.executor.turns.waiting() + rt.bootstraps.waiting()
+        found += rt.joins.waiting() + rt.messenger.waiting()
+        found += rt.executor.turns.waiting() + rt.bootstraps.waiting()
         host_ns = rt.clock.host_ns
         return [
             replace(w, since_ns=host_ns(w.since_ns), until_ns=host_ns(w.until_ns)) for w in found
@@ -473,5 +552,13 @@ class Node:
             return
         self._rt.ingress.push_completion(completed)
 
-    def _note_refused(self, peer: PeerId, size: int, kind: str, detail: str) -> None:
-        self._rt.ingress.push(ev.InboundRefused(peer=peer, size=size, kind=kind, detail=detail))
+    def _note_refused(self, peer: PeerId, data: bytes | memoryview, kind: str, detail: str) -> None:
+        self._rt.ingress.push(
+            ev.InboundRefused(
+                peer=peer,
+                size=len(data),
+                kind=kind,
+                detail=detail,
+                correlation=correlation_of(data),
+            )
+        )

@@ -65,9 +65,10 @@ class StoredValue:
     charge: Charge
 
 
-_STORED = RowForm(StoredValue, value=VALUE, charge=CHARGE)
-_QUEUES = many(many(_STORED, deque))
-_HOLDS = many(optional(_STORED), list)
+# The form of a stored value in snapshots.
+STORED = RowForm(StoredValue, value=VALUE, charge=CHARGE)
+_QUEUES = many(many(STORED, deque))
+_HOLDS = many(optional(STORED), list)
 
 
 @dataclass(slots=True)
@@ -143,6 +144,7 @@ def detached(value: Value) -> Value:
         return ResponseBatch(
             responses=tuple((peer, detached(answer)) for peer, answer in value.responses),
             missing=value.missing,
+            reasons=value.reasons,
         )
     return value
 
@@ -159,7 +161,7 @@ class _Record:
     kept: StoredValue
 
 
-_RECORDS = many(RowForm(_Record, at_ns=PLAIN, execution=PLAIN, name=PLAIN, kept=_STORED), deque)
+_RECORDS = many(RowForm(_Record, at_ns=PLAIN, execution=PLAIN, name=PLAIN, kept=STORED), deque)
 
 
 class Records:

@@ -46,6 +46,11 @@ OP_PEER_HEALTH_GATE_RX = "PeerHealthGateRx"
 OP_BACKOFF_GATE_RX = "BackoffGateRx"
 OP_PEER_HEALTH_GATE_TX = "PeerHealthGateTx"
 OP_BACKOFF_GATE_TX = "BackoffGateTx"
+OP_PULSE = "Pulse"
+OP_THRESHOLD = "Threshold"
+OP_ANY = "Any"
+OP_DEADLINE_MATCH = "DeadlineMatch"
+OP_COLLECT = "Collect"
 OP_DEADLINE_CHECK = "DeadlineCheck"
 GATE_OPS = frozenset(
     {
@@ -88,11 +93,11 @@ SOURCE_LINE_KEY = PREFIX + "source_line"  # "<file>:<line>" of the recording cal
 PEER_CLASS_KEY = PREFIX + "peer_class"
 HOME_CLASS_KEY = PREFIX + "home_class"
 PORT_KEY = PREFIX + "port"  # the author's name of a net_out or request
+# On a wire op: the calls of Modules that lead from the root to the one that names the port.
+PORT_SCOPE_KEY = PREFIX + "port_scope"
+CALL_KEY = PREFIX + "call"  # on a call: its name there
 FAN_IN_KEY = PREFIX + "fan_in"  # on a later send of a port: what its first send delivers
 CHAIN_DEPTH_KEY = PREFIX + "chain_depth"  # hops from a send to the end of its chain
-# What the author said of a compiled send, so that replaying it can say the same again.
-HOPS_KEY = PREFIX + "hops"  # the author's chain_depth; absent when the compiler counted
-DEADLINE_DERIVED_KEY = PREFIX + "deadline_derived"  # a request's attribute is the compiler's
 DEADLINE_NS_KEY = PREFIX + "deadline_ns"
 DEADLINE_CHECK_SOURCE_KEY = PREFIX + "deadline_check_source"
 WIRE_CORRELATION_KEY = PREFIX + "wire_correlation"
@@ -105,6 +110,7 @@ SEND_SENTINEL_PREFIX = "__send_sentinel_"
 DEST_SITE_NAME_PREFIX = PREFIX + "dest_site_name."  # + input
 DEST_SUFFIX_PREFIX = PREFIX + "dest_suffix."  # + input; an attribute, multiaddr bytes
 SITE_ID_KEY = PREFIX + "site_id"  # decimal NodeSiteId, on Recv-flavoured nodes
+CROSSING_TYPE_KEY = PREFIX + "crossing_type"  # on both ends of a wire edge: what crosses, to read
 SENDER_CLASS_KEY = PREFIX + "sender_class"  # comma-joined classes that may send to a site
 TYPE_HASH_KEY = PREFIX + "type_hash"  # decimal wire hash of a Recv's payload
 RECV_SLOT_ID_KEY = PREFIX + "recv_slot_id"
@@ -115,6 +121,9 @@ CONTROL_AFTER_KEY = PREFIX + "control_after"  # comma-joined node names that mus
 # the model; and on a call of a subgraph, of the ops that it stands for.
 RECORDED_KEY = PREFIX + "recorded"
 MEMBERS_KEY = PREFIX + "members"
+# Of the quantization annotation of values that a node makes (or, of a function's inputs, reads
+# first): {"<value>": {"SCALE_TENSOR": "<value>", ...}}
+QUANTIZATION_KEY = PREFIX + "quantization"
 MADE_BY_KEY = PREFIX + "made_by"  # the pass that made a node; the author's have none
 
 GATE_STAMPS = {

@@ -140,6 +140,7 @@ _SHORT = {
     "request": types.REQUEST_ID, "wire_request": types.WIRE_REQUEST_ID,
     "responses": types.RESPONSE_BATCH, "composite": types.COMPOSITE,
     "metadata": types.METADATA, "results": types.SEARCH_RESULTS, "int64": types.TENSOR_INT64,
+    "bool": types.TENSOR_BOOL,
     "float": types.TENSOR_FLOAT,
 }  # fmt: skip
 
@@ -196,7 +197,10 @@ def _syscalls() -> None:
     r = REQUIRED
     op(d, "Pulse", "", "trigger:trigger", doc="Fires once, at bootstrap.")
     op(d, "OnTrigger", "trigger:trigger", "trigger:trigger", doc="Fires on each arrival.")
-    op(d, "Threshold", "inputs*:any", "trigger:trigger", n=r, doc="Fires after n inputs arrived.")
+    op(d, "Threshold", "inputs*:any", "trigger:trigger", n=r, per_peer=0, until_ns=0,
+       doc="Fires after n inputs arrived; with more than it has, after n arrivals.")  # fmt: skip
+    op(d, keys.OP_COLLECT, "value:T", "batch:responses[T]", n=0, until_ns=0, quorum=0, per_peer=1,
+       doc="Gathers a value of several deliveries, and fires once with all.")  # fmt: skip
     op(d, "Interval", "", "tick:time", period_ns=r, doc="Periodic timer.")
     op(d, "EventSource", "", "event:event", kind=r, doc="Fires on each bus event of a kind.")
     op(d, "After", "trigger:trigger", "trigger:trigger", delay_ns=r, suspends=True,
@@ -225,6 +229,8 @@ def _syscalls() -> None:
     op(d, "Sleep", "trigger:trigger", "trigger:trigger", duration_ns=r, suspends=True,
        doc="Timer.")  # fmt: skip
     op(d, "DeadlineMatch", "then:trigger timeout:trigger", "winner:trigger", doc="First to fire.")
+    op(d, "When", "condition:bool", "trigger:trigger", expect=1,
+       doc="Fires if the condition is as expected; else what needs it is skipped.")  # fmt: skip
     op(d, "PassThrough", "value:T", "value:T", doc="Identity.")
     op(d, "Tee", "value:T", "outputs*:T", fanout=r, doc="The input, fanout times.")
     op(d, "Constant", "", "value:any", value=r, doc="A value carried in the attribute.")

@@ -15,11 +15,13 @@ from bbnode.compiler import Compiler
 from bbnode.compiler.driver import pipeline
 from bbnode.compiler.driver.admission import admit
 from bbnode.compiler.errors import AlreadyCompiled
+from bbnode.components import ConnectedView, ConstantView, OrtBackend
 from bbnode.ir import keys
 from bbnode.ir.graph import Function, OpNode, Program
 from bbnode.ir.onnx_file import model_of, program_of
 from bbnode.ir.reopen import NotReopenable, reopen
 from tests.compiler import programs
+from tests.sim.versions import version
 
 EXAMPLES = tuple(info.name for info in pkgutil.iter_modules(bbnode.examples.__path__))
 
@@ -195,3 +197,35 @@ def test_what_another_pass_put_in_is_signed_and_goes() -> None:
     unit.recording.finish(unit.program)
     again = compiler.compile(model_of(unit.program))
     assert again.SerializeToString(deterministic=True) == compiled("ring")
+
+
+# --- names of targets -------------------------------------------------------------------------
+
+
+def _names_and_sites(model: ModelProto) -> tuple[list[str], list[str]]:
+    mains = [f for f in program_of(model).functions if keys.TARGET_KEY in f.metadata]
+    sites = [node.metadata.get(keys.SITE_ID_KEY, "") for main in mains for node in main.nodes]
+    return [main.name for main in mains], list(filter(None, sites))
+
+
+def test_compiling_again_with_other_components_keeps_the_names_of_targets() -> None:
+    model = version()
+    compiler = Compiler().bind_backend("compute", OrtBackend)
+    again = compiler.bind_peer_selector("clients", ConstantView).compile(model)
+    assert _names_and_sites(again) == _names_and_sites(model)
+    bound = [entry.value for entry in again.metadata_props if "binding" in entry.key]
+    assert any(ConstantView.TYPE_NAME in value for value in bound)
+    same = compiler.with_target_version(model.ir_version)
+    same = same.bind_peer_selector("clients", ConnectedView)
+    assert same.compile(again) == model
+
+
+def test_another_time_budget_changes_what_it_must_and_no_site() -> None:
+    model = version()
+    compiler = Compiler().bind_backend("compute", OrtBackend)
+    compiler = compiler.bind_peer_selector("clients", ConnectedView)
+    again = compiler.with_per_hop_budget_ns(10**9).compile(model)
+    (names, sites), (names_again, sites_again) = map(_names_and_sites, (model, again))
+    assert sites_again == sites
+    assert not set(names_again) & set(names)
+    assert compiler.compile(again) == model

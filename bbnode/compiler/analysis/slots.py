@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from bbnode.compiler.analysis.functions import (
     by_key,
@@ -27,6 +28,7 @@ from bbnode.ir.opset import Port
 from bbnode.ir.types import TypeNode
 
 TRAIT_SUFFIX = "Runtime"
+Storage: TypeAlias = Mapping[str, TypeNode | tuple[TypeNode, ...]]
 ALL_PORTS = "*"  # of a component's `storage`
 
 
@@ -50,8 +52,11 @@ def component_of(node: OpNode, bound: Mapping[str, SlotBinding]) -> type[Compone
         ) from error
 
 
-def stored_at(node: OpNode, port: Port, storage: Mapping[str, TypeNode]) -> TypeNode | None:
-    """Return the type that a component keeps at a port of its op, if the op leaves that to it."""
+def stored_at(node: OpNode, port: Port, storage: Storage) -> TypeNode | tuple[TypeNode, ...] | None:
+    """Return the type that a component keeps at a port of its op, if the op leaves that to it.
+
+    Several where the component may keep each of them.
+    """
     own = storage.get(f"{node.op_type}.{port.name}")
     if port.type is types.TENSOR:
         return own or storage.get(ALL_PORTS)

@@ -20,8 +20,6 @@ from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys
 from bbnode.ir.graph import Function, FunctionKey, Program, sorted_opsets
 
-DEFAULT_GRAPH_NAME = "program"  # ONNX wants a name, and a hand-made model may have none
-
 
 class MergePartitionsIntoOne(Pass):
     """Puts mains and shared functions into one model.
@@ -30,7 +28,8 @@ class MergePartitionsIntoOne(Pass):
        functions of one key and different content are Internal. `unit.partitions` is empty.
     2. Nodes of every function are in topological order, and upstream ONNX is written "".
     3. Every function imports the opsets that its ops use, the model all of them (the program's
-       own version, else the highest of them), the default ONNX opset and the module domain.
+       own version, which is the highest that anything imports, else the highest of them), the
+       default ONNX opset and the module domain.
     4. `graph` is empty but for the program's name.
     """
 
@@ -45,6 +44,7 @@ class MergePartitionsIntoOne(Pass):
             ):
                 raise Internal(detail=f"two functions {function.name!r} differ")
         _finish(program, merged.values())
+        program.name = unit.program_name
         if mains:
             program.functions = list(merged.values())
             unit.partitions = {}
@@ -66,4 +66,3 @@ def _finish(program: Program, functions: Collection[Function]) -> None:
             # Ops are the same in the program's own version (`validate`), but maybe in no other.
             imported[domain] = known.get(domain) or max(imported.get(domain, 0), used)
     program.opset_imports = sorted_opsets(imported.items())
-    program.name = program.name or DEFAULT_GRAPH_NAME

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bbnode.compiler.analysis.functions import by_key
 from bbnode.compiler.analysis.slots import by_slot, role_of
 from bbnode.compiler.errors import (
+    NOWHERE,
     IncompatibleStorageOnEdge,
     TypeConstraintFailed,
     UnresolvedType,
@@ -18,6 +19,7 @@ from bbnode.compiler.errors import (
 from bbnode.compiler.passes.inline_for_partition import InlineForPartition
 from bbnode.compiler.rewriting.instances import copy_for_each_call
 from bbnode.compiler.typing.constraints import FunctionTypes, TypeNetwork
+from bbnode.compiler.typing.stored import Choices, unite_stored
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys
 from bbnode.ir.graph import FunctionKey, OpNode
@@ -41,7 +43,11 @@ class TypeSolver(Pass):
     5. `Unbundle` takes its parts' types from `child_types`, `Bundle` records them there; parts
        have the types that were put in, across calls and sends. Answers are of the type of what
        the request is answered with; an aggregator takes those that its class says (`answers`).
-    6. A type that stays abstract is UnresolvedType, unless types are permissive. A function
+    6. What `Hold.Flush` and `Serialize.Dequeue` take has the type of what is put under that name,
+       anywhere in the program (StoredTypesDiffer); where nothing is, it is NothingStored.
+    7. Where a component's `storage` gives several types for a port, it is the one that the
+       program says (TypeConstraintFailed for another one), else the first.
+    8. A type that stays abstract is UnresolvedType, unless types are permissive. A function
        input that nothing computes with may stay a Tensor: it never gets anywhere.
     """
 
@@ -81,10 +87,15 @@ def _solved(unit: CompilationUnit, options: CompileOptions) -> dict[FunctionKey,
     }
     for one in functions.values():
         one.constrain(functions)
+    unite_stored(functions.values(), network)
     _infer_until_settled(list(functions.values()), network)
     for one in functions.values():
         one.default_peers()
     _infer_until_settled(list(functions.values()), network)
+    choices = Choices(functions.values(), bound)
+    choices.settle(network)
+    _infer_until_settled(list(functions.values()), network)
+    choices.check(network)
     for one in functions.values():
         one.settle_movers(finally_tensors=True)
     _infer_until_settled(list(functions.values()), network)
@@ -118,7 +129,9 @@ def _unresolved(
                 role=role,
                 where=Where.of(node),
             )
-    return UnresolvedType(value=value, known=known.name)
+    reader = next((node for node in one.function.nodes if value in node.computes_with), None)
+    where = NOWHERE if reader is None else Where.of(reader)  # an input has no line of its own
+    return UnresolvedType(value=value, known=known.name, where=where)
 
 
 def _unbound(node: OpNode, options: CompileOptions) -> tuple[str, str]:

@@ -37,6 +37,14 @@ from bbnode.ir.onnx_file import type_of
 from bbnode.ir.opset import OpSpec, Port
 from bbnode.ir.types import TypeNode
 
+# Ops on what a node keeps under a name: the attribute that is the name.
+STORE_NAMES = {
+    "Hold.Stash": "slot",
+    "Hold.Flush": "slot",
+    "Serialize.Enqueue": "queue",
+    "Serialize.Dequeue": "queue",
+}
+
 _HOLD_ANSWERS = (types.RESPONSE_BATCH, types.WIRE_REQUEST_ID)
 # Ops whose attribute `to` names the type of what they give.
 _TO_OPS = frozenset({(keys.TYPES_DOMAIN, "Cast"), (keys.RESPONSES_DOMAIN, "Entry")})
@@ -63,6 +71,7 @@ class FunctionTypes:
         self._to_infer: list[OpNode] = []
         self._graph_ops: list[tuple[OpNode, list[tuple[str, onnx_types.PortRule]]]] = []
         self._movers: list[OpNode] = []  # ops on peers or on tensors: nothing says which, yet
+        self.stores: list[OpNode] = []  # ops on what the node keeps under a name (`stored.py`)
         for name, declared in function.types.items():
             kind = declared.kind
             self._declared[name] = kind
@@ -111,6 +120,8 @@ class FunctionTypes:
                     self._network.unite(self.id_of(actual), callee.id_of(formal))
 
     def _constrain_by_table(self, node: OpNode, spec: OpSpec) -> None:
+        if spec.op_type in STORE_NAMES and spec.domain == keys.SYSCALL_DOMAIN:
+            self.stores.append(node)
         variables: dict[str, int] = {}
         for names, ports in ((node.inputs, spec.inputs), (node.outputs, spec.outputs)):
             for name, port in _at_ports(names, ports):
@@ -191,7 +202,7 @@ class FunctionTypes:
         type of what was contributed."""
         component = component_of(node, self._bound)
         leaf = None if component is None else stored_at(node, port, component.storage)
-        if leaf is not None and leaf.is_leaf:
+        if isinstance(leaf, TypeNode) and leaf.is_leaf:
             self._network.narrow(number, leaf, within)
         else:
             slot = self._network.of_slot(node.metadata.get(keys.SLOT_KEY, ""))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from bbnode.dsl.core.attributes import (
 )
 from bbnode.dsl.core.names import check_class, check_name, hint
 from bbnode.dsl.core.recorder import ModelRecorder, SlotUse
+from bbnode.dsl.core.shapes import Shape, declared_type
 from bbnode.dsl.errors import (
     BadArgument,
     BranchMisuse,
@@ -42,7 +44,18 @@ from bbnode.dsl.errors import (
 from bbnode.ir import keys, opset, types
 from bbnode.ir.address import parse_address
 from bbnode.ir.errors import DecodeError
-from bbnode.ir.graph import Attribute, AttributeKind, Function, OpNode, ValueType, sorted_opsets
+from bbnode.ir.flatten import join_fault
+from bbnode.ir.graph import (
+    Attribute,
+    AttributeKind,
+    Function,
+    OpNode,
+    ValueNote,
+    ValueType,
+    annotation_text,
+    annotations_on,
+    sorted_opsets,
+)
 from bbnode.ir.opset import OpSpec, Port
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
@@ -75,7 +88,9 @@ _BUNDLE = spec_of(keys.COMPOSITE_DOMAIN, keys.OP_BUNDLE)
 _UNBUNDLE = spec_of(keys.COMPOSITE_DOMAIN, keys.OP_UNBUNDLE)
 _SEND = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND)
 _REQUEST = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND_REQ_BATCHED)
+_COLLECT = spec_of(keys.SYSCALL_DOMAIN, keys.OP_COLLECT)
 _RESPOND = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND_RESP)
+_WHEN = spec_of(keys.SYSCALL_DOMAIN, "When")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -265,6 +280,7 @@ class Graph:
         self.is_bootstrap = False
         self._function = Function(name=name, domain=keys.MODULE_DOMAIN)
         self._counts: dict[str, int] = {}
+        self._calls: Counter[str] = Counter()
         self._slots: dict[str, SlotUse] = {}
         self._opsets: set[tuple[str, int]] = set()
         self._scopes: list[str] = []
@@ -281,16 +297,24 @@ class Graph:
 
     # --- ports -----------------------------------------------------------------------------
 
-    def input(self, name: str, type: TypeNode = types.ANY) -> Output:  # noqa: A002
+    def input(
+        self, name: str, type: TypeNode = types.ANY,  # noqa: A002
+        *, shape: Shape | None = None, denotation: str = "",
+        axes: Sequence[str | None] | None = None,
+    ) -> Output:  # fmt: skip
         """A value handed in by the invoker or caller of the Module.
 
         Args:
             name: of the input; it is also the name of the value.
             type: of the value, as far as it is known.
+            shape: of a tensor; for each axis its length, a name (axes of one name are of one
+                length), or None. A value of another shape is refused.
+            denotation: ONNX's word for what the tensor is: IMAGE, AUDIO, TEXT, TENSOR.
+            axes: ONNX's word for each axis, such as DATA_BATCH, or None.
 
         Raises:
             BadName, DuplicateName: the name is invalid, or is taken.
-            BadArgument: `type` is not a type.
+            BadArgument: `type` is not a type, or the shape or a denotation is none.
         """
         self.check_open()
         check_name("input name", name)
@@ -299,29 +323,90 @@ class Graph:
                 f"type={type!r:.60} of input {name!r} is not a type; use one of bbnode.dsl.types, "
                 "e.g. types.TENSOR_FLOAT"
             )
-        value = self.declare(name, type)
+        declared = declared_type(f"input {name!r}", type, shape, denotation, axes)
+        value = self.declare(name, declared.kind or type)
+        self._declare_as(value, declared)
         self._function.inputs.append(name)
         return value
 
-    def output(self, name: str, value: Output, *, after: After = None) -> None:
+    def output(
+        self, name: str, value: Output, *, after: After = None, shape: Shape | None = None,
+        denotation: str = "", axes: Sequence[str | None] | None = None,
+    ) -> None:  # fmt: skip
         """Hand a value out under a name (recorded as a `PassThrough`).
+
+        Args:
+            name: of the output.
+            value: to hand out.
+            after: values that must be there before.
+            shape, denotation, axes: of the value, as for `input`.
 
         Raises:
             BadName, DuplicateName: the name is invalid, or is taken.
+            BadArgument: the shape or a denotation is none.
         """
         check_name("output name", name)
         self.value_name(value)
-        self.emit(
+        declared = declared_type(f"output {name!r}", value.type, shape, denotation, axes)
+        (handed_out,) = self.emit(
             _PASS_THROUGH.domain, _PASS_THROUGH.op_type, inputs=(value,),
-            outputs=(("value", value.type),), after=after, value_names=(name,),
+            outputs=(("value", declared.kind or value.type),), after=after, value_names=(name,),
         )  # fmt: skip
+        if declared.shape is not None or declared.denotation:
+            self._function.types[handed_out.name] = declared
         self._function.outputs.append(name)
+
+    def expect(
+        self, value: Output, type: TypeNode | None = None,  # noqa: A002
+        *, shape: Shape | None = None, denotation: str = "",
+        axes: Sequence[str | None] | None = None,
+    ) -> Output:  # fmt: skip
+        """Declare what a value is, where nothing else says it: what a component gives, say.
+
+        The compiler refuses a program that contradicts it.
+
+        Args:
+            value: of this very Graph.
+            type: of the value; None where it is known.
+            shape, denotation, axes: as for `input`.
+
+        Returns:
+            The same value, with that type.
+
+        Raises:
+            BadArgument: the value is of another type, or the shape or a denotation is none.
+            ForeignOutput: the value belongs to another recording.
+        """
+        self.check_open()
+        name = self.value_name(value)
+        if value.graph is not self:
+            raise self.error(ForeignOutput, f"{name!r} is declared where it is recorded")
+        wanted = value.type if type is None else type
+        if not isinstance(wanted, TypeNode):
+            raise BadArgument(f"type={type!r:.60} of {name!r} is not a type; see bbnode.dsl.types")
+        kind = types.meet(value.type, wanted)
+        if kind is None:
+            raise self.error(BadArgument, f"{name!r} is {value.type.name}, not {wanted.name}")
+        declared = declared_type(repr(name), kind, shape, denotation, axes)
+        if shape is None and not denotation:
+            declared = self._function.types[name].narrowed(declared.kind)
+        self._function.types[name] = declared
+        self._declare_as(value, declared)
+        return dataclasses.replace(value, type=declared.kind or kind)
+
+    def _declare_as(self, value: Output, declared: ValueType) -> None:
+        """Note a shape, and the line that declares it: inputs have no op that says theirs."""
+        if declared.shape is None and not declared.denotation:
+            return
+        self._function.types[value.name] = declared
+        note = self._function.notes.setdefault(value.name, ValueNote())
+        note.metadata[keys.SOURCE_LINE_KEY] = author_line()
 
     # --- the wire --------------------------------------------------------------------------
 
     def net_out(
         self, port: str, peers: Output, value: Output, *, after: After = None,
-        hops: int | None = None,
+        hops: int | None = None, shape: Shape | None = None,
     ) -> Output:  # fmt: skip
         """Send `value` to `peers` and return it as it lives on the class of those peers.
 
@@ -338,6 +423,8 @@ class Graph:
             after: values that must be there before.
             hops: number of sends one after the other that the time budget of this one has to
                 cover, this one included; None: as many as the program shows.
+            shape: of what is received, as for `input`; None: that of `value`, as far as the
+                compiler finds it. What arrives in another shape is refused.
 
         Returns:
             The received value; its `.sender` is the peer that sent it.
@@ -355,6 +442,8 @@ class Graph:
         if first is not None:
             metadata[keys.FAN_IN_KEY] = first.name
         received, sender = self.record(_SEND, (value, peers), after=after, metadata=metadata)
+        if shape is not None:
+            received = self.expect(received, shape=shape)
         received = dataclasses.replace(received, from_peer=sender)
         self._received.setdefault(port, received)
         return received
@@ -396,6 +485,33 @@ class Graph:
         self._request_ports.add(port)
         return made
 
+    def when(self, condition: Output, *, after: After = None) -> Output:
+        """A trigger that fires if `condition`, one bool, is true: for `after=` of any op.
+
+        If it is false, what waits for the trigger is skipped, and all that needs a value of
+        that; everything else goes on. An output that is skipped tells the host so. The
+        condition has to live where the ops are that wait for it.
+
+        Raises:
+            BadArgument: `condition` is no tensor of bools.
+        """
+        return self._when(condition, 1, after)
+
+    def unless(self, condition: Output, *, after: After = None) -> Output:
+        """The opposite of `when`: a trigger that fires if `condition` is false."""
+        return self._when(condition, 0, after)
+
+    def _when(self, condition: Output, expect: int, after: After) -> Output:
+        self.value_name(condition)
+        kind = condition.type
+        if types.meet(kind, types.TENSOR_BOOL) is None:
+            raise self.error(
+                BadArgument,
+                f"the condition {condition.name!r} is {kind.name} where one bool is needed; a "
+                "BackendSlot compares: greater(g, value, limit)",
+            )
+        return self.record(_WHEN, (condition,), {"expect": expect}, after=after)[0]
+
     def respond(self, request: Request, value: Output, *, after: After = None) -> None:
         """Answer a request, on the peers' class: the same as `request.respond(value)`."""
         if not isinstance(request, Request):
@@ -404,6 +520,57 @@ class Graph:
             )
         self.value_name(request.received)
         request.respond(value, after=after)
+
+    def collect(
+        self, value: Output, *, n: int = 0, until: float = 0.0, quorum: int = 0,
+        per_peer: bool = True, after: After = None,
+    ) -> Output:  # fmt: skip
+        """Gather a value of several deliveries, and go on once with all of them.
+
+        Each delivery is an execution of its own; this is how their values meet. What reads the
+        result runs in an execution that starts when the batch is complete, and sees nothing else.
+        The next delivery begins the next batch.
+
+        Args:
+            value: a received value, or one that is made of it.
+            n: deliveries that complete a batch; 0 for as many as come in `until`.
+            until: seconds from the first delivery of a batch to its end; 0 for ten minutes, with
+                `n` only.
+            quorum: deliveries that are enough when the time is over; 0 for `n`, or for one where
+                `n` is 0. With fewer the batch fails, with an error that names who came.
+            per_peer: a peer counts once in a batch, and its second value is refused; False takes
+                all that come.
+            after: as for `net_out`.
+
+        Returns:
+            The values with their peers, in PeerId order: a batch like `r.responses` of a
+            `g.request`.
+
+        Raises:
+            BadArgument: a number is out of range, or nothing says when a batch is complete.
+        """
+        given: object = until
+        seconds = given if isinstance(given, int | float) else math.nan
+        if not 0 <= seconds <= MAX_DEADLINE_S:
+            raise BadArgument(
+                f"until={until!r:.40} of g.collect has to be a number of seconds between 0 and "
+                f"{MAX_DEADLINE_S:.0f}"
+            )
+        attributes = {
+            "n": n,
+            "until_ns": round(seconds * NS_PER_S),
+            "quorum": quorum,
+            "per_peer": int(per_peer),
+        }
+        (batch,) = self.record(_COLLECT, (value,), attributes, after=after)
+        self.check_join()
+        return batch
+
+    def check_join(self) -> None:
+        """Raise BadArgument if the numbers of the Collect or Threshold recorded last don't fit."""
+        fault = join_fault(self.last_node)
+        if fault is not None:
+            raise self.error(BadArgument, f"{self.last_node.op_type}: {fault}")
 
     def lookup_output(self, port: str) -> Output:
         """Return the value that the `net_out` or `request` of that name delivers.
@@ -691,6 +858,26 @@ class Graph:
         self._opsets.add((domain, opset_version))
         return tuple(made)
 
+    def annotate(self, value: Output, parameters: Mapping[str, Output]) -> None:
+        """Say which values hold the scale, zero point and the like of a value.
+
+        The annotation is of the op that makes the value, or that reads it first where it is an
+        input; a value that no op knows has none.
+
+        Args:
+            value: a value of this Graph.
+            parameters: by ONNX's keys: `SCALE_TENSOR`, `ZERO_POINT_TENSOR`, ….
+        """
+        name = self.value_name(value)
+        known = {key: self.value_name(each) for key, each in parameters.items()}
+        node = self._function.producer(name)
+        if node is None:
+            nodes = self._function.nodes
+            node = next((node for node in nodes if name in node.computes_with), None)
+        if node is not None:
+            text = annotation_text({**annotations_on(node), name: known})
+            node.metadata[keys.QUANTIZATION_KEY] = text
+
     def _admit(self, domain: str, op_type: str, slot: SlotUse | None, after: After) -> None:
         """Refuse ops that are not allowed here; a Branch overrides this."""
 
@@ -772,12 +959,27 @@ class Graph:
 
     @contextmanager
     def with_module(self, name: str) -> Iterator[None]:
-        """Name the nodes recorded inside `<name>/…`, for readers; it has no other effect."""
+        """Name the nodes recorded inside `<name>/…`, for readers.
+
+        A call of a Module that sends is told from its other calls by the scope: the ports of one
+        in a scope of its own keep their identity when another call is added before it.
+        """
         self._scopes.append(check_name("module scope", name))
         try:
             yield
         finally:
             self._scopes.pop()
+
+    def call_name(self, module: str) -> str:
+        """Return the name of the next call of a Module: its scopes, the Module, its number there.
+
+        It is part of the identity of all ports inside, so that it does not count other ops, nor
+        bodies that the recorder called apart.
+        """
+        path = ".".join((*self._scopes, module))
+        number = self._calls[path]
+        self._calls[path] += 1
+        return f"{path}_{number}"
 
     def finish(self) -> Function:
         """Close the Graph and return its function."""
