@@ -101,6 +101,7 @@ FAN_IN_KEY = PREFIX + "fan_in"  # on a later send of a port: what its first send
 CHAIN_DEPTH_KEY = PREFIX + "chain_depth"  # hops from a send to the end of its chain
 # What the author said of a compiled send, so that replaying it can say the same again.
 HOPS_KEY = PREFIX + "hops"  # the author's chain_depth; absent when the compiler counted
+BUDGET_NS_KEY = PREFIX + "budget_ns"  # of a Send that begins a time budget of its own
 DEADLINE_DERIVED_KEY = PREFIX + "deadline_derived"  # a request's attribute is the compiler's
 DEADLINE_NS_KEY = PREFIX + "deadline_ns"
 DEADLINE_CHECK_SOURCE_KEY = PREFIX + "deadline_check_source"

@@ -108,8 +108,17 @@ class EnvelopeOutbox:
             return static_ns or self.round_trips.estimate_ns(site)
         return max(frame.deadline_ns - self.clock.now_ns, 1)  # 0 on the wire would mean "none"
 
-    def reachable(self, frame: Frame, op: Op, peers: Sequence[PeerId]) -> list[PeerId]:
-        """Return those of `peers` that can be sent to; a PeerResolveFailed step for each other."""
+    def reachable(
+        self,
+        frame: Frame,
+        op: Op,
+        peers: Sequence[PeerId],
+        why: dict[PeerId, str] | None = None,
+    ) -> list[PeerId]:
+        """Return those of `peers` that can be sent to; a PeerResolveFailed step for each other.
+
+        `why` is given the reasons of those others.
+        """
         found = []
         for peer in peers:
             reason = self.neighbours.unreachable(peer)
@@ -117,6 +126,8 @@ class EnvelopeOutbox:
                 found.append(peer)
             else:
                 self.left_out(frame, op, peer, reason)
+                if why is not None:
+                    why[peer] = reason
         return found
 
     def left_out(self, frame: Frame, op: Op, peer: PeerId, reason: str) -> None:
