@@ -325,6 +325,14 @@ class NeverFires(CompileError, AuthorError):
         "deliveries with `g.collect`; or send the other value along in the message (`g.bundle`)"
     )
 
+    def mend(self) -> str:
+        if self.op_type == keys.OP_THRESHOLD:
+            return (
+                "Send them all to one port: `syscalls.threshold(g, received, n=…)` with more than "
+                "its inputs counts deliveries"
+            )
+        return super().mend()
+
 
 @dataclass(kw_only=True, eq=False)
 class CollectNotReceived(CompileError, AuthorError):
