@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bbnode.engine.errors import (
+    InputShapeMismatch,
     InputTypeMismatch,
     MissingInput,
     OversizePayload,
@@ -43,7 +44,7 @@ class TakesInputs(Protocol):
 
     @property
     def shapes(self) -> Mapping[str, tuple[Dim, ...]]:
-        """Shapes of the inputs that declare one."""
+        """Declared shapes, of the inputs that have one."""
 
 
 def adopt_inputs(
@@ -72,9 +73,12 @@ def check_inputs(target: TakesInputs, inputs: Mapping[str, Value], limits: Limit
             "gives one input of a target)"
         )
     size = 0
-    axes: dict[str, int] = {}
     for name, value in inputs.items():
-        size += _checked_size(target, name, value, axes)
+        size += _checked_size(target, name, value)
+    if target.shapes:
+        bindings: dict[str, int] = {}
+        for name in target.shapes:
+            _check_shape(target, name, inputs[name], bindings)
     if limits.invoke_bytes is not None and size > limits.invoke_bytes:
         raise OversizePayload(
             f"{target.name}: {size} bytes of input; limit invoke_bytes is {limits.invoke_bytes}"
@@ -85,7 +89,9 @@ def check_inputs(target: TakesInputs, inputs: Mapping[str, Value], limits: Limit
 def adopt_event(target: TakesInputs, name: str, value: Value, limits: Limits) -> tuple[Value, int]:
     """Return a copy of the value of one event, and its size in bytes."""
     _check_name(target, name)
-    size = _checked_size(target, name, value, {})
+    size = _checked_size(target, name, value)
+    if name in target.shapes:
+        _check_shape(target, name, value, {})
     if limits.app_event_bytes is not None and size > limits.app_event_bytes:
         raise OversizePayload(
             f"{target.name}.{name}: an event of {size} bytes; limit app_event_bytes is "
@@ -137,8 +143,17 @@ def _check_name(target: TakesInputs, name: str) -> None:
         )
 
 
-def _checked_size(target: TakesInputs, name: str, value: Value, axes: dict[str, int]) -> int:
-    """Return the size of an input in bytes; `axes` are the lengths of named axes so far."""
+def _check_shape(target: TakesInputs, name: str, value: Value, bindings: dict[str, int]) -> None:
+    declared = target.shapes[name]
+    shape = np.shape(value) if isinstance(value, _ARRAYS) else None
+    if shape is not None and not shape_fits(declared, shape, bindings):
+        raise InputShapeMismatch(
+            f"{target.name}.{name} takes {shape_text(declared, bindings)} and was given "
+            f"{shape_text(shape)}"
+        )
+
+
+def _checked_size(target: TakesInputs, name: str, value: Value) -> int:
     try:
         actual = type_of(value)
         if type(value) is Composite:
@@ -149,11 +164,5 @@ def _checked_size(target: TakesInputs, name: str, value: Value, axes: dict[str, 
     if declared is not None and actual is not declared and not actual.is_a(declared):
         raise InputTypeMismatch(
             f"{target.name}.{name} takes {declared.name} and was given {actual.name}"
-        )
-    shape = target.shapes.get(name) if target.shapes else None
-    if shape is not None and not shape_fits(shape, np.shape(value), axes):
-        raise InputTypeMismatch(
-            f"{target.name}.{name} takes the shape {shape_text(shape, axes)} and was given "
-            f"{list(np.shape(value))}"
         )
     return size_of(value)

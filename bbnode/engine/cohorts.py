@@ -362,7 +362,7 @@ class Cohorts:
         now_ns = self.clock.now_ns
         size = self.outbound.check(op, fill, len(peers))
         why: dict[PeerId, str] = {}
-        found = tuple(sorted(self.outbound.reachable(frame, op, peers, why)))
+        found = tuple(sorted(self.outbound.reachable(frame, op, peers, fill.dest_suffix, why)))
         needed = needed_answers(quorum, len(found))
         left_out = tuple(sorted(why))
         if len(found) < needed or (peers and not found):

@@ -10,7 +10,6 @@ import difflib
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from types import TracebackType
 
 from bbnode.components.contracts import ComponentError
@@ -21,6 +20,10 @@ from bbnode.ir.errors import AuthorError, BbnodeError, DeploymentError, Environm
 
 class InstallError(DeploymentError):
     """An artifact can't be installed on this node."""
+
+
+class BrokenSeal(InstallError):
+    """The artifact was changed after it was compiled: its seal does not fit."""
 
 
 class NotCompiled(InstallError):
@@ -194,6 +197,10 @@ class InputTypeMismatch(EntryError):
     """An input is of another type than the target declares."""
 
 
+class InputShapeMismatch(EntryError):
+    """A tensor has another shape than the program declares for the input."""
+
+
 class BudgetExceeded(EntryError, EnvironmentFault):
     """The byte budget of waiting events and executions is used up."""
 
@@ -241,6 +248,14 @@ class CompositeMismatch(OpError):
     """A composite does not hold what the program says."""
 
 
+class NoAnswer(OpError):
+    """A peer whose answer is wanted has not answered, or nobody has."""
+
+
+class AnswersDiffer(OpError):
+    """Answers that are to be put together are not of one type and shape."""
+
+
 class InvalidOperand(OpError):
     """A wire or book op was given a value that it can't use."""
 
@@ -251,6 +266,10 @@ class WrongResultType(OpError, ComponentError):
 
 class CannotRoute(OpError):
     """The address book has no address of a peer."""
+
+
+class InvalidPeerAddress(EntryError):
+    """The host gave an address that can't be one of that peer."""
 
 
 class AddressBookFull(OpError):
@@ -355,7 +374,9 @@ def describe(error: BaseException) -> tuple[str, str]:
     except BaseException:  # noqa: BLE001 - `__str__` is code of a component's author
         text = "(its text can't be made)"
     place = raised_at(error)
-    where = f" (raised at {place})" if place else ""
+    where = f" (raised at {place})"
+    if not place or text.endswith(where):  # it may be that of its cause
+        where = ""
     if isinstance(error, BbnodeError):
         return type(error).__name__, text + where
     return UnexpectedException.__name__, f"{type(error).__name__}: {text}{where}"
@@ -395,8 +416,8 @@ def _authors_frame(traceback: TracebackType | None) -> str:
             package, place = "", ""  # what is above belongs to the host
         elif top == package or (not package and top not in _NOT_AUTHORS):
             package = top
-            name = PurePath(traceback.tb_frame.f_code.co_filename).name
-            place = f"{name}:{traceback.tb_lineno}"
+            path = traceback.tb_frame.f_code.co_filename.replace("\\", "/")
+            place = f"{path.rpartition('/')[2]}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return place
 

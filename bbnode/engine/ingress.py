@@ -134,6 +134,7 @@ class PeerConnected:
     peer: PeerId
     classes: tuple[str, ...]
     addresses: tuple[Multiaddr, ...]
+    not_taken: tuple[bytes, ...] = ()  # suffixes of sites of ours that its program has not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,6 +176,14 @@ def peer_of_address(address: Multiaddr) -> PeerId:
     return PeerId.parse(parts[parts.index("p2p") + 1])
 
 
+def named_peer(address: Multiaddr) -> PeerId | None:
+    """Return the PeerId that an address leads to, or None if it names none."""
+    try:
+        return peer_of_address(address)
+    except DecodeError:
+        return None
+
+
 def split_circuit(address: Multiaddr) -> tuple[Multiaddr, PeerId]:
     """Return the address of the relay, without its PeerId, and that PeerId.
 

@@ -141,7 +141,14 @@ MAX_CONTROL_ENVELOPE_BYTES: Final = _cap(
 MAX_MESSAGE_BYTES: Final = _cap(
     4096 * (1 << 20), "bytes", "the transport's own bound; a daemon's is its envelope_bytes"
 )
-MAX_HELLO_BYTES: Final = _cap(48 * 1024, "bytes", "a hello with every field at its bound")
+MAX_CROSSINGS: Final = _cap(
+    512, "sites", "that a hello tells of, so that versions of a program know where they differ"
+)
+MAX_CROSSING_TEXT_BYTES: Final = _cap(256, "bytes", "a port with its calls, a class, a type")
+MAX_CROSSINGS_BYTES: Final = _cap(
+    16 * 1024, "bytes", "the crossings of a hello: 150 with their texts, or all without"
+)
+MAX_HELLO_BYTES: Final = _cap(64 * 1024, "bytes", "a hello with every field at its bound")
 MAX_BYE_BYTES: Final = _cap(64, "bytes", "the reason of a goodbye")
 MAX_CHUNK_BYTES: Final = _cap(
     1024 * 1024, "bytes", "a part of a large message; ours are a quarter of it"

@@ -15,6 +15,8 @@ WIRE_DOMAIN = PREFIX + "wire"
 ADDRESS_BOOK_DOMAIN = PREFIX + "address_book"
 COMPOSITE_DOMAIN = PREFIX + "composite"
 TYPES_DOMAIN = PREFIX + "types"
+RESPONSES_DOMAIN = PREFIX + "responses"
+SEARCH_DOMAIN = PREFIX + "search"
 MODULE_DOMAIN = PREFIX + "module"
 ROLE_DOMAIN_PREFIX = PREFIX + "role."
 PROTOCOL_DOMAIN_PREFIX = PREFIX + "protocol."
@@ -92,6 +94,7 @@ MODULE_INSTANCE_KEY = PREFIX + "module_instance"
 PACKAGE_KEY = PREFIX + "package"  # of a custom op: the Python package that adds it
 SOURCE_LINE_KEY = PREFIX + "source_line"  # "<file>:<line>" of the recording call
 PEER_CLASS_KEY = PREFIX + "peer_class"
+INCLUDE_SELF_KEY = PREFIX + "include_self"  # "true": a node of that class selects itself too
 HOME_CLASS_KEY = PREFIX + "home_class"
 PORT_KEY = PREFIX + "port"  # the author's name of a net_out or request
 # On a wire op: the calls of Modules that lead from the root to the one that names the port.
@@ -99,10 +102,7 @@ PORT_SCOPE_KEY = PREFIX + "port_scope"
 CALL_KEY = PREFIX + "call"  # on a call: its name there
 FAN_IN_KEY = PREFIX + "fan_in"  # on a later send of a port: what its first send delivers
 CHAIN_DEPTH_KEY = PREFIX + "chain_depth"  # hops from a send to the end of its chain
-# What the author said of a compiled send, so that replaying it can say the same again.
-HOPS_KEY = PREFIX + "hops"  # the author's chain_depth; absent when the compiler counted
 BUDGET_NS_KEY = PREFIX + "budget_ns"  # of a Send that begins a time budget of its own
-DEADLINE_DERIVED_KEY = PREFIX + "deadline_derived"  # a request's attribute is the compiler's
 DEADLINE_NS_KEY = PREFIX + "deadline_ns"
 DEADLINE_CHECK_SOURCE_KEY = PREFIX + "deadline_check_source"
 WIRE_CORRELATION_KEY = PREFIX + "wire_correlation"
@@ -126,6 +126,9 @@ CONTROL_AFTER_KEY = PREFIX + "control_after"  # comma-joined node names that mus
 # the model; and on a call of a subgraph, of the ops that it stands for.
 RECORDED_KEY = PREFIX + "recorded"
 MEMBERS_KEY = PREFIX + "members"
+# Of the quantization annotation of values that a node makes (or, of a function's inputs, reads
+# first): {"<value>": {"SCALE_TENSOR": "<value>", ...}}
+QUANTIZATION_KEY = PREFIX + "quantization"
 MADE_BY_KEY = PREFIX + "made_by"  # the pass that made a node; the author's have none
 
 GATE_STAMPS = {

@@ -141,6 +141,7 @@ _SHORT = {
     "responses": types.RESPONSE_BATCH, "composite": types.COMPOSITE,
     "metadata": types.METADATA, "results": types.SEARCH_RESULTS, "int64": types.TENSOR_INT64,
     "bool": types.TENSOR_BOOL,
+    "float": types.TENSOR_FLOAT,
 }  # fmt: skip
 
 
@@ -272,6 +273,24 @@ def _books() -> None:
     op(d, keys.OP_BUNDLE, "parts*:any", "composite:composite", child_count=0, child_types="")
     op(d, keys.OP_UNBUNDLE, "composite:composite", "parts*:any", child_count=0, child_types="")
     op(keys.TYPES_DOMAIN, "Cast", "value:any", "value:any", to=REQUIRED)
+    d = keys.RESPONSES_DOMAIN
+    op(d, "Peers", "responses:responses", "peers:peers", doc="Who answered, in PeerId order.")
+    op(d, "Missing", "responses:responses", "peers:peers", doc="Who did not answer.")
+    op(d, "Count", "responses:responses", "count:int64", doc="How many answered, int64 [].")
+    op(d, "Of", "responses:responses[T] peer:peer", "value:T", doc="The answer of one peer.")
+    op(d, "Stack", "responses:responses[T]", "stacked:T<tensor",
+       doc="All answers, one row per peer.")  # fmt: skip
+    op(d, "Concat", "responses:responses[T]", "joined:T<tensor", axis=0,
+       doc="All answers, one after the other along an axis.")  # fmt: skip
+    op(d, "Entry", "responses:responses[metadata]", "values:tensor", name=REQUIRED,
+       to=types.TENSOR_FLOAT.id, doc="One entry of each answer, a tensor [n].")  # fmt: skip
+    op(d, keys.OP_UNBUNDLE, "responses:responses", "parts*:responses", child_count=0,
+       child_types="", doc="Answers that are composites, as one batch per part.")  # fmt: skip
+    op(d, "Merge", "responses:responses[results]", "results:results senders:peers", k=10,
+       doc="The k nearest of all answers, and who sent each.")  # fmt: skip
+    d = keys.SEARCH_DOMAIN
+    op(d, "Ids", "results:results", "ids:int64", doc="Ids, nearest first, int64 [k].")
+    op(d, "Distances", "results:results", "distances:float", doc="Distances, float32 [k].")
 
 
 def _role(

@@ -242,13 +242,13 @@ def cyclic_graph() -> object:
     return bound().compile(model)
 
 
-@case(errors.OpsetNotImported, "version 13", "opset_import",
-      domain="", version_used=13, version_imported=None, node_name="Old_0")  # fmt: skip
+@case(errors.OpsetNotImported, "version 11", "opset_import",
+      domain="", version_used=11, version_imported=None, node_name="Old_0")  # fmt: skip
 def opset_not_imported() -> object:
     def old(g: Graph) -> None:
         x = g.input("x", types.TENSOR_FLOAT)
         made = [("y", types.TENSOR_FLOAT)]
-        (y,) = g.emit("", "Relu", inputs=[x], outputs=made, opset_version=13)
+        (y,) = g.emit("", "Squeeze", inputs=[x], outputs=made, opset_version=11)
         g.net_out("there", CLIENTS.sample(g, n=1, after=y), y)
 
     def body(g: Graph) -> None:
@@ -256,6 +256,24 @@ def opset_not_imported() -> object:
         Program(old, name="Old").call().input("x", x).build(g)  # here
 
     return compile_body(body)
+
+
+@case(errors.SiteCollision, "port 'same'", "a name of its own", how=MODEL, port="same",
+      receiver="client", node_name="Send_1/Recv", other="Send_0/Recv")  # fmt: skip
+def site_collision() -> object:
+    """The recorder lets sends of one port arrive as one."""
+
+    def body(g: Graph) -> None:
+        tick = g.input("tick", types.TRIGGER)
+        clients = CLIENTS.sample(g, n=2, after=tick)
+        g.output("a", g.net_out("same", clients, tick))
+        g.output("b", g.net_out("other", clients, tick))  # here
+
+    model = Program(body).build()
+    for node in model.functions[0].node:
+        if node.op_type == "Send":
+            protos.set_meta(node, keys.PORT_KEY, "same")
+    return bound().compile(model)
 
 
 @case(errors.UnpairedWireRequest, "nothing answers", "exactly one",
@@ -343,6 +361,17 @@ def unresolved_type() -> object:
         both = g.bundle([g.input("x", types.TENSOR_FLOAT)])
         (part,) = g.unbundle(both, [types.TENSOR])  # here
         syscalls.app_emit(g, part, name="seen")
+
+    return compile_body(body)
+
+
+@case(errors.ShapeContradiction, "[4, 3]", "[2, 2]", "`shape=`",
+      op="PassThrough_0",
+      detail=re.compile(r"'y' is declared \[2, 2\].* \(at .*variant\.py:\d+\)"))  # fmt: skip
+def shape_contradiction() -> object:
+    def body(g: Graph) -> None:
+        x = g.input("x", types.TENSOR_FLOAT, shape=[4, 3])
+        g.output("y", COMPUTE.relu(g, x), shape=[2, 2])  # here
 
     return compile_body(body)
 

@@ -27,7 +27,10 @@ def kinds(made):
 
 @pytest.mark.parametrize(
     "domain",
-    [keys.SYSCALL_DOMAIN, keys.COMPOSITE_DOMAIN, keys.WIRE_DOMAIN, keys.ADDRESS_BOOK_DOMAIN],
+    [
+        *(keys.SYSCALL_DOMAIN, keys.COMPOSITE_DOMAIN, keys.WIRE_DOMAIN, keys.ADDRESS_BOOK_DOMAIN),
+        *(keys.RESPONSES_DOMAIN, keys.SEARCH_DOMAIN, keys.TYPES_DOMAIN),
+    ],
 )
 def test_the_engine_knows_every_op_of_the_framework(domain) -> None:
     """Ops without their attributes are refused as wrong, and not as unknown."""

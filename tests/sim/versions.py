@@ -13,6 +13,8 @@ from onnx import ModelProto
 from bbnode.compiler import Compiler
 from bbnode.components import ConnectedView, OrtBackend
 from bbnode.dsl import BackendSlot, Graph, Module, Output, PeerSelectorSlot, types
+from bbnode.engine import plan_program
+from bbnode.ir.crossing import Crossing
 
 COMPUTE = BackendSlot("compute")
 
@@ -64,6 +66,8 @@ class Versioned(Module):
         g.output("scaled", Scale().call().input("x", x).build(g).output("scaled"))
 
     def _work(self, g: Graph, value: Output) -> Output:
+        if "other_answer" in self.edits:
+            return COMPUTE.cast(g, value, to=types.TENSOR_DOUBLE.elem_type)
         if "client_body" in self.edits:
             value = COMPUTE.relu(g, COMPUTE.add(g, value, value))
             return COMPUTE.add(g, value, g.tensor(0.0))
@@ -79,3 +83,8 @@ def version(*edits: str) -> ModelProto:
     """Return the program with these edits, compiled."""
     compiler = Compiler().bind_backend("compute", OrtBackend)
     return compiler.bind_peer_selector("clients", ConnectedView).compile(Versioned(edits).build())
+
+
+def version_crossings(peer_class: str, *edits: str) -> tuple[Crossing, ...]:
+    """Return what a class of a version sends and takes."""
+    return plan_program(version(*edits), [peer_class]).crossings

@@ -1,4 +1,4 @@
-"""What crosses from class to class on each wire edge, and the site id made of it.
+"""Crossings: the types of what goes over each wire edge, and the site ids made of them.
 
 Rule: a site id rests on names that the author gave and on the type of what crosses, and on nothing
 of the bodies around. So an edit of one class leaves the sites of a program alone as long as it

@@ -209,7 +209,8 @@ class DiscoverySection(Section):
     )
     mdns: bool = _key(
         False,
-        "announce this node on the local network, and dial nodes there that run the same artifact",
+        "announce this node on the local network, and dial nodes there that run the same program, "
+        "in any version",
     )
     mdns_interfaces: list[str] = _key(
         [], "IP addresses of the interfaces for mDNS; none: all of them"

@@ -24,12 +24,22 @@ class PeerView(TypedDict):
     direction: str
     address: str
     agent: str
+    version: str
     bytes_in: int
     bytes_out: int
     queued: int
     queued_bytes: int
     rtt_ms: float | None
     connected_s: float
+
+
+class VersionView(TypedDict):
+    """A peer with another version; `differs` says which crossings it and this node disagree on."""
+
+    peer: str
+    version: str
+    tells: bool
+    differs: list[str]
 
 
 class WantedView(TypedDict):
@@ -80,6 +90,32 @@ class PeerDropped(TypedDict):
 
     peer: str
     was_connected: bool
+
+
+class PeerAddresses(TypedDict):
+    """A peer with its addresses in the book."""
+
+    peer: str
+    addresses: list[str]
+
+
+class AddressBookView(TypedDict):
+    """The address book, in the order in which entries give way to new ones."""
+
+    peers: list[PeerAddresses]
+
+
+class AddressDropped(PeerAddresses):
+    """The addresses that are left; `was_known` is false where the book did not have it."""
+
+    was_known: bool
+
+
+class PeerForgotten(TypedDict):
+    """A peer that the book has no longer; `was_known` is false where it did not have it."""
+
+    peer: str
+    was_known: bool
 
 
 class PeerBlocked(PeerDropped):
@@ -250,6 +286,7 @@ class Status(TypedDict):
     health: list[Check]
     peers: list[PeerView]
     wanted: list[WantedView]
+    versions: list[VersionView]
     discovery: Json
     invoke: list[Json]
     executions: int

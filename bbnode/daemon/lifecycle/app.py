@@ -31,6 +31,7 @@ from bbnode.daemon.lifecycle.stopping import LastResort
 from bbnode.daemon.network import dial_back, ping
 from bbnode.daemon.network.conduct import ConductWatch
 from bbnode.daemon.network.discovery import Discovery
+from bbnode.daemon.network.versions import VersionWatch
 from bbnode.daemon.observing import logs
 from bbnode.daemon.observing.events import step_to_event
 from bbnode.daemon.observing.watch import Stalled, Watch, WatchTargets
@@ -138,7 +139,6 @@ class Daemon:
             config.network,
             config.discovery,
             network_id=str(access.network or ""),
-            artifact_sha256=self._artifact.sha256,
             authorizer=access.authorizer,
         )
         self._driver = Driver(
@@ -186,6 +186,7 @@ class Daemon:
             for entry in config.invoke
         ]
         self._conduct = ConductWatch(access, self._control.publish, config.network.bootstrap)
+        self._versions = VersionWatch(self._node, self._artifact.sha256, self._control.publish)
         self._control.host.rounds = self._rounds
         self._control.host.counters.append(self._discovery.counters)
         self._control.host.discovery = self._discovery.as_json
@@ -297,6 +298,7 @@ class Daemon:
     def _heard(self, event: TransportEvent) -> None:
         self._discovery.heard(event)
         self._conduct.heard(event)
+        self._versions.heard(event)
         self._resend.heard(event)
 
     def _not_sent(self, peer: PeerId, tag: int, reason: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from bbnode.dsl.errors import RecursiveModule, SlotConflict, recording
 from bbnode.ir import keys
 from bbnode.ir.graph import Function, OpNode, Program, sorted_opsets
-from bbnode.ir.onnx_file import graph_proto
+from bbnode.ir.onnx_file import graph_proto, ir_version_for, joined_extras
 from bbnode.ir.slots import ConcreteSpec
 
 # Deeper than any program; it stops endless recursion of Modules well before Python's own limit.
@@ -28,6 +28,7 @@ class SlotUse:
     role: str
     concrete: ConcreteSpec | None = None
     peer_class: str | None = None
+    include_self: bool = False
 
 
 @dataclass(slots=True)
@@ -87,6 +88,8 @@ class SlotTable:
             meta[keys.INSTANCE_KEY] = str(known.instance)
         if use.peer_class is not None:
             known.peer_class = meta[keys.PEER_CLASS_KEY] = use.peer_class
+        if use.include_self:
+            meta[keys.INCLUDE_SELF_KEY] = "true"
         return meta
 
     def slot_id(self, name: str) -> int:
@@ -114,6 +117,7 @@ class ModelRecorder:
 
     def __init__(self) -> None:
         self.slots = SlotTable()
+        self.extras = b""  # of the program: what the models in it describe of devices and training
         self._path: list[ModuleSource] = []
         self._functions: list[Function] = []
         self._bootstraps: list[Function] = []
@@ -135,11 +139,21 @@ class ModelRecorder:
         functions = [body, *self._functions, *self._bootstraps]
         used = (entry for function in functions for entry in function.opset_imports)
         return Program(
+            ir_version=ir_version_for(self.extras, keys.FRAMEWORK_IR_VERSION),
+            extras=self.extras,
             producer_name=keys.PRODUCER_NAME,
             name=body.name,
             functions=functions,
             opset_imports=sorted_opsets([*used, *_BASE_OPSETS]),
         )
+
+    def keep_extras(self, extras: bytes) -> None:
+        """Keep the device configurations and training graphs of a model that is recorded.
+
+        Raises ConflictingConfiguration.
+        """
+        if extras:
+            self.extras = joined_extras(self.extras, extras)
 
     def record_call(self, source: ModuleSource) -> Function:
         """Record a sub-Module and return the function to call, shared with equal ones."""

@@ -23,8 +23,7 @@ class BootstrapPlan:
 
     Attributes:
         name: of the Module.
-        inputs: what the host has to give, with declared types.
-        shapes: those of the inputs that declare one.
+        inputs, shapes: what the host has to give: declared types, and shapes of those with one.
         touches: numbers of the slots that it uses, through all calls.
         includes: Modules whose bootstraps it calls, directly or not.
     """

@@ -20,6 +20,7 @@ from onnx import ModelProto
 from bbnode.components.registry import UnknownComponentType, component_class
 from bbnode.engine.bootstrap.targets import BootstrapPlan
 from bbnode.engine.errors import (
+    BrokenSeal,
     InvalidArtifact,
     MissingOp,
     NotCompiled,
@@ -36,6 +37,7 @@ from bbnode.engine.planning.sites import RecvSite, ResponseSite, answer_types
 from bbnode.engine.stores import StorePlan
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds
+from bbnode.ir.crossing import Crossing, crossings_of
 from bbnode.ir.flatten import (
     ENGINE_DOMAIN,
     OP_START,
@@ -47,6 +49,7 @@ from bbnode.ir.flatten import (
 )
 from bbnode.ir.graph import Function, FunctionKey, Program, call_key, is_onnx_domain
 from bbnode.ir.onnx_file import model_of, program_of
+from bbnode.ir.seal import is_intact
 from bbnode.ir.shapes import Dim
 from bbnode.ir.slices import INVOKE, Slice, cut_slices, is_entry
 from bbnode.ir.slots import Binding
@@ -93,6 +96,8 @@ class ProgramPlan:
     missing_ops: tuple[MissingOp, ...]
     unreachable: tuple[str, ...]
     digest: bytes
+    name: str = ""  # of the program: its root Module's
+    crossings: tuple[Crossing, ...] = ()
     by_name: dict[str, TargetPlan] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,7 +116,11 @@ class ProgramPlan:
 def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> ProgramPlan:
     """Plan the `targets` (names, or classes) of a compiled model.
 
-    Raises NotCompiled, UnknownTarget, SlotBindingConflict, InvalidArtifact.
+    A model whose seal does not fit is refused. One that nobody sealed is taken: what a test or a
+    tool puts together is its maker's own; the daemon, which gets artifacts from others, loads
+    sealed ones alone. The seal of a `Program` was checked when it was read, or never.
+
+    Raises NotCompiled, BrokenSeal, UnknownTarget, SlotBindingConflict, InvalidArtifact.
     """
     try:
         if isinstance(model, Program):
@@ -128,6 +137,12 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
             if version is None
             else f"the model was compiled for {version!r}, this bbnode runs "
             f"{keys.COMPILED_CURRENT_VERSION!r}; compile the program again"
+        )
+    is_sealed = keys.SEAL_KEY in program.metadata
+    if is_sealed and not isinstance(model, Program) and not is_intact(model):
+        raise BrokenSeal(
+            "the model was changed after it was compiled: its seal does not fit; compile it "
+            "again, or seal what you changed (bbnode.ir.seal.seal)"
         )
     all_mains = {f.name: f for f in program.functions if _is_main(f)}
     mains = resolve_targets(all_mains, targets)
@@ -168,6 +183,8 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
         missing_ops=tuple(planner.missing_ops),
         unreachable=tuple(planner.unreachable),
         digest=_digest(model, program, mains),
+        name=program.name,
+        crossings=crossings_of(mains),
     )
 
 

@@ -68,7 +68,12 @@ _ROWS: dict[str, tuple[type, RowForm[Any]]] = {
         (
             "connected",
             ev.PeerConnected,
-            {"peer": PEER, "classes": many(PLAIN), "addresses": many(ADDRESS)},
+            {
+                "peer": PEER,
+                "classes": many(PLAIN),
+                "addresses": many(ADDRESS),
+                "not_taken": many(PLAIN),
+            },
         ),
         ("disconnected", ev.PeerDisconnected, {"peer": PEER, "reason": PLAIN, "ours": PLAIN}),
         (

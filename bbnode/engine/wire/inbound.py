@@ -35,7 +35,7 @@ from bbnode.engine.wire.decoder import (
     Decoder,
     NotDecoded,
 )
-from bbnode.engine.wire.refusals import PerSecond, Refusals
+from bbnode.engine.wire.refusals import LEAVING, PerSecond, Refusals
 from bbnode.ir import codec, types
 from bbnode.ir.address import REFUSED_SUFFIX, site_suffix
 from bbnode.ir.caps import DEDUP_WINDOW, MAX_REFUSALS_PER_S
@@ -50,6 +50,7 @@ from bbnode.ir.envelope import (
 from bbnode.ir.errors import AllocationFailed, DecodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal, decode_refusal
+from bbnode.ir.shapes import shape_fits, shape_text
 from bbnode.ir.types import TypeKind, TypeNode
 from bbnode.ir.values import TRIGGER, Value, WireRequestId
 
@@ -277,6 +278,8 @@ class Inbound:
                 f"{site.name} expects {_type_text(site.declared, expected)}, the fill is "
                 f"{_hash_text(fill.type_hash)}{' without payload' if fill.trigger_only else ''}",
             )
+        if site.is_request and self.refusals.leaving:
+            raise _RefusedFill("ShuttingDown", LEAVING.detail)
         limit = self.limits.frames_per_peer
         if limit is not None and self.executor.frames_of.get(peer, 0) >= limit:
             raise _RefusedFill(
@@ -299,7 +302,7 @@ class Inbound:
             ):
                 self._too_full(site, peer, wire_req_id)
             return
-        value = self._decode(fill, node, site.slot)
+        value = self._decode(fill, node, site)
         self._launch(site, peer, wire_req_id, deadline_ns, event.charge.hold, value)
 
     def _launch(
@@ -363,7 +366,7 @@ class Inbound:
         if not self.decoder.takes_now(event, site.site, node, fill.payload):
             self.decoder.later(event, wire_req_id, None, site.site, fill, index, is_request=False)
             return
-        value = self._decode(fill, node, None)
+        value = self._decode(fill, node, site)
         self._answer(peer, wire_req_id, self.clock.now_ns, event.charge.hold, value)
 
     def _wanted(self, peer: PeerId, wire_req_id: int) -> Cohort | None:
@@ -410,9 +413,7 @@ class Inbound:
         self, frame: Frame, node: TypeNode, payload: Buffer
     ) -> Callable[[], Value | NotDecoded]:
         """Return a function that decodes a payload, to a value or a refusal."""
-        site = self._site_of(frame)
-        slot = site.slot if isinstance(site, RecvSite) else None
-        return partial(self._make, node, payload, slot)
+        return partial(self._make, node, payload, self._site_of(frame))
 
     def land(self, frame: Frame, value: Value) -> None:
         """Deliver a value that was decoded in a thread."""
@@ -444,16 +445,28 @@ class Inbound:
 
     # -- payloads ----------------------------------------------------------------------------
 
-    def _decode(self, fill: SlotFill, node: TypeNode, slot: int | None) -> Value:
+    def _decode(self, fill: SlotFill, node: TypeNode, site: RecvSite | ResponseSite) -> Value:
         if fill.trigger_only:
             return TRIGGER
-        made = self._make(node, fill.payload, slot)
+        made = self._make(node, fill.payload, site)
         if type(made) is tuple:
             raise _RefusedFill(*made)
         return made
 
-    def _make(self, node: TypeNode, payload: Buffer, slot: int | None) -> Value | NotDecoded:
+    def _make(
+        self, node: TypeNode, payload: Buffer, site: RecvSite | ResponseSite | None
+    ) -> Value | NotDecoded:
         """Return the value of a payload, or why it has none. From any thread, backends too."""
+        if not isinstance(site, RecvSite):
+            return self._value(node, payload, None)
+        value = self._value(node, payload, site.slot)
+        shape = getattr(value, "shape", None)
+        if site.shape is None or type(shape) is not tuple or shape_fits(site.shape, shape, {}):
+            return value
+        wanted = shape_text(site.shape)
+        return "ShapeMismatch", f"{site.name} takes {wanted}, the fill is {shape_text(shape)}"
+
+    def _value(self, node: TypeNode, payload: Buffer, slot: int | None) -> Value | NotDecoded:
         component = None if slot is None else self.cells[slot].component
         backend = component if isinstance(component, Backend) and node.kind is _TENSOR else None
         try:

@@ -113,15 +113,17 @@ class EnvelopeOutbox:
         frame: Frame,
         op: Op,
         peers: Sequence[PeerId],
+        suffix: bytes = b"",
         why: dict[PeerId, str] | None = None,
     ) -> list[PeerId]:
         """Return those of `peers` that can be sent to; a PeerResolveFailed step for each other.
 
-        `why` is given the reasons of those others.
+        `suffix` is the site to send to, which a peer of another version may not have. `why` is
+        given the reasons of those others.
         """
         found = []
         for peer in peers:
-            reason = self.neighbours.unreachable(peer)
+            reason = self.neighbours.unreachable(peer, suffix)
             if reason is None:
                 found.append(peer)
             else:
@@ -176,7 +178,7 @@ class EnvelopeOutbox:
     ) -> None:
         """Queue a fill for every peer that can be reached."""
         size = self.check(op, fill, len(peers))
-        found = self.reachable(frame, op, peers)
+        found = self.reachable(frame, op, peers, fill.dest_suffix)
         self.queue(frame, op, found, fill, size, kind, wire_req_id, remaining_ns)
 
     def queue(
