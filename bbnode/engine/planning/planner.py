@@ -25,7 +25,7 @@ from bbnode.engine.ops.joins import join_plan
 from bbnode.engine.ops.peer_lists import bind_peer_list_op, is_peer_list_op
 from bbnode.engine.ops.role import bind_role_op
 from bbnode.engine.places import OpPlace
-from bbnode.engine.planning.latches import latches_of, opens_round
+from bbnode.engine.planning.latches import latches_of
 from bbnode.engine.planning.sites import RecvSite, ResponseSite, recv_site, sender_classes
 from bbnode.engine.stores import SemaphoreSpec, StorePlan
 from bbnode.ir import keys
@@ -95,7 +95,8 @@ class Planner:
         self.sites: dict[bytes, RecvSite | ResponseSite] = {}
         self.sources: list[EventSourcePlan] = []
         self._joins: dict[int, JoinPlan] = {}
-        self._latch_at: dict[tuple[str, int], int] = {}  # by target and group
+        # By target and group: the number, and the slices whose executions open its rounds.
+        self._latch_at: dict[tuple[str, int], tuple[int, frozenset[str]]] = {}
         self.latches: list[LatchPlan] = []
         self.unsupported: list[str] = []
         self.missing_ops: list[MissingOp] = []
@@ -149,7 +150,8 @@ class Planner:
                 build.counter = index_of(f"\0fired {flat_op.group}")
                 build.skips = index_of(f"\0skipped {flat_op.group}")
                 build.rivals = rivals[flat_op.group]
-                build.latch = self._latch_at.get((flat.name, flat_op.group))
+                latch = self._latch_at.get((flat.name, flat_op.group))
+                build.latch = None if latch is None else latch[0]
                 build.opens_round = flat_op.group in opening
             if len(outputs) == 1:
                 op.out = outputs[0]
@@ -172,18 +174,14 @@ class Planner:
     def find_latches(self, flat: FlatFunction, pieces: Sequence[Slice]) -> None:
         """Number the ops of a target that fire once over several of its slices."""
         for group, latch in latches_of(flat, check_values(flat), pieces).items():
-            self._latch_at[flat.name, group] = len(self.latches)
-            self.latches.append(latch)
+            self._latch_at[flat.name, group] = len(self.latches), latch.opened_by
+            self.latches.append(latch.plan)
 
     def _opening(self, flat: FlatFunction, piece: Slice) -> dict[int, int]:
         """Return the latches whose rounds the executions of a slice open: number by group."""
         groups = dict.fromkeys(flat.ops[p].group for p in piece.positions)
         known = {g: self._latch_at.get((flat.name, g)) for g in groups}
-        found = {g: number for g, number in known.items() if number is not None}
-        if not found:
-            return {}
-        makers = check_values(flat)
-        return {g: n for g, n in found.items() if opens_round(flat, makers, piece, g)}
+        return {g: each[0] for g, each in known.items() if each and piece.name in each[1]}
 
     def _op_build(
         self,

@@ -118,8 +118,8 @@ class EnvelopeOutbox:
     ) -> list[PeerId]:
         """Return those of `peers` that can be sent to; a PeerResolveFailed step for each other.
 
-        `suffix` is the site to send to, which a peer of another version may not have; `why` is
-        given the reasons of those that are left out.
+        `suffix` is the site to send to, which a peer of another version may not have. `why` is
+        given the reasons of those others.
         """
         found = []
         for peer in peers:
