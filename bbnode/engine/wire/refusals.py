@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from bbnode.engine.clock import NodeClock
 from bbnode.engine.frame import Frame
@@ -37,6 +37,8 @@ from bbnode.ir.texts import without_folders
 
 NOT_ANSWERED = WireRefusal("NotAnswered", "its execution ended without an answer")
 
+# The kind of an answer that a transport has given up.
+UNDELIVERED: Final = "AnswerNotSent"
 LEAVING = WireRefusal("ShuttingDown", "this node is being stopped")
 
 _S = 1_000_000_000
@@ -96,6 +98,13 @@ class Refusals:
         else:
             debt = _without_failure(frame)
         self._tell(peer, CorrelationKind.RESPONSE, frame.wire_req_id, debt)
+
+    def undelivered(self, tag: int, peer: PeerId, reason: str) -> None:
+        """Tell a requester that its answer was made and could not be sent."""
+        wire_req_id = self.outbound.take_answered(tag)
+        if wire_req_id:
+            why = WireRefusal(UNDELIVERED, f"the answer could not be sent: {reason}")
+            self._tell(peer, CorrelationKind.RESPONSE, wire_req_id, why)
 
     def at_arrival(
         self,
