@@ -100,9 +100,12 @@ class Refusals:
         self._tell(peer, CorrelationKind.RESPONSE, frame.wire_req_id, debt)
 
     def undelivered(self, tag: int, peer: PeerId, reason: str) -> None:
-        """Tell a requester that its answer was made and could not be sent."""
+        """Tell a requester that its answer was made and could not be sent, while it is connected.
+
+        One that is not could not be told either: for it, the connection is lost.
+        """
         wire_req_id = self.outbound.take_answered(tag)
-        if wire_req_id:
+        if wire_req_id and peer in self.outbound.neighbours.peers:
             why = WireRefusal(UNDELIVERED, f"the answer could not be sent: {reason}")
             self._tell(peer, CorrelationKind.RESPONSE, wire_req_id, why)
 
