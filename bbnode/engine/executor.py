@@ -14,7 +14,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import InitVar, astuple, dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from bbnode.engine import steps
 from bbnode.engine.bus import BusKind
@@ -42,6 +42,8 @@ from bbnode.ir.errors import BbnodeError
 from bbnode.ir.flatten import OP_RELAY
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal
+
+SKIPPED: Final = "Skipped"  # kind of a refusal: the program answers on a condition
 
 # Fields of a frame that are saved as they are.
 _PLAIN_FIELDS = (
@@ -420,6 +422,17 @@ class Executor:
             self.end(frame)
         else:
             self.retire(frame)
+
+    def skip_answer(self, frame: Frame, op: Op, reason: str) -> None:
+        """Record that an op that answers is skipped; if none is left, say at once why."""
+        if frame.debt is None:
+            return
+        if frame.debt is OWED:
+            frame.debt = WireRefusal(SKIPPED, reason, op.name)
+        skipped = frame.skipped or {}
+        answers = (each for each in frame.plan.ops if each.op_type == keys.OP_SEND_RESP)
+        if all(each.index in skipped for each in answers):
+            self.unanswered(frame)
 
     def _owe(self, frame: Frame, op: Op, error: BaseException) -> None:
         """Record why an execution may owe its answer for ever; if it will, say so at once."""
