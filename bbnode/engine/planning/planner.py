@@ -88,7 +88,9 @@ class Planner:
         numbers = {slot: index for index, slot in enumerate(slots)}
         self.linker = Linker(slots=numbers, response_site_of=self._response_site_of)
         self._opsets = opsets
-        self._places: dict[tuple[str, str], OpPlace] = {}
+        self._places: dict[
+            object, OpPlace
+        ] = {}  # by line and Module; of a fused graph, by its call
         self._graph_at: dict[tuple[str, str], int] = {}
         self._slice: tuple[FlatFunction, Slice] | None = None
         self.graphs: list[GraphSpec] = []
@@ -161,7 +163,7 @@ class Planner:
             if binder is not None:  # else `report_unsupported` lists it, and nothing ever runs
                 op.fire = binder(build)
             ops.append(op)
-            places.append(self._place(flat_op.node))
+            places.append(build.place)
             by_position[flat_op.position] = op
         waits = _connect(flat, by_position, ready_values)
         ops += self._surfaces(flat, piece, indices, by_position, ready_values, waits, len(ops))
@@ -199,14 +201,15 @@ class Planner:
             outputs=outputs,
             types=flat.types,
             shapes=flat.shapes,
+            place=self._place(flat_op.node),
             linker=self.linker,
         )
 
     def _place(self, node: OpNode) -> OpPlace:
         """Return the place of an op; ops of one line of a Module share theirs."""
-        if keys.MEMBERS_KEY in node.metadata:
-            return OpPlace(node)
-        key = node.source_line, node.metadata.get(keys.MODULE_INSTANCE_KEY, "")
+        key: object = node
+        if keys.MEMBERS_KEY not in node.metadata:
+            key = node.source_line, node.metadata.get(keys.MODULE_INSTANCE_KEY, "")
         found = self._places.get(key)
         if found is None:
             found = self._places[key] = OpPlace(node)
