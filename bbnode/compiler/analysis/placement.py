@@ -16,10 +16,12 @@ from bbnode.compiler.analysis.wire import fan_in_groups, request_of
 from bbnode.compiler.errors import (
     AmbiguousHome,
     CrossClassDataflow,
+    HomeContradicted,
     Internal,
     UnresolvedPeerClass,
     Where,
 )
+from bbnode.compiler.unit import HomeClaim
 from bbnode.ir import keys
 from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_op, is_wire
 
@@ -39,8 +41,15 @@ class Placement:
     """
 
     def __init__(
-        self, function: Function, called_slots: Mapping[FunctionKey, Sequence[str]]
+        self,
+        function: Function,
+        called_slots: Mapping[FunctionKey, Sequence[str]],
+        claims: Sequence[HomeClaim] = (),
     ) -> None:
+        self._claims = claims
+        self._called_homes = {
+            claim.where.node_name: claim.home for claim in reversed(claims) if not claim.value
+        }
         self.default = function.metadata.get(keys.HOME_KEY) or keys.SELF_CLASS
         self.nodes: list[OpNode] = list(function.nodes)
         self.order = topological(function)
@@ -63,8 +72,28 @@ class Placement:
     def solve(self) -> None:
         """Place every op that has a home.
 
-        Raises CrossClassDataflow, AmbiguousHome, UnresolvedPeerClass.
+        Raises HomeContradicted, CrossClassDataflow, AmbiguousHome, UnresolvedPeerClass.
         """
+        try:
+            self._solve()
+        except CrossClassDataflow:
+            self._check_claims()  # says more of what is wrong, if it is that
+            raise
+        self._check_claims()
+
+    def _check_claims(self) -> None:
+        for claim in self._claims:
+            lives_on = self._value_homes.get(claim.value)
+            if lives_on not in (None, claim.home) and self._is_placed_value(claim.value):
+                raise HomeContradicted(
+                    called=claim.called,
+                    home=claim.home,
+                    value=claim.value,
+                    lives_on=lives_on,
+                    where=claim.where,
+                )
+
+    def _solve(self) -> None:
         missing, readers, free = self._dependencies()
         for index in self.order:
             if not self.placeless[index] and not missing[index] and index not in free:
@@ -191,8 +220,10 @@ class Placement:
         return found
 
     def _own_default(self, index: int) -> str:
-        """Home of the Module that recorded the op (an inlined one may have its own)."""
-        return self.nodes[index].metadata.get(keys.HOME_KEY) or self.default
+        """Home of the Module that recorded the op, or that it calls, or of the root."""
+        node = self.nodes[index]
+        called = self._called_homes.get(node.name)
+        return called or node.metadata.get(keys.HOME_KEY) or self.default
 
     def _slots_of(self, index: int) -> Sequence[str]:
         node = self.nodes[index]
