@@ -364,7 +364,8 @@ def ambiguous_home() -> object:
 
 @case(errors.TypeConstraintFailed, "do not fit", "Tensor.DOUBLE", "Cast",
       op="Add_0",
-      detail="Tensor.FLOAT meets Tensor.DOUBLE at Add; see the input 'a' and the input 'b'")  # fmt: skip
+      detail="Tensor.FLOAT meets Tensor.DOUBLE at Add; see the input 'a' and the input "
+             "'b'")  # fmt: skip
 def type_constraint_failed() -> object:
     def body(g: Graph) -> None:
         a, b = g.input("a", types.TENSOR_FLOAT), g.input("b", types.TENSOR_DOUBLE)
