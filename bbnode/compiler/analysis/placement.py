@@ -380,13 +380,35 @@ class PeerClasses:
                 found.add(value if value in self._inputs else None)
                 continue
             moved = self._moved(node, value)
-            if moved is None:
+            if node.op_type == keys.OP_COLLECT and node.domain == keys.SYSCALL_DOMAIN:
+                found.update(self._senders_of(node.inputs[0]))
+            elif moved is None:
                 found.add(self._said_by(node, value))
                 found.update(self._home_of(other) for other in self._joined.get(value, ()))
             else:
                 todo.extend(name for name in moved if name not in seen)
                 seen.update(moved)
         return found
+
+    def _senders_of(self, value: str) -> set[str | None]:
+        """Classes of the peers whose deliveries a value is made of; None where it is of none."""
+        found: set[str | None] = set()
+        seen = {value}
+        todo = [value]
+        while todo:
+            value = todo.pop()
+            node = self._maker.get(value)
+            if node is None:
+                continue
+            at = RECEIVED_OUTPUT.get(node.op_type) if is_wire(node) else None
+            if at is not None and value in node.outputs[at : at + 2]:  # or its sender
+                received = node.outputs[at]
+                found.update(self._home_of(send) for send in self._joined.get(received, [node]))
+                continue
+            fresh = [name for name in (*node.computes_with, *node.after) if name not in seen]
+            seen.update(fresh)
+            todo.extend(fresh)
+        return found or {None}
 
     def _moved(self, node: OpNode, value: str) -> list[str] | None:
         """The values whose peers a node hands on as `value`; None when it hands on none."""
