@@ -282,6 +282,25 @@ class CrossClassDataflow(CompileError, AuthorError):
 
 
 @dataclass(kw_only=True, eq=False)
+class HomeContradicted(CompileError, AuthorError):
+    """A Module that names a home is called with a value that lives on another class."""
+
+    called: str
+    home: str
+    value: str
+    lives_on: str
+
+    MESSAGE = (
+        "Module {called!r} has the home {home!r}, and is called with {value!r}, which lives on "
+        "class {lives_on!r}"
+    )
+    MEND = (
+        "Send the value over first: `g.net_out(<port>, <peers of class {home!r}>, {value})`; or "
+        "name no home in {called!r}: it then runs where it is called"
+    )
+
+
+@dataclass(kw_only=True, eq=False)
 class AmbiguousHome(CompileError, AuthorError):
     """An op without data inputs could live on several classes."""
 
