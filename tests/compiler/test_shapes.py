@@ -29,6 +29,7 @@ from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.graph import ValueType
 from bbnode.ir.onnx_file import model_of, program_of
 from bbnode.ir.reopen import reopen
+from bbnode.ir.seal import seal
 from bbnode.sim import Network
 
 FLOAT = types.TENSOR_FLOAT
@@ -302,7 +303,9 @@ def test_a_received_value_of_another_shape_is_refused_at_the_site() -> None:
             if kind.shape is not None:
                 function.types[name] = ValueType.of(kind.kind or types.ANY)
     network = Network(seed=0)
-    near = network.add("near", model_of(liar), ["near"])
+    lying = model_of(liar)
+    seal(lying)
+    near = network.add("near", lying, ["near"])
     far = network.add("far", model, ["far"])
     near.invoke("near", {"x": ones(2, 2)})
     network.run_until_idle()
