@@ -423,7 +423,8 @@ class Executor:
             frame.debt = None  # the request is being answered, or was
             return
         if frame.debt is OWED:
-            frame.debt = WireRefusal(*describe(error), op.name)
+            line = frame.plan.place_of(op, error).line
+            frame.debt = WireRefusal(*describe(error), f"{op.name}, {line}" if line else op.name)
         if _answer_needs(frame.plan, op):
             self.unanswered(frame)
 

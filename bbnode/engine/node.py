@@ -257,6 +257,15 @@ class Node:
         """Refuse everything from now on; what is under way can still be polled."""
         self._rt.ingress.close()
 
+    def leave(self) -> None:
+        """Refuse all requests, those under way too, which end (on the polling thread).
+
+        For a host that stops and keeps no snapshot; poll once more to send the refusals. With a
+        snapshot, what is owed is answered after the restart.
+        """
+        self._note("leave")
+        self._rt.leave()
+
     def block_peer(self, peer: PeerId) -> None:
         """Deny a peer in both directions (on the polling thread, as the two below)."""
         self._note("block_peer", peer.to_bytes())
@@ -394,6 +403,8 @@ class Node:
             fired += executor.run(None if budget is None else budget - fired)
         while rt.bootstraps.advance():
             fired += executor.run(None if budget is None else budget - fired)
+        if rt.lost:
+            rt.forget_lost()
         rt.outbound.flush()
         rt.reports.counts["ops.fired"] += fired
         if executor.ready and budget is not None:

@@ -42,7 +42,7 @@ from bbnode.engine.tracing import Tracer
 from bbnode.engine.wire.decoder import Decoder
 from bbnode.engine.wire.inbound import Inbound, InboundDedup
 from bbnode.engine.wire.outbound import EnvelopeOutbox
-from bbnode.engine.wire.refusals import Refusals
+from bbnode.engine.wire.refusals import LEAVING, Refusals
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal
 from bbnode.ir.values import TRIGGER
@@ -226,6 +226,21 @@ class Runtime(Services):
         if is_gone and (self.cohorts.awaits(peer) or self.calls.awaits(peer)):
             self.lost.lose(peer, event.reason, self.clock.now_ns)
         self.reports.peers_changed(self.neighbours.disconnected(peer, event.reason))
+
+    def leave(self) -> None:
+        """Refuse the requests that this node owes an answer, and all that come from now on."""
+        self.refusals.leaving = True
+        for frame in list(self.executor.frames.values()):
+            if frame.debt is not None:
+                frame.debt = LEAVING
+                frame.failures += 1
+                self.executor.end(frame)
+
+    def forget_lost(self) -> None:
+        """End the grace of peers for which nobody waits any more."""
+        for peer in self.lost.peers():
+            if not self.cohorts.awaits(peer) and not self.calls.awaits(peer):
+                self.lost.back(peer)
 
     def peer_is_gone(self, number: int) -> None:
         """End the wait for a peer that did not come back in time, in every request."""

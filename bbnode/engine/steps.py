@@ -155,6 +155,7 @@ RECEIVE_FAILURES: Final[dict[str, str]] = {
     "GateDenied": "component messages: a gate before the component",
     "ComponentBusy": "component messages: too many calls of it are under way",
     "SenderNotOfClass": "the peer plays no class that sends there",
+    "ShuttingDown": "a request that came after the host said that it leaves",
     "TooManyExecutions": "as many as `frames_per_peer` of its messages are being worked on",
 }
 

@@ -231,6 +231,13 @@ def _syscalls() -> None:
     op(d, "DeadlineMatch", "then:trigger timeout:trigger", "winner:trigger", doc="First to fire.")
     op(d, "When", "condition:bool", "trigger:trigger", expect=1,
        doc="Fires if the condition is as expected; else what needs it is skipped.")  # fmt: skip
+    op(d, keys.OP_CHOOSE, "condition:bool first:T second:T", "chosen:T",
+       doc="The first if the condition is true, else the second.")  # fmt: skip
+    op(d, keys.OP_PEERS_FILTER, "peers:peers mask:bool", "kept:peers",
+       doc="The peers whose place in the mask is true.")  # fmt: skip
+    op(d, keys.OP_PEERS_WITHOUT, "peers:peers peer:peer", "kept:peers", doc="All but one peer.")
+    op(d, "Peers.Count", "peers:peers", "count:int64", doc="How many peers are in a list.")
+    op(d, "Peers.Contains", "peers:peers peer:peer", "found:bool", doc="True if it has the peer.")
     op(d, "PassThrough", "value:T", "value:T", doc="Identity.")
     op(d, "Tee", "value:T", "outputs*:T", fanout=r, doc="The input, fanout times.")
     op(d, "Constant", "", "value:any", value=r, doc="A value carried in the attribute.")

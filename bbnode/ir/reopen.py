@@ -249,7 +249,7 @@ def mark_call(call: OpNode, members: Sequence[OpNode], values: Sequence[str]) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class FusedOp:
     """An op that a fused graph stands for: its name, `<file>:<line>`, and Module."""
 
     name: str
@@ -264,14 +264,14 @@ def members_text(metadata: Mapping[str, str]) -> str:
     return _take_text(dict(metadata), keys.MEMBERS_KEY) or ""
 
 
-def members_of(text: str) -> list[Member]:
+def members_of(text: str) -> list[FusedOp]:
     """Return the ops of a subgraph, in its order; [] for a text that is not ours."""
     found = []
     try:
         said = json.loads(text)
         for name, line, _, own, _ in said["nodes"]:
             module = (said["metadata"] if own is None else own).get(keys.MODULE_INSTANCE_KEY, "")
-            found.append(Member(str(name), str(line), str(module)))
+            found.append(FusedOp(str(name), str(line), str(module)))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return []
     return found

@@ -272,8 +272,11 @@ def _is_random(node: OpNode) -> bool:
 
 # Ops that hand on some or all of the peers of their first input (Concat: of all inputs).
 _GRAPH_MOVERS = frozenset({"Identity", "Slice", "Gather", "Concat", "Squeeze", "Unsqueeze"})
-_SYSCALL_MOVERS = frozenset({"PassThrough", "Gate", "GateDispatch", "GateManyDispatch", "Tee"})
 _ANSWER_MOVERS = frozenset({"Peers", "Missing", "Merge", keys.OP_UNBUNDLE})
+_SYSCALL_MOVERS = frozenset(
+    {"PassThrough", "Gate", "GateDispatch", "GateManyDispatch", "Tee"}
+    | {keys.OP_PEERS_FILTER, keys.OP_PEERS_WITHOUT}
+)
 _ALL_INPUTS = "Concat"
 PEERS_INPUT = 1  # of Send and SendReqBatched
 RECEIVED_OUTPUT = {keys.OP_SEND: 0, keys.OP_SEND_REQ_BATCHED: 2}
@@ -395,4 +398,6 @@ def _moved(node: OpNode) -> list[str] | None:
         return list(node.inputs[:1])
     if node.domain == keys.RESPONSES_DOMAIN and node.op_type in _ANSWER_MOVERS:
         return list(node.inputs[:1])
+    if node.domain == keys.SYSCALL_DOMAIN and node.op_type == keys.OP_CHOOSE:
+        return list(node.inputs[1:])
     return None

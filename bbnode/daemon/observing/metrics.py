@@ -74,6 +74,15 @@ LABELLED: dict[str, Labelled] = {
             if v not in (ResponseStatus.ACCEPTED, ResponseStatus.COMPLETE)
         ),
     ),
+    "refusals.": Labelled(
+        metric="refusals",
+        label="verdict",
+        text="refusals of peers, by what became of them, and those told to peers",
+        values=(
+            *("sent", "withheld", "malformed"),
+            *(v.value for v in ResponseStatus if v is not ResponseStatus.COMPLETE),
+        ),
+    ),
 }
 _INFO_LABELS = ("version", "name", "peer_id")
 DENIAL_REASONS = tuple(reason.value for reason in Reason if reason is not Reason.ALLOWED)

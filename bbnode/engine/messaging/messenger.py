@@ -46,7 +46,7 @@ from bbnode.engine.suspensions import Waiting
 from bbnode.engine.wire.decoder import Decoder
 from bbnode.engine.wire.inbound import InboundDedup
 from bbnode.engine.wire.outbound import EnvelopeOutbox
-from bbnode.engine.wire.refusals import Refusals
+from bbnode.engine.wire.refusals import LEAVING, Refusals
 from bbnode.ir import ids, types
 from bbnode.ir.address import parse_component_suffix
 from bbnode.ir.caps import MAX_UNDER_WAY
@@ -262,6 +262,9 @@ class ComponentMessenger:
             self._refuse(event, envelope, index, "ComponentBusy", detail)
             return
         correlation = envelope.correlation
+        if correlation.kind is CorrelationKind.REQUEST and self.refusals.leaving:
+            self._refuse(event, envelope, index, LEAVING.kind, LEAVING.detail)
+            return
         frame = self.executor.start(plan)
         if frame is None:
             why = WireRefusal(

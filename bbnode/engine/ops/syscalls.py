@@ -159,17 +159,34 @@ def _when(build: OpBuild) -> Fire:
     reason = f"the condition of {where} is {'false' if expected else 'true'}"
 
     def fire(frame: Frame) -> Any:
-        value = frame.values[source]
-        if not isinstance(value, np.ndarray) or value.dtype != np.bool_ or value.size != 1:
-            raise InvalidOperand(f"{where}: the condition has to be one bool, not {_told(value)}")
-        if bool(value.reshape(())) is bool(expected):
+        if one_bool(where, frame.values[source]) is bool(expected):
             return TRIGGER
         return frame.rt.executor.skip(frame, op, reason)
 
     return fire
 
 
-def _told(value: Value) -> str:
+@binds(SYSCALL, keys.OP_CHOOSE)
+def _choose(build: OpBuild) -> Fire:
+    build.arity(3, 1)
+    condition, first, second = build.inputs
+    where = build.where
+
+    def fire(frame: Frame) -> Any:
+        values = frame.values
+        return values[first if one_bool(where, values[condition]) else second]
+
+    return fire
+
+
+def one_bool(where: str, value: Value) -> bool:
+    """Return a condition; raises InvalidOperand for what is not one bool."""
+    if not isinstance(value, np.ndarray) or value.dtype != np.bool_ or value.size != 1:
+        raise InvalidOperand(f"{where}: the condition has to be one bool, not {told(value)}")
+    return bool(value.reshape(()))
+
+
+def told(value: Value) -> str:
     """Return what a value is, for messages."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} of shape {list(value.shape)}"

@@ -59,8 +59,12 @@ class LostPeers:
         timer = self._scheduler.set(due_ns, TimerKind.PEER_LOST, self._next)
         self._add(self._next, LostPeer(peer, reason, now_ns, timer))
 
+    def peers(self) -> tuple[PeerId, ...]:
+        """Return all of them, in the order of their loss."""
+        return tuple(self._numbers)
+
     def back(self, peer: PeerId) -> None:
-        """End the grace of a peer that is connected again."""
+        """End the grace of a peer that is connected again, or not awaited any more."""
         number = self._numbers.pop(peer, None)
         if number is not None:
             self._scheduler.cancel(self._lost.pop(number).timer)

@@ -35,7 +35,7 @@ from bbnode.engine.wire.decoder import (
     Decoder,
     NotDecoded,
 )
-from bbnode.engine.wire.refusals import PerSecond, Refusals
+from bbnode.engine.wire.refusals import LEAVING, PerSecond, Refusals
 from bbnode.ir import codec, types
 from bbnode.ir.address import REFUSED_SUFFIX, site_suffix
 from bbnode.ir.caps import DEDUP_WINDOW, MAX_REFUSALS_PER_S
@@ -278,6 +278,8 @@ class Inbound:
                 f"{site.name} expects {_type_text(site.declared, expected)}, the fill is "
                 f"{_hash_text(fill.type_hash)}{' without payload' if fill.trigger_only else ''}",
             )
+        if site.is_request and self.refusals.leaving:
+            raise _RefusedFill("ShuttingDown", LEAVING.detail)
         limit = self.limits.frames_per_peer
         if limit is not None and self.executor.frames_of.get(peer, 0) >= limit:
             raise _RefusedFill(
