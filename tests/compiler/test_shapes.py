@@ -290,6 +290,24 @@ def test_invoke_checks_shapes_and_names() -> None:
     assert len(node.values("y")) == 1
 
 
+def test_what_is_handed_out_in_another_shape_fails_at_the_output() -> None:
+    def body(g: Graph) -> None:
+        x = g.input("x", FLOAT)
+        g.output("y", COMPUTE.relu(g, x), shape=["n", 2])
+        g.output("z", x)
+
+    network = Network(seed=0)
+    node = network.add("near", compile_body(body), ["near"])
+    node.invoke("near", {"x": ones(3, 2)})
+    network.run_until_idle()
+    assert [v.shape for v in node.values("y")] == [(3, 2)]
+    node.invoke("near", {"x": ones(2, 3)})
+    network.run_until_idle()
+    assert len(node.values("y")) == 1
+    (failed,) = node.failures()
+    assert "'y' is declared [n, 2], got [2, 3]" in failed.detail
+
+
 def test_a_received_value_of_another_shape_is_refused_at_the_site() -> None:
     def body(g: Graph) -> None:
         x = g.input("x", FLOAT, shape=["n", "n"])
