@@ -16,6 +16,7 @@ from bbnode.dsl import (
     BackendSlot,
     BadArgument,
     BadName,
+    CompiledModule,
     DataSourceSlot,
     Graph,
     Module,
@@ -108,6 +109,15 @@ def test_a_compiled_program_is_opened_and_compiled_to_the_same_bytes() -> None:
     model = compile_body(classified)
     assert compiler().compile(model) == model
     assert reopen(program_of(model)).functions[0].types["x"].denotation == "IMAGE"
+
+
+def test_a_replayed_program_declares_the_same() -> None:
+    again = compiler().compile(CompiledModule(compile_body(classified), name="Again").build())
+    for target in ("near", "far"):
+        wanted = declared(compile_body(classified), target)
+        found = declared(again, target)
+        for name in wanted.keys() & {"x", "w", "near_scores", "far_scores", "Send_0.received"}:
+            assert found[name] == wanted[name]
 
 
 def test_without_declared_shapes_nothing_is_written() -> None:
