@@ -89,7 +89,7 @@ def without(g: Graph, peers: Output, peer: Output, *, after: After = None) -> Ou
 
 
 def length(g: Graph, peers: Output, *, after: After = None) -> Output:
-    """How many peers a list has: an int64 scalar."""
+    """The number of peers in a list: an int64 scalar."""
     return syscalls.peers_count(g, peers, after=after)
 
 

@@ -261,7 +261,7 @@ def peers_without(g: Graph, peers: Output, peer: Output, *, after: After = None)
 
 
 def peers_count(g: Graph, peers: Output, *, after: After = None) -> Output:
-    """How many peers are in a list, as an int64 scalar: `peer_lists.length`."""
+    """The number of peers in a list, as an int64 scalar: `peer_lists.length`."""
     return _one(g, "Peers.Count", peers, after=after)
 
 

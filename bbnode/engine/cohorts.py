@@ -110,7 +110,6 @@ class Cohort:
     execution: int
     name: str
     asked: tuple[PeerId, ...]
-    unresolved: tuple[PeerId, ...] = ()
     needed: int
     site: int  # where answers have to come to
     edge: int = 0  # the site that was asked, whose round trips are measured; 0: no site
@@ -163,7 +162,6 @@ _COHORTS = many(
         execution=PLAIN,
         name=PLAIN,
         asked=many(PEER),
-        unresolved=many(PEER),
         needed=PLAIN,
         site=PLAIN,
         edge=PLAIN,
@@ -363,13 +361,15 @@ class Cohorts:
         """
         now_ns = self.clock.now_ns
         size = self.outbound.check(op, fill, len(peers))
-        asked = tuple(sorted(self.outbound.reachable(frame, op, peers, fill.dest_suffix)))
-        needed = needed_answers(quorum, len(asked))
-        unresolved = tuple(sorted(set(peers) - set(asked)))
-        if len(asked) < needed or (peers and not asked):
+        why: dict[PeerId, str] = {}
+        found = tuple(sorted(self.outbound.reachable(frame, op, peers, fill.dest_suffix, why)))
+        needed = needed_answers(quorum, len(found))
+        left_out = tuple(sorted(why))
+        if len(found) < needed or (peers and not found):
+            reasons = _some([f"{peer} ({why[peer]})" for peer in left_out])
             raise QuorumNotReached(
-                f"{name}: {len(asked)} of {len(peers)} peers can be asked and "
-                f"{max(needed, 1)} have to answer; not reachable: {_names(unresolved)}"
+                f"{name}: {len(found)} of {len(peers)} peers can be asked and "
+                f"{max(needed, 1)} have to answer; not reachable: {reasons}"
             )
         wire_req_id = self.wire_ids.next_u64()
         deadline_ns = now_ns + budget_ns
@@ -378,7 +378,7 @@ class Cohorts:
         self.outbound.queue(
             frame,
             op,
-            asked,
+            found,
             fill,
             size,
             CorrelationKind.REQUEST,
@@ -392,8 +392,8 @@ class Cohorts:
             request=request,
             execution=frame.execution,
             port=name,
-            peers=asked,
-            unresolved=unresolved,
+            peers=found,
+            unresolved=left_out,
             needed=needed,
             deadline_ns=deadline_ns,
         )
@@ -404,13 +404,14 @@ class Cohorts:
             request_id=request,
             execution=frame.execution,
             name=name,
-            asked=asked,
-            unresolved=unresolved,
+            asked=tuple(sorted((*found, *left_out))),
             needed=needed,
             opened_ns=now_ns,
             deadline_ns=deadline_ns,
             site=site,
             edge=parse_site_suffix(fill.dest_suffix) or 0,
+            # Who is denied or unknown is missing from the start, with the reason.
+            failed={peer: WireRefusal(NOT_SENT, why[peer]).bounded() for peer in left_out},
         )
         if frame.cohorts is None:
             frame.cohorts = {}
@@ -596,10 +597,6 @@ class Cohorts:
         self._timers = {wire: timer for wire, timer in armed.items() if timer is not None}
         self._waiters = dict(waiters)
         self._closed = {cohort.wire_req_id: cohort for cohort in _COHORTS.load(closed, reader)}
-
-
-def _names(peers: Sequence[PeerId]) -> str:
-    return _some([str(peer) for peer in peers])
 
 
 def _some(rows: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import InitVar, astuple, dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from bbnode.engine import steps
 from bbnode.engine.bus import BusKind
@@ -23,6 +23,7 @@ from bbnode.engine.errors import REASON_DUPLICATE, STOPS, FramesExceeded, GateDe
 from bbnode.engine.frame import OWED, PARKED, EntryPlan, Frame, Marker, Op
 from bbnode.engine.ingress import Executions
 from bbnode.engine.limits import Limits
+from bbnode.engine.places import NOWHERE, SourcePlace
 from bbnode.engine.reports import Reports
 from bbnode.engine.snapshot.codec import (
     CHARGE,
@@ -41,6 +42,8 @@ from bbnode.ir.errors import BbnodeError
 from bbnode.ir.flatten import OP_RELAY
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal
+
+SKIPPED: Final = "Skipped"  # kind of a refusal: the program answers on a condition
 
 # Fields of a frame that are saved as they are.
 _PLAIN_FIELDS = (
@@ -132,9 +135,12 @@ class Executor:
         *,
         from_bus: bool = False,
         source_peer: PeerId | None = None,
+        place: SourcePlace = NOWHERE,
     ) -> None:
-        """Report an execution that can't be started."""
-        self.reports.op_failed(execution, plan.target, plan.name, error, source_peer=source_peer)
+        """Report an execution that can't be started; `place`: of the op that would start it."""
+        self.reports.op_failed(
+            execution, plan.target, plan.name, error, source_peer=source_peer, place=place
+        )
         if not from_bus:
             self.reports.bus.publish(BusKind.OP_FAILED)
 
@@ -417,14 +423,26 @@ class Executor:
         else:
             self.retire(frame)
 
+    def skip_answer(self, frame: Frame, op: Op, reason: str) -> None:
+        """Record that an op that answers is skipped; if none is left, say at once why."""
+        if frame.debt is None:
+            return
+        if frame.debt is OWED:
+            frame.debt = WireRefusal(SKIPPED, reason, op.name)
+        skipped = frame.skipped or {}
+        answers = (each for each in frame.plan.ops if each.op_type == keys.OP_SEND_RESP)
+        if all(each.index in skipped for each in answers):
+            self.unanswered(frame)
+
     def _owe(self, frame: Frame, op: Op, error: BaseException) -> None:
         """Record why an execution may owe its answer for ever; if it will, say so at once."""
         if isinstance(error, GateDenied) and error.reason == REASON_DUPLICATE:
             frame.debt = None  # the request is being answered, or was
             return
         if frame.debt is OWED:
-            line = frame.plan.place_of(op, error).line
-            frame.debt = WireRefusal(*describe(error), f"{op.name}, {line}" if line else op.name)
+            place = frame.plan.place_of(op, error)
+            where = f"{op.name} ({place})" if place.line else op.name
+            frame.debt = WireRefusal(*describe(error), where)
         if _answer_needs(frame.plan, op):
             self.unanswered(frame)
 

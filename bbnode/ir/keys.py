@@ -102,6 +102,7 @@ PORT_SCOPE_KEY = PREFIX + "port_scope"
 CALL_KEY = PREFIX + "call"  # on a call: its name there
 FAN_IN_KEY = PREFIX + "fan_in"  # on a later send of a port: what its first send delivers
 CHAIN_DEPTH_KEY = PREFIX + "chain_depth"  # hops from a send to the end of its chain
+BUDGET_NS_KEY = PREFIX + "budget_ns"  # of a Send that begins a time budget of its own
 DEADLINE_NS_KEY = PREFIX + "deadline_ns"
 DEADLINE_CHECK_SOURCE_KEY = PREFIX + "deadline_check_source"
 WIRE_CORRELATION_KEY = PREFIX + "wire_correlation"

@@ -85,3 +85,55 @@ def test_a_condition_of_another_class_is_refused() -> None:
 
     with pytest.raises(CrossClassDataflow, match=r"g\.net_out"):
         Compiler().compile(Elsewhere().build())
+
+
+class Choosy(Module):
+    """Asks the guards; one answers only if the question is large enough."""
+
+    home = "sensor"
+
+    def body(self, g: Graph) -> None:
+        x = g.input("x", types.TENSOR_FLOAT)
+        guards = PeerSelectorSlot("guards", peer_class="guard").current_view(g)
+        asked = g.request("ask", guards, x, deadline=30.0)
+        is_large = BackendSlot("compute").greater(g, asked.received, g.constant(10.0))
+        asked.respond(asked.received, after=g.when(is_large))
+        g.output("answers", asked.responses)
+
+
+def test_a_skipped_answer_is_told_at_once() -> None:
+    net = network(Choosy(), {"sensor": "sensor", "guard": "guard"})
+    sensor = net["sensor"]
+    execution = sensor.invoke("sensor", {"x": np.array(30, np.float32)})
+    net.run_until_idle()
+    assert len(sensor.outputs(execution)["answers"].responses) == 1
+    sensor.invoke("sensor", {"x": np.array(3, np.float32)})
+    net.run(net.now_ns + 1_000_000_000)  # far from the deadline
+    (failed,) = sensor.failures()
+    assert failed.kind == "QuorumNotReached"
+    assert "Skipped: the condition of" in failed.detail
+    assert net["guard"].failures() == []
+
+
+class Survey(Module):
+    home = "sensor"
+
+    def body(self, g: Graph) -> None:
+        x = g.input("x", types.TENSOR_FLOAT)
+        guards = g.peer_ids(map(Network.peer_id, ("one", "two")), peer_class="guard")
+        asked = g.request("ask", guards, x, quorum=1, deadline=30.0)
+        asked.respond(asked.received)
+        g.output("answers", asked.responses)
+
+
+def test_a_denied_peer_of_a_request_is_missing_at_once_with_the_reason() -> None:
+    net = network(Survey(), {"sensor": "sensor", "one": "guard", "two": "guard"})
+    sensor, denied = net["sensor"], Network.peer_id("two")
+    sensor.node.block_peer(denied)
+    execution = sensor.invoke("sensor", {"x": np.array(3, np.float32)})
+    net.run(net.now_ns + 1_000_000_000)
+    batch = sensor.outputs(execution)["answers"]
+    assert [peer for peer, _ in batch.responses] == [Network.peer_id("one")]
+    assert batch.missing == (denied,)
+    ((peer, why),) = batch.reasons
+    assert (peer, why.kind, why.detail) == (denied, "NotSent", "blocklisted")

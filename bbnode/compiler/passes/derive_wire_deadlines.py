@@ -22,8 +22,10 @@ class DeriveWireDeadlines(Pass):
        bring deadlines of their own, or `After` and `Sleep` their delays, those count as they
        are, and the slowest path decides.
     3. A request that brings its own `deadline_ns` attribute (not 0) keeps that one.
-    4. A `chain_depth` that is no number from 1 to `MAX_CHAIN_DEPTH`, or a negative deadline,
-       is ExpansionFailed.
+    4. A Send that begins a budget of its own (`budget_ns`) takes that as `deadline_ns`, and what
+       comes before it does not count what comes after it.
+    5. A `chain_depth` that is no number from 1 to `MAX_CHAIN_DEPTH`, a negative deadline, or a
+       `budget_ns` that is no positive number or not on a Send, is ExpansionFailed.
     """
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:

@@ -406,7 +406,7 @@ class Graph:
 
     def net_out(
         self, port: str, peers: Output, value: Output, *, after: After = None,
-        hops: int | None = None, shape: Shape | None = None,
+        hops: int | None = None, budget: float | None = None, shape: Shape | None = None,
     ) -> Output:  # fmt: skip
         """Send `value` to `peers` and return it as it lives on the class of those peers.
 
@@ -423,6 +423,9 @@ class Graph:
             after: values that must be there before.
             hops: number of sends one after the other that the time budget of this one has to
                 cover, this one included; None: as many as the program shows.
+            budget: seconds that what this message starts may take, with what that sends on: a
+                budget of its own. None: what is left of the message that started this execution,
+                if one did. A loop over the network renews its budget so, each time around.
             shape: of what is received, as for `input`; None: that of `value`, as far as the
                 compiler finds it. What arrives in another shape is refused.
 
@@ -431,7 +434,7 @@ class Graph:
 
         Raises:
             DuplicateName: a request has that port.
-            BadArgument: `hops` is not a number of hops.
+            BadArgument: `hops` is not a number of hops, or `budget` no number of seconds.
         """
         # The compiler makes the receiving op from the outputs that live on the far side.
         if port in self._request_ports:
@@ -439,6 +442,8 @@ class Graph:
         check_name("port name", port)
         first = self._received.get(port)
         metadata = self._port_metadata(port, hops)
+        if budget is not None:
+            metadata[keys.BUDGET_NS_KEY] = str(_budget_ns(port, budget, hops))
         if first is not None:
             metadata[keys.FAN_IN_KEY] = first.name
         received, sender = self.record(_SEND, (value, peers), after=after, metadata=metadata)
@@ -1006,6 +1011,18 @@ class Graph:
         if isinstance(after, list | tuple):
             return after
         raise BadArgument(f"after={after!r:.80} is neither a recorded value nor a list of them")
+
+
+def _budget_ns(port: str, budget: object, hops: object) -> int:
+    given = budget if isinstance(budget, int | float) else math.nan
+    if not 1 / NS_PER_S <= given <= MAX_DEADLINE_S or isinstance(budget, bool):
+        raise BadArgument(
+            f"budget={budget!r:.40} of {port!r} has to be a number of seconds above 0, up to "
+            f"{MAX_DEADLINE_S:.0f}, or None"
+        )
+    if hops is not None:
+        raise BadArgument(f"{port!r} has hops and a budget; give one of them: each says the time")
+    return round(given * NS_PER_S)
 
 
 def _parsed(

@@ -35,20 +35,24 @@ def _send(build: OpBuild) -> Fire:
     # A later send of a port lands where another op of this very execution may send as well:
     # under the execution's own id the receiver would take the two for one message.
     is_joined = keys.SYNTHESIZED_FROM_KEY in build.node.metadata
+    # What has a budget of its own travels alone: an envelope has the tightest of all in it.
+    budget_ns = build.meta_int(keys.BUDGET_NS_KEY, 0)
+    has_own_id = is_joined or budget_ns > 0
 
     def fire(frame: Frame) -> Any:
         rt: Services = frame.rt
         values = frame.values
         peers = destinations(name, values[peers_at])
         if peers:
+            remaining_ns = budget_ns or rt.outbound.remaining_ns(frame, op.deadline_ns, packer.site)
             rt.outbound.send(
                 frame,
                 op,
                 peers,
                 packer(values[data_at]),
                 CorrelationKind.NONE,
-                rt.wire_ids.next_u64() if is_joined else rt.outbound.one_way_id(frame),
-                rt.outbound.remaining_ns(frame, op.deadline_ns, packer.site),
+                rt.wire_ids.next_u64() if has_own_id else rt.outbound.one_way_id(frame),
+                remaining_ns,
             )
         return TRIGGER
 
@@ -107,6 +111,12 @@ def _send_resp(build: OpBuild) -> Fire:
             frame.debt = None  # paid
         return TRIGGER
 
+    def skip(frame: Frame, reason: str) -> bool:
+        """Let the requester know that there will be no answer."""
+        frame.rt.executor.skip_answer(frame, op, reason)
+        return True
+
+    op.skip = skip
     return fire
 
 

@@ -109,11 +109,17 @@ class EnvelopeOutbox:
         return max(frame.deadline_ns - self.clock.now_ns, 1)  # 0 on the wire would mean "none"
 
     def reachable(
-        self, frame: Frame, op: Op, peers: Sequence[PeerId], suffix: bytes = b""
+        self,
+        frame: Frame,
+        op: Op,
+        peers: Sequence[PeerId],
+        suffix: bytes = b"",
+        why: dict[PeerId, str] | None = None,
     ) -> list[PeerId]:
         """Return those of `peers` that can be sent to; a PeerResolveFailed step for each other.
 
-        `suffix` is the site to send to, which a peer of another version may not have.
+        `suffix` is the site to send to, which a peer of another version may not have; `why` is
+        given the reasons of those that are left out.
         """
         found = []
         for peer in peers:
@@ -122,6 +128,8 @@ class EnvelopeOutbox:
                 found.append(peer)
             else:
                 self.left_out(frame, op, peer, reason)
+                if why is not None:
+                    why[peer] = reason
         return found
 
     def left_out(self, frame: Frame, op: Op, peer: PeerId, reason: str) -> None:
