@@ -325,7 +325,7 @@ class Graph:
             )
         declared = declared_type(f"input {name!r}", type, shape, denotation, axes)
         value = self.declare(name, declared.kind or type)
-        self._declare_as(value, declared)
+        self.declare_as(value, declared)
         self._function.inputs.append(name)
         return value
 
@@ -391,11 +391,11 @@ class Graph:
         if shape is None and not denotation:
             declared = self._function.types[name].narrowed(declared.kind)
         self._function.types[name] = declared
-        self._declare_as(value, declared)
+        self.declare_as(value, declared)
         return dataclasses.replace(value, type=declared.kind or kind)
 
-    def _declare_as(self, value: Output, declared: ValueType) -> None:
-        """Note a shape, and the line that declares it: inputs have no op that says theirs."""
+    def declare_as(self, value: Output, declared: ValueType) -> None:
+        """Note a shape or a denotation, and the line: inputs have no op that says theirs."""
         if declared.shape is None and not declared.denotation:
             return
         self._function.types[value.name] = declared

@@ -233,7 +233,7 @@ class Planner:
             makers = [by_position[p] for p in positions]
             if not makers and not (name in ready and name in indices):
                 continue
-            if len(makers) == 1 and _only_names(flat.ops[positions[0]], makers[0]):
+            if len(makers) == 1 and _only_names(flat, flat.ops[positions[0]], makers[0]):
                 # The PassThrough shows the value that it would have handed on.
                 source = indices[flat.ops[positions[0]].inputs[0]]
                 makers[0].op_type, makers[0].out = "Surface", SCRATCH
@@ -434,9 +434,10 @@ def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str])
     return waits
 
 
-def _only_names(flat_op: FlatOp, op: Op) -> bool:
-    """Return True if the op only names a value, as `g.output` records one."""
-    return flat_op.is_a(keys.SYSCALL_DOMAIN, "PassThrough") and not op.consumers
+def _only_names(flat: FlatFunction, flat_op: FlatOp, op: Op) -> bool:
+    """Return True if the op only names a value, as `g.output` records one, and checks nothing."""
+    is_named = flat_op.is_a(keys.SYSCALL_DOMAIN, "PassThrough") and not op.consumers
+    return is_named and flat_op.outputs[0] not in flat.shapes
 
 
 def _is_plain_constant(op: FlatOp) -> bool:
