@@ -30,7 +30,7 @@ from bbnode.ir import codec
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.errors import AuthorError, BbnodeError
 from bbnode.ir.peer import PeerId
-from bbnode.ir.types import TENSOR, TENSOR_FLOAT, TypeNode
+from bbnode.ir.types import METADATA, TENSOR, TENSOR_FLOAT, TypeNode
 from bbnode.ir.values import Metadata, PeerIdVec, ResponseBatch, SearchResults, Value
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -200,8 +200,9 @@ class Component(ABC):
     Config: ClassVar[type] = NoConfig
     depends: ClassVar[Mapping[str, str]] = {}
     # Leaf types of tensor ports that this concrete narrows from the placeholder "Tensor":
-    # "<op_type>.<port>" or "*" to the type; compile-time only.
-    storage: ClassVar[Mapping[str, TypeNode]] = {}
+    # "<op_type>.<port>" or "*" to the type; compile-time only. Of several, it is the one that the
+    # program says, else the first.
+    storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {}
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -325,10 +326,16 @@ class Model(Component):
 
 
 class Aggregator(Component):
-    """Combines tensors of many peers into one."""
+    """Combines tensors of many peers into one.
+
+    Attributes:
+        answers: of what type each answer is that `contribute_all` takes: one type, or those of a
+            composite's parts. TENSOR is the type that `storage` says, ANY is any.
+    """
 
     ROLE = "Aggregator"
     storage: ClassVar[Mapping[str, TypeNode]] = {"*": TENSOR_FLOAT}
+    answers: ClassVar[TypeNode | tuple[TypeNode, ...]] = (TENSOR, METADATA)
 
     @abstractmethod
     def contribute(self, ctx: OpContext, tensor: Value, metadata: Metadata) -> None:
@@ -336,7 +343,7 @@ class Aggregator(Component):
 
     @abstractmethod
     def contribute_all(self, ctx: OpContext, responses: ResponseBatch) -> None:
-        """Add a cohort's answers, each a composite (tensor, metadata)."""
+        """Add a cohort's answers, each of the type `answers`: a composite (tensor, metadata)."""
 
     @abstractmethod
     def aggregate(self, ctx: OpContext) -> tuple[Value, Metadata]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bbnode.dsl.core.graph import After, Graph, Output, as_graph, spec_of
+from bbnode.dsl.core.graph import NS_PER_S, After, Graph, Output, as_graph, spec_of
 from bbnode.dsl.errors import BadArgument
 from bbnode.ir import keys
 from bbnode.ir.types import TypeNode
@@ -76,9 +76,32 @@ def on_trigger(g: Graph, trigger: Output, *, after: After = None) -> Output:
     return _one(g, "OnTrigger", trigger, after=after)
 
 
-def threshold(g: Graph, *inputs: Output, n: int, after: After = None) -> Output:
-    """A trigger once `n` of the inputs have arrived."""
-    return _one(g, "Threshold", *inputs, after=after, n=n)
+def threshold(
+    g: Graph, *inputs: Output, n: int, per_peer: bool = False, until_ns: int = 0,
+    after: After = None,
+) -> Output:  # fmt: skip
+    """A trigger once `n` of the inputs have arrived.
+
+    With more than there are inputs it is a barrier over executions: a trigger after each `n`
+    arrivals (of deliveries, say), in an execution of its own. With fewer after `until_ns`, counted
+    from the first (0: ten minutes), it fails. `per_peer` counts each peer once in a round.
+    """
+    made = _one(
+        g, "Threshold", *inputs, after=after, n=n, per_peer=int(per_peer), until_ns=until_ns
+    )
+    made.graph.check_join()
+    return made
+
+
+def collect(
+    g: Graph, value: Output, *, n: int = 0, until_ns: int = 0, quorum: int = 0,
+    per_peer: bool = True, after: After = None,
+) -> Output:  # fmt: skip
+    """Values of several deliveries as one batch: `g.collect`, with the time in nanoseconds."""
+    graph = as_graph(g, "syscalls.collect(g, …)")
+    return graph.collect(
+        value, n=n, until=until_ns / NS_PER_S, quorum=quorum, per_peer=per_peer, after=after
+    )
 
 
 def after(g: Graph, trigger: Output, *, delay_ns: int, after: After = None) -> Output:
@@ -99,6 +122,11 @@ def deadline_match(g: Graph, then: Output, timeout: Output, *, after: After = No
 def any_of(g: Graph, *inputs: Output, group: str = "", after: After = None) -> Output:
     """The first of its inputs to arrive (the op `Any`)."""
     return _one(g, "Any", *inputs, after=after, group=group)
+
+
+def when(g: Graph, condition: Output, *, expect: bool = True, after: After = None) -> Output:
+    """A trigger if the condition is as expected; else what needs it is skipped: `g.when`."""
+    return _one(g, "When", condition, after=after, expect=int(expect))
 
 
 def gate(g: Graph, value: Output, trigger: Output, *, after: After = None) -> Output:

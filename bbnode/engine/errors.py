@@ -44,6 +44,19 @@ class UnknownTarget(InstallError):
         super().__init__(f"no target {target!r}{hint}; there is: {', '.join(self.known) or 'none'}")
 
 
+class UnreachableOps(InstallError):
+    """Ops that no execution can ever fire, such as one that needs the values of two deliveries."""
+
+    def __init__(self, ops: Sequence[str]) -> None:
+        self.ops = tuple(ops)
+        listed = "\n  ".join(self.ops)
+        super().__init__(
+            f"{len(self.ops)} op(s) can never fire, since what they need never meets in one "
+            "execution; compile the program again, and the compiler says which values these are:"
+            f"\n  {listed}"
+        )
+
+
 class SlotBindingConflict(InstallError):
     """Targets that are installed together bind one slot to different things."""
 
@@ -251,6 +264,18 @@ class LimitNotTaken(OpError):
 
 class QueueFull(OpError):
     """A queue holds as many values as it may."""
+
+
+class AlreadyGathered(OpError):
+    """A peer has contributed to the open batch of a join, which takes one value of each."""
+
+
+class JoinFull(OpError):
+    """The open batch of a join holds as many values as it may."""
+
+
+class JoinIncomplete(OpError):
+    """Too few values came to a join in its time; who came is in the detail."""
 
 
 class NothingHeld(OpError):

@@ -26,6 +26,7 @@ from bbnode.engine.errors import (
     MissingDependency,
     RoleMismatch,
     UnknownSlot,
+    UnreachableOps,
     UnsupportedOps,
     did_you_mean,
 )
@@ -78,13 +79,15 @@ def install(
         SlotBindingConflict, MissingComponents, RoleMismatch, UnknownSlot, ConfigTypeMismatch,
         LocalSettingRefused, MissingDependency, DependencyCycle, ComponentConstructionFailed: of
         components.
-        MissingCustomOps, UnsupportedOps: of what it would run.
+        UnreachableOps, MissingCustomOps, UnsupportedOps: of what it would run.
     """
     program = model if isinstance(model, ProgramPlan) else plan_program(model, targets)
     classes = _classes(program)
     cells = _make_components(program, classes, config or {}, own_artifact=own_artifact)
     by_slot = {cell.slot: cell for cell in cells}
     unsupported = [*program.unsupported, *_unsupported(program, by_slot)]
+    if program.unreachable:
+        raise UnreachableOps(program.unreachable)
     if program.missing_ops:
         raise MissingCustomOps(program.missing_ops, unsupported)
     if unsupported:
@@ -95,7 +98,7 @@ def install(
         try:
             graphs.append(GraphRunner(spec, backend))
         except BbnodeError as error:
-            raise UnsupportedOps([f"{spec.where}: {error}"]) from error
+            raise UnsupportedOps([f"{spec.told(spec.place.of(error))}: {error}"]) from error
     rt = Runtime(
         program,
         neighbours=Neighbours(peer_id, addresses),
@@ -248,10 +251,12 @@ def _unsupported(program: ProgramPlan, cells: Mapping[str, ComponentCell]) -> li
             domain = "" if is_onnx_domain(node.domain) else node.domain
             version = spec.opsets.get(domain, 0)
             if domain not in ("", keys.ONNX_ML_DOMAIN):
-                found.append(f"{spec.where}: {domain}::{node.op_type} inside of a graph")
+                where = spec.told(spec.place.at(node.name))
+                found.append(f"{where}: {domain}::{node.op_type} inside of a graph")
             elif not backend.supports(node.op_type, version, domain):
+                where = spec.told(spec.place.at(node.name))
                 found.append(
-                    f"{spec.where}: {domain or keys.ONNX_DOMAIN}::{node.op_type} "
+                    f"{where}: {domain or keys.ONNX_DOMAIN}::{node.op_type} "
                     f"(opset {version}) on {backend.TYPE_NAME}"
                 )
     return list(dict.fromkeys(found))

@@ -112,13 +112,8 @@ class Node:
 
     @property
     def crossings(self) -> tuple[Crossing, ...]:
-        """What the installed targets send and take, by site."""
+        """The crossings of the installed targets: what they send and take, by site."""
         return self._program.crossings
-
-    @property
-    def unreachable_ops(self) -> tuple[str, ...]:
-        """Ops that no entry can ever fire, such as one that needs the values of two Recvs."""
-        return self._program.unreachable
 
     def set_addresses(self, addresses: Sequence[Multiaddr]) -> None:
         """Replace this node's own addresses (on the polling thread)."""
@@ -410,6 +405,7 @@ class Node:
             "executions.live": len(rt.executor.frames),
             "ops.parked": len(rt.suspensions),
             "requests.open": len(rt.cohorts.table),
+            "joins.open": len(rt.joins),
             "calls.open": len(rt.calls),
             "executions.in_line": len(rt.executor.turns),
             "timers.components": len(rt.timers),
@@ -454,7 +450,8 @@ class Node:
                     until_ns=parked.until_ns,
                 )
             )
-        found += rt.messenger.waiting() + rt.executor.turns.waiting() + rt.bootstraps.waiting()
+        found += rt.joins.waiting() + rt.messenger.waiting()
+        found += rt.executor.turns.waiting() + rt.bootstraps.waiting()
         host_ns = rt.clock.host_ns
         return [
             replace(w, since_ns=host_ns(w.since_ns), until_ns=host_ns(w.until_ns)) for w in found

@@ -19,6 +19,7 @@ from bbnode.engine.cohorts import Cohorts
 from bbnode.engine.executor import Executor
 from bbnode.engine.frame import EntryPlan
 from bbnode.engine.ingress import Ingress
+from bbnode.engine.joins import Joins
 from bbnode.engine.limits import Limits
 from bbnode.engine.messaging.messenger import ComponentMessenger
 from bbnode.engine.messaging.pending import ComponentTimers, PendingCalls
@@ -87,6 +88,7 @@ class Runtime(Services):
             clock, reports, limits, self.tracer, self.ingress.executions
         )
         self.stores = Stores(self.ingress.budget, program.stores)
+        self.joins = Joins(program.joins, clock, reports, scheduler, executor, self.stores)
         self.records = Records(self.ingress.budget, reports.counts)
         self.suspensions = Suspensions(
             executor,
@@ -222,6 +224,7 @@ class Runtime(Services):
             "bootstraps": self.bootstraps,
             "sources": self.sources,
             "stores": self.stores,
+            "joins": self.joins,
             "dedup": self.dedup,
             "addresses": self.neighbours.book,
             "backoff": self.neighbours.backoff,
@@ -244,6 +247,7 @@ class Runtime(Services):
             *(plan for t in program.targets for plan in (t.invoke, *t.events.values())),
             *(site.plan for site in program.sites.values() if isinstance(site, RecvSite)),
             *(source.plan for source in program.sources),
+            *(join.plan for join in program.joins),
             *self.bootstraps.entry_plans(),
             *self.messenger.plans,
             self.decoder.plan,
@@ -307,4 +311,5 @@ ON_TIMER: Final[Mapping[TimerKind, Callable[[Runtime, int, int], object]]] = {
     TimerKind.BOOTSTRAP_TURN: lambda rt, key, _: rt.bootstraps.turn_is_over(key),
     TimerKind.COMPONENT_TIMER: lambda rt, key, _: rt.messenger.timer_is_due(key),
     TimerKind.CALL_DEADLINE: lambda rt, key, _: rt.messenger.call_is_late(key),
+    TimerKind.JOIN_DEADLINE: lambda rt, key, _: rt.joins.too_late(key),
 }

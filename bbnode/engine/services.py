@@ -16,6 +16,7 @@ from bbnode.engine.cohorts import Cohorts
 from bbnode.engine.executor import Executor
 from bbnode.engine.frame import Frame, Op
 from bbnode.engine.ingress import Ingress
+from bbnode.engine.joins import Joins
 from bbnode.engine.messaging.actions import Action
 from bbnode.engine.messaging.pending import ComponentTimers, PendingCalls
 from bbnode.engine.peers.neighbours import Neighbours
@@ -55,6 +56,7 @@ class Services:
     calls: PendingCalls
     timers: ComponentTimers
     stores: Stores
+    joins: Joins
     records: Records
     rng: SplitMix64
     wire_ids: SplitMix64

@@ -65,9 +65,10 @@ class StoredValue:
     charge: Charge
 
 
-_STORED = RowForm(StoredValue, value=VALUE, charge=CHARGE)
-_QUEUES = many(many(_STORED, deque))
-_HOLDS = many(optional(_STORED), list)
+# The form of a stored value in snapshots.
+STORED = RowForm(StoredValue, value=VALUE, charge=CHARGE)
+_QUEUES = many(many(STORED, deque))
+_HOLDS = many(optional(STORED), list)
 
 
 @dataclass(slots=True)
@@ -154,7 +155,7 @@ class _Record:
     kept: StoredValue
 
 
-_RECORDS = many(RowForm(_Record, at_ns=PLAIN, execution=PLAIN, name=PLAIN, kept=_STORED), deque)
+_RECORDS = many(RowForm(_Record, at_ns=PLAIN, execution=PLAIN, name=PLAIN, kept=STORED), deque)
 
 
 class Records:

@@ -18,11 +18,11 @@ from typing import Any, Final, Protocol, TypeAlias
 from bbnode.engine.clock import NodeClock
 from bbnode.engine.errors import DeadlineExceeded
 from bbnode.engine.frame import EntryPlan, Frame
-from bbnode.engine.planning.flatten import FlatOp
 from bbnode.engine.snapshot.codec import SnapshotReader, SnapshotWriter
 from bbnode.engine.suspensions import Waiting
 from bbnode.ir import keys, opset
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.flatten import FlatOp
 from bbnode.ir.peer import PeerId
 
 # Ops that another execution, maybe of the same entry, has to release.
@@ -63,7 +63,13 @@ class Starter(Protocol):
         """Let an execution run."""
 
     def fail_start(
-        self, execution: int, plan: EntryPlan, error: BbnodeError, *, from_bus: bool = False
+        self,
+        execution: int,
+        plan: EntryPlan,
+        error: BbnodeError,
+        *,
+        from_bus: bool = False,
+        source_peer: PeerId | None = None,
     ) -> None:
         """Report an execution that will not run."""
 
@@ -122,7 +128,11 @@ class Turns:
             return False
         error = DeadlineExceeded("its turn came after its deadline: those before it took too long")
         frame.failures += 1
-        self.starter.fail_start(frame.execution, frame.plan, error, from_bus=frame.from_bus)
+        self.starter.fail_start(
+            *(frame.execution, frame.plan, error),
+            from_bus=frame.from_bus,
+            source_peer=frame.source_peer,
+        )
         self.starter.end(frame)
         return True
 

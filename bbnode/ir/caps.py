@@ -266,6 +266,12 @@ MAX_UNDER_WAY: Final = _cap(
 MAX_TIMERS: Final = _cap(16_384, "timers", "of one component")
 MAX_KEY_CHARS: Final = _cap(256, "characters", "the key of a timer")
 MAX_QUEUED: Final = _cap(1024, "values", "of one queue of a program")
+MAX_JOIN_NS: Final = _cap(
+    30 * 86_400 * 1_000_000_000, "ns", "from the first value of a join to its end: a month"
+)
+MAX_GATHERED: Final = _cap(
+    65_536, "values", "of one batch of a join; a batch holds one value and one peer each"
+)
 MAX_RECORDS: Final = _cap(1024, "records", "of a program, to be looked at")
 MAX_RECORD_BYTES: Final = _cap(16 << 20, "bytes", "all of them")
 DEDUP_WINDOW: Final = _cap(8192, "messages", "that are remembered, so that none is taken twice")

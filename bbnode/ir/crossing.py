@@ -56,7 +56,7 @@ class Crossing:
 
     @property
     def counterpart(self) -> tuple[str, str, str]:
-        """What crossings of two versions have in common that are meant to be one."""
+        """The key under which crossings of two versions that are meant to be one agree."""
         return self.receiver, self.port, self.kind
 
 

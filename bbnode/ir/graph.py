@@ -26,10 +26,10 @@ from onnx import SparseTensorProto, TensorProto, TypeProto, numpy_helper
 from bbnode.ir import keys, types
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.making import maker
+from bbnode.ir.shapes import Dim
 from bbnode.ir.types import TypeNode
 
 FunctionKey = tuple[str, str, str]
-Dim = int | str | None
 
 # Defaults and stamps that a compile writes again and again; a few hundred bytes each.
 _SHARED_ATTRIBUTES = 4096

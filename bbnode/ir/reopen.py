@@ -245,6 +245,35 @@ def mark_call(call: OpNode, members: Sequence[OpNode], values: Sequence[str]) ->
     _write_text(call.metadata, keys.MEMBERS_KEY, _encode(said))
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An op that a fused graph stands for: its name, `<file>:<line>`, and Module."""
+
+    name: str
+    line: str
+    module: str
+
+
+def members_text(metadata: Mapping[str, str]) -> str:
+    """Return what the call of a subgraph says of its ops, for `members_of`; "" if nothing."""
+    if keys.MEMBERS_KEY not in metadata:
+        return ""
+    return _take_text(dict(metadata), keys.MEMBERS_KEY) or ""
+
+
+def members_of(text: str) -> list[Member]:
+    """Return the ops of a subgraph, in its order; [] for a text that is not ours."""
+    found = []
+    try:
+        said = json.loads(text)
+        for name, line, _, own, _ in said["nodes"]:
+            module = (said["metadata"] if own is None else own).get(keys.MODULE_INSTANCE_KEY, "")
+            found.append(Member(str(name), str(line), str(module)))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return []
+    return found
+
+
 def _write_text(metadata: dict[str, str], key: str, text: str) -> None:
     """Write a text of any length, in pieces of which each may stand in a file."""
     metadata[key] = text[:MAX_NAME_CHARS]

@@ -7,6 +7,9 @@ another line of ours.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 REPLACEMENT = "�"
 
 
@@ -31,6 +34,20 @@ def escaped_json(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else _json_escape(c) for c in text)
+
+
+def failure_text(failure: Mapping[str, Any]) -> str:
+    """Return the failure of an op as a line: what, where it was written, and who asked for it.
+
+    `failure` has the fields of an OpFailed; a node of another version may leave some out.
+    """
+    told = {name: failure.get(name) or "" for name in ("inner", "line", "module", "source_peer")}
+    place = [told["inner"], told["line"], told["module"] and f"in Module {told['module']}"]
+    if told["source_peer"]:
+        place.append(f"for a message of {told['source_peer']}")
+    where = ", ".join(filter(None, place))
+    text = f"{failure['op']}: {failure['kind']}: {failure['detail']}"
+    return f"{text} ({where})" if where else text
 
 
 def _json_escape(character: str) -> str:

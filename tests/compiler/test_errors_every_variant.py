@@ -354,12 +354,35 @@ def type_constraint_failed() -> object:
     return compile_body(body)
 
 
-@case(errors.UnresolvedType, "'Hold.Flush_0.value'", "`g.input(name, type)`",
-      value="Hold.Flush_0.value", known="Any", op="Hold.Flush_0", slot="", role="")  # fmt: skip
+@case(errors.UnresolvedType, "'Unbundle_0.parts_0'", "`g.input(name, type)`",
+      value="Unbundle_0.parts_0", known="Tensor", op="Unbundle_0", slot="", role="")  # fmt: skip
 def unresolved_type() -> object:
     def body(g: Graph) -> None:
-        tick = g.input("tick", types.TRIGGER)
-        held = syscalls.hold_flush(g, tick, slot="buffer")  # here
+        both = g.bundle([g.input("x", types.TENSOR_FLOAT)])
+        (part,) = g.unbundle(both, [types.TENSOR])  # here
+        syscalls.app_emit(g, part, name="seen")
+
+    return compile_body(body)
+
+
+@case(errors.StoredTypesDiffer, "'buffer'", "test_errors_every_variant.py:", "a name of its own",
+      op="Hold.Stash_1", kind="Tensor.INT64", name="buffer",
+      other_op="Hold.Stash_0", other_kind="Tensor.FLOAT",
+      other_line=re.compile(r"variant.py:\d+$"))  # fmt: skip
+def stored_types_differ() -> object:
+    def body(g: Graph) -> None:
+        syscalls.hold_stash(g, g.input("x", types.TENSOR_FLOAT), slot="buffer")
+        syscalls.hold_stash(g, g.input("n", types.TENSOR_INT64), slot="buffer")  # here
+
+    return compile_body(body)
+
+
+@case(errors.NothingStored, "'bufer'", "Hold.Stash",
+      op="Hold.Flush_0", op_type="Hold.Flush", name="bufer", puts="Hold.Stash")  # fmt: skip
+def nothing_stored() -> object:
+    def body(g: Graph) -> None:
+        syscalls.hold_stash(g, g.input("x", types.TENSOR_FLOAT), slot="buffer")
+        held = syscalls.hold_flush(g, g.input("tick", types.TRIGGER), slot="bufer")  # here
         syscalls.app_emit(g, held, name="seen")
 
     return compile_body(body)

@@ -70,9 +70,10 @@ def test_a_huge_tensor_is_not_hashed_on_the_loop() -> None:
             {"type": "peer_up", "peer": str(A), "classes": ["client"]},
         ),
         (
-            steps.OpFailed(execution=1, target="t", op="o", kind="K", detail="d"),
+            steps.OpFailed(execution=1, target="t", op="o", kind="K", detail="d", line="a.py:3",
+                           module="M", source_peer=A),
             {"type": "op_failed", "execution": 1, "target": "t", "op": "o", "kind": "K",
-             "detail": "d"},
+             "detail": "d", "line": "a.py:3", "module": "M", "inner": "", "source_peer": str(A)},
         ),
         (steps.RunTask(token=1, fn=lambda: None, op="o"), None),
         (steps.SendEnvelope(peer=A, addresses=(), parts=(b"x",), tag=1), None),

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from bbnode.compiler.analysis.functions import by_key
 from bbnode.compiler.analysis.slots import by_slot, role_of
-from bbnode.compiler.errors import UnresolvedType, Where
+from bbnode.compiler.errors import NOWHERE, UnresolvedType, Where
 from bbnode.compiler.typing.constraints import FunctionTypes, TypeNetwork
+from bbnode.compiler.typing.stored import Choices, unite_stored
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys
 from bbnode.ir.graph import OpNode
@@ -28,23 +29,36 @@ class TypeSolver(Pass):
     3. A call's values have the types of the callee's inputs and outputs, at every call.
     4. Peers of a send that say nothing else are a PeerIdVec; a function input that nothing
        computes with (only `after`, or nobody at all) is a Trigger.
-    5. `Unbundle` takes its parts' types from `child_types`, `Bundle` records them there.
-    6. A type that stays abstract is UnresolvedType, unless types are permissive. A function
+    5. `Unbundle` takes its parts' types from `child_types`, `Bundle` records them there; parts
+       have the types that were put in, across calls and sends. Answers are of the type of what
+       the request is answered with; an aggregator takes those that its class says (`answers`).
+    6. What `Hold.Flush` and `Serialize.Dequeue` take has the type of what is put under that name,
+       anywhere in the program (StoredTypesDiffer); where nothing is, it is NothingStored.
+    7. Where a component's `storage` gives several types for a port, it is the one that the
+       program says (TypeConstraintFailed for another one), else the first.
+    8. A type that stays abstract is UnresolvedType, unless types are permissive. A function
        input that nothing computes with may stay a Tensor: it never gets anywhere.
     """
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
         network = TypeNetwork()
         table = by_key(unit.bodies())
+        bound = by_slot(options.bindings)
         functions = {
-            key: FunctionTypes(function, unit.program, network) for key, function in table.items()
+            key: FunctionTypes(function, unit.program, network, bound)
+            for key, function in table.items()
         }
         for one in functions.values():
             one.constrain(functions)
+        unite_stored(functions.values(), network)
         _infer_until_settled(list(functions.values()), network)
         for one in functions.values():
             one.default_peers()
         _infer_until_settled(list(functions.values()), network)
+        choices = Choices(functions.values(), by_slot(options.bindings))
+        choices.settle(network)
+        _infer_until_settled(list(functions.values()), network)
+        choices.check(network)
         for one in functions.values():
             one.settle_movers(finally_tensors=True)
         _infer_until_settled(list(functions.values()), network)
@@ -86,7 +100,9 @@ def _unresolved(
                 role=role,
                 where=Where.of(node),
             )
-    return UnresolvedType(value=value, known=known.name)
+    reader = next((node for node in one.function.nodes if value in node.computes_with), None)
+    where = NOWHERE if reader is None else Where.of(reader)  # an input has no line of its own
+    return UnresolvedType(value=value, known=known.name, where=where)
 
 
 def _unbound(node: OpNode, options: CompileOptions) -> tuple[str, str]:

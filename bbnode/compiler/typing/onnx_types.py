@@ -119,9 +119,7 @@ def infer(
 
     Raises InferenceFailed when ONNX refuses the node.
     """
-    given = {name: types.type_to_proto(kind) for name, kind in known.items()}
-    # A tensor of unknown element type is to ONNX one that is not known at all.
-    given = {name: proto for name, proto in given.items() if known[name] is not types.TENSOR}
+    given = {name: _known_proto(kind) for name, kind in known.items()}
     try:
         if node.graphs:
             return _infer_with_graphs(node, given, versions, ir_version)
@@ -142,6 +140,11 @@ def infer(
     ) as error:
         raise InferenceFailed(str(error).strip().splitlines()[0] if str(error) else "") from error
     return found
+
+
+def _known_proto(kind: TypeNode) -> TypeProto:
+    """The type as ONNX takes it: one that is not known yet is there, and says nothing."""
+    return types.type_to_proto(kind) if kind.is_leaf else TypeProto()
 
 
 def _light_proto(node: OpNode) -> NodeProto:
@@ -171,7 +174,7 @@ def _infer_with_graphs(
     model.graph.name = "one_node"
     for name in node.computes_with:
         port = model.graph.input.add(name=name)
-        if name in given:
+        if given[name].WhichOneof("value"):
             port.type.CopyFrom(given[name])
     model.graph.node.append(_light_proto(node))
     for name in node.outputs:

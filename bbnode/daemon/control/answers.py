@@ -128,11 +128,15 @@ class DialledBack(TypedDict):
 
 
 class ExecutionResult(TypedDict):
-    """An execution: `ok` is null while it runs, `left_out` counts outputs that were not kept."""
+    """An execution: `ok` is null while it runs, `left_out` counts outputs that were not kept.
+
+    `skipped`: outputs that have no value in this execution, and why.
+    """
 
     execution: int
     ok: bool | None
     outputs: Json
+    skipped: dict[str, str]
     failures: list[dict[str, str]]
     left_out: int
 

@@ -42,7 +42,7 @@ FAILED_PERIODS = 3
 
 _SHOWN_OF_A_ROUND = (
     *("target", "execution", "ok", "seconds", "bytes", "responded", "missing"),
-    *("refused", "failures", "outputs"),
+    *("refused", "failures", "outputs", "skipped"),
 )
 
 
@@ -60,6 +60,8 @@ class Round:
     started_s: float = 0.0
     bytes_at_start: int = 0
     outputs: dict[str, Any] = field(default_factory=dict)
+    # Outputs that have no value this time, and why.
+    skipped: dict[str, str] = field(default_factory=dict)
     responded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     # Peers whose answers were not counted, and why.
@@ -268,8 +270,10 @@ class Rounds:
         match step:
             case steps.AppEvent() if step.execution == current.execution:
                 current.outputs[step.topic] = summarize(step.value)
+            case steps.OutputSkipped() if step.execution == current.execution:
+                current.skipped[step.name] = step.reason
             case steps.OpFailed() if step.execution == current.execution:
-                current.failures.append(f"{step.op}: {step.kind}: {step.detail}")
+                current.failures.append(str(step))
             case steps.Telemetry() if step.attributes.get("execution") != current.execution:
                 return
             case steps.Telemetry(name="request.closed", attributes=said):

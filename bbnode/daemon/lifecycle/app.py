@@ -56,7 +56,10 @@ LEAVE_SHARE = 0.2
 PREPARE_PATIENCE_S = 45.0
 
 # Shown to subscribers, not logged: several of them a round.
-_QUIET_STEPS = (steps.AppEvent, steps.Telemetry, steps.ExecutionFinished, *TRACE_STEPS)
+_QUIET_STEPS = (
+    *(steps.AppEvent, steps.OutputSkipped, steps.Telemetry, steps.ExecutionFinished),
+    *TRACE_STEPS,
+)
 
 
 # Watches a node from within, from when its control plane is up until it has stopped.

@@ -43,6 +43,7 @@ from bbnode.dsl.errors import (
 from bbnode.ir import keys, opset, types
 from bbnode.ir.address import parse_address
 from bbnode.ir.errors import DecodeError
+from bbnode.ir.flatten import join_fault
 from bbnode.ir.graph import Attribute, AttributeKind, Function, OpNode, ValueType, sorted_opsets
 from bbnode.ir.opset import OpSpec, Port
 from bbnode.ir.peer import PeerId
@@ -76,7 +77,9 @@ _BUNDLE = spec_of(keys.COMPOSITE_DOMAIN, keys.OP_BUNDLE)
 _UNBUNDLE = spec_of(keys.COMPOSITE_DOMAIN, keys.OP_UNBUNDLE)
 _SEND = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND)
 _REQUEST = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND_REQ_BATCHED)
+_COLLECT = spec_of(keys.SYSCALL_DOMAIN, keys.OP_COLLECT)
 _RESPOND = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND_RESP)
+_WHEN = spec_of(keys.SYSCALL_DOMAIN, "When")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -307,6 +310,33 @@ class Graph:
         self._request_ports.add(port)
         return made
 
+    def when(self, condition: Output, *, after: After = None) -> Output:
+        """A trigger that fires if `condition`, one bool, is true: for `after=` of any op.
+
+        If it is false, what waits for the trigger is skipped, and all that needs a value of
+        that; everything else goes on. An output that is skipped tells the host so. The
+        condition has to live where the ops are that wait for it.
+
+        Raises:
+            BadArgument: `condition` is no tensor of bools.
+        """
+        return self._when(condition, 1, after)
+
+    def unless(self, condition: Output, *, after: After = None) -> Output:
+        """The opposite of `when`: a trigger that fires if `condition` is false."""
+        return self._when(condition, 0, after)
+
+    def _when(self, condition: Output, expect: int, after: After) -> Output:
+        self.value_name(condition)
+        kind = condition.type
+        if types.meet(kind, types.TENSOR_BOOL) is None:
+            raise self.error(
+                BadArgument,
+                f"the condition {condition.name!r} is {kind.name} where one bool is needed; a "
+                "BackendSlot compares: greater(g, value, limit)",
+            )
+        return self.record(_WHEN, (condition,), {"expect": expect}, after=after)[0]
+
     def respond(self, request: Request, value: Output, *, after: After = None) -> None:
         """Answer a request, on the peers' class: the same as `request.respond(value)`."""
         if not isinstance(request, Request):
@@ -315,6 +345,57 @@ class Graph:
             )
         self.value_name(request.received)
         request.respond(value, after=after)
+
+    def collect(
+        self, value: Output, *, n: int = 0, until: float = 0.0, quorum: int = 0,
+        per_peer: bool = True, after: After = None,
+    ) -> Output:  # fmt: skip
+        """Gather a value of several deliveries, and go on once with all of them.
+
+        Each delivery is an execution of its own; this is how their values meet. What reads the
+        result runs in an execution that starts when the batch is complete, and sees nothing else.
+        The next delivery begins the next batch.
+
+        Args:
+            value: a received value, or one that is made of it.
+            n: deliveries that complete a batch; 0 for as many as come in `until`.
+            until: seconds from the first delivery of a batch to its end; 0 for ten minutes, with
+                `n` only.
+            quorum: deliveries that are enough when the time is over; 0 for `n`, or for one where
+                `n` is 0. With fewer the batch fails, with an error that names who came.
+            per_peer: a peer counts once in a batch, and its second value is refused; False takes
+                all that come.
+            after: as for `net_out`.
+
+        Returns:
+            The values with their peers, in PeerId order: a batch like `r.responses` of a
+            `g.request`.
+
+        Raises:
+            BadArgument: a number is out of range, or nothing says when a batch is complete.
+        """
+        given: object = until
+        seconds = given if isinstance(given, int | float) else math.nan
+        if not 0 <= seconds <= MAX_DEADLINE_S:
+            raise BadArgument(
+                f"until={until!r:.40} of g.collect has to be a number of seconds between 0 and "
+                f"{MAX_DEADLINE_S:.0f}"
+            )
+        attributes = {
+            "n": n,
+            "until_ns": round(seconds * NS_PER_S),
+            "quorum": quorum,
+            "per_peer": int(per_peer),
+        }
+        (batch,) = self.record(_COLLECT, (value,), attributes, after=after)
+        self.check_join()
+        return batch
+
+    def check_join(self) -> None:
+        """Raise BadArgument if the numbers of the Collect or Threshold recorded last don't fit."""
+        fault = join_fault(self.last_node)
+        if fault is not None:
+            raise self.error(BadArgument, f"{self.last_node.op_type}: {fault}")
 
     def lookup_output(self, port: str) -> Output:
         """Return the value that the `net_out` or `request` of that name delivers.

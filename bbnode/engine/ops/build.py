@@ -14,8 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from bbnode.engine.errors import InvalidArtifact
 from bbnode.engine.frame import Frame, Op
-from bbnode.engine.planning.flatten import FlatOp
 from bbnode.ir import keys, types
+from bbnode.ir.flatten import FlatOp
 from bbnode.ir.graph import OpNode
 from bbnode.ir.types import TypeNode
 
@@ -41,6 +41,7 @@ class Linker:
         methods: what install has to find on components, in order.
         semaphores: number, units (None: nothing acquires it), and the op that says so.
         queues, holds: numbers by name.
+        joins: numbers by target and name.
     """
 
     slots: Mapping[str, int]
@@ -49,6 +50,7 @@ class Linker:
     semaphores: dict[str, tuple[int, int | None, str]] = field(default_factory=dict)
     queues: dict[str, int] = field(default_factory=dict)
     holds: dict[str, int] = field(default_factory=dict)
+    joins: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def slot_index(self, slot: str, where: str) -> int:
         """Return the number of a slot; InvalidArtifact when no binding names it."""
@@ -80,6 +82,10 @@ class Linker:
         """Return the number of a held value."""
         return self.holds.setdefault(name, len(self.holds))
 
+    def join(self, target: str, name: str) -> int:
+        """Return the number of a join."""
+        return self.joins.setdefault((target, name), len(self.joins))
+
 
 @dataclass(slots=True, kw_only=True)
 class OpBuild:
@@ -92,7 +98,11 @@ class OpBuild:
     outputs: tuple[int, ...]
     types: Mapping[str, TypeNode]
     linker: Linker
-    counter: int = 0  # index of a slot for the relays of one Threshold
+    # Of the relays of one op: how many there are here, and where they count those that have fired
+    # and those that were skipped.
+    rivals: int = 0
+    counter: int = 0
+    skips: int = 0
 
     @property
     def node(self) -> OpNode:

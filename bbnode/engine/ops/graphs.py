@@ -17,6 +17,7 @@ from bbnode.components.contracts import Backend, PreparedGraph
 from bbnode.engine.errors import InvalidOperand
 from bbnode.engine.frame import Frame, Op
 from bbnode.engine.ops.build import Fire, OpBuild
+from bbnode.engine.places import OpPlace, Place
 from bbnode.ir import keys
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.graph import (
@@ -42,6 +43,7 @@ class GraphSpec:
     """One graph, before a backend has seen it.
 
     Attributes:
+        place: where the author wrote it, or its ops.
         graph: its nodes and ports, with no types.
         opsets: versions by domain; upstream ONNX is "".
         types: the known types of its values.
@@ -49,9 +51,14 @@ class GraphSpec:
 
     slot: str
     where: str
+    place: OpPlace
     graph: Subgraph
     opsets: Mapping[str, int]
     types: Mapping[str, TypeNode]
+
+    def told(self, place: Place) -> str:
+        """Return `where`, and of a fused graph the place of the op in it that is to blame."""
+        return f"{self.where}: {place}" if place.inner else self.where
 
     def input_types(self) -> tuple[TypeNode, ...] | None:
         """Return the leaf types of all inputs, or None when one is open."""
@@ -134,6 +141,7 @@ def function_spec(build: OpBuild, function: Function, slot: str) -> GraphSpec:
     return GraphSpec(
         slot=slot,
         where=build.where,
+        place=OpPlace(build.node),
         graph=graph,
         opsets={d: v for d, v in {"": keys.ONNX_OPSET_VERSION, **imported}.items() if d in used},
         types=known,
@@ -157,6 +165,7 @@ def single_spec(build: OpBuild, slot: str, opset_version: int) -> GraphSpec:
     return GraphSpec(
         slot=slot,
         where=build.where,
+        place=OpPlace(build.node),
         graph=_graph(flat.op_type, filter(None, ports[0]), filter(None, ports[1]), [node]),
         opsets={"": opset_version},
         types=known,

@@ -109,7 +109,7 @@ class Decoder:
     ) -> None:
         """Decode a fill when it is its turn."""
         executor = self.executor
-        frame = executor.start(self.plan)
+        frame = executor.start(self.plan, source_peer=event.peer)
         if frame is None:
             return
         self.reports.counts["decode.deferred"] += 1

@@ -283,7 +283,7 @@ class Inbound:
         value: Value,
     ) -> None:
         executor = self.executor
-        frame = executor.start(site.plan)
+        frame = executor.start(site.plan, source_peer=peer)
         if frame is None:
             return
         executor.came_from(frame, peer, wire_req_id, site.site)

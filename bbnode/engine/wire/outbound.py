@@ -125,7 +125,11 @@ class EnvelopeOutbox:
                 self.reports.bus.publish(BusKind.PEER_RESOLVE_FAILED)
             self.reports.steps.append(
                 steps.PeerResolveFailed(
-                    peer=peer, op=op.name, execution=frame.execution, reason=reason
+                    peer=peer,
+                    op=op.name,
+                    execution=frame.execution,
+                    reason=reason,
+                    line=frame.plan.place_of(op).line,
                 )
             )
         return found
