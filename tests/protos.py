@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from onnx import FunctionProto, ModelProto, NodeProto, helper
+from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, helper
 
 from bbnode.ir import keys, types
-from bbnode.ir.onnx_file import function_of
+from bbnode.ir.onnx_file import attribute_of, function_of
 from bbnode.ir.types import TypeNode
 
 Proto = ModelProto | FunctionProto | NodeProto
@@ -36,9 +36,17 @@ def del_meta(proto: Proto, key: str) -> None:
     proto.metadata_props.extend(kept)
 
 
+def octets(attribute: AttributeProto) -> bytes:
+    """The bytes of an attribute, which a file holds as a text or as a tensor."""
+    return bytes(attribute_of(attribute).value)
+
+
 def get_attr(node: NodeProto, name: str, default: Any = None) -> Any:
-    found = (helper.get_attribute_value(a) for a in node.attribute if a.name == name)
-    return next(found, default)
+    found = next((a for a in node.attribute if a.name == name), None)
+    if found is None:
+        return default
+    value = helper.get_attribute_value(found)
+    return octets(found) if isinstance(attribute_of(found).value, bytes) else value
 
 
 def set_attr(node: NodeProto, name: str, value: Any) -> None:

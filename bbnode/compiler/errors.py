@@ -356,6 +356,17 @@ class TypeConstraintFailed(CompileError, AuthorError):
 
 
 @dataclass(kw_only=True, eq=False)
+class ShapeContradiction(CompileError, AuthorError):
+    """No tensor has the shape that is declared, or an op does not take the shapes that it gets."""
+
+    op: str
+    detail: str
+
+    MESSAGE = "shapes at op {op!r} contradict each other: {detail}"
+    MEND = "Mend the `shape=` that is wrong, or reshape the value; None for an axis says nothing"
+
+
+@dataclass(kw_only=True, eq=False)
 class StoredTypesDiffer(CompileError, AuthorError):
     """Values of two types are kept under one name, or taken as another than is put there."""
 

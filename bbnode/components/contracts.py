@@ -146,6 +146,7 @@ class OpContext(Protocol):
     peers: PeersView
     addresses: Sequence[Multiaddr]  # of this node
     correlation: WireCorrelation | None  # of the message, inside an inbound op or `on_answer`
+    reason: str  # in `on_no_answer`: why, as "<kind>: <text>"; else empty
 
     def open_completion(self) -> Completion:
         """Park this op until the completion is used; return PENDING afterwards."""
@@ -167,8 +168,9 @@ class OpContext(Protocol):
     ) -> int:
         """Call an inbound op and return the id of the correlation.
 
-        The answer comes once, to `on_answer(ctx, tag, payload)`; without one within
-        `deadline_ns`, `on_no_answer(ctx, tag, peer)` is called.
+        The answer comes once, to `on_answer(ctx, tag, payload)`. Without one within `deadline_ns`,
+        and as soon as there can't be one, `on_no_answer(ctx, tag, peer)` is called, with
+        `ctx.reason`.
         """
 
     def set_timer(self, key: str, after_ns: int) -> None:

@@ -19,7 +19,15 @@ from bbnode.dsl.onnx.copying import NodeCopier, clean_name
 from bbnode.dsl.onnx.load import MAX_OPS, inlined_size
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds
-from bbnode.ir.graph import Function, OpNode, Program, call_key, is_onnx_domain, is_wire
+from bbnode.ir.graph import (
+    Function,
+    OpNode,
+    Program,
+    annotations_on,
+    call_key,
+    is_onnx_domain,
+    is_wire,
+)
 from bbnode.ir.onnx_file import program_of
 from bbnode.ir.reopen import NotReopenable, is_compiled, reopen
 from bbnode.ir.seal import is_intact
@@ -30,7 +38,8 @@ _TRAIT_SUFFIX = "Runtime"
 _REMADE_KEYS = frozenset(
     {
         keys.SLOT_KEY, keys.SLOT_ID_KEY, keys.REQUIRED_TRAIT_KEY, keys.CONCRETE_TYPE_KEY,
-        keys.INSTANCE_KEY, keys.PEER_CLASS_KEY, keys.MODULE_INSTANCE_KEY,
+        keys.INSTANCE_KEY, keys.PEER_CLASS_KEY, keys.MODULE_INSTANCE_KEY, keys.QUANTIZATION_KEY,
+        keys.ORIGINAL_OP_KEY,
     }
 )  # fmt: skip
 
@@ -208,11 +217,16 @@ class _Replay(NodeCopier):
 
     def run(self) -> None:
         outputs = set(self._function.outputs)
+        self.g.recorder.keep_extras(self._program._program.extras)
         for name in self._function.inputs:
             self.input(name, name)
         for node in self._function.nodes:
             with self.scopes_of(node):
                 self._record(node, outputs)
+        for node in self._function.nodes:
+            for value, held in annotations_on(node).items():
+                made = {key: self.value(name, node.name) for key, name in held.items()}
+                self.g.annotate(self.value(value, node.name), made)
         for name in self._function.outputs:
             if name in outputs:  # made by an op of another kind than g.output records
                 self.g.output(name, self.value(name, "an output"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, cast
 
-from bbnode.dsl.core.graph import After, Graph, Output
+from bbnode.dsl.core.graph import After, Graph, Output, ResultsOutput
 from bbnode.dsl.core.names import check_class, check_name
 from bbnode.dsl.core.recorder import SlotUse
 from bbnode.dsl.core.slot import Slot
@@ -179,9 +179,9 @@ class IndexSlot(Slot):
         """Store a vector [D]; its id, a CommandId."""
         return cast(Output, self.op(g, "Add", vector, after=after))
 
-    def search(self, g: Graph, query: Output, *, k: int = 10, after: After = None) -> Output:
-        """The k nearest to `query` [D], nearest first, as SearchResults of (id, distance)."""
-        return cast(Output, self.op(g, "Search", query, k=k, after=after))
+    def search(self, g: Graph, query: Output, *, k: int = 10, after: After = None) -> ResultsOutput:
+        """The k nearest to `query` [D], nearest first, as SearchResults: `.ids`, `.distances`."""
+        return cast(ResultsOutput, self.op(g, "Search", query, k=k, after=after))
 
     def remove(self, g: Graph, item: Output, *, after: After = None) -> Output:
         """Forget the vector with this id; a CommandId."""

@@ -129,6 +129,13 @@ def when(g: Graph, condition: Output, *, expect: bool = True, after: After = Non
     return _one(g, "When", condition, after=after, expect=int(expect))
 
 
+def choose(
+    g: Graph, condition: Output, first: Output, second: Output, *, after: After = None
+) -> Output:
+    """`first` if the condition, one bool, is true, else `second`: values of any one type."""
+    return _one(g, "Choose", condition, first, second, after=after)
+
+
 def gate(g: Graph, value: Output, trigger: Output, *, after: After = None) -> Output:
     """The value, once the trigger has fired."""
     return _one(g, "Gate", value, trigger, after=after)
@@ -241,6 +248,26 @@ def tee(g: Graph, value: Output, *, fanout: int, after: After = None) -> tuple[O
 def constant(g: Graph, value: Any, *, after: After = None) -> Output:
     """A value that rides in the program: the same as `g.constant`."""
     return as_graph(g, "syscalls.constant(g, …)").constant(value, after=after)
+
+
+def peers_filter(g: Graph, peers: Output, mask: Output, *, after: After = None) -> Output:
+    """The peers whose place in `mask`, a bool for each, is true: `peer_lists.filter_list`."""
+    return _one(g, "Peers.Filter", peers, mask, after=after)
+
+
+def peers_without(g: Graph, peers: Output, peer: Output, *, after: After = None) -> Output:
+    """The peers, without one: `peer_lists.without`."""
+    return _one(g, "Peers.Without", peers, peer, after=after)
+
+
+def peers_count(g: Graph, peers: Output, *, after: After = None) -> Output:
+    """How many peers are in a list, as an int64 scalar: `peer_lists.length`."""
+    return _one(g, "Peers.Count", peers, after=after)
+
+
+def peers_contains(g: Graph, peers: Output, peer: Output, *, after: After = None) -> Output:
+    """A bool scalar: true if the list has the peer. As `peer_lists.contains`."""
+    return _one(g, "Peers.Contains", peers, peer, after=after)
 
 
 # --- the address book ----------------------------------------------------------------------

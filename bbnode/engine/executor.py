@@ -13,14 +13,14 @@ from __future__ import annotations
 import sys
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, astuple, dataclass
 from typing import Any, Literal
 
 from bbnode.engine import steps
 from bbnode.engine.bus import BusKind
 from bbnode.engine.clock import NodeClock
-from bbnode.engine.errors import STOPS, FramesExceeded, GateDenied
-from bbnode.engine.frame import PARKED, EntryPlan, Frame, Marker, Op
+from bbnode.engine.errors import REASON_DUPLICATE, STOPS, FramesExceeded, GateDenied, describe
+from bbnode.engine.frame import OWED, PARKED, EntryPlan, Frame, Marker, Op
 from bbnode.engine.ingress import Executions
 from bbnode.engine.limits import Limits
 from bbnode.engine.reports import Reports
@@ -36,8 +36,11 @@ from bbnode.engine.snapshot.codec import (
 )
 from bbnode.engine.tracing import Tracer
 from bbnode.engine.turns import Turns
+from bbnode.ir import keys
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.flatten import OP_RELAY
 from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import WireRefusal
 
 # Fields of a frame that are saved as they are.
 _PLAIN_FIELDS = (
@@ -56,6 +59,7 @@ class Executor:
         cleanups: called with a frame that ends and still holds something: parked ops, cohorts, or,
             after a failure, units of semaphores.
         run: fires what is ready, at most so many ops; returns how many fired.
+        unanswered: called with a frame that will not answer the request that started it.
         under_way: executions of each component, by its number.
         frames_of: of the frames, how many each peer's messages started.
         ready: what can fire, oldest first: ops of one execution that became ready together.
@@ -77,6 +81,7 @@ class Executor:
         self.ready: deque[tuple[Frame, tuple[Op, ...]]] = deque()
         self.turns = Turns(self, self.clock)
         self.cleanups: tuple[Callable[[Frame], None], ...] = ()
+        self.unanswered: Callable[[Frame], None] = lambda _: None
         self.run: Callable[[int | None], int] = self._run
         self._commands = 0
         self.rt: Any = None  # of its frames
@@ -163,6 +168,8 @@ class Executor:
                 self.frames_of[peer] = left
             else:
                 del self.frames_of[peer]
+        if frame.debt is not None:
+            self.unanswered(frame)
         plan = frame.plan
         if plan.component is not None:
             self.under_way[plan.component] -= 1
@@ -389,7 +396,7 @@ class Executor:
         return PARKED
 
     def fail(self, frame: Frame, op: Op, error: BaseException) -> None:
-        """Fail an op: what depends on it does not fire; a denied gate ends everything."""
+        """Fail an op: what depends on it does not fire. A receive gate that denies ends it all."""
         if frame.ended:
             return
         frame.failures += 1
@@ -402,11 +409,24 @@ class Executor:
         )
         if not frame.from_bus:
             reports.bus.publish(BusKind.OP_FAILED)
+        if frame.debt is not None:
+            self._owe(frame, op, error)
         if isinstance(error, GateDenied):
             reports.counts[f"gate.denied.{error.reason}"] += 1
             self.end(frame)
         else:
             self.retire(frame)
+
+    def _owe(self, frame: Frame, op: Op, error: BaseException) -> None:
+        """Record why an execution may owe its answer for ever; if it will, say so at once."""
+        if isinstance(error, GateDenied) and error.reason == REASON_DUPLICATE:
+            frame.debt = None  # the request is being answered, or was
+            return
+        if frame.debt is OWED:
+            line = frame.plan.place_of(op, error).line
+            frame.debt = WireRefusal(*describe(error), f"{op.name}, {line}" if line else op.name)
+        if _answer_needs(frame.plan, op):
+            self.unanswered(frame)
 
     def next_command(self) -> int:
         """Return the number of a finished side effect."""
@@ -443,6 +463,22 @@ class Executor:
             self.ready.append((frame, frame.plan.ops[op].alone))
 
 
+def _answer_needs(plan: EntryPlan, failed: Op) -> bool:
+    """Return True if no SendResp of a plan can fire any more once an op has failed.
+
+    What waits for one of several (the relays of an Any) may still fire: the search ends there.
+    """
+    answers = {op for op in plan.ops if op.op_type == keys.OP_SEND_RESP}
+    lost, found = {failed}, [failed]
+    while found:
+        op = found.pop()
+        if op.op_type != OP_RELAY:
+            fresh = [consumer for consumer in op.consumers if consumer not in lost]
+            lost.update(fresh)
+            found += fresh
+    return bool(answers) and answers <= lost
+
+
 def _save(frame: Frame, writer: SnapshotWriter) -> list[Any]:
     """Save a frame without scratch and without values that are the template's."""
     plan = frame.plan
@@ -460,12 +496,14 @@ def _save(frame: Frame, writer: SnapshotWriter) -> list[Any]:
         _CHARGES.save(frame.charges, writer),
         None if frame.cohorts is None else list(frame.cohorts.items()),
         None if frame.skipped is None else list(frame.skipped.items()),
+        None if frame.debt is None else list(astuple(frame.debt)),
         *(getattr(frame, name) for name in _PLAIN_FIELDS),
     ]
 
 
 def _load(plain: Any, reader: SnapshotReader) -> Frame:
-    execution, plan, started_ns, values, pending, source, charges, cohorts, skipped, *rest = plain
+    execution, plan, started_ns, values, pending, source, charges, cohorts, *rest = plain
+    skipped, debt, *rest = rest
     frame = Frame(reader.rt, reader.plans[plan], execution, started_ns)
     for index, number in values:
         frame.values[index] = reader.value(number)
@@ -479,6 +517,8 @@ def _load(plain: Any, reader: SnapshotReader) -> Frame:
     if skipped is not None:
         frame.skipped = dict(skipped)
         frame.apart = True
+    if debt is not None:
+        frame.debt = WireRefusal(*debt) if debt[0] else OWED
     for name, value in zip(_PLAIN_FIELDS, rest, strict=True):
         setattr(frame, name, value)
     return frame

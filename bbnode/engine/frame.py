@@ -15,6 +15,7 @@ from bbnode.engine.ingress import Charge
 from bbnode.engine.places import NOWHERE, OpPlace, Place
 from bbnode.engine.steps import RunTask
 from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import WireRefusal
 from bbnode.ir.values import Value
 
 
@@ -30,6 +31,8 @@ PARKED: Final = Marker.PARKED  # what `fire` returns when the op has no result n
 
 SCRATCH: Final = -1  # index of the scratch element
 _NO_INDICES: Final[frozenset[int]] = frozenset()
+
+OWED: Final = WireRefusal("")  # an answer is owed, and nothing has failed yet
 
 
 class Task(Protocol):
@@ -184,6 +187,7 @@ class Frame:
         "charges",
         "cohorts",
         "deadline_ns",
+        "debt",
         "ended",
         "execution",
         "failures",
@@ -219,6 +223,8 @@ class Frame:
         self.failures = 0
         self.report = False  # tell the host of the end
         self.deadline_ns: int | None = None
+        # While it owes an answer to the request that started it: OWED, or what failed first.
+        self.debt: WireRefusal | None = None
         self.source_peer: PeerId | None = None
         self.wire_req_id = 0  # of the envelope that started it
         self.site = 0

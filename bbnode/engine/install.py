@@ -28,6 +28,7 @@ from bbnode.engine.errors import (
     UnknownSlot,
     UnreachableOps,
     UnsupportedOps,
+    WrongSignature,
     did_you_mean,
 )
 from bbnode.engine.limits import Limits
@@ -37,6 +38,7 @@ from bbnode.engine.peers.neighbours import Neighbours
 from bbnode.engine.planning.program import ProgramPlan, SlotPlan, plan_program
 from bbnode.engine.record.recording import Sink, head_of
 from bbnode.engine.runtime import Runtime
+from bbnode.engine.signatures import hook_misfits, misfits
 from bbnode.ir import keys
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.graph import is_onnx_domain
@@ -75,11 +77,11 @@ def install(
         trace: report every execution, op and fill (`Node.set_tracing` changes it later).
 
     Raises:
-        NotCompiled, UnknownTarget, InvalidArtifact: of the artifact.
+        NotCompiled, BrokenSeal, UnknownTarget, InvalidArtifact: of the artifact.
         SlotBindingConflict, MissingComponents, RoleMismatch, UnknownSlot, ConfigTypeMismatch,
         LocalSettingRefused, MissingDependency, DependencyCycle, ComponentConstructionFailed: of
         components.
-        UnreachableOps, MissingCustomOps, UnsupportedOps: of what it would run.
+        UnreachableOps, MissingCustomOps, UnsupportedOps, WrongSignature: of what it would run.
     """
     program = model if isinstance(model, ProgramPlan) else plan_program(model, targets)
     classes = _classes(program)
@@ -92,6 +94,12 @@ def install(
         raise MissingCustomOps(program.missing_ops, unsupported)
     if unsupported:
         raise UnsupportedOps(unsupported)
+    wrong = [
+        *misfits((use, by_slot[use.slot]) for use in program.methods),
+        *hook_misfits(cells),
+    ]
+    if wrong:
+        raise WrongSignature(list(dict.fromkeys(wrong)))
     graphs = []
     for spec in program.graphs:
         backend = by_slot[spec.slot].component

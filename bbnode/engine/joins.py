@@ -67,7 +67,7 @@ class JoinPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class Deposit:
     """One value, or one mere arrival; `peer` is None of what no peer sent."""
 
     peer: PeerId | None
@@ -81,7 +81,7 @@ class Gathering:
     opened_ns: int
     until_ns: int
     timer: Timer
-    arrivals: list[Arrival] = field(default_factory=list)
+    arrivals: list[Deposit] = field(default_factory=list)
     peers: set[PeerId] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ _OPEN = mapping(
         opened_ns=PLAIN,
         until_ns=PLAIN,
         timer=ARMED,
-        arrivals=many(RowForm(Arrival, peer=optional(PEER), kept=optional(STORED)), list),
+        arrivals=many(RowForm(Deposit, peer=optional(PEER), kept=optional(STORED)), list),
     ),
 )
 
@@ -143,7 +143,7 @@ class Joins:
             timer = self.scheduler.set(until_ns, TimerKind.JOIN_DEADLINE, number)
             found = Gathering(opened_ns=now_ns, until_ns=until_ns, timer=timer)
             self._open[number] = found
-        found.arrivals.append(Arrival(peer, kept))
+        found.arrivals.append(Deposit(peer, kept))
         if peer is not None:
             found.peers.add(peer)
         if len(found.arrivals) == join.count:
@@ -166,12 +166,12 @@ class Joins:
         )
         self.executor.fail_start(self.executor.next_execution(), join.plan, error)
 
-    def _close(self, number: int) -> list[Arrival]:
+    def _close(self, number: int) -> list[Deposit]:
         found = self._open.pop(number)
         self.scheduler.cancel(found.timer)
         return found.arrivals
 
-    def _start(self, join: JoinPlan, arrivals: Sequence[Arrival]) -> None:
+    def _start(self, join: JoinPlan, arrivals: Sequence[Deposit]) -> None:
         self.reports.counts["joins.complete"] += 1
         charges = [each.kept.charge for each in arrivals if each.kept is not None]
         frame = self.executor.start(join.plan)
@@ -212,7 +212,7 @@ class Joins:
         self._open = _OPEN.load(plain, reader)
 
 
-def _batch(arrivals: Sequence[Arrival]) -> ResponseBatch:
+def _batch(arrivals: Sequence[Deposit]) -> ResponseBatch:
     pairs = [
         (each.peer, each.kept.value)
         for each in arrivals
@@ -222,7 +222,7 @@ def _batch(arrivals: Sequence[Arrival]) -> ResponseBatch:
     return ResponseBatch(responses=tuple(pairs))
 
 
-def _names(arrivals: Sequence[Arrival]) -> str:
+def _names(arrivals: Sequence[Deposit]) -> str:
     peers = list(dict.fromkeys(each.peer for each in arrivals))
     shown = ", ".join("this node" if peer is None else str(peer) for peer in peers[:_NAMED])
     return f"{shown} and {len(peers) - _NAMED} more" if len(peers) > _NAMED else shown

@@ -23,6 +23,7 @@ from bbnode.engine.bus import FIRST_PROGRAM_KIND, MAX_KIND
 from bbnode.engine.errors import (
     STOPS,
     InvalidEventKind,
+    InvalidPeerAddress,
     SnapshotRefused,
     UnknownSlot,
     did_you_mean,
@@ -33,8 +34,10 @@ from bbnode.engine.record.recording import Recorder, Sink
 from bbnode.engine.runtime import ON_EVENT, ON_TIMER, Runtime
 from bbnode.engine.snapshot.whole import restore_snapshot, take_snapshot
 from bbnode.engine.suspensions import Waiting, WaitReason
+from bbnode.ir.address import named_peer
 from bbnode.ir.caps import MAX_POLL_DECODE_US
 from bbnode.ir.crossing import Crossing, not_taken
+from bbnode.ir.envelope import correlation_of
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Value
@@ -182,14 +185,12 @@ class Node:
         rt = self._rt
         cap = rt.limits.envelope_bytes
         if cap is not None and len(data) > cap:
-            self._note_refused(
-                peer, len(data), "EnvelopeTooLarge", f"limit envelope_bytes is {cap}"
-            )
+            self._note_refused(peer, data, "EnvelopeTooLarge", f"limit envelope_bytes is {cap}")
             return
         kept = data if isinstance(data, memoryview) and data.readonly else bytes(data)
         if rt.ingress.push_inbound(peer, kept, observed_address) == "BudgetExceeded":
             left = f"{rt.ingress.budget.remaining} bytes are left (limit ingress_bytes)"
-            self._note_refused(peer, len(data), "BudgetExceeded", left)
+            self._note_refused(peer, data, "BudgetExceeded", left)
 
     def peer_connected(
         self, peer: PeerId, classes: Iterable[str] = (), addresses: Iterable[Multiaddr] = (),
@@ -256,6 +257,15 @@ class Node:
         """Refuse everything from now on; what is under way can still be polled."""
         self._rt.ingress.close()
 
+    def leave(self) -> None:
+        """Refuse all requests, those under way too, which end (on the polling thread).
+
+        For a host that stops and keeps no snapshot; poll once more to send the refusals. With a
+        snapshot, what is owed is answered after the restart.
+        """
+        self._note("leave")
+        self._rt.leave()
+
     def block_peer(self, peer: PeerId) -> None:
         """Deny a peer in both directions (on the polling thread, as the two below)."""
         self._note("block_peer", peer.to_bytes())
@@ -274,6 +284,65 @@ class Node:
         self._note("allow_only", None if allowed is None else [p.to_bytes() for p in allowed])
         self._rt.neighbours.governor.allow_only(allowed)
         self._rt.neighbours.peers.invalidate()
+
+    # -- the address book: what the host knows of peers (on the polling thread) ------------------
+
+    def add_addresses(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
+        """Add addresses of a peer, all or none; the entry stays until `forget_peer`.
+
+        Raises:
+            InvalidPeerAddress: none is given, it is this node itself, or one names another peer.
+            AddressBookFull: the peer, or the book, has no room for them.
+        """
+        self._check_addresses(peer, addresses)
+        self._note("add_addresses", peer.to_bytes(), [bytes(a.to_bytes()) for a in addresses])
+        self._rt.neighbours.book.keep(peer, addresses)
+
+    def drop_address(self, peer: PeerId, address: Multiaddr) -> bool:
+        """Remove one address of a peer; False if it is not in the book.
+
+        A connected peer may tell of it again. Raises InvalidPeerAddress as `add_addresses`.
+        """
+        self._check_addresses(peer, [address])
+        book = self._rt.neighbours.book
+        if address not in book.lookup(peer):
+            return False
+        self._note("drop_address", peer.to_bytes(), bytes(address.to_bytes()))
+        book.forget_address(peer, address)
+        return True
+
+    def forget_peer(self, peer: PeerId) -> bool:
+        """Remove a peer from the book, with all that host and program added; False if unknown.
+
+        It stays connected if it is, and may tell of itself again. Raises InvalidPeerAddress for
+        this node itself.
+        """
+        self._check_addresses(peer, None)
+        if peer not in self._rt.neighbours.book:
+            return False
+        self._note("forget_peer", peer.to_bytes())
+        return self._rt.neighbours.book.forget(peer)
+
+    def address_book(self) -> dict[PeerId, tuple[Multiaddr, ...]]:
+        """Return the addresses of all peers that this node knows, its own among them."""
+        return dict(self._rt.neighbours.book.peers())
+
+    def _check_addresses(self, peer: PeerId, addresses: Sequence[Multiaddr] | None) -> None:
+        if peer == self.peer_id:
+            raise InvalidPeerAddress(
+                "these are this node's own addresses; set_addresses, or the listen addresses of "
+                "its transport, change them"
+            )
+        if addresses is None:
+            return
+        if not addresses:
+            raise InvalidPeerAddress(f"no address of {peer.short} is given; give at least one")
+        for address in addresses:
+            named = named_peer(address)
+            if named is not None and named != peer:
+                raise InvalidPeerAddress(
+                    f"{address} is an address of {named.short}, not of {peer.short}; correct one"
+                )
 
     # -- polling --------------------------------------------------------------------------
 
@@ -334,6 +403,8 @@ class Node:
             fired += executor.run(None if budget is None else budget - fired)
         while rt.bootstraps.advance():
             fired += executor.run(None if budget is None else budget - fired)
+        if rt.lost:
+            rt.forget_lost()
         rt.outbound.flush()
         rt.reports.counts["ops.fired"] += fired
         if executor.ready and budget is not None:
@@ -492,5 +563,13 @@ class Node:
             return
         self._rt.ingress.push_completion(completed)
 
-    def _note_refused(self, peer: PeerId, size: int, kind: str, detail: str) -> None:
-        self._rt.ingress.push(ev.InboundRefused(peer=peer, size=size, kind=kind, detail=detail))
+    def _note_refused(self, peer: PeerId, data: bytes | memoryview, kind: str, detail: str) -> None:
+        self._rt.ingress.push(
+            ev.InboundRefused(
+                peer=peer,
+                size=len(data),
+                kind=kind,
+                detail=detail,
+                correlation=correlation_of(data),
+            )
+        )

@@ -13,9 +13,10 @@ from typing import Any
 from bbnode.engine import steps
 from bbnode.engine.bus import Bus, BusKind
 from bbnode.engine.errors import describe
-from bbnode.engine.limits import Limits, cut_text
+from bbnode.engine.limits import Limits
 from bbnode.engine.places import NOWHERE, Place
 from bbnode.ir.peer import PeerId
+from bbnode.ir.texts import cut_text
 
 
 class Reports:

@@ -148,12 +148,14 @@ RECEIVE_FAILURES: Final[dict[str, str]] = {
     "UnknownComponent": "no component here has that ref",
     "UnknownComponentOp": "the component has no such op",
     "TypeMismatch": "another type than the site takes",
+    "ShapeMismatch": "a tensor of another shape than the program declares",
     "UnknownTypeHash": "a type that is not known here",
     "CorrelationMismatch": "a request where a message is expected, or the like",
     "BackendMaterializeFailed": "the component that the tensor is for refused it",
     "GateDenied": "component messages: a gate before the component",
     "ComponentBusy": "component messages: too many calls of it are under way",
     "SenderNotOfClass": "the peer plays no class that sends there",
+    "ShuttingDown": "a request that came after the host said that it leaves",
     "TooManyExecutions": "as many as `frames_per_peer` of its messages are being worked on",
 }
 

@@ -91,13 +91,18 @@ class Stores:
 
     def keep(self, value: Value, what: str) -> StoredValue:
         """Return a value to be stored, charged and detached. Raises BudgetExceeded."""
-        charge = self._budget.charge(size_of(value))
+        charge = self.charge(size_of(value), what)
+        return StoredValue(detached(value), charge)
+
+    def charge(self, size: int, what: str) -> Charge:
+        """Return the charge of so many bytes. Raises BudgetExceeded."""
+        charge = self._budget.charge(size)
         if charge is None:
             raise BudgetExceeded(
-                f"{what}: {size_of(value)} bytes to keep and {self._budget.remaining} are left "
+                f"{what}: {size} bytes to keep and {self._budget.remaining} are left "
                 "(limit ingress_bytes)"
             )
-        return StoredValue(detached(value), charge)
+        return charge
 
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: units and values. Lines are those of parked ops."""
@@ -139,6 +144,7 @@ def detached(value: Value) -> Value:
         return ResponseBatch(
             responses=tuple((peer, detached(answer)) for peer, answer in value.responses),
             missing=value.missing,
+            reasons=value.reasons,
         )
     return value
 

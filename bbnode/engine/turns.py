@@ -24,6 +24,7 @@ from bbnode.ir import keys, opset
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.flatten import FlatOp
 from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import WireRefusal
 
 # Ops that another execution, maybe of the same entry, has to release.
 _WAIT_FOR_OTHERS: Final = frozenset({"Serialize.Dequeue", "Hold.Flush", "Limit.Acquire"})
@@ -128,6 +129,8 @@ class Turns:
             return False
         error = DeadlineExceeded("its turn came after its deadline: those before it took too long")
         frame.failures += 1
+        if frame.debt is not None:
+            frame.debt = WireRefusal(type(error).__name__, str(error), frame.plan.name)
         self.starter.fail_start(
             *(frame.execution, frame.plan, error),
             from_bus=frame.from_bus,

@@ -145,6 +145,9 @@ def parse_component_suffix(suffix: bytes) -> tuple[int, str] | None:
 _SITE_HEADER = bytes(Multiaddr("/site/0").to_bytes())[:-8]
 _COMPONENT_HEADER = bytes(Multiaddr("/component/0").to_bytes())[:-4]
 _OP_HEADER = bytes(Multiaddr("/op/x").to_bytes())[:-2]
+# Where a peer is told that what it sent was refused: the same on every node, as it needs no
+# knowledge of the program there.
+REFUSED_SUFFIX = bytes(Multiaddr("/op/refused").to_bytes())
 
 
 def parse_site_suffix(suffix: bytes) -> int | None:
@@ -171,6 +174,14 @@ def peer_of_address(address: Multiaddr) -> PeerId:
     if "p2p" not in parts:
         raise DecodeError(f"{address} names no peer; append /p2p/<peer id>")
     return PeerId.parse(parts[parts.index("p2p") + 1])
+
+
+def named_peer(address: Multiaddr) -> PeerId | None:
+    """Return the PeerId that an address leads to, or None if it names none."""
+    try:
+        return peer_of_address(address)
+    except DecodeError:
+        return None
 
 
 def split_circuit(address: Multiaddr) -> tuple[Multiaddr, PeerId]:

@@ -33,6 +33,7 @@ from bbnode.ir.caps import (
     MAX_TYPE_DEPTH,
 )
 from bbnode.ir.errors import AuthorError
+from bbnode.ir.shapes import MAX_AXES
 
 # Of a file's name in an error.
 _SHOWN_CHARS = 80
@@ -71,6 +72,10 @@ def check_bounds(model: ModelProto) -> None:
     for function in model.functions:
         _check_function(function)
     _check_graph("the graph of the model", model.graph)
+    _parts("the model", model.configuration, MAX_NODE_PARTS, "device configurations")
+    for configuration in model.configuration:
+        _parts("the model", configuration.device, MAX_FUNCTION_PARTS, "devices")
+        _names("the model", (configuration.name, *configuration.device))
     for training in model.training_info:
         _check_graph("the training graph of the model", training.initialization)
         _check_graph("the training graph of the model", training.algorithm)
@@ -117,6 +122,11 @@ def _check_nodes(
         _check_values(where, graph.value_info)
         _check_values(where, graph.input)
         _check_values(where, graph.output)
+        for annotation in graph.quantization_annotation:
+            entries = annotation.quant_parameter_tensor_names
+            _parts(where, entries, MAX_NODE_PARTS, "quantization parameters")
+            _names(where, (annotation.tensor_name, *(e.key for e in entries)))
+            _names(where, (entry.value for entry in entries))
         for tensor in graph.initializer:
             _names(where, (tensor.name,))
             check_tensor(where, tensor)
@@ -145,6 +155,10 @@ def _check_node(
             f"{where}, op {node.name!r:.80}: {node.domain}::{node.op_type} has its code in a file "
             "of whoever runs it; export the model with plain ONNX ops"
         )
+    for configuration in node.device_configurations:
+        specs = configuration.sharding_spec
+        _parts(f"{where}, op {node.name!r:.80}", specs, MAX_NODE_PARTS, "sharded values")
+        _names(where, (configuration.configuration_id, *(spec.tensor_name for spec in specs)))
     metadata = node.metadata_props
     if metadata:
         if len(metadata) > MAX_NODE_PARTS:
@@ -236,6 +250,15 @@ def _check_values(where: str, infos: Iterable[Any]) -> None:
                 _names(where, (text,))
         if not kind.HasField("tensor_type"):
             check_type(where, kind)
+        elif kind.tensor_type.HasField("shape"):
+            _check_axes(where, kind.tensor_type.shape.dim)
+
+
+def _check_axes(where: str, axes: Any) -> None:
+    if len(axes) > MAX_AXES:
+        raise OutOfBounds(f"{where}: a shape of {len(axes)} axes; at most {MAX_AXES} are taken")
+    for axis in axes:
+        _names(where, (axis.dim_param, axis.denotation))
 
 
 def check_type(where: str, kind: Any) -> None:
@@ -243,6 +266,8 @@ def check_type(where: str, kind: Any) -> None:
     for _ in range(MAX_TYPE_DEPTH):
         _names(where, (kind.denotation, kind.opaque_type.domain, kind.opaque_type.name))
         inner = kind.WhichOneof("value")
+        if inner == "tensor_type":
+            _check_axes(where, kind.tensor_type.shape.dim)
         if inner == "sequence_type":
             kind = kind.sequence_type.elem_type
         elif inner == "optional_type":

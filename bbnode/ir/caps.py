@@ -128,6 +128,13 @@ MAX_ENVELOPE_HEAD_BYTES: Final = _cap(
     "all beside the fills: twice what every list at its bound takes, for what may be added",
 )
 MAX_FILL_HEAD_BYTES: Final = _cap(1024, "bytes", "likewise of a fill, beside its payload")
+MAX_REFUSAL_DETAIL_BYTES: Final = _cap(
+    256, "bytes", "why a message was refused, as its sender is told"
+)
+MAX_REFUSAL_PLACE_BYTES: Final = _cap(128, "bytes", "the place of that: an op, or a site")
+MAX_BATCH_REASONS: Final = _cap(
+    256, "peers", "of a cohort's missing ones, of which a batch of answers says why"
+)
 MAX_CONTROL_ENVELOPE_BYTES: Final = _cap(
     64 * 1024, "bytes", "what is larger travels on the bulk stream in chunks, and holds up nobody"
 )
@@ -274,6 +281,10 @@ MAX_GATHERED: Final = _cap(
 )
 MAX_RECORDS: Final = _cap(1024, "records", "of a program, to be looked at")
 MAX_RECORD_BYTES: Final = _cap(16 << 20, "bytes", "all of them")
+MAX_REFUSALS_PER_S: Final = _cap(
+    256, "refusals", "per second that one peer is told, or tells, of what was refused on arrival"
+)
+MAX_REFUSED_PEERS: Final = _cap(1024, "peers", "of which that is counted")
 DEDUP_WINDOW: Final = _cap(8192, "messages", "that are remembered, so that none is taken twice")
 MAX_ASKED: Final = _cap(16_384, "effects", "of one call of a component's method")
 

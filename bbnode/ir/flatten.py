@@ -21,6 +21,7 @@ from bbnode.ir import keys
 from bbnode.ir.caps import MAX_CALL_DEPTH, MAX_FLAT_OPS, MAX_GATHERED, MAX_JOIN_NS
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key
+from bbnode.ir.shapes import Dim
 from bbnode.ir.types import TypeNode
 
 ENGINE_DOMAIN = keys.PREFIX + "engine"  # ops that only this file makes
@@ -115,6 +116,7 @@ class FlatFunction:
     outputs: tuple[str, ...]
     ops: list[FlatOp]
     types: dict[str, TypeNode]
+    shapes: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
 
 
 def flatten(main: Function, library: Mapping[FunctionKey, Function]) -> FlatFunction:
@@ -171,6 +173,9 @@ class _Flattener:
         for name, kind in function.kinds().items():
             if name in names:
                 self._flat.types.setdefault(names[name], kind)
+        for name, declared in function.types.items():
+            if declared.shape is not None and name in names:
+                self._flat.shapes.setdefault(names[name], declared.shape)
         for made, control_after, node_name in waiting:
             held = [p for p in made if ops[p].group == ops[made[0]].group]
             for before in control_after:

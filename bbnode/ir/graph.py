@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import json
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -228,9 +229,45 @@ class ValueType:
     is_foreign: bool = field(compare=False)
 
     @classmethod
-    def of(cls, kind: TypeNode, shape: Iterable[Dim] | None = None) -> ValueType:
-        """Return a type of the lattice; `shape` is for tensors."""
-        return _type_of(kind) if shape is None else _shaped(kind, tuple(shape))
+    def of(
+        cls,
+        kind: TypeNode,
+        shape: Iterable[Dim] | None = None,
+        *,
+        denotation: str = "",
+        axes: Sequence[str] = (),
+    ) -> ValueType:
+        """Return a type of the lattice; all but the type is for tensors.
+
+        Args:
+            kind: the type.
+            shape: axes, as `bbnode.ir.shapes` says.
+            denotation: ONNX's word for what the tensor is, such as IMAGE. It takes the place of the
+                lattice's id in the file: a tensor's type is known by its elements as well.
+            axes: ONNX's word for each axis, such as DATA_BATCH, or "".
+        """
+        if shape is None and not denotation:
+            return _type_of(kind)
+        return _shaped(kind, None if shape is None else tuple(shape), denotation, tuple(axes))
+
+    @property
+    def denotation(self) -> str:
+        """ONNX's word for what a tensor is, such as IMAGE, or ""."""
+        given = self.proto().denotation
+        return "" if types.type_by_id(given) is not None else given
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """ONNX's word for each axis of the shape, such as DATA_BATCH, or ""."""
+        return tuple(dim.denotation for dim in self.proto().tensor_type.shape.dim)
+
+    def narrowed(
+        self, kind: TypeNode | None = None, shape: Sequence[Dim] | None = None
+    ) -> ValueType:
+        """Return this type with another type of the lattice, or another shape, in its place."""
+        return _narrowed(
+            self, kind or self.kind or types.ANY, None if shape is None else tuple(shape)
+        )
 
     @classmethod
     def of_content(cls, content: bytes) -> ValueType:
@@ -269,19 +306,32 @@ def _from_proto(proto: TypeProto) -> ValueType:
     return _type_of_content(proto.SerializeToString(deterministic=True))
 
 
-def _shaped(kind: TypeNode, shape: tuple[Dim, ...]) -> ValueType:
+@lru_cache(maxsize=_SHARED_TYPES)
+def _shaped(
+    kind: TypeNode, shape: tuple[Dim, ...] | None, denotation: str, axes: tuple[str, ...]
+) -> ValueType:
     proto = types.type_to_proto(kind)
-    dims = proto.tensor_type.shape.dim
-    for dim in shape:
-        if dim is None:
-            dims.add()
-        elif isinstance(dim, str):
-            dims.add(dim_param=dim)
-        else:
-            dims.add(dim_value=dim)
-    if not shape:
+    if not proto.HasField("tensor_type"):
+        return _type_of(kind)
+    if denotation:
+        proto.denotation = denotation
+    if shape is not None:
         proto.tensor_type.shape.SetInParent()
+        for index, axis in enumerate(shape):
+            dim = proto.tensor_type.shape.dim.add()
+            if isinstance(axis, str):
+                dim.dim_param = axis
+            elif axis is not None:
+                dim.dim_value = axis
+            if index < len(axes) and axes[index]:
+                dim.denotation = axes[index]
     return _from_proto(proto)
+
+
+@lru_cache(maxsize=_SHARED_TYPES)
+def _narrowed(before: ValueType, kind: TypeNode, shape: tuple[Dim, ...] | None) -> ValueType:
+    shape = before.shape if shape is None else shape
+    return ValueType.of(kind, shape, denotation=before.denotation, axes=before.axes)
 
 
 def _is_foreign(proto: TypeProto, kind: TypeNode | None) -> bool:
@@ -290,15 +340,6 @@ def _is_foreign(proto: TypeProto, kind: TypeNode | None) -> bool:
         element = proto.tensor_type.elem_type
         return element not in types.TENSOR_BY_ELEM and element != TensorProto.UNDEFINED
     return which is not None and kind is None
-
-
-def _with_shape(kind: TypeNode, before: ValueType | None) -> ValueType:
-    if before is None or before.shape is None:
-        return ValueType.of(kind)
-    proto = types.type_to_proto(kind)
-    if proto.HasField("tensor_type"):
-        proto.tensor_type.shape.CopyFrom(before.proto().tensor_type.shape)
-    return _from_proto(proto)
 
 
 _MAKERS: dict[type, Any] = {
@@ -475,6 +516,9 @@ class OpNode:
         self.outputs = tuple([names.get(name, name) for name in self.outputs])
         if self.after:
             self.after = tuple([names.get(name, name) for name in self.after])
+        annotation = self.metadata.get(keys.QUANTIZATION_KEY)
+        if annotation is not None:
+            self.metadata[keys.QUANTIZATION_KEY] = renamed_annotation(annotation, names)
         self.rename_captured(names)
 
     def rename_captured(self, names: Mapping[str, str]) -> None:
@@ -808,12 +852,12 @@ class Body:
     def declare(self, known: Mapping[str, TypeNode]) -> None:
         """Declare or replace the types of many values, new ones in the mapping's order.
 
-        A tensor keeps the shape that it was declared with.
+        A tensor keeps the shape and the denotations that it was declared with.
         """
         for name, kind in known.items():
             before = self.types.get(name)
             if before is None or before.kind is not kind:
-                self.types[name] = _with_shape(kind, before)
+                self.types[name] = ValueType.of(kind) if before is None else before.narrowed(kind)
 
     def declare_as(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Declare each new value with the type of another one: `(new, like)`, in order.
@@ -958,6 +1002,47 @@ class Program:
 
 
 _MAKERS[Subgraph] = lambda value: Attribute(_GRAPH, value)
+
+
+Annotations = dict[str, dict[str, str]]
+"""By value: the values that hold its scale, zero point and the like, by ONNX's keys."""
+
+
+def annotation_text(annotations: Annotations) -> str:
+    """Return quantization annotations as the text that a node's metadata holds."""
+    return json.dumps(annotations, separators=(",", ":"), sort_keys=True)
+
+
+def annotations_on(node: OpNode) -> Annotations:
+    """Return the quantization annotations that a node carries.
+
+    Raises AuthorError when the text is not one that `annotation_text` wrote.
+    """
+    text = node.metadata.get(keys.QUANTIZATION_KEY)
+    return {} if text is None else _annotations(text)
+
+
+def renamed_annotation(text: str, names: Mapping[str, str]) -> str:
+    """Return the text of annotations whose values have other names; AuthorError if it is none."""
+    return annotation_text(
+        {
+            names.get(value, value): {key: names.get(name, name) for key, name in held.items()}
+            for value, held in _annotations(text).items()
+        }
+    )
+
+
+def _annotations(text: str) -> Annotations:
+    try:
+        found = json.loads(text)
+        if all(isinstance(name, str) for held in found.values() for name in held.values()):
+            return found  # type: ignore[no-any-return]
+    except (ValueError, AttributeError, RecursionError):
+        pass
+    raise AuthorError(
+        f"{keys.QUANTIZATION_KEY} is {text!r:.80}, which is no quantization annotation; take the "
+        "entry out, or compile the program again"
+    )
 
 
 def is_wire(node: OpNode, *op_types: str) -> bool:

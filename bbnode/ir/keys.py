@@ -15,6 +15,8 @@ WIRE_DOMAIN = PREFIX + "wire"
 ADDRESS_BOOK_DOMAIN = PREFIX + "address_book"
 COMPOSITE_DOMAIN = PREFIX + "composite"
 TYPES_DOMAIN = PREFIX + "types"
+RESPONSES_DOMAIN = PREFIX + "responses"
+SEARCH_DOMAIN = PREFIX + "search"
 MODULE_DOMAIN = PREFIX + "module"
 ROLE_DOMAIN_PREFIX = PREFIX + "role."
 PROTOCOL_DOMAIN_PREFIX = PREFIX + "protocol."
@@ -46,6 +48,11 @@ OP_PEER_HEALTH_GATE_TX = "PeerHealthGateTx"
 OP_BACKOFF_GATE_TX = "BackoffGateTx"
 OP_PULSE = "Pulse"
 OP_THRESHOLD = "Threshold"
+OP_ANY = "Any"
+OP_CHOOSE = "Choose"
+OP_PEERS_FILTER = "Peers.Filter"
+OP_PEERS_WITHOUT = "Peers.Without"
+OP_DEADLINE_MATCH = "DeadlineMatch"
 OP_COLLECT = "Collect"
 OP_DEADLINE_CHECK = "DeadlineCheck"
 GATE_OPS = frozenset(
@@ -94,9 +101,6 @@ PORT_SCOPE_KEY = PREFIX + "port_scope"
 CALL_KEY = PREFIX + "call"  # on a call: its name there
 FAN_IN_KEY = PREFIX + "fan_in"  # on a later send of a port: what its first send delivers
 CHAIN_DEPTH_KEY = PREFIX + "chain_depth"  # hops from a send to the end of its chain
-# What the author said of a compiled send, so that replaying it can say the same again.
-HOPS_KEY = PREFIX + "hops"  # the author's chain_depth; absent when the compiler counted
-DEADLINE_DERIVED_KEY = PREFIX + "deadline_derived"  # a request's attribute is the compiler's
 DEADLINE_NS_KEY = PREFIX + "deadline_ns"
 DEADLINE_CHECK_SOURCE_KEY = PREFIX + "deadline_check_source"
 WIRE_CORRELATION_KEY = PREFIX + "wire_correlation"
@@ -120,6 +124,9 @@ CONTROL_AFTER_KEY = PREFIX + "control_after"  # comma-joined node names that mus
 # the model; and on a call of a subgraph, of the ops that it stands for.
 RECORDED_KEY = PREFIX + "recorded"
 MEMBERS_KEY = PREFIX + "members"
+# Of the quantization annotation of values that a node makes (or, of a function's inputs, reads
+# first): {"<value>": {"SCALE_TENSOR": "<value>", ...}}
+QUANTIZATION_KEY = PREFIX + "quantization"
 MADE_BY_KEY = PREFIX + "made_by"  # the pass that made a node; the author's have none
 
 GATE_STAMPS = {

@@ -9,15 +9,18 @@ is read anyway, and where anything is out of the ordinary, `check_bounds` goes t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError as ProtobufDecodeError
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 from onnx import (
     AttributeProto,
+    DeviceConfigurationProto,
     FunctionProto,
     GraphProto,
     ModelProto,
@@ -31,8 +34,9 @@ from onnx import (
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds, check_type, holds_plain_values, nests
 from bbnode.ir.caps import MAX_FUNCTION_PARTS, MAX_NAME_CHARS, MAX_NODE_PARTS
-from bbnode.ir.errors import DecodeError
+from bbnode.ir.errors import AuthorError, DecodeError
 from bbnode.ir.graph import (
+    Annotations,
     Attribute,
     AttributeKind,
     Body,
@@ -47,13 +51,19 @@ from bbnode.ir.graph import (
     make_node,
 )
 
-# Newer versions of ONNX have some of these; no pass looks at them.
+# What no pass looks at.
 _NODE_EXTRAS = ("device_configurations",)
 _GRAPH_EXTRAS = ("quantization_annotation",)
 _MODEL_EXTRAS = (
     *("producer_version", "domain", "doc_string", "model_version"),
     *("training_info", "configuration"),
 )
+
+# The first version of the format that has device configurations.
+_CONFIGURATION_IR_VERSION = 11
+# Bytes that are no text are a tensor of uint8 of this name in the file: ONNX's printer, and every
+# reader that is strict, take a STRING for UTF-8.
+_BYTES_NAME = keys.PREFIX + "bytes"
 
 # The field that holds the value of each kind of attribute.
 _FIELD_OF = {
@@ -173,6 +183,11 @@ def attribute_of(attribute: AttributeProto) -> Attribute:
     return _attribute(attribute, _Shared())
 
 
+def has_unknown_fields(message: Message) -> bool:
+    """Return True if a protobuf was read with fields that this version of ONNX does not know."""
+    return len(UnknownFieldSet(message)) > 0
+
+
 def type_of(proto: TypeProto) -> ValueType:
     """Return the type that a TypeProto declares."""
     return ValueType.of_content(proto.SerializeToString(deterministic=True))
@@ -180,7 +195,7 @@ def type_of(proto: TypeProto) -> ValueType:
 
 def _watch_model(model: ModelProto) -> None:
     graph = model.graph
-    if model.training_info or _has_content(graph):
+    if model.training_info or model.configuration or _has_content(graph):
         raise _Unusual
     for text in (model.producer_name, model.domain, graph.name):
         if type(text) is not str or len(text) > MAX_NAME_CHARS:
@@ -200,8 +215,14 @@ def _watch_function(function: FunctionProto) -> None:
     )
     if max(map(len, parts)) > MAX_FUNCTION_PARTS or type(function.overload) is not str:
         raise _Unusual
-    if not all(map(holds_plain_values, function.attribute_proto)):
+    if not all(holds_plain_values(a) or _is_bytes(a) for a in function.attribute_proto):
         raise _Unusual
+
+
+def _is_bytes(attribute: AttributeProto) -> bool:
+    return attribute.t.name == _BYTES_NAME and not (
+        nests(attribute) or attribute.t.external_data or attribute.t.data_location
+    )
 
 
 def _watch_attribute(attribute: AttributeProto, texts: _Texts) -> None:
@@ -290,14 +311,31 @@ def _node(node: NodeProto, shared: _Shared) -> OpNode:
     outputs = tuple([texts[name] for name in node.output])
     if not shared.checked:
         parts = (inputs, outputs, node.metadata_props, attributes, node.attribute)
-        if max(map(len, parts)) > MAX_NODE_PARTS:
+        if max(map(len, parts)) > MAX_NODE_PARTS or node.device_configurations:
             raise _Unusual
     return make_node(
         *(texts[node.op_type], texts[node.domain], texts[node.name], inputs, outputs, attributes),
         tuple([texts[name] for name in after.split(",") if name]) if after else (),
         *(metadata, metadata.pop(keys.SOURCE_LINE_KEY, ""), metadata.pop(keys.MADE_BY_KEY, "")),
-        *(texts[node.overload], texts[node.doc_string], _extras(node, _NODE_EXTRAS), None),
+        *(texts[node.overload], texts[node.doc_string]),
+        *(_node_extras(node, inputs, outputs) if node.device_configurations else b"", None),
     )
+
+
+def _node_extras(node: NodeProto, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+    """A node's device configurations, which name its values by port: renaming leaves them right."""
+    made = NodeProto.FromString(_extras(node, _NODE_EXTRAS))
+    ports = {name: f"output {index}" for index, name in enumerate(outputs)}
+    ports.update((name, f"input {index}") for index, name in enumerate(inputs))
+    for configuration in made.device_configurations:
+        for spec in configuration.sharding_spec:
+            if spec.tensor_name not in ports:
+                raise OutOfBounds(
+                    f"op {node.name!r:.80}: its device configuration shards "
+                    f"{spec.tensor_name!r:.80}, which it neither reads nor makes; correct the name"
+                )
+            spec.tensor_name = ports[spec.tensor_name]
+    return made.SerializeToString(deterministic=True)
 
 
 def _attributes(attributes: Iterable[AttributeProto], shared: _Shared) -> dict[str, Attribute]:
@@ -321,6 +359,8 @@ def _attributes(attributes: Iterable[AttributeProto], shared: _Shared) -> dict[s
 
 def _attribute(attribute: AttributeProto, shared: _Shared) -> Attribute:
     kind, name = _KINDS.get(attribute.type, (AttributeKind.UNDEFINED, ""))
+    if kind is AttributeKind.TENSOR and attribute.t.name == _BYTES_NAME:
+        return _bytes_of(attribute)
     reference = attribute.ref_attr_name
     held = {found.name for found, _ in attribute.ListFields()} - _NO_VALUE_FIELDS
     value: Any = None
@@ -339,6 +379,18 @@ def _attribute(attribute: AttributeProto, shared: _Shared) -> Attribute:
     if kind in _TOLD_BY_VALUE and not reference and not attribute.doc_string:
         return Attribute.of(value)
     return Attribute(kind, value, reference, attribute.doc_string)
+
+
+def _bytes_of(attribute: AttributeProto) -> Attribute:
+    tensor = attribute.t
+    if tensor.data_type != TensorProto.UINT8 or len(tensor.dims) != 1 or tensor.external_data:
+        raise OutOfBounds(
+            f"the attribute {attribute.name!r:.80} is a tensor called {_BYTES_NAME}, but no row of "
+            "bytes; compile the program again"
+        )
+    if not tensor.HasField("raw_data"):  # a tool wrote its numbers one by one
+        return Attribute(AttributeKind.STRING, bytes(tensor.int32_data), "", attribute.doc_string)
+    return Attribute(AttributeKind.STRING, tensor.raw_data, "", attribute.doc_string)
 
 
 # Kinds that the Python value tells; equal ones are one object in all programs.
@@ -495,6 +547,7 @@ class _FileWriter:
     def node(self, node: OpNode, into: NodeProto) -> None:
         if node.extras:
             into.MergeFromString(node.extras)
+            _name_ports(into, node)
         into.op_type = node.op_type
         if node.name:
             into.name = node.name
@@ -537,6 +590,19 @@ class _FileWriter:
             into.MergeFromString(value)
             into.name = name
             return
+        if (
+            kind is AttributeKind.STRING
+            and value
+            and not attribute.reference
+            and not _is_text(value)
+        ):
+            into.name, into.type = name, AttributeProto.TENSOR
+            if attribute.doc_string:
+                into.doc_string = attribute.doc_string
+            into.t.name, into.t.data_type = _BYTES_NAME, TensorProto.UINT8
+            into.t.dims.append(len(value))
+            into.t.raw_data = value
+            return
         into.name, into.type = name, int(kind)  # type: ignore[assignment]
         if attribute.reference:
             into.ref_attr_name = attribute.reference
@@ -563,6 +629,88 @@ class _FileWriter:
             getattr(into, where).extend(kind.proto() for kind in value)
         else:
             getattr(into, where).extend(value)
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _name_ports(proto: NodeProto, node: OpNode) -> None:
+    """Put the names of values in the place of the ports in device configurations."""
+    for configuration in proto.device_configurations:
+        kept = []
+        for spec in configuration.sharding_spec:
+            side, _, index = spec.tensor_name.partition(" ")
+            names = node.inputs if side == "input" else node.outputs
+            if int(index) < len(names) and names[int(index)]:  # a pass may have taken the port out
+                spec.tensor_name = names[int(index)]
+                kept.append(spec)
+        if len(kept) != len(configuration.sharding_spec):
+            del configuration.sharding_spec[:]
+            configuration.sharding_spec.extend(kept)
+
+
+# --- what programs share with the models they are made of -----------------------------------
+
+
+class ConflictingConfiguration(AuthorError):
+    """Two models of one program describe the same device configuration differently."""
+
+
+def annotations_of(graph: Subgraph) -> Annotations:
+    """Return the quantization annotations of a graph; the first of several of a key counts."""
+    found: Annotations = {}
+    for annotation in GraphProto.FromString(graph.extras).quantization_annotation:
+        held = found.setdefault(annotation.tensor_name, {})
+        for entry in annotation.quant_parameter_tensor_names:
+            held.setdefault(entry.key, entry.value)
+    return found
+
+
+def annotated(graph: Subgraph, annotations: Annotations) -> Subgraph:
+    """Set the quantization annotations of a graph and return it."""
+    made = GraphProto()
+    for value, held in annotations.items():
+        entries = made.quantization_annotation.add(tensor_name=value).quant_parameter_tensor_names
+        for key, name in held.items():
+            entries.add(key=key, value=name)
+    graph.extras = made.SerializeToString(deterministic=True)
+    return graph
+
+
+def joined_extras(first: bytes, second: bytes) -> bytes:
+    """Return the device configurations and training graphs of two models, each once.
+
+    Args:
+        first, second: `Program.extras`; other fields of theirs are left out.
+
+    Raises:
+        ConflictingConfiguration: one name means two configurations.
+    """
+    made = ModelProto()
+    known: dict[str, DeviceConfigurationProto] = {}
+    for model in map(ModelProto.FromString, (first, second)):
+        for configuration in model.configuration:
+            before = known.setdefault(configuration.name, configuration)
+            if before is configuration:
+                made.configuration.append(configuration)
+            elif before != configuration:
+                raise ConflictingConfiguration(
+                    f"two models of the program describe the device configuration "
+                    f"{configuration.name!r:.80} differently; give one of them another name"
+                )
+        made.training_info.extend(t for t in model.training_info if t not in made.training_info)
+    return made.SerializeToString(deterministic=True)
+
+
+def ir_version_for(extras: bytes, version: int) -> int:
+    """Return the version of the format that a program of these extras needs, at least `version`."""
+    needs = bool(ModelProto.FromString(extras).configuration)
+    return max(version, _CONFIGURATION_IR_VERSION) if needs else version
 
 
 def _write_opsets(into: Any, opsets: Iterable[Opset]) -> None:

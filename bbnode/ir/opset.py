@@ -141,6 +141,7 @@ _SHORT = {
     "responses": types.RESPONSE_BATCH, "composite": types.COMPOSITE,
     "metadata": types.METADATA, "results": types.SEARCH_RESULTS, "int64": types.TENSOR_INT64,
     "bool": types.TENSOR_BOOL,
+    "float": types.TENSOR_FLOAT,
 }  # fmt: skip
 
 
@@ -198,7 +199,7 @@ def _syscalls() -> None:
     op(d, "OnTrigger", "trigger:trigger", "trigger:trigger", doc="Fires on each arrival.")
     op(d, "Threshold", "inputs*:any", "trigger:trigger", n=r, per_peer=0, until_ns=0,
        doc="Fires after n inputs arrived; with more than it has, after n arrivals.")  # fmt: skip
-    op(d, keys.OP_COLLECT, "value:any", "batch:responses", n=0, until_ns=0, quorum=0, per_peer=1,
+    op(d, keys.OP_COLLECT, "value:T", "batch:responses[T]", n=0, until_ns=0, quorum=0, per_peer=1,
        doc="Gathers a value of several deliveries, and fires once with all.")  # fmt: skip
     op(d, "Interval", "", "tick:time", period_ns=r, doc="Periodic timer.")
     op(d, "EventSource", "", "event:event", kind=r, doc="Fires on each bus event of a kind.")
@@ -230,6 +231,13 @@ def _syscalls() -> None:
     op(d, "DeadlineMatch", "then:trigger timeout:trigger", "winner:trigger", doc="First to fire.")
     op(d, "When", "condition:bool", "trigger:trigger", expect=1,
        doc="Fires if the condition is as expected; else what needs it is skipped.")  # fmt: skip
+    op(d, keys.OP_CHOOSE, "condition:bool first:T second:T", "chosen:T",
+       doc="The first if the condition is true, else the second.")  # fmt: skip
+    op(d, keys.OP_PEERS_FILTER, "peers:peers mask:bool", "kept:peers",
+       doc="The peers whose place in the mask is true.")  # fmt: skip
+    op(d, keys.OP_PEERS_WITHOUT, "peers:peers peer:peer", "kept:peers", doc="All but one peer.")
+    op(d, "Peers.Count", "peers:peers", "count:int64", doc="How many peers are in a list.")
+    op(d, "Peers.Contains", "peers:peers peer:peer", "found:bool", doc="True if it has the peer.")
     op(d, "PassThrough", "value:T", "value:T", doc="Identity.")
     op(d, "Tee", "value:T", "outputs*:T", fanout=r, doc="The input, fanout times.")
     op(d, "Constant", "", "value:any", value=r, doc="A value carried in the attribute.")
@@ -265,6 +273,24 @@ def _books() -> None:
     op(d, keys.OP_BUNDLE, "parts*:any", "composite:composite", child_count=0, child_types="")
     op(d, keys.OP_UNBUNDLE, "composite:composite", "parts*:any", child_count=0, child_types="")
     op(keys.TYPES_DOMAIN, "Cast", "value:any", "value:any", to=REQUIRED)
+    d = keys.RESPONSES_DOMAIN
+    op(d, "Peers", "responses:responses", "peers:peers", doc="Who answered, in PeerId order.")
+    op(d, "Missing", "responses:responses", "peers:peers", doc="Who did not answer.")
+    op(d, "Count", "responses:responses", "count:int64", doc="How many answered, int64 [].")
+    op(d, "Of", "responses:responses[T] peer:peer", "value:T", doc="The answer of one peer.")
+    op(d, "Stack", "responses:responses[T]", "stacked:T<tensor",
+       doc="All answers, one row per peer.")  # fmt: skip
+    op(d, "Concat", "responses:responses[T]", "joined:T<tensor", axis=0,
+       doc="All answers, one after the other along an axis.")  # fmt: skip
+    op(d, "Entry", "responses:responses[metadata]", "values:tensor", name=REQUIRED,
+       to=types.TENSOR_FLOAT.id, doc="One entry of each answer, a tensor [n].")  # fmt: skip
+    op(d, keys.OP_UNBUNDLE, "responses:responses", "parts*:responses", child_count=0,
+       child_types="", doc="Answers that are composites, as one batch per part.")  # fmt: skip
+    op(d, "Merge", "responses:responses[results]", "results:results senders:peers", k=10,
+       doc="The k nearest of all answers, and who sent each.")  # fmt: skip
+    d = keys.SEARCH_DOMAIN
+    op(d, "Ids", "results:results", "ids:int64", doc="Ids, nearest first, int64 [k].")
+    op(d, "Distances", "results:results", "distances:float", doc="Distances, float32 [k].")
 
 
 def _role(

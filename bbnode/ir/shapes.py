@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+MAX_AXES = 64  # of a declared shape: what numpy's arrays have at most
+
 Dim = int | str | None
 
 
@@ -43,3 +45,30 @@ def shape_text(declared: Sequence[Dim], bindings: dict[str, int] | None = None) 
         for axis in declared
     ]
     return f"[{', '.join(parts)}]"
+
+
+class ShapesDiffer(Exception):
+    """No tensor has both of two declared shapes."""
+
+
+def merge_shapes(
+    known: Sequence[Dim] | None, other: Sequence[Dim] | None
+) -> tuple[Dim, ...] | None:
+    """Return what two declarations of one tensor say together; None: nothing about its shape.
+
+    A length says more than a name, and a name more than nothing; of two names the first is kept.
+
+    Raises ShapesDiffer.
+    """
+    if known is None or other is None:
+        found = other if known is None else known
+        return None if found is None else tuple(found)
+    if len(known) != len(other):
+        raise ShapesDiffer
+    merged: list[Dim] = []
+    for one, two in zip(known, other, strict=True):
+        if isinstance(one, int) and isinstance(two, int) and one != two:
+            raise ShapesDiffer
+        best = one if one is not None else two
+        merged.append(two if isinstance(two, int) and isinstance(best, str) else best)
+    return tuple(merged)

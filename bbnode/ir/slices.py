@@ -20,7 +20,7 @@ not meet in one: its relays count per execution.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bbnode.ir import keys
@@ -115,12 +115,11 @@ def find_apart(
         for name, seeds, source in _entries(flat)
     ]
     values = [cutter.values(entry.seeds) for entry in entries]
-    everywhere = cutter.values(())
     for position in sorted(unreachable):
         where = {
             name: [at for at, known in enumerate(values) if name in known]
             for name in cutter.needs_of(position)
-            if name not in everywhere
+            if name not in cutter.everywhere
         }
         best = max(range(len(entries)), key=lambda at: sum(at in found for found in where.values()))
         there = next((name for name in where if best in where[name]), None)
@@ -144,7 +143,8 @@ class _Cutter:
     def __init__(self, flat: FlatFunction, makers: Mapping[str, Sequence[int]]) -> None:
         self._ops = flat.ops
         self._makers = makers
-        self._needs = [tuple(op.needs()) for op in flat.ops]
+        # What starts executions waits for nothing; its `after` says only where it lives.
+        self._needs = [() if is_entry(op) else tuple(op.needs()) for op in flat.ops]
         self._readers: dict[str, list[int]] = {}
         for position, needs in enumerate(self._needs):
             for name in needs:
@@ -160,12 +160,12 @@ class _Cutter:
                 self._counted.setdefault(op.group, []).append(op.position)
         self._complete: set[int] = set()
         self._arrived: dict[int, int] = {}  # of each Threshold, inputs that need no seed
-        self._seedless_values, seedless = self._fireable(())
+        self.everywhere, seedless = self._fireable(())  # the values that need no seed
         self._seedless = set(seedless)
 
     def values(self, seeds: Sequence[str]) -> set[str]:
-        """Return the values that exist in an execution with these seeds."""
-        return self._fireable(seeds, self._seedless_values)[0]
+        """Return the values that exist only in executions with these seeds."""
+        return self._fireable(seeds, self.everywhere)[0]
 
     def never_complete(self) -> list[int]:
         """Return the relays of each Threshold for which no entry has brought enough inputs."""
@@ -182,28 +182,27 @@ class _Cutter:
         return list(dict.fromkeys(name for each in relays for name in self._needs[each]))
 
     def _fireable(
-        self, seeds: Iterable[str], base: Iterable[str] | None = None
+        self, seeds: Iterable[str], base: Collection[str] | None = None
     ) -> tuple[set[str], list[int]]:
         """Return values and ops that come from `seeds`; `base` are values made without any."""
-        values: set[str] = set(base or ())
+        values: set[str] = set()
+        there = frozenset() if base is None else base
         arrived = self._arrived if base is None else self._arrived.copy()
         missing: dict[int, int] = {}
         fired: list[int] = []
-        fresh = [name for name in seeds if name not in values]
+        fresh = [name for name in seeds if name not in there]
         if base is None:
             for op in self._ops:
                 if not self._needs[op.position] and not is_entry(op):
                     self._fire(op, fired, fresh, arrived)
         while fresh:
             name = fresh.pop()
-            if name in values:
+            if name in values or name in there:
                 continue
             values.add(name)
             for reader in self._readers.get(name, ()):
                 if reader not in missing:
-                    missing[reader] = sum(
-                        1 for need in self._needs[reader] if need not in (base or ())
-                    )
+                    missing[reader] = sum(need not in there for need in self._needs[reader])
                 missing[reader] -= 1
                 if missing[reader] == 0:
                     self._fire(self._ops[reader], fired, fresh, arrived)
@@ -222,7 +221,7 @@ class _Cutter:
 
     def dependent(self, seeds: Sequence[str]) -> set[int]:
         """Rules 1 and 2 for one entry."""
-        _, fired = self._fireable(seeds, self._seedless_values)
+        _, fired = self._fireable(seeds, self.everywhere)
         mine = set(fired)
         for position in fired:
             self._add_needed(position, mine)

@@ -7,6 +7,7 @@ another line of ours.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,3 +57,20 @@ def _json_escape(character: str) -> str:
         code -= 0x10000
         return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
     return f"\\u{code:04x}"
+
+
+def cut_text(text: str, max_bytes: int | None) -> str:
+    """Return the text cut to at most `max_bytes` of UTF-8, at a character boundary."""
+    if max_bytes is None or len(text) * 4 <= max_bytes:
+        return text
+    raw = text.encode("utf-8", "replace")
+    return text if len(raw) <= max_bytes else raw[:max_bytes].decode("utf-8", "ignore")
+
+
+# The folders of an absolute path, of either kind of system.
+_FOLDERS = re.compile(r"(?<![\w.…])(?:[A-Za-z]:)?(?:[/\\][^\s/\\'\",;()<>]+)+(?=[/\\])")
+
+
+def without_folders(text: str) -> str:
+    """Return the text with "…" for the folders of absolute paths; their last parts stay."""
+    return _FOLDERS.sub("…", text)

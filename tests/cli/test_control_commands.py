@@ -17,6 +17,7 @@ from bbnode.cli.main import main
 from bbnode.daemon.config.reload import Changes
 from bbnode.daemon.config.sources import ConfigError
 from bbnode.engine import steps
+from bbnode.ir.peer import PeerId
 from tests.daemon.live import CLIENT, SERVER, STRANGER, Live, in_thread, running
 from tests.patience import PATIENCE_S, patiently
 
@@ -101,6 +102,23 @@ async def test_peers(tmp_path: Path, shell: Any) -> None:
         code, _, err = await bb("peers", "--why", "nobody")
         assert code == exits.USAGE
         assert "bbnode peers" in one_line(err)
+
+
+async def test_peers_add_drop_forget(tmp_path: Path, shell: Any) -> None:
+    here = "/ip4/10.0.0.7/tcp/1"
+    stranger = str(PeerId.from_seed(4711))
+    async with running(tmp_path) as live:
+        bb = shell(live)
+        assert "1 address" in (await bb("peers", "add", stranger, here))[1]
+        told = await bb.json("peers", "book")
+        assert {"peer": stranger, "addresses": [here]} in told["peers"]
+        assert here in (await bb("peers", "book"))[1]
+        code, _, err = await bb("peers", "add", stranger, "nonsense")
+        assert code == exits.USAGE
+        assert "not a multiaddr" in one_line(err)
+        assert "dropped" in (await bb("peers", "drop", stranger, here))[1]
+        assert "was not in the book" in (await bb("peers", "drop", stranger, here))[1]
+        assert "forgotten" in (await bb("peers", "forget", stranger))[1]
 
 
 async def test_peers_watch_goes_on_until_the_daemon_stops(tmp_path: Path, shell: Any) -> None:

@@ -242,13 +242,13 @@ def cyclic_graph() -> object:
     return bound().compile(model)
 
 
-@case(errors.OpsetNotImported, "version 13", "opset_import",
-      domain="", version_used=13, version_imported=None, node_name="Old_0")  # fmt: skip
+@case(errors.OpsetNotImported, "version 11", "opset_import",
+      domain="", version_used=11, version_imported=None, node_name="Old_0")  # fmt: skip
 def opset_not_imported() -> object:
     def old(g: Graph) -> None:
         x = g.input("x", types.TENSOR_FLOAT)
         made = [("y", types.TENSOR_FLOAT)]
-        (y,) = g.emit("", "Relu", inputs=[x], outputs=made, opset_version=13)
+        (y,) = g.emit("", "Squeeze", inputs=[x], outputs=made, opset_version=11)
         g.net_out("there", CLIENTS.sample(g, n=1, after=y), y)
 
     def body(g: Graph) -> None:
@@ -361,6 +361,17 @@ def unresolved_type() -> object:
         both = g.bundle([g.input("x", types.TENSOR_FLOAT)])
         (part,) = g.unbundle(both, [types.TENSOR])  # here
         syscalls.app_emit(g, part, name="seen")
+
+    return compile_body(body)
+
+
+@case(errors.ShapeContradiction, "[4, 3]", "[2, 2]", "`shape=`",
+      op="PassThrough_0",
+      detail=re.compile(r"'y' is declared \[2, 2\].* \(at .*variant\.py:\d+\)"))  # fmt: skip
+def shape_contradiction() -> object:
+    def body(g: Graph) -> None:
+        x = g.input("x", types.TENSOR_FLOAT, shape=[4, 3])
+        g.output("y", COMPUTE.relu(g, x), shape=[2, 2])  # here
 
     return compile_body(body)
 
@@ -530,6 +541,41 @@ def wire_op_in_bootstrap() -> object:
         g.net_out("early", CLIENTS.sample(g, n=1), corpus)  # here
 
     return compile_body(relay, bootstrap)
+
+
+@case(errors.SourceInBootstrap, "'Program__bootstrap'", "Record it in the Module's body",
+      node_name="Interval_0", op_type="Interval", function="Program__bootstrap")  # fmt: skip
+def source_in_bootstrap() -> object:
+    def bootstrap(g: Graph) -> None:
+        tick = syscalls.interval(g, period_ns=1_000)  # here
+        syscalls.app_emit(g, tick, name="tick")
+
+    return compile_body(relay, bootstrap)
+
+
+@case(errors.NeverFires, "each of these is an execution of its own", "Ask with `g.request`",
+      node_name="Add_0", op_type="Add",
+      value_a="x", execution_a="the invoke of 'server' (input 'x')",
+      value_b="Send_1.received",
+      execution_b="the delivery of port 'update' on 'server'")  # fmt: skip
+def never_fires() -> object:
+    def body(g: Graph) -> None:
+        x = g.input("x", types.TENSOR_FLOAT)
+        there = g.net_out("x", CLIENTS.sample(g, n=1, after=x), x)
+        back = g.net_out("update", there.sender, there)
+        g.output("y", COMPUTE.add(g, back, x))  # here
+
+    return compile_body(body)
+
+
+@case(errors.CollectNotReceived, "which no peer has sent", "Collect what `g.net_out`",
+      node_name="Collect_0", value="x", execution="the invoke of 'server' (input 'x')")  # fmt: skip
+def collect_not_received() -> object:
+    def body(g: Graph) -> None:
+        x = g.input("x", types.TENSOR_FLOAT)
+        g.output("y", g.collect(x, n=2))  # here
+
+    return compile_body(body)
 
 
 @case(errors.DanglingCall, "which is not in the model", "Keep the functions", how=MODEL,

@@ -26,6 +26,7 @@ from bbnode.daemon.control.routes import ENDPOINTS
 from bbnode.daemon.paths import StorageError
 from bbnode.engine import steps
 from bbnode.engine.errors import IngressClosed, IngressFull, UnknownInput, UnknownTarget
+from bbnode.ir.caps import MAX_ADDRESSES_PER_PEER
 from bbnode.ir.errors import BbnodeError, PeerError
 from tests.daemon.live import CLIENT, RTT_S, SERVER, STRANGER, Live, running
 from tests.patience import PATIENCE_S
@@ -117,7 +118,11 @@ async def test_invoke_gives_the_outputs_of_an_execution(
         told = await ask(live, "POST", "/v1/invoke", body)
         assert told["ok"] is True, told
         assert told["outputs"]["asked"] == shown
-        assert told["outputs"]["answers"] == {"responded": [str(CLIENT)], "missing": []}
+        assert told["outputs"]["answers"] == {
+            "responded": [str(CLIENT)],
+            "missing": [],
+            "reasons": {},
+        }
         assert told["failures"] == []
 
 
@@ -166,6 +171,29 @@ async def test_peers_can_be_disconnected_connected_blocked_and_allowed(tmp_path:
         assert [w["peer"] for w in (await ask(live, "GET", "/v1/peers"))["wanted"]] == [str(CLIENT)]
         # The end of a PeerId is enough where only one peer is known.
         assert (await ask(live, "GET", f"/v1/peers/{str(CLIENT)[-6:]}"))["peer"] == str(CLIENT)
+
+
+async def test_the_address_book_is_added_to_dropped_from_and_forgotten(tmp_path: Path) -> None:
+    path, here, there = f"/v1/peers/{STRANGER}", "/ip4/10.0.0.7/tcp/1", "/ip4/10.0.0.8/tcp/1"
+    async with running(tmp_path) as live:
+        told = await ask(live, "POST", f"{path}/addresses/add", {"addresses": [here, there]})
+        assert told["addresses"] == [here, there]
+        peers = (await ask(live, "GET", "/v1/addresses"))["peers"]
+        assert {"peer": str(STRANGER), "addresses": [here, there]} in peers
+        await ask(live, "POST", f"{path}/connect", {})
+        told = await ask(live, "POST", f"{path}/addresses/drop", {"address": here})
+        assert (told["addresses"], told["was_known"]) == ([there], True)
+        (wanted,) = [w for w in live.backend.wanted() if w.peer == STRANGER]
+        assert [str(address) for address in wanted.addresses] == [there]
+        told = await ask(live, "POST", f"{path}/forget")
+        assert told["was_known"]
+        assert not [w for w in live.backend.wanted() if w.peer == STRANGER]
+        assert not (await ask(live, "POST", f"{path}/forget"))["was_known"]
+        many = [f"/ip4/10.0.0.7/tcp/{port}" for port in range(1, MAX_ADDRESSES_PER_PEER + 1)]
+        await ask(live, "POST", f"{path}/addresses/add", {"addresses": many})
+        body = {"addresses": [there]}
+        problem = await refused(live, "POST", f"{path}/addresses/add", body)
+        assert (problem.kind, problem.status) == ("AddressBookFull", 409)
 
 
 async def test_what_the_configuration_blocks_is_not_allowed_by_hand(tmp_path: Path) -> None:
@@ -326,6 +354,22 @@ NOTHING = "x" * 52
         ("POST", f"/v1/peers/{STRANGER}/connect", {}, 409, "NoAddress"),
         ("POST", f"/v1/peers/{STRANGER}/connect", {"addresses": ["x"]}, 400, "InvalidAddress"),
         ("POST", f"/v1/peers/{STRANGER}/connect", {"addresses": [1]}, 400, "InvalidField"),
+        ("POST", f"/v1/peers/{STRANGER}/addresses/add", {}, 400, "MissingField"),
+        ("POST", f"/v1/peers/{STRANGER}/addresses/add", {"addresses": []}, 400, "InvalidField"),
+        (
+            "POST",
+            f"/v1/peers/{STRANGER}/addresses/add",
+            {"addresses": ["x"]},
+            400,
+            "InvalidAddress",
+        ),
+        (
+            *("POST", f"/v1/peers/{STRANGER}/addresses/add"),
+            *({"addresses": [f"/ip4/1.2.3.4/tcp/1/p2p/{CLIENT}"]}, 400, "InvalidPeerAddress"),
+        ),
+        ("POST", f"/v1/peers/{STRANGER}/addresses/drop", {"address": "x"}, 400, "InvalidAddress"),
+        ("POST", f"/v1/peers/{SERVER}/forget", {}, 400, "InvalidPeerAddress"),
+        ("POST", "/v1/peers/0OIl/forget", {}, 400, "InvalidPeerId"),
         ("POST", "/v1/ping", {}, 400, "MissingField"),
         ("POST", "/v1/ping", {"peer": 1}, 400, "InvalidField"),
         ("POST", "/v1/ping", {"peer": str(CLIENT), "timeout_s": -1}, 400, "InvalidField"),

@@ -170,6 +170,30 @@ def test_what_makes_no_transport_is_a_broken_plugin(install: Install) -> None:
         make_transport("post", TransportSetup(identity=Identity.generate()))
 
 
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("tests.daemon.post_transport:raises", "making it raised ZeroDivisionError: no stamps"),
+        ("tests.daemon.post_transport:missing", "missing"),
+        ("tests.daemon.no_such_module:made", "no_such_module"),
+    ],
+)
+def test_a_factory_that_fails_is_a_broken_plugin_of_its_package(
+    install: Install, entry: str, problem: str
+) -> None:
+    install(post=entry)
+    with pytest.raises(BrokenPlugin, match=f"post-office.*{problem}"):
+        make_transport("post", TransportSetup(identity=Identity.generate()))
+
+
+def test_a_shipped_transport_that_is_not_listed_means_an_old_installation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plugins, "names", lambda _: {"libp2p": "bbnode"})
+    with pytest.raises(UnknownTransport, match=r"'memory'; there are: libp2p; .*install it again"):
+        make_transport("memory", TransportSetup(identity=Identity.generate()))
+
+
 async def test_without_streams_nothing_else_is_spoken(tmp_path: Path) -> None:
     made = make_transport("memory", TransportSetup(identity=Identity.generate()))
     assert isinstance(made, MemoryTransport)

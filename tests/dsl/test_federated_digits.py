@@ -64,7 +64,7 @@ def test_the_quorum_is_three_of_four_unless_given(clients, quorum) -> None:
 
 def weights(**settings) -> list[np.ndarray]:
     function = FederatedRound(**settings).build().functions[0]
-    stored = [msgpack.unpackb(a.s) for a in function.attribute_proto]
+    stored = [msgpack.unpackb(protos.octets(a)) for a in function.attribute_proto]
     assert stored[0] == stored[1]  # both sides hold the same network
     graph = onnx.load_from_string(stored[0]["model"]).graph
     assert [list(t.dims) for t in graph.initializer] == [[64, 64], [64], [64, 10], [10]]
@@ -81,7 +81,7 @@ def test_settings_reach_the_ops_and_the_models() -> None:
     function = FederatedRound(epochs=2, batch=16, learning_rate=0.25).build().functions[0]
     train = next(n for n in function.node if n.op_type == "Train")
     assert (protos.get_attr(train, "epochs"), protos.get_attr(train, "batch")) == (2, 16)
-    assert msgpack.unpackb(function.attribute_proto[0].s)["learning_rate"] == 0.25
+    assert msgpack.unpackb(protos.octets(function.attribute_proto[0]))["learning_rate"] == 0.25
 
 
 def test_the_data_settings_fit_the_data_source() -> None:

@@ -194,16 +194,16 @@ def test_answers_of_strangers_and_to_nobodys_request_are_dropped() -> None:
     assert of(steps.WireReceiveFailed, made) == []
     assert server.counters()["response.stranger"] == 1
     assert server.counters()["response.unknown"] == 1
-    # The right one, but to another place, of an unknown type, or unreadable: told in a step.
-    for wrong in (
-        {"type_hash": 12345},
-        {"payload": b"\0"},
-    ):
+    # The right one, of an unknown type: told in a step, and the peer has no other answer.
+    for wrong in ({"type_hash": 12345}, {"payload": b"\0"}):
         server.deliver_inbound(
             peer(1), envelope(peer(1), site, answer, CorrelationKind.RESPONSE, wire_req_id, **wrong)
         )
-    kinds = [s.kind for s in of(steps.WireReceiveFailed, server.poll(pump.now_ns))]
-    assert kinds == ["UnknownTypeHash", "DecodeFailed"]
+    made = server.poll(pump.now_ns)
+    assert [s.kind for s in of(steps.WireReceiveFailed, made)] == ["UnknownTypeHash"]
+    (failed,) = of(steps.OpFailed, made)
+    assert f"{peer(1)} (UnknownTypeHash: an answer to" in failed.detail
+    assert server.counters()["response.late"] == 1
 
 
 def gossip():

@@ -22,6 +22,7 @@ ENTRY_POINTS = (
     *("invoke", "deliver_event", "deliver_inbound", "run_bootstrap", "publish_event"),
     *("fire_lifecycle", "peer_connected", "peer_disconnected", "send_failed", "set_addresses"),
     *("block_peer", "unblock_peer", "allow_only", "complete", "fail", "set_tracing", "close"),
+    *("add_addresses", "drop_address", "forget_peer"),
 )
 
 

@@ -95,7 +95,8 @@ def _answers_at(data: bytes) -> int:
         for node in function.node:
             if protos.is_wire(node, keys.OP_SEND_RESP):
                 for attribute in node.attribute:
-                    site = parse_site_suffix(attribute.s)
-                    if attribute.name.startswith(keys.DEST_SUFFIX_PREFIX) and site is not None:
+                    if attribute.name.startswith(keys.DEST_SUFFIX_PREFIX):
+                        site = parse_site_suffix(protos.octets(attribute))
+                        assert site is not None
                         return site
     raise AssertionError("the program answers nothing")

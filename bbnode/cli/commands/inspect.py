@@ -30,13 +30,29 @@ def command(
         Path | None,
         typer.Option("--html", help="Draw it as a page to zoom and click in.", metavar="OUT.html"),
     ] = None,
+    extract: Annotated[
+        str | None,
+        typer.Option(
+            help="Write a graph that a backend runs as an ONNX model of its own.",
+            metavar="FUNCTION",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="With --extract: the file to write.", metavar="PART.onnx"),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show targets, slots with their bindings, and wire edges with their gates; or draw them."""
+    if (extract is None) != (out is None):
+        raise typer.BadParameter("--extract FUNCTION and --out PART.onnx go together")
     from bbnode.daemon.artifacts.artifact import load_artifact
     from bbnode.daemon.artifacts.inspect import describe
 
     model = load_artifact(artifact).model
+    if extract is not None and out is not None:
+        _extract(model, extract, out, as_json=as_json)
+        return
     pictures = _draw(model, {"svg": svg, "html": html})
     if as_json:
         described = describe(model)
@@ -46,6 +62,22 @@ def command(
             output.data(path)
     else:
         _render(describe(model), output.console())
+
+
+def _extract(model: onnx.ModelProto, name: str, out: Path, *, as_json: bool) -> None:
+    from bbnode.daemon.paths import write_atomically
+    from bbnode.ir.parts import extract_part
+
+    part = extract_part(model, name)
+    write_atomically(out.absolute(), part.SerializeToString(deterministic=True), mode=0o644)
+    ports = {
+        side: {info.name: info.doc_string for info in infos}
+        for side, infos in (("inputs", part.graph.input), ("outputs", part.graph.output))
+    }
+    if as_json:
+        output.json_object({"function": part.graph.name, "path": str(out), **ports})
+    else:
+        output.data(str(out))
 
 
 def _draw(model: onnx.ModelProto, wanted: Mapping[str, Path | None]) -> dict[str, str]:
@@ -82,6 +114,9 @@ def _render(description: Mapping[str, Any], out: Console) -> None:
         ],
         out=out,
     )
+    if description["parts"]:
+        rows = [[name] for name in description["parts"]]
+        output.table("graphs of backends (--extract)", ("function",), rows, out=out)
     if description["custom_ops"]:
         columns = ("domain", "op", "version", "package", "nodes")
         rows = [[row[key] for key in columns] for row in description["custom_ops"]]

@@ -17,7 +17,7 @@ PeerArgument = Annotated[
     str, typer.Argument(help="PeerId, or the end of one of a known peer.", metavar="PEER")
 ]
 
-app = group("Show the peers of a running node, or connect, disconnect, block and allow one.")
+app = group("Show the peers of a running node and where they are; connect, disconnect, block one.")
 
 
 @app.callback(invoke_without_command=True)
@@ -71,6 +71,64 @@ def disconnect(
     with node.ask() as client:
         told = client.post(f"/v1/peers/{peer}/disconnect")
     text = "disconnected" if told["was_connected"] else "was not connected"
+    node.show(told, f"{told['peer']} {text}")
+
+
+AddressArgument = Annotated[
+    str,
+    typer.Argument(help="An address of it, such as /ip4/10.0.0.7/tcp/4001.", metavar="MULTIADDR"),
+]
+
+
+@app.command()
+def book(node: RunningNode = RunningNode()) -> None:
+    """Show the address book: all peers that the node knows, with their addresses."""
+    with node.ask() as client:
+        told = client.get("/v1/addresses")
+    if node.as_json:
+        output.json_object(told)
+        return
+    rows = [[entry["peer"], entry["addresses"]] for entry in told["peers"]]
+    output.table("address book", ("peer", "addresses"), rows, out=output.console())
+
+
+@app.command()
+def add(
+    peer: PeerArgument,
+    address: Annotated[
+        list[str],
+        typer.Argument(help="Addresses, such as /ip4/10.0.0.7/tcp/4001.", metavar="MULTIADDR"),
+    ],
+    node: RunningNode = RunningNode(),
+) -> None:
+    """Add addresses of a peer to the address book, without dialling it."""
+    with node.ask() as client:
+        told = client.post(f"/v1/peers/{peer}/addresses/add", {"addresses": address})
+    node.show(told, f"{told['peer']} has {len(told['addresses'])} address(es)")
+
+
+@app.command()
+def drop(
+    peer: PeerArgument,
+    address: AddressArgument,
+    node: RunningNode = RunningNode(),
+) -> None:
+    """Drop one address of a peer from the address book."""
+    with node.ask() as client:
+        told = client.post(f"/v1/peers/{peer}/addresses/drop", {"address": address})
+    text = "dropped" if told["was_known"] else "was not in the book"
+    node.show(told, f"{address} {text}; {told['peer']} has {len(told['addresses'])} address(es)")
+
+
+@app.command()
+def forget(
+    peer: PeerArgument,
+    node: RunningNode = RunningNode(),
+) -> None:
+    """Drop all addresses of a peer and dial it no more; a connection stays."""
+    with node.ask() as client:
+        told = client.post(f"/v1/peers/{peer}/forget")
+    text = "forgotten" if told["was_known"] else "was not in the book"
     node.show(told, f"{told['peer']} {text}")
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from bbnode.compiler.analysis.content_hash import AttributePrints
 from bbnode.compiler.typing.peer_lists import moves_peers
 from bbnode.ir import keys
-from bbnode.ir.graph import Function, OpNode, is_onnx_op
+from bbnode.ir.graph import Function, OpNode, annotations_on, is_onnx_op
 
 # Ops that hand on what they read, or what was there from the start: they add no stage.
 TRANSPARENT = frozenset(
@@ -46,6 +46,13 @@ class Groups:
     members: list[list[int]] = field(default_factory=list)
     copied: set[int] = field(default_factory=set)
     needs: list[list[int]] = field(default_factory=list)
+
+
+def annotation_parameters(node: OpNode) -> set[str]:
+    """Return the values that the quantization annotations of a node name as parameters."""
+    if keys.QUANTIZATION_KEY not in node.metadata:
+        return set()
+    return {name for held in annotations_on(node).values() for name in held.values()}
 
 
 def backend_slot(node: OpNode) -> str | None:
@@ -126,9 +133,15 @@ class _Finder:
     def _raise(self, marks: list[Marks]) -> set[int]:
         """Copy the marks of a group to ops that only it reads; return the constants to copy."""
         copied = set()
+        parameters = {name for node in self._nodes for name in annotation_parameters(node)}
         for index in range(len(self._nodes) - 1, -1, -1):
             readers = self._readers[index]
-            if self._slots[index] is None or self._is_output[index] or not readers:
+            if self._slots[index] is None or self._is_output[index]:
+                continue
+            if not readers:
+                node = self._nodes[index]
+                if node.op_type == "Constant" and not parameters.isdisjoint(node.outputs):
+                    copied.add(index)  # nothing but an annotation names it
                 continue
             if not all(self._same_slot(index, reader) for reader in readers):
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from onnx import ModelProto
 
+from bbnode.compiler.driver.opsets import take_highest_opsets
 from bbnode.compiler.errors import (
     AlreadyCompiled,
     DuplicateFunction,
@@ -18,7 +19,7 @@ from bbnode.compiler.errors import (
 from bbnode.compiler.unit import CompilationUnit, CompileOptions
 from bbnode.ir.bounds import OutOfBounds
 from bbnode.ir.graph import Program
-from bbnode.ir.onnx_file import program_of
+from bbnode.ir.onnx_file import ir_version_for, program_of
 from bbnode.ir.reopen import NotReopenable, is_compiled, reopen
 
 
@@ -36,14 +37,16 @@ def admit(model: ModelProto | Program, options: CompileOptions) -> CompilationUn
             raise AlreadyCompiled(detail=str(error)) from error
     if not program.functions:
         raise EmptyFunctionTable()
-    if program.ir_version != options.target_version:
-        raise IrVersionMismatch(expected=options.target_version, got=program.ir_version)
+    expected = ir_version_for(program.extras, options.target_version)
+    if program.ir_version != expected:
+        raise IrVersionMismatch(expected=expected, got=program.ir_version)
     seen = set()
     for function in program.functions:
         key = function.key
         if key in seen:
             raise DuplicateFunction(domain=function.domain, function=function.name)
         seen.add(key)
+    take_highest_opsets(program)
     unit = CompilationUnit(program=program)
     unit.recording.observe(program)
     return unit

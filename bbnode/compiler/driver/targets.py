@@ -47,6 +47,7 @@ def _only(program: Program, main: Function) -> ModelProto:
         functions=[main, *(f for f in program.functions if f in needed)],
         opset_imports=program.opset_imports,
         metadata=metadata,
+        extras=program.extras,
     )
     made = model_of(part)
     seal(made)

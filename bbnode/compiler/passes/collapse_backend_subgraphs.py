@@ -19,10 +19,23 @@ from bbnode.compiler.analysis.order import (
     reorder,
 )
 from bbnode.compiler.analysis.signatures import import_used, versions_of, write_canonical_domains
-from bbnode.compiler.analysis.subgraph_groups import Groups, backend_slot, find_groups
+from bbnode.compiler.analysis.subgraph_groups import (
+    Groups,
+    annotation_parameters,
+    backend_slot,
+    find_groups,
+)
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys
-from bbnode.ir.graph import Function, FunctionKey, OpNode, ValueType, make_node
+from bbnode.ir.graph import (
+    Function,
+    FunctionKey,
+    OpNode,
+    ValueType,
+    annotation_text,
+    annotations_on,
+    make_node,
+)
 from bbnode.ir.reopen import mark_call
 
 
@@ -198,7 +211,10 @@ class _Rewrite:
 def _used_constants(nodes: Sequence[OpNode], constants: dict[str, OpNode]) -> list[OpNode]:
     if not constants:
         return []
-    used = dict.fromkeys(n for node in nodes for n in node.computes_with if n in constants)
+    used = dict.fromkeys(
+        n for node in nodes
+        for n in (*node.computes_with, *annotation_parameters(node)) if n in constants
+    )  # fmt: skip
     return [constants[name] for name in used]
 
 
@@ -285,6 +301,12 @@ def _in_canonical_form(node: OpNode, name: str, names: Mapping[str, str]) -> OpN
         tuple([names.get(value, value) for value in node.outputs]),
         *(node.attributes, (), {}, "", "", node.overload, node.doc_string, node.extras, None),
     )
+    kept = {
+        names[value]: {key: names[read] for key, read in held.items() if read in names}
+        for value, held in annotations_on(node).items() if value in names
+    }  # fmt: skip
+    if kept:
+        made.metadata[keys.QUANTIZATION_KEY] = annotation_text(kept)
     made.rename_captured(names)
     return made
 

@@ -158,6 +158,7 @@ def _text(value: str | bytes) -> str:
 EXPANDERS: dict[tuple[str, str], Expander] = {
     (keys.COMPOSITE_DOMAIN, keys.OP_BUNDLE): _expand_bundle,
     (keys.COMPOSITE_DOMAIN, keys.OP_UNBUNDLE): _expand_unbundle,
+    (keys.RESPONSES_DOMAIN, keys.OP_UNBUNDLE): _expand_unbundle,
     (keys.SYSCALL_DOMAIN, "Tee"): _expand_tee,
     (keys.SYSCALL_DOMAIN, keys.OP_THRESHOLD): _check_join,
     (keys.SYSCALL_DOMAIN, keys.OP_COLLECT): _check_join,

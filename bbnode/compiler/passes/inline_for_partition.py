@@ -26,10 +26,11 @@ from bbnode.compiler.errors import (
 )
 from bbnode.compiler.rewriting.hoisting import join_equal
 from bbnode.compiler.rewriting.inlining import merge_opsets, references, splice
+from bbnode.compiler.typing.shapes import take_shape
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys, types
 from bbnode.ir.flatten import is_join
-from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_op, is_wire
+from bbnode.ir.graph import Function, FunctionKey, OpNode, ValueType, call_key, is_onnx_op, is_wire
 from bbnode.ir.types import TypeNode
 
 # Ten times the largest program that the compiler is made for. Calls of calls multiply: thirty
@@ -167,6 +168,7 @@ def _inline(function: Function, bodies: dict[str, Function]) -> None:
     nodes: list[OpNode] = []
     known = function.kinds()
     changed: dict[str, TypeNode] = {}
+    shaped: list[tuple[OpNode, str, ValueType]] = []
     for node in function.nodes:
         callee = bodies.get(node.name)
         if callee is None or node.op_type != callee.name:
@@ -185,10 +187,13 @@ def _inline(function: Function, bodies: dict[str, Function]) -> None:
                 )
             if name not in known or after is not before:
                 known[name] = changed[name] = after
+        shaped += ((node, name, declared) for name, declared in spliced.shaped)
         take_slots(function, callee)
         merge_opsets(function, callee, spliced)
     function.nodes = nodes
     function.declare(changed)
+    for call, name, declared in shaped:
+        take_shape(function, call, name, declared)
 
 
 def _drop_unused(unit: CompilationUnit) -> None:

@@ -28,7 +28,8 @@ class MergePartitionsIntoOne(Pass):
        functions of one key and different content are Internal. `unit.partitions` is empty.
     2. Nodes of every function are in topological order, and upstream ONNX is written "".
     3. Every function imports the opsets that its ops use, the model all of them (the program's
-       own version, else the highest of them), the default ONNX opset and the module domain.
+       own version, which is the highest that anything imports, else the highest of them), the
+       default ONNX opset and the module domain.
     4. `graph` is empty but for the program's name.
     """
 

@@ -6,11 +6,15 @@ the compiler crosses over.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from bbnode.compiler.analysis.functions import by_key
 from bbnode.compiler.analysis.slots import by_slot, slots_by_target, slots_of, with_dependencies
 from bbnode.compiler.rewriting.gates import chain_head
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys
-from bbnode.ir.graph import Function, OpNode, is_wire
+from bbnode.ir.caps import MAX_NAME_CHARS
+from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_role, is_wire
 
 
 class StampCompilationMetadata(Pass):
@@ -22,6 +26,9 @@ class StampCompilationMetadata(Pass):
        no op of the program uses. Concrete slots stand in the table like bound ones.
     3. A receiver whose payload goes into a slot op (behind its gates and a `DeadlineCheck`)
        carries that slot's id as `recv_slot_id`; with several, the first in program order.
+    4. `original_op` is `<domain>::<op type>` of an op of a role, and of what an op stands for that
+       a pass made: of the send that a receiver belongs to, of the op that a gate or a
+       `DeadlineCheck` guards, of the ops of a subgraph (each kind once, with commas between).
     """
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
@@ -38,7 +45,49 @@ class StampCompilationMetadata(Pass):
                     unit.program.metadata[keys.binding_key(main.name, slot.name)] = value
                     count += 1
             receivers += _stamp_receivers(main)
-        return {"bindings_stamped": count, "recv_slots_stamped": receivers}
+        table = by_key(unit.program.functions)
+        stamped = sum(_stamp_origins(function, table) for function in unit.bodies())
+        return {
+            "bindings_stamped": count,
+            "recv_slots_stamped": receivers,
+            "original_ops_stamped": stamped,
+        }
+
+
+def _stamp_origins(function: Function, table: Mapping[FunctionKey, Function]) -> int:
+    by_name = {node.name: node for node in function.nodes}
+    stamped = 0
+    for node in function.nodes:
+        origin = _origin(node, by_name, table)
+        if origin:
+            node.metadata[keys.ORIGINAL_OP_KEY] = origin
+            stamped += 1
+    return stamped
+
+
+def _origin(
+    node: OpNode, by_name: Mapping[str, OpNode], table: Mapping[FunctionKey, Function]
+) -> str:
+    if is_role(node):
+        return _called(node)
+    if is_wire(node, *keys.RECV_OPS):
+        sends = keys.OP_SEND if node.op_type == keys.OP_RECV else keys.OP_SEND_REQ_BATCHED
+        return f"{keys.WIRE_DOMAIN}::{sends}"
+    if node.domain == keys.BACKEND_SUBGRAPH_DOMAIN and call_key(node) in table:
+        kinds = dict.fromkeys(map(_called, table[call_key(node)].nodes))
+        return ",".join(kinds)[:MAX_NAME_CHARS]
+    guarded = by_name.get(node.metadata.get(_GUARDED_KEYS.get(node.op_type, ""), ""))
+    if guarded is None:
+        return ""
+    return _origin(guarded, by_name, table) or _called(guarded)
+
+
+def _called(node: OpNode) -> str:
+    return f"{node.domain or keys.ONNX_DOMAIN}::{node.op_type}"
+
+
+# Where a gate and a check say what they guard.
+_GUARDED_KEYS = {**keys.GATE_SOURCES, keys.OP_DEADLINE_CHECK: keys.DEADLINE_CHECK_SOURCE_KEY}
 
 
 def _stamp_receivers(main: Function) -> int:

@@ -11,16 +11,27 @@ from dataclasses import dataclass, field
 
 from bbnode.compiler.analysis.order import rename_node
 from bbnode.ir import keys, types
-from bbnode.ir.graph import Attribute, Function, OpNode, Opset, inherit, is_onnx_op, is_wire
+from bbnode.ir.graph import (
+    Attribute,
+    Function,
+    OpNode,
+    Opset,
+    ValueType,
+    inherit,
+    is_onnx_op,
+    is_wire,
+)
 from bbnode.ir.types import TypeNode
 
 
 @dataclass(slots=True)
 class Splice:
-    """The nodes and types that take the place of a call."""
+    """The nodes and types that take the place of a call; `shaped` are types with a shape or a
+    denotation."""
 
     nodes: list[OpNode] = field(default_factory=list)
     types: dict[str, TypeNode] = field(default_factory=dict)
+    shaped: list[tuple[str, ValueType]] = field(default_factory=list)
 
 
 def splice(call: OpNode, callee: Function, caller_home: str) -> Splice:
@@ -55,6 +66,9 @@ def splice(call: OpNode, callee: Function, caller_home: str) -> Splice:
         renamed = names.get(value, "")
         if renamed:
             out.types[renamed] = types.meet(kind, out.types.get(renamed, types.ANY)) or kind
+    for value, declared in callee.types.items():
+        if names.get(value) and (declared.shape is not None or declared.denotation):
+            out.shaped.append((names[value], declared))
     return out
 
 

@@ -46,6 +46,8 @@ STORE_NAMES = {
 }
 
 _HOLD_ANSWERS = (types.RESPONSE_BATCH, types.WIRE_REQUEST_ID)
+# Ops whose attribute `to` names the type of what they give.
+_TO_OPS = frozenset({(keys.TYPES_DOMAIN, "Cast"), (keys.RESPONSES_DOMAIN, "Entry")})
 _AGGREGATOR = keys.role_domain("Aggregator")
 
 
@@ -130,6 +132,8 @@ class FunctionTypes:
             self._network.narrow(self.id_of(name), kind)
         if node.domain == _AGGREGATOR and node.op_type == "ContributeAll":
             self._fit(node, self.id_of(node.inputs[0]), self._contributed(node), variables, ())
+        if node.domain == keys.RESPONSES_DOMAIN and node.op_type == keys.OP_UNBUNDLE:
+            self._unbundle_answers(node)
         if node.domain == keys.COMPOSITE_DOMAIN:
             whole, parts = node.outputs, node.inputs
             if node.op_type == keys.OP_UNBUNDLE:
@@ -163,8 +167,22 @@ class FunctionTypes:
                 at = (*within, _part_name(port.type, index))
                 self._fit(node, part, inner, variables, at)
 
+    def _unbundle_answers(self, node: OpNode) -> None:
+        """Each output is a batch of one part of the answers."""
+        network = self._network
+        answer = network.add(types.COMPOSITE)
+        parts = [network.add(types.ANY) for _ in node.outputs]
+        network.compose(answer, parts)
+        network.compose(self.id_of(node.inputs[0]), [answer])
+        declared = dict(_listed(node.outputs, node.attr("child_types", b"")))
+        for index, (name, part) in enumerate(zip(node.outputs, parts, strict=True)):
+            network.narrow(
+                part, declared.get(name, types.ANY), (_part_name(types.COMPOSITE, index),)
+            )
+            network.compose(self.id_of(name), [part])
+
     def _contributed(self, node: OpNode) -> Port:
-        """What the aggregator's class says of the answers that it takes."""
+        """The answers that the aggregator's class says it takes, as a port."""
         whole = Port(name="responses", type=types.RESPONSE_BATCH)
         component = component_of(node, self._bound)
         if component is None or not issubclass(component, Aggregator):
@@ -385,7 +403,7 @@ class FunctionTypes:
         )
 
     def _elsewhere(self, node: OpNode, conflict: Conflict) -> str:
-        """What else said what the value is: ops, and inputs of the function."""
+        """The other ops, or inputs of the function, that said what the value is."""
         names = {number: name for name, number in self._ids.items()}
         others: dict[str, None] = {}
         for said in (*self._same_answers(node), *conflict.said):
@@ -451,7 +469,7 @@ def _from_attributes(node: OpNode) -> Iterator[tuple[str, TypeNode]]:
         kind = constant_type(node)
         if kind is not None and node.outputs:
             yield node.outputs[0], kind
-    elif node.domain == keys.TYPES_DOMAIN and node.op_type == "Cast":
+    elif (node.domain, node.op_type) in _TO_OPS:
         yield from _listed(node.outputs, node.attr("to", b""))
     elif node.domain == keys.COMPOSITE_DOMAIN:
         values = node.inputs if node.op_type == keys.OP_BUNDLE else node.outputs

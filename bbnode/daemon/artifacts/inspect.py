@@ -17,6 +17,7 @@ from bbnode.daemon.artifacts.artifact import ArtifactRejected, as_graph, seriali
 from bbnode.ir import keys
 from bbnode.ir.address import site_suffix
 from bbnode.ir.graph import Function, OpNode, Program, is_wire
+from bbnode.ir.parts import part_names
 from bbnode.ir.slots import Binding
 from bbnode.ops.custom import custom_ops_of
 
@@ -51,6 +52,7 @@ def describe(model: onnx.ModelProto) -> dict[str, Any]:
             for main in mains
         ],
         "functions": [f.name for f in program.functions if f not in mains],
+        "parts": part_names(program),
         "wire_edges": list(_described(mains)),
     }
 

@@ -409,6 +409,11 @@ class LimitsSection(Section):
         unit="executions",
     )
     outbound: Cap = _key(None, "envelopes that wait to be sent", unit="envelopes")
+    lost_peer_grace_ms: Cap = _key(
+        None,
+        "how long a request waits for a peer whose connection was lost; then it counts as missing",
+        unit="ms",
+    )
 
     def effective(self) -> dict[str, int | None]:
         """Return every cap with its preset filled in; None is unbounded."""

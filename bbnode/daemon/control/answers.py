@@ -92,6 +92,32 @@ class PeerDropped(TypedDict):
     was_connected: bool
 
 
+class PeerAddresses(TypedDict):
+    """A peer with its addresses in the book."""
+
+    peer: str
+    addresses: list[str]
+
+
+class AddressBookView(TypedDict):
+    """The address book, in the order in which entries give way to new ones."""
+
+    peers: list[PeerAddresses]
+
+
+class AddressDropped(PeerAddresses):
+    """The addresses that are left; `was_known` is false where the book did not have it."""
+
+    was_known: bool
+
+
+class PeerForgotten(TypedDict):
+    """A peer that the book has no longer; `was_known` is false where it did not have it."""
+
+    peer: str
+    was_known: bool
+
+
 class PeerBlocked(PeerDropped):
     """A peer that is denied."""
 

@@ -254,6 +254,7 @@ def known_peer(host: Host, text: str) -> PeerId:
         return PeerId.parse(text)
     except BbnodeError as error:
         known = {p.peer for p in host.backend.peers()} | {w.peer for w in host.backend.wanted()}
+        known.update(host.node.address_book())
         fitting = [peer for peer in known if str(peer).endswith(text)]
         if len(text) >= MIN_SUFFIX_CHARS and len(fitting) == 1:
             return fitting[0]

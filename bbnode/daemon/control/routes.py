@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import trio
+from multiaddr import Multiaddr
 from pydantic import Field
 from starlette.responses import Response
 
@@ -33,8 +34,9 @@ from bbnode.daemon.control.http import (
 )
 from bbnode.daemon.control.inputs import to_value
 from bbnode.daemon.observing import logs
+from bbnode.engine.errors import AddressBookFull
 from bbnode.ir.address import parse_address
-from bbnode.ir.caps import KEPT_ITEMS, MAX_WAIT_S
+from bbnode.ir.caps import KEPT_ITEMS, MAX_ADDRESSES_PER_PEER, MAX_WAIT_S
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 
@@ -185,10 +187,7 @@ class ConnectBody(RequestBody):
 @ENDPOINTS.add("POST", "/v1/peers/{peer}/connect", "peers-connect")
 async def connect(host: Host, peer: PeerId, body: ConnectBody) -> answers.PeerConnecting:
     """Dial a peer, and again whenever it is gone."""
-    try:
-        given = [parse_address(text) for text in body.addresses]
-    except BbnodeError as error:
-        raise Problem(400, "InvalidAddress", str(error)) from error
+    given = [_address(text) for text in body.addresses]
     found = given or list(host.node.peer_standing(peer).addresses)
     if not found:
         raise Problem(409, "NoAddress", f"no address of {peer} is known; give one")
@@ -199,6 +198,80 @@ async def connect(host: Host, peer: PeerId, body: ConnectBody) -> answers.PeerCo
         "addresses": [str(a) for a in found],
         "connected": _is_up(host, peer),
     }
+
+
+@ENDPOINTS.add("GET", "/v1/addresses", "addresses")
+async def address_book(host: Host) -> answers.AddressBookView:
+    """Show the address book: all peers that the node knows, with their addresses."""
+    return {
+        "peers": [
+            {"peer": str(peer), "addresses": [str(address) for address in addresses]}
+            for peer, addresses in host.node.address_book().items()
+        ]
+    }
+
+
+class AddressesBody(RequestBody):
+    """Addresses to put into the book."""
+
+    addresses: list[str] = Field(min_length=1, max_length=MAX_ADDRESSES_PER_PEER)
+
+
+@ENDPOINTS.add("POST", "/v1/peers/{peer}/addresses/add", "peers-add")
+async def add_addresses(host: Host, peer: PeerId, body: AddressesBody) -> answers.PeerAddresses:
+    """Add addresses of a peer to the book; they stay there, also over a restart."""
+    given = [_address(text) for text in body.addresses]
+    try:
+        host.node.add_addresses(peer, given)
+    except AddressBookFull as error:
+        raise Problem(409, "AddressBookFull", str(error)) from error
+    logger.info("addresses added", extra={"peer": str(peer), "by": "control"})
+    return _in_book(host, peer)
+
+
+class AddressBody(RequestBody):
+    """One address in the book."""
+
+    address: str
+
+
+@ENDPOINTS.add("POST", "/v1/peers/{peer}/addresses/drop", "peers-drop")
+async def drop_address(host: Host, peer: PeerId, body: AddressBody) -> answers.AddressDropped:
+    """Drop one address of a peer from the book, and dial it there no more."""
+    address = _address(body.address)
+    was_known = host.node.drop_address(peer, address)
+    for wanted in host.backend.wanted():
+        if wanted.peer == peer and address in wanted.addresses:
+            left = [each for each in wanted.addresses if each != address]
+            if left:
+                host.backend.keep_connected(peer, left)
+            else:
+                host.backend.forget(peer)
+    logger.info("address dropped", extra={"peer": str(peer), "by": "control"})
+    return {**_in_book(host, peer), "was_known": was_known}
+
+
+@ENDPOINTS.add("POST", "/v1/peers/{peer}/forget", "peers-forget")
+async def forget(host: Host, peer: PeerId) -> answers.PeerForgotten:
+    """Drop all addresses of a peer and dial it no more; a connection stays."""
+    was_known = host.node.forget_peer(peer)
+    host.backend.forget(peer)
+    logger.info("peer forgotten", extra={"peer": str(peer), "by": "control"})
+    return {"peer": str(peer), "was_known": was_known}
+
+
+def _in_book(host: Host, peer: PeerId) -> answers.PeerAddresses:
+    return {
+        "peer": str(peer),
+        "addresses": [str(address) for address in host.node.peer_standing(peer).addresses],
+    }
+
+
+def _address(text: str) -> Multiaddr:
+    try:
+        return parse_address(text)
+    except BbnodeError as error:
+        raise Problem(400, "InvalidAddress", str(error)) from error
 
 
 @ENDPOINTS.add("POST", "/v1/peers/{peer}/disconnect", "peers-disconnect")

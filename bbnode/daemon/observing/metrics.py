@@ -26,7 +26,7 @@ from bbnode.daemon.control.host import Host
 from bbnode.daemon.network.versions import other_versions
 from bbnode.daemon.observing.watch import LIVENESS_CHECKS
 from bbnode.engine.cohorts import ResponseStatus
-from bbnode.engine.ops.gates import REASON_DUPLICATE
+from bbnode.engine.errors import REASON_DUPLICATE
 from bbnode.engine.peers.governor import BlockReason
 from bbnode.engine.steps import RECEIVE_FAILURES
 from bbnode.ir.caps import MAX_PEER_SERIES
@@ -72,6 +72,15 @@ LABELLED: dict[str, Labelled] = {
             v.value
             for v in ResponseStatus
             if v not in (ResponseStatus.ACCEPTED, ResponseStatus.COMPLETE)
+        ),
+    ),
+    "refusals.": Labelled(
+        metric="refusals",
+        label="verdict",
+        text="refusals of peers, by what became of them, and those told to peers",
+        values=(
+            *("sent", "withheld", "malformed"),
+            *(v.value for v in ResponseStatus if v is not ResponseStatus.COMPLETE),
         ),
     ),
 }

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from bbnode.dsl.core.attributes import (
     CONSTANT_ATTRIBUTE,
@@ -29,6 +29,7 @@ from bbnode.dsl.core.attributes import (
 )
 from bbnode.dsl.core.names import check_class, check_name, hint
 from bbnode.dsl.core.recorder import ModelRecorder, SlotUse
+from bbnode.dsl.core.shapes import Shape, declared_type
 from bbnode.dsl.errors import (
     BadArgument,
     BranchMisuse,
@@ -44,7 +45,17 @@ from bbnode.ir import keys, opset, types
 from bbnode.ir.address import parse_address
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.flatten import join_fault
-from bbnode.ir.graph import Attribute, AttributeKind, Function, OpNode, ValueType, sorted_opsets
+from bbnode.ir.graph import (
+    Attribute,
+    AttributeKind,
+    Function,
+    OpNode,
+    ValueNote,
+    ValueType,
+    annotation_text,
+    annotations_on,
+    sorted_opsets,
+)
 from bbnode.ir.opset import OpSpec, Port
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
@@ -118,6 +129,96 @@ class Output:
         )
 
 
+class AnswersOutput(Output):
+    """The answers to a request: a ResponseBatch in PeerId order, on the class that asked.
+
+    Each property and method is an op of the engine's own, which needs no backend; what it gives
+    is a value like any other. A property gives one value, however often it is read.
+    """
+
+    __slots__ = ()
+
+    @property
+    def peers(self) -> Output:
+        """The peers that answered, a PeerIdVec in PeerId order, of the class that was asked."""
+        return self.graph.opened("Peers", self)[0]
+
+    @property
+    def missing(self) -> Output:
+        """The peers that were asked and have not answered, a PeerIdVec in PeerId order."""
+        return self.graph.opened("Missing", self)[0]
+
+    @property
+    def count(self) -> Output:
+        """The number of peers that answered, int64 []."""
+        return self.graph.opened("Count", self)[0]
+
+    @property
+    def stacked(self) -> Output:
+        """All answers in one tensor, [n, …] where each is one of […]; row i is of peer i.
+
+        At run time, answers of several shapes fail the op, which names the peers (AnswersDiffer),
+        and so does an empty batch (NoAnswer).
+        """
+        return self.graph.opened("Stack", self)[0]
+
+    def concatenated(self, *, axis: int = 0) -> Output:
+        """All answers in one tensor, one after the other along `axis`; else as `stacked`."""
+        return self.graph.opened("Concat", self, axis=axis)[0]
+
+    def of(self, peer: Output) -> Output:
+        """The answer of one peer; the op fails if it has not answered (NoAnswer)."""
+        return self.graph.record(spec_of(keys.RESPONSES_DOMAIN, "Of"), (self, peer))[0]
+
+    def entry(self, name: str, type: TypeNode = types.TENSOR_FLOAT) -> Output:  # noqa: A002
+        """One entry of answers that are Metadata, as a tensor [n] of the given type."""
+        kind = need_tensor_type("type", type)
+        return self.graph.opened("Entry", self, name=name, to=kind.id)[0]
+
+    def unbundled(self, part_types: Sequence[TypeNode]) -> tuple[AnswersOutput, ...]:
+        """One batch for each part of answers that are composites, from the same peers.
+
+        Raises:
+            BadArgument: `part_types` is empty, or holds something that is not a type.
+        """
+        g = self.graph
+        given = g.part_types("unbundled", part_types)
+        made = g.record(
+            spec_of(keys.RESPONSES_DOMAIN, keys.OP_UNBUNDLE), (self,), given,
+            variadic=[types.RESPONSE_BATCH] * len(part_types),
+        )  # fmt: skip
+        return cast("tuple[AnswersOutput, ...]", made)
+
+    def merged(self, *, k: int = 10) -> tuple[ResultsOutput, Output]:
+        """The `k` nearest of answers that are SearchResults, nearest first, and who sent each.
+
+        Returns:
+            SearchResults, and a PeerIdVec of the same length, in which a peer may be named
+            several times.
+        """
+        results, senders = self.graph.opened("Merge", self, k=k)
+        return cast(ResultsOutput, results), senders
+
+
+class ResultsOutput(Output):
+    """The results of a search: SearchResults, nearest first."""
+
+    __slots__ = ()
+
+    @property
+    def ids(self) -> Output:
+        """The ids, int64 [k]."""
+        return self.graph.opened("Ids", self, domain=keys.SEARCH_DOMAIN)[0]
+
+    @property
+    def distances(self) -> Output:
+        """The distances, float32 [k]."""
+        return self.graph.opened("Distances", self, domain=keys.SEARCH_DOMAIN)[0]
+
+
+_OUTPUT_OF = {types.RESPONSE_BATCH: AnswersOutput, types.SEARCH_RESULTS: ResultsOutput}
+
+
 # The argument `after=`: values that must be there before the op fires.
 After = Output | list[Output] | tuple[Output, ...] | None
 
@@ -128,7 +229,7 @@ class Request:
     Attributes:
         port: the author's name of it.
         received: the value, on the peers' class; its `.sender` is the peer that asks.
-        responses: a ResponseBatch in PeerId order, back on the class that asked.
+        responses: the answers, back on the class that asked.
         request_id: the request's id, on the class that asked.
     """
 
@@ -138,7 +239,7 @@ class Request:
         request_id, responses, received, sender, remote_id = recorded
         self.port = port
         self.received = dataclasses.replace(received, from_peer=sender)
-        self.responses = responses
+        self.responses = cast(AnswersOutput, responses)
         self.request_id = request_id
         self._remote_id = remote_id
         self._answered = ""
@@ -187,6 +288,7 @@ class Graph:
         self._branch = ""  # title of the branch of this Graph's that is being recorded, if any
         self._received: dict[str, Output] = {}
         self._request_ports: set[str] = set()
+        self._opened: dict[tuple[object, ...], tuple[Output, ...]] = {}
 
     def error(self, kind: type[Error], what: str) -> Error:
         """Return an error of this recording, to be raised: it knows the Module and the line."""
@@ -195,16 +297,24 @@ class Graph:
 
     # --- ports -----------------------------------------------------------------------------
 
-    def input(self, name: str, type: TypeNode = types.ANY) -> Output:  # noqa: A002
+    def input(
+        self, name: str, type: TypeNode = types.ANY,  # noqa: A002
+        *, shape: Shape | None = None, denotation: str = "",
+        axes: Sequence[str | None] | None = None,
+    ) -> Output:  # fmt: skip
         """A value handed in by the invoker or caller of the Module.
 
         Args:
             name: of the input; it is also the name of the value.
             type: of the value, as far as it is known.
+            shape: of a tensor; for each axis its length, a name (axes of one name are of one
+                length), or None. A value of another shape is refused.
+            denotation: ONNX's word for what the tensor is: IMAGE, AUDIO, TEXT, TENSOR.
+            axes: ONNX's word for each axis, such as DATA_BATCH, or None.
 
         Raises:
             BadName, DuplicateName: the name is invalid, or is taken.
-            BadArgument: `type` is not a type.
+            BadArgument: `type` is not a type, or the shape or a denotation is none.
         """
         self.check_open()
         check_name("input name", name)
@@ -213,29 +323,90 @@ class Graph:
                 f"type={type!r:.60} of input {name!r} is not a type; use one of bbnode.dsl.types, "
                 "e.g. types.TENSOR_FLOAT"
             )
-        value = self.declare(name, type)
+        declared = declared_type(f"input {name!r}", type, shape, denotation, axes)
+        value = self.declare(name, declared.kind or type)
+        self._declare_as(value, declared)
         self._function.inputs.append(name)
         return value
 
-    def output(self, name: str, value: Output, *, after: After = None) -> None:
+    def output(
+        self, name: str, value: Output, *, after: After = None, shape: Shape | None = None,
+        denotation: str = "", axes: Sequence[str | None] | None = None,
+    ) -> None:  # fmt: skip
         """Hand a value out under a name (recorded as a `PassThrough`).
+
+        Args:
+            name: of the output.
+            value: to hand out.
+            after: values that must be there before.
+            shape, denotation, axes: of the value, as for `input`.
 
         Raises:
             BadName, DuplicateName: the name is invalid, or is taken.
+            BadArgument: the shape or a denotation is none.
         """
         check_name("output name", name)
         self.value_name(value)
-        self.emit(
+        declared = declared_type(f"output {name!r}", value.type, shape, denotation, axes)
+        (handed_out,) = self.emit(
             _PASS_THROUGH.domain, _PASS_THROUGH.op_type, inputs=(value,),
-            outputs=(("value", value.type),), after=after, value_names=(name,),
+            outputs=(("value", declared.kind or value.type),), after=after, value_names=(name,),
         )  # fmt: skip
+        if declared.shape is not None or declared.denotation:
+            self._function.types[handed_out.name] = declared
         self._function.outputs.append(name)
+
+    def expect(
+        self, value: Output, type: TypeNode | None = None,  # noqa: A002
+        *, shape: Shape | None = None, denotation: str = "",
+        axes: Sequence[str | None] | None = None,
+    ) -> Output:  # fmt: skip
+        """Declare what a value is, where nothing else says it: what a component gives, say.
+
+        The compiler refuses a program that contradicts it.
+
+        Args:
+            value: of this very Graph.
+            type: of the value; None where it is known.
+            shape, denotation, axes: as for `input`.
+
+        Returns:
+            The same value, with that type.
+
+        Raises:
+            BadArgument: the value is of another type, or the shape or a denotation is none.
+            ForeignOutput: the value belongs to another recording.
+        """
+        self.check_open()
+        name = self.value_name(value)
+        if value.graph is not self:
+            raise self.error(ForeignOutput, f"{name!r} is declared where it is recorded")
+        wanted = value.type if type is None else type
+        if not isinstance(wanted, TypeNode):
+            raise BadArgument(f"type={type!r:.60} of {name!r} is not a type; see bbnode.dsl.types")
+        kind = types.meet(value.type, wanted)
+        if kind is None:
+            raise self.error(BadArgument, f"{name!r} is {value.type.name}, not {wanted.name}")
+        declared = declared_type(repr(name), kind, shape, denotation, axes)
+        if shape is None and not denotation:
+            declared = self._function.types[name].narrowed(declared.kind)
+        self._function.types[name] = declared
+        self._declare_as(value, declared)
+        return dataclasses.replace(value, type=declared.kind or kind)
+
+    def _declare_as(self, value: Output, declared: ValueType) -> None:
+        """Note a shape, and the line that declares it: inputs have no op that says theirs."""
+        if declared.shape is None and not declared.denotation:
+            return
+        self._function.types[value.name] = declared
+        note = self._function.notes.setdefault(value.name, ValueNote())
+        note.metadata[keys.SOURCE_LINE_KEY] = author_line()
 
     # --- the wire --------------------------------------------------------------------------
 
     def net_out(
         self, port: str, peers: Output, value: Output, *, after: After = None,
-        hops: int | None = None,
+        hops: int | None = None, shape: Shape | None = None,
     ) -> Output:  # fmt: skip
         """Send `value` to `peers` and return it as it lives on the class of those peers.
 
@@ -252,6 +423,8 @@ class Graph:
             after: values that must be there before.
             hops: number of sends one after the other that the time budget of this one has to
                 cover, this one included; None: as many as the program shows.
+            shape: of what is received, as for `input`; None: that of `value`, as far as the
+                compiler finds it. What arrives in another shape is refused.
 
         Returns:
             The received value; its `.sender` is the peer that sent it.
@@ -269,6 +442,8 @@ class Graph:
         if first is not None:
             metadata[keys.FAN_IN_KEY] = first.name
         received, sender = self.record(_SEND, (value, peers), after=after, metadata=metadata)
+        if shape is not None:
+            received = self.expect(received, shape=shape)
         received = dataclasses.replace(received, from_peer=sender)
         self._received.setdefault(port, received)
         return received
@@ -450,14 +625,33 @@ class Graph:
         Raises:
             BadArgument: `part_types` is empty, or holds something that is not a type.
         """
-        self._need_items("unbundle", part_types, "types")
-        for part in part_types:
+        given = self.part_types("unbundle", part_types)
+        return self.record(_UNBUNDLE, (composite,), given, after=after, variadic=part_types)
+
+    def part_types(self, what: str, given: Sequence[TypeNode]) -> dict[str, Any]:
+        """Return the attributes that say the types of parts, or raise BadArgument."""
+        self._need_items(what, given, "types")
+        for part in given:
             if not isinstance(part, TypeNode):
                 raise BadArgument(
                     f"{part!r:.60} is not a type; use bbnode.dsl.types, e.g. types.TENSOR"
                 )
-        given = _children(part_types)
-        return self.record(_UNBUNDLE, (composite,), given, after=after, variadic=part_types)
+        return _children(given)
+
+    def opened(
+        self, op_type: str, value: Output, *, domain: str = keys.RESPONSES_DOMAIN,
+        **attributes: Any,
+    ) -> tuple[Output, ...]:  # fmt: skip
+        """Return what an op gives that opens a value; it is recorded once."""
+        key = (domain, op_type, value.name, *attributes.items())
+        try:
+            known = self._opened.get(key)
+        except TypeError:  # an attribute that is nothing at all; recording says so
+            known = None
+        if known is None:
+            known = self.record(spec_of(domain, op_type), (value,), attributes)
+            self._opened[key] = known
+        return known
 
     def _need_items(self, what: str, items: object, kind: str) -> None:
         if not isinstance(items, Sequence) or isinstance(items, str | bytes) or not items:
@@ -589,7 +783,7 @@ class Graph:
             )
         ports: list[tuple[str, TypeNode]] = []
         for port in spec.outputs:
-            kind = known.get(port.type, types.ANY) if isinstance(port.type, str) else port.type
+            kind = known.get(port.type, port.bound) if isinstance(port.type, str) else port.type
             if not port.variadic:
                 ports.append((port.name, kind))
                 continue
@@ -664,6 +858,26 @@ class Graph:
         self._opsets.add((domain, opset_version))
         return tuple(made)
 
+    def annotate(self, value: Output, parameters: Mapping[str, Output]) -> None:
+        """Say which values hold the scale, zero point and the like of a value.
+
+        The annotation is of the op that makes the value, or that reads it first where it is an
+        input; a value that no op knows has none.
+
+        Args:
+            value: a value of this Graph.
+            parameters: by ONNX's keys: `SCALE_TENSOR`, `ZERO_POINT_TENSOR`, ….
+        """
+        name = self.value_name(value)
+        known = {key: self.value_name(each) for key, each in parameters.items()}
+        node = self._function.producer(name)
+        if node is None:
+            nodes = self._function.nodes
+            node = next((node for node in nodes if name in node.computes_with), None)
+        if node is not None:
+            text = annotation_text({**annotations_on(node), name: known})
+            node.metadata[keys.QUANTIZATION_KEY] = text
+
     def _admit(self, domain: str, op_type: str, slot: SlotUse | None, after: After) -> None:
         """Refuse ops that are not allowed here; a Branch overrides this."""
 
@@ -684,7 +898,7 @@ class Graph:
         if name in self._function.types:
             raise DuplicateName(f"{name!r} names an input or output already; choose another name")
         self._function.types[name] = ValueType.of(kind)
-        return Output(graph=self, name=name, type=kind)
+        return _OUTPUT_OF.get(kind, Output)(graph=self, name=name, type=kind)
 
     def value_name(self, value: object) -> str:
         """Return the name of a value of this Graph, or raise BadArgument or ForeignOutput."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from bbnode.dsl.errors import RecursiveModule, SlotConflict, recording
 from bbnode.ir import keys
 from bbnode.ir.graph import Function, OpNode, Program, sorted_opsets
-from bbnode.ir.onnx_file import graph_proto
+from bbnode.ir.onnx_file import graph_proto, ir_version_for, joined_extras
 from bbnode.ir.slots import ConcreteSpec
 
 # Deeper than any program; it stops endless recursion of Modules well before Python's own limit.
@@ -114,6 +114,7 @@ class ModelRecorder:
 
     def __init__(self) -> None:
         self.slots = SlotTable()
+        self.extras = b""  # of the program: what the models in it describe of devices and training
         self._path: list[ModuleSource] = []
         self._functions: list[Function] = []
         self._bootstraps: list[Function] = []
@@ -135,11 +136,21 @@ class ModelRecorder:
         functions = [body, *self._functions, *self._bootstraps]
         used = (entry for function in functions for entry in function.opset_imports)
         return Program(
+            ir_version=ir_version_for(self.extras, keys.FRAMEWORK_IR_VERSION),
+            extras=self.extras,
             producer_name=keys.PRODUCER_NAME,
             name=body.name,
             functions=functions,
             opset_imports=sorted_opsets([*used, *_BASE_OPSETS]),
         )
+
+    def keep_extras(self, extras: bytes) -> None:
+        """Keep the device configurations and training graphs of a model that is recorded.
+
+        Raises ConflictingConfiguration.
+        """
+        if extras:
+            self.extras = joined_extras(self.extras, extras)
 
     def record_call(self, source: ModuleSource) -> Function:
         """Record a sub-Module and return the function to call, shared with equal ones."""

@@ -21,7 +21,7 @@ from bbnode.dsl.core.recorder import SlotUse
 from bbnode.dsl.errors import BrokenArtifact
 from bbnode.ir import keys, opset, types
 from bbnode.ir.graph import Attribute, AttributeKind, OpNode, Subgraph, Tensor, is_onnx_domain
-from bbnode.ir.onnx_file import onnx_schema
+from bbnode.ir.onnx_file import annotated, annotations_of, onnx_schema
 from bbnode.ir.types import TypeNode
 
 _FOREIGN_CHARACTER = re.compile(r"[^A-Za-z0-9_-]")
@@ -99,6 +99,7 @@ class NodeCopier:
             after=after,
             opset_version=version,
         )
+        self.g.last_node.extras = node.extras
         self.known.update((n, value) for n, value in zip(outputs, made, strict=True) if n)
 
     def _fresh(self) -> str:
@@ -160,8 +161,8 @@ def _renamed(graph: Subgraph, outer: Mapping[str, str], fresh: Callable[[], str]
     for name in (*graph.inputs, *graph.outputs):
         if name in graph.types:
             made.types[names.get(name, name)] = graph.types[name]
-    made.nodes = [
-        OpNode(
+    for node in graph.nodes:
+        copy = OpNode(
             node.op_type,
             node.domain,
             inputs=[names.get(name, name) for name in node.inputs],
@@ -169,8 +170,16 @@ def _renamed(graph: Subgraph, outer: Mapping[str, str], fresh: Callable[[], str]
             attributes=_renamed_attributes(node, names, fresh),
             overload=node.overload,
         )
-        for node in graph.nodes
-    ]
+        copy.extras = node.extras
+        made.append(copy)
+    if graph.extras:
+        annotated(
+            made,
+            {
+                names.get(value, value): {key: names.get(name, name) for key, name in held.items()}
+                for value, held in annotations_of(graph).items()
+            },
+        )
     return made
 
 

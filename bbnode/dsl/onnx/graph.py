@@ -16,7 +16,8 @@ from onnx import TensorProto
 from bbnode.dsl.core.names import hint
 from bbnode.dsl.errors import UnknownValue, UnsupportedPort
 from bbnode.dsl.onnx.copying import bare_tensor
-from bbnode.ir.graph import OpNode, Program, Subgraph, Tensor, ValueType
+from bbnode.ir.graph import Annotations, OpNode, Program, Subgraph, Tensor, ValueType
+from bbnode.ir.onnx_file import annotations_of
 from bbnode.ir.types import TypeKind, TypeNode
 
 _RANDOM_OPS = frozenset({"Bernoulli", "Multinomial"})  # beside those called Random…
@@ -34,6 +35,8 @@ class OnnxGraph:
         maker: index of the node that makes a value.
         fixed: for each node, True if it computes with weights alone.
         opsets: version by domain.
+        annotations: quantization annotations of values.
+        extras: what the model describes of devices and training.
     """
 
     nodes: Sequence[OpNode]
@@ -44,6 +47,8 @@ class OnnxGraph:
     maker: Mapping[str, int]
     fixed: Sequence[bool]
     opsets: Mapping[str, int]
+    annotations: Annotations = field(default_factory=dict)
+    extras: bytes = b""
 
     def fixed_for(self, indices: Iterable[int], values: Iterable[str]) -> set[int]:
         """Return the fixed ops that these ops and values need, directly or not."""
@@ -174,6 +179,8 @@ def index_model(program: Program, outputs: Sequence[str] | None, module: str) ->
         maker=maker,
         fixed=_fixed(nodes, maker, graph.initializers),
         opsets=dict(program.opset_imports),
+        annotations=annotations_of(graph),
+        extras=program.extras,
     )
 
 

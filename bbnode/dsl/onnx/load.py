@@ -18,7 +18,6 @@ import onnx.external_data_helper
 import onnx.inliner
 import onnx.version_converter
 from onnx import GraphProto, ModelProto, TensorProto
-from onnx.defs import OpSchema
 
 from bbnode.dsl.errors import (
     BrokenModel,
@@ -33,7 +32,14 @@ from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.graph import Body, Function, FunctionKey, OpNode, Program, call_key, is_onnx_domain
-from bbnode.ir.onnx_file import function_of, onnx_schema, parse_model, program_of, subgraph_of
+from bbnode.ir.onnx_file import (
+    function_of,
+    has_unknown_fields,
+    parse_model,
+    program_of,
+    subgraph_of,
+)
+from bbnode.ir.versions import means_the_same
 
 # One protobuf message is at most 2 GiB; the artifact holds more than this model.
 MAX_MODEL_BYTES = (1 << 31) - (1 << 26)
@@ -53,10 +59,6 @@ ONNX_FAILURES = (
     ValueError,
     TypeError,
 )
-# Same ports and attributes, but another meaning: the shape of scale and bias (21), the default
-# of a new attribute (16), an attribute that became required (18).
-_MEANING_CHANGED = frozenset({"GroupNormalization", "RoiAlign", "Split"})
-_OPTIONAL = OpSchema.FormalParameterOption.Optional
 
 ModelSource = str | os.PathLike[str] | ModelProto
 
@@ -77,8 +79,11 @@ def load_model(source: ModelSource, module: str) -> Program:
     _load_external(model, folder, module)
     if model.ByteSize() > MAX_MODEL_BYTES:
         raise _too_large(f"{model.ByteSize()} bytes", module)
-    functions = {f.key: f for f in map(function_of, model.functions)}
-    graph = subgraph_of(model.graph)
+    try:
+        functions = {f.key: f for f in map(function_of, model.functions)}
+        graph = subgraph_of(model.graph)
+    except OutOfBounds as error:
+        raise BrokenModel(str(error), module) from error
     _check_nodes([graph, *functions.values()], functions, module)
     size = inlined_size(graph, functions, module)
     if size > MAX_OPS:
@@ -175,6 +180,12 @@ def check_form(model: ModelProto, module: str) -> None:
                     "export the model with fewer",
                     module,
                 )
+        if has_unknown_fields(message):
+            raise BrokenModel(
+                f"a {where} in it holds fields that ONNX {onnx.__version__} does not know; install "
+                "a newer onnx, or export the model for an older version of the format",
+                module,
+            )
         try:
             for field, value in message.ListFields():
                 where = f"{message.DESCRIPTOR.name}.{field.name}"
@@ -394,46 +405,48 @@ def _changed(nodes: list[OpNode], domain: str, version: int, target: int) -> lis
     """Return the ops that do not mean the same at `target` as they do at `version`."""
     return [
         node for node in nodes
-        if _domain(node) == domain and not _means_the_same(node, version, target)
+        if _domain(node) == domain and not means_the_same(node, version, target)
     ]  # fmt: skip
 
 
-def _means_the_same(node: OpNode, version: int, target: int) -> bool:
-    if version == target:
-        return True
-    before, after = (onnx_schema(node.op_type, v, _domain(node)) for v in (version, target))
-    if before is None or after is None or after.deprecated:
-        return False
-    if before.since_version == after.since_version:
-        return True
-    if node.op_type in _MEANING_CHANGED:
-        return False
-    older, newer = sorted((before, after), key=lambda schema: int(schema.since_version))
-    return (
-        _only_added(older, newer)
-        and all(name in after.attributes for name in node.attributes)
-        and len(node.inputs) <= after.max_input
-    )
+def _describe_again(made: ModelProto, model: ModelProto, module: str) -> None:
+    """Adds to a converted model what the converter leaves out: devices, training, quantization.
 
-
-def _only_added(older: OpSchema, newer: OpSchema) -> bool:
-    """Return True if the newer form only added types, optional inputs and optional attributes."""
-    for name, attribute in older.attributes.items():
-        kept = newer.attributes.get(name)
-        if kept is None or kept.type != attribute.type or kept.required != attribute.required:
-            return False
-        before, after = attribute.default_value, kept.default_value
-        if before.SerializeToString() != after.SerializeToString():
-            return False
-    if any(a.required for n, a in newer.attributes.items() if n not in older.attributes):
-        return False
-    if [port.option for port in older.outputs] != [port.option for port in newer.outputs]:
-        return False
-    if len(older.inputs) > len(newer.inputs):
-        return False
-    common = zip(older.inputs, newer.inputs, strict=False)
-    kept_ports = all(b.option in (a.option, _OPTIONAL) for a, b in common)
-    return kept_ports and all(p.option == _OPTIONAL for p in newer.inputs[len(older.inputs) :])
+    Raises UnconvertibleModel when what it speaks of has another name after the conversion.
+    """
+    made.configuration.extend(model.configuration)
+    made.training_info.extend(model.training_info)
+    graph = made.graph
+    nodes = {tuple(node.output): node for node in graph.node}
+    values = {name for node in graph.node for name in node.output}
+    values.update(info.name for info in graph.input)
+    values.update(tensor.name for tensor in graph.initializer)
+    lost: list[str] = []
+    for node in model.graph.node:
+        if node.device_configurations:
+            kept = nodes.get(tuple(node.output))
+            if kept is None or kept.op_type != node.op_type or kept.input != node.input:
+                lost.append(f"the device configuration of {node.name or node.op_type!r}")
+            else:
+                kept.device_configurations.extend(node.device_configurations)
+    for annotation in model.graph.quantization_annotation:
+        names = (entry.value for entry in annotation.quant_parameter_tensor_names)
+        if values.issuperset((annotation.tensor_name, *names)):
+            graph.quantization_annotation.append(annotation)
+        else:
+            lost.append(f"the quantization annotation of {annotation.tensor_name!r}")
+    lost += [
+        f"what the nested graph {inner.name!r} says of devices or quantization"
+        for inner in _parts(model, GraphProto)[1:]
+        if inner.quantization_annotation or any(n.device_configurations for n in inner.node)
+    ]
+    if lost:
+        raise UnconvertibleModel(
+            f"{lost[0]:.120} (and {len(lost) - 1} more) would be lost in bringing the model to "
+            f"ai.onnx opset {keys.ONNX_OPSET_VERSION}; export it again with that opset, or without "
+            "these parts",
+            module,
+        )
 
 
 def _converted(model: ModelProto, version: int, changed: list[OpNode], module: str) -> ModelProto:
@@ -445,6 +458,7 @@ def _converted(model: ModelProto, version: int, changed: list[OpNode], module: s
         check_whole(made)
         reached = _versions(made).get("")
         if reached == target:
+            _describe_again(made, model, module)
             return made
         reason += f" (the converter stopped at {reached})"
     except (onnx.version_converter.ConvertError, *ONNX_FAILURES) as error:

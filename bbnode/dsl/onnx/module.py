@@ -301,6 +301,7 @@ class _Recording(NodeCopier):
 
     def run(self, input_ports: Mapping[str, str], output_ports: Mapping[str, str]) -> None:
         part = self._part
+        self.g.recorder.keep_extras(self._graph.extras)
         for name in part.inputs:
             self.input(name, input_ports[name])
         if part.inputs:
@@ -308,10 +309,20 @@ class _Recording(NodeCopier):
         fixed = self._graph.fixed_for(part.nodes, part.outputs)
         for index in sorted({*part.nodes, *fixed}):
             self._record(self._graph.nodes[index], is_fixed=self._graph.fixed[index])
+        self._annotate()
         for name in part.outputs:
             # A value that is made of weights alone comes out when and where the rest does.
             waits = self._first_input if self._graph.is_fixed_value(name) else None
             self.g.output(output_ports[name], self.value(name, "an output"), after=waits)
+
+    def _annotate(self) -> None:
+        """Quantization annotations of what is in the part, as far as their parameters are."""
+        for value, held in self._graph.annotations.items():
+            if value not in self.known:
+                continue
+            names = {k: n for k, n in held.items() if n in self.known or n in self._graph.weights}
+            parameters = {key: self.value(name, "") for key, name in names.items()}
+            self.g.annotate(self.known[value], parameters)
 
     def _record(self, node: OpNode, *, is_fixed: bool) -> None:
         # An op that reads nothing and is not a constant draws at random: once per input.

@@ -62,6 +62,7 @@ class CallContext:
         "offloaded",
         "peer_class",
         "peers",
+        "reason",
         "self_peer",
         "source_peer",
     )
@@ -77,6 +78,7 @@ class CallContext:
         execution: int,
         offloaded: bool,
         correlation: WireCorrelation | None,
+        reason: str = "",
     ) -> None:
         neighbours = rt.neighbours
         self.now_ns = now_ns
@@ -89,6 +91,7 @@ class CallContext:
         self.completion: OpenCompletion | None = None
         self.addresses: Sequence[Multiaddr] = neighbours.own_addresses
         self.correlation = correlation
+        self.reason = reason
         self.asked: list[Action] | None = None
         # None: in a worker thread, or the method has returned.
         self._rt = None if offloaded else rt

@@ -86,23 +86,43 @@ def _relay(build: OpBuild) -> Fire:
     passes_value = build.node.op_type == "Any"
     if build.node.op_type == "Threshold":
         threshold = build.attr_int("n", minimum=1)  # with more than its inputs it is a join
+    latch, opens, op = build.latch, build.opens_round, build.op
+    index = build.flat.position - build.flat.group
+    reason = f"{build.where}: another execution was first"
 
     def fire(frame: Frame) -> Any:
         values = frame.values
         arrived = values[counter]
         arrived = 1 if arrived is MISSING else arrived + 1
         values[counter] = arrived
+        rt: Services = frame.rt
         if arrived != threshold:
-            return frame.rt.executor.retire(frame)
+            return rt.executor.retire(frame)
+        if latch is not None and not rt.latches.is_first(latch, frame, index, opens=opens):
+            values[skips] = rivals - threshold  # it stands for all that come in this execution
+            return rt.executor.skip(frame, op, reason)
         return values[source] if passes_value else TRIGGER
 
     def skip(frame: Frame, _reason: str) -> bool:
         """The op is skipped once too few of its inputs are left."""
         before = frame.values[skips]
         frame.values[skips] = skipped = 1 if before is MISSING else before + 1
-        return skipped == rivals - threshold + 1
+        is_over: bool = skipped == rivals - threshold + 1
+        if is_over and opens and latch is not None:
+            frame.rt.latches.close(latch, frame.execution)
+        return is_over
 
     build.op.skip = skip
+    return fire
+
+
+def open_round(latch: int) -> Fire:
+    """Return a `fire` that opens a round of a latch, before anything else of its execution."""
+
+    def fire(frame: Frame) -> Any:
+        frame.rt.latches.open(latch, frame.execution)
+        return TRIGGER
+
     return fire
 
 
@@ -139,17 +159,34 @@ def _when(build: OpBuild) -> Fire:
     reason = f"the condition of {where} is {'false' if expected else 'true'}"
 
     def fire(frame: Frame) -> Any:
-        value = frame.values[source]
-        if not isinstance(value, np.ndarray) or value.dtype != np.bool_ or value.size != 1:
-            raise InvalidOperand(f"{where}: the condition has to be one bool, not {_told(value)}")
-        if bool(value.reshape(())) is bool(expected):
+        if one_bool(where, frame.values[source]) is bool(expected):
             return TRIGGER
         return frame.rt.executor.skip(frame, op, reason)
 
     return fire
 
 
-def _told(value: Value) -> str:
+@binds(SYSCALL, keys.OP_CHOOSE)
+def _choose(build: OpBuild) -> Fire:
+    build.arity(3, 1)
+    condition, first, second = build.inputs
+    where = build.where
+
+    def fire(frame: Frame) -> Any:
+        values = frame.values
+        return values[first if one_bool(where, values[condition]) else second]
+
+    return fire
+
+
+def one_bool(where: str, value: Value) -> bool:
+    """Return a condition; raises InvalidOperand for what is not one bool."""
+    if not isinstance(value, np.ndarray) or value.dtype != np.bool_ or value.size != 1:
+        raise InvalidOperand(f"{where}: the condition has to be one bool, not {told(value)}")
+    return bool(value.reshape(()))
+
+
+def told(value: Value) -> str:
     """Return what a value is, for messages."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} of shape {list(value.shape)}"

@@ -8,7 +8,7 @@ host added stays until they drop it. A node's own addresses are the entry under 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +77,27 @@ class AddressBook:
         for address in addresses:
             _append(peer, entry, address)
         entry.references += 1
+
+    def keep(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
+        """Add addresses, all or none, to an entry that does not give way; raises AddressBookFull.
+
+        However often it is called, `forget` takes all of it back.
+        """
+        known = self.lookup(peer)
+        if len(dict.fromkeys((*known, *addresses))) > MAX_ADDRESSES_PER_PEER:
+            raise _too_many(peer)
+        entry = self._entry(peer)
+        for address in addresses:
+            _append(peer, entry, address)
+        entry.references = max(1, entry.references)
+
+    def forget(self, peer: PeerId) -> bool:
+        """Remove a peer with all of its addresses and references; return False if it is unknown."""
+        return self._entries.pop(peer, None) is not None
+
+    def peers(self) -> Iterator[tuple[PeerId, tuple[Multiaddr, ...]]]:
+        """Yield all peers with their addresses, in the order in which they give way."""
+        return ((peer, tuple(entry.addresses)) for peer, entry in self._entries.items())
 
     def drop_peer(self, peer: PeerId) -> None:
         """Remove a reference; the entry goes with the last one."""
@@ -198,12 +219,16 @@ class AddressBook:
         )
 
 
+def _too_many(peer: PeerId) -> AddressBookFull:
+    return AddressBookFull(
+        f"{peer.short} has {MAX_ADDRESSES_PER_PEER} addresses at most; forget one first"
+    )
+
+
 def _append(peer: PeerId, entry: _BookEntry, address: Multiaddr) -> None:
     if address in entry.addresses:
         return
     if len(entry.addresses) >= MAX_ADDRESSES_PER_PEER:
-        raise AddressBookFull(
-            f"{peer.short} has {MAX_ADDRESSES_PER_PEER} addresses; forget one first"
-        )
+        raise _too_many(peer)
     entry.addresses.append(address)
     entry.routed = None

@@ -16,6 +16,7 @@ from functools import partial
 from bbnode.engine.errors import InvalidArtifact, MissingOp
 from bbnode.engine.frame import MISSING, SCRATCH, EntryPlan, Op
 from bbnode.engine.joins import JoinPlan
+from bbnode.engine.latches import LatchPlan
 from bbnode.engine.ops import syscalls
 from bbnode.engine.ops.build import Fire, Linker, OpBuild, binder_of
 from bbnode.engine.ops.custom import bind_custom_op
@@ -24,6 +25,7 @@ from bbnode.engine.ops.joins import join_plan
 from bbnode.engine.ops.peer_lists import bind_peer_list_op, is_peer_list_op
 from bbnode.engine.ops.role import bind_role_op
 from bbnode.engine.places import OpPlace
+from bbnode.engine.planning.latches import latches_of, opens_round
 from bbnode.engine.planning.sites import RecvSite, ResponseSite, recv_site, sender_classes
 from bbnode.engine.stores import SemaphoreSpec, StorePlan
 from bbnode.ir import keys
@@ -34,6 +36,7 @@ from bbnode.ir.flatten import (
     OP_RELAY,
     FlatFunction,
     FlatOp,
+    check_values,
 )
 from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_domain
 from bbnode.ir.opset import is_custom, lookup_op
@@ -92,6 +95,8 @@ class Planner:
         self.sites: dict[bytes, RecvSite | ResponseSite] = {}
         self.sources: list[EventSourcePlan] = []
         self._joins: dict[int, JoinPlan] = {}
+        self._latch_at: dict[tuple[str, int], int] = {}  # by target and group
+        self.latches: list[LatchPlan] = []
         self.unsupported: list[str] = []
         self.missing_ops: list[MissingOp] = []
         self.unreachable: list[str] = []
@@ -127,6 +132,12 @@ class Planner:
         absent = len(template)
         template.append(None)  # what an op reads for an input that its node leaves out
         rivals = Counter(op.group for op in chosen)
+        opening = self._opening(flat, piece)
+        for group, number in opening.items():
+            op = Op(len(ops), f"{flat.ops[group].node.name}#open", "OpenRound", 0)
+            op.fire = syscalls.open_round(number)
+            ops.append(op)
+            places.append(self._place(flat.ops[group].node))
         for flat_op in chosen:
             if _is_plain_constant(flat_op):
                 continue
@@ -138,6 +149,8 @@ class Planner:
                 build.counter = index_of(f"\0fired {flat_op.group}")
                 build.skips = index_of(f"\0skipped {flat_op.group}")
                 build.rivals = rivals[flat_op.group]
+                build.latch = self._latch_at.get((flat.name, flat_op.group))
+                build.opens_round = flat_op.group in opening
             if len(outputs) == 1:
                 op.out = outputs[0]
             elif outputs:
@@ -156,6 +169,22 @@ class Planner:
         plan.complete(ops, waits)
         return plan
 
+    def find_latches(self, flat: FlatFunction, pieces: Sequence[Slice]) -> None:
+        """Number the ops of a target that fire once over several of its slices."""
+        for group, latch in latches_of(flat, check_values(flat), pieces).items():
+            self._latch_at[flat.name, group] = len(self.latches)
+            self.latches.append(latch)
+
+    def _opening(self, flat: FlatFunction, piece: Slice) -> dict[int, int]:
+        """Return the latches whose rounds the executions of a slice open: number by group."""
+        groups = dict.fromkeys(flat.ops[p].group for p in piece.positions)
+        known = {g: self._latch_at.get((flat.name, g)) for g in groups}
+        found = {g: number for g, number in known.items() if number is not None}
+        if not found:
+            return {}
+        makers = check_values(flat)
+        return {g: n for g, n in found.items() if opens_round(flat, makers, piece, g)}
+
     def _op_build(
         self,
         flat: FlatFunction,
@@ -171,6 +200,7 @@ class Planner:
             inputs=inputs,
             outputs=outputs,
             types=flat.types,
+            shapes=flat.shapes,
             linker=self.linker,
         )
 

@@ -20,6 +20,7 @@ from onnx import ModelProto
 from bbnode.components.registry import UnknownComponentType, component_class
 from bbnode.engine.bootstrap.targets import BootstrapPlan
 from bbnode.engine.errors import (
+    BrokenSeal,
     InvalidArtifact,
     MissingOp,
     NotCompiled,
@@ -28,6 +29,7 @@ from bbnode.engine.errors import (
 )
 from bbnode.engine.frame import EntryPlan
 from bbnode.engine.joins import JoinPlan
+from bbnode.engine.latches import LatchPlan
 from bbnode.engine.ops.build import MethodUse
 from bbnode.engine.ops.graphs import GraphSpec
 from bbnode.engine.planning.planner import EventSourcePlan, Planner
@@ -47,6 +49,8 @@ from bbnode.ir.flatten import (
 )
 from bbnode.ir.graph import Function, FunctionKey, Program, call_key, is_onnx_domain
 from bbnode.ir.onnx_file import model_of, program_of
+from bbnode.ir.seal import is_intact
+from bbnode.ir.shapes import Dim
 from bbnode.ir.slices import INVOKE, Slice, cut_slices, is_entry
 from bbnode.ir.slots import Binding
 from bbnode.ir.types import TypeNode
@@ -69,6 +73,7 @@ class TargetPlan:
     name: str
     peer_class: str
     inputs: Mapping[str, TypeNode | None]
+    shapes: Mapping[str, tuple[Dim, ...]]
     invoke: EntryPlan
     events: Mapping[str, EntryPlan]
 
@@ -83,6 +88,7 @@ class ProgramPlan:
     sites: Mapping[bytes, RecvSite | ResponseSite]
     sources: tuple[EventSourcePlan, ...]
     joins: tuple[JoinPlan, ...]
+    latches: tuple[LatchPlan, ...]
     stores: StorePlan
     bootstraps: tuple[BootstrapPlan, ...]
     methods: tuple[MethodUse, ...]
@@ -110,7 +116,11 @@ class ProgramPlan:
 def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> ProgramPlan:
     """Plan the `targets` (names, or classes) of a compiled model.
 
-    Raises NotCompiled, UnknownTarget, SlotBindingConflict, InvalidArtifact.
+    A model whose seal does not fit is refused. One that nobody sealed is taken: what a test or a
+    tool puts together is its maker's own; the daemon, which gets artifacts from others, loads
+    sealed ones alone. The seal of a `Program` was checked when it was read, or never.
+
+    Raises NotCompiled, BrokenSeal, UnknownTarget, SlotBindingConflict, InvalidArtifact.
     """
     try:
         if isinstance(model, Program):
@@ -127,6 +137,12 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
             if version is None
             else f"the model was compiled for {version!r}, this bbnode runs "
             f"{keys.COMPILED_CURRENT_VERSION!r}; compile the program again"
+        )
+    is_sealed = keys.SEAL_KEY in program.metadata
+    if is_sealed and not isinstance(model, Program) and not is_intact(model):
+        raise BrokenSeal(
+            "the model was changed after it was compiled: its seal does not fit; compile it "
+            "again, or seal what you changed (bbnode.ir.seal.seal)"
         )
     all_mains = {f.name: f for f in program.functions if _is_main(f)}
     mains = resolve_targets(all_mains, targets)
@@ -160,6 +176,7 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
         stores=planner.store_plan(),
         sources=tuple(planner.sources),
         joins=planner.joins,
+        latches=tuple(planner.latches),
         methods=tuple(planner.linker.methods),
         bootstraps=tuple(bootstraps),
         unsupported=tuple(planner.unsupported),
@@ -234,7 +251,9 @@ def _plan_target(
     if not main.name:
         raise InvalidArtifact("a target", "has no name")
     flat = flatten(main, library)
-    built = [(piece, planner.build(flat, piece)) for piece in _cut(flat, planner)]
+    pieces = _cut(flat, planner)
+    planner.find_latches(flat, pieces)
+    built = [(piece, planner.build(flat, piece)) for piece in pieces]
     invoke = next(plan for piece, plan in built if piece.name == INVOKE)
     events = {}
     for piece, plan in built:
@@ -248,6 +267,7 @@ def _plan_target(
         name=main.name,
         peer_class=class_of(main),
         inputs={name: flat.types.get(name) for name in flat.inputs},
+        shapes={name: flat.shapes[name] for name in flat.inputs if name in flat.shapes},
         invoke=invoke,
         events=events,
     )
@@ -381,6 +401,7 @@ def _plan_bootstrap(
     return BootstrapPlan(
         name=function.name.removesuffix(keys.BOOTSTRAP_SUFFIX),
         inputs={name: flat.types.get(name) for name in flat.inputs},
+        shapes={name: flat.shapes[name] for name in flat.inputs if name in flat.shapes},
         plan=planner.build(flat, body),
         touches=frozenset(planner.linker.slot_index(slot, flat.name) for slot in slots),
         includes=frozenset(each.name.removesuffix(keys.BOOTSTRAP_SUFFIX) for each in called),

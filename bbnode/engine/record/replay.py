@@ -186,6 +186,14 @@ def _model_of(head: Mapping[str, Any]) -> onnx.ModelProto:
 
 _CALLS: Mapping[str, Callable[..., None]] = {
     "set_addresses": lambda node, raws: node.set_addresses([address_from_bytes(r) for r in raws]),
+    "add_addresses": lambda node, raw, raws: node.add_addresses(
+        PeerId.from_bytes(raw), [address_from_bytes(r) for r in raws]
+    ),
+    "drop_address": lambda node, raw, address: node.drop_address(
+        PeerId.from_bytes(raw), address_from_bytes(address)
+    ),
+    "forget_peer": lambda node, raw: node.forget_peer(PeerId.from_bytes(raw)),
+    "leave": lambda node: node.leave(),
     "block_peer": lambda node, raw: node.block_peer(PeerId.from_bytes(raw)),
     "unblock_peer": lambda node, raw: node.unblock_peer(PeerId.from_bytes(raw)),
     "allow_only": lambda node, raws: node.allow_only(

@@ -107,7 +107,8 @@ def restore_snapshot(rt: Runtime, data: bytes, *, same_life: bool) -> None:
     neighbours.set_addresses(own)
     # After events that waited in the snapshot, and before new ones.
     for peer in neighbours.peers.everyone():
-        rt.ingress.push(ev.PeerDisconnected(peer=peer, reason="this node restarted"), must=True)
+        lost = ev.PeerDisconnected(peer=peer, reason="this node restarted", ours=True)
+        rt.ingress.push(lost, must=True)
 
 
 def _check_components(rt: Runtime, rows: Sequence[Sequence[Any]]) -> None:

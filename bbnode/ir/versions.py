@@ -1,0 +1,62 @@
+"""Versions of ONNX's opsets: where an op means the same in two of them.
+
+Rule: told by ONNX's schemas alone, and by a short list of ops whose schemas do not tell it.
+"""
+
+from __future__ import annotations
+
+from onnx.defs import OpSchema
+
+from bbnode.ir.graph import OpNode, is_onnx_domain
+from bbnode.ir.onnx_file import onnx_schema
+
+# Same ports and attributes, but another meaning: the shape of scale and bias (21), the default
+# of a new attribute (16), an attribute that became required (18).
+_MEANING_CHANGED = frozenset({"GroupNormalization", "RoiAlign", "Split"})
+_OPTIONAL = OpSchema.FormalParameterOption.Optional
+
+
+def means_the_same(node: OpNode, version: int, target: int) -> bool:
+    """Return True if an op of upstream ONNX means at `target` what it means at `version`.
+
+    What a newer version only adds (types, optional inputs, optional attributes) changes nothing.
+    """
+    if version == target:
+        return True
+    before, after = (onnx_schema(node.op_type, v, _short(node.domain)) for v in (version, target))
+    if before is None or after is None or after.deprecated:
+        return False
+    if before.since_version == after.since_version:
+        return True
+    if node.op_type in _MEANING_CHANGED:
+        return False
+    older, newer = sorted((before, after), key=lambda schema: int(schema.since_version))
+    return (
+        _only_added(older, newer)
+        and all(name in after.attributes for name in node.attributes)
+        and len(node.inputs) <= after.max_input
+    )
+
+
+def _only_added(older: OpSchema, newer: OpSchema) -> bool:
+    """Return True if the newer form only added types, optional inputs and optional attributes."""
+    for name, attribute in older.attributes.items():
+        kept = newer.attributes.get(name)
+        if kept is None or kept.type != attribute.type or kept.required != attribute.required:
+            return False
+        before, after = attribute.default_value, kept.default_value
+        if before.SerializeToString() != after.SerializeToString():
+            return False
+    if any(a.required for n, a in newer.attributes.items() if n not in older.attributes):
+        return False
+    if [port.option for port in older.outputs] != [port.option for port in newer.outputs]:
+        return False
+    if len(older.inputs) > len(newer.inputs):
+        return False
+    common = zip(older.inputs, newer.inputs, strict=False)
+    kept_ports = all(b.option in (a.option, _OPTIONAL) for a, b in common)
+    return kept_ports and all(p.option == _OPTIONAL for p in newer.inputs[len(older.inputs) :])
+
+
+def _short(domain: str) -> str:
+    return "" if is_onnx_domain(domain) else domain
