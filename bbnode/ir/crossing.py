@@ -77,6 +77,12 @@ def crossings_of(mains: Iterable[Function]) -> tuple[Crossing, ...]:
     return tuple(found[site] for site in sorted(found))
 
 
+def port_of(node: OpNode) -> str | None:
+    """Return the port of a wire op, behind the calls of Modules that lead to it; None without."""
+    port, scope = node.metadata.get(keys.PORT_KEY), node.metadata.get(keys.PORT_SCOPE_KEY)
+    return f"{scope}/{port}" if scope and port else port
+
+
 def _crossings(main: Function, node: OpNode) -> Iterator[Crossing]:
     metadata = node.metadata
     kind = _KIND_OF.get(node.op_type)
