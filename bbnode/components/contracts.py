@@ -142,6 +142,9 @@ class OpContext(Protocol):
     self_peer: PeerId
     source_peer: PeerId | None  # authenticated sender, inside an inbound execution
     peer_class: str | None  # of the slot (PeerSelector): the class it selects from
+    # The slot has include_self and this node plays `peer_class`: `peers` holds it then, and a
+    # selector with a list of its own adds `self_peer`.
+    include_self: bool
     execution: int
     peers: PeersView
     addresses: Sequence[Multiaddr]  # of this node

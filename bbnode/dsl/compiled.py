@@ -38,8 +38,8 @@ _TRAIT_SUFFIX = "Runtime"
 _REMADE_KEYS = frozenset(
     {
         keys.SLOT_KEY, keys.SLOT_ID_KEY, keys.REQUIRED_TRAIT_KEY, keys.CONCRETE_TYPE_KEY,
-        keys.INSTANCE_KEY, keys.PEER_CLASS_KEY, keys.MODULE_INSTANCE_KEY, keys.QUANTIZATION_KEY,
-        keys.ORIGINAL_OP_KEY,
+        keys.INSTANCE_KEY, keys.PEER_CLASS_KEY, keys.INCLUDE_SELF_KEY,
+        keys.MODULE_INSTANCE_KEY, keys.QUANTIZATION_KEY, keys.ORIGINAL_OP_KEY,
     }
 )  # fmt: skip
 
@@ -278,6 +278,7 @@ class _Replay(NodeCopier):
             role=role or "Backend",
             concrete=concrete,
             peer_class=None if is_wire(node) else meta.get(keys.PEER_CLASS_KEY),
+            include_self=meta.get(keys.INCLUDE_SELF_KEY) == "true",
         )
 
 

@@ -10,7 +10,6 @@ import difflib
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from types import TracebackType
 
 from bbnode.components.contracts import ComponentError
@@ -383,7 +382,9 @@ def describe(error: BaseException) -> tuple[str, str]:
     except BaseException:  # noqa: BLE001 - `__str__` is code of a component's author
         text = "(its text can't be made)"
     place = raised_at(error)
-    where = f" (raised at {place})" if place else ""
+    where = f" (raised at {place})"
+    if not place or text.endswith(where):  # it may be that of its cause
+        where = ""
     if isinstance(error, BbnodeError):
         return type(error).__name__, text + where
     return UnexpectedException.__name__, f"{type(error).__name__}: {text}{where}"
@@ -423,8 +424,8 @@ def _authors_frame(traceback: TracebackType | None) -> str:
             package, place = "", ""  # what is above belongs to the host
         elif top == package or (not package and top not in _NOT_AUTHORS):
             package = top
-            name = PurePath(traceback.tb_frame.f_code.co_filename).name
-            place = f"{name}:{traceback.tb_lineno}"
+            path = traceback.tb_frame.f_code.co_filename.replace("\\", "/")
+            place = f"{path.rpartition('/')[2]}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return place
 

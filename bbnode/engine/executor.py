@@ -23,6 +23,7 @@ from bbnode.engine.errors import REASON_DUPLICATE, STOPS, FramesExceeded, GateDe
 from bbnode.engine.frame import OWED, PARKED, EntryPlan, Frame, Marker, Op
 from bbnode.engine.ingress import Executions
 from bbnode.engine.limits import Limits
+from bbnode.engine.places import NOWHERE, Place
 from bbnode.engine.reports import Reports
 from bbnode.engine.snapshot.codec import (
     CHARGE,
@@ -132,9 +133,12 @@ class Executor:
         *,
         from_bus: bool = False,
         source_peer: PeerId | None = None,
+        place: Place = NOWHERE,
     ) -> None:
-        """Report an execution that can't be started."""
-        self.reports.op_failed(execution, plan.target, plan.name, error, source_peer=source_peer)
+        """Report an execution that can't be started; `place`: of the op that would start it."""
+        self.reports.op_failed(
+            execution, plan.target, plan.name, error, source_peer=source_peer, place=place
+        )
         if not from_bus:
             self.reports.bus.publish(BusKind.OP_FAILED)
 
@@ -423,8 +427,9 @@ class Executor:
             frame.debt = None  # the request is being answered, or was
             return
         if frame.debt is OWED:
-            line = frame.plan.place_of(op, error).line
-            frame.debt = WireRefusal(*describe(error), f"{op.name}, {line}" if line else op.name)
+            place = frame.plan.place_of(op, error)
+            where = f"{op.name} ({place})" if place.line else op.name
+            frame.debt = WireRefusal(*describe(error), where)
         if _answer_needs(frame.plan, op):
             self.unanswered(frame)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from bbnode.engine.ingress import Charge
-from bbnode.engine.places import NOWHERE, OpPlace, Place
+from bbnode.engine.places import NOWHERE, OpPlace, SourcePlace
 from bbnode.engine.steps import RunTask
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal
@@ -150,7 +150,7 @@ class EntryPlan:
         plan.complete((op,), {})
         return plan
 
-    def place_of(self, op: Op, error: BaseException | None = None) -> Place:
+    def place_of(self, op: Op, error: BaseException | None = None) -> SourcePlace:
         """Return where the author wrote an op, which failed with `error`."""
         place = self.places[op.index] if op.index < len(self.places) else None
         return NOWHERE if place is None else place.of(error)

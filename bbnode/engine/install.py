@@ -109,7 +109,7 @@ def install(
             raise UnsupportedOps([f"{spec.told(spec.place.of(error))}: {error}"]) from error
     rt = Runtime(
         program,
-        neighbours=Neighbours(peer_id, addresses),
+        neighbours=Neighbours(peer_id, addresses, [t.peer_class for t in program.targets]),
         cells=cells,
         graphs=graphs,
         limits=limits or Limits(),

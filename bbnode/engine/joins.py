@@ -19,6 +19,7 @@ from bbnode.engine.clock import NodeClock
 from bbnode.engine.errors import AlreadyGathered, InvalidOperand, JoinFull, JoinIncomplete
 from bbnode.engine.executor import Executor
 from bbnode.engine.frame import EntryPlan, Frame
+from bbnode.engine.places import Place
 from bbnode.engine.reports import Reports
 from bbnode.engine.scheduler import Scheduler, Timer, TimerKind
 from bbnode.engine.snapshot.codec import (
@@ -49,6 +50,7 @@ class JoinPlan:
     """One join of the program.
 
     Attributes:
+        place: where the program says it.
         plan: the entry whose execution gets what was gathered.
         keeps: values are kept, as a ResponseBatch; else arrivals are counted.
         count: arrivals that close it; 0 where only time does.
@@ -57,7 +59,7 @@ class JoinPlan:
         per_peer: a peer counts once.
     """
 
-    where: str
+    place: Place
     plan: EntryPlan
     keeps: bool
     count: int
@@ -124,19 +126,20 @@ class Joins:
         gathered by peer and none sent this one; then nothing is added.
         """
         join, peer = self.plans[number], frame.source_peer
+        name = join.plan.name
         if peer is None and join.keeps:
-            raise InvalidOperand(f"{join.where}: no peer sent the value, and it gathers by peer")
+            raise InvalidOperand(f"{name}: no peer sent the value, and it gathers by peer")
         found = self._open.get(number)
         if found is not None:
             if join.per_peer and peer in found.peers:
                 self.reports.counts["joins.again"] += 1
                 raise AlreadyGathered(
-                    f"{join.where}: {peer} has contributed to this batch, which takes one value of "
+                    f"{name}: {peer} has contributed to this batch, which takes one value of "
                     "each peer (per_peer=False takes all)"
                 )
             if len(found.arrivals) >= MAX_GATHERED:
-                raise JoinFull(f"{join.where}: a batch of {MAX_GATHERED} values takes no more")
-        kept = self.stores.keep(value, join.where) if join.keeps else None
+                raise JoinFull(f"{name}: a batch of {MAX_GATHERED} values takes no more")
+        kept = self.stores.keep(value, name) if join.keeps else None
         if found is None:
             now_ns = self.clock.now_ns
             until_ns = now_ns + join.within_ns
@@ -161,10 +164,10 @@ class Joins:
                 each.kept.charge.release()
         self.reports.counts["joins.incomplete"] += 1
         error = JoinIncomplete(
-            f"{join.where}: {len(arrivals)} came in {join.within_ns // 1_000_000} ms and "
+            f"{join.plan.name}: {len(arrivals)} came in {join.within_ns // 1_000_000} ms and "
             f"{join.needed} had to; came: {_names(arrivals)}"
         )
-        self.executor.fail_start(self.executor.next_execution(), join.plan, error)
+        self.executor.fail_start(self.executor.next_execution(), join.plan, error, place=join.place)
 
     def _close(self, number: int) -> list[Deposit]:
         found = self._open.pop(number)

@@ -15,7 +15,7 @@ from typing import Final
 from bbnode.components.errors import BackendError
 from bbnode.ir import keys
 from bbnode.ir.graph import OpNode
-from bbnode.ir.reopen import Member, members_of, members_text
+from bbnode.ir.reopen import FusedOp, members_of, members_text
 
 _MOST_FILES = 4  # of which lines are listed
 # A node of a fused graph is called `<op type>_<number>`. A backend that fuses further adds to the
@@ -24,7 +24,7 @@ _NUMBERED = re.compile(r"(?:^|[^A-Za-z0-9_])[A-Z][A-Za-z0-9]*_(\d{1,9})(?![A-Za-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SourcePlace:
     """One place: `<file>:<line>`, the Module, and the op inside of a fused graph, where known."""
 
     line: str = ""
@@ -36,7 +36,7 @@ class Place:
         return ", ".join(filter(None, (self.inner, self.line, module)))
 
 
-NOWHERE: Final = Place()
+NOWHERE: Final = SourcePlace()
 
 
 class OpPlace:
@@ -46,15 +46,15 @@ class OpPlace:
 
     def __init__(self, node: OpNode) -> None:
         module = node.metadata.get(keys.MODULE_INSTANCE_KEY, "")
-        self._place = Place(line=node.source_line, module=module)
+        self._place = SourcePlace(line=node.source_line, module=module)
         # As text until it is asked for: most graphs never fail.
-        self._members: str | Sequence[Member] = members_text(node.metadata)
+        self._members: str | Sequence[FusedOp] = members_text(node.metadata)
 
-    def of(self, error: BaseException | None = None) -> Place:
+    def of(self, error: BaseException | None = None) -> SourcePlace:
         """Return the place that an error of the op is about."""
         return self.at(error.node if isinstance(error, BackendError) else "")
 
-    def at(self, name: str) -> Place:
+    def at(self, name: str) -> SourcePlace:
         """Return the place of the node `name` of a fused graph; "" for all of it."""
         if not self._members:
             return self._place
@@ -63,9 +63,9 @@ class OpPlace:
         number = _NUMBERED.search(name)
         if number is not None and int(number[1]) < len(self._members):
             found = self._members[int(number[1])]
-            return Place(line=found.line, module=found.module, inner=found.name)
+            return SourcePlace(line=found.line, module=found.module, inner=found.name)
         lines = listed(member.line for member in self._members)
-        return Place(line=lines or self._place.line, module=self._place.module)
+        return SourcePlace(line=lines or self._place.line, module=self._place.module)
 
 
 def listed(lines: Iterable[str]) -> str:

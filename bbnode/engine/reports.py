@@ -14,7 +14,7 @@ from bbnode.engine import steps
 from bbnode.engine.bus import Bus, BusKind
 from bbnode.engine.errors import describe
 from bbnode.engine.limits import Limits
-from bbnode.engine.places import NOWHERE, Place
+from bbnode.engine.places import NOWHERE, SourcePlace
 from bbnode.ir.peer import PeerId
 from bbnode.ir.texts import cut_text
 
@@ -44,7 +44,7 @@ class Reports:
         op: str,
         error: BaseException,
         *,
-        place: Place = NOWHERE,
+        place: SourcePlace = NOWHERE,
         source_peer: PeerId | None = None,
     ) -> None:
         """Report a failure; outside of any execution, `execution` is 0."""

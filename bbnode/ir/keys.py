@@ -94,6 +94,7 @@ MODULE_INSTANCE_KEY = PREFIX + "module_instance"
 PACKAGE_KEY = PREFIX + "package"  # of a custom op: the Python package that adds it
 SOURCE_LINE_KEY = PREFIX + "source_line"  # "<file>:<line>" of the recording call
 PEER_CLASS_KEY = PREFIX + "peer_class"
+INCLUDE_SELF_KEY = PREFIX + "include_self"  # "true": a node of that class selects itself too
 HOME_CLASS_KEY = PREFIX + "home_class"
 PORT_KEY = PREFIX + "port"  # the author's name of a net_out or request
 # On a wire op: the calls of Modules that lead from the root to the one that names the port.

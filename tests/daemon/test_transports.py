@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -84,8 +86,11 @@ async def two_daemons(folder: Path, network: str) -> list[str]:
     ended: list[str] = []
 
     async def until_done(client: Daemon, host: Host) -> None:
-        while len(host.rounds[0].finished()) < 2:  # noqa: ASYNC110 - a companion only looks
-            await trio.sleep(0.01)
+        def is_end(item: Mapping[str, Any]) -> bool:
+            return item["type"] == "rounds_complete"
+
+        with contextlib.closing(host.events.subscribe(last=1, wanted=is_end)) as ends:
+            await ends.next()
         rounds = host.rounds[0].finished()
         ended.extend(f"{each['ok']} {len(each['responded'])}" for each in rounds)
         host.stop()

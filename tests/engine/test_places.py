@@ -200,3 +200,36 @@ def test_an_artifact_without_lines_says_nothing() -> None:
     (failed,) = of(steps.OpFailed, node.poll(0))
     assert (failed.line, failed.module, failed.inner, failed.source_peer) == ("", "", "", None)
     assert str(failed).startswith("LoadParameters_1: UnexpectedException: Boom: no (raised at ")
+
+
+def test_the_peer_that_asked_is_told_the_line_of_the_peer_that_failed() -> None:
+    class Asks(Module):
+        home = "server"
+
+        def body(self, g: Graph) -> None:
+            tick = g.input("tick", types.TRIGGER)
+            peers = PeerSelectorSlot("peers", peer_class="client").current_view(g, after=tick)
+            weights = ModelSlot("global").params(g, after=peers)
+            asked = g.request("round", peers, weights, deadline=5.0)
+            local = ModelSlot("local")
+            local.load_parameters(g, asked.received)
+            asked.respond(local.params(g))
+            g.output("answers", asked.responses)
+
+    made = (
+        Compiler()
+        .bind_model("global", ScriptModel)
+        .bind_model("local", ScriptModel)
+        .bind_peer_selector("peers", ConnectedView)
+        .compile(Asks().build())
+    )
+    server, client = bring_up(made, "server", me=1), bring_up(made, "client", me=2)
+    pump = Pump(server, client)
+    component(client, "local").raises = Boom("no")
+    server.invoke("server", {"tick": TRIGGER})
+    pump.settle()
+    (failed,) = pump.of(server, steps.OpFailed)
+    assert failed.kind == "QuorumNotReached"
+    assert failed.line == here(Asks.body, "g.request")
+    assert f"{client.peer_id} (UnexpectedException: Boom: no" in failed.detail
+    assert f"({here(Asks.body, 'load_parameters')}, in Module Asks)" in failed.detail

@@ -124,7 +124,7 @@ def test_a_quorum_goes_on_without_whom_failed_and_says_why() -> None:
     assert list(event.value.peers) == [peer(1)]
     ((who, why),) = event.value.reasons
     assert (who, why.kind) == (peer(2), "ComponentError")
-    assert why.detail.startswith("no data here")
+    assert why.detail.startswith("no data here (raised at support.py:")
 
 
 def test_a_worker_thread_that_fails_is_told_when_it_does_not_before() -> None:
@@ -360,7 +360,7 @@ def test_the_first_failure_is_told_when_nothing_is_left() -> None:
         component(node, slot).raises = Boom(slot)
     node.deliver_inbound(peer(0), asked())
     ((*_, why),) = told(node.poll(0))
-    assert why.detail.startswith("Boom: a")
+    assert why.detail.startswith("Boom: a (raised at support.py:")
 
 
 # -- what the requester makes of it --------------------------------------------------------------
@@ -572,7 +572,7 @@ def test_a_component_that_asks_hears_why_it_was_refused() -> None:
     assert pump.now_ns == 1 * S
     assert component(asker, "chat").heard == [("no answer", "hello", peer(1))]
     (why,) = reasons(asker)
-    assert why.startswith("UnexpectedException: Boom: no")
+    assert why.startswith("UnexpectedException: Boom: no (raised at protocols.py:")
     assert why.endswith("[chat.op Echo (request)]")
     assert asker.counters()["calls.open"] == 0
     # An op that returns nothing answers nothing.

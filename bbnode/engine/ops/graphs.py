@@ -20,7 +20,7 @@ from bbnode.engine.errors import InvalidOperand, WrongResultType
 from bbnode.engine.frame import Frame, Op
 from bbnode.engine.ops.build import Fire, OpBuild
 from bbnode.engine.ops.declared import Declared, narrower
-from bbnode.engine.places import OpPlace, Place
+from bbnode.engine.places import OpPlace, SourcePlace
 from bbnode.ir import keys
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.graph import (
@@ -59,7 +59,7 @@ class GraphSpec:
     opsets: Mapping[str, int]
     types: Mapping[str, TypeNode]
 
-    def told(self, place: Place) -> str:
+    def told(self, place: SourcePlace) -> str:
         """Return `where`, and of a fused graph the place of the op in it that is to blame."""
         return f"{self.where}: {place}" if place.inner else self.where
 

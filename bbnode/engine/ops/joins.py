@@ -8,6 +8,7 @@ from bbnode.engine.errors import InvalidArtifact
 from bbnode.engine.frame import EntryPlan, Frame
 from bbnode.engine.joins import DEFAULT_JOIN_NS, JoinPlan
 from bbnode.engine.ops.build import Fire, OpBuild, binds
+from bbnode.engine.places import OpPlace
 from bbnode.ir import keys
 from bbnode.ir.flatten import ENGINE_DOMAIN, OP_DEPOSIT, join_fault
 from bbnode.ir.values import TRIGGER
@@ -34,7 +35,7 @@ def join_plan(build: OpBuild, plan: EntryPlan) -> JoinPlan:
         raise InvalidArtifact(build.where, f"{build.node.op_type}: {fault}")
     count = build.attr_int("n", 0)
     return JoinPlan(
-        where=build.where,
+        place=OpPlace(build.node).of(),
         plan=plan,
         keeps=keeps,
         count=count,

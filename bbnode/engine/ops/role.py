@@ -8,7 +8,7 @@ the table before it becomes a value. A component that is busy lets the op wait i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,13 @@ from bbnode.ir.values import TRIGGER, CommandId, Value
 
 # A component that prepares itself has it; it is called with an OpContext, by the rules of ops.
 BOOTSTRAP_METHOD = "bootstrap"
+
+
+class _Selects(NamedTuple):
+    """The peers that a selector chooses from, as the program says."""
+
+    peer_class: str | None = None
+    include_self: bool = False
 
 
 def bind_role_op(build: OpBuild, spec: OpSpec) -> Fire:
@@ -65,7 +72,10 @@ def bind_role_op(build: OpBuild, spec: OpSpec) -> Fire:
         build.inputs,
         absent,
         attributes,
-        build.node.metadata.get(keys.PEER_CLASS_KEY),
+        _Selects(
+            build.node.metadata.get(keys.PEER_CLASS_KEY),
+            build.node.metadata.get(keys.INCLUDE_SELF_KEY) == "true",
+        ),
         _output_maker(build, spec),
     )
 
@@ -76,7 +86,7 @@ def component_bootstrap(cell_at: int, cell: ComponentCell) -> EntryPlan | None:
         return None
     op = Op(0, f"{cell.slot}.{BOOTSTRAP_METHOD}", BOOTSTRAP_METHOD, 0)
     op.fire = _call(
-        op, cell_at, BOOTSTRAP_METHOD, (), (), {}, None, lambda _frame, _result: TRIGGER
+        op, cell_at, BOOTSTRAP_METHOD, (), (), {}, _Selects(), lambda _frame, _result: TRIGGER
     )
     return EntryPlan.of_op(op, BOOTSTRAP_METHOD, cell.slot)
 
@@ -95,7 +105,9 @@ def bind_method(
 
     `reason_at` is the index of the value that the method gets as `ctx.reason`.
     """
-    return _call(op, cell_at, method_name, inputs, (), {}, None, finish, correlation, reason_at)
+    return _call(
+        op, cell_at, method_name, inputs, (), {}, _Selects(), finish, correlation, reason_at
+    )
 
 
 def _call(
@@ -105,7 +117,7 @@ def _call(
     inputs: tuple[int, ...],
     absent: tuple[None, ...],
     attributes: dict[str, Any],
-    peer_class: str | None,
+    selects: _Selects,
     make_outputs: Callable[[Frame, Any], Any],
     correlation: CorrelationKind | None = None,
     reason_at: int | None = None,
@@ -121,7 +133,8 @@ def _call(
             cell_at,
             now_ns=now_ns,
             source_peer=frame.source_peer,
-            peer_class=peer_class,
+            peer_class=selects.peer_class,
+            include_self=selects.include_self,
             execution=frame.execution,
             offloaded=offloaded,
             correlation=wire,

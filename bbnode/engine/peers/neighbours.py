@@ -42,6 +42,22 @@ class PeersSnapshot:
         return self.everyone if peer_class is None else self.by_class.get(peer_class, ())
 
 
+@dataclass(frozen=True, slots=True)
+class PeersWithSelf:
+    """The same with the node itself, for a selector that may choose it."""
+
+    others: PeersSnapshot
+    self_peer: PeerId
+    own_classes: tuple[str, ...]
+
+    def connected(self, peer_class: str | None = None) -> Sequence[PeerId]:
+        """Return usable peers, and this node if it plays the class, in PeerId order."""
+        others = self.others.connected(peer_class)
+        if peer_class is not None and peer_class not in self.own_classes:
+            return others
+        return tuple(sorted({*others, self.self_peer}))
+
+
 _CLASSES = mapping(PEER, many(PLAIN))
 _NOT_TAKEN = mapping(PEER, many(PLAIN))
 
@@ -138,10 +154,16 @@ class PeerStanding:
 
 
 class Neighbours:
-    """Address book, backoff, governor and connections of one node."""
+    """Address book, backoff, governor and connections of one node, which plays `own_classes`."""
 
-    def __init__(self, self_peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
+    def __init__(
+        self,
+        self_peer: PeerId,
+        addresses: Sequence[Multiaddr],
+        own_classes: Sequence[str] = (),
+    ) -> None:
         self.self_peer = self_peer
+        self.own_classes = tuple(own_classes)
         self.book = AddressBook()
         self.backoff = BackoffTable()
         self.governor = PeerGovernor()

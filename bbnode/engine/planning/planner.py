@@ -372,7 +372,7 @@ class Planner:
                 site = other.meta_int(keys.SITE_ID_KEY)
                 found = ResponseSite(
                     site=site,
-                    name=f"{flat.name}: {op.name}",
+                    name=other.where,
                     senders=sender_classes(other),
                     answers=self._answers.get(site_suffix(site), ()),
                 )

@@ -91,7 +91,7 @@ def recv_site(
         type_hash = declared.wire_hash
     return RecvSite(
         site=build.meta_int(keys.SITE_ID_KEY),
-        name=f"{flat.name}: {build.flat.name}",
+        name=build.where,
         senders=sender_classes(build),
         plan=plan,
         is_request=is_request,
