@@ -23,7 +23,7 @@ from bbnode.engine.errors import REASON_DUPLICATE, STOPS, FramesExceeded, GateDe
 from bbnode.engine.frame import OWED, PARKED, EntryPlan, Frame, Marker, Op
 from bbnode.engine.ingress import Executions
 from bbnode.engine.limits import Limits
-from bbnode.engine.places import NOWHERE, Place
+from bbnode.engine.places import NOWHERE, SourcePlace
 from bbnode.engine.reports import Reports
 from bbnode.engine.snapshot.codec import (
     CHARGE,
@@ -133,7 +133,7 @@ class Executor:
         *,
         from_bus: bool = False,
         source_peer: PeerId | None = None,
-        place: Place = NOWHERE,
+        place: SourcePlace = NOWHERE,
     ) -> None:
         """Report an execution that can't be started; `place`: of the op that would start it."""
         self.reports.op_failed(

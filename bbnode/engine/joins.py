@@ -19,7 +19,7 @@ from bbnode.engine.clock import NodeClock
 from bbnode.engine.errors import AlreadyGathered, InvalidOperand, JoinFull, JoinIncomplete
 from bbnode.engine.executor import Executor
 from bbnode.engine.frame import EntryPlan, Frame
-from bbnode.engine.places import Place
+from bbnode.engine.places import SourcePlace
 from bbnode.engine.reports import Reports
 from bbnode.engine.scheduler import Scheduler, Timer, TimerKind
 from bbnode.engine.snapshot.codec import (
@@ -59,7 +59,7 @@ class JoinPlan:
         per_peer: a peer counts once.
     """
 
-    place: Place
+    place: SourcePlace
     plan: EntryPlan
     keeps: bool
     count: int
