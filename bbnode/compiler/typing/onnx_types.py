@@ -121,7 +121,8 @@ def infer(
     """
     given = {name: types.type_to_proto(kind) for name, kind in known.items()}
     # A tensor of unknown element type is to ONNX one that is not known at all.
-    given = {name: proto for name, proto in given.items() if known[name] is not types.TENSOR}
+    abstract = (types.TENSOR, types.SEQUENCE, types.OPTIONAL)
+    given = {name: proto for name, proto in given.items() if known[name] not in abstract}
     try:
         if node.graphs:
             return _infer_with_graphs(node, given, versions, ir_version)
