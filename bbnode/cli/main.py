@@ -1,7 +1,8 @@
 """`bbnode`: finds the command, runs it, and turns errors into one line and an exit code.
 
 Rule: this is the one boundary at which errors become text. A `BbnodeError` is one line on
-stderr; anything else is a fault of bbnode and shows its traceback.
+stderr, and so is whatever a package's command raises; anything else is a fault of bbnode and shows
+its traceback.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import importlib
 import os
 import pkgutil
 import sys
+import traceback as tb
 from collections.abc import Sequence
 from functools import cache
+from pathlib import PurePath
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +30,7 @@ from bbnode.ir.errors import BbnodeError
 # Entry points of this group are commands: a function, a `typer.Typer`, or a module that has a
 # `command` or an `app`, as those of `bbnode.cli.commands`.
 GROUP = "bbnode.commands"
+TRACEBACK = "--traceback"
 
 
 @cache
@@ -42,6 +46,16 @@ def added() -> dict[str, str]:
     A package can't replace a shipped command.
     """
     return {name: pkg for name, pkg in plugins.names(GROUP).items() if name not in shipped()}
+
+
+@cache
+def shadowed() -> dict[str, str]:
+    """Return the commands of packages that have a shipped command's name, and so never run."""
+    return {name: pkg for name, pkg in plugins.names(GROUP).items() if name in shipped()}
+
+
+class CommandFailed(BbnodeError):
+    """A command that an installed package brings raised something unexpected."""
 
 
 def command_names() -> list[str]:
@@ -80,6 +94,11 @@ class CommandGroup(TyperGroup):
         if added():
             with formatter.section("Commands of installed packages"):
                 formatter.write_dl([(name, f"from {package}") for name, package in added().items()])
+        if shadowed():
+            with formatter.section("Commands of installed packages that can't be run"):
+                why = "bbnode has a command of this name"
+                rows = [(name, f"from {pkg}; {why}") for name, pkg in shadowed().items()]
+                formatter.write_dl(rows)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find a command as typer does; its suggestions need the names there are."""
@@ -125,6 +144,9 @@ app = typer.Typer(
 def _root(
     ctx: typer.Context,
     version: bool = typer.Option(False, "--version", help="Print the version."),
+    traceback: bool = typer.Option(  # noqa: ARG001 - `main` looks for it
+        False, TRACEBACK, help="Show the traceback where a package's command fails."
+    ),
 ) -> None:
     if version:
         from bbnode import __version__
@@ -132,6 +154,12 @@ def _root(
         output.data(f"bbnode {__version__}")
         raise typer.Exit
     output.begin(ctx.invoked_subcommand or "bbnode")
+    package = shadowed().get(ctx.invoked_subcommand or "")
+    if package is not None:
+        output.note(
+            f"note: the package {package} brings a command {ctx.invoked_subcommand!r} too, which "
+            "bbnode's own stands before; ask its author for another name"
+        )
     if ctx.invoked_subcommand is None:
         output.data(ctx.get_help())
 
@@ -157,7 +185,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exits.code_for(error)
     except BaseExceptionGroup as group:
         return _report_group(group)
+    except Exception as error:
+        failed = _failed_command(arguments, error)
+        if failed is None:
+            raise
+        output.error(str(failed))
+        return exits.code_for(failed)
     return code if isinstance(code, int) else exits.OK
+
+
+def _failed_command(arguments: Sequence[str], error: Exception) -> CommandFailed | None:
+    """Return the failure of a package's command; None where ours failed, or for `--traceback`."""
+    name = next((word for word in arguments if not word.startswith("-")), "")
+    package = added().get(name)
+    if package is None or TRACEBACK in arguments[: arguments.index(name)]:
+        return None
+    last = tb.extract_tb(error.__traceback__)[-1]
+    return CommandFailed(
+        f"the command {name!r} of the package {package} failed: {type(error).__name__}: {error} "
+        f"({PurePath(last.filename).name}:{last.lineno}); `bbnode {TRACEBACK} {name} …` shows "
+        "the traceback, for its author"
+    )
 
 
 def _report_group(group: BaseExceptionGroup[BaseException]) -> int:

@@ -13,16 +13,13 @@ Rule: arguments are Python literals and nothing is evaluated; the module is impo
 from __future__ import annotations
 
 import ast
-import difflib
-import importlib
 import inspect
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bbnode.ir.class_names import ClassNotLoaded, load_class
 from bbnode.ir.errors import DeploymentError
 
 if TYPE_CHECKING:
@@ -35,8 +32,9 @@ HELP = (
 )
 MAX_STAGE_CHARS = 10_000
 
+_NAME = re.compile(r"(?:(?P<module>\w+(?:\.\w+)*):(?P<cls>\w+)|(?P<plugin>\w[\w.-]*))")
 _STAGE = re.compile(
-    r"(?:(?P<module>\w+(?:\.\w+)*):(?P<cls>\w+)|(?P<plugin>\w[\w.-]*))\s*"
+    _NAME.pattern + r"\s*"
     r"(?P<call>\(.*\))?\s*"
     r"(?:@(?P<where>before|after):(?P<anchor>[\w.-]+))?",
     re.DOTALL,
@@ -81,23 +79,10 @@ class StageSpec:
             from bbnode.compiler import pass_class
 
             return pass_class(name)
-        here = str(Path.cwd())
-        if here not in sys.path:
-            sys.path.insert(0, here)
         try:
-            found = importlib.import_module(module)
-        except Exception as error:
-            # Another's module: whatever it raises, the command line says which one.
-            raise StageRefused(
-                f"stage {self.name}: {module} can't be imported: {type(error).__name__}: {error}"
-            ) from error
-        cls = getattr(found, name, None)
-        if not inspect.isclass(cls):
-            classes = [name for name, value in vars(found).items() if inspect.isclass(value)]
-            near = difflib.get_close_matches(name, classes, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise StageRefused(f"stage {self.name}: {module} has no class {name!r}{hint}")
-        return cls
+            return load_class(module, name, object)
+        except ClassNotLoaded as error:
+            raise StageRefused(f"stage {self.name}: {error}") from error
 
 
 def parse_stage(text: str) -> StageSpec:
@@ -107,11 +92,33 @@ def parse_stage(text: str) -> StageSpec:
         raise StageRefused(
             f"{text[:80]!r} does not name a stage as package.module:Class, "
             "package.module:Class(argument=1), package.module:Class@before:PASS, or by the name "
-            "of an installed pass"
+            f"of an installed pass: {_fault(text.strip())}"
         )
     anchor = {} if found["where"] is None else {found["where"]: found["anchor"]}
     name = found["plugin"] or f"{found['module']}:{found['cls']}"
     return StageSpec(name=name, arguments=_arguments(found["call"] or "()", name), **anchor)
+
+
+def _fault(text: str) -> str:
+    """Return which part of a text that is no stage is wrong."""
+    if len(text) > MAX_STAGE_CHARS:
+        return f"it has {len(text)} characters; at most {MAX_STAGE_CHARS} are read"
+    named = _NAME.match(text)
+    if named is None:
+        return "it begins with no name"
+    rest = text[named.end() :].lstrip()
+    if rest.startswith("("):
+        closed = rest.rfind(")")
+        if closed < 0:
+            return f"{rest[:40]!r} has no closing parenthesis"
+        rest = rest[closed + 1 :].lstrip()
+    if rest.startswith("@"):
+        return f"{rest[:40]!r} is no place; write @before:PASS or @after:PASS, once"
+    if rest.startswith(":"):
+        return f"no class stands behind the colon of {text[:40]!r}"
+    if rest.startswith("/") or named[0].endswith(".py"):
+        return f"{text[:40]!r} begins with a file; name its module, as in package.module"
+    return f"{rest[:40]!r} is too much"
 
 
 def _arguments(call: str, stage: str) -> dict[str, Any]:

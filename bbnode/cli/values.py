@@ -16,6 +16,7 @@ import typer
 
 from bbnode.cli import exits, output
 from bbnode.cli.common import pairs
+from bbnode.ir.texts import failure_text
 
 HELP = (
     "An input: a number, true, false, lists of them ([[1, 2], [3, 4]]), trigger, @FILE.npy for an "
@@ -69,13 +70,15 @@ def report(told: Mapping[str, Any], *, waited_s: float, as_json: bool) -> int:
             output.data(f"execution {told['execution']}")
         for name, value in told["outputs"].items():
             output.data(f"{name} = {output.json_text(value)}")
-        if told["ok"] and not told["outputs"]:
+        for name, reason in told["skipped"].items():
+            output.note(output.cell(f"{name} has no value: {reason}"))
+        if told["ok"] and not told["outputs"] and not told["skipped"]:
             output.note(
                 f"execution {told['execution']} ended and gave no output; what comes back as a "
                 "message of its own shows in `bbnode status --follow`"
             )
     for failure in told["failures"]:
-        output.note(output.cell(f"{failure['op']}: {failure['kind']}: {failure['detail']}"))
+        output.note(output.cell(failure_text(failure)))
     if told["ok"] is None and waited_s:
         output.error(
             f"execution {told['execution']} still runs after {waited_s:g} s; `bbnode status` "

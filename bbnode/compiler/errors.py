@@ -217,6 +217,21 @@ class UnpairedWireRequest(ValidationError):
     MEND = "Answer each `r = g.request(…)` with exactly one `r.respond(value)`"
 
 
+@dataclass(kw_only=True, eq=False)
+class SiteCollision(CompileError, AuthorError):
+    """Two receivers of one class have one site id: what is sent to one would reach the other."""
+
+    port: str
+    receiver: str
+    node_name: str
+    other: str
+
+    MESSAGE = (
+        "port {port!r} of class {receiver!r} has the site of another: {node_name!r}, {other!r}"
+    )
+    MEND = "Give each port that a class receives at a name of its own"
+
+
 # --- placement: homes and peer classes ------------------------------------------------------
 
 
@@ -283,6 +298,49 @@ class AmbiguousHome(CompileError, AuthorError):
     MEND = "Pin it with `after=<a value of the class where it belongs>`"
 
 
+# --- deliveries: which values meet in one execution -------------------------------------------
+
+
+@dataclass(kw_only=True, eq=False)
+class NeverFires(CompileError, AuthorError):
+    """An op needs values of two executions, which never see each other's values.
+
+    `value_a` exists in `execution_a` and `value_b` in `execution_b`, and in no other that has both.
+    """
+
+    node_name: str
+    op_type: str
+    value_a: str
+    execution_a: str
+    value_b: str
+    execution_b: str
+
+    MESSAGE = (
+        "op {node_name!r} ({op_type}) can never fire: it needs {value_a!r}, which is of "
+        "{execution_a}, and {value_b!r}, which is of {execution_b}; each of these is an execution "
+        "of its own"
+    )
+    MEND = (
+        "Ask with `g.request`, so that one execution waits and goes on with the answers; or gather "
+        "deliveries with `g.collect`; or send the other value along in the message (`g.bundle`)"
+    )
+
+
+@dataclass(kw_only=True, eq=False)
+class CollectNotReceived(CompileError, AuthorError):
+    """A `g.collect` of a value that no peer has sent to the execution which brings it."""
+
+    node_name: str
+    value: str
+    execution: str
+
+    MESSAGE = "op {node_name!r} gathers {value!r} of {execution}, which no peer has sent"
+    MEND = (
+        "Collect what `g.net_out` or `r.received` of a `g.request` returns, or what is made of it; "
+        "answers of a `g.request` are one batch already, `r.responses`"
+    )
+
+
 # --- types ----------------------------------------------------------------------------------
 
 
@@ -298,6 +356,51 @@ class TypeConstraintFailed(CompileError, AuthorError):
 
 
 @dataclass(kw_only=True, eq=False)
+class ShapeContradiction(CompileError, AuthorError):
+    """No tensor has the shape that is declared, or an op does not take the shapes that it gets."""
+
+    op: str
+    detail: str
+
+    MESSAGE = "shapes at op {op!r} contradict each other: {detail}"
+    MEND = "Mend the `shape=` that is wrong, or reshape the value; None for an axis says nothing"
+
+
+@dataclass(kw_only=True, eq=False)
+class StoredTypesDiffer(CompileError, AuthorError):
+    """Values of two types are kept under one name, or taken as another than is put there."""
+
+    op: str
+    kind: str
+    name: str
+    other_op: str
+    other_kind: str
+    other_line: str = ""
+
+    def message(self) -> str:
+        line = f" (at {self.other_line})" if self.other_line else ""
+        return (
+            f"op {self.op!r} has {self.kind} under the name {self.name!r}, and "
+            f"{self.other_op!r}{line} puts {self.other_kind} there"
+        )
+
+    MEND = "Give each type a name of its own, or convert the value before it is put there"
+
+
+@dataclass(kw_only=True, eq=False)
+class NothingStored(CompileError, AuthorError):
+    """An op takes what nothing of the program ever puts under that name: it can never fire."""
+
+    op: str
+    op_type: str
+    name: str
+    puts: str
+
+    MESSAGE = "op {op!r} ({op_type}) takes what is kept under {name!r}, where nothing puts a value"
+    MEND = "Put one there with a {puts} of the same name, or mend the name"
+
+
+@dataclass(kw_only=True, eq=False)
 class UnresolvedType(CompileError, AuthorError):
     """A value's type stays abstract under strict types.
 
@@ -310,9 +413,16 @@ class UnresolvedType(CompileError, AuthorError):
     slot: str = ""
     role: str = ""
 
-    MESSAGE = "the type of value {value!r} is known only as {known!r}"
+    def message(self) -> str:
+        what = "value" if self.op else "input"
+        return f"the type of {what} {self.value!r} is known only as {self.known!r}"
 
     def mend(self) -> str:
+        if not self.op:
+            return (
+                f"Declare it: `g.input({self.value!r}, types.TENSOR_FLOAT)`, or what it is; or "
+                "bind a component whose `storage` narrows it, or compile with_permissive_types()"
+            )
         if self.slot:
             return (
                 f"Slot {self.slot!r} is not bound: add `.bind_{keys.snake_case(self.role)}"
@@ -491,6 +601,21 @@ class WireOpInBootstrap(CompileError, AuthorError):
 
     MESSAGE = "wire op {node_name!r} stands in the bootstrap {function!r}"
     MEND = "Send from the Module's body: a bootstrap runs on one node, before any peer is there"
+
+
+@dataclass(kw_only=True, eq=False)
+class SourceInBootstrap(CompileError, AuthorError):
+    """An op that starts executions stands in a bootstrap, which is one execution itself."""
+
+    node_name: str
+    op_type: str
+    function: str
+
+    MESSAGE = (
+        "op {node_name!r} ({op_type}) starts executions, and stands in the bootstrap {function!r}, "
+        "where it never does"
+    )
+    MEND = "Record it in the Module's body; a bootstrap takes `syscalls.pulse` only"
 
 
 @dataclass(kw_only=True, eq=False)

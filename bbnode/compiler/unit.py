@@ -70,6 +70,11 @@ class CompilationUnit:
     recording: Recording = field(default_factory=Recording)
 
     @property
+    def program_name(self) -> str:
+        """The name of the root Module; ONNX wants one, and a hand-made model may have none."""
+        return self.program.name or "program"
+
+    @property
     def root(self) -> Function:
         """The root body, before partitioning."""
         return self.program.functions[0]

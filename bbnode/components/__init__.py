@@ -72,9 +72,6 @@ if TYPE_CHECKING:
         GlobalRegistryClientConfig as GlobalRegistryClientConfig,
     )
     from bbnode.components.peer_registry.client import GlobalRegistryView as GlobalRegistryView
-    from bbnode.components.peer_registry.client import (
-        GlobalRegistryViewConfig as GlobalRegistryViewConfig,
-    )
     from bbnode.components.peer_registry.server import GlobalRegistryServer as GlobalRegistryServer
     from bbnode.components.peer_registry.server import (
         GlobalRegistryServerConfig as GlobalRegistryServerConfig,
@@ -84,9 +81,9 @@ if TYPE_CHECKING:
     from bbnode.components.registry import concrete as concrete
     from bbnode.components.registry import register_component as register_component
     from bbnode.components.selectors import ConnectedView as ConnectedView
-    from bbnode.components.selectors import ConnectedViewConfig as ConnectedViewConfig
     from bbnode.components.selectors import ConstantView as ConstantView
     from bbnode.components.selectors import ConstantViewConfig as ConstantViewConfig
+    from bbnode.components.selectors import DrawingConfig as DrawingConfig
     from bbnode.components.selectors import DrawingSelector as DrawingSelector
     from bbnode.components.selectors import draw as draw
     from bbnode.components.settings import local_setting as local_setting

@@ -30,7 +30,7 @@ from bbnode.ir import codec
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.errors import AuthorError, BbnodeError
 from bbnode.ir.peer import PeerId
-from bbnode.ir.types import TENSOR, TENSOR_FLOAT, TypeNode
+from bbnode.ir.types import METADATA, TENSOR, TENSOR_FLOAT, TypeNode
 from bbnode.ir.values import Metadata, PeerIdVec, ResponseBatch, SearchResults, Value
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -142,10 +142,14 @@ class OpContext(Protocol):
     self_peer: PeerId
     source_peer: PeerId | None  # authenticated sender, inside an inbound execution
     peer_class: str | None  # of the slot (PeerSelector): the class it selects from
+    # The slot has include_self and this node plays `peer_class`: `peers` holds it then, and a
+    # selector with a list of its own adds `self_peer`.
+    include_self: bool
     execution: int
     peers: PeersView
     addresses: Sequence[Multiaddr]  # of this node
     correlation: WireCorrelation | None  # of the message, inside an inbound op or `on_answer`
+    reason: str  # in `on_no_answer`: why, as "<kind>: <text>"; else empty
 
     def open_completion(self) -> Completion:
         """Park this op until the completion is used; return PENDING afterwards."""
@@ -167,8 +171,9 @@ class OpContext(Protocol):
     ) -> int:
         """Call an inbound op and return the id of the correlation.
 
-        The answer comes once, to `on_answer(ctx, tag, payload)`; without one within
-        `deadline_ns`, `on_no_answer(ctx, tag, peer)` is called.
+        The answer comes once, to `on_answer(ctx, tag, payload)`. Without one within `deadline_ns`,
+        and as soon as there can't be one, `on_no_answer(ctx, tag, peer)` is called, with
+        `ctx.reason`.
         """
 
     def set_timer(self, key: str, after_ns: int) -> None:
@@ -200,8 +205,9 @@ class Component(ABC):
     Config: ClassVar[type] = NoConfig
     depends: ClassVar[Mapping[str, str]] = {}
     # Leaf types of tensor ports that this concrete narrows from the placeholder "Tensor":
-    # "<op_type>.<port>" or "*" to the type; compile-time only.
-    storage: ClassVar[Mapping[str, TypeNode]] = {}
+    # "<op_type>.<port>" or "*" to the type; compile-time only. Of several, it is the one that the
+    # program says, else the first.
+    storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {}
 
     def __init__(self, config: Any) -> None:
         self.config = config
@@ -325,10 +331,16 @@ class Model(Component):
 
 
 class Aggregator(Component):
-    """Combines tensors of many peers into one."""
+    """Combines tensors of many peers into one.
+
+    Attributes:
+        answers: of what type each answer is that `contribute_all` takes: one type, or those of a
+            composite's parts. TENSOR is the type that `storage` says, ANY is any.
+    """
 
     ROLE = "Aggregator"
     storage: ClassVar[Mapping[str, TypeNode]] = {"*": TENSOR_FLOAT}
+    answers: ClassVar[TypeNode | tuple[TypeNode, ...]] = (TENSOR, METADATA)
 
     @abstractmethod
     def contribute(self, ctx: OpContext, tensor: Value, metadata: Metadata) -> None:
@@ -336,7 +348,7 @@ class Aggregator(Component):
 
     @abstractmethod
     def contribute_all(self, ctx: OpContext, responses: ResponseBatch) -> None:
-        """Add a cohort's answers, each a composite (tensor, metadata)."""
+        """Add a cohort's answers, each of the type `answers`: a composite (tensor, metadata)."""
 
     @abstractmethod
     def aggregate(self, ctx: OpContext) -> tuple[Value, Metadata]:

@@ -17,7 +17,14 @@ class ComponentError(BbnodeError):
 
 
 class BackendError(ComponentError, AuthorError):
-    """A backend cannot prepare or run a graph with these inputs."""
+    """A backend cannot prepare or run a graph with these inputs.
+
+    `node`: the name of the graph's node that is to blame, as far as the backend knows it.
+    """
+
+    def __init__(self, message: str, *, node: str = "") -> None:
+        self.node = node
+        super().__init__(message)
 
 
 class BackendUnavailable(ComponentError, DeploymentError):

@@ -41,6 +41,7 @@ from bbnode.ir.values import Composite, Metadata, ResponseBatch, Value
 
 # The largest loss that is believed: the largest float32.
 _MAX_ABS_LOSS = float(np.finfo(np.float32).max)
+NO_HEAD = Metadata()
 # Refusals that the metadata of an aggregate spells out: it is shown to people.
 _MOST_TOLD = 8
 
@@ -79,13 +80,18 @@ class _Contribution:
 
 
 class _Round:
-    """The contributions to one aggregate, and the refused ones with their reasons."""
+    """The contributions to one aggregate, the refused ones with their reasons, and who is missing.
 
-    __slots__ = ("contributions", "refused")
+    `missing_why` lists the latter, as far as reasons are known.
+    """
+
+    __slots__ = ("contributions", "missing", "missing_why", "refused")
 
     def __init__(self) -> None:
         self.contributions: dict[PeerId, _Contribution] = {}
         self.refused: dict[PeerId, str] = {}
+        self.missing = 0
+        self.missing_why = ""
 
 
 @register_component
@@ -139,6 +145,8 @@ class FedAvg(Aggregator):
         taken = 0
         first: tuple[PeerId, str] | None = None
         to = self._round_of(ctx.execution)
+        to.missing += len(responses.missing)
+        to.missing_why = _listed({peer: str(why) for peer, why in responses.reasons})
         for peer, answer in responses.responses:
             if isinstance(answer, Composite) and len(answer) == 2:
                 reason = self._take(to, peer, answer[0], answer[1])
@@ -158,9 +166,10 @@ class FedAvg(Aggregator):
         """Return the weighted mean, and its `num_samples`, `contributors`, `refused` and `loss`.
 
         `num_samples` is the sum of the weights. If some were refused, `refused_why` names them; if
-        some weigh less than they claimed, `clipped` is their number. The contributions of this
-        execution and the one-way ones are used up, whether this succeeds or fails. If a peer made
-        both, the former counts.
+        some weigh less than they claimed, `clipped` is their number. If peers of the cohort did not
+        answer, `missing` is their number, and `missing_why` says why, where that is known. The
+        contributions of this execution and the one-way ones are used up, whether this succeeds or
+        fails. If a peer made both, the former counts.
 
         Raises:
             NothingToAggregate: nobody contributed.
@@ -199,6 +208,10 @@ class FedAvg(Aggregator):
         }
         if refused:
             summary["refused_why"] = _listed(refused)
+        if own.missing:
+            summary["missing"] = own.missing
+        if own.missing_why:
+            summary["missing_why"] = own.missing_why
         clipped = sum(c < part.num_samples for c, part in zip(counts, parts, strict=True))
         if clipped:
             summary["clipped"] = clipped
@@ -218,7 +231,7 @@ class FedAvg(Aggregator):
         """Return the contributions that wait, the refusals, and the last aggregate."""
         current = () if self._current is None else (self._current,)
         rounds = [
-            Composite((Metadata(execution=execution), *_saved(kept)))
+            Composite((_head(execution, kept), *_saved(kept)))
             for execution, kept in self._rounds.items()
         ]
         state = Composite((*_saved(self._sent_in), Composite(current), Composite(rounds)))
@@ -233,7 +246,7 @@ class FedAvg(Aggregator):
             waiting, refused, current, *more = codec.decode_value(types.COMPOSITE, data)
             sent_in = _loaded(waiting, refused)
             rounds = {
-                int(head["execution"]): _loaded(parts, out)
+                int(head["execution"]): _loaded(parts, out, head)
                 for head, parts, out in (more[0] if more else ())
             }
         self._sent_in, self._rounds = sent_in, rounds
@@ -348,8 +361,17 @@ def _saved(kept: _Round) -> tuple[Composite, Composite]:
     return Composite(waiting), Composite(refused)
 
 
-def _loaded(waiting: Composite, refused: Composite) -> _Round:
+def _head(execution: int, kept: _Round) -> Metadata:
+    """Return what is saved of a round besides contributions; who is missing only if somebody is."""
+    if not kept.missing:
+        return Metadata(execution=execution)
+    return Metadata(execution=execution, missing=kept.missing, missing_why=kept.missing_why)
+
+
+def _loaded(waiting: Composite, refused: Composite, head: Metadata = NO_HEAD) -> _Round:
     kept = _Round()
+    kept.missing = int(head.get("missing", 0))
+    kept.missing_why = str(head.get("missing_why", ""))
     for peer, tensor, meta in waiting:
         kept.contributions[peer] = _Contribution(tensor, int(meta["num_samples"]), meta.get("loss"))
     kept.refused = {peer: str(meta["reason"]) for peer, meta in refused}

@@ -37,11 +37,26 @@ def draw(peers: Sequence[PeerId], n: int, seed: int, counter: int) -> PeerIdVec:
     return PeerIdVec(sorted(ranked[:n]))
 
 
+@dataclass(frozen=True, kw_only=True)
+class DrawingConfig:
+    """Settings of a selector that draws.
+
+    Attributes:
+        min_peers: peers that there have to be for a draw; with fewer it fails.
+        seed: of the draws.
+    """
+
+    min_peers: int = 1
+    seed: int = 0
+
+
 class DrawingSelector(PeerSelector):
     """The contract over a list of candidates, which a subclass provides.
 
-    Their `Config` has `min_peers` and `seed`.
+    Their `Config` has the settings of `DrawingConfig`.
     """
+
+    Config: ClassVar[type] = DrawingConfig
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -72,7 +87,7 @@ class DrawingSelector(PeerSelector):
 
     def current_view(self, ctx: OpContext) -> PeerIdVec:
         """Return all peers that can be chosen, even if they are fewer than `min_peers`."""
-        return PeerIdVec(self.candidates(ctx))
+        return PeerIdVec(self._all(ctx))
 
     def select(self, ctx: OpContext, key: Value | None, *, mode: str, n: int) -> PeerIdVec:
         """Return n peers by a draw (mode "random"), or every one ("all").
@@ -103,8 +118,13 @@ class DrawingSelector(PeerSelector):
                 raise ValueError(f"{draws!r} draws")
         self._draws = draws
 
+    def _all(self, ctx: OpContext) -> Sequence[PeerId]:
+        """Return the candidates, and this node where the program includes it."""
+        found = self.candidates(ctx)
+        return sorted({*found, ctx.self_peer}) if ctx.include_self else found
+
     def _checked(self, ctx: OpContext) -> Sequence[PeerId]:
-        candidates = self.candidates(ctx)
+        candidates = self._all(ctx)
         if len(candidates) < self.config.min_peers:
             raise NotEnoughPeers(
                 component=self.TYPE_NAME,
@@ -115,25 +135,11 @@ class DrawingSelector(PeerSelector):
         return candidates
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConnectedViewConfig:
-    """Settings of `ConnectedView`.
-
-    Attributes:
-        min_peers: peers that there have to be for a draw; with fewer it fails.
-        seed: of the draws.
-    """
-
-    min_peers: int = 1
-    seed: int = 0
-
-
 @register_component
 class ConnectedView(DrawingSelector):
     """Chooses among the peers of the slot's class that are connected now."""
 
     TYPE_NAME: ClassVar[str] = "bbnode.ConnectedView"
-    Config: ClassVar[type] = ConnectedViewConfig
 
     def candidates(self, ctx: OpContext) -> Sequence[PeerId]:
         return sorted(ctx.peers.connected(ctx.peer_class))

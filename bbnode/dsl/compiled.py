@@ -38,8 +38,8 @@ _TRAIT_SUFFIX = "Runtime"
 _REMADE_KEYS = frozenset(
     {
         keys.SLOT_KEY, keys.SLOT_ID_KEY, keys.REQUIRED_TRAIT_KEY, keys.CONCRETE_TYPE_KEY,
-        keys.INSTANCE_KEY, keys.PEER_CLASS_KEY, keys.MODULE_INSTANCE_KEY, keys.QUANTIZATION_KEY,
-        keys.ORIGINAL_OP_KEY,
+        keys.INSTANCE_KEY, keys.PEER_CLASS_KEY, keys.INCLUDE_SELF_KEY,
+        keys.MODULE_INSTANCE_KEY, keys.QUANTIZATION_KEY, keys.ORIGINAL_OP_KEY,
     }
 )  # fmt: skip
 
@@ -254,6 +254,8 @@ class _Replay(NodeCopier):
             if actual:
                 call.input(formal, self.value(actual, node.name))
         made = call.build(self.g, after=waits)
+        if keys.CALL_KEY in node.metadata:  # it names what its ports are told apart by
+            self.g.last_node.metadata[keys.CALL_KEY] = node.metadata[keys.CALL_KEY]
         for formal, actual in zip(callee.outputs, node.outputs, strict=False):
             if actual:
                 self.known[actual] = made.output(formal)
@@ -276,6 +278,7 @@ class _Replay(NodeCopier):
             role=role or "Backend",
             concrete=concrete,
             peer_class=None if is_wire(node) else meta.get(keys.PEER_CLASS_KEY),
+            include_self=meta.get(keys.INCLUDE_SELF_KEY) == "true",
         )
 
 

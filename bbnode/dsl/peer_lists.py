@@ -1,8 +1,9 @@
-"""Lists of peers and of addresses: parts of them, and several in one.
+"""Lists of peers and of addresses: parts of them, several in one, and what they hold.
 
-Rule: each helper is the `ai.onnx` op of its docstring on a 1-d list. The engine runs it, so no
-backend is needed; the result of a PeerIdVec is a PeerIdVec, that of an AddressVec an AddressVec.
-Peers stay of the class that they were of: a slice can be sent to like the whole.
+Rule: each helper is the `ai.onnx` op of its docstring on a 1-d list, or an op of the framework. The
+engine runs it, so no backend is needed; the result of a PeerIdVec is a PeerIdVec, that of an
+AddressVec an AddressVec. Peers stay of the class that they were of: a slice can be sent to like
+the whole.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bbnode.dsl import syscalls
 from bbnode.dsl.backend.catalogue import is_int64, record_onnx
 from bbnode.dsl.core.graph import After, Graph, Output, as_graph
 from bbnode.dsl.errors import BadArgument
@@ -22,18 +24,21 @@ _NO_END = int(np.iinfo(np.int64).max)
 
 
 def slice_list(
-    g: Graph, peers: Output, start: int = 0, stop: int | None = None, step: int = 1,
-    *, after: After = None,
+    g: Graph, peers: Output, start: int | Output = 0, stop: int | Output | None = None,
+    step: int = 1, *, after: After = None,
 ) -> Output:  # fmt: skip
     """`peers[start:stop:step]`, as Python's, for a step of 1 or more. ONNX `Slice`-13.
 
-    Raises BadArgument for a smaller step, or a bound that is not a whole number.
+    The bounds are whole numbers, or values that the program computes: one int64 each. Those
+    beyond the list are its ends.
+
+    Raises BadArgument for a smaller step, or a bound that is neither.
     """
     if not is_int64(step) or step < 1:
         _graph(g)
         raise BadArgument(f"step={step!r:.20} has to be 1 or more")
-    bounds = ((start,), (_NO_END if stop is None else stop,), (0,), (step,))
-    values = [_indices(g, bound) for bound in bounds]
+    bounds = (start, _NO_END if stop is None else stop, 0, step)
+    values = [_bound(g, bound) for bound in bounds]
     return _record(g, peer_list_ops.SLICE, (peers, *values), after)
 
 
@@ -44,7 +49,7 @@ def gather_list(
 
     A negative index counts from the end; one beyond the list fails the op.
     """
-    at = indices if isinstance(indices, Output) else _indices(g, indices)
+    at = _int64(g, indices) if isinstance(indices, Output) else _indices(g, indices)
     return _record(g, peer_list_ops.GATHER, (peers, at), after)
 
 
@@ -61,6 +66,50 @@ def only_one(g: Graph, peers: Output, *, after: After = None) -> Output:
 def list_of_one(g: Graph, peer: Output, *, after: After = None) -> Output:
     """The list that holds one peer, or one address. ONNX `Unsqueeze`-21."""
     return _record(g, peer_list_ops.UNSQUEEZE, (peer, _indices(g, (0,))), after)
+
+
+def filter_list(g: Graph, peers: Output, mask: Output, *, after: After = None) -> Output:
+    """The peers whose place in `mask` is true: a bool [N] for a list of N peers.
+
+    A mask of another length fails the op. An empty result is sent to nobody.
+    """
+    return syscalls.peers_filter(g, peers, mask, after=after)
+
+
+def where(
+    g: Graph, condition: Output, peers: Output, otherwise: Output, *, after: After = None
+) -> Output:
+    """`peers` if the condition, one bool, is true, else `otherwise`; both of one class."""
+    return syscalls.choose(g, condition, peers, otherwise, after=after)
+
+
+def without(g: Graph, peers: Output, peer: Output, *, after: After = None) -> Output:
+    """The peers of a list except one, which need not be in it."""
+    return syscalls.peers_without(g, peers, peer, after=after)
+
+
+def length(g: Graph, peers: Output, *, after: After = None) -> Output:
+    """The number of peers in a list: an int64 scalar."""
+    return syscalls.peers_count(g, peers, after=after)
+
+
+def contains(g: Graph, peers: Output, peer: Output, *, after: After = None) -> Output:
+    """True if a list has the peer: a bool scalar, as `g.when` takes it."""
+    return syscalls.peers_contains(g, peers, peer, after=after)
+
+
+def _bound(g: Graph, bound: int | Output) -> Output:
+    return _int64(g, bound) if isinstance(bound, Output) else _indices(g, (bound,))
+
+
+def _int64(g: Graph, value: Output) -> Output:
+    if types.meet(value.type, types.TENSOR_INT64) is None:
+        _graph(g)
+        raise BadArgument(
+            f"{value.name!r} is {value.type.name} where whole numbers (int64) are needed; a "
+            "BackendSlot casts: cast(g, value, types.TENSOR_INT64)"
+        )
+    return value
 
 
 def _graph(g: object) -> Graph:

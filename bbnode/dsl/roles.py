@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, cast
 
-from bbnode.dsl.core.graph import After, Graph, Output
+from bbnode.dsl.core.graph import After, Graph, Output, ResultsOutput
 from bbnode.dsl.core.names import check_class, check_name
 from bbnode.dsl.core.recorder import SlotUse
 from bbnode.dsl.core.slot import Slot
+from bbnode.dsl.errors import BadArgument
 from bbnode.ir import keys, opset
 from bbnode.ir.opset import OpSpec, Port
 from bbnode.ir.slots import ConcreteSpec
@@ -179,9 +180,9 @@ class IndexSlot(Slot):
         """Store a vector [D]; its id, a CommandId."""
         return cast(Output, self.op(g, "Add", vector, after=after))
 
-    def search(self, g: Graph, query: Output, *, k: int = 10, after: After = None) -> Output:
-        """The k nearest to `query` [D], nearest first, as SearchResults of (id, distance)."""
-        return cast(Output, self.op(g, "Search", query, k=k, after=after))
+    def search(self, g: Graph, query: Output, *, k: int = 10, after: After = None) -> ResultsOutput:
+        """The k nearest to `query` [D], nearest first, as SearchResults: `.ids`, `.distances`."""
+        return cast(ResultsOutput, self.op(g, "Search", query, k=k, after=after))
 
     def remove(self, g: Graph, item: Output, *, after: After = None) -> Output:
         """Forget the vector with this id; a CommandId."""
@@ -204,19 +205,32 @@ class PeerSelectorSlot(Slot):
     ROLE: ClassVar[str] = "PeerSelector"
 
     def __init__(
-        self, name: str, *, peer_class: str | None = None, concrete: ConcreteSpec | None = None
+        self,
+        name: str,
+        *,
+        peer_class: str | None = None,
+        include_self: bool = False,
+        concrete: ConcreteSpec | None = None,
     ) -> None:
         """Name the slot and the class of the peers that it selects.
 
-        The compiler refuses a send to its peers without a `peer_class`; leave it out only if they
-        are not sent to.
+        Args:
+            name: of the slot.
+            peer_class: the compiler refuses a send to its peers without one; leave it out only if
+                they are not sent to.
+            include_self: a node that plays `peer_class` itself is one of the peers that it can
+                choose; otherwise only others are.
+            concrete: the component, if the program says it.
         """
+        if type(include_self) is not bool:
+            raise BadArgument(f"include_self has to be True or False, not {include_self!r:.80}")
         super().__init__(name, concrete=concrete)
         self._use = SlotUse(
             name=self._use.name,
             role=self.ROLE,
             concrete=self._use.concrete,
             peer_class=None if peer_class is None else check_class(peer_class),
+            include_self=include_self,
         )
 
     @property

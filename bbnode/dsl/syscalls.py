@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bbnode.dsl.core.graph import After, Graph, Output, as_graph, spec_of
+from bbnode.dsl.core.graph import NS_PER_S, After, Graph, Output, as_graph, spec_of
 from bbnode.dsl.errors import BadArgument
 from bbnode.ir import keys
 from bbnode.ir.types import TypeNode
@@ -76,9 +76,32 @@ def on_trigger(g: Graph, trigger: Output, *, after: After = None) -> Output:
     return _one(g, "OnTrigger", trigger, after=after)
 
 
-def threshold(g: Graph, *inputs: Output, n: int, after: After = None) -> Output:
-    """A trigger once `n` of the inputs have arrived."""
-    return _one(g, "Threshold", *inputs, after=after, n=n)
+def threshold(
+    g: Graph, *inputs: Output, n: int, per_peer: bool = False, until_ns: int = 0,
+    after: After = None,
+) -> Output:  # fmt: skip
+    """A trigger once `n` of the inputs have arrived.
+
+    With more than there are inputs it is a barrier over executions: a trigger after each `n`
+    arrivals (of deliveries, say), in an execution of its own. With fewer after `until_ns`, counted
+    from the first (0: ten minutes), it fails. `per_peer` counts each peer once in a round.
+    """
+    made = _one(
+        g, "Threshold", *inputs, after=after, n=n, per_peer=int(per_peer), until_ns=until_ns
+    )
+    made.graph.check_join()
+    return made
+
+
+def collect(
+    g: Graph, value: Output, *, n: int = 0, until_ns: int = 0, quorum: int = 0,
+    per_peer: bool = True, after: After = None,
+) -> Output:  # fmt: skip
+    """Values of several deliveries as one batch: `g.collect`, with the time in nanoseconds."""
+    graph = as_graph(g, "syscalls.collect(g, …)")
+    return graph.collect(
+        value, n=n, until=until_ns / NS_PER_S, quorum=quorum, per_peer=per_peer, after=after
+    )
 
 
 def after(g: Graph, trigger: Output, *, delay_ns: int, after: After = None) -> Output:
@@ -99,6 +122,18 @@ def deadline_match(g: Graph, then: Output, timeout: Output, *, after: After = No
 def any_of(g: Graph, *inputs: Output, group: str = "", after: After = None) -> Output:
     """The first of its inputs to arrive (the op `Any`)."""
     return _one(g, "Any", *inputs, after=after, group=group)
+
+
+def when(g: Graph, condition: Output, *, expect: bool = True, after: After = None) -> Output:
+    """A trigger if the condition is as expected; else what needs it is skipped: `g.when`."""
+    return _one(g, "When", condition, after=after, expect=int(expect))
+
+
+def choose(
+    g: Graph, condition: Output, first: Output, second: Output, *, after: After = None
+) -> Output:
+    """`first` if the condition, one bool, is true, else `second`: values of any one type."""
+    return _one(g, "Choose", condition, first, second, after=after)
 
 
 def gate(g: Graph, value: Output, trigger: Output, *, after: After = None) -> Output:
@@ -213,6 +248,26 @@ def tee(g: Graph, value: Output, *, fanout: int, after: After = None) -> tuple[O
 def constant(g: Graph, value: Any, *, after: After = None) -> Output:
     """A value that rides in the program: the same as `g.constant`."""
     return as_graph(g, "syscalls.constant(g, …)").constant(value, after=after)
+
+
+def peers_filter(g: Graph, peers: Output, mask: Output, *, after: After = None) -> Output:
+    """The peers whose place in `mask`, a bool for each, is true: `peer_lists.filter_list`."""
+    return _one(g, "Peers.Filter", peers, mask, after=after)
+
+
+def peers_without(g: Graph, peers: Output, peer: Output, *, after: After = None) -> Output:
+    """The peers, without one: `peer_lists.without`."""
+    return _one(g, "Peers.Without", peers, peer, after=after)
+
+
+def peers_count(g: Graph, peers: Output, *, after: After = None) -> Output:
+    """The number of peers in a list, as an int64 scalar: `peer_lists.length`."""
+    return _one(g, "Peers.Count", peers, after=after)
+
+
+def peers_contains(g: Graph, peers: Output, peer: Output, *, after: After = None) -> Output:
+    """A bool scalar: true if the list has the peer. As `peer_lists.contains`."""
+    return _one(g, "Peers.Contains", peers, peer, after=after)
 
 
 # --- the address book ----------------------------------------------------------------------

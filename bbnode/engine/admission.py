@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bbnode.engine.errors import (
+    InputShapeMismatch,
     InputTypeMismatch,
     MissingInput,
     OversizePayload,
@@ -23,6 +24,7 @@ from bbnode.engine.errors import (
 from bbnode.engine.limits import Limits
 from bbnode.ir.caps import MAX_COMPOSITE_DEPTH
 from bbnode.ir.errors import AuthorError
+from bbnode.ir.shapes import Dim, shape_fits, shape_text
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Composite, OptionalValue, TensorSequence, Value, size_of, type_of
 
@@ -39,6 +41,10 @@ class TakesInputs(Protocol):
     @property
     def inputs(self) -> Mapping[str, TypeNode | None]:
         """Names and declared types."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[Dim, ...]]:
+        """Declared shapes, of the inputs that have one."""
 
 
 def adopt_inputs(
@@ -69,6 +75,10 @@ def check_inputs(target: TakesInputs, inputs: Mapping[str, Value], limits: Limit
     size = 0
     for name, value in inputs.items():
         size += _checked_size(target, name, value)
+    if target.shapes:
+        bindings: dict[str, int] = {}
+        for name in target.shapes:
+            _check_shape(target, name, inputs[name], bindings)
     if limits.invoke_bytes is not None and size > limits.invoke_bytes:
         raise OversizePayload(
             f"{target.name}: {size} bytes of input; limit invoke_bytes is {limits.invoke_bytes}"
@@ -80,6 +90,8 @@ def adopt_event(target: TakesInputs, name: str, value: Value, limits: Limits) ->
     """Return a copy of the value of one event, and its size in bytes."""
     _check_name(target, name)
     size = _checked_size(target, name, value)
+    if name in target.shapes:
+        _check_shape(target, name, value, {})
     if limits.app_event_bytes is not None and size > limits.app_event_bytes:
         raise OversizePayload(
             f"{target.name}.{name}: an event of {size} bytes; limit app_event_bytes is "
@@ -132,6 +144,16 @@ def _check_name(target: TakesInputs, name: str) -> None:
         raise UnknownInput(
             f"{target.name} has no input {name!r}{did_you_mean(name, target.inputs)}; "
             f"it has: {known}"
+        )
+
+
+def _check_shape(target: TakesInputs, name: str, value: Value, bindings: dict[str, int]) -> None:
+    declared = target.shapes[name]
+    shape = np.shape(value) if isinstance(value, _ARRAYS) else None
+    if shape is not None and not shape_fits(declared, shape, bindings):
+        raise InputShapeMismatch(
+            f"{target.name}.{name} takes {shape_text(declared, bindings)} and was given "
+            f"{shape_text(shape)}"
         )
 
 

@@ -1,11 +1,13 @@
 """Cohorts: requests to many peers that are answered once.
 
 Rule: a cohort closes once: ALL_ANSWERED when all asked peers have answered; at its deadline, QUORUM
-when enough have and BELOW_QUORUM otherwise. A peer to which the request could not be sent is
-missing from then on. The cohort closes early, with the outcome of its deadline, once all other
-peers have answered, or too few can. While it is open, an answer of a missing peer still counts (a
-restarted peer may have got the request). Answers that are late, duplicate, from strangers or to
-unknown requests are distinguished and dropped. Answers are handed out in PeerId order.
+when enough have and BELOW_QUORUM otherwise. A peer that refuses, to which the request could not be
+sent, or whose connection stays lost, has failed: it is missing from then on, with the reason, of
+which the first counts. The cohort closes early, with the outcome of its deadline, once all other
+peers have answered, or too few can. While it is open, an answer of a failed peer still counts, once
+(a restarted peer may have got the request). Answers and refusals that are late, duplicate, from
+strangers or to unknown requests are distinguished and dropped. Answers are handed out in PeerId
+order.
 
 A request suspends its execution at its RecvRespBatched, which fires once. What a cohort holds is
 released with its execution.
@@ -14,14 +16,14 @@ released with its execution.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from bbnode.engine.clock import NodeClock
 from bbnode.engine.errors import InvalidOperand, QuorumNotReached
 from bbnode.engine.frame import Frame, Op
-from bbnode.engine.limits import cut_text
 from bbnode.engine.reports import Reports
 from bbnode.engine.rng import SplitMix64
 from bbnode.engine.scheduler import Scheduler, Timer, TimerKind
@@ -41,13 +43,15 @@ from bbnode.engine.snapshot.codec import (
 from bbnode.engine.suspensions import Suspensions, WaitReason
 from bbnode.engine.wire.outbound import EnvelopeOutbox
 from bbnode.ir.address import parse_site_suffix
-from bbnode.ir.caps import MAX_CLOSED_REMEMBERED
+from bbnode.ir.caps import MAX_BATCH_REASONS, MAX_CLOSED_REMEMBERED
 from bbnode.ir.envelope import CorrelationKind, SlotFill
 from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import WireRefusal
 from bbnode.ir.values import ResponseBatch, Value
 
-# Characters of the reason why a send failed: a list of failed dials may be long.
-_REASON_BYTES = 200
+# The kinds of reasons that this node finds out by itself.
+NOT_SENT: Final = "NotSent"
+CONNECTION_LOST: Final = "ConnectionLost"
 
 
 class CohortState(enum.Enum):
@@ -64,8 +68,8 @@ class CohortEvent(enum.Enum):
     """The events that close an open cohort."""
 
     LAST_ANSWER = "last_answer"
-    REST_CANNOT_ANSWER = "rest_cannot_answer"  # enough have, the others can't be sent to
-    QUORUM_OUT_OF_REACH = "quorum_out_of_reach"  # too many can't be sent to
+    REST_CANNOT_ANSWER = "rest_cannot_answer"  # enough have, the others failed
+    QUORUM_OUT_OF_REACH = "quorum_out_of_reach"  # too many failed
     DEADLINE_WITH_QUORUM = "deadline_with_quorum"
     DEADLINE_BELOW_QUORUM = "deadline_below_quorum"
     EXECUTION_ENDED = "execution_ended"
@@ -83,7 +87,7 @@ TRANSITIONS: dict[tuple[CohortState, CohortEvent], CohortState] = {
 
 
 class ResponseStatus(enum.Enum):
-    """The outcome of one answer; the value is the counter's suffix."""
+    """The outcome of one answer or refusal; the value is the counter's suffix."""
 
     ACCEPTED = "accepted"
     COMPLETE = "complete"  # accepted, and the cohort closed with it
@@ -97,8 +101,8 @@ class ResponseStatus(enum.Enum):
 class Cohort:
     """One request: `asked` in PeerId order, `needed` answers at the deadline.
 
-    `envelopes`: the tags of the envelopes to peers that have not answered, one each; `unsent`: the
-    peers to which it could not be sent, and why.
+    `envelopes`: the tags of the envelopes to peers that have not answered, one each; `failed`: the
+    peers that are not waited for, and why.
     """
 
     wire_req_id: int
@@ -106,7 +110,6 @@ class Cohort:
     execution: int
     name: str
     asked: tuple[PeerId, ...]
-    unresolved: tuple[PeerId, ...] = ()
     needed: int
     site: int  # where answers have to come to
     edge: int = 0  # the site that was asked, whose round trips are measured; 0: no site
@@ -115,7 +118,7 @@ class Cohort:
     state: CohortState = CohortState.OPEN
     answers: dict[PeerId, Value] = field(default_factory=dict)
     envelopes: dict[PeerId, int] = field(default_factory=dict)
-    unsent: dict[PeerId, str] = field(default_factory=dict)
+    failed: dict[PeerId, WireRefusal] = field(default_factory=dict)
     members: frozenset[PeerId] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -134,16 +137,23 @@ class Cohort:
     @property
     def out_of_reach(self) -> bool:
         """True when fewer than `needed` have answered or still can."""
-        return len(self.asked) - len(self.unsent) < self.needed
+        return len(self.asked) - len(self.failed) < self.needed
+
+    def awaits(self, peer: PeerId) -> bool:
+        """Return True if the peer was asked, and has neither answered nor failed."""
+        return peer in self.members and peer not in self.answers and peer not in self.failed
 
     def batch(self) -> ResponseBatch:
         """Return the answers, in PeerId order."""
+        why = ((peer, self.failed[peer]) for peer in self.missing if peer in self.failed)
         return ResponseBatch(
             responses=tuple((peer, self.answers[peer]) for peer in self.responded),
             missing=self.missing,
+            reasons=tuple(itertools.islice(why, MAX_BATCH_REASONS)),
         )
 
 
+_REFUSAL = RowForm(WireRefusal, kind=PLAIN, detail=PLAIN, where=PLAIN)
 _COHORTS = many(
     RowForm(
         Cohort,
@@ -152,7 +162,6 @@ _COHORTS = many(
         execution=PLAIN,
         name=PLAIN,
         asked=many(PEER),
-        unresolved=many(PEER),
         needed=PLAIN,
         site=PLAIN,
         edge=PLAIN,
@@ -161,7 +170,7 @@ _COHORTS = many(
         state=member(CohortState),
         answers=mapping(PEER, VALUE),
         envelopes=mapping(PEER, PLAIN),
-        unsent=mapping(PEER, PLAIN),
+        failed=mapping(PEER, _REFUSAL),
     )
 )
 _FRAMES = mapping(PLAIN, FRAME)
@@ -214,7 +223,7 @@ class CohortTable:
             return status
         cohort = self._open[wire_req_id]
         cohort.answers[peer] = value
-        cohort.unsent.pop(peer, None)
+        cohort.failed.pop(peer, None)
         tag = cohort.envelopes.pop(peer, None)
         if tag is not None:
             del self._of_tag[tag]
@@ -232,16 +241,28 @@ class CohortTable:
         self._of_tag[tag] = (cohort, peer)
         return True
 
-    def send_failed(self, tag: int, peer: PeerId, reason: str) -> Cohort | None:
-        """Record that an envelope could not be sent to a peer; return its cohort, or None."""
+    def of_envelope(self, tag: int, peer: PeerId) -> Cohort | None:
+        """Return the open cohort whose request to a peer, unanswered, is in this envelope."""
         found = self._of_tag.get(tag)
-        if found is None or found[1] != peer:
-            return None
-        cohort, _ = self._of_tag.pop(tag)
-        del cohort.envelopes[peer]
-        cohort.unsent[peer] = reason
+        return found[0] if found is not None and found[1] == peer else None
+
+    def classify_refusal(self, wire_req_id: int, peer: PeerId) -> ResponseStatus:
+        """Return the status that a refusal of `peer` would get; changes nothing."""
+        status = self.classify(wire_req_id, peer)
+        if status is ResponseStatus.ACCEPTED and peer in self._open[wire_req_id].failed:
+            return ResponseStatus.DUPLICATE
+        return status
+
+    def fail(self, cohort: Cohort, peer: PeerId, why: WireRefusal) -> bool:
+        """Record why a peer will not answer; return False if that is known, or it has answered."""
+        if cohort.state is not CohortState.OPEN or not cohort.awaits(peer):
+            return False
+        cohort.failed[peer] = why
+        tag = cohort.envelopes.pop(peer, None)
+        if tag is not None:
+            del self._of_tag[tag]
         self._close_if_done(cohort)
-        return cohort
+        return True
 
     def deadline(self, wire_req_id: int) -> Cohort | None:
         """Close a cohort whose time is over; None when it closed before."""
@@ -265,11 +286,11 @@ class CohortTable:
         answered = len(cohort.answers)
         if answered == len(cohort.asked):
             self._move(cohort, CohortEvent.LAST_ANSWER)
-        elif not cohort.unsent:
+        elif not cohort.failed:
             return
         elif cohort.out_of_reach:
             self._move(cohort, CohortEvent.QUORUM_OUT_OF_REACH)
-        elif answered == len(cohort.asked) - len(cohort.unsent):
+        elif answered == len(cohort.asked) - len(cohort.failed):
             self._move(cohort, CohortEvent.REST_CANNOT_ANSWER)
 
     def _move(self, cohort: Cohort, event: CohortEvent) -> None:
@@ -340,13 +361,15 @@ class Cohorts:
         """
         now_ns = self.clock.now_ns
         size = self.outbound.check(op, fill, len(peers))
-        asked = tuple(sorted(self.outbound.reachable(frame, op, peers)))
-        needed = needed_answers(quorum, len(asked))
-        unresolved = tuple(sorted(set(peers) - set(asked)))
-        if len(asked) < needed or (peers and not asked):
+        why: dict[PeerId, str] = {}
+        found = tuple(sorted(self.outbound.reachable(frame, op, peers, fill.dest_suffix, why)))
+        needed = needed_answers(quorum, len(found))
+        left_out = tuple(sorted(why))
+        if len(found) < needed or (peers and not found):
+            reasons = _some([f"{peer} ({why[peer]})" for peer in left_out])
             raise QuorumNotReached(
-                f"{name}: {len(asked)} of {len(peers)} peers can be asked and "
-                f"{max(needed, 1)} have to answer; not reachable: {_names(unresolved)}"
+                f"{name}: {len(found)} of {len(peers)} peers can be asked and "
+                f"{max(needed, 1)} have to answer; not reachable: {reasons}"
             )
         wire_req_id = self.wire_ids.next_u64()
         deadline_ns = now_ns + budget_ns
@@ -355,7 +378,7 @@ class Cohorts:
         self.outbound.queue(
             frame,
             op,
-            asked,
+            found,
             fill,
             size,
             CorrelationKind.REQUEST,
@@ -369,8 +392,8 @@ class Cohorts:
             request=request,
             execution=frame.execution,
             port=name,
-            peers=asked,
-            unresolved=unresolved,
+            peers=found,
+            unresolved=left_out,
             needed=needed,
             deadline_ns=deadline_ns,
         )
@@ -381,13 +404,14 @@ class Cohorts:
             request_id=request,
             execution=frame.execution,
             name=name,
-            asked=asked,
-            unresolved=unresolved,
+            asked=tuple(sorted((*found, *left_out))),
             needed=needed,
             opened_ns=now_ns,
             deadline_ns=deadline_ns,
             site=site,
             edge=parse_site_suffix(fill.dest_suffix) or 0,
+            # Who is denied or unknown is missing from the start, with the reason.
+            failed={peer: WireRefusal(NOT_SENT, why[peer]).bounded() for peer in left_out},
         )
         if frame.cohorts is None:
             frame.cohorts = {}
@@ -443,19 +467,46 @@ class Cohorts:
 
     def send_failed(self, tag: int, peer: PeerId, reason: str) -> bool:
         """Record that an envelope could not be sent; return False if it held no open request."""
-        cohort = self.table.send_failed(tag, peer, cut_text(reason, _REASON_BYTES))
+        cohort = self.table.of_envelope(tag, peer)
         if cohort is None:
             return False
+        self._fail(cohort, peer, WireRefusal(NOT_SENT, reason))
+        return True
+
+    def refused(self, wire_req_id: int, peer: PeerId, why: WireRefusal) -> ResponseStatus:
+        """Record what a peer said, or what became of its answer; counted by the caller."""
+        status = self.table.classify_refusal(wire_req_id, peer)
+        cohort = self.table.get(wire_req_id)
+        if status is ResponseStatus.ACCEPTED and cohort is not None:
+            self._fail(cohort, peer, why)
+        return status
+
+    def awaits(self, peer: PeerId) -> bool:
+        """Return True if some request waits for the peer."""
+        return any(cohort.awaits(peer) for cohort in self.table.open_cohorts())
+
+    def peer_lost(self, peer: PeerId, since_ns: int, why: WireRefusal) -> None:
+        """Fail a peer in all requests that were open when its connection was lost."""
+        for cohort in self.table.open_cohorts():
+            if cohort.opened_ns <= since_ns:
+                self._fail(cohort, peer, why)
+
+    def _fail(self, cohort: Cohort, peer: PeerId, why: WireRefusal) -> None:
+        why = why.bounded()
+        if not self.table.fail(cohort, peer, why):
+            return
         self.reports.telemetry(
-            "request.unsent",
+            "request.failed",
             request=cohort.request_id,
             execution=cohort.execution,
+            port=cohort.name,
             peer=peer,
-            reason=cohort.unsent[peer],
+            kind=why.kind,
+            detail=why.detail,
+            where=why.where,
         )
         if cohort.state is not CohortState.OPEN:
             self._close(cohort)
-        return True
 
     def frame_of(self, wire_req_id: int) -> Frame | None:
         """Return the execution that waits for an open request."""
@@ -466,8 +517,7 @@ class Cohorts:
         for wire_req_id, waiter in self._waiters.items():
             cohort = self.table.get(wire_req_id) if waiter == token else None
             if cohort is not None:
-                why = {peer: f" (not sent: {reason})" for peer, reason in cohort.unsent.items()}
-                return ", ".join(f"{peer}{why.get(peer, '')}" for peer in cohort.missing)
+                return ", ".join(_with_reasons(cohort))
         return None
 
     def deadline(self, wire_req_id: int) -> None:
@@ -512,7 +562,7 @@ class Cohorts:
             raise QuorumNotReached(
                 f"{cohort.name}: {len(cohort.answers)} of {len(cohort.asked)} peers answered"
                 f"{'' if cohort.out_of_reach else f' in {took_ms} ms'} and {cohort.needed} "
-                f"had to; missing: {_names(cohort.missing)}{_unsent(cohort)}"
+                f"had to; missing: {_some(_with_reasons(cohort))}"
             )
         return cohort.batch()
 
@@ -523,6 +573,7 @@ class Cohorts:
             execution=cohort.execution,
             responded=cohort.responded,
             missing=cohort.missing,
+            reasons={str(peer): str(why) for peer, why in sorted(cohort.failed.items())},
             reason=cohort.state.value,
         )
 
@@ -548,14 +599,12 @@ class Cohorts:
         self._closed = {cohort.wire_req_id: cohort for cohort in _COHORTS.load(closed, reader)}
 
 
-def _names(peers: Sequence[PeerId]) -> str:
-    shown = ", ".join(str(peer) for peer in peers[:16])
-    return f"{shown} and {len(peers) - 16} more" if len(peers) > 16 else shown or "none"
+def _some(rows: Sequence[str]) -> str:
+    shown = ", ".join(rows[:16])
+    return f"{shown} and {len(rows) - 16} more" if len(rows) > 16 else shown or "none"
 
 
-def _unsent(cohort: Cohort) -> str:
-    if not cohort.unsent:
-        return ""
-    rows = [f"{peer} ({reason})" for peer, reason in sorted(cohort.unsent.items())]
-    more = f" and {len(rows) - 16} more" if len(rows) > 16 else ""
-    return f"; could not be sent to: {', '.join(rows[:16])}{more}"
+def _with_reasons(cohort: Cohort) -> list[str]:
+    """Return the peers that are missing, each with its reason where there is one."""
+    failed = cohort.failed
+    return [f"{peer} ({failed[peer]})" if peer in failed else str(peer) for peer in cohort.missing]

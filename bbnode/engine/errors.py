@@ -7,8 +7,10 @@ step and never an exception. The `kind` of an `OpFailed` step is the name of a c
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 
 from bbnode.components.contracts import ComponentError
 from bbnode.ir.errors import AuthorError, BbnodeError, DeploymentError, EnvironmentFault
@@ -46,6 +48,19 @@ class UnknownTarget(InstallError):
         classes = [name.split("#")[0] for name in self.known]
         hint = did_you_mean(target, [*self.known, *classes])
         super().__init__(f"no target {target!r}{hint}; there is: {', '.join(self.known) or 'none'}")
+
+
+class UnreachableOps(InstallError):
+    """Ops that no execution can ever fire, such as one that needs the values of two deliveries."""
+
+    def __init__(self, ops: Sequence[str]) -> None:
+        self.ops = tuple(ops)
+        listed = "\n  ".join(self.ops)
+        super().__init__(
+            f"{len(self.ops)} op(s) can never fire, since what they need never meets in one "
+            "execution; compile the program again, and the compiler says which values these are:"
+            f"\n  {listed}"
+        )
 
 
 class SlotBindingConflict(InstallError):
@@ -101,6 +116,18 @@ class UnsupportedOps(InstallError):
         self.ops = tuple(ops)
         listed = "\n  ".join(self.ops)
         super().__init__(f"{len(self.ops)} op(s) can't run here; {remedy}:\n  {listed}")
+
+
+class WrongSignature(InstallError):
+    """Methods of components do not take what they are called with; lists all of them."""
+
+    def __init__(self, methods: Sequence[str]) -> None:
+        self.methods = tuple(methods)
+        listed = "\n  ".join(self.methods)
+        super().__init__(
+            f"{len(self.methods)} method(s) of components have other parameters than their ops; "
+            f"mend the components:\n  {listed}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +197,10 @@ class InputTypeMismatch(EntryError):
     """An input is of another type than the target declares."""
 
 
+class InputShapeMismatch(EntryError):
+    """A tensor has another shape than the program declares for the input."""
+
+
 class BudgetExceeded(EntryError, EnvironmentFault):
     """The byte budget of waiting events and executions is used up."""
 
@@ -193,6 +224,10 @@ class OpError(BbnodeError):
     """An op of an execution failed; what depends on it does not fire."""
 
 
+# The label of a gate that a message does not pass a second time.
+REASON_DUPLICATE = "duplicate"
+
+
 class GateDenied(OpError):
     """A gate stopped an execution; `reason` is a stable label."""
 
@@ -211,6 +246,14 @@ class QuorumNotReached(OpError):
 
 class CompositeMismatch(OpError):
     """A composite does not hold what the program says."""
+
+
+class NoAnswer(OpError):
+    """A peer whose answer is wanted has not answered, or nobody has."""
+
+
+class AnswersDiffer(OpError):
+    """Answers that are to be put together are not of one type and shape."""
 
 
 class InvalidOperand(OpError):
@@ -261,6 +304,18 @@ class QueueFull(OpError):
     """A queue holds as many values as it may."""
 
 
+class AlreadyGathered(OpError):
+    """A peer has contributed to the open batch of a join, which takes one value of each."""
+
+
+class JoinFull(OpError):
+    """The open batch of a join holds as many values as it may."""
+
+
+class JoinIncomplete(OpError):
+    """Too few values came to a join in its time; who came is in the detail."""
+
+
 class NothingHeld(OpError):
     """A Flush found nothing under its name."""
 
@@ -306,7 +361,10 @@ STOPS = (KeyboardInterrupt, SystemExit)
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """Return the kind and text of an error, even if its `__str__` fails."""
+    """Return the kind and text of an error, even if its `__str__` fails.
+
+    The text ends with the line of an author's code that raised it.
+    """
     if isinstance(error, SavedFailure):
         return error.kind, error.detail
     try:
@@ -315,9 +373,53 @@ def describe(error: BaseException) -> tuple[str, str]:
         raise
     except BaseException:  # noqa: BLE001 - `__str__` is code of a component's author
         text = "(its text can't be made)"
+    place = raised_at(error)
+    where = f" (raised at {place})"
+    if not place or text.endswith(where):  # it may be that of its cause
+        where = ""
     if isinstance(error, BbnodeError):
-        return type(error).__name__, text
-    return UnexpectedException.__name__, f"{type(error).__name__}: {text}"
+        return type(error).__name__, text + where
+    return UnexpectedException.__name__, f"{type(error).__name__}: {text}{where}"
+
+
+# Modules that call the code of a component's, an op's or a backend's author.
+_CALLERS = frozenset({"bbnode.engine.ops.role", "bbnode.engine.ops.graphs", "bbnode.ops.custom"})
+# Packages whose frames are not the author's: ours, and what ours use.
+_NOT_AUTHORS = sys.stdlib_module_names | {
+    *("base58", "bbnode", "google", "msgpack", "multiaddr", "numpy", "onnx", "onnxruntime", "trio"),
+}
+_MOST_CAUSES = 8
+
+
+def raised_at(error: BaseException) -> str:
+    """Return `<file name>:<line>` of the last frame in the package of a component's author.
+
+    Empty for an error that comes from no code but ours.
+    """
+    link: BaseException | None = error
+    for _ in range(_MOST_CAUSES):
+        if link is None:
+            break
+        place = _authors_frame(link.__traceback__)
+        if place:
+            return place
+        link = link.__cause__
+    return ""
+
+
+def _authors_frame(traceback: TracebackType | None) -> str:
+    package, place = "", ""
+    while traceback is not None:
+        module = str(traceback.tb_frame.f_globals.get("__name__", ""))
+        top = module.partition(".")[0]
+        if module in _CALLERS:
+            package, place = "", ""  # what is above belongs to the host
+        elif top == package or (not package and top not in _NOT_AUTHORS):
+            package = top
+            path = traceback.tb_frame.f_code.co_filename.replace("\\", "/")
+            place = f"{path.rpartition('/')[2]}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return place
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -3,6 +3,9 @@
 Rule: ops of all executions fire in the order in which they became ready. Every outcome of an op is
 handled here: a result wakes consumers, an exception becomes an OpFailed step, and PARKED leaves the
 op to the table of waiting ops. No exception leaves the executor.
+
+An op may be skipped instead (`skip`): then all that needs its result is skipped when its turn
+comes, and what was only to come after it goes on. The order of the others stays.
 """
 
 from __future__ import annotations
@@ -10,16 +13,17 @@ from __future__ import annotations
 import sys
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass
-from typing import Any, Literal
+from dataclasses import InitVar, astuple, dataclass
+from typing import Any, Final, Literal
 
 from bbnode.engine import steps
 from bbnode.engine.bus import BusKind
 from bbnode.engine.clock import NodeClock
-from bbnode.engine.errors import STOPS, FramesExceeded, GateDenied
-from bbnode.engine.frame import PARKED, EntryPlan, Frame, Marker, Op
+from bbnode.engine.errors import REASON_DUPLICATE, STOPS, FramesExceeded, GateDenied, describe
+from bbnode.engine.frame import OWED, PARKED, EntryPlan, Frame, Marker, Op
 from bbnode.engine.ingress import Executions
 from bbnode.engine.limits import Limits
+from bbnode.engine.places import NOWHERE, SourcePlace
 from bbnode.engine.reports import Reports
 from bbnode.engine.snapshot.codec import (
     CHARGE,
@@ -33,8 +37,13 @@ from bbnode.engine.snapshot.codec import (
 )
 from bbnode.engine.tracing import Tracer
 from bbnode.engine.turns import Turns
+from bbnode.ir import keys
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.flatten import OP_RELAY
 from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import WireRefusal
+
+SKIPPED: Final = "Skipped"  # kind of a refusal: the program answers on a condition
 
 # Fields of a frame that are saved as they are.
 _PLAIN_FIELDS = (
@@ -53,6 +62,7 @@ class Executor:
         cleanups: called with a frame that ends and still holds something: parked ops, cohorts, or,
             after a failure, units of semaphores.
         run: fires what is ready, at most so many ops; returns how many fired.
+        unanswered: called with a frame that will not answer the request that started it.
         under_way: executions of each component, by its number.
         frames_of: of the frames, how many each peer's messages started.
         ready: what can fire, oldest first: ops of one execution that became ready together.
@@ -74,6 +84,7 @@ class Executor:
         self.ready: deque[tuple[Frame, tuple[Op, ...]]] = deque()
         self.turns = Turns(self, self.clock)
         self.cleanups: tuple[Callable[[Frame], None], ...] = ()
+        self.unanswered: Callable[[Frame], None] = lambda _: None
         self.run: Callable[[int | None], int] = self._run
         self._commands = 0
         self.rt: Any = None  # of its frames
@@ -86,20 +97,26 @@ class Executor:
         return self._max_frames is not None and len(self.frames) >= self._max_frames
 
     def start(
-        self, plan: EntryPlan, execution: int | None = None, *, from_bus: bool = False
+        self,
+        plan: EntryPlan,
+        execution: int | None = None,
+        *,
+        from_bus: bool = False,
+        source_peer: PeerId | None = None,
     ) -> Frame | None:
         """Return a new frame, to be seeded and launched; None, with a step, if there are too many.
 
-        `execution` is its number, by default the next one.
+        `execution` is its number, by default the next one. `source_peer` sent what starts it.
         """
         if execution is None:
             execution = self.next_execution()
         if self._max_frames is not None and len(self.frames) >= self._max_frames:
             error = FramesExceeded(f"{len(self.frames)} executions are under way (limit frames)")
-            self.fail_start(execution, plan, error, from_bus=from_bus)
+            self.fail_start(execution, plan, error, from_bus=from_bus, source_peer=source_peer)
             return None
         frame = Frame(self.rt, plan, execution, self.clock.now_ns)
         frame.from_bus = from_bus
+        frame.source_peer = source_peer
         self.frames[execution] = frame
         if plan.component is not None:
             self.under_way[plan.component] += 1
@@ -111,10 +128,19 @@ class Executor:
         self.frames_of[peer] = self.frames_of.get(peer, 0) + 1
 
     def fail_start(
-        self, execution: int, plan: EntryPlan, error: BbnodeError, *, from_bus: bool = False
+        self,
+        execution: int,
+        plan: EntryPlan,
+        error: BbnodeError,
+        *,
+        from_bus: bool = False,
+        source_peer: PeerId | None = None,
+        place: SourcePlace = NOWHERE,
     ) -> None:
-        """Report an execution that can't be started."""
-        self.reports.op_failed(execution, plan.target, plan.name, error)
+        """Report an execution that can't be started; `place`: of the op that would start it."""
+        self.reports.op_failed(
+            execution, plan.target, plan.name, error, source_peer=source_peer, place=place
+        )
         if not from_bus:
             self.reports.bus.publish(BusKind.OP_FAILED)
 
@@ -139,7 +165,7 @@ class Executor:
         """Drop a frame that is finished or stopped."""
         if frame.ended:
             return
-        frame.ended = True
+        frame.ended = frame.apart = True
         del self.frames[frame.execution]
         peer = frame.source_peer
         if peer is not None and frame.site:
@@ -148,6 +174,8 @@ class Executor:
                 self.frames_of[peer] = left
             else:
                 del self.frames_of[peer]
+        if frame.debt is not None:
+            self.unanswered(frame)
         plan = frame.plan
         if plan.component is not None:
             self.under_way[plan.component] -= 1
@@ -192,7 +220,12 @@ class Executor:
         most = left = sys.maxsize if budget is None else budget
         while ready:
             frame, ops = pop()
-            if frame.ended:
+            if frame.apart:
+                if not frame.ended:
+                    if not left:
+                        ready.appendleft((frame, ops))
+                        break
+                    left -= self._fire_singly(frame, ops, left)
                 continue
             count = len(ops)
             if count > left:
@@ -261,23 +294,35 @@ class Executor:
         fired = 0
         while ready and fired < most:
             frame, ops = ready.popleft()
-            for at, op in enumerate(ops):
-                if frame.ended:
-                    break
-                if fired == most:
-                    ready.appendleft((frame, ops[at:]))
-                    break
-                fired += 1
-                try:
-                    self.fire(frame, op)
-                except STOPS:
-                    if ops[at + 1 :]:
-                        ready.appendleft((frame, ops[at + 1 :]))
-                    raise
+            fired += self._fire_singly(frame, ops, most - fired)
+        return fired
+
+    def _fire_singly(self, frame: Frame, ops: tuple[Op, ...], most: int) -> int:
+        """Fire at most so many ops of an entry, one by one; returns how many fired."""
+        ready = self.ready
+        fired = 0
+        for at, op in enumerate(ops):
+            if frame.ended:
+                break
+            if fired == most:
+                ready.appendleft((frame, ops[at:]))
+                break
+            fired += 1
+            try:
+                self.fire(frame, op)
+            except STOPS:
+                if ops[at + 1 :]:
+                    ready.appendleft((frame, ops[at + 1 :]))
+                raise
         return fired
 
     def fire(self, frame: Frame, op: Op) -> None:
-        """Fire one op outside of the loop."""
+        """Fire one op outside of the loop, or skip it."""
+        if frame.skipped is not None:
+            reason = frame.skipped.get(op.index)
+            if reason is not None:
+                self.skip(frame, op, reason)
+                return
         try:
             result = op.fire(frame)
         except STOPS:
@@ -299,14 +344,46 @@ class Executor:
         else:
             for index, value in zip(op.outs or (), result, strict=False):
                 frame.values[index] = value
+        self._wake(frame, op)
+        self.retire(frame)
+
+    def skip(self, frame: Frame, op: Op, reason: str) -> Literal[Marker.PARKED]:
+        """End an op without a result, and without a failure; returns what its `fire` returns.
+
+        What needs its result is skipped as well, each when everything else that it waits for has
+        fired or was skipped: so the order of all others stays.
+        """
+        if frame.ended:
+            return PARKED
+        if frame.skipped is None:
+            frame.skipped = {}
+            frame.apart = True
+        skipped = frame.skipped
+        skipped[op.index] = reason
+        self.reports.counts["ops.skipped"] += 1
+        try:
+            over = op.skip is None or op.skip(frame, reason)
+        except STOPS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - as of any op
+            self.fail(frame, op, error)
+            return PARKED
+        if over:
+            for consumer in op.consumers:
+                if consumer.index not in op.order_only:
+                    skipped.setdefault(consumer.index, reason)
+            self._wake(frame, op)
+        return self.retire(frame)
+
+    def _wake(self, frame: Frame, op: Op) -> None:
+        """Queue those consumers of an op that wait for nothing else."""
         if op.wakes is not None:
             self._push(frame, op.wakes)
-        else:
-            for consumer in op.consumers:
-                frame.pending[consumer.index] -= 1
-                if not frame.pending[consumer.index]:
-                    self._push(frame, consumer.alone)
-        self.retire(frame)
+            return
+        for consumer in op.consumers:
+            frame.pending[consumer.index] -= 1
+            if not frame.pending[consumer.index]:
+                self._push(frame, consumer.alone)
 
     def _push(self, frame: Frame, ops: tuple[Op, ...]) -> None:
         if ops:
@@ -325,19 +402,49 @@ class Executor:
         return PARKED
 
     def fail(self, frame: Frame, op: Op, error: BaseException) -> None:
-        """Fail an op: what depends on it does not fire; a denied gate ends everything."""
+        """Fail an op: what depends on it does not fire. A receive gate that denies ends it all."""
         if frame.ended:
             return
         frame.failures += 1
         reports = self.reports
-        reports.op_failed(frame.execution, frame.plan.target, op.name, error)
+        plan = frame.plan
+        reports.op_failed(
+            *(frame.execution, plan.target, op.name, error),
+            place=plan.place_of(op, error),
+            source_peer=frame.source_peer,
+        )
         if not frame.from_bus:
             reports.bus.publish(BusKind.OP_FAILED)
+        if frame.debt is not None:
+            self._owe(frame, op, error)
         if isinstance(error, GateDenied):
             reports.counts[f"gate.denied.{error.reason}"] += 1
             self.end(frame)
         else:
             self.retire(frame)
+
+    def skip_answer(self, frame: Frame, op: Op, reason: str) -> None:
+        """Record that an op that answers is skipped; if none is left, say at once why."""
+        if frame.debt is None:
+            return
+        if frame.debt is OWED:
+            frame.debt = WireRefusal(SKIPPED, reason, op.name)
+        skipped = frame.skipped or {}
+        answers = (each for each in frame.plan.ops if each.op_type == keys.OP_SEND_RESP)
+        if all(each.index in skipped for each in answers):
+            self.unanswered(frame)
+
+    def _owe(self, frame: Frame, op: Op, error: BaseException) -> None:
+        """Record why an execution may owe its answer for ever; if it will, say so at once."""
+        if isinstance(error, GateDenied) and error.reason == REASON_DUPLICATE:
+            frame.debt = None  # the request is being answered, or was
+            return
+        if frame.debt is OWED:
+            place = frame.plan.place_of(op, error)
+            where = f"{op.name} ({place})" if place.line else op.name
+            frame.debt = WireRefusal(*describe(error), where)
+        if _answer_needs(frame.plan, op):
+            self.unanswered(frame)
 
     def next_command(self) -> int:
         """Return the number of a finished side effect."""
@@ -374,6 +481,22 @@ class Executor:
             self.ready.append((frame, frame.plan.ops[op].alone))
 
 
+def _answer_needs(plan: EntryPlan, failed: Op) -> bool:
+    """Return True if no SendResp of a plan can fire any more once an op has failed.
+
+    What waits for one of several (the relays of an Any) may still fire: the search ends there.
+    """
+    answers = {op for op in plan.ops if op.op_type == keys.OP_SEND_RESP}
+    lost, found = {failed}, [failed]
+    while found:
+        op = found.pop()
+        if op.op_type != OP_RELAY:
+            fresh = [consumer for consumer in op.consumers if consumer not in lost]
+            lost.update(fresh)
+            found += fresh
+    return bool(answers) and answers <= lost
+
+
 def _save(frame: Frame, writer: SnapshotWriter) -> list[Any]:
     """Save a frame without scratch and without values that are the template's."""
     plan = frame.plan
@@ -390,12 +513,15 @@ def _save(frame: Frame, writer: SnapshotWriter) -> list[Any]:
         _PEER.save(frame.source_peer, writer),
         _CHARGES.save(frame.charges, writer),
         None if frame.cohorts is None else list(frame.cohorts.items()),
+        None if frame.skipped is None else list(frame.skipped.items()),
+        None if frame.debt is None else list(astuple(frame.debt)),
         *(getattr(frame, name) for name in _PLAIN_FIELDS),
     ]
 
 
 def _load(plain: Any, reader: SnapshotReader) -> Frame:
     execution, plan, started_ns, values, pending, source, charges, cohorts, *rest = plain
+    skipped, debt, *rest = rest
     frame = Frame(reader.rt, reader.plans[plan], execution, started_ns)
     for index, number in values:
         frame.values[index] = reader.value(number)
@@ -406,6 +532,11 @@ def _load(plain: Any, reader: SnapshotReader) -> Frame:
     frame.source_peer = _PEER.load(source, reader)
     frame.charges = _CHARGES.load(charges, reader)
     frame.cohorts = None if cohorts is None else dict(cohorts)
+    if skipped is not None:
+        frame.skipped = dict(skipped)
+        frame.apart = True
+    if debt is not None:
+        frame.debt = WireRefusal(*debt) if debt[0] else OWED
     for name, value in zip(_PLAIN_FIELDS, rest, strict=True):
         setattr(frame, name, value)
     return frame

@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from bbnode.engine.ingress import Charge
+from bbnode.engine.places import NOWHERE, OpPlace, SourcePlace
 from bbnode.engine.steps import RunTask
 from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import WireRefusal
 from bbnode.ir.values import Value
 
 
@@ -28,6 +30,9 @@ MISSING: Final = Marker.MISSING  # a value that is not there yet
 PARKED: Final = Marker.PARKED  # what `fire` returns when the op has no result now
 
 SCRATCH: Final = -1  # index of the scratch element
+_NO_INDICES: Final[frozenset[int]] = frozenset()
+
+OWED: Final = WireRefusal("")  # an answer is owed, and nothing has failed yet
 
 
 class Task(Protocol):
@@ -44,10 +49,14 @@ class Op:
     """One op of a plan, ready to fire.
 
     `fire(frame)` returns the op's output: one value, or a sequence with one per element of
-    `outs` where that is not None; or PARKED. `consumers` lose one pending count each when
-    it has fired. `EntryPlan.complete` fills in what the loop reads instead: `alone`, the op as
-    a batch of one; `wakes`, all consumers where each waits for this op and nothing else (so
-    that nothing is to be counted), else None; and `out`, None where `outs` is not.
+    `outs` where that is not None; or PARKED, which `Executor.skip` returns too. `consumers` lose
+    one pending count each when it has fired or was skipped; those in `order_only`, by index, need
+    no result of it. `skip(frame, reason)` is called when it is skipped, and returns False where
+    its consumers are to wait on (for a rival that may still fire).
+
+    `EntryPlan.complete` fills in what the loop reads instead: `alone`, the op as a batch of one;
+    `wakes`, all consumers where each waits for this op and nothing else (so that nothing is to be
+    counted), else None; and `out`, None where `outs` is not.
     """
 
     __slots__ = (
@@ -60,8 +69,10 @@ class Op:
         "index",
         "name",
         "op_type",
+        "order_only",
         "out",
         "outs",
+        "skip",
         "wakes",
     )
 
@@ -73,9 +84,11 @@ class Op:
         self.out: int | None = SCRATCH
         self.outs: tuple[int, ...] | None = None
         self.consumers: tuple[Op, ...] = ()
+        self.order_only: frozenset[int] = _NO_INDICES
         self.alone: tuple[Op, ...] = (self,)
         self.wakes: tuple[Op, ...] | None = None
         self.fire: Callable[[Frame], Any] = _unbound
+        self.skip: Callable[[Frame, str], bool] | None = None
         # For ops that park: the function from the result to outputs, and the one that makes the
         # RunTask of an op that runs in a worker thread.
         self.finish: Callable[[Frame, Any], Any] | None = None
@@ -106,6 +119,7 @@ class EntryPlan:
         "name",
         "ops",
         "pending",
+        "places",
         "seed_names",
         "seeds",
         "target",
@@ -118,6 +132,7 @@ class EntryPlan:
         self.template: list[Value] = []
         self.pending: list[int] = []
         self.ops: tuple[Op, ...] = ()
+        self.places: tuple[OpPlace | None, ...] = ()  # of its ops; empty where no author has any
         self.initial: tuple[Op, ...] = ()
         self.seeds: tuple[int, ...] = ()
         self.seed_names: tuple[str, ...] = ()
@@ -134,6 +149,11 @@ class EntryPlan:
         plan.template = [MISSING] * (values + 1)  # and scratch
         plan.complete((op,), {})
         return plan
+
+    def place_of(self, op: Op, error: BaseException | None = None) -> SourcePlace:
+        """Return where the author wrote an op, which failed with `error`."""
+        place = self.places[op.index] if op.index < len(self.places) else None
+        return NOWHERE if place is None else place.of(error)
 
     def complete(self, ops: Sequence[Op], waits: Mapping[int, int]) -> None:
         """Set the ops, whose consumers are set, and how many ops each index waits for (or 0).
@@ -156,14 +176,18 @@ class EntryPlan:
 class Frame:
     """One execution.
 
-    `rt` is a `bbnode.engine.services.Services`, for ops only.
+    `rt` is a `bbnode.engine.services.Services`, for ops only. `skipped` has the ops, by index, that
+    will certainly not fire, and why; `apart` is True once there are some, or the execution has
+    ended: the quick loop leaves it alone.
     """
 
     __slots__ = (
+        "apart",
         "bootstrap",
         "charges",
         "cohorts",
         "deadline_ns",
+        "debt",
         "ended",
         "execution",
         "failures",
@@ -175,6 +199,7 @@ class Frame:
         "report",
         "rt",
         "site",
+        "skipped",
         "source_peer",
         "started_ns",
         "units",
@@ -193,9 +218,13 @@ class Frame:
         self.pending = plan.pending.copy() if plan.counts else plan.pending
         self.live = 0  # ops that are ready or parked
         self.ended = False
+        self.apart = False
+        self.skipped: dict[int, str] | None = None
         self.failures = 0
         self.report = False  # tell the host of the end
         self.deadline_ns: int | None = None
+        # While it owes an answer to the request that started it: OWED, or what failed first.
+        self.debt: WireRefusal | None = None
         self.source_peer: PeerId | None = None
         self.wire_req_id = 0  # of the envelope that started it
         self.site = 0

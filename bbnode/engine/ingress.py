@@ -11,13 +11,14 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from multiaddr import Multiaddr
 
 from bbnode.engine.errors import BudgetExceeded, EntryError, IngressClosed, IngressFull
 from bbnode.engine.limits import Limits
+from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.making import maker
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import Value
@@ -103,12 +104,13 @@ make_inbound = maker(InboundBytes, "peer", "data", "observed", "charge")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboundRefused:
-    """A record of an envelope that was dropped at the boundary."""
+    """A record of an envelope that was dropped at the boundary; `correlation` is what it said."""
 
     peer: PeerId
     size: int
     kind: str
     detail: str
+    correlation: WireCorrelation = field(default_factory=WireCorrelation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,14 +134,16 @@ class PeerConnected:
     peer: PeerId
     classes: tuple[str, ...]
     addresses: tuple[Multiaddr, ...]
+    not_taken: tuple[bytes, ...] = ()  # suffixes of sites of ours that its program has not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerDisconnected:
-    """The transport lost a peer."""
+    """The transport lost a peer; `ours`: because this node was away, which the peer is not."""
 
     peer: PeerId
     reason: str
+    ours: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,9 @@ from bbnode.engine.errors import (
     MissingDependency,
     RoleMismatch,
     UnknownSlot,
+    UnreachableOps,
     UnsupportedOps,
+    WrongSignature,
     did_you_mean,
 )
 from bbnode.engine.limits import Limits
@@ -36,6 +38,7 @@ from bbnode.engine.peers.neighbours import Neighbours
 from bbnode.engine.planning.program import ProgramPlan, SlotPlan, plan_program
 from bbnode.engine.record.recording import Sink, head_of
 from bbnode.engine.runtime import Runtime
+from bbnode.engine.signatures import hook_misfits, misfits
 from bbnode.ir import keys
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.graph import is_onnx_domain
@@ -78,27 +81,35 @@ def install(
         SlotBindingConflict, MissingComponents, RoleMismatch, UnknownSlot, ConfigTypeMismatch,
         LocalSettingRefused, MissingDependency, DependencyCycle, ComponentConstructionFailed: of
         components.
-        MissingCustomOps, UnsupportedOps: of what it would run.
+        UnreachableOps, MissingCustomOps, UnsupportedOps, WrongSignature: of what it would run.
     """
     program = model if isinstance(model, ProgramPlan) else plan_program(model, targets)
     classes = _classes(program)
     cells = _make_components(program, classes, config or {}, own_artifact=own_artifact)
     by_slot = {cell.slot: cell for cell in cells}
     unsupported = [*program.unsupported, *_unsupported(program, by_slot)]
+    if program.unreachable:
+        raise UnreachableOps(program.unreachable)
     if program.missing_ops:
         raise MissingCustomOps(program.missing_ops, unsupported)
     if unsupported:
         raise UnsupportedOps(unsupported)
+    wrong = [
+        *misfits((use, by_slot[use.slot]) for use in program.methods),
+        *hook_misfits(cells),
+    ]
+    if wrong:
+        raise WrongSignature(list(dict.fromkeys(wrong)))
     graphs = []
     for spec in program.graphs:
         backend = by_slot[spec.slot].component
         try:
             graphs.append(GraphRunner(spec, backend))
         except BbnodeError as error:
-            raise UnsupportedOps([f"{spec.where}: {error}"]) from error
+            raise UnsupportedOps([f"{spec.told(spec.place.of(error))}: {error}"]) from error
     rt = Runtime(
         program,
-        neighbours=Neighbours(peer_id, addresses),
+        neighbours=Neighbours(peer_id, addresses, [t.peer_class for t in program.targets]),
         cells=cells,
         graphs=graphs,
         limits=limits or Limits(),
@@ -248,10 +259,12 @@ def _unsupported(program: ProgramPlan, cells: Mapping[str, ComponentCell]) -> li
             domain = "" if is_onnx_domain(node.domain) else node.domain
             version = spec.opsets.get(domain, 0)
             if domain not in ("", keys.ONNX_ML_DOMAIN):
-                found.append(f"{spec.where}: {domain}::{node.op_type} inside of a graph")
+                where = spec.told(spec.place.at(node.name))
+                found.append(f"{where}: {domain}::{node.op_type} inside of a graph")
             elif not backend.supports(node.op_type, version, domain):
+                where = spec.told(spec.place.at(node.name))
                 found.append(
-                    f"{spec.where}: {domain or keys.ONNX_DOMAIN}::{node.op_type} "
+                    f"{where}: {domain or keys.ONNX_DOMAIN}::{node.op_type} "
                     f"(opset {version}) on {backend.TYPE_NAME}"
                 )
     return list(dict.fromkeys(found))

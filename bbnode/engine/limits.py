@@ -47,6 +47,7 @@ class Limits:
         frames: executions under way.
         frames_per_peer: the same, of those that one peer's messages started.
         outbound: envelopes of one poll.
+        lost_peer_grace_ms: how long a request waits for a peer whose connection was lost.
     """
 
     bus_events: int | None = 1024
@@ -66,6 +67,7 @@ class Limits:
     frames: int | None = None
     frames_per_peer: int | None = 4 * 1024
     outbound: int | None = None
+    lost_peer_grace_ms: int | None = 10_000  # a daemon that is restarted is back in 5 s
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -96,11 +98,3 @@ class Limits:
             if name not in names:
                 raise InvalidLimit(f"no limit {name!r}{did_you_mean(name, names)}")
         return cls(**caps)
-
-
-def cut_text(text: str, max_bytes: int | None) -> str:
-    """`text` cut to at most `max_bytes` of UTF-8, at a character boundary."""
-    if max_bytes is None or len(text) * 4 <= max_bytes:
-        return text
-    raw = text.encode("utf-8", "replace")
-    return text if len(raw) <= max_bytes else raw[:max_bytes].decode("utf-8", "ignore")

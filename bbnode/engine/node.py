@@ -36,6 +36,8 @@ from bbnode.engine.snapshot.whole import restore_snapshot, take_snapshot
 from bbnode.engine.suspensions import Waiting, WaitReason
 from bbnode.ir.address import named_peer
 from bbnode.ir.caps import MAX_POLL_DECODE_US
+from bbnode.ir.crossing import Crossing, not_taken
+from bbnode.ir.envelope import correlation_of
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Value
@@ -107,9 +109,14 @@ class Node:
         return self._rt.incarnation
 
     @property
-    def unreachable_ops(self) -> tuple[str, ...]:
-        """Ops that no entry can ever fire, such as one that needs the values of two Recvs."""
-        return self._program.unreachable
+    def program_name(self) -> str:
+        """The name of the program, which is that of its root Module."""
+        return self._program.name
+
+    @property
+    def crossings(self) -> tuple[Crossing, ...]:
+        """What the installed targets send and take, by site."""
+        return self._program.crossings
 
     def set_addresses(self, addresses: Sequence[Multiaddr]) -> None:
         """Replace this node's own addresses (on the polling thread)."""
@@ -178,21 +185,30 @@ class Node:
         rt = self._rt
         cap = rt.limits.envelope_bytes
         if cap is not None and len(data) > cap:
-            self._note_refused(
-                peer, len(data), "EnvelopeTooLarge", f"limit envelope_bytes is {cap}"
-            )
+            self._note_refused(peer, data, "EnvelopeTooLarge", f"limit envelope_bytes is {cap}")
             return
         kept = data if isinstance(data, memoryview) and data.readonly else bytes(data)
         if rt.ingress.push_inbound(peer, kept, observed_address) == "BudgetExceeded":
             left = f"{rt.ingress.budget.remaining} bytes are left (limit ingress_bytes)"
-            self._note_refused(peer, len(data), "BudgetExceeded", left)
+            self._note_refused(peer, data, "BudgetExceeded", left)
 
     def peer_connected(
-        self, peer: PeerId, classes: Iterable[str] = (), addresses: Iterable[Multiaddr] = ()
-    ) -> None:
-        """Report a connection with a peer that plays these classes."""
+        self, peer: PeerId, classes: Iterable[str] = (), addresses: Iterable[Multiaddr] = (),
+        crossings: Sequence[Crossing] | None = None,
+    ) -> None:  # fmt: skip
+        """Report a connection with a peer that plays these classes.
+
+        `crossings` are those of the peer's program, as it tells them: what this node would send to
+        a site that is not among them fails here, at once. None: it does not tell.
+        """
+        plays = tuple(classes)
         self._rt.ingress.push(
-            ev.PeerConnected(peer=peer, classes=tuple(classes), addresses=tuple(addresses)),
+            ev.PeerConnected(
+                peer=peer,
+                classes=plays,
+                addresses=tuple(addresses),
+                not_taken=not_taken(self.crossings, crossings, plays),
+            ),
             must=True,
         )
 
@@ -240,6 +256,15 @@ class Node:
     def close(self) -> None:
         """Refuse everything from now on; what is under way can still be polled."""
         self._rt.ingress.close()
+
+    def leave(self) -> None:
+        """Refuse all requests, those under way too, which end (on the polling thread).
+
+        For a host that stops and keeps no snapshot; poll once more to send the refusals. With a
+        snapshot, what is owed is answered after the restart.
+        """
+        self._note("leave")
+        self._rt.leave()
 
     def block_peer(self, peer: PeerId) -> None:
         """Deny a peer in both directions (on the polling thread, as the two below)."""
@@ -378,6 +403,8 @@ class Node:
             fired += executor.run(None if budget is None else budget - fired)
         while rt.bootstraps.advance():
             fired += executor.run(None if budget is None else budget - fired)
+        if rt.lost:
+            rt.forget_lost()
         rt.outbound.flush()
         rt.reports.counts["ops.fired"] += fired
         if executor.ready and budget is not None:
@@ -449,6 +476,7 @@ class Node:
             "executions.live": len(rt.executor.frames),
             "ops.parked": len(rt.suspensions),
             "requests.open": len(rt.cohorts.table),
+            "joins.open": len(rt.joins),
             "calls.open": len(rt.calls),
             "executions.in_line": len(rt.executor.turns),
             "timers.components": len(rt.timers),
@@ -493,7 +521,8 @@ class Node:
                     until_ns=parked.until_ns,
                 )
             )
-        found += rt.messenger.waiting() + rt.executor.turns.waiting() + rt.bootstraps.waiting()
+        found += rt.joins.waiting() + rt.messenger.waiting()
+        found += rt.executor.turns.waiting() + rt.bootstraps.waiting()
         host_ns = rt.clock.host_ns
         return [
             replace(w, since_ns=host_ns(w.since_ns), until_ns=host_ns(w.until_ns)) for w in found
@@ -534,5 +563,13 @@ class Node:
             return
         self._rt.ingress.push_completion(completed)
 
-    def _note_refused(self, peer: PeerId, size: int, kind: str, detail: str) -> None:
-        self._rt.ingress.push(ev.InboundRefused(peer=peer, size=size, kind=kind, detail=detail))
+    def _note_refused(self, peer: PeerId, data: bytes | memoryview, kind: str, detail: str) -> None:
+        self._rt.ingress.push(
+            ev.InboundRefused(
+                peer=peer,
+                size=len(data),
+                kind=kind,
+                detail=detail,
+                correlation=correlation_of(data),
+            )
+        )

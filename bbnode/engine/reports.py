@@ -13,8 +13,10 @@ from typing import Any
 from bbnode.engine import steps
 from bbnode.engine.bus import Bus, BusKind
 from bbnode.engine.errors import describe
-from bbnode.engine.limits import Limits, cut_text
+from bbnode.engine.limits import Limits
+from bbnode.engine.places import NOWHERE, SourcePlace
 from bbnode.ir.peer import PeerId
+from bbnode.ir.texts import cut_text
 
 
 class Reports:
@@ -35,13 +37,30 @@ class Reports:
         """Report an observation."""
         self.steps.append(steps.Telemetry(name=name, attributes=attributes))
 
-    def op_failed(self, execution: int, target: str, op: str, error: BaseException) -> None:
+    def op_failed(
+        self,
+        execution: int,
+        target: str,
+        op: str,
+        error: BaseException,
+        *,
+        place: SourcePlace = NOWHERE,
+        source_peer: PeerId | None = None,
+    ) -> None:
         """Report a failure; outside of any execution, `execution` is 0."""
         kind, detail = describe(error)
         self.counts["ops.failed"] += 1
         self.steps.append(
             steps.OpFailed(
-                execution=execution, target=target, op=op, kind=kind, detail=self._cut(detail)
+                execution=execution,
+                target=target,
+                op=op,
+                kind=kind,
+                detail=self._cut(detail),
+                line=self._cut(place.line),
+                module=self._cut(place.module),
+                inner=self._cut(place.inner),
+                source_peer=source_peer,
             )
         )
 

@@ -15,13 +15,16 @@ from bbnode.engine import steps
 from bbnode.engine.bootstrap.bootstraps import Bootstraps
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.clock import NodeClock
-from bbnode.engine.cohorts import Cohorts
+from bbnode.engine.cohorts import CONNECTION_LOST, Cohorts
 from bbnode.engine.executor import Executor
 from bbnode.engine.frame import EntryPlan
 from bbnode.engine.ingress import Ingress
+from bbnode.engine.joins import Joins
+from bbnode.engine.latches import Latches
 from bbnode.engine.limits import Limits
 from bbnode.engine.messaging.messenger import ComponentMessenger
 from bbnode.engine.messaging.pending import ComponentTimers, PendingCalls
+from bbnode.engine.peers.lost import LostPeers
 from bbnode.engine.peers.neighbours import Neighbours
 from bbnode.engine.peers.round_trips import RoundTrips
 from bbnode.engine.planning.program import ProgramPlan
@@ -39,7 +42,9 @@ from bbnode.engine.tracing import Tracer
 from bbnode.engine.wire.decoder import Decoder
 from bbnode.engine.wire.inbound import Inbound, InboundDedup
 from bbnode.engine.wire.outbound import EnvelopeOutbox
+from bbnode.engine.wire.refusals import LEAVING, Refusals
 from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import WireRefusal
 from bbnode.ir.values import TRIGGER
 
 
@@ -87,6 +92,8 @@ class Runtime(Services):
             clock, reports, limits, self.tracer, self.ingress.executions
         )
         self.stores = Stores(self.ingress.budget, program.stores)
+        self.latches = Latches(program.latches, executor.frames, reports)
+        self.joins = Joins(program.joins, clock, reports, scheduler, executor, self.stores)
         self.records = Records(self.ingress.budget, reports.counts)
         self.suspensions = Suspensions(
             executor,
@@ -110,6 +117,9 @@ class Runtime(Services):
             limits=limits,
             wire_ids=self.wire_ids,
         )
+        self.refusals = Refusals(clock, reports, self.outbound)
+        executor.unanswered = self.refusals.unanswered
+        self.lost = LostPeers(scheduler, limits.lost_peer_grace_ms)
         self.cohorts = Cohorts(
             clock, reports, scheduler, self.suspensions, self.outbound, self.wire_ids
         )
@@ -128,6 +138,7 @@ class Runtime(Services):
             dedup=self.dedup,
             decoder=self.decoder,
             outbound=self.outbound,
+            refusals=self.refusals,
         )
         self.inbound = Inbound(
             program.sites,
@@ -141,6 +152,8 @@ class Runtime(Services):
             cohorts=self.cohorts,
             decoder=self.decoder,
             components=self.messenger,
+            dedup=self.dedup,
+            refusals=self.refusals,
         )
         self.bootstraps = Bootstraps(
             program.bootstraps,
@@ -199,6 +212,44 @@ class Runtime(Services):
         if tag is not None and not self.cohorts.send_failed(tag, event.peer, event.reason):
             self.messenger.send_failed(tag, event.peer, event.reason)
 
+    def peer_connected(self, event: ev.PeerConnected) -> None:
+        """Take note of a connection with a peer."""
+        self.lost.back(event.peer)
+        self.reports.peers_changed(
+            self.neighbours.connected(event.peer, event.classes, event.addresses, event.not_taken)
+        )
+
+    def peer_disconnected(self, event: ev.PeerDisconnected) -> None:
+        """Take note of the loss of a peer; whoever waits for its answer does so for a while."""
+        peer = event.peer
+        is_gone = peer in self.neighbours.peers and not event.ours
+        if is_gone and (self.cohorts.awaits(peer) or self.calls.awaits(peer)):
+            self.lost.lose(peer, event.reason, self.clock.now_ns)
+        self.reports.peers_changed(self.neighbours.disconnected(peer, event.reason))
+
+    def leave(self) -> None:
+        """Refuse the requests that this node owes an answer, and all that come from now on."""
+        self.refusals.leaving = True
+        for frame in list(self.executor.frames.values()):
+            if frame.debt is not None:
+                frame.debt = LEAVING
+                frame.failures += 1
+                self.executor.end(frame)
+
+    def forget_lost(self) -> None:
+        """End the grace of peers for which nobody waits any more."""
+        for peer in self.lost.peers():
+            if not self.cohorts.awaits(peer) and not self.calls.awaits(peer):
+                self.lost.back(peer)
+
+    def peer_is_gone(self, number: int) -> None:
+        """End the wait for a peer that did not come back in time, in every request."""
+        lost = self.lost.take(number)
+        away_ms = (self.clock.now_ns - lost.since_ns) // 1_000_000
+        why = WireRefusal(CONNECTION_LOST, f"{lost.reason}; not back within {away_ms} ms")
+        self.cohorts.peer_lost(lost.peer, lost.since_ns, why)
+        self.messenger.peer_lost(lost.peer, lost.since_ns, why)
+
     def _request_is_out(self, wire_req_id: int, peer: PeerId, tag: int) -> None:
         if not self.cohorts.table.sent(wire_req_id, peer, tag):
             self.calls.sent(wire_req_id, tag)
@@ -222,6 +273,8 @@ class Runtime(Services):
             "bootstraps": self.bootstraps,
             "sources": self.sources,
             "stores": self.stores,
+            "joins": self.joins,
+            "latches": self.latches,
             "dedup": self.dedup,
             "addresses": self.neighbours.book,
             "backoff": self.neighbours.backoff,
@@ -231,6 +284,9 @@ class Runtime(Services):
             "round_trips": self.round_trips,
             "component_timers": self.timers,
             "calls": self.calls,
+            "lost_peers": self.lost,
+            "refusals": self.refusals,
+            "refusals_heard": self.inbound,
             "turns": self.executor.turns,
             "records": self.records,
             "ingress": ingress,
@@ -244,6 +300,7 @@ class Runtime(Services):
             *(plan for t in program.targets for plan in (t.invoke, *t.events.values())),
             *(site.plan for site in program.sites.values() if isinstance(site, RecvSite)),
             *(source.plan for source in program.sources),
+            *(join.plan for join in program.joins),
             *self.bootstraps.entry_plans(),
             *self.messenger.plans,
             self.decoder.plan,
@@ -282,16 +339,10 @@ class Runtime(Services):
 # What each event does: one table for all nodes, so that an idle one is small.
 ON_EVENT: Final[Mapping[type, Callable[[Runtime, Any], object]]] = {
     ev.InboundBytes: lambda rt, e: rt.inbound.receive(e),
-    ev.InboundRefused: lambda rt, e: rt.reports.receive_failed(
-        e.peer, -1, 0, e.size, e.kind, e.detail
-    ),
+    ev.InboundRefused: lambda rt, e: rt.inbound.refuse_unread(e),
     ev.Invocation: Runtime.invoke,
-    ev.PeerConnected: lambda rt, e: rt.reports.peers_changed(
-        rt.neighbours.connected(e.peer, e.classes, e.addresses)
-    ),
-    ev.PeerDisconnected: lambda rt, e: rt.reports.peers_changed(
-        rt.neighbours.disconnected(e.peer, e.reason)
-    ),
+    ev.PeerConnected: Runtime.peer_connected,
+    ev.PeerDisconnected: Runtime.peer_disconnected,
     ev.SendFailed: Runtime.send_failed,
     ev.Lifecycle: lambda rt, e: rt.sources.enter_phase(e.phase),
     ev.Published: lambda rt, e: rt.reports.bus.publish(e.kind),
@@ -307,4 +358,6 @@ ON_TIMER: Final[Mapping[TimerKind, Callable[[Runtime, int, int], object]]] = {
     TimerKind.BOOTSTRAP_TURN: lambda rt, key, _: rt.bootstraps.turn_is_over(key),
     TimerKind.COMPONENT_TIMER: lambda rt, key, _: rt.messenger.timer_is_due(key),
     TimerKind.CALL_DEADLINE: lambda rt, key, _: rt.messenger.call_is_late(key),
+    TimerKind.JOIN_DEADLINE: lambda rt, key, _: rt.joins.too_late(key),
+    TimerKind.PEER_LOST: lambda rt, key, _: rt.peer_is_gone(key),
 }

@@ -23,6 +23,8 @@ class TimerKind(enum.IntEnum):
     BOOTSTRAP_TURN = 5  # a bootstrap waited too long for its turn; key: its number
     COMPONENT_TIMER = 6  # a component set it; key: its number
     CALL_DEADLINE = 7  # a component's request has no answer; key: wire_req_id
+    JOIN_DEADLINE = 8  # a join has to close; key: its number
+    PEER_LOST = 9  # a peer's connection was not restored in time; key: its number
 
 
 @dataclass(slots=True, eq=False)

@@ -16,6 +16,8 @@ from bbnode.engine.cohorts import Cohorts
 from bbnode.engine.executor import Executor
 from bbnode.engine.frame import Frame, Op
 from bbnode.engine.ingress import Ingress
+from bbnode.engine.joins import Joins
+from bbnode.engine.latches import Latches
 from bbnode.engine.messaging.actions import Action
 from bbnode.engine.messaging.pending import ComponentTimers, PendingCalls
 from bbnode.engine.peers.neighbours import Neighbours
@@ -55,6 +57,8 @@ class Services:
     calls: PendingCalls
     timers: ComponentTimers
     stores: Stores
+    joins: Joins
+    latches: Latches
     records: Records
     rng: SplitMix64
     wire_ids: SplitMix64

@@ -15,6 +15,7 @@ from multiaddr import Multiaddr
 from bbnode.ir.envelope import Buffer
 from bbnode.ir.making import maker
 from bbnode.ir.peer import PeerId
+from bbnode.ir.texts import failure_text
 from bbnode.ir.values import Value
 
 
@@ -54,14 +55,43 @@ make_app_event = maker(AppEvent, "target", "topic", "value", "execution")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutputSkipped:
+    """An output of the target will have no value in this execution, and why."""
+
+    execution: int
+    target: str
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpFailed:
-    """An op failed, and nothing that depends on it will fire. `kind` is an error class name."""
+    """An op failed, and nothing that depends on it will fire. `kind` is an error class name.
+
+    `line` is where the author wrote it, `<file>:<line>`, and `module` in which Module; `inner` is
+    the op that failed inside of a fused graph, where `op` names the graph. A graph whose backend
+    names none has the lines of all its ops. Each is "" where the artifact does not say.
+    `source_peer` sent the message that started the execution, if one did.
+    """
 
     execution: int
     target: str
     op: str
     kind: str
     detail: str
+    line: str = ""
+    module: str = ""
+    inner: str = ""
+    source_peer: PeerId | None = None
+
+    def as_json(self) -> dict[str, str]:
+        """Return what `failure_text` makes a line of; without a peer, `source_peer` is ""."""
+        peer = "" if self.source_peer is None else str(self.source_peer)
+        told = ("op", "kind", "detail", "line", "module", "inner")
+        return {**{name: getattr(self, name) for name in told}, "source_peer": peer}
+
+    def __str__(self) -> str:
+        return failure_text(self.as_json())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +109,16 @@ make_finished = maker(ExecutionFinished, "execution", "target", "ok", "failures"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerResolveFailed:
-    """A send left out one peer, which has no known address or is denied."""
+    """A send left out one peer, which has no known address or is denied.
+
+    `line` is where the author wrote the send, as for OpFailed.
+    """
 
     peer: PeerId
     op: str
     execution: int
     reason: str
+    line: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +148,14 @@ RECEIVE_FAILURES: Final[dict[str, str]] = {
     "UnknownComponent": "no component here has that ref",
     "UnknownComponentOp": "the component has no such op",
     "TypeMismatch": "another type than the site takes",
+    "ShapeMismatch": "a tensor of another shape than the program declares",
     "UnknownTypeHash": "a type that is not known here",
     "CorrelationMismatch": "a request where a message is expected, or the like",
     "BackendMaterializeFailed": "the component that the tensor is for refused it",
     "GateDenied": "component messages: a gate before the component",
     "ComponentBusy": "component messages: too many calls of it are under way",
     "SenderNotOfClass": "the peer plays no class that sends there",
+    "ShuttingDown": "a request that came after the host said that it leaves",
     "TooManyExecutions": "as many as `frames_per_peer` of its messages are being worked on",
 }
 
@@ -244,6 +280,7 @@ class ExecutionEnded:
 Step: TypeAlias = (
     SendEnvelope
     | AppEvent
+    | OutputSkipped
     | OpFailed
     | ExecutionFinished
     | PeerResolveFailed

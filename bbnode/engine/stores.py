@@ -72,9 +72,10 @@ class StoredValue:
     charge: Charge
 
 
-_STORED = RowForm(StoredValue, value=VALUE, charge=CHARGE)
-_QUEUES = many(many(_STORED, deque))
-_HOLDS = many(optional(_STORED), list)
+# The form of a stored value in snapshots.
+STORED = RowForm(StoredValue, value=VALUE, charge=CHARGE)
+_QUEUES = many(many(STORED, deque))
+_HOLDS = many(optional(STORED), list)
 
 
 @dataclass(slots=True)
@@ -97,13 +98,18 @@ class Stores:
 
     def keep(self, value: Value, what: str) -> StoredValue:
         """Return a value to be stored, charged and detached. Raises BudgetExceeded."""
-        charge = self._budget.charge(size_of(value))
+        charge = self.charge(size_of(value), what)
+        return StoredValue(detached(value), charge)
+
+    def charge(self, size: int, what: str) -> Charge:
+        """Return the charge of so many bytes. Raises BudgetExceeded."""
+        charge = self._budget.charge(size)
         if charge is None:
             raise BudgetExceeded(
-                f"{what}: {size_of(value)} bytes to keep and {self._budget.remaining} are left "
+                f"{what}: {size} bytes to keep and {self._budget.remaining} are left "
                 "(limit ingress_bytes)"
             )
-        return StoredValue(detached(value), charge)
+        return charge
 
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: units and values. Lines are those of parked ops."""
@@ -149,6 +155,7 @@ def detached(value: Value) -> Value:
         return ResponseBatch(
             responses=tuple((peer, detached(answer)) for peer, answer in value.responses),
             missing=value.missing,
+            reasons=value.reasons,
         )
     return value
 
@@ -165,7 +172,7 @@ class _Record:
     kept: StoredValue
 
 
-_RECORDS = many(RowForm(_Record, at_ns=PLAIN, execution=PLAIN, name=PLAIN, kept=_STORED), deque)
+_RECORDS = many(RowForm(_Record, at_ns=PLAIN, execution=PLAIN, name=PLAIN, kept=STORED), deque)
 
 
 class Records:

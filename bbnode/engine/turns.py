@@ -18,12 +18,13 @@ from typing import Any, Final, Protocol, TypeAlias
 from bbnode.engine.clock import NodeClock
 from bbnode.engine.errors import DeadlineExceeded
 from bbnode.engine.frame import EntryPlan, Frame
-from bbnode.engine.planning.flatten import FlatOp
 from bbnode.engine.snapshot.codec import SnapshotReader, SnapshotWriter
 from bbnode.engine.suspensions import Waiting
 from bbnode.ir import keys, opset
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.flatten import FlatOp
 from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import WireRefusal
 
 # Ops that another execution, maybe of the same entry, has to release.
 _WAIT_FOR_OTHERS: Final = frozenset({"Serialize.Dequeue", "Hold.Flush", "Limit.Acquire"})
@@ -63,7 +64,13 @@ class Starter(Protocol):
         """Let an execution run."""
 
     def fail_start(
-        self, execution: int, plan: EntryPlan, error: BbnodeError, *, from_bus: bool = False
+        self,
+        execution: int,
+        plan: EntryPlan,
+        error: BbnodeError,
+        *,
+        from_bus: bool = False,
+        source_peer: PeerId | None = None,
     ) -> None:
         """Report an execution that will not run."""
 
@@ -122,7 +129,13 @@ class Turns:
             return False
         error = DeadlineExceeded("its turn came after its deadline: those before it took too long")
         frame.failures += 1
-        self.starter.fail_start(frame.execution, frame.plan, error, from_bus=frame.from_bus)
+        if frame.debt is not None:
+            frame.debt = WireRefusal(type(error).__name__, str(error), frame.plan.name)
+        self.starter.fail_start(
+            *(frame.execution, frame.plan, error),
+            from_bus=frame.from_bus,
+            source_peer=frame.source_peer,
+        )
         self.starter.end(frame)
         return True
 

@@ -145,6 +145,9 @@ def parse_component_suffix(suffix: bytes) -> tuple[int, str] | None:
 _SITE_HEADER = bytes(Multiaddr("/site/0").to_bytes())[:-8]
 _COMPONENT_HEADER = bytes(Multiaddr("/component/0").to_bytes())[:-4]
 _OP_HEADER = bytes(Multiaddr("/op/x").to_bytes())[:-2]
+# Where a peer is told that what it sent was refused: the same on every node, as it needs no
+# knowledge of the program there.
+REFUSED_SUFFIX = bytes(Multiaddr("/op/refused").to_bytes())
 
 
 def parse_site_suffix(suffix: bytes) -> int | None:

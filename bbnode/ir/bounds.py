@@ -33,6 +33,7 @@ from bbnode.ir.caps import (
     MAX_TYPE_DEPTH,
 )
 from bbnode.ir.errors import AuthorError
+from bbnode.ir.shapes import MAX_AXES
 
 # Of a file's name in an error.
 _SHOWN_CHARS = 80
@@ -249,6 +250,15 @@ def _check_values(where: str, infos: Iterable[Any]) -> None:
                 _names(where, (text,))
         if not kind.HasField("tensor_type"):
             check_type(where, kind)
+        elif kind.tensor_type.HasField("shape"):
+            _check_axes(where, kind.tensor_type.shape.dim)
+
+
+def _check_axes(where: str, axes: Any) -> None:
+    if len(axes) > MAX_AXES:
+        raise OutOfBounds(f"{where}: a shape of {len(axes)} axes; at most {MAX_AXES} are taken")
+    for axis in axes:
+        _names(where, (axis.dim_param, axis.denotation))
 
 
 def check_type(where: str, kind: Any) -> None:
@@ -256,6 +266,8 @@ def check_type(where: str, kind: Any) -> None:
     for _ in range(MAX_TYPE_DEPTH):
         _names(where, (kind.denotation, kind.opaque_type.domain, kind.opaque_type.name))
         inner = kind.WhichOneof("value")
+        if inner == "tensor_type":
+            _check_axes(where, kind.tensor_type.shape.dim)
         if inner == "sequence_type":
             kind = kind.sequence_type.elem_type
         elif inner == "optional_type":

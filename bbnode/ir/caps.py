@@ -129,13 +129,27 @@ MAX_ENVELOPE_HEAD_BYTES: Final = _cap(
     "all beside the fills: twice what every list at its bound takes, for what may be added",
 )
 MAX_FILL_HEAD_BYTES: Final = _cap(1024, "bytes", "likewise of a fill, beside its payload")
+MAX_REFUSAL_DETAIL_BYTES: Final = _cap(
+    256, "bytes", "why a message was refused, as its sender is told"
+)
+MAX_REFUSAL_PLACE_BYTES: Final = _cap(128, "bytes", "the place of that: an op, or a site")
+MAX_BATCH_REASONS: Final = _cap(
+    256, "peers", "of a cohort's missing ones, of which a batch of answers says why"
+)
 MAX_CONTROL_ENVELOPE_BYTES: Final = _cap(
     64 * 1024, "bytes", "what is larger travels on the bulk stream in chunks, and holds up nobody"
 )
 MAX_MESSAGE_BYTES: Final = _cap(
     4096 * (1 << 20), "bytes", "the transport's own bound; a daemon's is its envelope_bytes"
 )
-MAX_HELLO_BYTES: Final = _cap(48 * 1024, "bytes", "a hello with every field at its bound")
+MAX_CROSSINGS: Final = _cap(
+    512, "sites", "that a hello tells of, so that versions of a program know where they differ"
+)
+MAX_CROSSING_TEXT_BYTES: Final = _cap(256, "bytes", "a port with its calls, a class, a type")
+MAX_CROSSINGS_BYTES: Final = _cap(
+    16 * 1024, "bytes", "the crossings of a hello: 150 with their texts, or all without"
+)
+MAX_HELLO_BYTES: Final = _cap(64 * 1024, "bytes", "a hello with every field at its bound")
 MAX_BYE_BYTES: Final = _cap(64, "bytes", "the reason of a goodbye")
 MAX_CHUNK_BYTES: Final = _cap(
     1024 * 1024, "bytes", "a part of a large message; ours are a quarter of it"
@@ -260,8 +274,18 @@ MAX_UNDER_WAY: Final = _cap(
 MAX_TIMERS: Final = _cap(16_384, "timers", "of one component")
 MAX_KEY_CHARS: Final = _cap(256, "characters", "the key of a timer")
 MAX_QUEUED: Final = _cap(1024, "values", "of one queue of a program")
+MAX_JOIN_NS: Final = _cap(
+    30 * 86_400 * 1_000_000_000, "ns", "from the first value of a join to its end: a month"
+)
+MAX_GATHERED: Final = _cap(
+    65_536, "values", "of one batch of a join; a batch holds one value and one peer each"
+)
 MAX_RECORDS: Final = _cap(1024, "records", "of a program, to be looked at")
 MAX_RECORD_BYTES: Final = _cap(16 << 20, "bytes", "all of them")
+MAX_REFUSALS_PER_S: Final = _cap(
+    256, "refusals", "per second that one peer is told, or tells, of what was refused on arrival"
+)
+MAX_REFUSED_PEERS: Final = _cap(1024, "peers", "of which that is counted")
 DEDUP_WINDOW: Final = _cap(8192, "messages", "that are remembered, so that none is taken twice")
 MAX_ASKED: Final = _cap(16_384, "effects", "of one call of a component's method")
 

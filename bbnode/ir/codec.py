@@ -21,6 +21,7 @@ import math
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import msgpack
@@ -29,6 +30,7 @@ import numpy as np
 from bbnode.ir import decoding, types, values
 from bbnode.ir.address import address_from_bytes
 from bbnode.ir.caps import (
+    MAX_BATCH_REASONS,
     MAX_CHILDREN,
     MAX_COMPOSITE_DEPTH,
     MAX_DIMENSIONS,
@@ -42,6 +44,7 @@ from bbnode.ir.caps import (
 from bbnode.ir.decoding import Budget, refused, shown
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import MAX_REFUSAL_BYTES, WireRefusal, refusal_of
 from bbnode.ir.types import TypeKind, TypeNode
 from bbnode.ir.values import (
     Composite,
@@ -124,11 +127,14 @@ def _encode_into(value: Value, node: TypeNode, parts: list[Buffer], depth: int) 
     elif node is types.COMPOSITE:
         _encode_children(list(value), parts, depth)
     elif node is types.RESPONSE_BATCH:
-        head = Metadata(
-            peers=msgpack.packb([p.to_bytes() for p, _ in value.responses]),
-            missing=msgpack.packb([p.to_bytes() for p in value.missing]),
-        )
-        _encode_children([head, *(v for _, v in value.responses)], parts, depth)
+        head = {
+            "peers": msgpack.packb([p.to_bytes() for p, _ in value.responses]),
+            "missing": msgpack.packb([p.to_bytes() for p in value.missing]),
+        }
+        if value.reasons:  # left out if there are none, as nodes of before 0.2 do not know it
+            rows = [[peer.to_bytes(), *astuple(why)] for peer, why in value.reasons]
+            head["reasons"] = msgpack.packb(rows)
+        _encode_children([Metadata(head), *(v for _, v in value.responses)], parts, depth)
     else:
         encoder = _ENCODERS.get(node.id)
         if encoder is None:
@@ -354,16 +360,41 @@ def _decode_response_batch(view: memoryview, depth: int, budget: Budget) -> Resp
     if node is not types.METADATA:
         raise DecodeError("a response batch has no head")
     head = decoding.unpack(
-        view[offset : offset + size], max_bytes=2 * MAX_PEER_LIST_BYTES, max_values=5, max_depth=1
+        view[offset : offset + size], max_bytes=3 * MAX_PEER_LIST_BYTES, max_values=7, max_depth=1
     )
-    if not isinstance(head, dict) or set(head) != {"peers", "missing"}:
+    if not isinstance(head, dict) or set(head) - {"reasons"} != {"peers", "missing"}:
         raise DecodeError("a response batch has no head")
     peers = _peer_list(_need_bytes(head["peers"]), budget)
     missing = _peer_list(_need_bytes(head["missing"]), budget)
     if len(peers) != count - 1:
         raise DecodeError("a response batch has not one answer per peer")
     answers = _decode_from(view, 1, count, offset + size, depth, budget)
-    return ResponseBatch(responses=tuple(zip(peers, answers, strict=True)), missing=tuple(missing))
+    return ResponseBatch(
+        responses=tuple(zip(peers, answers, strict=True)),
+        missing=tuple(missing),
+        reasons=_reasons(head["reasons"], missing, budget) if "reasons" in head else (),
+    )
+
+
+def _reasons(
+    raw: Any, missing: list[PeerId], budget: Budget
+) -> tuple[tuple[PeerId, WireRefusal], ...]:
+    rows = decoding.unpack(
+        _need_bytes(raw),
+        max_bytes=MAX_BATCH_REASONS * (MAX_REFUSAL_BYTES + 40),
+        max_values=1 + 5 * MAX_BATCH_REASONS,
+        max_depth=2,
+    )
+    found = {}
+    for row in _need_list(rows):
+        peer, *fields = _need_list(row)
+        budget.take(1)
+        if len(fields) != len(WireRefusal.__dataclass_fields__):
+            raise DecodeError("a reason in a response batch is malformed")
+        found[PeerId.from_bytes(_need_bytes(peer))] = refusal_of(*fields)
+    if len(found) != len(rows) or not found.keys() <= set(missing):
+        raise DecodeError("a response batch has reasons for peers that are not missing, or twice")
+    return tuple(found.items())
 
 
 def _unpack_list(view: Buffer, each: int, max_bytes: int = MAX_SCALAR_BYTES) -> list[Any]:

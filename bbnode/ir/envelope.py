@@ -280,6 +280,14 @@ _REMEMBERED_PEERS = 4096  # more than are connected at once; 2 MiB when all are 
 _MAX_FLAG_BYTES = 16  # of a fill, as ours are
 
 
+def correlation_of(data: Buffer) -> WireCorrelation:
+    """Return what an envelope that will not be taken says of itself; nothing if it is none."""
+    try:
+        return decode_envelope(data, max_bytes=len(data)).correlation
+    except DecodeError:
+        return WireCorrelation()
+
+
 def decode_envelope(data: Buffer, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> WireEnvelope:
     """Return the envelope in `data`; payloads are memoryviews of it.
 

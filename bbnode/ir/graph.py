@@ -27,10 +27,10 @@ from onnx import SparseTensorProto, TensorProto, TypeProto, numpy_helper
 from bbnode.ir import keys, types
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.making import maker
+from bbnode.ir.shapes import Dim
 from bbnode.ir.types import TypeNode
 
 FunctionKey = tuple[str, str, str]
-Dim = int | str | None
 
 # Defaults and stamps that a compile writes again and again; a few hundred bytes each.
 _SHARED_ATTRIBUTES = 4096
@@ -229,9 +229,45 @@ class ValueType:
     is_foreign: bool = field(compare=False)
 
     @classmethod
-    def of(cls, kind: TypeNode, shape: Iterable[Dim] | None = None) -> ValueType:
-        """Return a type of the lattice; `shape` is for tensors."""
-        return _type_of(kind) if shape is None else _shaped(kind, tuple(shape))
+    def of(
+        cls,
+        kind: TypeNode,
+        shape: Iterable[Dim] | None = None,
+        *,
+        denotation: str = "",
+        axes: Sequence[str] = (),
+    ) -> ValueType:
+        """Return a type of the lattice; all but the type is for tensors.
+
+        Args:
+            kind: the type.
+            shape: axes, as `bbnode.ir.shapes` says.
+            denotation: ONNX's word for what the tensor is, such as IMAGE. It takes the place of the
+                lattice's id in the file: a tensor's type is known by its elements as well.
+            axes: ONNX's word for each axis, such as DATA_BATCH, or "".
+        """
+        if shape is None and not denotation:
+            return _type_of(kind)
+        return _shaped(kind, None if shape is None else tuple(shape), denotation, tuple(axes))
+
+    @property
+    def denotation(self) -> str:
+        """ONNX's word for what a tensor is, such as IMAGE, or ""."""
+        given = self.proto().denotation
+        return "" if types.type_by_id(given) is not None else given
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """ONNX's word for each axis of the shape, such as DATA_BATCH, or ""."""
+        return tuple(dim.denotation for dim in self.proto().tensor_type.shape.dim)
+
+    def narrowed(
+        self, kind: TypeNode | None = None, shape: Sequence[Dim] | None = None
+    ) -> ValueType:
+        """Return this type with another type of the lattice, or another shape, in its place."""
+        return _narrowed(
+            self, kind or self.kind or types.ANY, None if shape is None else tuple(shape)
+        )
 
     @classmethod
     def of_content(cls, content: bytes) -> ValueType:
@@ -270,19 +306,32 @@ def _from_proto(proto: TypeProto) -> ValueType:
     return _type_of_content(proto.SerializeToString(deterministic=True))
 
 
-def _shaped(kind: TypeNode, shape: tuple[Dim, ...]) -> ValueType:
+@lru_cache(maxsize=_SHARED_TYPES)
+def _shaped(
+    kind: TypeNode, shape: tuple[Dim, ...] | None, denotation: str, axes: tuple[str, ...]
+) -> ValueType:
     proto = types.type_to_proto(kind)
-    dims = proto.tensor_type.shape.dim
-    for dim in shape:
-        if dim is None:
-            dims.add()
-        elif isinstance(dim, str):
-            dims.add(dim_param=dim)
-        else:
-            dims.add(dim_value=dim)
-    if not shape:
+    if not proto.HasField("tensor_type"):
+        return _type_of(kind)
+    if denotation:
+        proto.denotation = denotation
+    if shape is not None:
         proto.tensor_type.shape.SetInParent()
+        for index, axis in enumerate(shape):
+            dim = proto.tensor_type.shape.dim.add()
+            if isinstance(axis, str):
+                dim.dim_param = axis
+            elif axis is not None:
+                dim.dim_value = axis
+            if index < len(axes) and axes[index]:
+                dim.denotation = axes[index]
     return _from_proto(proto)
+
+
+@lru_cache(maxsize=_SHARED_TYPES)
+def _narrowed(before: ValueType, kind: TypeNode, shape: tuple[Dim, ...] | None) -> ValueType:
+    shape = before.shape if shape is None else shape
+    return ValueType.of(kind, shape, denotation=before.denotation, axes=before.axes)
 
 
 def _is_foreign(proto: TypeProto, kind: TypeNode | None) -> bool:
@@ -291,15 +340,6 @@ def _is_foreign(proto: TypeProto, kind: TypeNode | None) -> bool:
         element = proto.tensor_type.elem_type
         return element not in types.TENSOR_BY_ELEM and element != TensorProto.UNDEFINED
     return which is not None and kind is None
-
-
-def _with_shape(kind: TypeNode, before: ValueType | None) -> ValueType:
-    if before is None or before.shape is None:
-        return ValueType.of(kind)
-    proto = types.type_to_proto(kind)
-    if proto.HasField("tensor_type"):
-        proto.tensor_type.shape.CopyFrom(before.proto().tensor_type.shape)
-    return _from_proto(proto)
 
 
 _MAKERS: dict[type, Any] = {
@@ -812,12 +852,12 @@ class Body:
     def declare(self, known: Mapping[str, TypeNode]) -> None:
         """Declare or replace the types of many values, new ones in the mapping's order.
 
-        A tensor keeps the shape that it was declared with.
+        A tensor keeps the shape and the denotations that it was declared with.
         """
         for name, kind in known.items():
             before = self.types.get(name)
             if before is None or before.kind is not kind:
-                self.types[name] = _with_shape(kind, before)
+                self.types[name] = ValueType.of(kind) if before is None else before.narrowed(kind)
 
     def declare_as(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Declare each new value with the type of another one: `(new, like)`, in order.

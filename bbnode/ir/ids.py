@@ -24,9 +24,18 @@ def wire_hash(name: str, opset_version: int = 1) -> int:
     return fnv1a_64(f"{name}@{opset_version}".encode())
 
 
-def site_id(target: str, value_name: str) -> int:
-    """Return the stable NodeSiteId of a Recv: FNV-1a-64 of `<target>/<value name>`."""
-    return fnv1a_64(f"{target}/{value_name}".encode())
+def site_id(program: str, receiver: str, port: str, kind: str, crosses: str) -> int:
+    """Return the stable NodeSiteId of a Recv: a hash of what crosses, and of nothing around it.
+
+    Args:
+        program: name of the root Module.
+        receiver: class that receives.
+        port: the author's name of it, behind the names of the calls that lead there.
+        kind: of the Recv: one-way, request or response.
+        crosses: type of what crosses.
+    """
+    # No part holds a NUL: so two sites never make one text.
+    return fnv1a_64("\0".join((program, receiver, port, kind, crosses)).encode())
 
 
 def component_ref(slot: str) -> int:

@@ -28,12 +28,20 @@ CUSTOM_OPS = "bbnode.custom_ops"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """One input or output. `type` is a TypeNode or a type variable such as "T"."""
+    """One input or output.
+
+    Attributes:
+        type: a TypeNode, or a type variable such as "T".
+        bound: what a type variable has at least to be.
+        parts: of a composite its children, of answers the one of them; empty where any will do.
+    """
 
     name: str
     type: TypeNode | str
     variadic: bool = False
     optional: bool = False
+    bound: TypeNode = types.ANY
+    parts: tuple[Port, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +130,7 @@ def ops_of_role(role: str) -> tuple[OpSpec, ...]:
 
 
 # --- table-building shorthand: "name: Type" with * variadic and ? optional ----------------
+# `T<tensor` is a type variable with a bound, and `responses[T]` answers of a type.
 
 _SHORT = {
     "trigger": types.TRIGGER, "tensor": types.TENSOR, "any": types.ANY,
@@ -131,23 +140,28 @@ _SHORT = {
     "request": types.REQUEST_ID, "wire_request": types.WIRE_REQUEST_ID,
     "responses": types.RESPONSE_BATCH, "composite": types.COMPOSITE,
     "metadata": types.METADATA, "results": types.SEARCH_RESULTS, "int64": types.TENSOR_INT64,
+    "bool": types.TENSOR_BOOL,
+    "float": types.TENSOR_FLOAT,
 }  # fmt: skip
 
 
 def ports(text: str) -> tuple[Port, ...]:
-    """Parse `"a:tensor b?:metadata rest*:T"` into ports."""
-    out = []
-    for word in text.split():
-        name, _, kind = word.partition(":")
-        out.append(
-            Port(
-                name=name.rstrip("*?"),
-                type=_SHORT.get(kind, kind),
-                variadic=name.endswith("*"),
-                optional=name.endswith("?"),
-            )
-        )
-    return tuple(out)
+    """Parse `"a:tensor b?:metadata rest*:T all:responses[T]"` into ports."""
+    return tuple(_port(word) for word in text.split())
+
+
+def _port(word: str) -> Port:
+    outer, _, inner = word.partition("[")
+    name, _, kind = outer.rpartition(":")
+    kind, _, bound = kind.partition("<")
+    return Port(
+        name=name.rstrip("*?"),
+        type=_SHORT.get(kind, kind),
+        variadic=name.endswith("*"),
+        optional=name.endswith("?"),
+        bound=_SHORT[bound] if bound else types.ANY,
+        parts=(_port(inner.rstrip("]")),) if inner else (),
+    )
 
 
 def op(
@@ -183,7 +197,10 @@ def _syscalls() -> None:
     r = REQUIRED
     op(d, "Pulse", "", "trigger:trigger", doc="Fires once, at bootstrap.")
     op(d, "OnTrigger", "trigger:trigger", "trigger:trigger", doc="Fires on each arrival.")
-    op(d, "Threshold", "inputs*:any", "trigger:trigger", n=r, doc="Fires after n inputs arrived.")
+    op(d, "Threshold", "inputs*:any", "trigger:trigger", n=r, per_peer=0, until_ns=0,
+       doc="Fires after n inputs arrived; with more than it has, after n arrivals.")  # fmt: skip
+    op(d, keys.OP_COLLECT, "value:T", "batch:responses[T]", n=0, until_ns=0, quorum=0, per_peer=1,
+       doc="Gathers a value of several deliveries, and fires once with all.")  # fmt: skip
     op(d, "Interval", "", "tick:time", period_ns=r, doc="Periodic timer.")
     op(d, "EventSource", "", "event:event", kind=r, doc="Fires on each bus event of a kind.")
     op(d, "After", "trigger:trigger", "trigger:trigger", delay_ns=r, suspends=True,
@@ -212,6 +229,15 @@ def _syscalls() -> None:
     op(d, "Sleep", "trigger:trigger", "trigger:trigger", duration_ns=r, suspends=True,
        doc="Timer.")  # fmt: skip
     op(d, "DeadlineMatch", "then:trigger timeout:trigger", "winner:trigger", doc="First to fire.")
+    op(d, "When", "condition:bool", "trigger:trigger", expect=1,
+       doc="Fires if the condition is as expected; else what needs it is skipped.")  # fmt: skip
+    op(d, keys.OP_CHOOSE, "condition:bool first:T second:T", "chosen:T",
+       doc="The first if the condition is true, else the second.")  # fmt: skip
+    op(d, keys.OP_PEERS_FILTER, "peers:peers mask:bool", "kept:peers",
+       doc="The peers whose place in the mask is true.")  # fmt: skip
+    op(d, keys.OP_PEERS_WITHOUT, "peers:peers peer:peer", "kept:peers", doc="All but one peer.")
+    op(d, "Peers.Count", "peers:peers", "count:int64", doc="How many peers are in a list.")
+    op(d, "Peers.Contains", "peers:peers peer:peer", "found:bool", doc="True if it has the peer.")
     op(d, "PassThrough", "value:T", "value:T", doc="Identity.")
     op(d, "Tee", "value:T", "outputs*:T", fanout=r, doc="The input, fanout times.")
     op(d, "Constant", "", "value:any", value=r, doc="A value carried in the attribute.")
@@ -230,9 +256,9 @@ def _wire() -> None:
     # `peers` is a PeerIdVec, or one PeerId such as a `.sender`; `validate` checks which.
     op(d, keys.OP_SEND, "data:T peers:any", "received:T sender:peer")
     op(d, keys.OP_SEND_REQ_BATCHED, "data:T peers:any",
-       "req_id:request responses:responses received:T sender:peer remote_req_id:wire_request",
-       quorum=0, deadline_ns=0)  # fmt: skip
-    op(d, keys.OP_SEND_RESP, "data:any dest:peer req_id:wire_request", "")
+       "req_id:request responses:responses[A] received:T sender:peer "
+       "remote_req_id:wire_request[A]", quorum=0, deadline_ns=0)  # fmt: skip
+    op(d, keys.OP_SEND_RESP, "data:A dest:peer req_id:wire_request[A]", "")
     op(d, keys.OP_RECV, "", "payload:any sender:peer")
     op(d, keys.OP_RECV_REQ, "", "payload:any sender:peer req_id:wire_request")
     op(d, keys.OP_RECV_RESP_BATCHED, "req_id:request", "responses:responses", suspends=True)
@@ -247,6 +273,24 @@ def _books() -> None:
     op(d, keys.OP_BUNDLE, "parts*:any", "composite:composite", child_count=0, child_types="")
     op(d, keys.OP_UNBUNDLE, "composite:composite", "parts*:any", child_count=0, child_types="")
     op(keys.TYPES_DOMAIN, "Cast", "value:any", "value:any", to=REQUIRED)
+    d = keys.RESPONSES_DOMAIN
+    op(d, "Peers", "responses:responses", "peers:peers", doc="Who answered, in PeerId order.")
+    op(d, "Missing", "responses:responses", "peers:peers", doc="Who did not answer.")
+    op(d, "Count", "responses:responses", "count:int64", doc="How many answered, int64 [].")
+    op(d, "Of", "responses:responses[T] peer:peer", "value:T", doc="The answer of one peer.")
+    op(d, "Stack", "responses:responses[T]", "stacked:T<tensor",
+       doc="All answers, one row per peer.")  # fmt: skip
+    op(d, "Concat", "responses:responses[T]", "joined:T<tensor", axis=0,
+       doc="All answers, one after the other along an axis.")  # fmt: skip
+    op(d, "Entry", "responses:responses[metadata]", "values:tensor", name=REQUIRED,
+       to=types.TENSOR_FLOAT.id, doc="One entry of each answer, a tensor [n].")  # fmt: skip
+    op(d, keys.OP_UNBUNDLE, "responses:responses", "parts*:responses", child_count=0,
+       child_types="", doc="Answers that are composites, as one batch per part.")  # fmt: skip
+    op(d, "Merge", "responses:responses[results]", "results:results senders:peers", k=10,
+       doc="The k nearest of all answers, and who sent each.")  # fmt: skip
+    d = keys.SEARCH_DOMAIN
+    op(d, "Ids", "results:results", "ids:int64", doc="Ids, nearest first, int64 [k].")
+    op(d, "Distances", "results:results", "distances:float", doc="Distances, float32 [k].")
 
 
 def _role(

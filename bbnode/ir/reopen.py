@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import AttributeProto, NodeProto
 
 from bbnode.ir import keys
+from bbnode.ir.bounds import check_bounds
 from bbnode.ir.caps import MAX_NAME_CHARS
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.graph import (
@@ -34,11 +36,12 @@ from bbnode.ir.graph import (
     make_node,
     sorted_opsets,
 )
-from bbnode.ir.onnx_file import attribute_of, attribute_proto, node_of, node_proto
+from bbnode.ir.onnx_file import attribute_of, attribute_proto, model_of, node_of, node_proto
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 # Sets of metadata keys: a program has some dozens.
 _KEPT_KEY_SETS = 1024
+_MAX_TEXT = 400  # characters of what is wrong with a mark, which a stranger may have written
 _SLOT_PREFIXES = (keys.SLOT_ROLE_PREFIX, keys.CONCRETE_TYPE_SLOT_PREFIX)
 
 
@@ -245,6 +248,35 @@ def mark_call(call: OpNode, members: Sequence[OpNode], values: Sequence[str]) ->
     _write_text(call.metadata, keys.MEMBERS_KEY, _encode(said))
 
 
+@dataclass(frozen=True, slots=True)
+class FusedOp:
+    """An op that a fused graph stands for: its name, `<file>:<line>`, and Module."""
+
+    name: str
+    line: str
+    module: str
+
+
+def members_text(metadata: Mapping[str, str]) -> str:
+    """Return what the call of a subgraph says of its ops, for `members_of`; "" if nothing."""
+    if keys.MEMBERS_KEY not in metadata:
+        return ""
+    return _take_text(dict(metadata), keys.MEMBERS_KEY) or ""
+
+
+def members_of(text: str) -> list[FusedOp]:
+    """Return the ops of a subgraph, in its order; [] for a text that is not ours."""
+    found = []
+    try:
+        said = json.loads(text)
+        for name, line, _, own, _ in said["nodes"]:
+            module = (said["metadata"] if own is None else own).get(keys.MODULE_INSTANCE_KEY, "")
+            found.append(FusedOp(str(name), str(line), str(module)))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return []
+    return found
+
+
 def _write_text(metadata: dict[str, str], key: str, text: str) -> None:
     """Write a text of any length, in pieces of which each may stand in a file."""
     metadata[key] = text[:MAX_NAME_CHARS]
@@ -274,16 +306,23 @@ def reopen(program: Program) -> Program:
     """Return the recorded form of a compiled program, edits that were made since then included.
 
     All targets that the program holds are joined into one root again. Raises NotReopenable when
-    it has no marks, when they are broken, or when it sends to a target that it does not hold.
+    it has no marks, when they are broken or hold what no program needs (`check_bounds`), or when it
+    sends to a target that it does not hold.
     """
     program = program.copy()
     try:
-        return _Reopening(program).run()
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        opened = _Reopening(program).run()
+        # Marks hold nodes and names that nobody has looked at yet.
+        check_bounds(model_of(opened))
+    except NotReopenable:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError,
+            ProtobufDecodeError, AuthorError) as error:  # fmt: skip
         raise NotReopenable(
             "what the program keeps of its recorded form is broken "
-            f"({type(error).__name__}: {error}); record and compile it again"
+            f"({type(error).__name__}: {error!s:.{_MAX_TEXT}}); record and compile it again"
         ) from error
+    return opened
 
 
 class _Reopening:

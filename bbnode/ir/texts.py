@@ -7,6 +7,10 @@ another line of ours.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
 REPLACEMENT = "�"
 
 
@@ -33,9 +37,40 @@ def escaped_json(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else _json_escape(c) for c in text)
 
 
+def failure_text(failure: Mapping[str, Any]) -> str:
+    """Return the failure of an op as a line: what, where it was written, and who asked for it.
+
+    `failure` has the fields of an OpFailed; a node of another version may leave some out.
+    """
+    told = {name: failure.get(name) or "" for name in ("inner", "line", "module", "source_peer")}
+    place = [told["inner"], told["line"], told["module"] and f"in Module {told['module']}"]
+    if told["source_peer"]:
+        place.append(f"for a message of {told['source_peer']}")
+    where = ", ".join(filter(None, place))
+    text = f"{failure['op']}: {failure['kind']}: {failure['detail']}"
+    return f"{text} ({where})" if where else text
+
+
 def _json_escape(character: str) -> str:
     code = ord(character)
     if code > 0xFFFF:
         code -= 0x10000
         return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"
     return f"\\u{code:04x}"
+
+
+def cut_text(text: str, max_bytes: int | None) -> str:
+    """Return the text cut to at most `max_bytes` of UTF-8, at a character boundary."""
+    if max_bytes is None or len(text) * 4 <= max_bytes:
+        return text
+    raw = text.encode("utf-8", "replace")
+    return text if len(raw) <= max_bytes else raw[:max_bytes].decode("utf-8", "ignore")
+
+
+# The folders of an absolute path, of either kind of system.
+_FOLDERS = re.compile(r"(?<![\w.…])(?:[A-Za-z]:)?(?:[/\\][^\s/\\'\",;()<>]+)+(?=[/\\])")
+
+
+def without_folders(text: str) -> str:
+    """Return the text with "…" for the folders of absolute paths; their last parts stay."""
+    return _FOLDERS.sub("…", text)

@@ -20,6 +20,7 @@ from multiaddr import Multiaddr
 from bbnode.ir import types
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import WireRefusal
 from bbnode.ir.types import TypeNode
 
 Value = Any  # one of the carriers below, a numpy array, or a registered class
@@ -233,10 +234,14 @@ class Metadata(Mapping[str, Scalar]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseBatch:
-    """Answers of a cohort, in PeerId order, and the peers that are missing."""
+    """Answers of a cohort, in PeerId order, and the peers that are missing.
+
+    `reasons`: of the missing peers, why there is no answer; none for a peer that was only late.
+    """
 
     responses: tuple[tuple[PeerId, Value], ...]
     missing: tuple[PeerId, ...] = ()
+    reasons: tuple[tuple[PeerId, WireRefusal], ...] = ()
 
     @property
     def peers(self) -> PeerIdVec:

@@ -135,7 +135,7 @@ class CustomOp:
             if value is None and port.port.optional:
                 given.append(None)
                 continue
-            if type(value).__module__.startswith("bbnode.dsl."):
+            if isinstance(getattr(value, "graph", None), OpRecorder):  # a value of a program
                 raise SchemaMismatch(f"{what}: in a program, the Graph is the first argument")
             misfit = port.misfit(value, variables)
             if misfit:

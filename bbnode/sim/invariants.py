@@ -73,7 +73,7 @@ def check_failures(network: Network, allowed: Collection[str]) -> None:
         for failed in node.failures():
             require(
                 failed.kind in allowed,
-                f"{_at(network, node)}: {failed.op} failed as {failed.kind}: {failed.detail}; "
+                f"{_at(network, node)}: {failed}; "
                 f"only {', '.join(sorted(allowed))} can happen here",
             )
 

@@ -269,8 +269,8 @@ class Network:
         for each in self.pair(a, b):
             each.up = True
             each.session += 1
-        a.node.peer_connected(b.peer_id, b.classes, (b.address,))
-        b.node.peer_connected(a.peer_id, a.classes, (a.address,))
+        a.node.peer_connected(b.peer_id, b.classes, (b.address,), b.node.crossings)
+        b.node.peer_connected(a.peer_id, a.classes, (a.address,), a.node.crossings)
 
     def sever(self, wire: Wire, reason: str) -> None:
         """End a connection; both sides are told, and what is under way is lost."""

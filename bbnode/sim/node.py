@@ -129,6 +129,11 @@ class SimNode:
         events = self.seen(steps.AppEvent)
         return {event.topic: event.value for event in events if event.execution == execution}
 
+    def skipped(self, execution: int) -> dict[str, str]:
+        """Return the outputs that one execution of this node skipped: name to the reason."""
+        events = self.seen(steps.OutputSkipped)
+        return {event.name: event.reason for event in events if event.execution == execution}
+
     def failures(self) -> list[steps.OpFailed]:
         """Return the ops that failed on this node, oldest first."""
         return self.seen(steps.OpFailed)

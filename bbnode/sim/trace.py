@@ -68,6 +68,8 @@ def describe(step: steps.Step, name_of: Callable[[PeerId], str]) -> str:
             return f"send {name_of(step.peer)} {step.size} {checksum(*step.parts)}"
         case steps.AppEvent():
             return f"event {step.topic} {step.execution} {value_checksum(step.value)}"
+        case steps.OutputSkipped():
+            return f"skipped {step.name} {step.execution}"
         case steps.OpFailed():
             return f"op-failed {step.op} {step.kind} {step.execution}"
         case steps.ExecutionFinished():

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     import trio
 
 # Version of the protocol on our streams; both sides must say the same.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+OLDEST_PROTOCOL_VERSION = 1
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -61,11 +62,12 @@ class Direction(enum.Enum):
 class Hello:
     """The first message of each side on every connection.
 
-    The node fills in who it is; `credentials` are for the other side's `Authorizer` and mean
-    nothing to the transport, which fills in the rest: `listen_addresses`; `session_id`, 16 hex
-    digits that are new at each start, so that a restart is noticed; `link`, the number of the
-    connection among those that its sender dialled, by which both sides keep the same one of two;
-    `exchange`, which names our numbering of the messages to this peer.
+    The node fills in who it is, and in `crossings` what its targets send and take
+    (`bbnode.ir.crossing`; empty: it does not tell); `credentials` are for the other side's
+    `Authorizer` and mean nothing to the transport, which fills in the rest: `listen_addresses`;
+    `session_id`, 16 hex digits that are new at each start, so that a restart is noticed; `link`,
+    the number of the connection among those that its sender dialled, by which both sides keep the
+    same one of two; `exchange`, which names our numbering of the messages to this peer.
     """
 
     protocol_version: int = PROTOCOL_VERSION
@@ -78,6 +80,7 @@ class Hello:
     link: int = 0
     exchange: int = 0
     credentials: bytes = b""
+    crossings: bytes = b""
 
 
 # -- events ----------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import trio
 
 from bbnode import transport as seam
 from bbnode.engine import Node, steps
+from bbnode.ir.crossing import decode_crossings
 from bbnode.ir.errors import BbnodeError
 from bbnode.transport.base import Transport
 from bbnode.transport.errors import (
@@ -171,7 +172,8 @@ class Driver:
             case seam.EnvelopeReceived(peer=peer, data=data, observed_address=address):
                 node.deliver_inbound(peer, data, address)
             case seam.ConnectionOpened(peer=peer, hello=hello):
-                node.peer_connected(peer, hello.classes, hello.listen_addresses)
+                crossings = decode_crossings(hello.crossings)
+                node.peer_connected(peer, hello.classes, hello.listen_addresses, crossings)
             case seam.ConnectionClosed(peer=peer, reason=reason):
                 node.peer_disconnected(peer, reason)
             case seam.DeliveryFailed(peer=peer, tag=tag, reason=reason, blames_peer=blames_peer):

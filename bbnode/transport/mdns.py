@@ -55,9 +55,12 @@ class MdnsRecord:
     digest: str
 
 
-def network_digest(network: str, artifact_sha256: str) -> str:
-    """Return the digest of a private network ("": none) and an artifact: 32 hex digits."""
-    return hashlib.sha256(f"{network}\0{artifact_sha256}".encode()).hexdigest()[:32]
+def network_digest(network: str, program: str) -> str:
+    """Return the digest of a private network ("": none) and a program's name: 32 hex digits.
+
+    Versions of one program have one digest: they may work together.
+    """
+    return hashlib.sha256(f"{network}\0{program}".encode()).hexdigest()[:32]
 
 
 def encode_txt(record: MdnsRecord) -> bytes:

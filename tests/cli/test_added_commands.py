@@ -27,6 +27,10 @@ def hello(name: Annotated[str, typer.Argument()], node: LocalNode = LocalNode())
 
 app = group("Greet in many ways.")
 
+def fails() -> None:
+    "Fail."
+    raise LookupError("nobody to greet")  # here
+
 @app.command()
 def loudly(name: str) -> None:
     "Greet aloud."
@@ -36,6 +40,7 @@ ENTRIES = """[bbnode.commands]
 broken = greetings_that_are_not_there
 hello = greetings_of_a_test:hello
 greet = greetings_of_a_test
+fails = greetings_of_a_test:fails
 number = greetings_of_a_test:ROOT
 status = greetings_of_a_test:hello
 """
@@ -73,6 +78,7 @@ def run(
 def _forget() -> None:
     plugins.rescan()
     main.added.cache_clear()
+    main.shadowed.cache_clear()
 
 
 def test_help_lists_them_with_their_package_and_imports_none(run: Run) -> None:
@@ -82,7 +88,7 @@ def test_help_lists_them_with_their_package_and_imports_none(run: Run) -> None:
     for name in ("broken", "greet", "hello", "number"):
         assert f"\n  {name}" in listed
         assert name in main.command_names()
-    assert listed.count("from greetings\n") == 4
+    assert listed.count("from greetings\n") == 5
     assert "greetings_of_a_test" not in sys.modules
 
 
@@ -107,9 +113,38 @@ def test_a_broken_one_is_one_line_that_names_its_package(run: Run, name: str, sa
     assert run("version")[0] == 0
 
 
-def test_a_shipped_name_stays_ours(run: Run) -> None:
+def test_a_shipped_name_stays_ours_and_that_is_told(run: Run) -> None:
     assert main.command_names().count("status") == 1
-    assert "Greet" not in run("status", "--help")[1]
+    code, out, err = run("status", "--help")
+    assert code == 0
+    assert "Greet" not in out
+    assert "the package greetings brings a command 'status' too" in err
+    listed = run("--help")[1].partition("that can't be run:")[2]
+    assert "status" in listed
+    assert "from greetings; bbnode has a command of this name" in listed
+    assert "greetings" not in run("version")[2]
+
+
+def test_what_a_command_raises_is_one_line_with_its_package_and_line(run: Run) -> None:
+    code, out, err = run("fails")
+    assert (code, out) == (exits.FAILURE, "")
+    assert err.startswith(
+        "error: the command 'fails' of the package greetings failed: LookupError: nobody to greet "
+        "(greetings_of_a_test.py:"
+    )
+    assert "bbnode --traceback fails" in err
+    assert err.count("\n") == 1
+    with pytest.raises(LookupError):
+        run("--traceback", "fails")
+
+
+def test_a_fault_of_ours_keeps_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise LookupError("ours")
+
+    monkeypatch.setattr(main.output, "data", broken)
+    with pytest.raises(LookupError, match="ours"):
+        run("--version")
 
 
 def test_completion_goes_on_beside_a_broken_one(package: Path) -> None:

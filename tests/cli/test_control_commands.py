@@ -420,7 +420,7 @@ def test_a_schema_names_its_command() -> None:
 
 
 def test_an_execution_without_outputs_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    told = {"execution": 7, "ok": True, "outputs": {}, "failures": []}
+    told = {"execution": 7, "ok": True, "outputs": {}, "skipped": {}, "failures": []}
     assert values.report(told, waited_s=1.0, as_json=False) == exits.OK
     out, err = capsys.readouterr()
     assert out == ""

@@ -259,6 +259,8 @@ def test_fusing_changes_nothing_of_what_comes_and_what_does_not(
     options = programs.bound(program).options
     unit = admit(program, options)
     for name in all_pass_names()[: all_pass_names().index(PASS)]:
+        if name == "validate_deliveries":  # it refuses what never comes
+            continue
         load_pass(name).run(unit, options)
     before = {}
     for home, main in unit.partitions.items():

@@ -44,13 +44,16 @@ def test_both_ends_agree_on_the_site() -> None:
     unit = unit_until(EDGES, federated_program())
     client, server = unit.partitions.values()
     request, received = sole(server, "SendReqBatched"), sole(client, "RecvReq")
-    site = ids.site_id(client.name, "round.received")
+    site = ids.site_id(unit.program_name, "client", "round", "RecvReq", "Tensor.FLOAT")
     assert meta(received, keys.SITE_ID_KEY) == str(site)
     assert meta(request, keys.DEST_SITE_NAME_PREFIX + "weights") == "round.received"
     suffix = request.attr(keys.DEST_SUFFIX_PREFIX + "weights")
     assert address.parse_site_suffix(suffix) == site
     answer, responses = sole(client, "SendResp"), sole(server, "RecvRespBatched")
-    site = ids.site_id(server.name, "round.responses")
+    site = ids.site_id(
+        *(unit.program_name, "server", "round", "RecvRespBatched"),
+        "Composite[Tensor.FLOAT,Metadata]",
+    )
     assert meta(responses, keys.SITE_ID_KEY) == str(site)
     suffix = answer.attr(keys.DEST_SUFFIX_PREFIX + "both")
     assert address.parse_site_suffix(suffix) == site

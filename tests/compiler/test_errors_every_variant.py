@@ -258,6 +258,24 @@ def opset_not_imported() -> object:
     return compile_body(body)
 
 
+@case(errors.SiteCollision, "port 'same'", "a name of its own", how=MODEL, port="same",
+      receiver="client", node_name="Send_1/Recv", other="Send_0/Recv")  # fmt: skip
+def site_collision() -> object:
+    """The recorder lets sends of one port arrive as one."""
+
+    def body(g: Graph) -> None:
+        tick = g.input("tick", types.TRIGGER)
+        clients = CLIENTS.sample(g, n=2, after=tick)
+        g.output("a", g.net_out("same", clients, tick))
+        g.output("b", g.net_out("other", clients, tick))  # here
+
+    model = Program(body).build()
+    for node in model.functions[0].node:
+        if node.op_type == "Send":
+            protos.set_meta(node, keys.PORT_KEY, "same")
+    return bound().compile(model)
+
+
 @case(errors.UnpairedWireRequest, "nothing answers", "exactly one",
       node_name="SendReqBatched_0", detail="nothing answers the request")  # fmt: skip
 def unpaired_wire_request() -> object:
@@ -336,12 +354,46 @@ def type_constraint_failed() -> object:
     return compile_body(body)
 
 
-@case(errors.UnresolvedType, "'Hold.Flush_0.value'", "`g.input(name, type)`",
-      value="Hold.Flush_0.value", known="Any", op="Hold.Flush_0", slot="", role="")  # fmt: skip
+@case(errors.UnresolvedType, "'Unbundle_0.parts_0'", "`g.input(name, type)`",
+      value="Unbundle_0.parts_0", known="Tensor", op="Unbundle_0", slot="", role="")  # fmt: skip
 def unresolved_type() -> object:
     def body(g: Graph) -> None:
-        tick = g.input("tick", types.TRIGGER)
-        held = syscalls.hold_flush(g, tick, slot="buffer")  # here
+        both = g.bundle([g.input("x", types.TENSOR_FLOAT)])
+        (part,) = g.unbundle(both, [types.TENSOR])  # here
+        syscalls.app_emit(g, part, name="seen")
+
+    return compile_body(body)
+
+
+@case(errors.ShapeContradiction, "[4, 3]", "[2, 2]", "`shape=`",
+      op="PassThrough_0",
+      detail=re.compile(r"'y' is declared \[2, 2\].* \(at .*variant\.py:\d+\)"))  # fmt: skip
+def shape_contradiction() -> object:
+    def body(g: Graph) -> None:
+        x = g.input("x", types.TENSOR_FLOAT, shape=[4, 3])
+        g.output("y", COMPUTE.relu(g, x), shape=[2, 2])  # here
+
+    return compile_body(body)
+
+
+@case(errors.StoredTypesDiffer, "'buffer'", "test_errors_every_variant.py:", "a name of its own",
+      op="Hold.Stash_1", kind="Tensor.INT64", name="buffer",
+      other_op="Hold.Stash_0", other_kind="Tensor.FLOAT",
+      other_line=re.compile(r"variant.py:\d+$"))  # fmt: skip
+def stored_types_differ() -> object:
+    def body(g: Graph) -> None:
+        syscalls.hold_stash(g, g.input("x", types.TENSOR_FLOAT), slot="buffer")
+        syscalls.hold_stash(g, g.input("n", types.TENSOR_INT64), slot="buffer")  # here
+
+    return compile_body(body)
+
+
+@case(errors.NothingStored, "'bufer'", "Hold.Stash",
+      op="Hold.Flush_0", op_type="Hold.Flush", name="bufer", puts="Hold.Stash")  # fmt: skip
+def nothing_stored() -> object:
+    def body(g: Graph) -> None:
+        syscalls.hold_stash(g, g.input("x", types.TENSOR_FLOAT), slot="buffer")
+        held = syscalls.hold_flush(g, g.input("tick", types.TRIGGER), slot="bufer")  # here
         syscalls.app_emit(g, held, name="seen")
 
     return compile_body(body)
@@ -489,6 +541,41 @@ def wire_op_in_bootstrap() -> object:
         g.net_out("early", CLIENTS.sample(g, n=1), corpus)  # here
 
     return compile_body(relay, bootstrap)
+
+
+@case(errors.SourceInBootstrap, "'Program__bootstrap'", "Record it in the Module's body",
+      node_name="Interval_0", op_type="Interval", function="Program__bootstrap")  # fmt: skip
+def source_in_bootstrap() -> object:
+    def bootstrap(g: Graph) -> None:
+        tick = syscalls.interval(g, period_ns=1_000)  # here
+        syscalls.app_emit(g, tick, name="tick")
+
+    return compile_body(relay, bootstrap)
+
+
+@case(errors.NeverFires, "each of these is an execution of its own", "Ask with `g.request`",
+      node_name="Add_0", op_type="Add",
+      value_a="x", execution_a="the invoke of 'server' (input 'x')",
+      value_b="Send_1.received",
+      execution_b="the delivery of port 'update' on 'server'")  # fmt: skip
+def never_fires() -> object:
+    def body(g: Graph) -> None:
+        x = g.input("x", types.TENSOR_FLOAT)
+        there = g.net_out("x", CLIENTS.sample(g, n=1, after=x), x)
+        back = g.net_out("update", there.sender, there)
+        g.output("y", COMPUTE.add(g, back, x))  # here
+
+    return compile_body(body)
+
+
+@case(errors.CollectNotReceived, "which no peer has sent", "Collect what `g.net_out`",
+      node_name="Collect_0", value="x", execution="the invoke of 'server' (input 'x')")  # fmt: skip
+def collect_not_received() -> object:
+    def body(g: Graph) -> None:
+        x = g.input("x", types.TENSOR_FLOAT)
+        g.output("y", g.collect(x, n=2))  # here
+
+    return compile_body(body)
 
 
 @case(errors.DanglingCall, "which is not in the model", "Keep the functions", how=MODEL,

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import importlib
+import json
 import pkgutil
 from functools import cache
 from typing import Any, NoReturn
 
 import pytest
-from onnx import ModelProto
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import ModelProto, TensorProto, helper
 
 import bbnode.examples
 from bbnode.compiler import Compiler
 from bbnode.compiler.driver import pipeline
 from bbnode.compiler.driver.admission import admit
 from bbnode.compiler.errors import AlreadyCompiled
+from bbnode.components import ConnectedView, ConstantView, OrtBackend
 from bbnode.ir import keys
+from bbnode.ir.bounds import check_bounds
+from bbnode.ir.errors import BbnodeError
 from bbnode.ir.graph import Function, OpNode, Program
 from bbnode.ir.onnx_file import model_of, program_of
 from bbnode.ir.reopen import NotReopenable, reopen
 from tests.compiler import programs
+from tests.sim.versions import version
 
 EXAMPLES = tuple(info.name for info in pkgutil.iter_modules(bbnode.examples.__path__))
 
@@ -195,3 +204,129 @@ def test_what_another_pass_put_in_is_signed_and_goes() -> None:
     unit.recording.finish(unit.program)
     again = compiler.compile(model_of(unit.program))
     assert again.SerializeToString(deterministic=True) == compiled("ring")
+
+
+# --- marks that somebody wrote ----------------------------------------------------------------
+
+
+def marked(program: Program) -> list[tuple[dict[str, str], str]]:
+    """Every text that a compile wrote to open the program again: whose metadata, and which key."""
+    owners = [program.metadata]
+    for function in program.functions:
+        owners += [function.metadata, *(node.metadata for node in function.nodes)]
+    return [
+        (owner, key)
+        for owner in owners
+        for key in owner
+        if key in (keys.RECORDED_KEY, keys.MEMBERS_KEY)
+    ]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=6,
+)
+
+
+def of_a_file() -> str:
+    """A node whose weights stand in a file of whoever runs it, as a mark keeps nodes."""
+    weights = TensorProto(data_type=TensorProto.FLOAT, dims=[1])
+    weights.data_location = TensorProto.EXTERNAL
+    weights.external_data.add(key="location", value="/etc/passwd")
+    node = helper.make_node("Constant", [], ["stolen"], "thief", value=weights)
+    node.metadata_props.add(key=keys.RECORDED_KEY, value="0||")
+    return base64.b64encode(node.SerializeToString()).decode()
+
+
+def changed(draw: st.DrawFn, text: str) -> str:
+    head, bar, body = text.rpartition("|") if "|" in text[:200] else ("", "", text)
+    how = draw(st.sampled_from(["any", "cut", "deep", "huge", "part", "gone", "swap"]))
+    if how == "any":
+        return draw(st.text(max_size=30))
+    if how == "cut":
+        return text[: draw(st.integers(0, len(text)))]
+    if how == "deep":
+        return head + bar + "[" * 100_000
+    if how == "huge":
+        return draw(st.sampled_from(["1e999||", "9" * 5000 + "||", "inf||{}", "nan||"]))
+    if how == "swap":
+        at = draw(st.integers(0, max(0, len(text) - 1)))
+        return text[:at] + draw(st.text(max_size=3)) + text[at + 1 :]
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):  # changed before
+        said = {}
+    if not isinstance(said, dict):
+        said = {}
+    if how == "gone":
+        junk = base64.b64encode(draw(st.binary(max_size=20))).decode()
+        said["gone"] = [draw(st.sampled_from([of_a_file(), junk, "?"]))]
+    else:
+        known = [*said, "inputs", "outputs", "after", "attributes", "metadata", "captured", "added"]
+        said[draw(st.sampled_from(known))] = draw(JSON)
+    return head + bar + json.dumps(said)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), name=st.sampled_from(("federated", "local")))
+def test_marks_of_strangers_are_opened_or_refused(data: st.DataObject, name: str) -> None:
+    compiler, _ = recorded(name)
+    program = program_of(ModelProto.FromString(compiled(name)))
+
+    @st.composite
+    def draws(draw: st.DrawFn) -> None:
+        for owner, key in draw(st.lists(st.sampled_from(marked(program)), min_size=1, max_size=3)):
+            owner[key] = changed(draw, owner[key])
+
+    data.draw(draws())
+    try:
+        opened = reopen(program)
+    except NotReopenable:
+        return
+    check_bounds(model_of(opened))
+    with contextlib.suppress(BbnodeError):
+        compiler.compile(program)
+
+
+@pytest.mark.parametrize("part", ["model", "function"])
+def test_a_node_out_of_a_mark_names_no_file(part: str) -> None:
+    program = program_of(ModelProto.FromString(compiled("federated")))
+    owner = program.metadata if part == "model" else program.functions[0].metadata
+    said = json.loads(owner.get(keys.RECORDED_KEY, "{}"))
+    said["gone"] = [*said.get("gone", ()), of_a_file()]
+    owner[keys.RECORDED_KEY] = json.dumps(said)
+    with pytest.raises(NotReopenable, match="to be read from a file"):
+        reopen(program)
+
+
+# --- names of targets -------------------------------------------------------------------------
+
+
+def _names_and_sites(model: ModelProto) -> tuple[list[str], list[str]]:
+    mains = [f for f in program_of(model).functions if keys.TARGET_KEY in f.metadata]
+    sites = [node.metadata.get(keys.SITE_ID_KEY, "") for main in mains for node in main.nodes]
+    return [main.name for main in mains], list(filter(None, sites))
+
+
+def test_compiling_again_with_other_components_keeps_the_names_of_targets() -> None:
+    model = version()
+    compiler = Compiler().bind_backend("compute", OrtBackend)
+    again = compiler.bind_peer_selector("clients", ConstantView).compile(model)
+    assert _names_and_sites(again) == _names_and_sites(model)
+    bound = [entry.value for entry in again.metadata_props if "binding" in entry.key]
+    assert any(ConstantView.TYPE_NAME in value for value in bound)
+    same = compiler.with_target_version(model.ir_version)
+    same = same.bind_peer_selector("clients", ConnectedView)
+    assert same.compile(again) == model
+
+
+def test_another_time_budget_changes_what_it_must_and_no_site() -> None:
+    model = version()
+    compiler = Compiler().bind_backend("compute", OrtBackend)
+    compiler = compiler.bind_peer_selector("clients", ConnectedView)
+    again = compiler.with_per_hop_budget_ns(10**9).compile(model)
+    (names, sites), (names_again, sites_again) = map(_names_and_sites, (model, again))
+    assert sites_again == sites
+    assert not set(names_again) & set(names)
+    assert compiler.compile(again) == model

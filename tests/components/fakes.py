@@ -32,6 +32,7 @@ class Context:
     self_peer: PeerId = PEERS[0]
     source_peer: PeerId | None = None
     peer_class: str | None = None
+    include_self: bool = False
     execution: int = 1
     peers: Peers = field(default_factory=Peers)
     refused: dict[PeerId, str] = field(default_factory=dict)

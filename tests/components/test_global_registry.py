@@ -57,6 +57,7 @@ class Context:
     self_peer: PeerId = SERVER
     source_peer: PeerId | None = None
     peer_class: str | None = None
+    include_self: bool = False
     execution: int = 1
     peers: Peers = field(default_factory=Peers)
     addresses: tuple[Multiaddr, ...] = ()

@@ -10,9 +10,9 @@ from bbnode.components import errors
 from bbnode.components.contracts import ComponentError
 from bbnode.components.selectors import (
     ConnectedView,
-    ConnectedViewConfig,
     ConstantView,
     ConstantViewConfig,
+    DrawingConfig,
     draw,
 )
 from bbnode.ir.peer import PeerId
@@ -26,7 +26,7 @@ CLIENTS = Context(
 
 
 def connected(**config: int) -> ConnectedView:
-    return ConnectedView(ConnectedViewConfig(**config))
+    return ConnectedView(DrawingConfig(**config))
 
 
 def test_the_view_is_the_connected_peers_of_the_class_in_order() -> None:

@@ -128,3 +128,7 @@ class PostTransport(Transport):
 
     def reauthorize(self) -> None:
         pass
+
+
+def raises(setup: TransportSetup) -> Transport:
+    raise ZeroDivisionError(f"no stamps for {len(setup.settings)} settings")

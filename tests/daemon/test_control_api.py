@@ -118,7 +118,11 @@ async def test_invoke_gives_the_outputs_of_an_execution(
         told = await ask(live, "POST", "/v1/invoke", body)
         assert told["ok"] is True, told
         assert told["outputs"]["asked"] == shown
-        assert told["outputs"]["answers"] == {"responded": [str(CLIENT)], "missing": []}
+        assert told["outputs"]["answers"] == {
+            "responded": [str(CLIENT)],
+            "missing": [],
+            "reasons": {},
+        }
         assert told["failures"] == []
 
 

@@ -25,6 +25,7 @@ def record(number: int, **changes: Any) -> dict[str, Any]:
         "bytes": 123_456,
         "responded": ["A", "B"],
         "missing": [],
+        "missing_why": {},
         "failures": [],
         "outputs": {"accuracy": 0.9, "loss": 0.25, "model": {"sha256": f"{number:064}"}},
         **changes,

@@ -12,6 +12,7 @@ import pytest
 from bbnode.daemon.observing.events import step_to_event, summarize
 from bbnode.engine import steps
 from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import WireRefusal
 from bbnode.ir.values import TRIGGER, Composite, Metadata, PeerIdVec, ResponseBatch
 
 A, B = PeerId.from_seed(1), PeerId.from_seed(2)
@@ -31,8 +32,16 @@ LONG = np.arange(1000, dtype=np.float32)
         (b"\x01\x02", "0102"),
         (Composite((np.float32(1), TRIGGER)), [1.0, "trigger"]),
         (
-            ResponseBatch(responses=((A, TRIGGER),), missing=(B,)),
-            {"responded": [str(A)], "missing": [str(B)]},
+            ResponseBatch(
+                responses=((A, TRIGGER),),
+                missing=(B,),
+                reasons=((B, WireRefusal("DataMissing", "no shard")),),
+            ),
+            {
+                "responded": [str(A)],
+                "missing": [str(B)],
+                "reasons": {str(B): "DataMissing: no shard"},
+            },
         ),
         (
             LONG,
@@ -70,9 +79,10 @@ def test_a_huge_tensor_is_not_hashed_on_the_loop() -> None:
             {"type": "peer_up", "peer": str(A), "classes": ["client"]},
         ),
         (
-            steps.OpFailed(execution=1, target="t", op="o", kind="K", detail="d"),
+            steps.OpFailed(execution=1, target="t", op="o", kind="K", detail="d", line="a.py:3",
+                           module="M", source_peer=A),
             {"type": "op_failed", "execution": 1, "target": "t", "op": "o", "kind": "K",
-             "detail": "d"},
+             "detail": "d", "line": "a.py:3", "module": "M", "inner": "", "source_peer": str(A)},
         ),
         (steps.RunTask(token=1, fn=lambda: None, op="o"), None),
         (steps.SendEnvelope(peer=A, addresses=(), parts=(b"x",), tag=1), None),

@@ -112,7 +112,7 @@ async def test_what_invites_to_nothing_is_one_line(bb: Shell, text: str, code: i
             "connected with <P>, which plays a, �",
         ),
         ({"type": "peer_down", "peer": "P", "reason": "gone"}, "lost <P>: gone"),
-        ({"type": "op_failed", "op": "o", "kind": "K", "detail": "d"}, "o failed: K: d"),
+        ({"type": "op_failed", "op": "o", "kind": "K", "detail": "d"}, "failed: o: K: d"),
         ({"type": "round_finished", "round": 3, "ok": False}, "round 3 failed"),
         ({"type": "stopping"}, "leaving"),
         ({"type": "telemetry"}, ""),

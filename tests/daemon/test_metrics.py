@@ -99,7 +99,8 @@ def test_a_reason_is_a_label_and_a_gauge_has_no_total() -> None:
     assert zero == {
         *("duplicate", "not_allowlisted", "cooldown"),
         *(kind for kind in steps.RECEIVE_FAILURES if kind != "DecodeFailed"),
-        *("stranger", "late", "unknown"),
+        *("stranger", "late", "unknown", "duplicate"),
+        *("sent", "withheld", "malformed", "accepted"),
     }
 
 

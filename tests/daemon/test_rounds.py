@@ -88,7 +88,12 @@ class Bench:
             steps.AppEvent(target="s", topic="other", value=value, execution=execution + 99),
             steps.Telemetry(
                 name="request.closed",
-                attributes={"execution": execution, "responded": (A,), "missing": (B,)},
+                attributes={
+                    "execution": execution,
+                    "responded": (A,),
+                    "missing": (B, C),
+                    "reasons": {str(B): "DataMissing: no shard [train]"},
+                },
             ),
             *(
                 steps.Telemetry(
@@ -126,7 +131,11 @@ async def test_rounds_follow_each_other_and_are_told(nursery: trio.Nursery) -> N
     assert bench.saved == [1, 2]
     first = bench.told("round_finished")[0]
     assert first["outputs"] == {"accuracy": 0.5}
-    assert (first["responded"], first["missing"]) == ([str(A)], [str(B)])
+    assert (first["responded"], first["missing"]) == ([str(A)], [str(B), str(C)])
+    why = {str(B): "DataMissing: no shard [train]", str(C): "no answer by the deadline"}
+    assert first["missing_why"] == why
+    last = bench.rounds.as_json()["last"]
+    assert last == {"round": 2, "ok": True, "missing": why, "failures": []}
     assert first["refused"] == {str(A): "too large"}
     assert (first["ok"], first["bytes"], first["round"]) == (True, 1000, 1)
     assert bench.told("rounds_complete")

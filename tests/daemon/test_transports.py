@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -84,8 +86,11 @@ async def two_daemons(folder: Path, network: str) -> list[str]:
     ended: list[str] = []
 
     async def until_done(client: Daemon, host: Host) -> None:
-        while len(host.rounds[0].finished()) < 2:  # noqa: ASYNC110 - a companion only looks
-            await trio.sleep(0.01)
+        def is_end(item: Mapping[str, Any]) -> bool:
+            return item["type"] == "rounds_complete"
+
+        with contextlib.closing(host.events.subscribe(last=1, wanted=is_end)) as ends:
+            await ends.next()
         rounds = host.rounds[0].finished()
         ended.extend(f"{each['ok']} {len(each['responded'])}" for each in rounds)
         host.stop()
@@ -168,6 +173,30 @@ def test_what_makes_no_transport_is_a_broken_plugin(install: Install) -> None:
     install(post="builtins:repr")
     with pytest.raises(BrokenPlugin, match=r"post-office.* gives str"):
         make_transport("post", TransportSetup(identity=Identity.generate()))
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("tests.daemon.post_transport:raises", "making it raised ZeroDivisionError: no stamps"),
+        ("tests.daemon.post_transport:missing", "missing"),
+        ("tests.daemon.no_such_module:made", "no_such_module"),
+    ],
+)
+def test_a_factory_that_fails_is_a_broken_plugin_of_its_package(
+    install: Install, entry: str, problem: str
+) -> None:
+    install(post=entry)
+    with pytest.raises(BrokenPlugin, match=f"post-office.*{problem}"):
+        make_transport("post", TransportSetup(identity=Identity.generate()))
+
+
+def test_a_shipped_transport_that_is_not_listed_means_an_old_installation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plugins, "names", lambda _: {"libp2p": "bbnode"})
+    with pytest.raises(UnknownTransport, match=r"'memory'; there are: libp2p; .*install it again"):
+        make_transport("memory", TransportSetup(identity=Identity.generate()))
 
 
 async def test_without_streams_nothing_else_is_spoken(tmp_path: Path) -> None:

@@ -285,11 +285,11 @@ def test_what_a_branch_captures_says_where_the_op_runs() -> None:
     def body(g: Graph, captured: str) -> None:
         x, flag = g.input("x", F), g.input("flag", B)
         peers = PeerSelectorSlot("peers", peer_class="b").current_view(g)
-        there = g.net_out("x", peers, x)
-        flag_there = g.net_out("flag", peers, flag)
+        both = g.net_out("both", peers, g.bundle([x, flag]))
+        there, flag_there = g.unbundle(both, [F, B])
         value = {"here": x, "there": there}[captured]
         y = C.if_(g, flag_there, lambda b: C.neg(b, value), lambda b: C.abs(b, there))
-        g.net_out("y", there.sender, y)
+        g.net_out("y", both.sender, y)
 
     compiler = (
         Compiler().bind_backend("compute", OrtBackend).bind_peer_selector("peers", ConnectedView)

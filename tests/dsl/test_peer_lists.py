@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from bbnode.compiler import Compiler
+from bbnode.compiler.errors import TypeConstraintFailed
+from bbnode.components import ConnectedView, OrtBackend
 from bbnode.dsl import (
     BackendSlot,
     BadArgument,
@@ -13,10 +16,12 @@ from bbnode.dsl import (
     Output,
     PeerSelectorSlot,
     peer_lists,
+    syscalls,
     types,
 )
 from bbnode.ir import keys
 from bbnode.ir.graph import is_onnx_domain
+from bbnode.sim import Network
 from tests import protos
 
 
@@ -99,3 +104,61 @@ def test_an_input_without_a_type_is_taken_for_peers():
 def test_what_does_not_fit_is_refused(record, message):
     with pytest.raises(BadArgument, match=message):
         _recorded(record)
+
+
+class _Recruiting(Module):
+    """Asks the peers whose score is high enough, the first `most` of them, and not `boss`."""
+
+    home = "server"
+
+    def body(self, g: Graph) -> None:
+        scores = g.input("scores", types.TENSOR_FLOAT)
+        most = g.input("most", types.TENSOR_INT64)
+        boss = g.input("boss", types.PEER_ID)
+        compute = BackendSlot("compute")
+        view = PeerSelectorSlot("cohort", peer_class="worker").current_view(g)
+        fit = peer_lists.filter_list(g, view, compute.greater(g, scores, g.constant(0.5)))
+        some = peer_lists.slice_list(g, peer_lists.without(g, fit, boss), 0, most)
+        some = peer_lists.where(g, peer_lists.contains(g, view, boss), some, view)
+        heard = g.net_out("hired", some, scores)
+        syscalls.app_emit(g, heard, name="hired")
+        g.output("asked", peer_lists.length(g, some))
+
+
+def test_peers_are_chosen_by_values_and_stay_of_their_class() -> None:
+    compiler = Compiler().bind_backend("compute", OrtBackend)
+    model = compiler.bind_peer_selector("cohort", ConnectedView).compile(_Recruiting().build())
+    net = Network(seed=3)
+    server = net.add("server", model, ["server"])
+    names = [f"w{n}" for n in range(5)]
+    for name in names:
+        net.add(name, model, ["worker"])
+        net.connect("server", name)
+    net.run_until_idle()
+    in_order = sorted(names, key=Network.peer_id)
+    scores = np.array([1, 0, 1, 1, 1], np.float32)
+    boss = Network.peer_id(in_order[2])
+    execution = server.invoke("server", {"scores": scores, "most": np.array([2]), "boss": boss})
+    net.run_until_idle()
+    assert server.failures() == []
+    assert int(server.outputs(execution)["asked"]) == 2
+    hired = [name for name in in_order if net[name].values("hired")]
+    assert hired == [in_order[0], in_order[3]]
+
+
+def test_bounds_and_masks_of_another_type_are_refused() -> None:
+    with pytest.raises(BadArgument, match="int64"):
+        _recorded(lambda g, p: peer_lists.slice_list(g, p, g.constant(1.5)))
+    with pytest.raises(BadArgument, match="int64"):
+        _recorded(lambda g, p: peer_lists.gather_list(g, p, g.constant([1.5])))
+
+    class Masked(Module):
+        home = "server"
+
+        def body(self, g: Graph) -> None:
+            view = PeerSelectorSlot("cohort", peer_class="worker").current_view(g)
+            some = peer_lists.filter_list(g, view, g.constant([1, 2]))
+            g.net_out("x", some, g.constant(1.0))
+
+    with pytest.raises(TypeConstraintFailed, match=r"(?i)bool"):
+        Compiler().bind_peer_selector("cohort", ConnectedView).compile(Masked().build())

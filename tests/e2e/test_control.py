@@ -70,7 +70,7 @@ def test_a_daemon_is_asked_and_told(nodes: tuple[Path, Path]) -> None:
     for node in nodes:
         assert ask(node, "trace", "--on")["tracing"] is True
     told = ask(server, "invoke", "server", "-i", "question=[1.5]")
-    assert told["outputs"]["answers"] == {"responded": [peer], "missing": []}
+    assert told["outputs"]["answers"] == {"responded": [peer], "missing": [], "reasons": {}}
     traced = ask(server, "trace", told["execution"], "--also", client / "state")
     here, there = traced["traces"]
     assert there["peer_id"] == peer

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,8 @@ import pytest
 from tests.e2e.cluster import Cluster, start, stop
 from tests.patience import PATIENCE_S
 
-# What a machine that is busy has to train in; a client that is killed costs a round all of it.
+# What a machine that is busy has to train in; a client that is killed costs a round all of it, as
+# the grace of a lost connection is longer.
 DEADLINE_S = 8.0
 # Five seconds of grace, and the rest for a machine that stands still meanwhile.
 STOPS_S = 30.0
@@ -65,6 +69,38 @@ def test_a_client_killed_in_a_round_costs_that_round_its_deadline(cluster: Clust
         events.until(
             lambda e: e["type"] == "round_finished" and e["ok"] and len(e["responded"]) == 4
         )
+
+
+def test_a_client_without_data_ends_the_round_at_once_and_says_why(tmp_path: Path) -> None:
+    """Long before the deadline, which is beyond the patience of this test."""
+    made = Cluster(tmp_path / "net", clients=2, rounds=1, deadline_s=10 * PATIENCE_S)
+    poor = made.clients[0]
+    text = poor.config.read_text()
+    wrong = re.sub(r"(?m)^shards = .*$", "shards = 100000", text)
+    poor.config.write_text(re.sub(r"(?m)^shard = .*$", "shard = 99999", wrong))
+    assert poor.config.read_text() != text
+    try:
+        start(*made.all)
+        with made.events(made.server) as events:
+            # One that ended before anybody listened is told as well.
+            done = made.ask(made.server, "rounds")["rounds"] or [events.round(1)]
+        why = done[0]["missing_why"][poor.peer]
+        assert why.startswith("DataUnavailable: bbnode.SklearnDataSource: shard 99999 of 100000")
+        assert done[0]["ok"]
+        assert len(done[0]["responded"]) == 1
+        assert done[0]["seconds"] < PATIENCE_S
+        shown = subprocess.run(
+            [sys.executable, "-m", "bbnode", "rounds", "--state-dir", made.server.state_dir],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "COLUMNS": "400"},
+        ).stdout
+        assert "DataUnavailable" in shown
+        assert poor.peer in shown
+    finally:
+        for node in made.all:
+            stop(node)
 
 
 def test_a_server_killed_goes_on_where_it_was(cluster: Cluster) -> None:

@@ -143,7 +143,7 @@ class Partition:
 
     def site(self, value: str) -> int:
         """The site id of a Recv in this partition."""
-        return ids.site_id(self.name, value)
+        return ids.fnv1a_64(f"{self.name}/{value}".encode())
 
     def _dest(self, data: str, site: int) -> dict[str, bytes]:
         return {f"{keys.DEST_SUFFIX_PREFIX}{data}": site_suffix(site)}

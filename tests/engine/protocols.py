@@ -38,6 +38,8 @@ class Chatter(ProtocolComponent):
     def __init__(self, config: ChatterConfig) -> None:
         super().__init__(config)
         self.heard: list[Any] = []
+        self.reasons: list[str] = []
+        self.silent = False
         self.beats = 0
         self.period_ns = 0
         self.raises: BaseException | None = None
@@ -70,6 +72,8 @@ class Chatter(ProtocolComponent):
         self.heard.append((ctx.source_peer, ctx.correlation.kind.name, payload))
         if self.raises is not None:
             raise self.raises
+        if self.silent:
+            return None
         return payload[::-1] if self.returns is None else self.returns
 
     @inbound("Hear")
@@ -100,6 +104,7 @@ class Chatter(ProtocolComponent):
 
     def on_no_answer(self, ctx, tag: str, peer: PeerId) -> None:
         self.heard.append(("no answer", tag, peer))
+        self.reasons.append(ctx.reason)
 
     def serialize(self) -> bytes:
         return msgpack.packb([self.beats, self.period_ns])

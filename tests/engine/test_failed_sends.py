@@ -100,10 +100,11 @@ def test_a_round_ends_when_all_that_can_answer_have() -> None:
     made = a.poll()
     # The quorum is not there, and one is still out.
     assert of(steps.ExecutionFinished, made) == []
-    (unsent,) = [s.attributes for s in of(steps.Telemetry, made) if s.name == "request.unsent"]
-    assert (unsent["peer"], unsent["reason"]) == (peer(1), "nobody at that address")
+    (unsent,) = [s.attributes for s in of(steps.Telemetry, made) if s.name == "request.failed"]
+    assert (unsent["peer"], unsent["kind"]) == (peer(1), "NotSent")
+    assert unsent["detail"] == "nobody at that address"
     (waiting,) = a.node.waiting()
-    rows = {peer(1): f"{peer(1)} (not sent: nobody at that address)", peer(3): f"{peer(3)}"}
+    rows = {peer(1): f"{peer(1)} (NotSent: nobody at that address)", peer(3): f"{peer(3)}"}
     assert waiting.whom == ", ".join(rows[who] for who in in_order(1, 3))
     a.answer(3)
     made = a.poll()
@@ -136,11 +137,8 @@ def test_a_quorum_out_of_reach_fails_at_once_and_says_why() -> None:
     (failed,) = of(steps.OpFailed, made)
     assert failed.kind == "QuorumNotReached"
     reasons = {peer(1): "the queue is full", peer(2): "no route"}
-    told = ", ".join(f"{who} ({reasons[who]})" for who in in_order(1, 2))
-    named = ", ".join(str(who) for who in in_order(1, 2))
-    assert failed.detail == (
-        f"round: 1 of 3 peers answered and 2 had to; missing: {named}; could not be sent to: {told}"
-    )
+    told = ", ".join(f"{who} (NotSent: {reasons[who]})" for who in in_order(1, 2))
+    assert failed.detail == f"round: 1 of 3 peers answered and 2 had to; missing: {told}"
     assert closed(made) == [("below_quorum", tuple(in_order(1, 2)))]
     assert not of(steps.ExecutionFinished, made)[0].ok
     # What comes after the end is late, whatever became of its question.
@@ -165,7 +163,8 @@ def test_at_the_deadline_it_is_told_as_well_who_could_not_be_sent_to() -> None:
     a.poll()
     (failed,) = of(steps.OpFailed, a.poll(1 + 10 * S))
     assert "1 of 3 peers answered in 10000 ms and 2 had to" in failed.detail
-    assert failed.detail.endswith(f"; could not be sent to: {peer(1)} (no route)")
+    rows = {peer(1): f"{peer(1)} (NotSent: no route)", peer(3): f"{peer(3)}"}
+    assert failed.detail.endswith("; missing: " + ", ".join(rows[who] for who in in_order(1, 3)))
 
 
 def test_an_answer_of_whom_it_was_given_up_for_counts_once_while_the_request_is_open() -> None:
@@ -179,7 +178,7 @@ def test_an_answer_of_whom_it_was_given_up_for_counts_once_while_the_request_is_
     made = a.poll()
     assert closed(made) == []
     assert a.node.counters()["response.duplicate"] == 1
-    assert "not sent" not in a.node.waiting()[0].whom
+    assert "NotSent" not in a.node.waiting()[0].whom
     a.answer(2)
     assert closed(a.poll()) == []  # with it, the third is waited for
     a.answer(3)
@@ -208,7 +207,7 @@ def test_only_the_tag_of_its_envelope_ends_a_wait() -> None:
     a.fail(1)  # the same twice counts once: the quorum is still possible
     made = a.poll()
     assert of(steps.OpFailed, made) == []
-    assert [s.name for s in of(steps.Telemetry, made)].count("request.unsent") == 1
+    assert [s.name for s in of(steps.Telemetry, made)].count("request.failed") == 1
     assert a.node.counters()["send.failed"] == 6
     assert a.node.counters()["requests.open"] == 1
 
@@ -245,7 +244,7 @@ def test_a_request_that_closed_before_anybody_asked_for_its_answers() -> None:
     assert closed(node.poll(2)) == [("below_quorum", tuple(in_order(1, 2)))]
     (failed,) = of(steps.OpFailed, node.poll(1 + 3 * S))
     assert failed.kind == "QuorumNotReached"
-    assert "could not be sent to" in failed.detail
+    assert "NotSent: no route" in failed.detail
     assert " ms " not in failed.detail
 
 
@@ -292,16 +291,16 @@ def test_what_went_out_in_which_envelope_is_in_a_snapshot(same_life) -> None:
     again.restore(a.node.snapshot(), 2, same_life=same_life)
     (failed,) = of(steps.OpFailed, again.poll(2))
     assert failed.kind == "QuorumNotReached"
-    assert failed.detail.count("(no route)") == 2
+    assert failed.detail.count("(NotSent: no route)") == 2
     assert again.counters()["requests.open"] == 0
 
 
 # -- requests of components --------------------------------------------------------------------
 
 
-def calling():
+def calling(**more):
     """A node whose component has asked peer 1; with the envelope's step and its request id."""
-    node = chatting(0)
+    node = chatting(0, **more)
     node.peer_connected(peer(1))
     node.invoke("talker", {"peers": PeerIdVec([peer(1)])})
     (step,) = of(steps.SendEnvelope, node.poll(0))
@@ -324,8 +323,9 @@ def test_a_component_hears_at_once_that_its_request_was_not_sent() -> None:
     made = node.poll(1)
     heard = component(node, "chat").heard
     assert heard == [("no answer", "hello", peer(1))]
-    (unsent,) = [s.attributes for s in of(steps.Telemetry, made) if s.name == "call.unsent"]
-    assert (unsent["slot"], unsent["tag"], unsent["reason"]) == ("chat", "hello", "no route")
+    (unsent,) = [s.attributes for s in of(steps.Telemetry, made) if s.name == "call.failed"]
+    assert (unsent["slot"], unsent["tag"], unsent["kind"]) == ("chat", "hello", "NotSent")
+    assert unsent["detail"] == "no route"
     assert node.counters()["calls.unanswered"] == 1
     assert node.counters()["calls.open"] == 0
     assert node.next_deadline() is None

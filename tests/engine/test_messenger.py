@@ -14,7 +14,7 @@ from bbnode.engine import Limits, steps
 from bbnode.engine.messaging import messenger
 from bbnode.engine.messaging.actions import suffix_of
 from bbnode.ir import ids
-from bbnode.ir.address import component_suffix, parse_component_suffix, site_suffix
+from bbnode.ir.address import REFUSED_SUFFIX, component_suffix, parse_component_suffix, site_suffix
 from bbnode.ir.caps import MAX_CALLS
 from bbnode.ir.envelope import (
     CorrelationKind,
@@ -25,6 +25,7 @@ from bbnode.ir.envelope import (
     encode_envelope,
 )
 from bbnode.ir.errors import AuthorError
+from bbnode.ir.refusal import decode_refusal
 from bbnode.ir.values import PeerIdVec
 from tests.engine.protocols import chatting
 from tests.engine.support import Boom, Pump, S, component, of, peer
@@ -202,7 +203,7 @@ def test_the_gates_stand_before_inbound_ops() -> None:
         (None, 5, "WrongResultType"),
     ],
 )
-def test_an_inbound_op_that_fails_is_a_step_and_answers_nothing(raises, returns, kind) -> None:
+def test_an_inbound_op_that_fails_is_a_step_and_answers_no(raises, returns, kind) -> None:
     node = chatting(0)
     node.peer_connected(peer(1))
     chat = component(node, "chat")
@@ -211,7 +212,11 @@ def test_an_inbound_op_that_fails_is_a_step_and_answers_nothing(raises, returns,
     made = node.poll(0)
     (failed,) = of(steps.OpFailed, made)
     assert (failed.kind, failed.target, failed.op) == (kind, "chat", "chat.op Echo (request)")
-    assert not sent(made)
+    ((who, correlation, suffix, payload),) = sent(made)
+    assert (who, correlation.kind, correlation.wire_req_id) == (peer(1), RESPONSE, 1)
+    assert suffix == REFUSED_SUFFIX
+    told = decode_refusal(payload)
+    assert (told.kind, told.where) == (kind, failed.op)
     assert node.counters()["ingress.bytes"] == 0
 
 

@@ -186,7 +186,7 @@ def test_answers_of_strangers_and_to_nobodys_request_are_dropped() -> None:
     pump.settle()
     (request, _) = pump.of(server, steps.SendEnvelope)
     wire_req_id = decode_envelope(b"".join(request.parts)).correlation.wire_req_id
-    site = ids.site_id(server.targets[0], "answers")
+    site = ids.fnv1a_64(f"{server.targets[0]}/answers".encode())
     answer = np.ones(1, np.float32)
     for who, number in ((peer(77), wire_req_id), (peer(1), wire_req_id + 1)):
         server.deliver_inbound(who, envelope(who, site, answer, CorrelationKind.RESPONSE, number))
@@ -194,16 +194,16 @@ def test_answers_of_strangers_and_to_nobodys_request_are_dropped() -> None:
     assert of(steps.WireReceiveFailed, made) == []
     assert server.counters()["response.stranger"] == 1
     assert server.counters()["response.unknown"] == 1
-    # The right one, but to another place, of an unknown type, or unreadable: told in a step.
-    for wrong in (
-        {"type_hash": 12345},
-        {"payload": b"\0"},
-    ):
+    # The right one, of an unknown type: told in a step, and the peer has no other answer.
+    for wrong in ({"type_hash": 12345}, {"payload": b"\0"}):
         server.deliver_inbound(
             peer(1), envelope(peer(1), site, answer, CorrelationKind.RESPONSE, wire_req_id, **wrong)
         )
-    kinds = [s.kind for s in of(steps.WireReceiveFailed, server.poll(pump.now_ns))]
-    assert kinds == ["UnknownTypeHash", "DecodeFailed"]
+    made = server.poll(pump.now_ns)
+    assert [s.kind for s in of(steps.WireReceiveFailed, made)] == ["UnknownTypeHash"]
+    (failed,) = of(steps.OpFailed, made)
+    assert f"{peer(1)} (UnknownTypeHash: an answer to" in failed.detail
+    assert server.counters()["response.late"] == 1
 
 
 def gossip():

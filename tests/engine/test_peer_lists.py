@@ -173,3 +173,51 @@ def test_gathers_are_those_of_onnx(given_) -> None:
     size, picked = given_
     got = outcome(program("Gather", 2), PeerIdVec(PEERS[:size]), ints(*picked))
     assert [PEERS.index(each) for each in got] == by_onnx("Gather", size, ints(*picked))
+
+
+def told_by(op_type, *given, **attributes):
+    names = [f"i{n}" for n in range(len(given))]
+    p = Partition("server", inputs=names)
+    p.sys(op_type, names, "y", **attributes)
+    p.output("out", "y")
+    return outcome(bring_up(model(p), "server"), *given)
+
+
+def bools(*flags) -> np.ndarray:
+    return np.array(flags, np.bool_)
+
+
+@given(st.lists(st.booleans(), max_size=6))
+def test_a_filter_keeps_the_peers_that_the_mask_says_in_their_order(flags) -> None:
+    peers = PeerIdVec(PEERS[: len(flags)])
+    got = told_by("Peers.Filter", peers, bools(*flags))
+    assert got == PeerIdVec(each for each, keep in zip(peers, flags, strict=True) if keep)
+    assert type(got) is PeerIdVec
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [bools(True), bools(*[True] * 7), ints(*[1] * 6), bools(*[True] * 6).reshape(2, 3), peer(1)],
+)
+def test_a_mask_that_does_not_fit_fails_the_op(mask) -> None:
+    failed = told_by("Peers.Filter", PEERS, mask)
+    assert failed.kind == "InvalidOperand"
+    assert "6 bools" in failed.detail
+
+
+def test_what_else_is_asked_of_a_list_of_peers() -> None:
+    assert told_by("Peers.Without", PEERS, peer(2)) == (*PEERS[:2], *PEERS[3:])
+    assert told_by("Peers.Without", PEERS, peer(77)) == PEERS
+    count = told_by("Peers.Count", PEERS)
+    assert (int(count), count.dtype, count.shape) == (6, np.int64, ())
+    assert told_by("Peers.Contains", PEERS, peer(2)).tolist() is True
+    assert told_by("Peers.Contains", PEERS, peer(77)).tolist() is False
+    for op_type in ("Peers.Without", "Peers.Contains"):
+        assert told_by(op_type, PEERS, PEERS).kind == "InvalidOperand"
+        assert told_by(op_type, ADDRESSES, peer(1)).kind == "InvalidOperand"
+
+
+def test_choose_takes_one_of_two_values() -> None:
+    assert told_by("Choose", np.array(True), PEERS, PeerIdVec()) == PEERS
+    assert told_by("Choose", np.array([False]), PEERS, PeerIdVec()) == PeerIdVec()
+    assert told_by("Choose", ints(1), PEERS, PEERS).kind == "InvalidOperand"

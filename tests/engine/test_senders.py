@@ -139,9 +139,12 @@ def test_an_answer_has_to_come_from_the_class_that_was_asked() -> None:
         who = peer(seed)
         answer = envelope(who, p.site("answers"), VALUE, CorrelationKind.RESPONSE, number)
         node.deliver_inbound(who, answer)
-    (refused,) = of(steps.WireReceiveFailed, node.poll(1))
+    made = node.poll(1)
+    (refused,) = of(steps.WireReceiveFailed, made)
     assert (refused.kind, refused.peer) == ("SenderNotOfClass", peer(2))
-    (event,) = of(steps.AppEvent, node.poll(10_000_000_000))
+    (event,) = of(steps.AppEvent, made)
+    ((missing, why),) = event.value.reasons
+    assert (missing, why.kind) == (peer(2), "SenderNotOfClass")
     assert list(event.value.peers) == [peer(1)]
     assert list(event.value.missing) == [peer(2)]
 

@@ -193,7 +193,7 @@ class Starter:
     def begin(self, frame: Frame) -> None:
         self.said.append(("begin", frame.execution))
 
-    def fail_start(self, execution, _plan, _error, *, from_bus=False) -> None:
+    def fail_start(self, execution, _plan, _error, *, from_bus=False, source_peer=None) -> None:
         self.said.append(("fail", execution))
 
     def end(self, frame: Frame) -> None:

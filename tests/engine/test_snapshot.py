@@ -441,9 +441,22 @@ RUNTIME_STATE = {
     *("program", "cells", "graphs", "limits", "carry_out"),
     # Tables: each is in `Runtime.tables`, as the test checks.
     *("clock", "reports", "executor", "scheduler", "suspensions", "cohorts", "bootstraps"),
-    *("sources", "stores", "records", "dedup", "round_trips", "outbound", "calls", "timers"),
+    *(
+        "sources",
+        "stores",
+        "joins",
+        "latches",
+        "records",
+        "dedup",
+        "round_trips",
+        "outbound",
+        "calls",
+        "timers",
+    ),
+    *("lost", "refusals"),
     *("ingress", "neighbours"),  # saved by IngressTable, and table by table
-    *("messenger", "inbound", "tracer"),  # they keep nothing of their own
+    "inbound",  # saved as refusals_heard
+    *("messenger", "tracer"),  # they keep nothing of their own
     "decoder",  # keeps nothing between two polls: what it decodes are frames, in turn
 }
 SERVICE_STATE = {
@@ -457,6 +470,7 @@ SERVICE_STATE = {
             "tracer",
             "next_execution",
             "cleanups",
+            "unanswered",
             "run",
             "rt",
         ),
@@ -465,7 +479,7 @@ SERVICE_STATE = {
     "reports": {"steps", "counts", "bus", "_detail_bytes"},
 }
 FRAME_STATE = {
-    *("bootstrap", "charges", "cohorts", "deadline_ns", "ended", "execution", "failures"),
+    *("bootstrap", "charges", "cohorts", "deadline_ns", "debt", "ended", "execution", "failures"),
     *("from_bus", "live", "parked", "pending", "plan", "report", "rt", "site", "source_peer"),
     *("started_ns", "units", "values", "wire_out_id", "wire_req_id"),
 }

@@ -76,6 +76,10 @@ def everything():
     head = p.recv("news", node=types.TENSOR_FLOAT, gates=True)
     p.sys("Sleep", [head], "digested", duration_ns=1 * S)
     p.sys("AppNotify", ["digested"], name="digested")
+    p.sys("Collect", [head], "batch", n=3, until_ns=3 * S, quorum=2)
+    p.output("gathered", "batch")
+    p.sys("Threshold", ["put"], "many", n=3, until_ns=4 * S)
+    p.output("barrier", "many")
     p.sys("Interval", (), "tick", period_ns=7 * S)
     p.sys("IncrMetric", ["tick"], name="ticks")
     p.sys("Pulse", (), "begin")
@@ -105,9 +109,9 @@ def vector(number: int) -> Any:
     return np.full(2, number, np.float32)
 
 
-def news(number: int) -> bytes:
-    site = Partition("server").site("news")
-    return envelope(peer(1), site, vector(number), wire_req_id=number)
+def news(number: int) -> tuple[Any, bytes]:
+    site, who = Partition("server").site("news"), peer(1 + number % 2)
+    return who, envelope(who, site, vector(number), wire_req_id=number)
 
 
 class Host:
@@ -144,7 +148,7 @@ class Host:
         elif action in ("put", "stash", "lose", "ask"):
             node.deliver_event("server", action, vector(number))
         elif action == "news":
-            node.deliver_inbound(peer(1), news(number), ADDRESS)
+            node.deliver_inbound(*news(number), ADDRESS)
         elif action == "junk":
             node.deliver_inbound(peer(2), bytes([number]) * 9)
         elif action == "answer" and self.asked:
@@ -237,6 +241,7 @@ def test_a_new_life_ends_all_that_it_took_over(turns) -> None:
     assert [w for w in own if w.since_ns <= 60 * S] == []
     assert [e for e in again.executions() if e.started_ns <= 60 * S] == []
     assert again.counters()["requests.open"] == 0
+    assert again.counters()["joins.open"] == 0
     kept = again._rt.stores
     values = [k for q in kept.queues for k in q.values] + [k for k in kept.holds if k]
     charged = {id(k.charge): k.charge.size for k in values}

@@ -19,6 +19,7 @@ from bbnode.engine.scheduler import Scheduler, TimerKind
 from bbnode.engine.snapshot.codec import SnapshotReader, SnapshotWriter
 from bbnode.engine.wire.inbound import InboundDedup
 from bbnode.ir.caps import MAX_ADDRESSES_PER_PEER
+from bbnode.ir.refusal import WireRefusal
 from tests.engine.support import MS, S, address, peer
 
 
@@ -206,14 +207,13 @@ def test_a_cohort_closes_once_whatever_happens(size, quorum, happenings) -> None
     assert all(table.sent(7, peer(i), 100 + i) for i in range(size))
     answered: dict = {}
     unsent: set = set()
-    failed: set = set()
     state = CohortState.OPEN
 
     def look(now):
         left = size - len(unsent)
         if len(answered) == size:
             return CohortState.ALL_ANSWERED
-        if left < (quorum or size):
+        if unsent and left < (quorum or size):
             return CohortState.BELOW_QUORUM
         return CohortState.QUORUM if len(answered) == left else now
 
@@ -229,12 +229,12 @@ def test_a_cohort_closes_once_whatever_happens(size, quorum, happenings) -> None
             state = CohortState.ABANDONED if not closed else state
         elif isinstance(what, tuple):
             number = what[1]
-            matters = not closed and number < size and number not in failed | answered.keys()
-            got = table.send_failed(100 + number, peer(number), "why")
-            assert got is (made if matters else None)
+            matters = not closed and number < size and number not in unsent | answered.keys()
+            open_one = table.of_envelope(100 + number, peer(number))
+            assert open_one is (made if matters else None)
+            assert table.fail(made, peer(number), WireRefusal("NotSent", "why")) is matters
             if matters:
                 unsent.add(number)
-                failed.add(number)
                 state = look(state)
         else:
             verdict = table.answer(7, peer(what), what)
@@ -251,7 +251,7 @@ def test_a_cohort_closes_once_whatever_happens(size, quorum, happenings) -> None
                 over = state is not CohortState.OPEN
                 assert verdict is (ResponseStatus.COMPLETE if over else ResponseStatus.ACCEPTED)
         assert made.state is state
-        assert set(made.unsent) == {peer(i) for i in unsent}
+        assert set(made.failed) == {peer(i) for i in unsent}
         if state is not CohortState.OPEN:
             assert not table.sent(7, peer(0), 1)
             assert not table._of_tag

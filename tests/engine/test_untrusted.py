@@ -210,7 +210,7 @@ def test_a_record_of_decoding_is_replayed() -> None:
 
 
 def asking() -> tuple[Watch, int, int]:
-    """A node that has asked two peers for a tensor; where they answer, and to what request."""
+    """A node that has asked three peers for a tensor; where they answer, and to what request."""
     client, server = Partition("client"), Partition("server", inputs=["tick"])
     client.recv("w", request="req", node=types.TENSOR_FLOAT, sender="from")
     client.respond("w", "from", "req", server.site("answers"))
@@ -220,10 +220,10 @@ def asking() -> tuple[Watch, int, int]:
     server.op(SELECTOR, "Sample", (), ["peers"], slot="cohort", after=["tick"], n=10,
               meta={keys.PEER_CLASS_KEY: "client"})  # fmt: skip
     server.op(MODEL, "Params", (), ["w"], slot="global", after=["tick"])
-    server.request("w", "peers", client.site("w"), "answers")
+    server.request("w", "peers", client.site("w"), "answers", quorum=1)
     server.output("out", "answers")
     watch = Watch(bring_up(model(server, client), "server"))
-    for number in (1, 2):
+    for number in (1, 2, 3):
         watch.node.peer_connected(peer(number), ["client"], [Multiaddr("/ip4/10.0.0.1/tcp/1")])
     watch.node.deliver_event("server", "tick", values.TRIGGER)
     watch.settle()
@@ -244,11 +244,11 @@ def test_a_request_takes_answers_of_the_type_that_the_program_answers_with(
     (told,) = watch.of(steps.WireReceiveFailed)
     wanted = "DecodeFailed" if payload.node is types.TENSOR_FLOAT else "TypeMismatch"
     assert (told.kind, told.peer) == (wanted, peer(1))
-    for source in (1, 2):
+    for source in (1, 2, 3):
         sent(watch, source, site, RIGHT, number, kind=CorrelationKind.RESPONSE)
     watch.settle()
     (event,) = watch.of(steps.AppEvent)
-    assert len(event.value.responses) == 2
+    assert len(event.value.responses) == 3
 
 
 def test_an_answer_without_a_payload_is_no_tensor() -> None:
@@ -329,11 +329,11 @@ def test_whatever_one_envelope_does_the_poll_goes_on(
         sent(watch, 1, site, RIGHT, number, kind=CorrelationKind.RESPONSE, claimed=claimed)
         watch.node.fire_lifecycle(1)
         watch.settle()
-    for source in (1, 2):
+    for source in (1, 2, 3):
         sent(watch, source, site, RIGHT, number, kind=CorrelationKind.RESPONSE)
     watch.settle()
     (event,) = watch.of(steps.AppEvent)
-    assert len(event.value.responses) == 2
+    assert len(event.value.responses) == 3
     assert watch.node.counters()["ingress.bytes"] == 0
 
 

@@ -52,6 +52,7 @@ class Nearest(Aggregator):
     """Merges the SearchResults of many stores into one tensor [k, 2] of (id, distance)."""
 
     TYPE_NAME: ClassVar[str] = "test.Nearest"
+    answers = types.SEARCH_RESULTS
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -147,6 +147,9 @@ def test_a_function_that_misbehaves_fails_its_op_and_nothing_else(
     assert told in failed.detail
     assert "Misbehaves" in failed.detail
     assert "package tests" in failed.detail
+    # What the function itself raised has its line.
+    assert ("(raised at test_programs.py:" in failed.detail) == (kind == "CustomOpFailed")
+    assert failed.line.startswith("test_programs.py:")
     assert list(outputs(made)) == ["good"]
 
 

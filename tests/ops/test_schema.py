@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 from onnx import AttributeProto
 
+from bbnode.dsl import Graph, Module
 from bbnode.ir import types, values
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.opset import REQUIRED, lookup_op
@@ -262,6 +263,20 @@ def test_what_a_function_raises_is_named() -> None:
 
     with pytest.raises(CustomOpFailed, match=r"Breaks of the package tests: ValueError.*read-only"):
         breaks(np.ones(1, np.float32))
+
+
+def test_the_decorator_without_its_domain_is_told() -> None:
+    with pytest.raises(AuthorError, match=r'needs the domain: @custom_op\("org\.example"'):
+        custom_op(lambda_for_domains)  # type: ignore[arg-type]
+
+
+def test_recorded_values_without_the_graph_are_told() -> None:
+    class Forgetful(Module):
+        def body(self, g: Graph) -> None:
+            scale(g.input("x", types.TENSOR_FLOAT))
+
+    with pytest.raises(SchemaMismatch, match="in a program, the Graph is the first argument"):
+        Forgetful().build()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgpack
 import pytest
 from hypothesis import given
@@ -12,11 +14,13 @@ from bbnode.ir.caps import (
     MAX_AGENT_BYTES,
     MAX_CLAIMED_ADDRESSES,
     MAX_CREDENTIALS_BYTES,
+    MAX_CROSSINGS_BYTES,
     MAX_HELLO_BYTES,
     MAX_NAME_BYTES,
     MAX_NAMES,
 )
-from bbnode.transport.base import Hello
+from bbnode.ir.crossing import Crossing, encode_crossings
+from bbnode.transport.base import PROTOCOL_VERSION, Hello
 from bbnode.transport.errors import HelloError
 from bbnode.transport.links.hello import decode_hello, encode_hello
 
@@ -30,7 +34,15 @@ _HELLO = Hello(
     link=7,
     exchange=2**63 - 1,
     credentials=b"\x00signed",
-)
+    crossings=encode_crossings(
+        [
+            Crossing(
+                site=7, sends=True, takes=False, kind="send", port="update",
+                receiver="server", type="Tensor.FLOAT",
+            )
+        ]
+    ),
+)  # fmt: skip
 
 
 def _fields() -> dict[str, object]:
@@ -62,7 +74,10 @@ def test_largest_hello_fits_its_frame():
         exchange=2**64 - 1,
         credentials=b"c" * MAX_CREDENTIALS_BYTES,
     )
-    assert len(encode_hello(hello)) <= MAX_HELLO_BYTES - MAX_CLAIMED_ADDRESSES * 256
+    # And as many crossings as may be told, in their largest form.
+    assert MAX_CROSSINGS_BYTES + len(encode_hello(hello)) <= (
+        MAX_HELLO_BYTES - MAX_CLAIMED_ADDRESSES * 256
+    )
 
 
 @given(st.binary(max_size=200))
@@ -74,7 +89,9 @@ def test_garbage_is_refused(raw):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("protocol_version", 2),
+        ("protocol_version", 0),
+        ("protocol_version", 1),
+        ("protocol_version", PROTOCOL_VERSION + 1),
         ("protocol_version", True),
         ("protocol_version", "1"),
         ("agent_version", "x" * (MAX_AGENT_BYTES + 1)),
@@ -95,6 +112,10 @@ def test_garbage_is_refused(raw):
         ("exchange", -1),
         ("credentials", "text"),
         ("credentials", b"c" * (MAX_CREDENTIALS_BYTES + 1)),
+        ("crossings", None),
+        ("crossings", []),
+        ("crossings", b"\xc0"),
+        ("crossings", b"\x90" * (MAX_CROSSINGS_BYTES + 1)),
     ],
 )
 def test_each_field_is_checked(field, value):
@@ -115,3 +136,12 @@ def test_missing_unknown_and_oversize():
         decode_hello(b"\x00" * (MAX_HELLO_BYTES + 1))
     with pytest.raises(HelloError):
         encode_hello(Hello(classes=("c",) * (MAX_NAMES + 1)))
+
+
+def test_a_hello_of_the_former_version_is_taken_as_one_that_does_not_tell():
+    fields = _fields()
+    fields["protocol_version"] = 1
+    del fields["crossings"]
+    assert decode_hello(msgpack.packb(fields)) == replace(_HELLO, protocol_version=1, crossings=b"")
+    with pytest.raises(HelloError, match="exactly"):
+        decode_hello(msgpack.packb({**fields, "protocol_version": 2}))

@@ -7,7 +7,7 @@ a chain needs the largest budget and the last one a single hop's.
 Behind an op comes what reads its values or waits for them, and the next op of its slot (the
 ops of a slot fire in program order). Where several things come behind, the longest counts.
 A request waits for what its receivers do until they answer; what reads the answers comes
-after it, on the requester's side.
+after it, on the requester's side. A send with a budget of its own ends the chains that lead to it.
 """
 
 from __future__ import annotations
@@ -159,6 +159,10 @@ class _Chains:
         deadline = given_deadline(node)
         if deadline:
             own = Span(own.hops, deadline)
+        budget = given_budget(node)
+        if budget:
+            self.sends[index] = Span(own.hops, budget)
+            return self._longest(node.outputs[:first])
         self.sends[index] = own
         return own.then(self._longest(node.outputs[:first]))
 
@@ -178,6 +182,18 @@ def given_depth(node: OpNode) -> int:
         return 0
     if not (text.isascii() and text.isdigit() and 0 < int(text[:20]) <= MAX_CHAIN_DEPTH):
         raise _unfit(node, f"chain_depth has to be 1 to {MAX_CHAIN_DEPTH}, not {text!r:.40}")
+    return int(text[:20])
+
+
+def given_budget(node: OpNode) -> int:
+    """Return the time of its own that a Send begins, in ns, or 0. Raises ExpansionFailed."""
+    text = node.metadata.get(keys.BUDGET_NS_KEY)
+    if text is None:
+        return 0
+    if node.op_type != keys.OP_SEND:
+        raise _unfit(node, "budget_ns is for a Send; a request has a deadline")
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:20]) <= MAX_DEADLINE_NS):
+        raise _unfit(node, f"budget_ns has to be nanoseconds, 1 or more, not {text!r:.40}")
     return int(text[:20])
 
 

@@ -272,7 +272,11 @@ def _is_random(node: OpNode) -> bool:
 
 # Ops that hand on some or all of the peers of their first input (Concat: of all inputs).
 _GRAPH_MOVERS = frozenset({"Identity", "Slice", "Gather", "Concat", "Squeeze", "Unsqueeze"})
-_SYSCALL_MOVERS = frozenset({"PassThrough", "Gate", "GateDispatch", "GateManyDispatch", "Tee"})
+_ANSWER_MOVERS = frozenset({"Peers", "Missing", "Merge", keys.OP_UNBUNDLE})
+_SYSCALL_MOVERS = frozenset(
+    {"PassThrough", "Gate", "GateDispatch", "GateManyDispatch", "Tee"}
+    | {keys.OP_PEERS_FILTER, keys.OP_PEERS_WITHOUT}
+)
 _ALL_INPUTS = "Concat"
 PEERS_INPUT = 1  # of Send and SendReqBatched
 RECEIVED_OUTPUT = {keys.OP_SEND: 0, keys.OP_SEND_REQ_BATCHED: 2}
@@ -358,6 +362,8 @@ class PeerClasses:
         received = RECEIVED_OUTPUT.get(node.op_type) if is_wire(node) else None
         if received is not None and node.outputs[received : received + 1] == (value,):
             return [send.inputs[0] for send in self._joined.get(value, [node])]
+        if is_wire(node, keys.OP_SEND_REQ_BATCHED) and node.outputs[1:2] == (value,):
+            return [node.inputs[PEERS_INPUT]]  # those who answer are among those who are asked
         if node.domain == keys.COMPOSITE_DOMAIN and node.op_type == keys.OP_UNBUNDLE:
             return self._bundled(node.inputs[0], node.outputs.index(value))
         return _moved(node)
@@ -390,4 +396,8 @@ def _moved(node: OpNode) -> list[str] | None:
         return list(node.inputs) if node.op_type == _ALL_INPUTS else list(node.inputs[:1])
     if node.domain == keys.SYSCALL_DOMAIN and node.op_type in _SYSCALL_MOVERS:
         return list(node.inputs[:1])
+    if node.domain == keys.RESPONSES_DOMAIN and node.op_type in _ANSWER_MOVERS:
+        return list(node.inputs[:1])
+    if node.domain == keys.SYSCALL_DOMAIN and node.op_type == keys.OP_CHOOSE:
+        return list(node.inputs[1:])
     return None

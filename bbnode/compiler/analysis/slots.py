@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from bbnode.compiler.analysis.functions import (
     by_key,
@@ -21,10 +22,14 @@ from bbnode.compiler.errors import MalformedSlotMetadata, MissingBinding, Where
 from bbnode.compiler.unit import CompilationUnit, SlotBinding
 from bbnode.components.contracts import CONTRACTS, Component
 from bbnode.components.registry import UnknownComponentType, component_class
-from bbnode.ir import keys, opset
+from bbnode.ir import keys, opset, types
 from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_op
+from bbnode.ir.opset import Port
+from bbnode.ir.types import TypeNode
 
 TRAIT_SUFFIX = "Runtime"
+Storage: TypeAlias = Mapping[str, TypeNode | tuple[TypeNode, ...]]
+ALL_PORTS = "*"  # of a component's `storage`
 
 
 def component_of(node: OpNode, bound: Mapping[str, SlotBinding]) -> type[Component] | None:
@@ -45,6 +50,17 @@ def component_of(node: OpNode, bound: Mapping[str, SlotBinding]) -> type[Compone
         raise MissingBinding(
             slot=slot, site=f"op {node.name!r}: {error}; it", where=Where.of(node)
         ) from error
+
+
+def stored_at(node: OpNode, port: Port, storage: Storage) -> TypeNode | tuple[TypeNode, ...] | None:
+    """Return the type that a component keeps at a port of its op, if the op leaves that to it.
+
+    Several where the component may keep each of them.
+    """
+    own = storage.get(f"{node.op_type}.{port.name}")
+    if port.type is types.TENSOR:
+        return own or storage.get(ALL_PORTS)
+    return own if port.type is types.ANY else None
 
 
 def by_slot(bindings: Iterable[SlotBinding]) -> dict[str, SlotBinding]:

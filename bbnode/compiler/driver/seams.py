@@ -24,6 +24,7 @@ NUMBER_KEYS = (
     keys.SLOT_ID_KEY,
     keys.INSTANCE_KEY,
     keys.CHAIN_DEPTH_KEY,
+    keys.BUDGET_NS_KEY,
     keys.DEADLINE_NS_KEY,
     keys.SITE_ID_KEY,
     keys.TYPE_HASH_KEY,

@@ -1,17 +1,20 @@
 """`analyze_wire_edges`: what travels on each wire edge, and where it lands.
 
-Rule: a site id is a hash of names in the artifact, so that every peer that runs it agrees
-without asking; all addresses of a program are stamped here.
+Rule: a site id is a hash of what crosses, so that peers agree on it without asking, those of
+another version of the program included; all addresses of a program are stamped here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from bbnode.compiler.analysis.crossings import Crossings
 from bbnode.compiler.rewriting.gates import stamp_destination
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass, WireEdge
-from bbnode.ir import ids, keys, opset, types
+from bbnode.ir import keys, opset, types
 from bbnode.ir.graph import Function, OpNode, ValueType, is_wire
+
+MAX_SHOWN_TYPE_CHARS = 200  # of `crossing_type`, which people read; the site has all of it
 
 
 class AnalyzeWireEdges(Pass):
@@ -23,9 +26,12 @@ class AnalyzeWireEdges(Pass):
        `payload_type`, `type_hash`).
     2. `batch_group_id` of both ends is the same for all plain Sends of one class to one peers
        value; a request and a response are groups of their own.
-    3. `site_id` of the receiver is the hash of `<target>/<payload value>`; the Send says where
-       its data input lands: `dest_site_name.<input>` (the value) and the attribute
-       `dest_suffix.<input>` (bytes of `/site/<id>`).
+    3. `site_id` of the receiver is a hash of what crosses: the program's name, the receiving
+       class, the port (behind the calls of Modules that lead to it), one-way, request or response,
+       and the type (`crossing_type`, on both ends), with those inside of a composite. Bodies and
+       senders are not in it. The Send says where its data input lands: `dest_site_name.<input>`
+       (the value) and the attribute `dest_suffix.<input>` (bytes of `/site/<id>`). Two receivers
+       with one site are SiteCollision.
     4. `sender_class` of the receiver is the class that sends there, and with a fan-in all of
        them: the engine takes nothing from a peer that plays none of these.
     5. A receiver without a deadline takes that of its Send.
@@ -38,8 +44,8 @@ class AnalyzeWireEdges(Pass):
         }
         transports = {home: _transports(main) for home, main in unit.partitions.items()}
         groups: dict[tuple[str, str], str] = {}
-        senders: dict[tuple[str, str], tuple[OpNode, set[str]]] = {}
         found = {keys.TRANSPORT_DATA: 0, keys.TRANSPORT_TRIGGER_ONLY: 0}
+        feeds: dict[tuple[str, str], list[tuple[WireEdge, OpNode]]] = {}
         for edge in unit.wire_edges:
             send = wire_nodes[edge.producer_class][edge.send_node]
             recv = wire_nodes[edge.consumer_class][edge.recv_node]
@@ -49,16 +55,13 @@ class AnalyzeWireEdges(Pass):
             for node in (send, recv):
                 node.metadata[keys.WIRE_TRANSPORT_KEY] = transport
                 node.metadata[keys.BATCH_GROUP_KEY] = group
-            site = ids.site_id(unit.partitions[edge.consumer_class].name, edge.value_name)
-            recv.metadata[keys.SITE_ID_KEY] = str(site)
-            at = (edge.consumer_class, recv.name)
-            senders.setdefault(at, (recv, set()))[1].add(edge.producer_class)
-            stamp_destination(send, edge.value_name, site)
+            feeds.setdefault((edge.consumer_class, recv.name), []).append((edge, send))
             deadline = send.metadata.get(keys.DEADLINE_NS_KEY)
             if deadline is not None and recv.metadata.get(keys.DEADLINE_NS_KEY) is None:
                 recv.metadata[keys.DEADLINE_NS_KEY] = deadline
-        for recv, classes in senders.values():
-            recv.metadata[keys.SENDER_CLASS_KEY] = ",".join(sorted(classes))
+        crossings = Crossings(unit)
+        for (home, name), fed_by in feeds.items():
+            _stamp_site(crossings, wire_nodes[home][name], fed_by)
         for main in unit.partitions.values():
             _declare_triggers(main)
         return {
@@ -66,6 +69,25 @@ class AnalyzeWireEdges(Pass):
             "wire_edges_trigger_only": found[keys.TRANSPORT_TRIGGER_ONLY],
             "batch_groups": len(groups),
         }
+
+
+def _stamp_site(
+    crossings: Crossings, recv: OpNode, fed_by: Sequence[tuple[WireEdge, OpNode]]
+) -> None:
+    """Stamp a receiver and all that send to it."""
+    said = {crossings.crosses(edge, send, recv) for edge, send in fed_by}
+    crosses = max(said, key=lambda text: (len(text), text))  # the one that knows most
+    edge = fed_by[0][0]
+    site = crossings.site(edge, recv, crosses)
+    shown = (
+        crosses if len(crosses) <= MAX_SHOWN_TYPE_CHARS else crosses[:MAX_SHOWN_TYPE_CHARS] + "…"
+    )
+    for node in (recv, *(send for _, send in fed_by)):
+        node.metadata[keys.CROSSING_TYPE_KEY] = shown
+    recv.metadata[keys.SITE_ID_KEY] = str(site)
+    recv.metadata[keys.SENDER_CLASS_KEY] = ",".join(sorted({e.producer_class for e, _ in fed_by}))
+    for edge, send in fed_by:
+        stamp_destination(send, edge.value_name, site)
 
 
 def _group(edge: WireEdge, send: OpNode, groups: dict[tuple[str, str], str]) -> str:

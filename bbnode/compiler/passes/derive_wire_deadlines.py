@@ -17,14 +17,15 @@ class DeriveWireDeadlines(Pass):
     """Stamps `chain_depth` and `deadline_ns` on every Send-flavoured op.
 
     1. `chain_depth` is the number of hops from the send to the end of its chain, its own hop
-       included (`chain_depth.py`); one that the author gave stays, and is `hops` as well, so
-       that whoever replays the compiled program can tell it from a derived one.
+       included (`chain_depth.py`); one that the author gave stays.
     2. `deadline_ns` is `chain_depth` times the per-hop budget. Where requests behind the send
        bring deadlines of their own, or `After` and `Sleep` their delays, those count as they
        are, and the slowest path decides.
     3. A request that brings its own `deadline_ns` attribute (not 0) keeps that one.
-    4. A `chain_depth` that is no number from 1 to `MAX_CHAIN_DEPTH`, or a negative deadline,
-       is ExpansionFailed.
+    4. A Send that begins a budget of its own (`budget_ns`) takes that as `deadline_ns`, and what
+       comes before it does not count what comes after it.
+    5. A `chain_depth` that is no number from 1 to `MAX_CHAIN_DEPTH`, a negative deadline, or a
+       `budget_ns` that is no positive number or not on a Send, is ExpansionFailed.
     """
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
@@ -34,11 +35,7 @@ class DeriveWireDeadlines(Pass):
             spans = spans_of_sends(function, options.per_hop_budget_ns, called_slots)
             for index, span in spans.items():
                 meta = function.nodes[index].metadata
-                given = meta.get(keys.CHAIN_DEPTH_KEY)
-                if given is None:
-                    meta[keys.CHAIN_DEPTH_KEY] = str(span.hops)
-                elif keys.DEADLINE_NS_KEY not in meta:  # not stamped before: the author's
-                    meta[keys.HOPS_KEY] = given
+                meta.setdefault(keys.CHAIN_DEPTH_KEY, str(span.hops))
                 meta[keys.DEADLINE_NS_KEY] = str(span.ns)
                 deepest = max(deepest, span.hops)
             stamped += len(spans)

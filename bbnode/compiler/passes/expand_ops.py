@@ -17,6 +17,7 @@ from bbnode.compiler.rewriting.inlining import references, resolve_defaults
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import codec, keys, opset, types
 from bbnode.ir.errors import DecodeError
+from bbnode.ir.flatten import join_fault
 from bbnode.ir.graph import Attribute, AttributeKind, Function, OpNode, is_onnx_op, is_wire
 from bbnode.ir.opset import REQUIRED, OpSpec
 from bbnode.ir.peer import PeerId
@@ -42,8 +43,8 @@ class ExpandOps(Pass):
        value is ExpansionFailed.
     2. A missing attribute takes its default; a missing required one, one of the wrong kind, one
        without its value, and one that the op does not have are ExpansionFailed.
-    3. `Bundle` counts its parts, `Unbundle` its outputs; `Tee` and `Threshold` have to fit
-       their outputs and inputs.
+    3. `Bundle` counts its parts, `Unbundle` its outputs; `Tee` has to fit its
+       outputs; the numbers of a `Threshold` and a `Collect` fit each other.
     4. A request says how many peers it asks at most, as far as the program says it
        (`cohort_size`, 0 where nothing does), and its `variant`: `one_shot` for a single peer,
        else `cohort`. Its quorum is not larger than that.
@@ -143,12 +144,10 @@ def _expand_tee(node: OpNode) -> int:
     return 0
 
 
-def _expand_threshold(node: OpNode) -> int:
-    wanted = node.attr("n")
-    if not isinstance(wanted, int) or not 0 < wanted <= len(node.inputs):
-        raise expansion_failed(
-            node, f"n is {wanted}, it has to be 1 to {len(node.inputs)}, its inputs"
-        )
+def _check_join(node: OpNode) -> int:
+    fault = join_fault(node)
+    if fault is not None:
+        raise expansion_failed(node, fault)
     return 0
 
 
@@ -159,8 +158,10 @@ def _text(value: str | bytes) -> str:
 EXPANDERS: dict[tuple[str, str], Expander] = {
     (keys.COMPOSITE_DOMAIN, keys.OP_BUNDLE): _expand_bundle,
     (keys.COMPOSITE_DOMAIN, keys.OP_UNBUNDLE): _expand_unbundle,
+    (keys.RESPONSES_DOMAIN, keys.OP_UNBUNDLE): _expand_unbundle,
     (keys.SYSCALL_DOMAIN, "Tee"): _expand_tee,
-    (keys.SYSCALL_DOMAIN, "Threshold"): _expand_threshold,
+    (keys.SYSCALL_DOMAIN, keys.OP_THRESHOLD): _check_join,
+    (keys.SYSCALL_DOMAIN, keys.OP_COLLECT): _check_join,
 }
 
 

@@ -26,9 +26,11 @@ from bbnode.compiler.errors import (
 )
 from bbnode.compiler.rewriting.hoisting import join_equal
 from bbnode.compiler.rewriting.inlining import merge_opsets, references, splice
+from bbnode.compiler.typing.shapes import take_shape
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys, types
-from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_op, is_wire
+from bbnode.ir.flatten import is_join
+from bbnode.ir.graph import Function, FunctionKey, OpNode, ValueType, call_key, is_onnx_op, is_wire
 from bbnode.ir.types import TypeNode
 
 # Ten times the largest program that the compiler is made for. Calls of calls multiply: thirty
@@ -52,8 +54,9 @@ class _Plan:
 class InlineForPartition(Pass):
     """Inlines three classes of function wherever they are called.
 
-    1. Functions whose closure holds a wire op, so that partitioning sees it (the whole chain of
-       callers with them). One that imports another version of an opset is OpsetNotImported.
+    1. Functions whose closure holds a wire op, or a join over executions, so that partitioning sees
+       it (the whole chain of callers with them). One that imports another version of an opset is
+       OpsetNotImported.
     2. Functions whose closure is `ai.onnx` only, so that a backend sees one graph (up to
        `MAX_REPEATED_NODES`).
     3. Functions that are called from one place, and calls that give a value to an attribute
@@ -108,7 +111,7 @@ def _plan(
         key = call_key(node)
         callee = plans.get(key)
         if callee is None:  # no call, or one of a bootstrap
-            touches_wire = touches_wire or is_wire(node)
+            touches_wire = touches_wire or is_wire(node) or is_join(node)
             pure_onnx = pure_onnx and _is_plain(node) and key not in table
             continue
         touches_wire = touches_wire or callee.touches_wire
@@ -165,6 +168,7 @@ def _inline(function: Function, bodies: dict[str, Function]) -> None:
     nodes: list[OpNode] = []
     known = function.kinds()
     changed: dict[str, TypeNode] = {}
+    shaped: list[tuple[OpNode, str, ValueType]] = []
     for node in function.nodes:
         callee = bodies.get(node.name)
         if callee is None or node.op_type != callee.name:
@@ -183,10 +187,13 @@ def _inline(function: Function, bodies: dict[str, Function]) -> None:
                 )
             if name not in known or after is not before:
                 known[name] = changed[name] = after
+        shaped += ((node, name, declared) for name, declared in spliced.shaped)
         take_slots(function, callee)
         merge_opsets(function, callee, spliced)
     function.nodes = nodes
     function.declare(changed)
+    for call, name, declared in shaped:
+        take_shape(function, call, name, declared)
 
 
 def _drop_unused(unit: CompilationUnit) -> None:

@@ -24,8 +24,7 @@ class InsertAsyncDeadlines(Pass):
        `deadline_ns`: the one it has, else its `deadline_ns` attribute, else the per-hop budget
        plus what it delays on purpose (`After`, `Sleep`).
     2. RecvRespBatched takes the deadline of the SendReqBatched that it waits for, and the
-       attribute `deadline_ns` of that one is never 0 afterwards (`deadline_derived` says that
-       it was).
+       attribute `deadline_ns` of that one is never 0 afterwards.
     3. Every op that carries `deadline_ns` and is neither Recv-flavoured nor a gate has a
        `DeadlineCheck` right before it, which passes its first data input through; for an op
        without inputs it has none, and its output is one more value that the op waits for.
@@ -52,7 +51,6 @@ def _stamp(function: Function, budget_ns: int) -> int:
             node.metadata[keys.DEADLINE_NS_KEY] = deadline
             if not node.attr(keys.ATTR_DEADLINE_NS, 0):
                 node.set_attr(keys.ATTR_DEADLINE_NS, int(deadline))
-                node.metadata[keys.DEADLINE_DERIVED_KEY] = "true"
             requests.update((name, deadline) for name in node.outputs)
         elif is_wire(node, keys.OP_RECV_RESP_BATCHED):
             known = requests.get(node.inputs[0] if node.inputs else "")

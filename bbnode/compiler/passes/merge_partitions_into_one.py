@@ -20,8 +20,6 @@ from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys
 from bbnode.ir.graph import Function, FunctionKey, Program, sorted_opsets
 
-DEFAULT_GRAPH_NAME = "program"  # ONNX wants a name, and a hand-made model may have none
-
 
 class MergePartitionsIntoOne(Pass):
     """Puts mains and shared functions into one model.
@@ -46,6 +44,7 @@ class MergePartitionsIntoOne(Pass):
             ):
                 raise Internal(detail=f"two functions {function.name!r} differ")
         _finish(program, merged.values())
+        program.name = unit.program_name
         if mains:
             program.functions = list(merged.values())
             unit.partitions = {}
@@ -67,4 +66,3 @@ def _finish(program: Program, functions: Collection[Function]) -> None:
             # Ops are the same in the program's own version (`validate`), but maybe in no other.
             imported[domain] = known.get(domain) or max(imported.get(domain, 0), used)
     program.opset_imports = sorted_opsets(imported.items())
-    program.name = program.name or DEFAULT_GRAPH_NAME

@@ -125,7 +125,8 @@ class _Main:
         main.nodes = self._nodes
         import_used(main, self._versions)
         main.types = {n: kind for n, kind in self._root.types.items() if n in read or n in made}
-        main.notes = self._root.notes.copy()
+        notes = self._root.notes.items()
+        main.notes = {n: note for n, note in notes if n in read or n in made}
         return main
 
     def _values(self) -> tuple[set[str], set[str]]:

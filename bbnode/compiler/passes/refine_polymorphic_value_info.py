@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from bbnode.compiler.analysis.slots import by_slot, component_of, slot_roles
+from bbnode.compiler.analysis.slots import Storage, by_slot, component_of, slot_roles, stored_at
 from bbnode.compiler.errors import (
     BindingMismatch,
     IncompatibleStorageOnEdge,
@@ -19,10 +19,8 @@ from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.components.contracts import Component
 from bbnode.ir import keys, opset, types
 from bbnode.ir.graph import Function, OpNode, is_role, is_wire
-from bbnode.ir.opset import OpSpec, Port
+from bbnode.ir.opset import OpSpec
 from bbnode.ir.types import TypeNode
-
-ALL_PORTS = "*"
 
 
 class RefinePolymorphicValueInfo(Pass):
@@ -31,6 +29,7 @@ class RefinePolymorphicValueInfo(Pass):
     1. A tensor port of a role's or a protocol's op takes the leaf type that the component's
        `storage` gives for `<op_type>.<port>`, else for `*`; the value at the port narrows to it.
        A port of an op of a protocol may be of any type; what `<op_type>.<port>` says holds there.
+       Where `storage` gives several types, `type_solver` chooses.
     2. A value that meets two different leaf types is TypeConstraintFailed; one that was sent
        as one and is taken as the other is IncompatibleStorageOnEdge.
     3. A bound component has the method that each op of its slot calls (RoleMethodFailed), and
@@ -66,23 +65,13 @@ class RefinePolymorphicValueInfo(Pass):
         return {"values_refined": narrowed}
 
 
-def _stored(
-    node: OpNode, spec: OpSpec, storage: Mapping[str, TypeNode]
-) -> Iterator[tuple[str, TypeNode]]:
+def _stored(node: OpNode, spec: OpSpec, storage: Storage) -> Iterator[tuple[str, TypeNode]]:
     """Values at tensor ports with the leaf types that the component keeps there."""
     for names, ports in ((node.inputs, spec.inputs), (node.outputs, spec.outputs)):
         for port, value in zip(ports, names, strict=False):
-            leaf = _leaf_at(spec, port, storage)
-            if value and leaf is not None:
+            leaf = stored_at(node, port, storage)
+            if value and isinstance(leaf, TypeNode):
                 yield value, leaf
-
-
-def _leaf_at(spec: OpSpec, port: Port, storage: Mapping[str, TypeNode]) -> TypeNode | None:
-    """Return the type that the component keeps at a port, if the op leaves that to it."""
-    own = storage.get(f"{spec.op_type}.{port.name}")
-    if port.type is types.TENSOR:
-        return own or storage.get(ALL_PORTS)
-    return own if port.type is types.ANY else None
 
 
 def _check_roles(function: Function, bound: Mapping[str, SlotBinding]) -> None:

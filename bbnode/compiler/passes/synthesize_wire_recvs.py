@@ -11,7 +11,7 @@ from bbnode.compiler.driver.seams import is_natural
 from bbnode.compiler.errors import IncompatibleStorageOnEdge, UnresolvedPeerClass, Where
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys, types
-from bbnode.ir.graph import Function, OpNode, inherit, is_wire
+from bbnode.ir.graph import Function, OpNode, ValueType, inherit, is_wire
 from bbnode.ir.types import TypeNode
 
 CORRELATION = {
@@ -26,6 +26,7 @@ CORRELATION = {
 # What a synthesised op takes over from the send that it belongs to.
 _INHERITED = (
     keys.PORT_KEY,
+    keys.PORT_SCOPE_KEY,
     keys.PEER_CLASS_KEY,
     keys.DEADLINE_NS_KEY,
     keys.MODULE_INSTANCE_KEY,
@@ -46,7 +47,8 @@ class SynthesizeWireRecvs(Pass):
     2. A SendReqBatched keeps `req_id`; its RecvReq makes the far side's values, its
        RecvRespBatched `responses`, with the request's `cohort_size`. Those three and the
        SendResp carry one `synthesized_from`.
-    3. Recv and RecvReq say the `payload_type`, and its `type_hash` when it is a leaf.
+    3. Recv and RecvReq say the `payload_type`, with its shape where one is known, and its
+       `type_hash` when it is a leaf.
     4. Each wire op says its `wire_correlation`; synthesised ones take over port, peer class,
        deadline and source of their send.
     5. A payload that is received as another type than it is sent as is
@@ -168,7 +170,9 @@ class _Synthesis:
         deadlines = [member.metadata.get(keys.DEADLINE_NS_KEY) or "" for member in members]
         if len(members) > 1 and all(map(is_natural, deadlines)):
             recv.metadata[keys.DEADLINE_NS_KEY] = str(max(map(int, deadlines)))
-        recv.set_attr(keys.ATTR_PAYLOAD_TYPE, payload)
+        declared = self._root.types.get(names[0])
+        known = ValueType.of(payload) if declared is None else declared.narrowed(payload)
+        recv.set_attr(keys.ATTR_PAYLOAD_TYPE, known)
         if payload.is_leaf:
             recv.metadata[keys.TYPE_HASH_KEY] = str(payload.wire_hash)
 

@@ -9,11 +9,20 @@ from __future__ import annotations
 
 from bbnode.compiler.analysis.functions import by_key
 from bbnode.compiler.analysis.slots import by_slot, role_of
-from bbnode.compiler.errors import UnresolvedType, Where
+from bbnode.compiler.errors import (
+    NOWHERE,
+    IncompatibleStorageOnEdge,
+    TypeConstraintFailed,
+    UnresolvedType,
+    Where,
+)
+from bbnode.compiler.passes.inline_for_partition import InlineForPartition
+from bbnode.compiler.rewriting.instances import copy_for_each_call
 from bbnode.compiler.typing.constraints import FunctionTypes, TypeNetwork
+from bbnode.compiler.typing.stored import Choices, unite_stored
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys
-from bbnode.ir.graph import OpNode
+from bbnode.ir.graph import FunctionKey, OpNode
 from bbnode.ir.types import TypeNode
 
 
@@ -25,31 +34,32 @@ class TypeSolver(Pass):
        IncompatibleStorageOnEdge.
     2. `ai.onnx` ops follow ONNX's schemas and its inference, node by node; those that move peers
        or addresses about follow `peer_list_ops.py`.
-    3. A call's values have the types of the callee's inputs and outputs, at every call.
+    3. A call's values have the types of the callee's inputs and outputs, at every call. Where
+       calls of one body disagree, each body whose ports' types are open is copied for each of
+       its calls (`instances.py`); copies that turn out equal are one again, and one that a
+       single place calls is inlined.
     4. Peers of a send that say nothing else are a PeerIdVec; a function input that nothing
        computes with (only `after`, or nobody at all) is a Trigger.
-    5. `Unbundle` takes its parts' types from `child_types`, `Bundle` records them there.
-    6. A type that stays abstract is UnresolvedType, unless types are permissive. A function
+    5. `Unbundle` takes its parts' types from `child_types`, `Bundle` records them there; parts
+       have the types that were put in, across calls and sends. Answers are of the type of what
+       the request is answered with; an aggregator takes those that its class says (`answers`).
+    6. What `Hold.Flush` and `Serialize.Dequeue` take has the type of what is put under that name,
+       anywhere in the program (StoredTypesDiffer); where nothing is, it is NothingStored.
+    7. Where a component's `storage` gives several types for a port, it is the one that the
+       program says (TypeConstraintFailed for another one), else the first.
+    8. A type that stays abstract is UnresolvedType, unless types are permissive. A function
        input that nothing computes with may stay a Tensor: it never gets anywhere.
     """
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
-        network = TypeNetwork()
-        table = by_key(unit.bodies())
-        functions = {
-            key: FunctionTypes(function, unit.program, network) for key, function in table.items()
-        }
-        for one in functions.values():
-            one.constrain(functions)
-        _infer_until_settled(list(functions.values()), network)
-        for one in functions.values():
-            one.default_peers()
-        _infer_until_settled(list(functions.values()), network)
-        for one in functions.values():
-            one.settle_movers(finally_tensors=True)
-        _infer_until_settled(list(functions.values()), network)
-        for one in functions.values():
-            one.default_triggers()
+        copied = 0
+        try:
+            functions = _solved(unit, options)
+        except (TypeConstraintFailed, IncompatibleStorageOnEdge):
+            copied = copy_for_each_call(unit)
+            if not copied:
+                raise
+            functions = _solved(unit, options)
         resolved = unresolved = 0
         for one in functions.values():
             one.check_allowed()
@@ -58,7 +68,40 @@ class TypeSolver(Pass):
                 raise _unresolved(one, *open_values[0], options)
             resolved += one.write()
             unresolved += len(open_values)
-        return {"types_resolved": resolved, "types_unresolved": unresolved}
+        if copied:  # a copy that one place calls is inlined, as any body is
+            InlineForPartition().run(unit, options)
+        return {
+            "types_resolved": resolved,
+            "types_unresolved": unresolved,
+            "bodies_copied": copied,
+        }
+
+
+def _solved(unit: CompilationUnit, options: CompileOptions) -> dict[FunctionKey, FunctionTypes]:
+    network = TypeNetwork()
+    table = by_key(unit.bodies())
+    bound = by_slot(options.bindings)
+    functions = {
+        key: FunctionTypes(function, unit.program, network, bound)
+        for key, function in table.items()
+    }
+    for one in functions.values():
+        one.constrain(functions)
+    unite_stored(functions.values(), network)
+    _infer_until_settled(list(functions.values()), network)
+    for one in functions.values():
+        one.default_peers()
+    _infer_until_settled(list(functions.values()), network)
+    choices = Choices(functions.values(), bound)
+    choices.settle(network)
+    _infer_until_settled(list(functions.values()), network)
+    choices.check(network)
+    for one in functions.values():
+        one.settle_movers(finally_tensors=True)
+    _infer_until_settled(list(functions.values()), network)
+    for one in functions.values():
+        one.default_triggers()
+    return functions
 
 
 def _infer_until_settled(functions: list[FunctionTypes], network: TypeNetwork) -> None:
@@ -86,7 +129,9 @@ def _unresolved(
                 role=role,
                 where=Where.of(node),
             )
-    return UnresolvedType(value=value, known=known.name)
+    reader = next((node for node in one.function.nodes if value in node.computes_with), None)
+    where = NOWHERE if reader is None else Where.of(reader)  # an input has no line of its own
+    return UnresolvedType(value=value, known=known.name, where=where)
 
 
 def _unbound(node: OpNode, options: CompileOptions) -> tuple[str, str]:

@@ -118,6 +118,7 @@ def _canonical(node: OpNode, names: Mapping[str, str], ops: Mapping[str, str]) -
     node.name = ops[node.name]
     node.doc_string = ""
     node.metadata.pop(keys.MODULE_INSTANCE_KEY, None)
+    node.metadata.pop(keys.CALL_KEY, None)
     waits = control_of(node)
     if waits:
         text = ",".join(ops.get(name, name) for name in waits)

@@ -11,22 +11,34 @@ from dataclasses import dataclass, field
 
 from bbnode.compiler.analysis.order import rename_node
 from bbnode.ir import keys, types
-from bbnode.ir.graph import Attribute, Function, OpNode, Opset, inherit, is_onnx_op
+from bbnode.ir.graph import (
+    Attribute,
+    Function,
+    OpNode,
+    Opset,
+    ValueType,
+    inherit,
+    is_onnx_op,
+    is_wire,
+)
 from bbnode.ir.types import TypeNode
 
 
 @dataclass(slots=True)
 class Splice:
-    """The nodes and types that take the place of a call."""
+    """The nodes and types that take the place of a call; `shaped` are types with a shape or a
+    denotation."""
 
     nodes: list[OpNode] = field(default_factory=list)
     types: dict[str, TypeNode] = field(default_factory=dict)
+    shaped: list[tuple[str, ValueType]] = field(default_factory=list)
 
 
 def splice(call: OpNode, callee: Function, caller_home: str) -> Splice:
     """Return the nodes that take the place of `call`.
 
     The call's `after` holds back every op of the body that no other op of the body holds back.
+    A wire op of the body says that this call leads to its port, in `port_scope`.
     A body whose Module names a home of its own keeps it, in metadata `home` on its nodes.
     """
     names = _value_names(call, callee)
@@ -45,6 +57,8 @@ def splice(call: OpNode, callee: Function, caller_home: str) -> Splice:
             node.after = (*waits, *node.after)
         if home is not None and node.metadata.get(keys.HOME_KEY) is None:
             node.metadata[keys.HOME_KEY] = home
+        if is_wire(node):
+            node.metadata[keys.PORT_SCOPE_KEY] = _scope(call, node)
         _inherit_slot(node, call)
         out.nodes.append(node)
     out.nodes.extend(_aliases(call, callee, names))
@@ -52,6 +66,9 @@ def splice(call: OpNode, callee: Function, caller_home: str) -> Splice:
         renamed = names.get(value, "")
         if renamed:
             out.types[renamed] = types.meet(kind, out.types.get(renamed, types.ANY)) or kind
+    for value, declared in callee.types.items():
+        if names.get(value) and (declared.shape is not None or declared.denotation):
+            out.shaped.append((names[value], declared))
     return out
 
 
@@ -125,6 +142,13 @@ def resolve_defaults(function: Function) -> int:
 def _own_home(callee: Function, caller_home: str) -> str | None:
     home = callee.metadata.get(keys.HOME_KEY)
     return None if home in (None, keys.SELF_CLASS, caller_home) else home
+
+
+def _scope(call: OpNode, node: OpNode) -> str:
+    """Return the calls that lead to the port of a wire op, this one before those of the body."""
+    name = call.metadata.get(keys.CALL_KEY) or call.name
+    inner = node.metadata.get(keys.PORT_SCOPE_KEY)
+    return f"{name}/{inner}" if inner else name
 
 
 def _inherit_slot(node: OpNode, call: OpNode) -> None:

@@ -6,16 +6,21 @@ matter, and in which order they are solved is the pass's.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from onnx import TypeProto
 
 from bbnode.compiler.analysis.order import split_names
 from bbnode.compiler.analysis.signatures import canonical, versions_of
+from bbnode.compiler.analysis.slots import component_of, stored_at
 from bbnode.compiler.errors import IncompatibleStorageOnEdge, TypeConstraintFailed, Where
 from bbnode.compiler.typing import onnx_types
 from bbnode.compiler.typing.onnx_types import InferenceFailed, OpRule
 from bbnode.compiler.typing.peer_lists import Works, may_move_peers, narrowings, refusal, works
+from bbnode.compiler.unit import SlotBinding
+from bbnode.components.contracts import Aggregator
 from bbnode.ir import keys, opset, types
 from bbnode.ir.graph import (
     Function,
@@ -32,12 +37,32 @@ from bbnode.ir.onnx_file import type_of
 from bbnode.ir.opset import OpSpec, Port
 from bbnode.ir.types import TypeNode
 
+# Ops on what a node keeps under a name: the attribute that is the name.
+STORE_NAMES = {
+    "Hold.Stash": "slot",
+    "Hold.Flush": "slot",
+    "Serialize.Enqueue": "queue",
+    "Serialize.Dequeue": "queue",
+}
+
+_HOLD_ANSWERS = (types.RESPONSE_BATCH, types.WIRE_REQUEST_ID)
+# Ops whose attribute `to` names the type of what they give.
+_TO_OPS = frozenset({(keys.TYPES_DOMAIN, "Cast"), (keys.RESPONSES_DOMAIN, "Entry")})
+_AGGREGATOR = keys.role_domain("Aggregator")
+
 
 class FunctionTypes:
     """One function's values in the network, and the constraints of its ops."""
 
-    def __init__(self, function: Function, program: Program, network: TypeNetwork) -> None:
+    def __init__(
+        self,
+        function: Function,
+        program: Program,
+        network: TypeNetwork,
+        bound: Mapping[str, SlotBinding],
+    ) -> None:
         self.function = function
+        self._bound = bound
         self._network = network
         self._ir_version = program.ir_version
         self._versions = versions_of(function, program)
@@ -46,6 +71,7 @@ class FunctionTypes:
         self._to_infer: list[OpNode] = []
         self._graph_ops: list[tuple[OpNode, list[tuple[str, onnx_types.PortRule]]]] = []
         self._movers: list[OpNode] = []  # ops on peers or on tensors: nothing says which, yet
+        self.stores: list[OpNode] = []  # ops on what the node keeps under a name (`stored.py`)
         for name, declared in function.types.items():
             kind = declared.kind
             self._declared[name] = kind
@@ -68,6 +94,7 @@ class FunctionTypes:
             for name in node.outputs:
                 if name:
                     self.id_of(name)
+            self._network.at = node
             try:
                 self._constrain(node, functions.get(call_key(node)))
             except Conflict as conflict:
@@ -93,21 +120,93 @@ class FunctionTypes:
                     self._network.unite(self.id_of(actual), callee.id_of(formal))
 
     def _constrain_by_table(self, node: OpNode, spec: OpSpec) -> None:
+        if spec.op_type in STORE_NAMES and spec.domain == keys.SYSCALL_DOMAIN:
+            self.stores.append(node)
         variables: dict[str, int] = {}
         for names, ports in ((node.inputs, spec.inputs), (node.outputs, spec.outputs)):
             for name, port in _at_ports(names, ports):
                 if name.startswith(keys.SEND_SENTINEL_PREFIX):
                     continue  # what a synthesised Send makes in the place of its recorded outputs
-                number = self.id_of(name)
-                if isinstance(port.type, TypeNode):
-                    self._network.narrow(number, port.type)
-                else:
-                    self._network.unite(variables.setdefault(port.type, number), number)
+                self._fit(node, self.id_of(name), port, variables, ())
         for name, kind in _from_attributes(node):
             self._network.narrow(self.id_of(name), kind)
+        if node.domain == _AGGREGATOR and node.op_type == "ContributeAll":
+            self._fit(node, self.id_of(node.inputs[0]), self._contributed(node), variables, ())
+        if node.domain == keys.RESPONSES_DOMAIN and node.op_type == keys.OP_UNBUNDLE:
+            self._unbundle_answers(node)
+        if node.domain == keys.COMPOSITE_DOMAIN:
+            whole, parts = node.outputs, node.inputs
+            if node.op_type == keys.OP_UNBUNDLE:
+                whole, parts = node.inputs, node.outputs
+            self._network.compose(self.id_of(whole[0]), [self.id_of(part) for part in parts])
         joined = node.metadata.get(keys.FAN_IN_KEY) if is_wire(node) else None
         if joined is not None:  # all sends of one port carry one type
             self._network.unite(self.id_of(joined), self.id_of(node.inputs[0]))
+
+    def _fit(
+        self,
+        node: OpNode,
+        number: int,
+        port: Port,
+        variables: dict[str, int],
+        within: tuple[str, ...],
+    ) -> None:
+        """The value is what the port says, and its parts are what the port's parts say."""
+        network = self._network
+        if isinstance(port.type, TypeNode):
+            network.narrow(number, port.type, within)
+        else:
+            network.unite(variables.setdefault(port.type, number), number, within)
+            network.narrow(number, port.bound, within)
+        if port.type is types.TENSOR and node.domain == _AGGREGATOR:
+            self._fit_aggregated(node, number, port, within)
+        if port.parts:
+            parts = [network.add(types.ANY) for _ in port.parts]
+            network.compose(number, parts, within)
+            for index, (part, inner) in enumerate(zip(parts, port.parts, strict=True)):
+                at = (*within, _part_name(port.type, index))
+                self._fit(node, part, inner, variables, at)
+
+    def _unbundle_answers(self, node: OpNode) -> None:
+        """Each output is a batch of one part of the answers."""
+        network = self._network
+        answer = network.add(types.COMPOSITE)
+        parts = [network.add(types.ANY) for _ in node.outputs]
+        network.compose(answer, parts)
+        network.compose(self.id_of(node.inputs[0]), [answer])
+        declared = dict(_listed(node.outputs, node.attr("child_types", b"")))
+        for index, (name, part) in enumerate(zip(node.outputs, parts, strict=True)):
+            network.narrow(
+                part, declared.get(name, types.ANY), (_part_name(types.COMPOSITE, index),)
+            )
+            network.compose(self.id_of(name), [part])
+
+    def _contributed(self, node: OpNode) -> Port:
+        """The answers that the aggregator's class says it takes, as a port."""
+        whole = Port(name="responses", type=types.RESPONSE_BATCH)
+        component = component_of(node, self._bound)
+        if component is None or not issubclass(component, Aggregator):
+            return whole
+        kinds = component.answers
+        if isinstance(kinds, TypeNode):
+            answer = Port(name="responses", type=kinds)
+        else:
+            parts = tuple(Port(name="responses", type=kind) for kind in kinds)
+            answer = Port(name="responses", type=types.COMPOSITE, parts=parts)
+        return dataclasses.replace(whole, parts=(answer,))
+
+    def _fit_aggregated(
+        self, node: OpNode, number: int, port: Port, within: tuple[str, ...]
+    ) -> None:
+        """Tensors are what the component stores; where it says nothing, an aggregate is of the
+        type of what was contributed."""
+        component = component_of(node, self._bound)
+        leaf = None if component is None else stored_at(node, port, component.storage)
+        if isinstance(leaf, TypeNode) and leaf.is_leaf:
+            self._network.narrow(number, leaf, within)
+        else:
+            slot = self._network.of_slot(node.metadata.get(keys.SLOT_KEY, ""))
+            self._network.unite(slot, number, within)
 
     def _constrain_by_schema(self, node: OpNode) -> None:
         domain = canonical(node.domain)
@@ -156,6 +255,7 @@ class FunctionTypes:
         """
         waiting, self._movers = self._movers, []
         for node in waiting:
+            self._network.at = node
             try:
                 found = self._constrain_mover(node)
                 if found is Works.OPEN and finally_tensors:
@@ -170,6 +270,7 @@ class FunctionTypes:
         self.settle_movers()
         still_open = []
         for node in self._to_infer:
+            self._network.at = node
             known = {name: self._network.type_of(self.id_of(name)) for name in node.computes_with}
             try:
                 found = onnx_types.infer(node, known, self._versions, self._ir_version)
@@ -289,15 +390,62 @@ class FunctionTypes:
             return IncompatibleStorageOnEdge(
                 send_node=node.name,
                 recv_node=next(readers, f"{node.name} (receiving side)"),
-                sent=conflict.known.name,
-                received=conflict.wanted.name,
+                sent=conflict.known,
+                received=conflict.wanted,
                 where=where,
             )
+        within = " of ".join(reversed(conflict.within))
         return TypeConstraintFailed(
             op=node.name,
-            detail=f"{conflict.known.name} meets {conflict.wanted.name} at {node.op_type}",
+            detail=f"{within and f'{within}: '}{conflict.known} meets {conflict.wanted} "
+            f"at {node.op_type}{self._elsewhere(node, conflict)}",
             where=where,
         )
+
+    def _elsewhere(self, node: OpNode, conflict: Conflict) -> str:
+        """The other ops, or inputs of the function, that said what the value is."""
+        names = {number: name for name, number in self._ids.items()}
+        others: dict[str, None] = {}
+        for said in (*self._same_answers(node), *conflict.said):
+            name = names.get(said, "") if isinstance(said, int) else ""
+            other = self.function.producers.get(name) if isinstance(said, int) else said
+            if other is not None and other is not node:
+                line = f" at {other.source_line}" if other.source_line else ""
+                others[f"{other.op_type} {other.name!r}{line}"] = None
+            elif name in self.function.inputs:
+                others[f"the input {name!r}"] = None
+        text = f"; see {' and '.join(others)}" if others else ""
+        if node.domain == _AGGREGATOR and node.op_type == "ContributeAll":
+            component = component_of(node, self._bound)
+            if component is not None and issubclass(component, Aggregator):
+                text += f"; {component.TYPE_NAME} takes answers of {_answers_text(component)}"
+        return text
+
+    def _same_answers(self, node: OpNode) -> list[OpNode]:
+        """Where answers are taken, the ops that give them; where one is given, those that take."""
+        at = self._answers_at(node)
+        gives = is_wire(node, keys.OP_SEND_RESP)
+        return [
+            other
+            for other in (self.function.nodes if at else ())
+            if is_wire(other, keys.OP_SEND_RESP) is not gives and at & self._answers_at(other)
+        ]
+
+    def _answers_at(self, node: OpNode) -> set[int]:
+        """The answers in batches that an op reads, and the one that it gives."""
+        found: set[int] = set()
+        for name in node.inputs:
+            number = self._ids.get(name)
+            if number is not None and self._network.type_of(number) in _HOLD_ANSWERS:
+                found.update(map(self._network.find, self._network.parts_of(number) or ()))
+        return found
+
+
+def _answers_text(component: type[Aggregator]) -> str:
+    kinds = component.answers
+    if isinstance(kinds, TypeNode):
+        return kinds.name
+    return f"a bundle of [{', '.join(kind.name for kind in kinds)}]"
 
 
 def _at_ports(names: Sequence[str], ports: Sequence[Port]) -> Iterator[tuple[str, Port]]:
@@ -321,7 +469,7 @@ def _from_attributes(node: OpNode) -> Iterator[tuple[str, TypeNode]]:
         kind = constant_type(node)
         if kind is not None and node.outputs:
             yield node.outputs[0], kind
-    elif node.domain == keys.TYPES_DOMAIN and node.op_type == "Cast":
+    elif (node.domain, node.op_type) in _TO_OPS:
         yield from _listed(node.outputs, node.attr("to", b""))
     elif node.domain == keys.COMPOSITE_DOMAIN:
         values = node.inputs if node.op_type == keys.OP_BUNDLE else node.outputs
@@ -359,29 +507,66 @@ def constant_type(node: OpNode) -> TypeNode | None:
 
 
 class Conflict(Exception):
-    """Two constraints on one value exclude each other."""
+    """Two constraints on one value exclude each other.
 
-    def __init__(self, known: TypeNode, wanted: TypeNode) -> None:
-        super().__init__(f"{known.name} is not {wanted.name}")
+    Attributes:
+        known, wanted: the two types.
+        within: which part of the value they are types of, from the outside in.
+        said: what said each of them: an op, or the number of a value that was declared so.
+    """
+
+    def __init__(
+        self, known: str, wanted: str, within: tuple[str, ...], said: tuple[_Said, ...]
+    ) -> None:
+        super().__init__(f"{known} is not {wanted}")
         self.known = known
         self.wanted = wanted
+        self.within = within
+        self.said = said
+
+
+_Said: TypeAlias = "OpNode | int | None"
+
+
+def _part_name(whole: TypeNode | str, index: int) -> str:
+    return f"part {index}" if whole is types.COMPOSITE else "the answers"
 
 
 class TypeNetwork:
-    """Types of values that stand for each other; values are numbered from 0."""
+    """Types of values that stand for each other; values are numbered from 0.
+
+    The children of a composite, and the answer that is in a batch of answers, are values too, its
+    parts: composites that have one type have parts of one type.
+
+    Attributes:
+        at: the op whose constraints are being added.
+    """
 
     def __init__(self) -> None:
         self._parent: list[int] = []
         self._type: list[TypeNode] = []
         self._foreign: list[bool] = []
+        self._said: list[_Said] = []  # what made the type as narrow as it is
+        self._parts: dict[int, tuple[int, ...]] = {}
+        self._slots: dict[str, int] = {}
+        self.at: OpNode | None = None
         self.changes = 0  # grows whenever a type narrows
 
     def add(self, kind: TypeNode, *, foreign: bool = False) -> int:
         """Return a new value of a declared type."""
-        self._parent.append(len(self._parent))
+        number = len(self._parent)
+        self._parent.append(number)
         self._type.append(kind)
         self._foreign.append(foreign)
-        return len(self._parent) - 1
+        self._said.append(number)
+        return number
+
+    def of_slot(self, slot: str) -> int:
+        """Return the value that stands for the tensors of a slot whose ops share one type."""
+        number = self._slots.get(slot)
+        if number is None:
+            number = self._slots[slot] = self.add(types.TENSOR)
+        return number
 
     def find(self, value: int) -> int:
         """Return the class of a value."""
@@ -395,6 +580,10 @@ class TypeNetwork:
         """Return what is known of a value's type."""
         return self._type[self.find(value)]
 
+    def parts_of(self, value: int) -> tuple[int, ...] | None:
+        """Return the parts of a composite or of answers; None where nothing says them."""
+        return self._parts.get(self.find(value))
+
     def is_foreign(self, value: int) -> bool:
         """Return True if the value is of a type outside our lattice."""
         return self._foreign[self.find(value)]
@@ -403,30 +592,68 @@ class TypeNetwork:
         """Note that the value is of a type outside our lattice."""
         self._foreign[self.find(value)] = True
 
-    def narrow(self, value: int, kind: TypeNode) -> None:
-        """The value is a `kind`; Conflict when it can't be."""
+    def narrow(self, value: int, kind: TypeNode, within: tuple[str, ...] = ()) -> None:
+        """The value, the part `within` one, is a `kind`; Conflict when it can't be."""
         root = self.find(value)
         if self._foreign[root] or kind is types.ANY:
             return
         met = types.meet(self._type[root], kind)
         if met is None:
-            raise Conflict(self._type[root], kind)
+            raise Conflict(self._type[root].name, kind.name, within, (self._said[root],))
         if met is not self._type[root]:
             self._type[root] = met
+            self._said[root] = self.at
             self.changes += 1
 
-    def unite(self, a: int, b: int) -> None:
-        """Both values have one type; Conflict when they can't."""
-        a, b = self.find(a), self.find(b)
-        if a == b:
+    def compose(self, value: int, parts: Sequence[int], within: tuple[str, ...] = ()) -> None:
+        """The value, the part `within` one, has these parts; Conflict when it can't."""
+        root = self.find(value)
+        known = self._parts.get(root)
+        if known is None:
+            self._parts[root] = tuple(parts)
             return
-        foreign = self._foreign[a] or self._foreign[b]
-        met = types.meet(self._type[a], self._type[b])
-        if met is None and not foreign:
-            raise Conflict(self._type[a], self._type[b])
-        keep, drop = min(a, b), max(a, b)
-        self._parent[drop] = keep
-        self._foreign[keep] = foreign
-        before = self._type[keep]
-        self._type[keep] = met or before
-        self.changes += 1
+        for a, b, inner in self._pairs(root, known, tuple(parts), within, (self._said[root],)):
+            self.unite(a, b, inner)
+
+    def unite(self, a: int, b: int, within: tuple[str, ...] = ()) -> None:
+        """Both values have one type; Conflict when they can't."""
+        todo = [(a, b, within)]
+        while todo:
+            a, b, within = todo.pop()
+            a, b = self.find(a), self.find(b)
+            if a == b:
+                continue
+            foreign = self._foreign[a] or self._foreign[b]
+            met = types.meet(self._type[a], self._type[b])
+            said = (self._said[a], self._said[b])
+            if met is None and not foreign:
+                raise Conflict(self._type[a].name, self._type[b].name, within, said)
+            keep, drop = min(a, b), max(a, b)
+            self._parent[drop] = keep
+            self._foreign[keep] = foreign
+            if met is self._type[drop] and met is not self._type[keep]:
+                self._said[keep] = self._said[drop]
+            self._type[keep] = met or self._type[keep]
+            self.changes += 1
+            kept, dropped = self._parts.get(keep), self._parts.pop(drop, None)
+            if kept is None and dropped is not None:
+                self._parts[keep] = dropped
+            elif kept is not None and dropped is not None:
+                todo += self._pairs(keep, kept, dropped, within, said)
+
+    def _pairs(
+        self,
+        whole: int,
+        some: tuple[int, ...],
+        others: tuple[int, ...],
+        within: tuple[str, ...],
+        said: tuple[_Said, ...],
+    ) -> list[tuple[int, int, tuple[str, ...]]]:
+        kind = self._type[whole]
+        if len(some) != len(others):
+            known, wanted = (f"{kind.name} of {len(parts)}" for parts in (some, others))
+            raise Conflict(known, wanted, within, said)
+        return [
+            (a, b, (*within, _part_name(kind, index)))
+            for index, (a, b) in enumerate(zip(some, others, strict=True))
+        ]

@@ -17,8 +17,9 @@ from onnx import NodeProto, TensorProto, TypeProto
 
 from bbnode.compiler.analysis.signatures import schema_of
 from bbnode.ir import keys, types
-from bbnode.ir.graph import Attribute, OpNode, Tensor
-from bbnode.ir.onnx_file import node_proto
+from bbnode.ir.graph import Attribute, OpNode, Tensor, ValueType
+from bbnode.ir.onnx_file import node_proto, type_of
+from bbnode.ir.shapes import Dim
 from bbnode.ir.types import TypeNode
 
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
@@ -119,10 +120,17 @@ def infer(
 
     Raises InferenceFailed when ONNX refuses the node.
     """
-    given = {name: types.type_to_proto(kind) for name, kind in known.items()}
-    # A tensor of unknown element type is to ONNX one that is not known at all.
-    abstract = (types.TENSOR, types.SEQUENCE, types.OPTIONAL)
-    given = {name: proto for name, proto in given.items() if known[name] not in abstract}
+    given = {name: _known_proto(kind) for name, kind in known.items()}
+    return _inferred(node, given, {}, versions, ir_version)
+
+
+def _inferred(
+    node: OpNode,
+    given: Mapping[str, TypeProto],
+    constants: Mapping[str, Tensor],
+    versions: Mapping[str, int],
+    ir_version: int,
+) -> dict[str, TypeProto]:
     try:
         if node.graphs:
             return _infer_with_graphs(node, given, versions, ir_version)
@@ -133,6 +141,11 @@ def infer(
         imports = [onnx.helper.make_opsetid(d, v) for d, v in versions.items()]
         found: dict[str, TypeProto] = onnx.shape_inference.infer_node_outputs(
             schema, _light_proto(node), {k: v for k, v in given.items() if k in node.inputs},
+            input_data={
+                k: proto
+                for k in node.inputs
+                if k in constants and isinstance(proto := constants[k].proto, TensorProto)
+            },
             opset_imports=imports, ir_version=ir_version,
         )  # fmt: skip
     except (
@@ -143,6 +156,43 @@ def infer(
     ) as error:
         raise InferenceFailed(str(error).strip().splitlines()[0] if str(error) else "") from error
     return found
+
+
+def infer_shapes(
+    node: OpNode,
+    known: Mapping[str, ValueType],
+    constants: Mapping[str, Tensor],
+    versions: Mapping[str, int],
+    ir_version: int,
+) -> dict[str, tuple[Dim, ...]]:
+    """Return shapes of a node's outputs, as far as ONNX can say, from those of what it reads.
+
+    Args:
+        node: the op.
+        known: types of all that it reads, with shapes as far as they are known.
+        constants: small values that are known, such as the shape that a Reshape reads.
+        versions, ir_version: of the model.
+
+    Raises InferenceFailed when ONNX refuses the node.
+    """
+    found = _inferred(
+        node, {name: kind.proto() for name, kind in known.items()}, constants, versions, ir_version
+    )
+    shapes = {}
+    for name, proto in found.items():
+        shape = type_of(proto).shape
+        if name in node.outputs and shape is not None:
+            # Names that ONNX makes up for lengths that it does not know say nothing.
+            shapes[name] = tuple(
+                None if isinstance(axis, str) and axis.startswith("unk__") else axis
+                for axis in shape
+            )
+    return shapes
+
+
+def _known_proto(kind: TypeNode) -> TypeProto:
+    """The type as ONNX takes it: one that is not known yet is there, and says nothing."""
+    return types.type_to_proto(kind) if kind.is_leaf else TypeProto()
 
 
 def _light_proto(node: OpNode) -> NodeProto:
@@ -172,7 +222,7 @@ def _infer_with_graphs(
     model.graph.name = "one_node"
     for name in node.computes_with:
         port = model.graph.input.add(name=name)
-        if name in given:
+        if given[name].WhichOneof("value"):
             port.type.CopyFrom(given[name])
     model.graph.node.append(_light_proto(node))
     for name in node.outputs:

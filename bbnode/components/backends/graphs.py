@@ -230,12 +230,13 @@ class InterpretedGraph:
                 raise
             except _FAILURES as error:
                 raise BackendError(
-                    f"{self._label}, node {name!r}: {type(error).__name__}: {error}"
+                    f"{self._label}, node {name!r}: {type(error).__name__}: {error}", node=name
                 ) from error
             results = result if several else (result,)
             if len(results) < len(made):
                 raise BackendError(
-                    f"{self._label}, node {name!r}: {len(results)} output(s) for {len(made)}"
+                    f"{self._label}, node {name!r}: {len(results)} output(s) for {len(made)}",
+                    node=name,
                 )
             for index, value in zip(made, results, strict=False):
                 if index >= 0:

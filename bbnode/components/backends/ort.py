@@ -10,6 +10,7 @@ nor an IOBinding stand between: made anew for each call, they cost more than a s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -41,6 +42,8 @@ _AUTO = ("CUDAExecutionProvider", "CPUExecutionProvider")
 # large intermediates elsewhere, in memory that no cache holds: measured, that costs a small CNN
 # 7 % for results of 1 KiB. A copy of so little costs half a microsecond.
 _SMALL_BYTES = 16 << 10
+# In errors of a run, and of a graph that can't be prepared.
+_NODE_NAME = re.compile(r" node\. Name:'([^']*)'|\bNode \(([^)]*)\)")
 _LOG_ERRORS_ONLY = 3  # 0 verbose .. 4 fatal; its warnings tell of dropped initializers and such
 
 
@@ -113,7 +116,8 @@ class _OrtGraph:
 
     def _failed(self, feeds: dict[str, Value], error: Exception) -> BackendError:
         shapes = ", ".join(f"{name}: {_shown(value)}" for name, value in feeds.items())
-        return BackendError(f"{self._label}: {_first_line(error)}; inputs were {shapes}")
+        text = _first_line(error)
+        return BackendError(f"{self._label}: {text}; inputs were {shapes}", node=_node_in(text))
 
 
 @register_component
@@ -171,9 +175,11 @@ class OrtBackend(CachingBackend):
                 model.SerializeToString(), options, providers=self._providers
             )
         except _FAILURES as error:
+            text = _first_line(error)
             raise BackendError(
-                f"{label} cannot be prepared: {_first_line(error)}; check it with "
-                "onnx.checker.check_model, and that its opset is one this onnxruntime runs"
+                f"{label} cannot be prepared: {text}; check it with onnx.checker.check_model, and "
+                "that its opset is one this onnxruntime runs",
+                node=_node_in(text),
             ) from error
         lost = [name for name in self._providers if name not in session.get_providers()]
         if lost and self.config.providers != "auto":
@@ -202,6 +208,12 @@ def _dense(value: Value) -> Value:
 
 def _shown(value: Any) -> str:
     return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
+
+
+def _node_in(text: str) -> str:
+    """Return the name of the node that an error of ONNX Runtime is about, or ""."""
+    found = _NODE_NAME.search(text)
+    return found[1] or found[2] if found else ""
 
 
 def _first_line(error: Exception) -> str:

@@ -22,7 +22,7 @@ from bbnode.components.contracts import ComponentError, DataSource, OpContext, o
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
-from bbnode.ir.types import TENSOR_FLOAT, TypeNode
+from bbnode.ir.types import TENSOR_FLOAT, TENSOR_INT64, TypeNode
 from bbnode.ir.values import Value
 
 Features: TypeAlias = npt.NDArray[np.float32]
@@ -48,7 +48,10 @@ class MemoryDataSource(DataSource):
     order, and the same again each time. Otherwise NextBatch goes through the shuffled epochs.
     """
 
-    storage: ClassVar[Mapping[str, TypeNode]] = {"NextBatch.batch": TENSOR_FLOAT}
+    storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {
+        "NextBatch.batch": TENSOR_FLOAT,
+        "NextBatch.labels": (TENSOR_INT64, TENSOR_FLOAT),
+    }
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

@@ -210,25 +210,11 @@ class GlobalRegistryClient(ProtocolComponent):
             }
 
 
-@dataclass(frozen=True, kw_only=True)
-class GlobalRegistryViewConfig:
-    """Settings of `GlobalRegistryView`.
-
-    Attributes:
-        min_peers: peers that there have to be for a draw; with fewer it fails.
-        seed: of the draws.
-    """
-
-    min_peers: int = 1
-    seed: int = 0
-
-
 @register_component
 class GlobalRegistryView(DrawingSelector):
     """Chooses among the peers of the slot's class that the client's registries hold."""
 
     TYPE_NAME: ClassVar[str] = "bbnode.GlobalRegistryView"
-    Config: ClassVar[type] = GlobalRegistryViewConfig
     # The client's slot.
     depends: ClassVar[Mapping[str, str]] = {"protocol": "directory"}
 

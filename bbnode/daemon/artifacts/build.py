@@ -6,11 +6,8 @@ with the bindings that it suggests itself.
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import onnx
@@ -19,6 +16,7 @@ from bbnode.compiler import Compiler
 from bbnode.components.registry import roles_of
 from bbnode.dsl import Module
 from bbnode.ir import keys
+from bbnode.ir.class_names import ClassNotLoaded, load_class
 from bbnode.ir.errors import AuthorError, DeploymentError
 
 
@@ -45,27 +43,10 @@ def load_module(spec: str, args: Mapping[str, Any]) -> Module:
             f"{spec!r} names a file; name its module, '{module}:{class_name}', and start bbnode "
             "in the directory that holds it"
         )
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
     try:
-        python_module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ModuleNotUsable(
-            f"{spec!r}: {module_name} can't be imported: {error}; install it or start bbnode "
-            "in the directory that holds it"
-        ) from error
-    cls = getattr(python_module, class_name, None)
-    if not (inspect.isclass(cls) and issubclass(cls, Module)):
-        found = sorted(
-            name
-            for name, value in vars(python_module).items()
-            if inspect.isclass(value) and issubclass(value, Module) and value is not Module
-        )
-        raise ModuleNotUsable(
-            f"{spec!r}: {module_name} has no Module class {class_name!r}; "
-            f"it has: {', '.join(found) or 'none'}"
-        )
+        cls = load_class(module_name, class_name, Module)
+    except ClassNotLoaded as error:
+        raise ModuleNotUsable(f"{spec!r}: {error}") from error
     try:
         inspect.signature(cls).bind(**args)
     except TypeError as error:

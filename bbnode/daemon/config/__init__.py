@@ -209,7 +209,8 @@ class DiscoverySection(Section):
     )
     mdns: bool = _key(
         False,
-        "announce this node on the local network, and dial nodes there that run the same artifact",
+        "announce this node on the local network, and dial nodes there that run the same program, "
+        "in any version",
     )
     mdns_interfaces: list[str] = _key(
         [], "IP addresses of the interfaces for mDNS; none: all of them"
@@ -408,6 +409,11 @@ class LimitsSection(Section):
         unit="executions",
     )
     outbound: Cap = _key(None, "envelopes that wait to be sent", unit="envelopes")
+    lost_peer_grace_ms: Cap = _key(
+        None,
+        "how long a request waits for a peer whose connection was lost; then it counts as missing",
+        unit="ms",
+    )
 
     def effective(self) -> dict[str, int | None]:
         """Return every cap with its preset filled in; None is unbounded."""

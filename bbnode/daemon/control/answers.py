@@ -24,12 +24,22 @@ class PeerView(TypedDict):
     direction: str
     address: str
     agent: str
+    version: str
     bytes_in: int
     bytes_out: int
     queued: int
     queued_bytes: int
     rtt_ms: float | None
     connected_s: float
+
+
+class VersionView(TypedDict):
+    """A peer with another version; `differs` says which crossings it and this node disagree on."""
+
+    peer: str
+    version: str
+    tells: bool
+    differs: list[str]
 
 
 class WantedView(TypedDict):
@@ -144,11 +154,15 @@ class DialledBack(TypedDict):
 
 
 class ExecutionResult(TypedDict):
-    """An execution: `ok` is null while it runs, `left_out` counts outputs that were not kept."""
+    """An execution: `ok` is null while it runs, `left_out` counts outputs that were not kept.
+
+    `skipped`: outputs that have no value in this execution, and why.
+    """
 
     execution: int
     ok: bool | None
     outputs: Json
+    skipped: dict[str, str]
     failures: list[dict[str, str]]
     left_out: int
 
@@ -272,6 +286,7 @@ class Status(TypedDict):
     health: list[Check]
     peers: list[PeerView]
     wanted: list[WantedView]
+    versions: list[VersionView]
     discovery: Json
     invoke: list[Json]
     executions: int

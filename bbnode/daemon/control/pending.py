@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import trio
 
@@ -18,6 +18,11 @@ from bbnode.daemon.observing.events import summarize
 from bbnode.engine import steps
 from bbnode.ir.caps import MAX_KEPT_OUTPUTS
 
+_OBSERVED: Final = (
+    *(steps.AppEvent, steps.OutputSkipped),
+    *(steps.OpFailed, steps.ExecutionFinished),
+)
+
 
 @dataclass(slots=True)
 class PendingExecution:
@@ -25,6 +30,7 @@ class PendingExecution:
 
     execution: int
     outputs: dict[str, Any] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
     failures: list[dict[str, str]] = field(default_factory=list)
     left_out: int = 0
     ok: bool | None = None
@@ -36,6 +42,7 @@ class PendingExecution:
             "execution": self.execution,
             "ok": self.ok,
             "outputs": self.outputs,
+            "skipped": self.skipped,
             "failures": self.failures,
             "left_out": self.left_out,
         }
@@ -57,7 +64,7 @@ class PendingExecutions:
 
     def observe(self, step: steps.Step) -> None:
         """Collect a step of the node if it is of an execution that is waited for."""
-        if not isinstance(step, steps.AppEvent | steps.OpFailed | steps.ExecutionFinished):
+        if not isinstance(step, _OBSERVED):
             return
         found = self._pending.get(step.execution)
         if found is None:
@@ -70,7 +77,9 @@ class PendingExecutions:
                 step.topic in found.outputs or len(found.outputs) < MAX_KEPT_OUTPUTS
             ):
                 found.outputs[step.topic] = summarize(step.value)
+            case steps.OutputSkipped() if len(found.skipped) < MAX_KEPT_OUTPUTS:
+                found.skipped[step.name] = step.reason
             case steps.OpFailed() if len(found.failures) < MAX_KEPT_OUTPUTS:
-                found.failures.append({"op": step.op, "kind": step.kind, "detail": step.detail})
+                found.failures.append(step.as_json())
             case _:
                 found.left_out += 1

@@ -24,7 +24,10 @@ TRACE_STEPS = (
     steps.ExecutionEnded,
 )
 # Also kept here, so that a trace shows the outcome.
-ALSO_TRACED = (steps.OpFailed, steps.AppEvent, steps.ExecutionFinished, steps.PeerResolveFailed)
+ALSO_TRACED = (
+    *(steps.OpFailed, steps.AppEvent, steps.OutputSkipped),
+    *(steps.ExecutionFinished, steps.PeerResolveFailed),
+)
 
 
 class TraceLog:

@@ -14,6 +14,7 @@ import trio
 from bbnode import __version__
 from bbnode.daemon.control import answers
 from bbnode.daemon.control.host import Host
+from bbnode.daemon.network.versions import other_versions, version_of
 from bbnode.daemon.observing.watch import LIVENESS_CHECKS
 from bbnode.ir.caps import MIN_FREE_BYTES
 from bbnode.ir.peer import PeerId
@@ -41,6 +42,7 @@ def status(host: Host) -> answers.Status:
         "health": health(host),
         "peers": [peer_info(p, now_s) for p in host.backend.peers()],
         "wanted": [wanted(w) for w in host.backend.wanted()],
+        "versions": versions(host),
         "discovery": dict(host.discovery()),
         "invoke": [r.as_json() for r in host.rounds],
         "executions": len(host.node.executions()),
@@ -60,6 +62,7 @@ def peer_info(p: PeerInfo, now_s: float) -> answers.PeerView:
         "direction": p.direction.value,
         "address": str(p.address),
         "agent": p.hello.agent_version,
+        "version": version_of(p.hello.artifact_sha256),
         "bytes_in": p.bytes_in,
         "bytes_out": p.bytes_out,
         "queued": p.queued_envelopes,
@@ -67,6 +70,19 @@ def peer_info(p: PeerInfo, now_s: float) -> answers.PeerView:
         "rtt_ms": None if p.rtt_s is None else round(p.rtt_s * 1000, 3),
         "connected_s": round(now_s - p.since_s, 3),
     }
+
+
+def versions(host: Host) -> list[answers.VersionView]:
+    """Return the connected peers that run another version of the program, and how it differs."""
+    return [
+        {
+            "peer": str(each.peer),
+            "version": each.version,
+            "tells": each.tells,
+            "differs": list(each.differs),
+        }
+        for each in other_versions(host.node, host.artifact_sha256, host.backend.peers())
+    ]
 
 
 def wanted(w: WantedPeer) -> answers.WantedView:
@@ -119,6 +135,7 @@ def health(host: Host) -> list[answers.Check]:
             not bootstrap or connected > 0,
             f"{connected} of {len(bootstrap)} bootstrap peers connected",
         ),
+        ("versions", *_versions(host)),
         ("disk", *_disk(host)),
         (
             "flooding",
@@ -132,6 +149,13 @@ def health(host: Host) -> list[answers.Check]:
         for thing in LIVENESS_CHECKS
     ]
     return [{"check": name, "ok": ok, "detail": detail} for name, ok, detail in checks]
+
+
+def _versions(host: Host) -> tuple[bool, str]:
+    others = versions(host)
+    differing = sum(bool(each["differs"]) for each in others)
+    detail = f"{len(others)} peers run another version of the program, {differing} disagree"
+    return not differing, detail
 
 
 def _listening(host: Host) -> tuple[bool, str]:

@@ -32,6 +32,7 @@ def round_row(record: Mapping[str, Any]) -> dict[str, Any]:
         "bytes": record["bytes"],
         "responded": record["responded"],
         "missing": record["missing"],
+        "missing_why": record["missing_why"],
         "failures": record["failures"],
         "model_sha256": model.get("sha256") if isinstance(model, dict) else None,
     }

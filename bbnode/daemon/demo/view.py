@@ -53,7 +53,7 @@ class DemoView(LiveView):
         head = f"round {row['round']:>3}/{self._total}"
         if not row["ok"]:
             return f"{head}  FAILED  {printable('; '.join(row['failures']))}"
-        missing = _names(row["missing"], self._names)
+        missing = printable(_missing(row, self._names))
         return (
             f"{head}  accuracy {row['accuracy']:7.2%}  loss {row['loss']:.4f}  "
             f"{row['seconds']:6.2f} s  {size(row['bytes']):>9}  "
@@ -86,7 +86,7 @@ def summary_table(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -
                 f"{row['seconds']:.2f}",
                 size(row["bytes"]),
                 str(len(row["responded"])),
-                _names(row["missing"], names),
+                printable(_missing(row, names)),
             )
         else:
             why = printable("; ".join(row["failures"])) or "failed"
@@ -94,5 +94,8 @@ def summary_table(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -
     return table
 
 
-def _names(peers: Sequence[str], names: Mapping[str, str]) -> str:
-    return ", ".join(sorted(names.get(peer, peer[-6:]) for peer in peers))
+def _missing(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """Return the missing peers by name, each with its reason where one is known."""
+    why = {names.get(peer, peer[-6:]): text for peer, text in row["missing_why"].items()}
+    found = sorted(names.get(peer, peer[-6:]) for peer in row["missing"])
+    return ", ".join(f"{name} ({why[name]})" if name in why else name for name in found)

@@ -42,8 +42,12 @@ FAILED_PERIODS = 3
 
 _SHOWN_OF_A_ROUND = (
     *("target", "execution", "ok", "seconds", "bytes", "responded", "missing"),
-    *("refused", "failures", "outputs"),
+    *("missing_why", "refused", "failures", "outputs", "skipped"),
 )
+
+
+# Of a missing peer of which nothing else is known.
+LATE = "no answer by the deadline"
 
 
 class TooFewPeers(DeploymentError):
@@ -60,8 +64,12 @@ class Round:
     started_s: float = 0.0
     bytes_at_start: int = 0
     outputs: dict[str, Any] = field(default_factory=dict)
+    # Outputs that have no value this time, and why.
+    skipped: dict[str, str] = field(default_factory=dict)
     responded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    # Each of them with the reason.
+    missing_why: dict[str, str] = field(default_factory=dict)
     # Peers whose answers were not counted, and why.
     refused: dict[str, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -74,6 +82,15 @@ class Round:
         """Return the round as events and the control plane show it."""
         shown = {name: getattr(self, name) for name in _SHOWN_OF_A_ROUND}
         return {"round": self.number, **shown, "seconds": round(self.seconds, 6)}
+
+    def as_summary(self) -> dict[str, Any]:
+        """Return how it ended: who was missing, each with the reason, and what failed."""
+        return {
+            "round": self.number,
+            "ok": self.ok,
+            "missing": self.missing_why,
+            "failures": self.failures,
+        }
 
 
 class Rounds:
@@ -134,6 +151,9 @@ class Rounds:
             if self.waiting_since_s is None
             else round(trio.current_time() - self.waiting_since_s, 3),
             "running": None if self._current is None else self._current.number,
+            "last": next(
+                (r.as_summary() for r in reversed(self.history) if r.ok is not None), None
+            ),
         }
 
     @property
@@ -212,6 +232,7 @@ class Rounds:
                     "ok": finished.ok,
                     "seconds": round(finished.seconds, 3),
                     "responded": len(finished.responded),
+                    "missing": finished.missing_why,
                 },
             )
             if not finished.ok:
@@ -268,13 +289,17 @@ class Rounds:
         match step:
             case steps.AppEvent() if step.execution == current.execution:
                 current.outputs[step.topic] = summarize(step.value)
+            case steps.OutputSkipped() if step.execution == current.execution:
+                current.skipped[step.name] = step.reason
             case steps.OpFailed() if step.execution == current.execution:
-                current.failures.append(f"{step.op}: {step.kind}: {step.detail}")
+                current.failures.append(str(step))
             case steps.Telemetry() if step.attributes.get("execution") != current.execution:
                 return
             case steps.Telemetry(name="request.closed", attributes=said):
                 current.responded += [str(p) for p in said["responded"]]
-                current.missing += [str(p) for p in said["missing"]]
+                missing = [str(p) for p in said["missing"]]
+                current.missing += missing
+                current.missing_why |= {p: said["reasons"].get(p, LATE) for p in missing}
             case steps.Telemetry(name="contribution.refused", attributes=said):
                 current.refused[str(said["peer"])] = said["reason"]
             case steps.ExecutionFinished() if step.execution == current.execution:

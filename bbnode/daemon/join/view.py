@@ -18,7 +18,7 @@ from rich.text import Text
 from bbnode.daemon.control import views
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.observing.live_view import LiveView, size
-from bbnode.ir.texts import printable
+from bbnode.ir.texts import failure_text, printable
 
 if TYPE_CHECKING:
     from bbnode.daemon.control.feed import Subscription
@@ -148,7 +148,7 @@ def event_text(event: Mapping[str, Any], name: Callable[[str], str]) -> str:
         case "peer_down":
             return printable(f"lost {name(event['peer'])}: {event['reason']}")
         case "op_failed":
-            return printable(f"{event['op']} failed: {event['kind']}: {event['detail']}")
+            return printable(f"failed: {failure_text(event)}")
         case "round_finished":
             return f"round {event['round']} {'done' if event['ok'] else 'failed'}"
         case "stopping":

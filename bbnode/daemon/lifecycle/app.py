@@ -31,6 +31,7 @@ from bbnode.daemon.lifecycle.stopping import LastResort
 from bbnode.daemon.network import dial_back, ping
 from bbnode.daemon.network.conduct import ConductWatch
 from bbnode.daemon.network.discovery import Discovery
+from bbnode.daemon.network.versions import VersionWatch
 from bbnode.daemon.observing import logs
 from bbnode.daemon.observing.events import step_to_event
 from bbnode.daemon.observing.watch import Stalled, Watch, WatchTargets
@@ -55,7 +56,10 @@ LEAVE_SHARE = 0.2
 PREPARE_PATIENCE_S = 45.0
 
 # Shown to subscribers, not logged: several of them a round.
-_QUIET_STEPS = (steps.AppEvent, steps.Telemetry, steps.ExecutionFinished, *TRACE_STEPS)
+_QUIET_STEPS = (
+    *(steps.AppEvent, steps.OutputSkipped, steps.Telemetry, steps.ExecutionFinished),
+    *TRACE_STEPS,
+)
 
 
 # Watches a node from within, from when its control plane is up until it has stopped.
@@ -135,7 +139,6 @@ class Daemon:
             config.network,
             config.discovery,
             network_id=str(access.network or ""),
-            artifact_sha256=self._artifact.sha256,
             authorizer=access.authorizer,
         )
         self._driver = Driver(
@@ -183,6 +186,7 @@ class Daemon:
             for entry in config.invoke
         ]
         self._conduct = ConductWatch(access, self._control.publish, config.network.bootstrap)
+        self._versions = VersionWatch(self._node, self._artifact.sha256, self._control.publish)
         self._control.host.rounds = self._rounds
         self._control.host.counters.append(self._discovery.counters)
         self._control.host.discovery = self._discovery.as_json
@@ -294,6 +298,7 @@ class Daemon:
     def _heard(self, event: TransportEvent) -> None:
         self._discovery.heard(event)
         self._conduct.heard(event)
+        self._versions.heard(event)
         self._resend.heard(event)
 
     def _not_sent(self, peer: PeerId, tag: int, reason: str) -> None:

@@ -21,6 +21,7 @@ from bbnode.daemon.artifacts.artifact import Artifact, load_artifact, parse_arti
 from bbnode.daemon.config import NodeConfig
 from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.engine import Limits, Node, install
+from bbnode.ir.crossing import encode_crossings
 from bbnode.ir.errors import DeploymentError
 from bbnode.transport import (
     Capability,
@@ -145,6 +146,7 @@ def make_transport(
                 classes=node.classes,
                 targets=node.targets,
                 credentials=access.credentials,
+                crossings=encode_crossings(node.crossings),
             ),
             listen=tuple(map(Multiaddr, network.listen)) if listens else (),
             announce=tuple(map(Multiaddr, network.announce)),

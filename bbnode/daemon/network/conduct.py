@@ -27,6 +27,7 @@ OFFENCE_OF_KIND: Final[Mapping[str, Offence]] = {
     "UnknownSite": Offence.UNKNOWN_SITE,
     "CorrelationMismatch": Offence.UNKNOWN_SITE,
     "TypeMismatch": Offence.TYPE_MISMATCH,
+    "ShapeMismatch": Offence.TYPE_MISMATCH,
     "UnknownTypeHash": Offence.TYPE_MISMATCH,
     "SenderNotOfClass": Offence.NOT_ITS_CLASS,
     "TooManyExecutions": Offence.TOO_LARGE,

@@ -75,19 +75,17 @@ class Discovery:
         settings: DiscoverySection,
         *,
         network_id: str = "",
-        artifact_sha256: str = "",
         authorizer: Authorizer | None = None,
     ) -> None:
         """Make the discovery of a node; nothing is dialled before `run`.
 
         On the local network it looks for peers of the same private network ("": none) that run the
-        same artifact. Peers that `authorizer` denies are ignored.
+        same program, in any version. Peers that `authorizer` denies are ignored.
         """
         self._node = node
         self._backend = backend
         self._settings = settings
         self._network_id = network_id
-        self._artifact_sha256 = artifact_sha256
         self._authorizer = authorizer
         self._wake = trio.Event()
         self._up: set[PeerId] = set()
@@ -284,7 +282,7 @@ class Discovery:
 
         mdns = Mdns(
             self._node.peer_id,
-            digest=network_digest(self._network_id, self._artifact_sha256),
+            digest=network_digest(self._network_id, self._node.program_name),
             found=self._found_nearby,
             lost=self._lost_nearby,
             interfaces=self._settings.mdns_interfaces,

@@ -49,6 +49,7 @@ def summarize(value: Value) -> Any:
             return {
                 "responded": [str(peer) for peer, _ in value.responses],
                 "missing": [str(peer) for peer in value.missing],
+                "reasons": {str(peer): str(why) for peer, why in value.reasons},
             }
         case TensorSequence():
             return [summarize(tensor) for tensor in value[:MAX_SHOWN_ELEMENTS]]

@@ -23,9 +23,10 @@ from bbnode import __version__
 from bbnode.access.decision import Reason
 from bbnode.daemon.control import views
 from bbnode.daemon.control.host import Host
+from bbnode.daemon.network.versions import other_versions
 from bbnode.daemon.observing.watch import LIVENESS_CHECKS
 from bbnode.engine.cohorts import ResponseStatus
-from bbnode.engine.ops.gates import REASON_DUPLICATE
+from bbnode.engine.errors import REASON_DUPLICATE
 from bbnode.engine.peers.governor import BlockReason
 from bbnode.engine.steps import RECEIVE_FAILURES
 from bbnode.ir.caps import MAX_PEER_SERIES
@@ -71,6 +72,15 @@ LABELLED: dict[str, Labelled] = {
             v.value
             for v in ResponseStatus
             if v not in (ResponseStatus.ACCEPTED, ResponseStatus.COMPLETE)
+        ),
+    ),
+    "refusals.": Labelled(
+        metric="refusals",
+        label="verdict",
+        text="refusals of peers, by what became of them, and those told to peers",
+        values=(
+            *("sent", "withheld", "malformed"),
+            *(v.value for v in ResponseStatus if v is not ResponseStatus.COMPLETE),
         ),
     ),
 }
@@ -219,20 +229,25 @@ def _transport_metrics(measured: TransportMetrics) -> Iterator[Metric]:
 def _peer_metrics(host: Host) -> Iterator[Metric]:
     every = host.backend.peers()
     peers = sorted(every, key=lambda p: p.bytes_in + p.bytes_out, reverse=True)
-    shown, others = peers[:MAX_PEER_SERIES], peers[MAX_PEER_SERIES:]
+    shown, rest = peers[:MAX_PEER_SERIES], peers[MAX_PEER_SERIES:]
     for family, name, text, field in (
         (_counter, "received_bytes", "bytes from a connected peer", "bytes_in"),
         (_counter, "sent_bytes", "bytes to a connected peer", "bytes_out"),
         (_gauge, "queued_bytes", "bytes that wait to be sent", "queued_bytes"),
     ):
         rows = {str(p.peer): float(getattr(p, field)) for p in shown}
-        if others:
-            rows["other"] = float(sum(getattr(p, field) for p in others))
+        if rest:
+            rows["other"] = float(sum(getattr(p, field) for p in rest))
         yield family(f"peer_{name}", text, rows, "peer")
     trips = {str(p.peer): p.rtt_s for p in shown if p.rtt_s is not None}
     yield _gauge("peer_round_trip_seconds", "the last ping of a peer", trips, "peer")
     by_direction = {d.value: float(sum(p.direction is d for p in every)) for d in Direction}
     yield _gauge("peer_connections", "peers connected now", by_direction, "direction")
+    others = other_versions(host.node, host.artifact_sha256, every)
+    agreeing = sum(not each.differs for each in others)
+    by_verdict = {"agrees": float(agreeing), "differs": float(len(others) - agreeing)}
+    text = "peers that run another version of the program, by whether its crossings agree"
+    yield _gauge("peer_versions", text, by_verdict, "crossings")
 
 
 # Of the last round: field of its JSON, and what it says.

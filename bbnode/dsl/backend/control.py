@@ -116,7 +116,7 @@ class Branch(Graph):
             self._function.types[value.name] = ValueType.of(kind, ())
         return value
 
-    def input(self, name: str, type: TypeNode = types.ANY) -> Output:  # noqa: A002, ARG002
+    def input(self, name: str, *_: object, **__: object) -> Output:
         """Raise BranchMisuse, since a branch uses the values around it directly."""
         raise BranchMisuse(
             f"{self._title} has no inputs of its own; use the values around it, or make {name!r} "

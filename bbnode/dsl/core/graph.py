@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from bbnode.dsl.core.attributes import (
     CONSTANT_ATTRIBUTE,
@@ -28,6 +29,7 @@ from bbnode.dsl.core.attributes import (
 )
 from bbnode.dsl.core.names import check_class, check_name, hint
 from bbnode.dsl.core.recorder import ModelRecorder, SlotUse
+from bbnode.dsl.core.shapes import Shape, declared_type
 from bbnode.dsl.errors import (
     BadArgument,
     BranchMisuse,
@@ -42,11 +44,13 @@ from bbnode.dsl.errors import (
 from bbnode.ir import keys, opset, types
 from bbnode.ir.address import parse_address
 from bbnode.ir.errors import DecodeError
+from bbnode.ir.flatten import join_fault
 from bbnode.ir.graph import (
     Attribute,
     AttributeKind,
     Function,
     OpNode,
+    ValueNote,
     ValueType,
     annotation_text,
     annotations_on,
@@ -84,7 +88,9 @@ _BUNDLE = spec_of(keys.COMPOSITE_DOMAIN, keys.OP_BUNDLE)
 _UNBUNDLE = spec_of(keys.COMPOSITE_DOMAIN, keys.OP_UNBUNDLE)
 _SEND = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND)
 _REQUEST = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND_REQ_BATCHED)
+_COLLECT = spec_of(keys.SYSCALL_DOMAIN, keys.OP_COLLECT)
 _RESPOND = spec_of(keys.WIRE_DOMAIN, keys.OP_SEND_RESP)
+_WHEN = spec_of(keys.SYSCALL_DOMAIN, "When")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,6 +129,96 @@ class Output:
         )
 
 
+class AnswersOutput(Output):
+    """The answers to a request: a ResponseBatch in PeerId order, on the class that asked.
+
+    Each property and method is an op of the engine's own, which needs no backend; what it gives
+    is a value like any other. A property gives one value, however often it is read.
+    """
+
+    __slots__ = ()
+
+    @property
+    def peers(self) -> Output:
+        """The peers that answered, a PeerIdVec in PeerId order, of the class that was asked."""
+        return self.graph.opened("Peers", self)[0]
+
+    @property
+    def missing(self) -> Output:
+        """The peers that were asked and have not answered, a PeerIdVec in PeerId order."""
+        return self.graph.opened("Missing", self)[0]
+
+    @property
+    def count(self) -> Output:
+        """The number of peers that answered, int64 []."""
+        return self.graph.opened("Count", self)[0]
+
+    @property
+    def stacked(self) -> Output:
+        """All answers in one tensor, [n, …] where each is one of […]; row i is of peer i.
+
+        At run time, answers of several shapes fail the op, which names the peers (AnswersDiffer),
+        and so does an empty batch (NoAnswer).
+        """
+        return self.graph.opened("Stack", self)[0]
+
+    def concatenated(self, *, axis: int = 0) -> Output:
+        """All answers in one tensor, one after the other along `axis`; else as `stacked`."""
+        return self.graph.opened("Concat", self, axis=axis)[0]
+
+    def of(self, peer: Output) -> Output:
+        """The answer of one peer; the op fails if it has not answered (NoAnswer)."""
+        return self.graph.record(spec_of(keys.RESPONSES_DOMAIN, "Of"), (self, peer))[0]
+
+    def entry(self, name: str, type: TypeNode = types.TENSOR_FLOAT) -> Output:  # noqa: A002
+        """One entry of answers that are Metadata, as a tensor [n] of the given type."""
+        kind = need_tensor_type("type", type)
+        return self.graph.opened("Entry", self, name=name, to=kind.id)[0]
+
+    def unbundled(self, part_types: Sequence[TypeNode]) -> tuple[AnswersOutput, ...]:
+        """One batch for each part of answers that are composites, from the same peers.
+
+        Raises:
+            BadArgument: `part_types` is empty, or holds something that is not a type.
+        """
+        g = self.graph
+        given = g.part_types("unbundled", part_types)
+        made = g.record(
+            spec_of(keys.RESPONSES_DOMAIN, keys.OP_UNBUNDLE), (self,), given,
+            variadic=[types.RESPONSE_BATCH] * len(part_types),
+        )  # fmt: skip
+        return cast("tuple[AnswersOutput, ...]", made)
+
+    def merged(self, *, k: int = 10) -> tuple[ResultsOutput, Output]:
+        """The `k` nearest of answers that are SearchResults, nearest first, and who sent each.
+
+        Returns:
+            SearchResults, and a PeerIdVec of the same length, in which a peer may be named
+            several times.
+        """
+        results, senders = self.graph.opened("Merge", self, k=k)
+        return cast(ResultsOutput, results), senders
+
+
+class ResultsOutput(Output):
+    """The results of a search: SearchResults, nearest first."""
+
+    __slots__ = ()
+
+    @property
+    def ids(self) -> Output:
+        """The ids, int64 [k]."""
+        return self.graph.opened("Ids", self, domain=keys.SEARCH_DOMAIN)[0]
+
+    @property
+    def distances(self) -> Output:
+        """The distances, float32 [k]."""
+        return self.graph.opened("Distances", self, domain=keys.SEARCH_DOMAIN)[0]
+
+
+_OUTPUT_OF = {types.RESPONSE_BATCH: AnswersOutput, types.SEARCH_RESULTS: ResultsOutput}
+
+
 # The argument `after=`: values that must be there before the op fires.
 After = Output | list[Output] | tuple[Output, ...] | None
 
@@ -133,7 +229,7 @@ class Request:
     Attributes:
         port: the author's name of it.
         received: the value, on the peers' class; its `.sender` is the peer that asks.
-        responses: a ResponseBatch in PeerId order, back on the class that asked.
+        responses: the answers, back on the class that asked.
         request_id: the request's id, on the class that asked.
     """
 
@@ -143,7 +239,7 @@ class Request:
         request_id, responses, received, sender, remote_id = recorded
         self.port = port
         self.received = dataclasses.replace(received, from_peer=sender)
-        self.responses = responses
+        self.responses = cast(AnswersOutput, responses)
         self.request_id = request_id
         self._remote_id = remote_id
         self._answered = ""
@@ -184,6 +280,7 @@ class Graph:
         self.is_bootstrap = False
         self._function = Function(name=name, domain=keys.MODULE_DOMAIN)
         self._counts: dict[str, int] = {}
+        self._calls: Counter[str] = Counter()
         self._slots: dict[str, SlotUse] = {}
         self._opsets: set[tuple[str, int]] = set()
         self._scopes: list[str] = []
@@ -191,6 +288,7 @@ class Graph:
         self._branch = ""  # title of the branch of this Graph's that is being recorded, if any
         self._received: dict[str, Output] = {}
         self._request_ports: set[str] = set()
+        self._opened: dict[tuple[object, ...], tuple[Output, ...]] = {}
 
     def error(self, kind: type[Error], what: str) -> Error:
         """Return an error of this recording, to be raised: it knows the Module and the line."""
@@ -199,16 +297,24 @@ class Graph:
 
     # --- ports -----------------------------------------------------------------------------
 
-    def input(self, name: str, type: TypeNode = types.ANY) -> Output:  # noqa: A002
+    def input(
+        self, name: str, type: TypeNode = types.ANY,  # noqa: A002
+        *, shape: Shape | None = None, denotation: str = "",
+        axes: Sequence[str | None] | None = None,
+    ) -> Output:  # fmt: skip
         """A value handed in by the invoker or caller of the Module.
 
         Args:
             name: of the input; it is also the name of the value.
             type: of the value, as far as it is known.
+            shape: of a tensor; for each axis its length, a name (axes of one name are of one
+                length), or None. A value of another shape is refused.
+            denotation: ONNX's word for what the tensor is: IMAGE, AUDIO, TEXT, TENSOR.
+            axes: ONNX's word for each axis, such as DATA_BATCH, or None.
 
         Raises:
             BadName, DuplicateName: the name is invalid, or is taken.
-            BadArgument: `type` is not a type.
+            BadArgument: `type` is not a type, or the shape or a denotation is none.
         """
         self.check_open()
         check_name("input name", name)
@@ -217,29 +323,90 @@ class Graph:
                 f"type={type!r:.60} of input {name!r} is not a type; use one of bbnode.dsl.types, "
                 "e.g. types.TENSOR_FLOAT"
             )
-        value = self.declare(name, type)
+        declared = declared_type(f"input {name!r}", type, shape, denotation, axes)
+        value = self.declare(name, declared.kind or type)
+        self._declare_as(value, declared)
         self._function.inputs.append(name)
         return value
 
-    def output(self, name: str, value: Output, *, after: After = None) -> None:
+    def output(
+        self, name: str, value: Output, *, after: After = None, shape: Shape | None = None,
+        denotation: str = "", axes: Sequence[str | None] | None = None,
+    ) -> None:  # fmt: skip
         """Hand a value out under a name (recorded as a `PassThrough`).
+
+        Args:
+            name: of the output.
+            value: to hand out.
+            after: values that must be there before.
+            shape, denotation, axes: of the value, as for `input`.
 
         Raises:
             BadName, DuplicateName: the name is invalid, or is taken.
+            BadArgument: the shape or a denotation is none.
         """
         check_name("output name", name)
         self.value_name(value)
-        self.emit(
+        declared = declared_type(f"output {name!r}", value.type, shape, denotation, axes)
+        (handed_out,) = self.emit(
             _PASS_THROUGH.domain, _PASS_THROUGH.op_type, inputs=(value,),
-            outputs=(("value", value.type),), after=after, value_names=(name,),
+            outputs=(("value", declared.kind or value.type),), after=after, value_names=(name,),
         )  # fmt: skip
+        if declared.shape is not None or declared.denotation:
+            self._function.types[handed_out.name] = declared
         self._function.outputs.append(name)
+
+    def expect(
+        self, value: Output, type: TypeNode | None = None,  # noqa: A002
+        *, shape: Shape | None = None, denotation: str = "",
+        axes: Sequence[str | None] | None = None,
+    ) -> Output:  # fmt: skip
+        """Declare what a value is, where nothing else says it: what a component gives, say.
+
+        The compiler refuses a program that contradicts it.
+
+        Args:
+            value: of this very Graph.
+            type: of the value; None where it is known.
+            shape, denotation, axes: as for `input`.
+
+        Returns:
+            The same value, with that type.
+
+        Raises:
+            BadArgument: the value is of another type, or the shape or a denotation is none.
+            ForeignOutput: the value belongs to another recording.
+        """
+        self.check_open()
+        name = self.value_name(value)
+        if value.graph is not self:
+            raise self.error(ForeignOutput, f"{name!r} is declared where it is recorded")
+        wanted = value.type if type is None else type
+        if not isinstance(wanted, TypeNode):
+            raise BadArgument(f"type={type!r:.60} of {name!r} is not a type; see bbnode.dsl.types")
+        kind = types.meet(value.type, wanted)
+        if kind is None:
+            raise self.error(BadArgument, f"{name!r} is {value.type.name}, not {wanted.name}")
+        declared = declared_type(repr(name), kind, shape, denotation, axes)
+        if shape is None and not denotation:
+            declared = self._function.types[name].narrowed(declared.kind)
+        self._function.types[name] = declared
+        self._declare_as(value, declared)
+        return dataclasses.replace(value, type=declared.kind or kind)
+
+    def _declare_as(self, value: Output, declared: ValueType) -> None:
+        """Note a shape, and the line that declares it: inputs have no op that says theirs."""
+        if declared.shape is None and not declared.denotation:
+            return
+        self._function.types[value.name] = declared
+        note = self._function.notes.setdefault(value.name, ValueNote())
+        note.metadata[keys.SOURCE_LINE_KEY] = author_line()
 
     # --- the wire --------------------------------------------------------------------------
 
     def net_out(
         self, port: str, peers: Output, value: Output, *, after: After = None,
-        hops: int | None = None,
+        hops: int | None = None, budget: float | None = None, shape: Shape | None = None,
     ) -> Output:  # fmt: skip
         """Send `value` to `peers` and return it as it lives on the class of those peers.
 
@@ -256,13 +423,18 @@ class Graph:
             after: values that must be there before.
             hops: number of sends one after the other that the time budget of this one has to
                 cover, this one included; None: as many as the program shows.
+            budget: seconds that what this message starts may take, with what that sends on: a
+                budget of its own. None: what is left of the message that started this execution,
+                if one did. A loop over the network renews its budget so, each time around.
+            shape: of what is received, as for `input`; None: that of `value`, as far as the
+                compiler finds it. What arrives in another shape is refused.
 
         Returns:
             The received value; its `.sender` is the peer that sent it.
 
         Raises:
             DuplicateName: a request has that port.
-            BadArgument: `hops` is not a number of hops.
+            BadArgument: `hops` is not a number of hops, or `budget` no number of seconds.
         """
         # The compiler makes the receiving op from the outputs that live on the far side.
         if port in self._request_ports:
@@ -270,9 +442,13 @@ class Graph:
         check_name("port name", port)
         first = self._received.get(port)
         metadata = self._port_metadata(port, hops)
+        if budget is not None:
+            metadata[keys.BUDGET_NS_KEY] = str(_budget_ns(port, budget, hops))
         if first is not None:
             metadata[keys.FAN_IN_KEY] = first.name
         received, sender = self.record(_SEND, (value, peers), after=after, metadata=metadata)
+        if shape is not None:
+            received = self.expect(received, shape=shape)
         received = dataclasses.replace(received, from_peer=sender)
         self._received.setdefault(port, received)
         return received
@@ -314,6 +490,33 @@ class Graph:
         self._request_ports.add(port)
         return made
 
+    def when(self, condition: Output, *, after: After = None) -> Output:
+        """A trigger that fires if `condition`, one bool, is true: for `after=` of any op.
+
+        If it is false, what waits for the trigger is skipped, and all that needs a value of
+        that; everything else goes on. An output that is skipped tells the host so. The
+        condition has to live where the ops are that wait for it.
+
+        Raises:
+            BadArgument: `condition` is no tensor of bools.
+        """
+        return self._when(condition, 1, after)
+
+    def unless(self, condition: Output, *, after: After = None) -> Output:
+        """The opposite of `when`: a trigger that fires if `condition` is false."""
+        return self._when(condition, 0, after)
+
+    def _when(self, condition: Output, expect: int, after: After) -> Output:
+        self.value_name(condition)
+        kind = condition.type
+        if types.meet(kind, types.TENSOR_BOOL) is None:
+            raise self.error(
+                BadArgument,
+                f"the condition {condition.name!r} is {kind.name} where one bool is needed; a "
+                "BackendSlot compares: greater(g, value, limit)",
+            )
+        return self.record(_WHEN, (condition,), {"expect": expect}, after=after)[0]
+
     def respond(self, request: Request, value: Output, *, after: After = None) -> None:
         """Answer a request, on the peers' class: the same as `request.respond(value)`."""
         if not isinstance(request, Request):
@@ -322,6 +525,57 @@ class Graph:
             )
         self.value_name(request.received)
         request.respond(value, after=after)
+
+    def collect(
+        self, value: Output, *, n: int = 0, until: float = 0.0, quorum: int = 0,
+        per_peer: bool = True, after: After = None,
+    ) -> Output:  # fmt: skip
+        """Gather a value of several deliveries, and go on once with all of them.
+
+        Each delivery is an execution of its own; this is how their values meet. What reads the
+        result runs in an execution that starts when the batch is complete, and sees nothing else.
+        The next delivery begins the next batch.
+
+        Args:
+            value: a received value, or one that is made of it.
+            n: deliveries that complete a batch; 0 for as many as come in `until`.
+            until: seconds from the first delivery of a batch to its end; 0 for ten minutes, with
+                `n` only.
+            quorum: deliveries that are enough when the time is over; 0 for `n`, or for one where
+                `n` is 0. With fewer the batch fails, with an error that names who came.
+            per_peer: a peer counts once in a batch, and its second value is refused; False takes
+                all that come.
+            after: as for `net_out`.
+
+        Returns:
+            The values with their peers, in PeerId order: a batch like `r.responses` of a
+            `g.request`.
+
+        Raises:
+            BadArgument: a number is out of range, or nothing says when a batch is complete.
+        """
+        given: object = until
+        seconds = given if isinstance(given, int | float) else math.nan
+        if not 0 <= seconds <= MAX_DEADLINE_S:
+            raise BadArgument(
+                f"until={until!r:.40} of g.collect has to be a number of seconds between 0 and "
+                f"{MAX_DEADLINE_S:.0f}"
+            )
+        attributes = {
+            "n": n,
+            "until_ns": round(seconds * NS_PER_S),
+            "quorum": quorum,
+            "per_peer": int(per_peer),
+        }
+        (batch,) = self.record(_COLLECT, (value,), attributes, after=after)
+        self.check_join()
+        return batch
+
+    def check_join(self) -> None:
+        """Raise BadArgument if the numbers of the Collect or Threshold recorded last don't fit."""
+        fault = join_fault(self.last_node)
+        if fault is not None:
+            raise self.error(BadArgument, f"{self.last_node.op_type}: {fault}")
 
     def lookup_output(self, port: str) -> Output:
         """Return the value that the `net_out` or `request` of that name delivers.
@@ -376,14 +630,33 @@ class Graph:
         Raises:
             BadArgument: `part_types` is empty, or holds something that is not a type.
         """
-        self._need_items("unbundle", part_types, "types")
-        for part in part_types:
+        given = self.part_types("unbundle", part_types)
+        return self.record(_UNBUNDLE, (composite,), given, after=after, variadic=part_types)
+
+    def part_types(self, what: str, given: Sequence[TypeNode]) -> dict[str, Any]:
+        """Return the attributes that say the types of parts, or raise BadArgument."""
+        self._need_items(what, given, "types")
+        for part in given:
             if not isinstance(part, TypeNode):
                 raise BadArgument(
                     f"{part!r:.60} is not a type; use bbnode.dsl.types, e.g. types.TENSOR"
                 )
-        given = _children(part_types)
-        return self.record(_UNBUNDLE, (composite,), given, after=after, variadic=part_types)
+        return _children(given)
+
+    def opened(
+        self, op_type: str, value: Output, *, domain: str = keys.RESPONSES_DOMAIN,
+        **attributes: Any,
+    ) -> tuple[Output, ...]:  # fmt: skip
+        """Return what an op gives that opens a value; it is recorded once."""
+        key = (domain, op_type, value.name, *attributes.items())
+        try:
+            known = self._opened.get(key)
+        except TypeError:  # an attribute that is nothing at all; recording says so
+            known = None
+        if known is None:
+            known = self.record(spec_of(domain, op_type), (value,), attributes)
+            self._opened[key] = known
+        return known
 
     def _need_items(self, what: str, items: object, kind: str) -> None:
         if not isinstance(items, Sequence) or isinstance(items, str | bytes) or not items:
@@ -515,7 +788,7 @@ class Graph:
             )
         ports: list[tuple[str, TypeNode]] = []
         for port in spec.outputs:
-            kind = known.get(port.type, types.ANY) if isinstance(port.type, str) else port.type
+            kind = known.get(port.type, port.bound) if isinstance(port.type, str) else port.type
             if not port.variadic:
                 ports.append((port.name, kind))
                 continue
@@ -630,7 +903,7 @@ class Graph:
         if name in self._function.types:
             raise DuplicateName(f"{name!r} names an input or output already; choose another name")
         self._function.types[name] = ValueType.of(kind)
-        return Output(graph=self, name=name, type=kind)
+        return _OUTPUT_OF.get(kind, Output)(graph=self, name=name, type=kind)
 
     def value_name(self, value: object) -> str:
         """Return the name of a value of this Graph, or raise BadArgument or ForeignOutput."""
@@ -691,12 +964,27 @@ class Graph:
 
     @contextmanager
     def with_module(self, name: str) -> Iterator[None]:
-        """Name the nodes recorded inside `<name>/…`, for readers; it has no other effect."""
+        """Name the nodes recorded inside `<name>/…`, for readers.
+
+        A call of a Module that sends is told from its other calls by the scope: the ports of one
+        in a scope of its own keep their identity when another call is added before it.
+        """
         self._scopes.append(check_name("module scope", name))
         try:
             yield
         finally:
             self._scopes.pop()
+
+    def call_name(self, module: str) -> str:
+        """Return the name of the next call of a Module: its scopes, the Module, its number there.
+
+        It is part of the identity of all ports inside, so that it does not count other ops, nor
+        bodies that the recorder called apart.
+        """
+        path = ".".join((*self._scopes, module))
+        number = self._calls[path]
+        self._calls[path] += 1
+        return f"{path}_{number}"
 
     def finish(self) -> Function:
         """Close the Graph and return its function."""
@@ -723,6 +1011,18 @@ class Graph:
         if isinstance(after, list | tuple):
             return after
         raise BadArgument(f"after={after!r:.80} is neither a recorded value nor a list of them")
+
+
+def _budget_ns(port: str, budget: object, hops: object) -> int:
+    given = budget if isinstance(budget, int | float) else math.nan
+    if not 1 / NS_PER_S <= given <= MAX_DEADLINE_S or isinstance(budget, bool):
+        raise BadArgument(
+            f"budget={budget!r:.40} of {port!r} has to be a number of seconds above 0, up to "
+            f"{MAX_DEADLINE_S:.0f}, or None"
+        )
+    if hops is not None:
+        raise BadArgument(f"{port!r} has hops and a budget; give one of them: each says the time")
+    return round(given * NS_PER_S)
 
 
 def _parsed(

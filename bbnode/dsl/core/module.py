@@ -203,6 +203,7 @@ def _record_call(
 ) -> ModuleOutputs:  # fmt: skip
     """Record a call; a function that is not recorded yet accepts any inputs."""
     called = function or Function(inputs=list(given))
+    call_name = g.call_name(module)
     _check_inputs(module, called.inputs, given)
     made = g.emit(
         keys.MODULE_DOMAIN,
@@ -210,6 +211,7 @@ def _record_call(
         inputs=[given[formal] for formal in called.inputs],
         outputs=[(port, called.kind_of(port) or types.ANY) for port in called.outputs],
         after=after,
+        metadata={keys.CALL_KEY: call_name},
     )
     return ModuleOutputs(g, module, dict(zip(called.outputs, made, strict=True)))
 

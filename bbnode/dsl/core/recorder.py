@@ -28,6 +28,7 @@ class SlotUse:
     role: str
     concrete: ConcreteSpec | None = None
     peer_class: str | None = None
+    include_self: bool = False
 
 
 @dataclass(slots=True)
@@ -87,6 +88,8 @@ class SlotTable:
             meta[keys.INSTANCE_KEY] = str(known.instance)
         if use.peer_class is not None:
             known.peer_class = meta[keys.PEER_CLASS_KEY] = use.peer_class
+        if use.include_self:
+            meta[keys.INCLUDE_SELF_KEY] = "true"
         return meta
 
     def slot_id(self, name: str) -> int:

@@ -153,6 +153,7 @@ class Bootstraps:
             BootstrapPlan(
                 name=SLOT_PREFIX + plan.target,
                 inputs={},
+                shapes={},
                 plan=plan,
                 touches=frozenset((index,)),
                 includes=frozenset(),

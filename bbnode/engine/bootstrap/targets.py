@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from bbnode.engine.frame import EntryPlan
+from bbnode.ir.shapes import Dim
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import Value
 
@@ -22,13 +23,14 @@ class BootstrapPlan:
 
     Attributes:
         name: of the Module.
-        inputs: what the host has to give, with declared types.
+        inputs, shapes: what the host has to give: declared types, and shapes of those with one.
         touches: numbers of the slots that it uses, through all calls.
         includes: Modules whose bootstraps it calls, directly or not.
     """
 
     name: str
     inputs: Mapping[str, TypeNode | None]
+    shapes: Mapping[str, tuple[Dim, ...]]
     plan: EntryPlan
     touches: frozenset[int]
     includes: frozenset[str]

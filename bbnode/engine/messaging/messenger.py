@@ -18,10 +18,16 @@ from typing import Any
 from bbnode.components.contracts import inbound_ops
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.clock import NodeClock
-from bbnode.engine.cohorts import ResponseStatus
-from bbnode.engine.errors import InvalidArtifact, WrongResultType
+from bbnode.engine.cohorts import NOT_SENT, ResponseStatus
+from bbnode.engine.errors import (
+    REASON_DUPLICATE,
+    DeadlineExceeded,
+    FramesExceeded,
+    InvalidArtifact,
+    WrongResultType,
+)
 from bbnode.engine.executor import Executor
-from bbnode.engine.frame import EntryPlan, Frame, Op
+from bbnode.engine.frame import OWED, EntryPlan, Frame, Op
 from bbnode.engine.ingress import InboundBytes
 from bbnode.engine.messaging.actions import (
     Action,
@@ -40,11 +46,13 @@ from bbnode.engine.suspensions import Waiting
 from bbnode.engine.wire.decoder import Decoder
 from bbnode.engine.wire.inbound import InboundDedup
 from bbnode.engine.wire.outbound import EnvelopeOutbox
+from bbnode.engine.wire.refusals import LEAVING, Refusals
 from bbnode.ir import ids, types
 from bbnode.ir.address import parse_component_suffix
 from bbnode.ir.caps import MAX_UNDER_WAY
 from bbnode.ir.envelope import CorrelationKind, SlotFill, WireEnvelope
 from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import WireRefusal
 from bbnode.ir.values import TRIGGER, Value
 
 # The delay of a timer whose component is busy: well below what any protocol calls late, and rare
@@ -83,6 +91,7 @@ class ComponentMessenger:
     dedup: InboundDedup
     decoder: Decoder
     outbound: EnvelopeOutbox
+    refusals: Refusals
 
     def __post_init__(self) -> None:
         self.plans: list[EntryPlan] = []  # all of this node, in an order that never changes
@@ -114,7 +123,7 @@ class ComponentMessenger:
     ) -> EntryPlan:
         def finish(frame: Frame, result: Any) -> Value:
             if result is None:
-                return TRIGGER
+                return TRIGGER  # who asked is told that there is no answer
             if kind is not CorrelationKind.REQUEST or not isinstance(result, bytes):
                 wanted = "bytes or None" if kind is CorrelationKind.REQUEST else "None"
                 raise WrongResultType(
@@ -131,6 +140,7 @@ class ComponentMessenger:
                     frame.wire_req_id,
                     self.outbound.remaining_ns(frame, 0, 0),
                 )
+                frame.debt = None  # paid
             return TRIGGER
 
         plan = self._plan(cell_at, f"op {name}{_KIND_SUFFIX[kind]}", method, 1, finish, kind)
@@ -146,7 +156,8 @@ class ComponentMessenger:
             return TRIGGER
 
         kind = CorrelationKind.RESPONSE if method == "on_answer" else None
-        return self._plan(cell_at, method, method, count, finish, kind)
+        has_reason = method == "on_no_answer"
+        return self._plan(cell_at, method, method, count, finish, kind, has_reason=has_reason)
 
     def _plan(
         self,
@@ -156,12 +167,23 @@ class ComponentMessenger:
         count: int,
         finish: Callable[[Frame, Any], Value],
         kind: CorrelationKind | None,
+        *,
+        has_reason: bool = False,
     ) -> EntryPlan:
+        """Return the plan of a method with `count` arguments and, behind them, a reason."""
         slot = self.cells[cell_at].slot
         op = Op(0, f"{slot}.{name}", method, 0)
-        plan = EntryPlan.of_op(op, name, slot, count)
+        plan = EntryPlan.of_op(op, name, slot, count + has_reason)
         plan.component = cell_at
-        op.fire = bind_method(op, cell_at, method, plan.seeds, finish, correlation=kind)
+        op.fire = bind_method(
+            op,
+            cell_at,
+            method,
+            plan.seeds[:count],
+            finish,
+            correlation=kind,
+            reason_at=count if has_reason else None,
+        )
         self.plans.append(plan)
         return plan
 
@@ -175,23 +197,23 @@ class ComponentMessenger:
             return False
         if fill.type_hash:
             detail = f"{_shown(where)} takes bytes of its own, type hash 0"
-            self._refuse(event.peer, index, fill, "TypeMismatch", detail)
+            self._refuse(event, envelope, index, "TypeMismatch", detail)
         elif envelope.correlation.kind is CorrelationKind.RESPONSE:
             self._answered(event, envelope, index)
         elif fill.dest_suffix not in self._routes:
             if where[0] in self._refs:
                 op_of = f"slot {self._refs[where[0]]!r} has no inbound op {where[1]!r}"
-                self._refuse(event.peer, index, fill, "UnknownComponentOp", op_of)
+                self._refuse(event, envelope, index, "UnknownComponentOp", op_of)
             else:
                 detail = f"no component here has the ref {where[0]}"
-                self._refuse(event.peer, index, fill, "UnknownComponent", detail)
+                self._refuse(event, envelope, index, "UnknownComponent", detail)
         else:
             denied = self._denied(event.peer, envelope.correlation.wire_req_id, fill.dest_suffix)
             if denied is not None:
                 self.reports.counts[f"gate.denied.{denied}"] += 1
-                self._refuse(
-                    event.peer, index, fill, "GateDenied", f"reason={denied}: {_shown(where)}"
-                )
+                detail = f"reason={denied}: {_shown(where)}"
+                tells = denied != REASON_DUPLICATE
+                self._refuse(event, envelope, index, "GateDenied", detail, tells=tells)
             else:
                 self.decoder.charge(types.BYTES, fill.payload)
                 plan = self._routes[fill.dest_suffix][envelope.correlation.kind]
@@ -201,7 +223,7 @@ class ComponentMessenger:
     def _denied(self, peer: PeerId, wire_req_id: int, suffix: bytes) -> str | None:
         """Return the reason of the first gate that denies; the gates are those of a Recv."""
         if self.dedup.record(peer, wire_req_id, self._sites[suffix]):
-            return "duplicate"
+            return REASON_DUPLICATE
         reason = self.neighbours.governor.check_inbound(peer)
         if reason is not None:
             return reason.value
@@ -237,11 +259,22 @@ class ComponentMessenger:
         at = plan.component
         if at is not None and self.executor.under_way[at] >= MAX_UNDER_WAY:
             detail = f"{MAX_UNDER_WAY} calls of slot {self.cells[at].slot!r} are under way"
-            self._refuse(event.peer, index, envelope.fills[index], "ComponentBusy", detail)
+            self._refuse(event, envelope, index, "ComponentBusy", detail)
+            return
+        correlation = envelope.correlation
+        if correlation.kind is CorrelationKind.REQUEST and self.refusals.leaving:
+            self._refuse(event, envelope, index, LEAVING.kind, LEAVING.detail)
             return
         frame = self.executor.start(plan)
         if frame is None:
+            why = WireRefusal(
+                FramesExceeded.__name__, "too many executions are under way", plan.name
+            )
+            kind, wire_req_id = correlation.kind, correlation.wire_req_id
+            self.refusals.at_arrival(event.peer, kind, wire_req_id, why)
             return
+        if correlation.kind is CorrelationKind.REQUEST:
+            frame.debt = OWED
         frame.source_peer = event.peer
         frame.wire_req_id = envelope.correlation.wire_req_id
         frame.hold_charge(event.charge.hold())
@@ -250,8 +283,25 @@ class ComponentMessenger:
         frame.values[: len(values)] = values
         self.executor.launch(frame)
 
-    def _refuse(self, peer: PeerId, index: int, fill: SlotFill, kind: str, detail: str) -> None:
+    def _refuse(
+        self,
+        event: InboundBytes,
+        envelope: WireEnvelope,
+        index: int,
+        kind: str,
+        detail: str,
+        *,
+        tells: bool = True,
+    ) -> None:
+        """Report a fill that is refused; `tells`: and tell whoever waits for what comes of it."""
+        fill, said, peer = envelope.fills[index], envelope.correlation, event.peer
         self.reports.receive_failed(peer, index, fill.type_hash, fill.payload_size, kind, detail)
+        where = parse_component_suffix(fill.dest_suffix)
+        why = WireRefusal(kind, detail, "" if where is None else _shown(where))
+        if said.kind is CorrelationKind.RESPONSE:
+            self.refused(peer, said.wire_req_id, why)
+        elif tells:
+            self.refusals.at_arrival(peer, said.kind, said.wire_req_id, why)
 
     # -- due -------------------------------------------------------------------------
 
@@ -266,20 +316,46 @@ class ComponentMessenger:
         """Tell a component that its request has no answer."""
         call = self.calls.too_late(wire_req_id)
         if call is not None:
-            self._unanswered(call)
+            waited_ms = (self.clock.now_ns - call.opened_ns) // 1_000_000
+            late = f"{DeadlineExceeded.__name__}: no answer within {waited_ms} ms"
+            self._unanswered(call, call.reason or late)
 
     def send_failed(self, envelope: int, peer: PeerId, reason: str) -> None:
         """Tell a component that its request could not be sent, and will have no answer."""
         call = self.calls.send_failed(envelope, peer)
         if call is not None:
-            slot = self.cells[call.cell_at].slot
-            self.reports.telemetry("call.unsent", slot=slot, tag=call.tag, peer=peer, reason=reason)
-            self._unanswered(call)
+            self._failed(call, WireRefusal(NOT_SENT, reason))
 
-    def _unanswered(self, call: PendingCall) -> None:
+    def refused(self, peer: PeerId, wire_req_id: int, why: WireRefusal) -> ResponseStatus:
+        """Tell a component that a peer refuses its request; UNKNOWN if there is no such request."""
+        call = self.calls.refused(wire_req_id, peer)
+        if isinstance(call, ResponseStatus):
+            return call
+        self._failed(call, why)
+        return ResponseStatus.ACCEPTED
+
+    def peer_lost(self, peer: PeerId, since_ns: int, why: WireRefusal) -> None:
+        """Tell components that a peer will not answer what they asked before it was lost."""
+        for call in self.calls.lost(peer, since_ns):
+            self._failed(call, why)
+
+    def _failed(self, call: PendingCall, why: WireRefusal) -> None:
+        why = why.bounded()
+        self.reports.telemetry(
+            "call.failed",
+            slot=self.cells[call.cell_at].slot,
+            tag=call.tag,
+            peer=call.peer,
+            kind=why.kind,
+            detail=why.detail,
+            where=why.where,
+        )
+        self._unanswered(call, str(why))
+
+    def _unanswered(self, call: PendingCall, reason: str) -> None:
         self.reports.counts["calls.unanswered"] += 1
         plan = self._hooks[call.cell_at].on_no_answer
-        if plan is not None and not self._start(plan, (call.tag, call.peer)):
+        if plan is not None and not self._start(plan, (call.tag, call.peer, reason)):
             # The component is busy: the call stays open until it can be told.
             self.calls.open(
                 call.wire_req_id,
@@ -289,6 +365,7 @@ class ComponentMessenger:
                 suffix=call.suffix,
                 opened_ns=call.opened_ns,
                 until_ns=self.clock.now_ns + RETRY_NS,
+                reason=reason,
             )
 
     def _start(self, plan: EntryPlan, values: Sequence[Value]) -> bool:
@@ -336,6 +413,7 @@ class ComponentMessenger:
                 opened_ns=now_ns,
                 # An unreachable peer will not answer, so the component is told at once.
                 until_ns=now_ns + (message.deadline_ns if found else 0),
+                reason="" if found else f"{NOT_SENT}: {self.neighbours.unreachable(message.peer)}",
             )
         self.outbound.queue(
             frame, op, found, fill, size, kind, message.wire_req_id, message.deadline_ns

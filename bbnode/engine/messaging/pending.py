@@ -1,6 +1,7 @@
 """Calls and timers of components that are pending.
 
-Rule: a call ends once: by its answer, by its deadline, or when it could not be sent. An answer
+Rule: a call ends once: by its answer, by its deadline, or when there can't be an answer: it could
+not be sent, the peer refuses, or its connection stays lost. An answer
 counts only if it comes from the peer and for the op that were asked; late, duplicate and foreign
 answers are distinguished and dropped. A timer is named by (component, key), and setting one again
 replaces it. Both are armed with the node's scheduler.
@@ -30,7 +31,8 @@ from bbnode.ir.peer import PeerId
 class PendingCall:
     """One request: of the component `cell_at`, to the op at `suffix` of `peer`.
 
-    `tag` is the component's own; `envelope` is the tag of its envelope, once it was sent.
+    `tag` is the component's own; `envelope` is the tag of its envelope, once it was sent; `reason`
+    is why there is no answer, while its component is too busy to be told.
     """
 
     wire_req_id: int
@@ -41,6 +43,7 @@ class PendingCall:
     opened_ns: int
     timer: Timer
     envelope: int | None = None
+    reason: str = ""
 
 
 _CALL: RowForm[PendingCall] = RowForm(
@@ -53,6 +56,7 @@ _CALL: RowForm[PendingCall] = RowForm(
     opened_ns=PLAIN,
     timer=ARMED,
     envelope=PLAIN,
+    reason=PLAIN,
 )
 
 
@@ -106,6 +110,33 @@ class PendingCalls:
             return None
         self._end(call)
         return call
+
+    def refused(self, wire_req_id: int, peer: PeerId) -> PendingCall | ResponseStatus:
+        """End the call that a peer refuses and return it, or the reason to drop the refusal."""
+        call = self._open.get(wire_req_id)
+        if call is None:
+            return ResponseStatus.LATE if wire_req_id in self._ended else ResponseStatus.UNKNOWN
+        if call.peer != peer:
+            return ResponseStatus.STRANGER
+        if call.reason:
+            return ResponseStatus.DUPLICATE
+        self._end(call)
+        return call
+
+    def awaits(self, peer: PeerId) -> bool:
+        """Return True if some call waits for a peer."""
+        return any(call.peer == peer and not call.reason for call in self._open.values())
+
+    def lost(self, peer: PeerId, since_ns: int) -> list[PendingCall]:
+        """End and return the calls to a peer that were open at a time."""
+        ended = [
+            call
+            for call in self._open.values()
+            if call.peer == peer and call.opened_ns <= since_ns and not call.reason
+        ]
+        for call in ended:
+            self._end(call)
+        return ended
 
     def too_late(self, wire_req_id: int) -> PendingCall | None:
         """End a call whose time is over; returns it, or None when it ended before."""

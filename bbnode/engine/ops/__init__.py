@@ -6,6 +6,26 @@ than the import below.
 
 from __future__ import annotations
 
-from bbnode.engine.ops import books, casts, gates, stores, syscalls, timing, wire
+from bbnode.engine.ops import (
+    books,
+    casts,
+    gates,
+    joins,
+    responses,
+    stores,
+    syscalls,
+    timing,
+    wire,
+)
 
-__all__ = ["books", "casts", "gates", "stores", "syscalls", "timing", "wire"]
+__all__ = [
+    "books",
+    "casts",
+    "gates",
+    "joins",
+    "responses",
+    "stores",
+    "syscalls",
+    "timing",
+    "wire",
+]

@@ -14,9 +14,11 @@ from typing import Any, TypeAlias, TypeVar
 
 from bbnode.engine.errors import InvalidArtifact
 from bbnode.engine.frame import Frame, Op
-from bbnode.engine.planning.flatten import FlatOp
+from bbnode.engine.ops.declared import Declared, narrower
 from bbnode.ir import keys, types
+from bbnode.ir.flatten import FlatOp
 from bbnode.ir.graph import OpNode
+from bbnode.ir.shapes import Dim
 from bbnode.ir.types import TypeNode
 
 Fire: TypeAlias = Callable[[Frame], Any]
@@ -24,11 +26,13 @@ Fire: TypeAlias = Callable[[Frame], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodUse:
-    """A contract method that an op calls."""
+    """A contract method that an op calls: with the context, `inputs`, and `attributes` by name."""
 
     slot: str
     method: str
     where: str
+    inputs: tuple[str, ...]
+    attributes: tuple[str, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +45,7 @@ class Linker:
         methods: what install has to find on components, in order.
         semaphores: number, units (None: nothing acquires it), and the op that says so.
         queues, holds: numbers by name.
+        joins: numbers by target and name.
     """
 
     slots: Mapping[str, int]
@@ -49,6 +54,7 @@ class Linker:
     semaphores: dict[str, tuple[int, int | None, str]] = field(default_factory=dict)
     queues: dict[str, int] = field(default_factory=dict)
     holds: dict[str, int] = field(default_factory=dict)
+    joins: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def slot_index(self, slot: str, where: str) -> int:
         """Return the number of a slot; InvalidArtifact when no binding names it."""
@@ -56,9 +62,9 @@ class Linker:
             raise InvalidArtifact(where, f"uses slot {slot!r}, to which nothing is bound")
         return self.slots[slot]
 
-    def require_method(self, slot: str, method: str, where: str) -> None:
+    def require_method(self, use: MethodUse) -> None:
         """Note a method that install has to find on the slot's component."""
-        self.methods[MethodUse(slot=slot, method=method, where=where)] = None
+        self.methods[use] = None
 
     def semaphore(self, build: OpBuild, name: str, units: int | None) -> int:
         """Return the number of a semaphore; InvalidArtifact when ops disagree on its units."""
@@ -80,6 +86,10 @@ class Linker:
         """Return the number of a held value."""
         return self.holds.setdefault(name, len(self.holds))
 
+    def join(self, target: str, name: str) -> int:
+        """Return the number of a join."""
+        return self.joins.setdefault((target, name), len(self.joins))
+
 
 @dataclass(slots=True, kw_only=True)
 class OpBuild:
@@ -91,8 +101,15 @@ class OpBuild:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     types: Mapping[str, TypeNode]
+    shapes: Mapping[str, tuple[Dim, ...]]
     linker: Linker
-    counter: int = 0  # index of a slot for the relays of one Threshold
+    # Of the relays of one op: how many there are here, and where they count those that have fired
+    # and those that were skipped.
+    rivals: int = 0
+    counter: int = 0
+    skips: int = 0
+    latch: int | None = None  # its number, where rivals fire in other executions too
+    opens_round: bool = False  # of the latch, with each execution
 
     @property
     def node(self) -> OpNode:
@@ -147,6 +164,12 @@ class OpBuild:
         if number >> 64:
             raise self.wrong(f"says {number} as its {key}, which has 64 bits")
         return number
+
+    def declared(self, output: int, table: TypeNode) -> Declared:
+        """Return the declared type of an output, which the op table has as `table`."""
+        names = self.flat.outputs
+        name = names[output] if output < len(names) else ""
+        return Declared(narrower(table, self.types.get(name)), self.shapes.get(name))
 
     def slot(self) -> tuple[str, int]:
         """Return name and number of the slot of a component op."""

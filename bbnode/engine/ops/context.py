@@ -22,6 +22,7 @@ from bbnode.engine.messaging.actions import (
     SetTimer,
     suffix_of,
 )
+from bbnode.engine.peers.neighbours import PeersWithSelf
 from bbnode.engine.services import Services
 from bbnode.ir.caps import MAX_ASKED, MAX_CALLS, MAX_KEY_CHARS, MAX_TIMERS
 from bbnode.ir.envelope import WireCorrelation
@@ -58,10 +59,12 @@ class CallContext:
         "completion",
         "correlation",
         "execution",
+        "include_self",
         "now_ns",
         "offloaded",
         "peer_class",
         "peers",
+        "reason",
         "self_peer",
         "source_peer",
     )
@@ -74,9 +77,11 @@ class CallContext:
         now_ns: int,
         source_peer: PeerId | None,
         peer_class: str | None,
+        include_self: bool,
         execution: int,
         offloaded: bool,
         correlation: WireCorrelation | None,
+        reason: str = "",
     ) -> None:
         neighbours = rt.neighbours
         self.now_ns = now_ns
@@ -84,11 +89,17 @@ class CallContext:
         self.source_peer = source_peer
         self.peer_class = peer_class
         self.execution = execution
-        self.peers: PeersView = neighbours.view(rt.clock.now_ns)
+        own = neighbours.own_classes
+        self.include_self = include_self and (peer_class is None or peer_class in own)
+        view = neighbours.view(rt.clock.now_ns)
+        self.peers: PeersView = (
+            PeersWithSelf(view, self.self_peer, own) if self.include_self else view
+        )
         self.offloaded = offloaded
         self.completion: OpenCompletion | None = None
         self.addresses: Sequence[Multiaddr] = neighbours.own_addresses
         self.correlation = correlation
+        self.reason = reason
         self.asked: list[Action] | None = None
         # None: in a worker thread, or the method has returned.
         self._rt = None if offloaded else rt

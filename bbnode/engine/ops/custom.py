@@ -9,10 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from bbnode.engine import steps
+from bbnode.engine.errors import WrongResultType
 from bbnode.engine.frame import Frame, Task
 from bbnode.engine.ops.build import Fire, OpBuild
 from bbnode.engine.services import Services
+from bbnode.ir import types
 from bbnode.ir.errors import AuthorError
+from bbnode.ir.types import TypeNode
 from bbnode.ops.custom import CustomOp
 
 
@@ -29,8 +32,22 @@ def bind_custom_op(build: OpBuild, custom: CustomOp) -> Fire:
         raise build.wrong(f"does not fit its schema: {error}") from error
     is_one = len(build.outputs) == 1
     used = len(build.outputs)
+    # What the program knows of an output beyond the schema, which is checked in any case.
+    known = []
+    for at, port in enumerate(custom.spec.outputs[:used]):
+        table = port.type if isinstance(port.type, TypeNode) else types.TENSOR
+        declared = build.declared(at, table)
+        if declared.shape is not None or declared.kind is not table:
+            known.append((at, port.name, declared))
 
     def finish(_frame: Frame, made: Any) -> Any:
+        for at, port, declared in known:
+            misfit = declared.misfit(made[at])
+            if misfit:
+                raise WrongResultType(
+                    f"{build.flat.name} ({custom.spec.domain}::{custom.spec.op_type} of the "
+                    f"package {custom.spec.package}): output {port!r}: {misfit}"
+                )
         return made[0] if is_one else made[:used]
 
     def fire(frame: Frame) -> Any:

@@ -1,25 +1,23 @@
 """The five gates around wire ops.
 
-Rule: a gate passes its value or denies, and a denied gate ends the whole execution. It asks the
-tables of the node; the labels of reasons are stable: `duplicate`,
-`blocklisted`, `not_allowlisted`, `cooldown`. In an execution that no envelope started, a
-receive gate passes.
+Rule: a gate passes its value or denies. A receive gate that denies ends the execution that the
+delivery began; a send gate ends its Send, which is skipped, and reports the peer and the reason.
+They ask the tables of the node; the labels of reasons are stable: `duplicate`, `blocklisted`,
+`not_allowlisted`, `cooldown`. In an execution that no envelope started, a receive gate passes.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from bbnode.engine.errors import GateDenied
-from bbnode.engine.frame import Frame
+from bbnode.engine.errors import REASON_DUPLICATE, GateDenied
+from bbnode.engine.frame import Frame, Op
 from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.engine.peers.governor import BlockReason
 from bbnode.engine.services import Services
 from bbnode.ir import keys
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
-
-REASON_DUPLICATE = "duplicate"
 
 
 @binds(keys.SYSCALL_DOMAIN, keys.OP_DEDUP_GATE_RX)
@@ -71,14 +69,14 @@ def _backoff_rx(build: OpBuild) -> Fire:
 def _peer_health_tx(build: OpBuild) -> Fire:
     build.arity(1, 1)
     (source,) = build.inputs
-    peer = _peer(build)
+    op, peer = build.op, _peer(build)
 
     def fire(frame: Frame) -> Any:
         rt: Services = frame.rt
         tables = rt.neighbours
         reason = tables.governor.check_outbound(peer, tables.backoff, rt.clock.now_ns)
         if reason is not None:
-            raise GateDenied(keys.OP_PEER_HEALTH_GATE_TX, reason.value, f"to {peer}")
+            return _deny(frame, op, peer, reason)
         return frame.values[source]
 
     return fire
@@ -88,15 +86,23 @@ def _peer_health_tx(build: OpBuild) -> Fire:
 def _backoff_tx(build: OpBuild) -> Fire:
     build.arity(1, 1)
     (source,) = build.inputs
-    peer = _peer(build)
+    op, peer = build.op, _peer(build)
 
     def fire(frame: Frame) -> Any:
         rt: Services = frame.rt
         if not rt.neighbours.backoff.should_retry(peer, rt.clock.now_ns):
-            raise GateDenied(keys.OP_BACKOFF_GATE_TX, BlockReason.COOLDOWN.value, f"to {peer}")
+            return _deny(frame, op, peer, BlockReason.COOLDOWN)
         return frame.values[source]
 
     return fire
+
+
+def _deny(frame: Frame, op: Op, peer: PeerId, reason: BlockReason) -> Any:
+    """Report what is not sent, and skip the Send behind a gate."""
+    rt: Services = frame.rt
+    rt.reports.counts[f"gate.denied.{reason.value}"] += 1
+    rt.outbound.left_out(frame, op, peer, reason.value)
+    return rt.executor.skip(frame, op, f"{op.name}: nothing is sent to {peer}: {reason.value}")
 
 
 def _peer(build: OpBuild) -> PeerId:

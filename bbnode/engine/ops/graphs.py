@@ -11,12 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from onnx import ModelProto
 
 from bbnode.components.contracts import Backend, PreparedGraph
-from bbnode.engine.errors import InvalidOperand
+from bbnode.engine.cells import ComponentCell
+from bbnode.engine.errors import InvalidOperand, WrongResultType
 from bbnode.engine.frame import Frame, Op
 from bbnode.engine.ops.build import Fire, OpBuild
+from bbnode.engine.ops.declared import Declared, narrower
+from bbnode.engine.places import OpPlace, SourcePlace
 from bbnode.ir import keys
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.graph import (
@@ -42,6 +46,7 @@ class GraphSpec:
     """One graph, before a backend has seen it.
 
     Attributes:
+        place: where the author wrote it, or its ops.
         graph: its nodes and ports, with no types.
         opsets: versions by domain; upstream ONNX is "".
         types: the known types of its values.
@@ -49,9 +54,14 @@ class GraphSpec:
 
     slot: str
     where: str
+    place: OpPlace
     graph: Subgraph
     opsets: Mapping[str, int]
     types: Mapping[str, TypeNode]
+
+    def told(self, place: SourcePlace) -> str:
+        """Return `where`, and of a fused graph the place of the op in it that is to blame."""
+        return f"{self.where}: {place}" if place.inner else self.where
 
     def input_types(self) -> tuple[TypeNode, ...] | None:
         """Return the leaf types of all inputs, or None when one is open."""
@@ -134,6 +144,7 @@ def function_spec(build: OpBuild, function: Function, slot: str) -> GraphSpec:
     return GraphSpec(
         slot=slot,
         where=build.where,
+        place=OpPlace(build.node),
         graph=graph,
         opsets={d: v for d, v in {"": keys.ONNX_OPSET_VERSION, **imported}.items() if d in used},
         types=known,
@@ -157,6 +168,7 @@ def single_spec(build: OpBuild, slot: str, opset_version: int) -> GraphSpec:
     return GraphSpec(
         slot=slot,
         where=build.where,
+        place=OpPlace(build.node),
         graph=_graph(flat.op_type, filter(None, ports[0]), filter(None, ports[1]), [node]),
         opsets={"": opset_version},
         types=known,
@@ -191,8 +203,10 @@ def bind_graph(build: OpBuild, graph_at: int, cell_at: int) -> Fire:
     only = len(outputs) == 1
     op.out = outputs[0] if only else op.out
     op.outs = None if only else outputs
+    named = [name for name in build.flat.outputs if name or outputs is build.outputs]
+    known = tuple(Declared(narrower(TENSOR, build.types.get(name))) for name in named)
     if only and len(inputs) == 1:
-        return _one_to_one(op, inputs[0], graph_at, cell_at)
+        return _one_to_one(op, inputs[0], graph_at, cell_at, known[0])
 
     def fire(frame: Frame) -> Any:
         rt = frame.rt
@@ -201,22 +215,47 @@ def bind_graph(build: OpBuild, graph_at: int, cell_at: int) -> Fire:
             return rt.suspensions.wait_for_component(cell, frame, op)
         values = frame.values
         results = rt.graphs[graph_at].run([values[i] for i in inputs])
+        if len(results) != len(known):
+            raise _wrong_result(cell, op, f"returned {len(results)} outputs for {len(known)}")
+        for made, declared in zip(results, known, strict=False):
+            if type(made) is not np.ndarray or made.dtype is not declared.dtype:
+                _check_result(cell, op, made, declared)
         return results[0] if only else results
 
     return fire
 
 
-def _one_to_one(op: Op, source: int, graph_at: int, cell_at: int) -> Fire:
+def _one_to_one(op: Op, source: int, graph_at: int, cell_at: int, declared: Declared) -> Fire:
     """Return the same for one input and one output, as whole models have: less to do per call."""
+    dtype = declared.dtype
+    ndarray = np.ndarray  # a local name is quicker than one of a module
 
     def fire(frame: Frame) -> Any:
         rt = frame.rt
         cell = rt.cells[cell_at]
         if cell.refuses(frame):
             return rt.suspensions.wait_for_component(cell, frame, op)
-        return rt.graphs[graph_at].run([frame.values[source]])[0]
+        results = rt.graphs[graph_at].run([frame.values[source]])
+        try:
+            (made,) = results  # quicker than to count
+        except ValueError as error:
+            raise _wrong_result(cell, op, f"returned {len(results)} outputs for 1") from error
+        if type(made) is not ndarray or made.dtype is not dtype:
+            _check_result(cell, op, made, declared)
+        return made
 
     return fire
+
+
+def _check_result(cell: ComponentCell, op: Op, made: Value, declared: Declared) -> None:
+    misfit = declared.misfit(made)
+    if misfit:
+        raise _wrong_result(cell, op, f"made a wrong value: {misfit}")
+
+
+def _wrong_result(cell: ComponentCell, op: Op, what: str) -> WrongResultType:
+    name = cell.binding.type_name
+    return WrongResultType(f"slot {cell.slot!r} ({name}), op {op.name}: the backend {what}")
 
 
 # --- ranks of inputs -------------------------------------------------------------------

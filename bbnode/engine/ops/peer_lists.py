@@ -16,7 +16,8 @@ from multiaddr import Multiaddr
 
 from bbnode.engine.errors import InvalidOperand
 from bbnode.engine.frame import Frame
-from bbnode.engine.ops.build import Fire, OpBuild
+from bbnode.engine.ops.build import Fire, OpBuild, binds
+from bbnode.engine.ops.syscalls import told
 from bbnode.ir import keys, peer_list_ops
 from bbnode.ir.caps import MAX_PORTS
 from bbnode.ir.peer import PeerId
@@ -143,6 +144,70 @@ _OPS: dict[str, tuple[int, int, _Run]] = {
     peer_list_ops.SQUEEZE: (1, 2, _squeeze),
     peer_list_ops.UNSQUEEZE: (1, 2, _unsqueeze),
 }
+
+
+# --- ops of the framework --------------------------------------------------------------
+
+
+@binds(keys.SYSCALL_DOMAIN, keys.OP_PEERS_FILTER)
+def _filter(build: OpBuild) -> Fire:
+    def run(where: str, peers: PeerIdVec, mask: Value) -> Value:
+        is_mask = isinstance(mask, np.ndarray) and mask.dtype == np.bool_
+        if not is_mask or mask.shape != (len(peers),):
+            raise InvalidOperand(
+                f"{where}: the mask of a list of {len(peers)} has to be {len(peers)} bools, not "
+                f"{told(mask)}"
+            )
+        return PeerIdVec(peer for peer, keep in zip(peers, mask.tolist(), strict=True) if keep)
+
+    return _with_second(build, run)
+
+
+@binds(keys.SYSCALL_DOMAIN, keys.OP_PEERS_WITHOUT)
+def _without(build: OpBuild) -> Fire:
+    def run(where: str, peers: PeerIdVec, peer: Value) -> Value:
+        left_out = _peer(where, peer)
+        return PeerIdVec(each for each in peers if each != left_out)
+
+    return _with_second(build, run)
+
+
+@binds(keys.SYSCALL_DOMAIN, "Peers.Contains")
+def _contains(build: OpBuild) -> Fire:
+    return _with_second(build, lambda where, peers, peer: np.array(_peer(where, peer) in peers))
+
+
+@binds(keys.SYSCALL_DOMAIN, "Peers.Count")
+def _count(build: OpBuild) -> Fire:
+    build.arity(1, 1)
+    (source,) = build.inputs
+    where = build.where
+    return lambda frame: np.array(len(_peers(where, frame.values[source])), np.int64)
+
+
+def _with_second(build: OpBuild, run: Callable[[str, PeerIdVec, Value], Value]) -> Fire:
+    """Return the `fire` of an op that takes a list of peers and one thing more."""
+    build.arity(2, 1)
+    first, second = build.inputs
+    where = build.where
+
+    def fire(frame: Frame) -> Any:
+        values = frame.values
+        return run(where, _peers(where, values[first]), values[second])
+
+    return fire
+
+
+def _peers(where: str, value: Value) -> PeerIdVec:
+    if not isinstance(value, PeerIdVec):
+        raise InvalidOperand(f"{where}: {told(value)} is no list of peers")
+    return value
+
+
+def _peer(where: str, value: Value) -> PeerId:
+    if not isinstance(value, PeerId):
+        raise InvalidOperand(f"{where}: {told(value)} is no peer")
+    return value
 
 
 def _at(given: Sequence[Value], index: int) -> Value:

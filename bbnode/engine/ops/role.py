@@ -8,33 +8,40 @@ the table before it becomes a value. A component that is busy lets the op wait i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from bbnode.components.contracts import PENDING, is_offloaded, only_reads
 from bbnode.engine import steps
-from bbnode.engine.admission import check_parts
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.errors import STOPS, UnexpectedException, WrongResultType, describe
 from bbnode.engine.frame import EntryPlan, Frame, Op, Task
-from bbnode.engine.ops.build import Fire, OpBuild
+from bbnode.engine.ops.build import Fire, MethodUse, OpBuild
 from bbnode.engine.ops.context import CallContext
+from bbnode.engine.ops.declared import Declared
 from bbnode.engine.services import Services
 from bbnode.engine.suspensions import WaitReason
 from bbnode.ir import keys, types
 from bbnode.ir.envelope import CorrelationKind, WireCorrelation
-from bbnode.ir.errors import AuthorError
 from bbnode.ir.opset import REQUIRED, OpSpec
-from bbnode.ir.values import TRIGGER, CommandId, Value, type_of
+from bbnode.ir.values import TRIGGER, CommandId, Value
 
 # A component that prepares itself has it; it is called with an OpContext, by the rules of ops.
 BOOTSTRAP_METHOD = "bootstrap"
+
+
+class _Selects(NamedTuple):
+    """The peers that a selector chooses from, as the program says."""
+
+    peer_class: str | None = None
+    include_self: bool = False
 
 
 def bind_role_op(build: OpBuild, spec: OpSpec) -> Fire:
     """Return the `fire` of a role or protocol op."""
     slot, cell_at = build.slot()
     method_name = spec.method
-    build.linker.require_method(slot, method_name, build.where)
     fixed = len(spec.inputs)
     if len(build.inputs) > fixed and not (spec.inputs and spec.inputs[-1].variadic):
         raise build.wrong(f"has {len(build.inputs)} inputs; the op table has {fixed}")
@@ -46,14 +53,29 @@ def bind_role_op(build: OpBuild, spec: OpSpec) -> Fire:
         raise build.wrong(f"lacks its input {lacking[0].name!r}")
     # Optional inputs that the node leaves out are None to the method.
     absent = (None,) * (fixed - len(build.inputs))
+    attributes = _attributes(build, spec)
+    ports = [port.name for port in spec.inputs]
+    ports += [f"{ports[-1]}_{n}" for n in range(2, len(build.inputs) - fixed + 2)]
+    build.linker.require_method(
+        MethodUse(
+            slot=slot,
+            method=method_name,
+            where=build.where,
+            inputs=tuple(ports),
+            attributes=tuple(attributes),
+        )
+    )
     return _call(
         build.op,
         cell_at,
         method_name,
         build.inputs,
         absent,
-        _attributes(build, spec),
-        build.node.metadata.get(keys.PEER_CLASS_KEY),
+        attributes,
+        _Selects(
+            build.node.metadata.get(keys.PEER_CLASS_KEY),
+            build.node.metadata.get(keys.INCLUDE_SELF_KEY) == "true",
+        ),
         _output_maker(build, spec),
     )
 
@@ -64,7 +86,7 @@ def component_bootstrap(cell_at: int, cell: ComponentCell) -> EntryPlan | None:
         return None
     op = Op(0, f"{cell.slot}.{BOOTSTRAP_METHOD}", BOOTSTRAP_METHOD, 0)
     op.fire = _call(
-        op, cell_at, BOOTSTRAP_METHOD, (), (), {}, None, lambda _frame, _result: TRIGGER
+        op, cell_at, BOOTSTRAP_METHOD, (), (), {}, _Selects(), lambda _frame, _result: TRIGGER
     )
     return EntryPlan.of_op(op, BOOTSTRAP_METHOD, cell.slot)
 
@@ -77,9 +99,15 @@ def bind_method(
     finish: Callable[[Frame, Any], Any],
     *,
     correlation: CorrelationKind | None,
+    reason_at: int | None = None,
 ) -> Fire:
-    """Return the `fire` of something that came for a component, by the rules of its ops."""
-    return _call(op, cell_at, method_name, inputs, (), {}, None, finish, correlation)
+    """Return the `fire` of something that came for a component, by the rules of its ops.
+
+    `reason_at` is the index of the value that the method gets as `ctx.reason`.
+    """
+    return _call(
+        op, cell_at, method_name, inputs, (), {}, _Selects(), finish, correlation, reason_at
+    )
 
 
 def _call(
@@ -89,9 +117,10 @@ def _call(
     inputs: tuple[int, ...],
     absent: tuple[None, ...],
     attributes: dict[str, Any],
-    peer_class: str | None,
+    selects: _Selects,
     make_outputs: Callable[[Frame, Any], Any],
     correlation: CorrelationKind | None = None,
+    reason_at: int | None = None,
 ) -> Fire:
     """Return the `fire` that calls a method of a component."""
 
@@ -104,10 +133,12 @@ def _call(
             cell_at,
             now_ns=now_ns,
             source_peer=frame.source_peer,
-            peer_class=peer_class,
+            peer_class=selects.peer_class,
+            include_self=selects.include_self,
             execution=frame.execution,
             offloaded=offloaded,
             correlation=wire,
+            reason="" if reason_at is None else frame.values[reason_at],
         )
 
     def hand_out(parked: Task) -> steps.RunTask:
@@ -208,35 +239,40 @@ def _output_maker(build: OpBuild, spec: OpSpec) -> Callable[[Frame, Any], Any]:
     if len(build.outputs) > len(ports):
         raise build.wrong(f"has {len(build.outputs)} outputs; the op table has {len(ports)}")
     name = f"{build.flat.name} ({spec.op_type})"
-    declared = [port.type if isinstance(port.type, types.TypeNode) else types.ANY for port in ports]
+    _, cell_at = build.slot()
+    declared = [
+        build.declared(at, port.type if isinstance(port.type, types.TypeNode) else types.ANY)
+        for at, port in enumerate(ports)
+    ]
 
-    def one(frame: Frame, value: Any, node: types.TypeNode, port: str) -> Value:
-        if value is None and node is types.COMMAND_ID:
+    def wrong(frame: Frame, what: str) -> WrongResultType:
+        cell = frame.rt.cells[cell_at]
+        return WrongResultType(f"{_called(cell, name)}: {what}")
+
+    def one(frame: Frame, value: Any, wanted: Declared, port: str) -> Value:
+        if type(value) is np.ndarray and value.dtype is wanted.dtype:
+            return value
+        if value is None and wanted.kind is types.COMMAND_ID:
             return CommandId(frame.rt.executor.next_command())
-        if value is None and node is types.TRIGGER:
+        if value is None and wanted.kind is types.TRIGGER:
             return TRIGGER
-        try:
-            actual = type_of(value)
-            check_parts(value)
-        except AuthorError as error:
-            raise WrongResultType(f"{name}.{port}: {error}") from error
-        if not actual.is_a(node):
-            raise WrongResultType(
-                f"{name}.{port}: the component returned {actual.name}; expected {node.name}"
-            )
+        misfit = wanted.misfit(value)
+        if misfit:
+            raise wrong(frame, f"output {port!r}: {misfit}")
         return value
 
     if len(ports) <= 1:
-        node = declared[0] if ports else types.TRIGGER
+        only = declared[0] if ports else Declared(types.TRIGGER)
         port = ports[0].name if ports else "trigger"
-        return lambda frame, result: one(frame, result, node, port)
+        return lambda frame, result: one(frame, result, only, port)
 
     build.op.outs = build.outputs
     used = len(build.outputs)
 
     def several(frame: Frame, result: Any) -> Any:
         if not isinstance(result, tuple) or len(result) != len(ports):
-            raise WrongResultType(f"{name}: the component returned no tuple of {len(ports)} values")
+            got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+            raise wrong(frame, f"returned {got}; expected a tuple of {len(ports)}")
         made = zip(result, declared, ports, strict=True)
         return [one(frame, value, node, port.name) for value, node, port in made][:used]
 

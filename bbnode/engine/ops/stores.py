@@ -3,8 +3,8 @@
 Rule:
 - `Limit.Acquire` takes a unit or waits in line; `Limit.Release` gives one back, to the first
   in line if there is one. A unit belongs to the execution that took it until somebody releases
-  it; an execution that ends with a failure gives back what it still holds, since its own
-  Release cannot come any more. More releases than units taken are a failure.
+  it; an execution that ends with a failure, or skips its Release, gives back what it still
+  holds, since its own Release cannot come any more. More releases than units taken are a failure.
 - `Serialize.Enqueue` puts a value, which goes to the first op in line if there is one;
   `Serialize.Dequeue` takes the oldest, or waits. A full queue refuses.
 - `Hold.Stash` keeps the newest value under its name; `Hold.Flush` takes it out, and fails
@@ -67,6 +67,15 @@ def _release(build: OpBuild) -> Fire:
         frame.drop_unit(at)
         frame.rt.suspensions.give_unit(at)
         return TRIGGER
+
+    def skip(frame: Frame, _reason: str) -> bool:
+        """Return the unit that this very execution took."""
+        if frame.units is not None and at in frame.units:
+            frame.drop_unit(at)
+            frame.rt.suspensions.give_unit(at)
+        return True
+
+    build.op.skip = skip
 
     return fire
 

@@ -6,18 +6,19 @@ Rule: one binder per op or family; semantics in one line each, as in the op tabl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from bbnode.engine import steps
-from bbnode.engine.errors import CompositeMismatch, ReservedName
+from bbnode.engine.errors import CompositeMismatch, InvalidOperand, ReservedName
 from bbnode.engine.frame import MISSING, Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
-from bbnode.engine.planning.flatten import ENGINE_DOMAIN, OP_ENTER, OP_RELAY, OP_START
 from bbnode.engine.services import Services
 from bbnode.ir import codec, keys, types
 from bbnode.ir.errors import AuthorError, DecodeError
+from bbnode.ir.flatten import ENGINE_DOMAIN, OP_ENTER, OP_RELAY, OP_START
 from bbnode.ir.graph import Tensor
 from bbnode.ir.values import TRIGGER, U64, Composite, CorrelationToken, Timestamp, Value, type_of
 
@@ -80,22 +81,47 @@ def _enter(build: OpBuild) -> Fire:
 def _relay(build: OpBuild) -> Fire:
     """One input of Any, Threshold or DeadlineMatch."""
     (source,) = build.inputs
-    counter = build.counter
+    counter, skips, rivals = build.counter, build.skips, build.rivals
     threshold = 1
     passes_value = build.node.op_type == "Any"
     if build.node.op_type == "Threshold":
-        threshold = build.attr_int("n", minimum=1)
-        if threshold > sum(1 for name in build.node.inputs if name):
-            raise build.wrong(f"waits for {threshold} of {len(build.node.inputs)} inputs")
+        threshold = build.attr_int("n", minimum=1)  # with more than its inputs it is a join
+    latch, opens, op = build.latch, build.opens_round, build.op
+    index = build.flat.position - build.flat.group
+    reason = f"{build.where}: another execution was first"
 
     def fire(frame: Frame) -> Any:
         values = frame.values
         arrived = values[counter]
         arrived = 1 if arrived is MISSING else arrived + 1
         values[counter] = arrived
+        rt: Services = frame.rt
         if arrived != threshold:
-            return frame.rt.executor.retire(frame)
+            return rt.executor.retire(frame)
+        if latch is not None and not rt.latches.is_first(latch, frame, index, opens=opens):
+            values[skips] = rivals - threshold  # it stands for all that come in this execution
+            return rt.executor.skip(frame, op, reason)
         return values[source] if passes_value else TRIGGER
+
+    def skip(frame: Frame, _reason: str) -> bool:
+        """The op is skipped once too few of its inputs are left."""
+        before = frame.values[skips]
+        frame.values[skips] = skipped = 1 if before is MISSING else before + 1
+        is_over: bool = skipped == rivals - threshold + 1
+        if is_over and opens and latch is not None:
+            frame.rt.latches.close(latch, frame.execution)
+        return is_over
+
+    build.op.skip = skip
+    return fire
+
+
+def open_round(latch: int) -> Fire:
+    """Return a `fire` that opens a round of a latch, before anything else of its execution."""
+
+    def fire(frame: Frame) -> Any:
+        frame.rt.latches.open(latch, frame.execution)
+        return TRIGGER
 
     return fire
 
@@ -120,6 +146,51 @@ def _gate(build: OpBuild) -> Fire:
 def _on_trigger(build: OpBuild) -> Fire:
     build.arity(1, 1)
     return lambda _frame: TRIGGER
+
+
+@binds(SYSCALL, "When")
+def _when(build: OpBuild) -> Fire:
+    build.arity(1, 1)
+    (source,) = build.inputs
+    expected = build.attr_int("expect", 1)
+    if expected not in (0, 1):
+        raise build.wrong("expects neither 0 nor 1")
+    op, where = build.op, build.where
+    reason = f"the condition of {where} is {'false' if expected else 'true'}"
+
+    def fire(frame: Frame) -> Any:
+        if one_bool(where, frame.values[source]) is bool(expected):
+            return TRIGGER
+        return frame.rt.executor.skip(frame, op, reason)
+
+    return fire
+
+
+@binds(SYSCALL, keys.OP_CHOOSE)
+def _choose(build: OpBuild) -> Fire:
+    build.arity(3, 1)
+    condition, first, second = build.inputs
+    where = build.where
+
+    def fire(frame: Frame) -> Any:
+        values = frame.values
+        return values[first if one_bool(where, values[condition]) else second]
+
+    return fire
+
+
+def one_bool(where: str, value: Value) -> bool:
+    """Return a condition; raises InvalidOperand for what is not one bool."""
+    if not isinstance(value, np.ndarray) or value.dtype != np.bool_ or value.size != 1:
+        raise InvalidOperand(f"{where}: the condition has to be one bool, not {told(value)}")
+    return bool(value.reshape(()))
+
+
+def told(value: Value) -> str:
+    """Return what a value is, for messages."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} of shape {list(value.shape)}"
+    return type(value).__name__
 
 
 @binds(SYSCALL, "Tee")
@@ -163,6 +234,18 @@ def surface(target: str, topic: str, source: int | None) -> Fire:
         return TRIGGER
 
     return fire
+
+
+def surface_nothing(target: str, name: str) -> Callable[[Frame, str], bool]:
+    """Return a `skip` that tells the application why an output has no value."""
+
+    def skip(frame: Frame, reason: str) -> bool:
+        frame.rt.reports.steps.append(
+            steps.OutputSkipped(execution=frame.execution, target=target, name=name, reason=reason)
+        )
+        return True
+
+    return skip
 
 
 @binds(SYSCALL, "Record")

@@ -11,6 +11,7 @@ from typing import Any
 from bbnode.engine.errors import InvalidOperand
 from bbnode.engine.frame import Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
+from bbnode.engine.ops.declared import told
 from bbnode.engine.services import Services
 from bbnode.engine.suspensions import DEFAULT_PARK_DEADLINE_NS
 from bbnode.ir import codec, keys
@@ -18,6 +19,7 @@ from bbnode.ir.address import parse_site_suffix
 from bbnode.ir.envelope import CorrelationKind, SlotFill, make_fill
 from bbnode.ir.peer import PeerId
 from bbnode.ir.types import TRIGGER as TRIGGER_TYPE
+from bbnode.ir.types import TypeNode
 from bbnode.ir.values import TRIGGER, PeerIdVec, RequestId, Value, WireRequestId, type_of
 
 WIRE = keys.WIRE_DOMAIN
@@ -33,20 +35,24 @@ def _send(build: OpBuild) -> Fire:
     # A later send of a port lands where another op of this very execution may send as well:
     # under the execution's own id the receiver would take the two for one message.
     is_joined = keys.SYNTHESIZED_FROM_KEY in build.node.metadata
+    # What has a budget of its own travels alone: an envelope has the tightest of all in it.
+    budget_ns = build.meta_int(keys.BUDGET_NS_KEY, 0)
+    has_own_id = is_joined or budget_ns > 0
 
     def fire(frame: Frame) -> Any:
         rt: Services = frame.rt
         values = frame.values
         peers = destinations(name, values[peers_at])
         if peers:
+            remaining_ns = budget_ns or rt.outbound.remaining_ns(frame, op.deadline_ns, packer.site)
             rt.outbound.send(
                 frame,
                 op,
                 peers,
                 packer(values[data_at]),
                 CorrelationKind.NONE,
-                rt.wire_ids.next_u64() if is_joined else rt.outbound.one_way_id(frame),
-                rt.outbound.remaining_ns(frame, op.deadline_ns, packer.site),
+                rt.wire_ids.next_u64() if has_own_id else rt.outbound.one_way_id(frame),
+                remaining_ns,
             )
         return TRIGGER
 
@@ -91,17 +97,26 @@ def _send_resp(build: OpBuild) -> Fire:
         request = values[request_at]
         if not isinstance(request, WireRequestId):
             raise InvalidOperand(f"{name}: {type(request).__name__} is not a request to answer")
+        peers = destinations(name, values[dest_at])
         rt.outbound.send(
             frame,
             op,
-            destinations(name, values[dest_at]),
+            peers,
             packer(values[data_at]),
             CorrelationKind.RESPONSE,
             int(request),
             rt.outbound.remaining_ns(frame, op.deadline_ns, packer.site),
         )
+        if request == frame.wire_req_id and frame.source_peer in peers:
+            frame.debt = None  # paid
         return TRIGGER
 
+    def skip(frame: Frame, reason: str) -> bool:
+        """Let the requester know that there will be no answer."""
+        frame.rt.executor.skip_answer(frame, op, reason)
+        return True
+
+    op.skip = skip
     return fire
 
 
@@ -134,10 +149,14 @@ def destinations(name: str, value: Value) -> tuple[PeerId, ...]:
 class _Packer:
     """Turns a value into a fill for one site."""
 
-    __slots__ = ("_suffix", "_trigger_only", "site")
+    __slots__ = ("_declared", "_name", "_suffix", "_trigger_only", "site")
 
-    def __init__(self, suffix: bytes, trigger_only: bool) -> None:
+    def __init__(
+        self, name: str, suffix: bytes, trigger_only: bool, declared: TypeNode | None
+    ) -> None:
+        self._name = name
         self._suffix = suffix
+        self._declared = declared
         self.site = parse_site_suffix(suffix) or 0  # 0: no site, of which nothing is measured
         self._trigger_only = trigger_only
 
@@ -148,6 +167,12 @@ class _Packer:
                 dest_suffix=self._suffix, trigger_only=True, type_hash=TRIGGER_TYPE.wire_hash
             )
         node = type_of(value)
+        declared = self._declared
+        if node is not declared and declared is not None and not node.is_a(declared):
+            raise InvalidOperand(
+                f"{self._name}: expected {declared.name}, got {told(value, node)}; the program "
+                "declares what travels here"
+            )
         parts = tuple(codec.encode_parts(value, node))
         fill: SlotFill = make_fill(self._suffix, b"", parts, False, node.wire_hash)
         return fill
@@ -162,4 +187,6 @@ def _packer(build: OpBuild) -> _Packer:
     if len(found) != 1 or not found[0] or not isinstance(found[0], bytes):
         raise build.wrong(f"needs one attribute {keys.DEST_SUFFIX_PREFIX}<value>")
     transport = build.node.metadata.get(keys.WIRE_TRANSPORT_KEY)
-    return _Packer(found[0], transport == keys.TRANSPORT_TRIGGER_ONLY)
+    declared = build.types.get(build.flat.inputs[0])
+    name = build.node.metadata.get(keys.PORT_KEY) or build.flat.name
+    return _Packer(name, found[0], transport == keys.TRANSPORT_TRIGGER_ONLY, declared)

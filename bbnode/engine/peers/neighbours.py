@@ -42,7 +42,28 @@ class PeersSnapshot:
         return self.everyone if peer_class is None else self.by_class.get(peer_class, ())
 
 
+@dataclass(frozen=True, slots=True)
+class PeersWithSelf:
+    """The same with the node itself, for a selector that may choose it."""
+
+    others: PeersSnapshot
+    self_peer: PeerId
+    own_classes: tuple[str, ...]
+
+    def connected(self, peer_class: str | None = None) -> Sequence[PeerId]:
+        """Return usable peers, and this node if it plays the class, in PeerId order."""
+        others = self.others.connected(peer_class)
+        if peer_class is not None and peer_class not in self.own_classes:
+            return others
+        return tuple(sorted({*others, self.self_peer}))
+
+
 _CLASSES = mapping(PEER, many(PLAIN))
+_NOT_TAKEN = mapping(PEER, many(PLAIN))
+
+
+# Why nothing is sent to a site that the peer's hello does not name.
+VERSION_REASON = "version: the peer runs a version of the program that does not take this"
 
 
 class ConnectedPeers:
@@ -54,6 +75,8 @@ class ConnectedPeers:
 
     def __init__(self) -> None:
         self.classes: dict[PeerId, tuple[str, ...]] = {}
+        # Suffixes of sites that this node sends to and a peer's program has not; empty for most.
+        self.not_taken: dict[PeerId, frozenset[bytes]] = {}
         self._snapshot: PeersSnapshot | None = None
 
     def __contains__(self, peer: object) -> bool:
@@ -74,6 +97,7 @@ class ConnectedPeers:
     def disconnect(self, peer: PeerId) -> bool:
         """Remove a peer; True when it was there."""
         self._snapshot = None
+        self.not_taken.pop(peer, None)
         return self.classes.pop(peer, None) is not None
 
     def classes_of(self, peer: PeerId) -> tuple[str, ...]:
@@ -102,12 +126,16 @@ class ConnectedPeers:
         return tuple(self.classes)
 
     def state(self, writer: SnapshotWriter) -> Any:
-        """Return what a snapshot saves: all connected peers, and their classes."""
-        return _CLASSES.save(self.classes, writer)
+        """Return what a snapshot saves: all connected peers, their classes, what they lack."""
+        lacking = {peer: tuple(sorted(sites)) for peer, sites in self.not_taken.items()}
+        return [_CLASSES.save(self.classes, writer), _NOT_TAKEN.save(lacking, writer)]
 
     def load(self, plain: Any, reader: SnapshotReader) -> None:
         """Load what `state` returned."""
-        self.classes = _CLASSES.load(plain, reader)
+        classes, lacking = plain
+        self.classes = _CLASSES.load(classes, reader)
+        loaded = _NOT_TAKEN.load(lacking, reader)
+        self.not_taken = {peer: frozenset(sites) for peer, sites in loaded.items()}
         self._snapshot = None
 
 
@@ -126,10 +154,16 @@ class PeerStanding:
 
 
 class Neighbours:
-    """Address book, backoff, governor and connections of one node."""
+    """Address book, backoff, governor and connections of one node, which plays `own_classes`."""
 
-    def __init__(self, self_peer: PeerId, addresses: Sequence[Multiaddr]) -> None:
+    def __init__(
+        self,
+        self_peer: PeerId,
+        addresses: Sequence[Multiaddr],
+        own_classes: Sequence[str] = (),
+    ) -> None:
         self.self_peer = self_peer
+        self.own_classes = tuple(own_classes)
         self.book = AddressBook()
         self.backoff = BackoffTable()
         self.governor = PeerGovernor()
@@ -142,9 +176,10 @@ class Neighbours:
         self.own_addresses = self.book.lookup(self.self_peer)
 
     def connected(
-        self, peer: PeerId, classes: Sequence[str], addresses: Sequence[Multiaddr]
-    ) -> list[steps.Step]:
-        """Handle a connection with a peer."""
+        self, peer: PeerId, classes: Sequence[str], addresses: Sequence[Multiaddr],
+        not_taken: Sequence[bytes] = (),
+    ) -> list[steps.Step]:  # fmt: skip
+        """Handle a connection with a peer; `not_taken` are suffixes of sites that it has not."""
         for address in addresses:
             try:
                 self.book.register_address(peer, address)
@@ -153,6 +188,9 @@ class Neighbours:
         self.backoff.record_success(peer)
         self.governor.record_success(peer)
         changed = self.peers.connect(peer, classes)
+        self.peers.not_taken.pop(peer, None)
+        if not_taken:
+            self.peers.not_taken[peer] = frozenset(not_taken)
         self.peers.invalidate()
         return [steps.PeerUp(peer=peer, classes=tuple(classes))] if changed else []
 
@@ -207,8 +245,11 @@ class Neighbours:
             lambda peer: self.usable(peer, now_ns), fresh=self.governor.any_down()
         )
 
-    def unreachable(self, peer: PeerId) -> str | None:
-        """Return why nothing can be sent to a peer, or None."""
+    def unreachable(self, peer: PeerId, suffix: bytes = b"") -> str | None:
+        """Return why nothing can be sent to a peer, or to a site of it; None: it can."""
+        lacking = self.peers.not_taken
+        if lacking and suffix in lacking.get(peer, ()):
+            return VERSION_REASON
         reason = self.governor.check_inbound(peer)
         if reason is None:
             if peer in self.peers.classes or self.book.has_address(peer) or peer == self.self_peer:

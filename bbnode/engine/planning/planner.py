@@ -15,25 +15,32 @@ from functools import partial
 
 from bbnode.engine.errors import InvalidArtifact, MissingOp
 from bbnode.engine.frame import MISSING, SCRATCH, EntryPlan, Op
+from bbnode.engine.joins import JoinPlan
+from bbnode.engine.latches import LatchPlan
 from bbnode.engine.ops import syscalls
 from bbnode.engine.ops.build import Fire, Linker, OpBuild, binder_of
 from bbnode.engine.ops.custom import bind_custom_op
 from bbnode.engine.ops.graphs import GraphSpec, bind_graph, function_spec, single_spec
+from bbnode.engine.ops.joins import join_plan
 from bbnode.engine.ops.peer_lists import bind_peer_list_op, is_peer_list_op
 from bbnode.engine.ops.role import bind_role_op
-from bbnode.engine.planning.flatten import (
-    ENGINE_DOMAIN,
-    OP_RELAY,
-    FlatFunction,
-    FlatOp,
-)
+from bbnode.engine.places import OpPlace
+from bbnode.engine.planning.latches import latches_of, opens_round
 from bbnode.engine.planning.sites import RecvSite, ResponseSite, recv_site, sender_classes
-from bbnode.engine.planning.slices import Slice, is_entry
 from bbnode.engine.stores import SemaphoreSpec, StorePlan
 from bbnode.ir import keys
 from bbnode.ir.address import site_suffix
-from bbnode.ir.graph import Function, FunctionKey, call_key, is_onnx_domain
+from bbnode.ir.flatten import (
+    ENGINE_DOMAIN,
+    OP_JOINED,
+    OP_RELAY,
+    FlatFunction,
+    FlatOp,
+    check_values,
+)
+from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_domain
 from bbnode.ir.opset import is_custom, lookup_op
+from bbnode.ir.slices import Slice, is_entry
 from bbnode.ir.types import TypeNode
 from bbnode.ops.custom import find_custom_op, installed_version
 
@@ -81,11 +88,15 @@ class Planner:
         numbers = {slot: index for index, slot in enumerate(slots)}
         self.linker = Linker(slots=numbers, response_site_of=self._response_site_of)
         self._opsets = opsets
+        self._places: dict[tuple[str, str], OpPlace] = {}
         self._graph_at: dict[tuple[str, str], int] = {}
         self._slice: tuple[FlatFunction, Slice] | None = None
         self.graphs: list[GraphSpec] = []
         self.sites: dict[bytes, RecvSite | ResponseSite] = {}
         self.sources: list[EventSourcePlan] = []
+        self._joins: dict[int, JoinPlan] = {}
+        self._latch_at: dict[tuple[str, int], int] = {}  # by target and group
+        self.latches: list[LatchPlan] = []
         self.unsupported: list[str] = []
         self.missing_ops: list[MissingOp] = []
         self.unreachable: list[str] = []
@@ -108,6 +119,7 @@ class Planner:
         plan.seed_names = piece.seeds
         plan.seeds = tuple(index_of(name) for name in piece.seeds)
         ops: list[Op] = []
+        places: list[OpPlace | None] = []
         by_position: dict[int, Op] = {}
         ready_values = set(piece.seeds)
         chosen = [flat.ops[p] for p in piece.positions]
@@ -119,7 +131,13 @@ class Planner:
                 ready_values.add(flat_op.outputs[0])
         absent = len(template)
         template.append(None)  # what an op reads for an input that its node leaves out
-        counters: dict[int, int] = {}
+        rivals = Counter(op.group for op in chosen)
+        opening = self._opening(flat, piece)
+        for group, number in opening.items():
+            op = Op(len(ops), f"{flat.ops[group].node.name}#open", "OpenRound", 0)
+            op.fire = syscalls.open_round(number)
+            ops.append(op)
+            places.append(self._place(flat.ops[group].node))
         for flat_op in chosen:
             if _is_plain_constant(flat_op):
                 continue
@@ -128,8 +146,11 @@ class Planner:
             outputs = tuple(index_of(n) if n else SCRATCH for n in flat_op.outputs)
             build = self._op_build(flat, flat_op, op, inputs, outputs)
             if flat_op.is_a(ENGINE_DOMAIN, OP_RELAY):
-                counters.setdefault(flat_op.group, index_of(f"\0count {flat_op.group}"))
-                build.counter = counters[flat_op.group]
+                build.counter = index_of(f"\0fired {flat_op.group}")
+                build.skips = index_of(f"\0skipped {flat_op.group}")
+                build.rivals = rivals[flat_op.group]
+                build.latch = self._latch_at.get((flat.name, flat_op.group))
+                build.opens_round = flat_op.group in opening
             if len(outputs) == 1:
                 op.out = outputs[0]
             elif outputs:
@@ -138,13 +159,31 @@ class Planner:
             if binder is not None:  # else `report_unsupported` lists it, and nothing ever runs
                 op.fire = binder(build)
             ops.append(op)
+            places.append(self._place(flat_op.node))
             by_position[flat_op.position] = op
         waits = _connect(flat, by_position, ready_values)
         ops += self._surfaces(flat, piece, indices, by_position, ready_values, waits, len(ops))
+        plan.places = tuple(places)
         template.append(MISSING)  # scratch
         plan.in_turn = _runs_in_turn(chosen)
         plan.complete(ops, waits)
         return plan
+
+    def find_latches(self, flat: FlatFunction, pieces: Sequence[Slice]) -> None:
+        """Number the ops of a target that fire once over several of its slices."""
+        for group, latch in latches_of(flat, check_values(flat), pieces).items():
+            self._latch_at[flat.name, group] = len(self.latches)
+            self.latches.append(latch)
+
+    def _opening(self, flat: FlatFunction, piece: Slice) -> dict[int, int]:
+        """Return the latches whose rounds the executions of a slice open: number by group."""
+        groups = dict.fromkeys(flat.ops[p].group for p in piece.positions)
+        known = {g: self._latch_at.get((flat.name, g)) for g in groups}
+        found = {g: number for g, number in known.items() if number is not None}
+        if not found:
+            return {}
+        makers = check_values(flat)
+        return {g: n for g, n in found.items() if opens_round(flat, makers, piece, g)}
 
     def _op_build(
         self,
@@ -161,8 +200,19 @@ class Planner:
             inputs=inputs,
             outputs=outputs,
             types=flat.types,
+            shapes=flat.shapes,
             linker=self.linker,
         )
+
+    def _place(self, node: OpNode) -> OpPlace:
+        """Return the place of an op; ops of one line of a Module share theirs."""
+        if keys.MEMBERS_KEY in node.metadata:
+            return OpPlace(node)
+        key = node.source_line, node.metadata.get(keys.MODULE_INSTANCE_KEY, "")
+        found = self._places.get(key)
+        if found is None:
+            found = self._places[key] = OpPlace(node)
+        return found
 
     def _surfaces(
         self,
@@ -187,9 +237,11 @@ class Planner:
                 source = indices[flat.ops[positions[0]].inputs[0]]
                 makers[0].op_type, makers[0].out = "Surface", SCRATCH
                 makers[0].fire = syscalls.surface(flat.name, name, source)
+                makers[0].skip = syscalls.surface_nothing(flat.name, name)
                 continue
             op = Op(start + len(made), name, "Surface", 0)
             op.fire = syscalls.surface(flat.name, name, indices[name])
+            op.skip = syscalls.surface_nothing(flat.name, name)
             for maker in makers:
                 maker.consumers = (*maker.consumers, op)
             waits[op.index] = 1 if makers else 0
@@ -235,7 +287,7 @@ class Planner:
         """List the ops that nothing here can run."""
         for op in flat.ops:
             if is_entry(op):
-                known = op.domain == keys.WIRE_DOMAIN or op.op_type in SOURCE_ARGUMENTS
+                known = op.domain != keys.SYSCALL_DOMAIN or op.op_type in SOURCE_ARGUMENTS
             else:
                 known = self._binder(op) is not None
             if known:
@@ -265,6 +317,10 @@ class Planner:
         if piece.source.domain == keys.WIRE_DOMAIN:
             self._add_site(build, recv_site(build, flat, plan, self.linker.slots))
             return
+        if piece.source.is_a(ENGINE_DOMAIN, OP_JOINED):
+            number = self.linker.join(flat.name, piece.source.name)
+            self._joins[number] = join_plan(build, plan)
+            return
         argument = SOURCE_ARGUMENTS.get(piece.source.op_type)
         value = 0 if argument is None else build.attr_int(argument[0], minimum=argument[1])
         if piece.source.op_type in SOURCE_ARGUMENTS:
@@ -283,6 +339,11 @@ class Planner:
             self._graph_at[key] = len(self.graphs)
             self.graphs.append(spec)
         return self._graph_at[key]
+
+    @property
+    def joins(self) -> tuple[JoinPlan, ...]:
+        """The joins of all targets, by number."""
+        return tuple(self._joins[number] for number in sorted(self._joins))
 
     def store_plan(self) -> StorePlan:
         """Return the plan of what all targets keep between executions.
@@ -311,7 +372,7 @@ class Planner:
                 site = other.meta_int(keys.SITE_ID_KEY)
                 found = ResponseSite(
                     site=site,
-                    name=f"{flat.name}: {op.name}",
+                    name=other.where,
                     senders=sender_classes(other),
                     answers=self._answers.get(site_suffix(site), ()),
                 )
@@ -343,6 +404,7 @@ def _runs_in_turn(ops: Iterable[FlatOp]) -> bool:
 def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str]) -> dict[int, int]:
     """Set consumers; returns how many ops (or groups of relays) each op index waits for."""
     consumers: dict[int, list[Op]] = {position: [] for position in by_position}
+    order_only: dict[int, list[int]] = {}
     makers: dict[str, list[int]] = {}
     for position in by_position:
         for name in flat.ops[position].outputs:
@@ -356,13 +418,18 @@ def _connect(flat: FlatFunction, by_position: Mapping[int, Op], ready: set[str])
             if name not in ready:
                 before.update(dict.fromkeys(makers.get(name, ())))
         # Control edges to ops outside of the slice do not count.
-        before.update(dict.fromkeys(p for p in flat_op.control if p in by_position))
+        for p in flat_op.control:
+            if p in by_position and p not in before:
+                before[p] = None
+                order_only.setdefault(p, []).append(op.index)
         groups = {flat.ops[p].group for p in before}
         waits[op.index] = len(groups)
         for p in before:
             consumers[p].append(op)
     for position, found in consumers.items():
         by_position[position].consumers = tuple(found)
+    for position, indices in order_only.items():
+        by_position[position].order_only = frozenset(indices)
     return waits
 
 

@@ -28,25 +28,30 @@ from bbnode.engine.errors import (
     UnknownTarget,
 )
 from bbnode.engine.frame import EntryPlan
+from bbnode.engine.joins import JoinPlan
+from bbnode.engine.latches import LatchPlan
 from bbnode.engine.ops.build import MethodUse
 from bbnode.engine.ops.graphs import GraphSpec
-from bbnode.engine.planning.flatten import (
+from bbnode.engine.planning.planner import EventSourcePlan, Planner
+from bbnode.engine.planning.sites import RecvSite, ResponseSite, answer_types
+from bbnode.engine.stores import StorePlan
+from bbnode.ir import keys
+from bbnode.ir.bounds import OutOfBounds, check_bounds
+from bbnode.ir.crossing import Crossing, crossings_of
+from bbnode.ir.flatten import (
     ENGINE_DOMAIN,
     OP_START,
     FlatFunction,
+    MalformedFlow,
     check_acyclic,
     check_values,
     flatten,
 )
-from bbnode.engine.planning.planner import EventSourcePlan, Planner
-from bbnode.engine.planning.sites import RecvSite, ResponseSite, answer_types
-from bbnode.engine.planning.slices import INVOKE, Slice, cut_slices, is_entry
-from bbnode.engine.stores import StorePlan
-from bbnode.ir import keys
-from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.graph import Function, FunctionKey, Program, call_key, is_onnx_domain
 from bbnode.ir.onnx_file import model_of, program_of
 from bbnode.ir.seal import is_intact
+from bbnode.ir.shapes import Dim
+from bbnode.ir.slices import INVOKE, Slice, cut_slices, is_entry
 from bbnode.ir.slots import Binding
 from bbnode.ir.types import TypeNode
 
@@ -68,6 +73,7 @@ class TargetPlan:
     name: str
     peer_class: str
     inputs: Mapping[str, TypeNode | None]
+    shapes: Mapping[str, tuple[Dim, ...]]
     invoke: EntryPlan
     events: Mapping[str, EntryPlan]
 
@@ -81,6 +87,8 @@ class ProgramPlan:
     graphs: tuple[GraphSpec, ...]
     sites: Mapping[bytes, RecvSite | ResponseSite]
     sources: tuple[EventSourcePlan, ...]
+    joins: tuple[JoinPlan, ...]
+    latches: tuple[LatchPlan, ...]
     stores: StorePlan
     bootstraps: tuple[BootstrapPlan, ...]
     methods: tuple[MethodUse, ...]
@@ -88,6 +96,8 @@ class ProgramPlan:
     missing_ops: tuple[MissingOp, ...]
     unreachable: tuple[str, ...]
     digest: bytes
+    name: str = ""  # of the program: its root Module's
+    crossings: tuple[Crossing, ...] = ()
     by_name: dict[str, TargetPlan] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -152,9 +162,12 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
     planner = Planner(
         graphs, [slot.name for slot in slots], _opsets(program), answer_types(program.functions)
     )
-    plans = [_plan_target(main, library, planner) for main in mains]
     classes = [class_of(main) for main in all_mains.values()]
-    bootstraps = _plan_bootstraps(library, mains, classes, planner)
+    try:
+        plans = [_plan_target(main, library, planner) for main in mains]
+        bootstraps = _plan_bootstraps(library, mains, classes, planner)
+    except MalformedFlow as error:
+        raise InvalidArtifact(error.where, error.what) from error
     return ProgramPlan(
         targets=tuple(plans),
         slots=tuple(slots),
@@ -162,12 +175,16 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
         sites=planner.sites,
         stores=planner.store_plan(),
         sources=tuple(planner.sources),
+        joins=planner.joins,
+        latches=tuple(planner.latches),
         methods=tuple(planner.linker.methods),
         bootstraps=tuple(bootstraps),
         unsupported=tuple(planner.unsupported),
         missing_ops=tuple(planner.missing_ops),
         unreachable=tuple(planner.unreachable),
         digest=_digest(model, program, mains),
+        name=program.name,
+        crossings=crossings_of(mains),
     )
 
 
@@ -234,7 +251,9 @@ def _plan_target(
     if not main.name:
         raise InvalidArtifact("a target", "has no name")
     flat = flatten(main, library)
-    built = [(piece, planner.build(flat, piece)) for piece in _cut(flat, planner)]
+    pieces = _cut(flat, planner)
+    planner.find_latches(flat, pieces)
+    built = [(piece, planner.build(flat, piece)) for piece in pieces]
     invoke = next(plan for piece, plan in built if piece.name == INVOKE)
     events = {}
     for piece, plan in built:
@@ -248,6 +267,7 @@ def _plan_target(
         name=main.name,
         peer_class=class_of(main),
         inputs={name: flat.types.get(name) for name in flat.inputs},
+        shapes={name: flat.shapes[name] for name in flat.inputs if name in flat.shapes},
         invoke=invoke,
         events=events,
     )
@@ -381,6 +401,7 @@ def _plan_bootstrap(
     return BootstrapPlan(
         name=function.name.removesuffix(keys.BOOTSTRAP_SUFFIX),
         inputs={name: flat.types.get(name) for name in flat.inputs},
+        shapes={name: flat.shapes[name] for name in flat.inputs if name in flat.shapes},
         plan=planner.build(flat, body),
         touches=frozenset(planner.linker.slot_index(slot, flat.name) for slot in slots),
         includes=frozenset(each.name.removesuffix(keys.BOOTSTRAP_SUFFIX) for each in called),

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from bbnode.engine.frame import EntryPlan
 from bbnode.engine.ops.build import OpBuild
-from bbnode.engine.planning.flatten import FlatFunction
 from bbnode.ir import keys, types
+from bbnode.ir.flatten import FlatFunction
 from bbnode.ir.graph import Function, ValueType, is_wire
 from bbnode.ir.opset import lookup_op
+from bbnode.ir.shapes import Dim
 from bbnode.ir.types import TypeNode
 
 # Ops that pass their payload on; what counts are the ops behind them.
@@ -32,6 +33,7 @@ class RecvSite:
     plan: EntryPlan
     is_request: bool
     declared: TypeNode | None  # what the payload is, or descends from; None: anything
+    shape: tuple[Dim, ...] | None  # of a tensor; None: any
     type_hash: int | None  # what the fill has to say; None: any leaf of `declared`
     trigger_only: bool  # a fill without a payload will do
     slot: int | None  # of the component that the payload is for
@@ -89,11 +91,12 @@ def recv_site(
         type_hash = declared.wire_hash
     return RecvSite(
         site=build.meta_int(keys.SITE_ID_KEY),
-        name=f"{flat.name}: {build.flat.name}",
+        name=build.where,
         senders=sender_classes(build),
         plan=plan,
         is_request=is_request,
         declared=declared,
+        shape=_shape(build),
         type_hash=type_hash,
         trigger_only=_only_triggers(build, flat, payload),
         slot=_slot_of(build, flat, slots),
@@ -140,6 +143,11 @@ def _declared(build: OpBuild, known: TypeNode | None) -> TypeNode | None:
     if not isinstance(declared, ValueType) or declared.kind is None:
         raise build.wrong("declares a payload of a type that is not known here")
     return declared.kind
+
+
+def _shape(build: OpBuild) -> tuple[Dim, ...] | None:
+    declared = build.node.attr(keys.ATTR_PAYLOAD_TYPE)
+    return declared.shape if isinstance(declared, ValueType) else None
 
 
 def _only_triggers(build: OpBuild, flat: FlatFunction, payload: str) -> bool:

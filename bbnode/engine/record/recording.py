@@ -34,7 +34,7 @@ from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import type_of
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 DIGEST_BYTES = 16  # no defence against forgery: it only shows differences
 FRAME_HEAD = struct.Struct("<II")
 

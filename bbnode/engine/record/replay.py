@@ -193,6 +193,7 @@ _CALLS: Mapping[str, Callable[..., None]] = {
         PeerId.from_bytes(raw), address_from_bytes(address)
     ),
     "forget_peer": lambda node, raw: node.forget_peer(PeerId.from_bytes(raw)),
+    "leave": lambda node: node.leave(),
     "block_peer": lambda node, raw: node.block_peer(PeerId.from_bytes(raw)),
     "unblock_peer": lambda node, raw: node.unblock_peer(PeerId.from_bytes(raw)),
     "allow_only": lambda node, raws: node.allow_only(

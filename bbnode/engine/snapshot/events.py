@@ -17,15 +17,22 @@ from bbnode.engine.snapshot.codec import (
     RowForm,
     SnapshotReader,
     SnapshotWriter,
+    Via,
     many,
     mapping,
     optional,
 )
+from bbnode.ir.envelope import CorrelationKind, WireCorrelation
 
 _INPUTS = mapping(PLAIN, VALUE)
 
 BOOTSTRAP_START: RowForm[ev.BootstrapStart] = RowForm(
     ev.BootstrapStart, name=PLAIN, execution=PLAIN, inputs=_INPUTS, charge=CHARGE
+)
+
+_CORRELATION = Via(
+    lambda it, _: [int(it.kind), it.wire_req_id],
+    lambda plain, _: WireCorrelation(kind=CorrelationKind(plain[0]), wire_req_id=plain[1]),
 )
 
 _ROWS: dict[str, tuple[type, RowForm[Any]]] = {
@@ -39,7 +46,13 @@ _ROWS: dict[str, tuple[type, RowForm[Any]]] = {
         (
             "refused",
             ev.InboundRefused,
-            {"peer": PEER, "size": PLAIN, "kind": PLAIN, "detail": PLAIN},
+            {
+                "peer": PEER,
+                "size": PLAIN,
+                "kind": PLAIN,
+                "detail": PLAIN,
+                "correlation": _CORRELATION,
+            },
         ),
         (
             "invocation",
@@ -55,9 +68,14 @@ _ROWS: dict[str, tuple[type, RowForm[Any]]] = {
         (
             "connected",
             ev.PeerConnected,
-            {"peer": PEER, "classes": many(PLAIN), "addresses": many(ADDRESS)},
+            {
+                "peer": PEER,
+                "classes": many(PLAIN),
+                "addresses": many(ADDRESS),
+                "not_taken": many(PLAIN),
+            },
         ),
-        ("disconnected", ev.PeerDisconnected, {"peer": PEER, "reason": PLAIN}),
+        ("disconnected", ev.PeerDisconnected, {"peer": PEER, "reason": PLAIN, "ours": PLAIN}),
         (
             "send_failed",
             ev.SendFailed,

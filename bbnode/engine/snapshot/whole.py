@@ -20,7 +20,7 @@ from bbnode.engine.runtime import Runtime
 from bbnode.engine.snapshot.events import IngressTable
 from bbnode.ir.errors import BbnodeError
 
-SNAPSHOT_VERSION = 4
+SNAPSHOT_VERSION = 5
 _MAGIC = b"BBSNAP01"
 _DIGEST_BYTES = 32
 # msgpack knows 64 bits; a deadline that a peer claims may lie beyond them.
@@ -107,7 +107,8 @@ def restore_snapshot(rt: Runtime, data: bytes, *, same_life: bool) -> None:
     neighbours.set_addresses(own)
     # After events that waited in the snapshot, and before new ones.
     for peer in neighbours.peers.everyone():
-        rt.ingress.push(ev.PeerDisconnected(peer=peer, reason="this node restarted"), must=True)
+        lost = ev.PeerDisconnected(peer=peer, reason="this node restarted", ours=True)
+        rt.ingress.push(lost, must=True)
 
 
 def _check_components(rt: Runtime, rows: Sequence[Sequence[Any]]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from bbnode.engine import steps
 from bbnode.engine.clock import NodeClock
 from bbnode.engine.executor import Executor
-from bbnode.engine.frame import EntryPlan, Frame, Op, Task
+from bbnode.engine.frame import OWED, EntryPlan, Frame, Op, Task
 from bbnode.engine.ingress import InboundBytes
 from bbnode.engine.reports import Reports
 from bbnode.engine.suspensions import Suspensions
@@ -33,8 +33,8 @@ FILL_US: Final = 15
 # An address that is claimed for the first time is parsed and written again, byte by byte.
 CLAIMED_US_PER_BYTE: Final = 5
 
-# A refusal, as (kind, detail). Plain tuples are no values.
-Refusal: TypeAlias = tuple[str, str]
+# Why a payload is no value, as (kind, detail). Plain tuples are no values.
+NotDecoded: TypeAlias = tuple[str, str]
 
 _TENSOR = TypeKind.TENSOR
 # Tensors whose bytes are looked at, one by one.
@@ -50,11 +50,14 @@ class Landing(Protocol):
     def is_wanted(self, frame: Frame) -> bool:
         """Return True if the value is still awaited, else count it."""
 
-    def maker(self, frame: Frame, node: TypeNode, payload: Any) -> Callable[[], Value | Refusal]:
+    def maker(self, frame: Frame, node: TypeNode, payload: Any) -> Callable[[], Value | NotDecoded]:
         """Return a function that decodes a payload, in any thread: to a value or a refusal."""
 
     def land(self, frame: Frame, value: Value) -> None:
         """Deliver a decoded value."""
+
+    def refuse_decoded(self, frame: Frame, kind: str, detail: str) -> None:
+        """Report a payload that is no value."""
 
 
 @dataclass(eq=False, repr=False)
@@ -108,13 +111,17 @@ class Decoder:
         site: int,
         fill: SlotFill,
         index: int,
-    ) -> None:
-        """Decode a fill when it is its turn."""
+        *,
+        is_request: bool,
+    ) -> bool:
+        """Decode a fill when it is its turn; return False if there are too many executions."""
         executor = self.executor
-        frame = executor.start(self.plan)
+        frame = executor.start(self.plan, source_peer=event.peer)
         if frame is None:
-            return
+            return False
         self.reports.counts["decode.deferred"] += 1
+        if is_request:
+            frame.debt = OWED  # until it is delivered
         executor.came_from(frame, event.peer, wire_req_id, site)
         frame.deadline_ns = deadline_ns
         frame.charges = [event.charge.hold()]
@@ -123,6 +130,7 @@ class Decoder:
         frame.values[:4] = (payload, fill.type_hash, index, fill.payload_size)
         if executor.turns.take(frame):
             executor.begin(frame)
+        return True
 
     # -- its op ------------------------------------------------------------------------------
 
@@ -152,12 +160,14 @@ class Decoder:
             fn = self.landing.maker(frame, node, payload)
         return steps.RunTask(token=parked.token, fn=fn, op=parked.op.name)
 
-    def _finish(self, frame: Frame, result: Value | Refusal) -> Value:
+    def _finish(self, frame: Frame, result: Value | NotDecoded) -> Value:
         if type(result) is tuple:
             kind, detail = result
             _, type_hash, index, size = frame.values[:4]
             if frame.source_peer is not None:
                 self.reports.receive_failed(frame.source_peer, index, type_hash, size, kind, detail)
+            if self.landing is not None:
+                self.landing.refuse_decoded(frame, kind, detail)
         elif self.landing is not None and self.landing.is_wanted(frame):
             self.landing.land(frame, result)
         return TRIGGER

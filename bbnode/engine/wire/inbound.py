@@ -18,10 +18,10 @@ from bbnode.components.contracts import Backend
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.clock import NodeClock
 from bbnode.engine.cohorts import Cohort, Cohorts, ResponseStatus
-from bbnode.engine.errors import STOPS, describe
+from bbnode.engine.errors import STOPS, FramesExceeded, describe
 from bbnode.engine.executor import Executor
-from bbnode.engine.frame import Frame
-from bbnode.engine.ingress import Charge, InboundBytes
+from bbnode.engine.frame import OWED, Frame
+from bbnode.engine.ingress import Charge, InboundBytes, InboundRefused
 from bbnode.engine.limits import Limits
 from bbnode.engine.peers.neighbours import Neighbours
 from bbnode.engine.peers.round_trips import RoundTrips
@@ -33,20 +33,24 @@ from bbnode.engine.wire.decoder import (
     ENVELOPE_US,
     FILL_US,
     Decoder,
-    Refusal,
+    NotDecoded,
 )
+from bbnode.engine.wire.refusals import LEAVING, PerSecond, Refusals
 from bbnode.ir import codec, types
-from bbnode.ir.address import site_suffix
-from bbnode.ir.caps import DEDUP_WINDOW
+from bbnode.ir.address import REFUSED_SUFFIX, site_suffix
+from bbnode.ir.caps import DEDUP_WINDOW, MAX_REFUSALS_PER_S
 from bbnode.ir.envelope import (
     Buffer,
     CorrelationKind,
     SlotFill,
+    WireCorrelation,
     WireEnvelope,
     decode_envelope,
 )
 from bbnode.ir.errors import AllocationFailed, DecodeError
 from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import WireRefusal, decode_refusal
+from bbnode.ir.shapes import shape_fits, shape_text
 from bbnode.ir.types import TypeKind, TypeNode
 from bbnode.ir.values import TRIGGER, Value, WireRequestId
 
@@ -71,6 +75,10 @@ class InboundDedup:
 
     def __len__(self) -> int:
         return len(self._seen)
+
+    def has(self, source: PeerId, wire_req_id: int, site: int) -> bool:
+        """Return True for a message that is remembered."""
+        return (source, wire_req_id, site) in self._seen
 
     def record(self, source: PeerId, wire_req_id: int, site: int) -> bool:
         """Remember a message; return True for a known one, which keeps its age."""
@@ -99,13 +107,18 @@ class ComponentReceiver(Protocol):
     def receive(self, event: InboundBytes, envelope: WireEnvelope, index: int) -> bool:
         """Accept a fill; return False if its suffix names no component."""
 
+    def refused(self, peer: PeerId, wire_req_id: int, why: WireRefusal) -> ResponseStatus:
+        """Handle a peer's refusal of a component's request; UNKNOWN if there is none such."""
+
 
 class _RefusedFill(Exception):
     """A fill is refused, for a reason that a step reports."""
 
-    def __init__(self, kind: str, detail: str) -> None:
+    def __init__(self, kind: str, detail: str, public: str = "") -> None:
+        """`public` is what the sender is told, by default the detail."""
         self.kind = kind
         self.detail = detail
+        self.public = public or detail
 
 
 @dataclass(eq=False, repr=False)
@@ -123,9 +136,12 @@ class Inbound:
     cohorts: Cohorts
     decoder: Decoder
     components: ComponentReceiver
+    dedup: InboundDedup
+    refusals: Refusals
 
     def __post_init__(self) -> None:
         self.decoder.landing = self
+        self._told = PerSecond(MAX_REFUSALS_PER_S)
 
     def receive(self, event: InboundBytes) -> None:
         """Handle one envelope; its charge is released here unless an execution keeps it.
@@ -142,11 +158,12 @@ class Inbound:
                     try:
                         self._fill(event, envelope, index, fill)
                     except _RefusedFill as refused:
-                        self._refuse(event.peer, index, fill, refused.kind, refused.detail)
+                        self._refuse(event.peer, envelope.correlation, index, fill, refused)
                     except STOPS:
                         raise
                     except BaseException as error:  # noqa: BLE001 - its siblings are taken
-                        self._refuse(event.peer, index, fill, *describe(error))
+                        refusal = _RefusedFill(*describe(error))
+                        self._refuse(event.peer, envelope.correlation, index, fill, refusal)
         except STOPS:
             raise
         except BaseException as error:  # noqa: BLE001 - the boundary to what peers send
@@ -202,6 +219,9 @@ class Inbound:
     ) -> None:
         site = self.sites.get(fill.dest_suffix)
         if site is None:
+            if fill.dest_suffix == REFUSED_SUFFIX:
+                self._refused(event.peer, envelope.correlation, fill)
+                return
             if self.components.receive(event, envelope, index):
                 return
             suffix = fill.dest_suffix.hex() or "an empty suffix"
@@ -233,6 +253,7 @@ class Inbound:
                 "SenderNotOfClass",
                 f"{site.name} takes from {', '.join(sorted(site.senders))}, the peer plays "
                 f"{', '.join(classes) or 'no class'}",
+                "the sender plays no class that sends there",
             )
 
     # -- one-way and requests ----------------------------------------------------------------
@@ -257,6 +278,8 @@ class Inbound:
                 f"{site.name} expects {_type_text(site.declared, expected)}, the fill is "
                 f"{_hash_text(fill.type_hash)}{' without payload' if fill.trigger_only else ''}",
             )
+        if site.is_request and self.refusals.leaving:
+            raise _RefusedFill("ShuttingDown", LEAVING.detail)
         limit = self.limits.frames_per_peer
         if limit is not None and self.executor.frames_of.get(peer, 0) >= limit:
             raise _RefusedFill(
@@ -268,9 +291,18 @@ class Inbound:
         if envelope.remaining_deadline_ns:
             deadline_ns = self.clock.now_ns + envelope.remaining_deadline_ns
         if not self.decoder.takes_now(event, site.site, node, fill.payload):
-            self.decoder.later(event, wire_req_id, deadline_ns, site.site, fill, index)
+            if not self.decoder.later(
+                event,
+                wire_req_id,
+                deadline_ns,
+                site.site,
+                fill,
+                index,
+                is_request=site.is_request,
+            ):
+                self._too_full(site, peer, wire_req_id)
             return
-        value = self._decode(fill, node, site.slot)
+        value = self._decode(fill, node, site)
         self._launch(site, peer, wire_req_id, deadline_ns, event.charge.hold, value)
 
     def _launch(
@@ -283,8 +315,9 @@ class Inbound:
         value: Value,
     ) -> None:
         executor = self.executor
-        frame = executor.start(site.plan)
+        frame = executor.start(site.plan, source_peer=peer)
         if frame is None:
+            self._too_full(site, peer, wire_req_id)
             return
         executor.came_from(frame, peer, wire_req_id, site.site)
         frame.charges = [hold()]
@@ -295,7 +328,14 @@ class Inbound:
         values[seeds[1]] = peer
         if site.is_request:
             values[seeds[2]] = WireRequestId(wire_req_id)
+            frame.debt = OWED
         executor.launch(frame)
+
+    def _too_full(self, site: RecvSite, peer: PeerId, wire_req_id: int) -> None:
+        """Tell a peer that its message can't start an execution; a step has told it here."""
+        kind = CorrelationKind.REQUEST if site.is_request else CorrelationKind.NONE
+        why = WireRefusal(FramesExceeded.__name__, "too many executions are under way", site.name)
+        self.refusals.at_arrival(peer, kind, wire_req_id, why)
 
     # -- responses ---------------------------------------------------------------------------
 
@@ -324,9 +364,9 @@ class Inbound:
             )
         self.round_trips.learn(envelope.edge_rtt_reports)
         if not self.decoder.takes_now(event, site.site, node, fill.payload):
-            self.decoder.later(event, wire_req_id, None, site.site, fill, index)
+            self.decoder.later(event, wire_req_id, None, site.site, fill, index, is_request=False)
             return
-        value = self._decode(fill, node, None)
+        value = self._decode(fill, node, site)
         self._answer(peer, wire_req_id, self.clock.now_ns, event.charge.hold, value)
 
     def _wanted(self, peer: PeerId, wire_req_id: int) -> Cohort | None:
@@ -369,11 +409,11 @@ class Inbound:
         peer = frame.source_peer
         return peer is not None and self._wanted(peer, frame.wire_req_id) is not None
 
-    def maker(self, frame: Frame, node: TypeNode, payload: Buffer) -> Callable[[], Value | Refusal]:
+    def maker(
+        self, frame: Frame, node: TypeNode, payload: Buffer
+    ) -> Callable[[], Value | NotDecoded]:
         """Return a function that decodes a payload, to a value or a refusal."""
-        site = self._site_of(frame)
-        slot = site.slot if isinstance(site, RecvSite) else None
-        return partial(self._make, node, payload, slot)
+        return partial(self._make, node, payload, self._site_of(frame))
 
     def land(self, frame: Frame, value: Value) -> None:
         """Deliver a value that was decoded in a thread."""
@@ -381,26 +421,52 @@ class Inbound:
         if site is None or peer is None or frame.charges is None:
             return
         hold = frame.charges[0].hold
+        frame.debt = None  # whoever gets it owes the answer
         if isinstance(site, RecvSite):
             self._launch(site, peer, frame.wire_req_id, frame.deadline_ns, hold, value)
         else:
             self._answer(peer, frame.wire_req_id, frame.started_ns, hold, value)
+
+    def refuse_decoded(self, frame: Frame, kind: str, detail: str) -> None:
+        """Tell a requester that its payload is no value, or count an answer that is none."""
+        site, peer = self._site_of(frame), frame.source_peer
+        if site is None or peer is None:
+            return
+        why = WireRefusal(kind, detail, site.name)
+        if isinstance(site, ResponseSite):
+            self.cohorts.refused(frame.wire_req_id, peer, why)
+            return
+        frame.debt = None
+        kind_of = CorrelationKind.REQUEST if site.is_request else CorrelationKind.NONE
+        self.refusals.at_arrival(peer, kind_of, frame.wire_req_id, why)
 
     def _site_of(self, frame: Frame) -> RecvSite | ResponseSite | None:
         return self.sites.get(site_suffix(frame.site))
 
     # -- payloads ----------------------------------------------------------------------------
 
-    def _decode(self, fill: SlotFill, node: TypeNode, slot: int | None) -> Value:
+    def _decode(self, fill: SlotFill, node: TypeNode, site: RecvSite | ResponseSite) -> Value:
         if fill.trigger_only:
             return TRIGGER
-        made = self._make(node, fill.payload, slot)
+        made = self._make(node, fill.payload, site)
         if type(made) is tuple:
             raise _RefusedFill(*made)
         return made
 
-    def _make(self, node: TypeNode, payload: Buffer, slot: int | None) -> Value | Refusal:
+    def _make(
+        self, node: TypeNode, payload: Buffer, site: RecvSite | ResponseSite | None
+    ) -> Value | NotDecoded:
         """Return the value of a payload, or why it has none. From any thread, backends too."""
+        if not isinstance(site, RecvSite):
+            return self._value(node, payload, None)
+        value = self._value(node, payload, site.slot)
+        shape = getattr(value, "shape", None)
+        if site.shape is None or type(shape) is not tuple or shape_fits(site.shape, shape, {}):
+            return value
+        wanted = shape_text(site.shape)
+        return "ShapeMismatch", f"{site.name} takes {wanted}, the fill is {shape_text(shape)}"
+
+    def _value(self, node: TypeNode, payload: Buffer, slot: int | None) -> Value | NotDecoded:
         component = None if slot is None else self.cells[slot].component
         backend = component if isinstance(component, Backend) and node.kind is _TENSOR else None
         try:
@@ -418,8 +484,93 @@ class Inbound:
                 return "DecodeFailed", describe(error)[1]
             return "BackendMaterializeFailed", f"{backend.TYPE_NAME}: {describe(error)[1]}"
 
-    def _refuse(self, peer: PeerId, index: int, fill: SlotFill, kind: str, detail: str) -> None:
-        self.reports.receive_failed(peer, index, fill.type_hash, fill.payload_size, kind, detail)
+    # -- refusals ----------------------------------------------------------------------------
+
+    def refuse_unread(self, event: InboundRefused) -> None:
+        """Report an envelope that was dropped at the boundary."""
+        peer, said = event.peer, event.correlation
+        self.reports.receive_failed(peer, -1, 0, event.size, event.kind, event.detail)
+        why = WireRefusal(event.kind, f"{event.size} bytes; {event.detail}")
+        if said.kind is CorrelationKind.RESPONSE:
+            self.cohorts.refused(said.wire_req_id, peer, why)
+        else:
+            self.refusals.at_arrival(peer, said.kind, said.wire_req_id, why)
+
+    def _refuse(
+        self,
+        peer: PeerId,
+        said: WireCorrelation,
+        index: int,
+        fill: SlotFill,
+        refused: _RefusedFill,
+    ) -> None:
+        """Report a fill that is refused, and tell whoever waits for what comes of it."""
+        kind = refused.kind
+        self.reports.receive_failed(
+            peer, index, fill.type_hash, fill.payload_size, kind, refused.detail
+        )
+        site = self.sites.get(fill.dest_suffix)
+        where = fill.dest_suffix.hex() if site is None else site.name
+        if said.kind is CorrelationKind.RESPONSE:
+            why = WireRefusal(kind, refused.detail, where)
+            self.cohorts.refused(said.wire_req_id, peer, why)
+        else:
+            why = WireRefusal(kind, refused.public, where)
+            self.refusals.at_arrival(
+                peer,
+                said.kind,
+                said.wire_req_id,
+                why,
+                has_come=lambda: site is not None and self._has_come(peer, said, site.site),
+            )
+
+    def _has_come(self, peer: PeerId, said: WireCorrelation, site: int) -> bool:
+        """Return True if a message was taken before: its execution is under way, or was."""
+        wire_req_id = said.wire_req_id
+        return self.dedup.has(peer, wire_req_id, site) or any(
+            frame.wire_req_id == wire_req_id and frame.site == site and frame.source_peer == peer
+            for frame in self.executor.frames.values()
+        )
+
+    def _refused(self, peer: PeerId, said: WireCorrelation, fill: SlotFill) -> None:
+        """Handle what a peer says that it refuses: our request, or our one-way message."""
+        counts = self.reports.counts
+        if fill.type_hash or fill.trigger_only or said.kind is CorrelationKind.REQUEST:
+            counts["refusals.malformed"] += 1
+            return
+        try:
+            why = decode_refusal(fill.payload)
+        except DecodeError:
+            counts["refusals.malformed"] += 1
+            return
+        if self.neighbours.governor.check_inbound(peer):
+            counts[f"refusals.{ResponseStatus.STRANGER.value}"] += 1
+        elif said.kind is CorrelationKind.RESPONSE:
+            status = self.components.refused(peer, said.wire_req_id, why)
+            if status is ResponseStatus.UNKNOWN:
+                status = self.cohorts.refused(said.wire_req_id, peer, why)
+            counts[f"refusals.{status.value}"] += 1
+            if status is ResponseStatus.ACCEPTED:  # it is there, and speaks
+                self.reports.peers_changed(self.neighbours.succeeded(peer))
+        else:
+            counts["send.refused"] += 1
+            if self._told.take(peer, self.clock.now_ns):
+                self.reports.telemetry(
+                    "send.refused",
+                    peer=peer,
+                    wire_req_id=said.wire_req_id,
+                    kind=why.kind,
+                    detail=why.detail,
+                    where=why.where,
+                )
+
+    def state(self, writer: SnapshotWriter) -> Any:
+        """Return what a snapshot saves: how much each peer has told in this second."""
+        return self._told.state(writer)
+
+    def load(self, plain: Any, reader: SnapshotReader) -> None:
+        """Load what `state` returned."""
+        self._told.load(plain, reader)
 
 
 def _check_count(count: int, cap: int | None, what: str) -> None:

@@ -29,6 +29,7 @@ from bbnode.engine.peers.round_trips import RoundTrips
 from bbnode.engine.reports import Reports
 from bbnode.engine.rng import SplitMix64
 from bbnode.engine.tracing import Tracer
+from bbnode.ir.address import REFUSED_SUFFIX
 from bbnode.ir.caps import MAX_ADDRESS_BYTES, MAX_CLAIMED_ADDRESSES, MAX_FILLS
 from bbnode.ir.envelope import (
     Buffer,
@@ -107,23 +108,44 @@ class EnvelopeOutbox:
             return static_ns or self.round_trips.estimate_ns(site)
         return max(frame.deadline_ns - self.clock.now_ns, 1)  # 0 on the wire would mean "none"
 
-    def reachable(self, frame: Frame, op: Op, peers: Sequence[PeerId]) -> list[PeerId]:
-        """Return those of `peers` that can be sent to; a PeerResolveFailed step for each other."""
+    def reachable(
+        self,
+        frame: Frame,
+        op: Op,
+        peers: Sequence[PeerId],
+        suffix: bytes = b"",
+        why: dict[PeerId, str] | None = None,
+    ) -> list[PeerId]:
+        """Return those of `peers` that can be sent to; a PeerResolveFailed step for each other.
+
+        `suffix` is the site to send to, which a peer of another version may not have; `why` is
+        given the reasons of those that are left out.
+        """
         found = []
         for peer in peers:
-            reason = self.neighbours.unreachable(peer)
+            reason = self.neighbours.unreachable(peer, suffix)
             if reason is None:
                 found.append(peer)
-                continue
-            self.reports.counts["send.unresolved"] += 1
-            if not frame.from_bus:
-                self.reports.bus.publish(BusKind.PEER_RESOLVE_FAILED)
-            self.reports.steps.append(
-                steps.PeerResolveFailed(
-                    peer=peer, op=op.name, execution=frame.execution, reason=reason
-                )
-            )
+            else:
+                self.left_out(frame, op, peer, reason)
+                if why is not None:
+                    why[peer] = reason
         return found
+
+    def left_out(self, frame: Frame, op: Op, peer: PeerId, reason: str) -> None:
+        """Report a peer that a send leaves out."""
+        self.reports.counts["send.unresolved"] += 1
+        if not frame.from_bus:
+            self.reports.bus.publish(BusKind.PEER_RESOLVE_FAILED)
+        self.reports.steps.append(
+            steps.PeerResolveFailed(
+                peer=peer,
+                op=op.name,
+                execution=frame.execution,
+                reason=reason,
+                line=frame.plan.place_of(op).line,
+            )
+        )
 
     def check(self, op: Op, fill: SlotFill, peers: int) -> int:
         """Raise PayloadTooLarge or OutboundFull before anything of a send is stored.
@@ -156,7 +178,7 @@ class EnvelopeOutbox:
     ) -> None:
         """Queue a fill for every peer that can be reached."""
         size = self.check(op, fill, len(peers))
-        found = self.reachable(frame, op, peers)
+        found = self.reachable(frame, op, peers, fill.dest_suffix)
         self.queue(frame, op, found, fill, size, kind, wire_req_id, remaining_ns)
 
     def queue(
@@ -191,6 +213,21 @@ class EnvelopeOutbox:
             if remaining_ns:
                 pack.remaining_ns = min(pack.remaining_ns or remaining_ns, remaining_ns)
 
+    def refuse(self, peer: PeerId, fill: SlotFill, kind: CorrelationKind, wire_req_id: int) -> bool:
+        """Queue a refusal, once of each; return False if nothing may be said to this peer."""
+        full = self._limit is not None and self._pending >= self._limit
+        if full or self.neighbours.unreachable(peer) is not None:
+            return False
+        packs = self._packs.setdefault((peer, kind, wire_req_id), [])
+        if any(known.dest_suffix == fill.dest_suffix for pack in packs for known in pack.fills):
+            return True
+        pack = _Pack()
+        pack.fills.append(fill)
+        pack.size = fill.payload_size + _FILL_OVERHEAD_BYTES
+        packs.append(pack)
+        self._pending += 1
+        return True
+
     def flush(self) -> None:
         """Turn all queued fills into SendEnvelope steps."""
         if not self._packs:
@@ -200,9 +237,10 @@ class EnvelopeOutbox:
         source = self._source_part()
         for (peer, kind, wire_req_id), queued in packs.items():
             addresses, destination = neighbours.book.routed(peer, _destination_part)
-            told = self.round_trips.reports() if kind is _RESPONSE else ()
             is_request = kind is _REQUEST
             for pack in queued:
+                is_answer = kind is _RESPONSE and pack.fills[0].dest_suffix != REFUSED_SUFFIX
+                told = self.round_trips.reports() if is_answer else ()
                 parts = encode_between(
                     destination, pack.fills, kind, wire_req_id, pack.remaining_ns, told, source
                 )

@@ -1,8 +1,9 @@
 """The hello: its encoding, and the checks on one from a stranger.
 
-Rule: one msgpack map with exactly the fields of `Hello`, in any order, each of its exact type
-and within its bound. Anything else is a HelloError, whatever a later version may add:
-versions are told apart by `protocol_version` and by the protocol id of the stream.
+Rule: one msgpack map with exactly the fields of its `protocol_version`, in any order, each of its
+exact type and within its bound. Anything else is a HelloError, whatever a later version may add:
+versions are told apart by `protocol_version` and by the protocol id of the stream. We send the
+newest and take the older ones, whose missing fields have the defaults of `Hello`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from bbnode.ir.caps import (
     MAX_NAME_BYTES,
     MAX_NAMES,
 )
+from bbnode.ir.crossing import decode_crossings
 from bbnode.ir.decoding import Boundary, shown, unpack
-from bbnode.transport.base import PROTOCOL_VERSION, Hello
+from bbnode.transport.base import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Hello
 from bbnode.transport.errors import HelloError
 
-# Ten names of fields with their values, and the items of the three lists among them.
+# Eleven names of fields with their values, and the items of the three lists among them.
 _MAX_VALUES = 32 + 2 * MAX_NAMES + MAX_CLAIMED_ADDRESSES
 
 
@@ -49,9 +51,13 @@ def decode_hello(raw: bytes) -> Hello:
         values = unpack(
             raw, max_bytes=MAX_HELLO_BYTES, max_values=_MAX_VALUES, max_depth=MAX_MESSAGE_DEPTH
         )
-        if not isinstance(values, dict) or values.keys() != _FIELDS.keys():
+        if not isinstance(values, dict):
+            raise HelloError("the hello is not a map")
+        version = _version("protocol_version", values.get("protocol_version"))
+        checks = {n: check for n, check in _FIELDS.items() if _SINCE.get(n, 0) <= version}
+        if values.keys() != checks.keys():
             raise HelloError("the hello is not a map with exactly the fields of a hello")
-        return Hello(**{name: check(name, values[name]) for name, check in _FIELDS.items()})
+        return Hello(**{name: check(name, values[name]) for name, check in checks.items()})
 
 
 _Check = Callable[[str, Any], Any]
@@ -64,12 +70,20 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _version(name: str, value: Any) -> int:
-    if _integer(name, value) != PROTOCOL_VERSION:
+    if not OLDEST_PROTOCOL_VERSION <= _integer(name, value) <= PROTOCOL_VERSION:
         raise HelloError(
             f"the peer speaks protocol version {value}, we speak {PROTOCOL_VERSION}; "
             "run the same release on both sides"
         )
-    return PROTOCOL_VERSION
+    return int(value)
+
+
+def _crossings(name: str, value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise HelloError(f"{name} in the hello is not bytes")
+    with Boundary(f"{name} in the hello is malformed", HelloError):
+        decode_crossings(value)
+    return value
 
 
 def _credentials(name: str, value: Any) -> bytes:
@@ -123,4 +137,7 @@ _FIELDS: Final[dict[str, _Check]] = {
     "link": _integer,
     "exchange": _integer,
     "credentials": _credentials,
+    "crossings": _crossings,
 }
+# The protocol version that brought a field.
+_SINCE: Final = {"crossings": 2}

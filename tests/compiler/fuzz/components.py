@@ -81,6 +81,7 @@ class Everybody(PeerSelector):
 @_once
 class Sum(Aggregator):
     TYPE_NAME: ClassVar[str] = "fuzz.Sum"
+    answers = types.TENSOR
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

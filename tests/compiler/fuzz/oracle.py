@@ -51,6 +51,7 @@ class Execution:
     scope: int
     peer: str
     values: dict[str, Value]
+    source: str = ""  # the peer whose message started it
     answer: Value = None
 
 
@@ -112,6 +113,7 @@ class Oracle:
         self.ops = flatten(self.model)
         self.outputs = set(self.model.functions[0].output)
         self.state: dict[tuple[str, str], Value] = {}
+        self.gathered: dict[tuple[str, int], list[tuple[str, Value]]] = defaultdict(list)
         self._find_scopes()
 
     # -- which op belongs to which execution ---------------------------------------------------
@@ -150,6 +152,8 @@ class Oracle:
                 remote = op.node.op_type == "Send" or position >= 2
                 is_wire = op.node.domain == PREFIX + "wire"
                 at = self.port[index] + 1 if is_wire and remote else scope
+                if op.node.op_type == "Collect":
+                    at = index + 1  # what reads the batch is an execution of its own
                 scope_of[name] = at  # type: ignore[assignment]
 
     def _captured(self, op: Flat) -> list[str]:
@@ -183,7 +187,7 @@ class Oracle:
         elif domain == "composite":
             made = [Composite(tuple(given))] if op.node.op_type == "Bundle" else given[0].parts
         elif domain == "syscall":
-            made = self._syscall(op, given, run)
+            made = self._syscall(index, op, given, run)
         else:
             made = self._component(op, given, run)
         for name, value in zip(op.outputs, made, strict=False):
@@ -200,7 +204,7 @@ class Oracle:
         first = self.port[index]
         answers = []
         for peer in [peers] if isinstance(peers, str) else peers:
-            inner = Execution(first + 1, peer, {})
+            inner = Execution(first + 1, peer, {}, run.peer)
             for received, sender, *_ in self.delivered[first]:
                 inner.values.update({received: data, sender: run.peer})
             if kind != "Send":
@@ -211,12 +215,27 @@ class Oracle:
         answers.sort(key=lambda answer: order[answer[0]])
         return [] if kind == "Send" else [None, Batch(tuple(answers))]
 
-    def _syscall(self, op: Flat, given: list[Value], run: Execution) -> list[Value]:
+    def _collect(self, index: int, op: Flat, value: Value, run: Execution) -> None:
+        found = self.gathered[run.peer, index]
+        found.append((run.source, value))
+        if len(found) == attribute(op.node, "n"):
+            batch = Batch(tuple(sorted(found, key=lambda each: self._rank(each[0]))))
+            found.clear()
+            inner = Execution(index + 1, run.peer, {op.outputs[0]: batch})
+            self._run(inner)
+
+    def _rank(self, peer: str) -> int:
+        return next(group.index(peer) for group in self.peers.values() if peer in group)
+
+    def _syscall(self, index: int, op: Flat, given: list[Value], run: Execution) -> list[Value]:
         kind = op.node.op_type
         if kind == "Constant":
             return [onnx.numpy_helper.to_array(attribute(op.node, "value"))]
         if kind == "AppEmit":
             self.events[run.peer][attribute(op.node, "name").decode()].append(given[0])
+        if kind == "Collect":
+            self._collect(index, op, given[0], run)
+            return []
         return [given[0]] * len(op.outputs)
 
     def _component(self, op: Flat, given: list[Value], run: Execution) -> list[Value]:

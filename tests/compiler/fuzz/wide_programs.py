@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from bbnode.dsl import CodecSlot, IndexSlot, LoopStep, peer_lists
+from bbnode.dsl import AggregatorSlot, CodecSlot, IndexSlot, LoopStep, peer_lists
 from bbnode.dsl.core.graph import Output
 from tests.compiler.fuzz.random_programs import VECTOR, Action, Recording, Scope, binary
 
@@ -42,7 +42,7 @@ class WideRecording(Recording):
         return (
             *super().actions(),
             self.loop, self.choice, self.send_joinable, self.send_joinable, self.join, self.join,
-            self.encode, self.index, self.list_peers,
+            self.encode, self.index, self.list_peers, self.collect, self.collect,
         )  # fmt: skip
 
     def open(self, scope: Scope, cls: str, count: int, received: Output, size: int) -> Scope:
@@ -64,6 +64,30 @@ class WideRecording(Recording):
                 seen.add(at)
                 todo += self.starts.get(at, [])
         return False
+
+    def collect(self, scope: Scope) -> None:
+        """Sends to some peers, and gathers what each sends back on its own."""
+        if not scope.once or scope.runs != 1:
+            return  # how many come would depend on more than one execution
+        found = self.peers(scope)
+        if found is None:
+            return
+        peers, cls, count = found
+        value, size = scope.tensor(self.tape)
+        there = self.open(scope, cls, count, self.g.net_out(self.port(), peers, value), size)
+        back = self.g.net_out(self.port(), there.senders[-1][0], there.tensors[-1][0])
+        scope = self.open(there, scope.cls, 1, back, size)
+        scope.once = count == 1
+        value, size = scope.tensor(self.tape)
+        batch = self.g.collect(value, n=count)
+        if self.tape.pick(2):
+            self.g.output(self.output_name(), batch)
+        slot = AggregatorSlot(f"sum_{self.port()}")
+        total, _ = slot.aggregate(self.g, after=slot.contribute_all(self.g, batch))
+        made = Scope(scope.cls, 1, True)
+        made.tensors.append((total, size))
+        self.scopes.append(made)
+        self._started(scope, made)
 
     # -- ONNX's own control flow --------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from bbnode.ir.address import (
     parse_site_suffix,
     site_suffix,
 )
+from bbnode.ir.crossing import Crossing, decode_crossings, encode_crossings
 from bbnode.ir.envelope import (
     SlotFill,
     WireCorrelation,
@@ -120,6 +121,14 @@ _VALUES: tuple[values.Value, ...] = (
     np.array([True, False]),
     np.arange(4, dtype=np.int64),
 )
+_CROSSINGS = encode_crossings(
+    [
+        Crossing(
+            site=7, sends=True, takes=True, kind="request", port="ask", receiver="client",
+            type="Tensor.FLOAT",
+        )
+    ]
+)  # fmt: skip
 _ENVELOPE = b"".join(
     encode_envelope(
         WireEnvelope(
@@ -165,9 +174,11 @@ DECODERS: dict[str, Decoder] = {
     "suffix": Decoder(_component, (site_suffix(5),), ()),
     "peer": Decoder(PeerId.from_bytes, (_PEER.to_bytes(),)),
     "peer_text": Decoder(_text(PeerId.parse), (str(_PEER).encode(),)),
+    "crossings": Decoder(decode_crossings, (_CROSSINGS,)),
     "hello": Decoder(
         decode_hello,
         (
+            encode_hello(Hello(crossings=_CROSSINGS)),
             encode_hello(Hello(session_id="f" * 16)),
             encode_hello(
                 Hello(

@@ -1,0 +1,245 @@
+"""Shapes of values: declared ones, and those that follow from them.
+
+Rule: as for types, ONNX's own inference says what an `ai.onnx` op makes. Two declarations of one
+value have to agree; a length says more than a name, and a name more than nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from bbnode.compiler.analysis.signatures import versions_of
+from bbnode.compiler.errors import ShapeContradiction, Where
+from bbnode.compiler.typing import onnx_types
+from bbnode.compiler.typing.onnx_types import MAX_INFERRED_ELEMENTS, InferenceFailed
+from bbnode.ir import keys, opset, types
+from bbnode.ir.graph import (
+    Function,
+    FunctionKey,
+    OpNode,
+    Program,
+    Tensor,
+    ValueType,
+    call_key,
+    is_onnx_op,
+    is_wire,
+)
+from bbnode.ir.shapes import Dim, ShapesDiffer, merge_shapes, shape_text
+from bbnode.ir.types import TypeKind
+
+Shape = tuple[Dim, ...]
+
+
+def take_shape(function: Function, at: OpNode, name: str, declared: ValueType) -> None:
+    """Add to a value's declaration what a second one says of its shape and its meaning.
+
+    Raises ShapeContradiction, at the op that brought the second one.
+    """
+    before = function.types.get(name)
+    if before is None or before.kind is None or declared.kind is None:
+        return
+    shape = merged(function, at, name, before.shape, declared.shape)
+    source = before if before.shape is not None or before.denotation else declared
+    function.types[name] = source.narrowed(before.kind, shape)
+
+
+def merged(
+    function: Function, at: OpNode, name: str, known: Shape | None, other: Shape | None
+) -> Shape | None:
+    """Return what two declarations of a value say together. Raises ShapeContradiction."""
+    try:
+        return merge_shapes(known, other)
+    except ShapesDiffer:
+        raise ShapeContradiction(
+            op=at.name,
+            detail=f"{name!r} is {shape_text(known or ())}{line_of(function, name, at)}, and "
+            f"{shape_text(other or ())} at {at.op_type}",
+            where=Where.of(at),
+        ) from None
+
+
+def line_of(function: Function, name: str, beside: OpNode | None = None) -> str:
+    """Return ` (at <file>:<line>)` of what declares or makes a value, "" where nothing says it."""
+    note = function.notes.get(name)
+    line = "" if note is None else note.metadata.get(keys.SOURCE_LINE_KEY, "")
+    maker = function.producer(name)
+    if not line and maker is not None and maker is not beside:
+        line = maker.source_line
+    return f" (at {line})" if line else ""
+
+
+def sends_by_port(nodes: Iterable[OpNode]) -> dict[str, list[OpNode]]:
+    """By the name of each Send: all that deliver to its port, whichever class they go to."""
+    ports: dict[str, list[OpNode]] = {}
+    for node in nodes:
+        if is_wire(node, keys.OP_SEND) and node.outputs:
+            ports.setdefault(node.metadata.get(keys.FAN_IN_KEY) or node.outputs[0], []).append(node)
+    return {node.name: members for members in ports.values() for node in members}
+
+
+class FunctionShapes:
+    """The shapes of one function's values; `solve` finds them.
+
+    Attributes:
+        found: by value, as far as they are known.
+    """
+
+    def __init__(self, function: Function, program: Program) -> None:
+        self.function = function
+        self.found: dict[str, Shape] = {
+            name: declared.shape
+            for name, declared in function.types.items()
+            if declared.shape is not None
+        }
+        self._constants: dict[str, Tensor] = {}
+        self._versions = versions_of(function, program)
+        self._ir_version = program.ir_version
+
+    def solve(
+        self, order: Sequence[OpNode], callees: Mapping[FunctionKey, FunctionShapes],
+        shared: Mapping[str, Sequence[OpNode]],
+    ) -> None:  # fmt: skip
+        """Find the shapes of what each op makes.
+
+        Args:
+            order: the function's nodes, each after those that make what it reads.
+            callees: shapes of the functions that it calls, which are solved.
+            shared: by send, all that deliver to its port: several tensors arrive there.
+
+        Raises ShapeContradiction.
+        """
+        for node in order:
+            callee = callees.get(call_key(node))
+            if callee is not None:
+                self._call(node, callee)
+            elif is_onnx_op(node):
+                self._onnx(node)
+            elif len(shared.get(node.name, ())) > 1:
+                self._one_of_several(node, shared[node.name][0])
+            else:
+                self._by_table(node)
+
+    def _take(self, node: OpNode, name: str, shape: Shape | None) -> None:
+        if not name or shape is None:
+            return
+        known = merged(self.function, node, name, self.found.get(name), shape)
+        if known is not None:
+            self.found[name] = known
+
+    def _call(self, node: OpNode, callee: FunctionShapes) -> None:
+        for actual, formal in zip(node.inputs, callee.function.inputs, strict=False):
+            if actual:  # what it has to be is known here from now on
+                self._take(node, actual, callee.found.get(formal))
+        for actual, formal in zip(node.outputs, callee.function.outputs, strict=False):
+            self._take(node, actual, callee.found.get(formal))
+
+    def _one_of_several(self, node: OpNode, first: OpNode) -> None:
+        """Check one of the sends of a port against what the author says arrives there."""
+        declared = self.function.types.get(first.outputs[0])
+        if declared is not None and node.inputs:
+            sent = self.found.get(node.inputs[0])
+            merged(self.function, node, first.outputs[0], declared.shape, sent)
+
+    def _by_table(self, node: OpNode) -> None:
+        """Ops that pass a value on; constants."""
+        spec = opset.lookup_op(node.domain, node.op_type)
+        if spec is None:
+            return
+        value = node.attributes.get("value")
+        if node.op_type == "Constant" and value is not None and isinstance(value.value, Tensor):
+            self._constant(node, value.value)
+            return
+        read: dict[str, list[str]] = {}
+        for port, name in zip(spec.inputs, node.inputs, strict=False):
+            if isinstance(port.type, str) and name:
+                read.setdefault(port.type, []).append("" if port.variadic else name)
+        for index, name in enumerate(node.outputs):
+            port = spec.outputs[min(index, len(spec.outputs) - 1)]
+            sources = read.get(port.type, ()) if isinstance(port.type, str) else ()
+            if len(sources) == 1 and name:
+                self._pass_on(node, sources[0], name)
+
+    def _pass_on(self, node: OpNode, source: str, name: str) -> None:
+        shape = self.found.get(source)
+        if shape is None:
+            return
+        declared = self.found.get(name)
+        try:
+            merge_shapes(declared, shape)
+        except ShapesDiffer:
+            does = "delivers" if is_wire(node) else "hands on"
+            given = f"{shape_text(shape)}{line_of(self.function, source, node)}"
+            raise ShapeContradiction(
+                op=node.name,
+                detail=f"{name!r} is declared {shape_text(declared or ())}, and {node.op_type} "
+                f"{does} {source!r}, which is {given}",
+                where=Where.of(node),
+            ) from None
+        self._take(node, name, shape)
+
+    def _constant(self, node: OpNode, tensor: Tensor) -> None:
+        if math.prod(tensor.shape) <= MAX_INFERRED_ELEMENTS and not tensor.is_sparse:
+            self._constants[node.outputs[0]] = tensor
+        self._take(node, node.outputs[0], tensor.shape)
+
+    def _onnx(self, node: OpNode) -> None:
+        value = node.attributes.get("value")
+        if node.op_type == "Constant" and value is not None and isinstance(value.value, Tensor):
+            self._constant(node, value.value)
+            return
+        names = node.computes_with
+        known = {name: self._type_of(name) for name in names}
+        if any(kind is None for kind in known.values()):
+            return  # moves peers about, or is of types that are not ours
+        if names and not any(name in self.found for name in names):
+            return
+        given = {name: kind for name, kind in known.items() if kind is not None}
+        try:
+            made = onnx_types.infer_shapes(
+                node, given, self._constants, self._versions, self._ir_version
+            )
+        except InferenceFailed as error:
+            if self._fails_without_shapes(node, given):
+                return  # not for its shapes
+            read = " and ".join(
+                f"{name!r}, which is {shape_text(self.found[name])}{line_of(self.function, name)}"
+                for name in dict.fromkeys(names)
+                if name in self.found
+            )
+            raise ShapeContradiction(
+                op=node.name,
+                detail=f"{node.op_type} can't take {read}: {error}",
+                where=Where.of(node),
+            ) from error
+        for name, shape in made.items():
+            declared = self.found.get(name)
+            try:
+                merge_shapes(declared, shape)
+            except ShapesDiffer:
+                raise ShapeContradiction(
+                    op=node.name,
+                    detail=f"{name!r} is declared {shape_text(declared or ())}"
+                    f"{line_of(self.function, name, node)}, and {node.op_type} makes "
+                    f"{shape_text(shape)}",
+                    where=Where.of(node),
+                ) from None
+            self._take(node, name, shape)
+
+    def _fails_without_shapes(self, node: OpNode, given: Mapping[str, ValueType]) -> bool:
+        bare = {name: ValueType.of(kind.kind or types.ANY) for name, kind in given.items()}
+        try:
+            onnx_types.infer_shapes(node, bare, {}, self._versions, self._ir_version)
+        except InferenceFailed:
+            return True
+        return False
+
+    def _type_of(self, name: str) -> ValueType | None:
+        """The type of a tensor with the shape that is known; None for what is no tensor."""
+        declared = self.function.types.get(name)
+        if declared is None or declared.kind is None or declared.is_foreign:
+            return None
+        if declared.kind.kind is not TypeKind.TENSOR:
+            return None
+        shape = self.found.get(name)
+        return ValueType.of(declared.kind) if shape is None else ValueType.of(declared.kind, shape)

@@ -1,0 +1,122 @@
+"""Types of what is kept: by components (`storage`), and by a node under a name (`Hold.*`,
+`Serialize.*`).
+
+Rule: one name is one type over the whole program, as a node may play several of its classes, and
+what it keeps is shared by all that it plays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from bbnode.compiler.analysis.slots import component_of, stored_at
+from bbnode.compiler.errors import NothingStored, StoredTypesDiffer, TypeConstraintFailed, Where
+from bbnode.compiler.typing.constraints import STORE_NAMES, Conflict, FunctionTypes, TypeNetwork
+from bbnode.compiler.unit import SlotBinding
+from bbnode.ir import opset
+from bbnode.ir.graph import OpNode, is_role
+from bbnode.ir.types import TypeNode
+
+_PUTS = {"Hold.Flush": "Hold.Stash", "Serialize.Dequeue": "Serialize.Enqueue"}
+
+
+def unite_stored(functions: Iterable[FunctionTypes], network: TypeNetwork) -> None:
+    """Unite the type of what is taken from under a name with that of what is put there.
+
+    Raises StoredTypesDiffer, and NothingStored where a program takes and never puts.
+    """
+    puts: dict[tuple[str, str], tuple[OpNode, int]] = {}
+    takes: list[tuple[str, OpNode, int]] = []
+    for one in functions:
+        for node in one.stores:
+            name = _name(node)
+            if node.op_type in _PUTS:
+                takes.append((name, node, one.id_of(node.outputs[0])))
+                continue
+            value = one.id_of(node.inputs[0])
+            first, known = puts.setdefault((node.op_type, name), (node, value))
+            _unite(network, name, (first, known), (node, value))
+    for name, node, value in takes:
+        put = puts.get((_PUTS[node.op_type], name))
+        if put is None:
+            raise NothingStored(
+                op=node.name,
+                op_type=node.op_type,
+                name=name,
+                puts=_PUTS[node.op_type],
+                where=Where.of(node),
+            )
+        _unite(network, name, put, (node, value))
+
+
+def _name(node: OpNode) -> str:
+    found = node.attr(STORE_NAMES[node.op_type], b"")
+    return found.decode(errors="replace") if isinstance(found, bytes) else str(found)
+
+
+def _unite(
+    network: TypeNetwork, name: str, put: tuple[OpNode, int], other: tuple[OpNode, int]
+) -> None:
+    try:
+        network.unite(put[1], other[1])
+    except Conflict as conflict:
+        raise StoredTypesDiffer(
+            op=other[0].name,
+            kind=conflict.wanted,
+            name=name,
+            other_op=put[0].name,
+            other_kind=conflict.known,
+            other_line=put[0].source_line,
+            where=Where.of(other[0]),
+        ) from conflict
+
+
+# --- what components keep -----------------------------------------------------------------
+
+
+class Choices:
+    """Values of which a component gives several types: the program's choice, else the first."""
+
+    def __init__(
+        self, functions: Iterable[FunctionTypes], bound: Mapping[str, SlotBinding]
+    ) -> None:
+        self._values = [
+            (one, node, name, choices)
+            for one in functions
+            for node in one.function.nodes
+            if is_role(node)
+            for name, choices in _choices(node, bound)
+        ]
+
+    def settle(self, network: TypeNetwork) -> None:
+        """Narrow each value of which nothing says the type to the first one."""
+        for one, _, name, choices in self._values:
+            number = one.id_of(name)
+            if not network.is_foreign(number) and not network.type_of(number).is_leaf:
+                network.narrow(number, choices[0])
+
+    def check(self, network: TypeNetwork) -> None:
+        """Raise TypeConstraintFailed where the program takes none of the types."""
+        for one, node, name, choices in self._values:
+            kind = network.type_of(one.id_of(name))
+            if kind.is_leaf and kind not in choices:
+                listed = " or ".join(choice.name for choice in choices)
+                raise TypeConstraintFailed(
+                    op=node.name,
+                    detail=f"{name!r} is taken as {kind.name}; its component gives {listed}",
+                    where=Where.of(node),
+                )
+
+
+def _choices(
+    node: OpNode, bound: Mapping[str, SlotBinding]
+) -> Iterator[tuple[str, tuple[TypeNode, ...]]]:
+    spec = opset.lookup_op(node.domain, node.op_type)
+    component = component_of(node, bound)
+    if spec is None or component is None:
+        return
+    for names, ports in ((node.inputs, spec.inputs), (node.outputs, spec.outputs)):
+        for port, name in zip(ports, names, strict=False):
+            choices = stored_at(node, port, component.storage)
+            if name and isinstance(choices, tuple):
+                yield name, choices

@@ -1,0 +1,266 @@
+"""Crossings: what a program's targets send and take, by site, as peers tell each other.
+
+Rule: two peers whose programs differ work together where their crossings agree, which is where
+they have the same site. Everything beside the site is there to be read: it decides nothing but
+which of the other's crossings is shown as the counterpart of one's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from typing import Final
+
+import msgpack
+
+from bbnode.ir import keys
+from bbnode.ir.address import parse_site_suffix, site_suffix
+from bbnode.ir.caps import MAX_CROSSING_TEXT_BYTES, MAX_CROSSINGS, MAX_CROSSINGS_BYTES
+from bbnode.ir.decoding import Boundary, unpack
+from bbnode.ir.errors import DecodeError
+from bbnode.ir.graph import Function, OpNode, is_wire
+
+KINDS: Final = ("send", "request", "response")
+_KIND_OF: Final = {
+    keys.OP_SEND: "send",
+    keys.OP_RECV: "send",
+    keys.OP_SEND_REQ_BATCHED: "request",
+    keys.OP_RECV_REQ: "request",
+    keys.OP_SEND_RESP: "response",
+    keys.OP_RECV_RESP_BATCHED: "response",
+}
+_SENDS, _TAKES = 1, 2
+_FIELDS = 6
+_MAX_SITE = (1 << 64) - 1
+# Encodings of other versions that are kept decoded; a network has two or three versions at a time.
+_KEPT_VERSIONS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """One site that a peer's targets send to, take from, or both.
+
+    The texts are empty where a program has more than fits; `type` is empty also in an artifact of
+    an earlier release.
+    """
+
+    site: int
+    sends: bool
+    takes: bool
+    kind: str
+    port: str
+    receiver: str
+    type: str
+
+    @property
+    def counterpart(self) -> tuple[str, str, str]:
+        """What crossings of two versions have in common that are meant to be one."""
+        return self.receiver, self.port, self.kind
+
+
+def crossings_of(mains: Iterable[Function]) -> tuple[Crossing, ...]:
+    """Return the crossings of partition mains, by site. Malformed ones are left to the planner."""
+    found: dict[int, Crossing] = {}
+    for main in mains:
+        for node in main.nodes:
+            if not is_wire(node):
+                continue
+            for each in _crossings(main, node):
+                known = found.get(each.site)
+                if known is not None:
+                    each = replace(
+                        known, sends=known.sends or each.sends, takes=known.takes or each.takes
+                    )
+                found[each.site] = each
+    return tuple(found[site] for site in sorted(found))
+
+
+def _crossings(main: Function, node: OpNode) -> Iterator[Crossing]:
+    metadata = node.metadata
+    kind = _KIND_OF.get(node.op_type)
+    if kind is None:
+        return
+    takes = node.op_type in keys.RECV_OPS
+    sites: list[tuple[int | None, str]] = []
+    if takes:
+        text = metadata.get(keys.SITE_ID_KEY, "")
+        name = node.outputs[0] if node.outputs else ""
+        sites.append((int(text) if text.isascii() and text.isdigit() else None, name))
+    else:
+        for name, attribute in node.attributes.items():
+            if name.startswith(keys.DEST_SUFFIX_PREFIX) and isinstance(attribute.value, bytes):
+                data = name.removeprefix(keys.DEST_SUFFIX_PREFIX)
+                value = metadata.get(keys.DEST_SITE_NAME_PREFIX + data, "")
+                sites.append((parse_site_suffix(attribute.value), value))
+    to = metadata.get(keys.HOME_KEY if takes else keys.PEER_CLASS_KEY, "")
+    scope = metadata.get(keys.PORT_SCOPE_KEY)
+    for site, value in sites:
+        if site is None or site > _MAX_SITE:
+            continue
+        port = metadata.get(keys.PORT_KEY) or value
+        yield Crossing(
+            site=site,
+            sends=not takes,
+            takes=takes,
+            kind=kind,
+            port=f"{scope}/{port}" if scope else port,
+            receiver=main.metadata.get(keys.HOME_KEY, "") if takes else to,
+            type=metadata.get(keys.CROSSING_TYPE_KEY, ""),
+        )
+
+
+# --- the form in which peers tell them -------------------------------------------------------
+
+
+def encode_crossings(crossings: Sequence[Crossing]) -> bytes:
+    """Return the encoded form; without texts where they are too long, empty where even that is."""
+    if len(crossings) > MAX_CROSSINGS:
+        return b""
+    rows = [
+        [
+            *(each.site, _SENDS * each.sends + _TAKES * each.takes, KINDS.index(each.kind)),
+            *(_clipped(each.port), _clipped(each.receiver), _clipped(each.type)),
+        ]
+        for each in crossings
+    ]
+    raw: bytes = msgpack.packb(rows)
+    if len(raw) > MAX_CROSSINGS_BYTES:
+        raw = msgpack.packb([[*row[:3], "", "", ""] for row in rows])
+    return raw
+
+
+def _clipped(text: str) -> str:
+    """Return a text that a reader takes: printable, and short."""
+    text = "".join(char if char.isprintable() else "?" for char in text)
+    while len(text.encode("utf-8", "replace")) > MAX_CROSSING_TEXT_BYTES:
+        text = text[: MAX_CROSSING_TEXT_BYTES // 4 - 1] + "…"
+    return text
+
+
+@lru_cache(maxsize=_KEPT_VERSIONS)
+def decode_crossings(raw: bytes) -> tuple[Crossing, ...] | None:
+    """Return the crossings that a peer tells; None where it tells none. Raises DecodeError."""
+    if not raw:
+        return None
+    with Boundary("a list of crossings is malformed", DecodeError):
+        rows = unpack(
+            raw,
+            max_bytes=MAX_CROSSINGS_BYTES,
+            max_values=1 + MAX_CROSSINGS * (1 + _FIELDS),
+            max_depth=2,
+        )
+        if not isinstance(rows, list) or len(rows) > MAX_CROSSINGS:
+            raise DecodeError(f"crossings that are no list of at most {MAX_CROSSINGS}")
+        found = tuple(map(_decoded, rows))
+    sites = [each.site for each in found]
+    if any(one >= other for one, other in pairwise(sites)):
+        raise DecodeError("crossings whose sites do not rise")
+    return found
+
+
+def _decoded(row: object) -> Crossing:
+    if not isinstance(row, list) or len(row) != _FIELDS:
+        raise DecodeError(f"a crossing that is no list of {_FIELDS}")
+    site, roles, kind, *texts = row
+    for value, least, most in ((site, 0, _MAX_SITE), (roles, 1, 3), (kind, 0, len(KINDS) - 1)):
+        if type(value) is not int or not least <= value <= most:
+            raise DecodeError("a crossing with a number that is out of its range")
+    for text in texts:
+        if not isinstance(text, str) or len(text.encode("utf-8", "replace")) > (
+            MAX_CROSSING_TEXT_BYTES
+        ):
+            raise DecodeError(f"a crossing with a text of over {MAX_CROSSING_TEXT_BYTES} bytes")
+        if not text.isprintable():
+            raise DecodeError("a crossing with control characters")
+    port, receiver, kind_of_value = texts
+    return Crossing(
+        site=site, sends=bool(roles & _SENDS), takes=bool(roles & _TAKES), kind=KINDS[kind],
+        port=port, receiver=receiver, type=kind_of_value,
+    )  # fmt: skip
+
+
+# --- two versions ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disagreement:
+    """A crossing of one side that the other one has not, or not with that type.
+
+    `sent` is the type that the sending side sends, `taken` that which the other takes; None: it has
+    no such port. `ours` says if it is this side that sends.
+    """
+
+    port: str
+    receiver: str
+    kind: str
+    ours: bool
+    sent: str
+    taken: str | None
+
+    def __str__(self) -> str:
+        """Return it as one line, for people."""
+        kind = "" if self.kind == "send" else f"{self.kind} "
+        start = f"{kind}port {self.port or '?'!r} of class {self.receiver or '?'!r}: "
+        sender, taker = ("we send", "it takes") if self.ours else ("it sends", "we take")
+        start += f"{sender} {self.sent or 'a value'}, {taker} "
+        if self.taken is None:
+            return f"{start}nothing there"
+        if self.taken == self.sent:
+            return f"{start}it in a program of another name, or with other parts"
+        return start + (self.taken or "another one")
+
+
+def disagreements(
+    ours: Sequence[Crossing], our_classes: Collection[str],
+    theirs: Sequence[Crossing] | None, their_classes: Collection[str],
+) -> tuple[Disagreement, ...]:  # fmt: skip
+    """Return where two sides send each other what the other does not take.
+
+    What is sent to a class that the other side does not play is none of it; None for `theirs`:
+    it does not tell, so that nothing is known.
+    """
+    if theirs is None or ours == theirs:
+        return ()
+    found = [
+        *_unmatched(ours, theirs, their_classes, ours=True),
+        *_unmatched(theirs, ours, our_classes, ours=False),
+    ]
+    return tuple(sorted(found, key=lambda each: (each.receiver, each.port, each.kind, each.ours)))
+
+
+def _unmatched(
+    senders: Sequence[Crossing], takers: Sequence[Crossing], classes: Collection[str], *, ours: bool
+) -> Iterator[Disagreement]:
+    taken = {each.site for each in takers if each.takes}
+    named = {each.counterpart: each.type for each in takers if each.takes}
+    for each in senders:
+        if each.sends and each.site not in taken and each.receiver in classes:
+            yield Disagreement(
+                port=each.port, receiver=each.receiver, kind=each.kind, ours=ours,
+                sent=each.type, taken=named.get(each.counterpart) if each.port else None,
+            )  # fmt: skip
+
+
+def not_taken(
+    ours: Sequence[Crossing], theirs: Sequence[Crossing] | None, their_classes: Collection[str]
+) -> tuple[bytes, ...]:
+    """Return the suffixes of the sites that this side sends to and the other one cannot serve.
+
+    Those are sites that it has not; and those of requests whose answer it would send to a site
+    that this side has not.
+    """
+    if theirs is None or ours == theirs:
+        return ()
+    taken = {each.site for each in theirs if each.takes}
+    answered = {each.site for each in theirs if each.sends and each.kind == "response"}
+    answers = {each.port: each.site for each in ours if each.takes and each.kind == "response"}
+    found = []
+    for each in ours:
+        if not each.sends or each.receiver not in their_classes:
+            continue
+        wanted = answers.get(each.port) if each.kind == "request" else None
+        if each.site not in taken or (wanted is not None and wanted not in answered):
+            found.append(site_suffix(each.site))
+    return tuple(found)
