@@ -23,6 +23,7 @@ from bbnode.ir.graph import (
     Function,
     OpNode,
     Program,
+    ValueType,
     annotations_on,
     call_key,
     is_onnx_domain,
@@ -211,7 +212,7 @@ class _Replay(NodeCopier):
     """One function, recorded again into a Graph."""
 
     def __init__(self, g: Graph, function: Function, program: CompiledModule) -> None:
-        super().__init__(g, function.kinds())
+        super().__init__(g, function.kinds(), function.types)
         self._function = function
         self._program = program
 
@@ -238,7 +239,11 @@ class _Replay(NodeCopier):
             (name,) = node.outputs
             outputs.discard(name)
             value = self.known[name] = self.value(node.inputs[0], node.name)
-            self.g.output(name, value, after=waits)
+            declared = self.declared.get(name) or ValueType.of(value.type)
+            self.g.output(
+                name, value, after=waits, shape=declared.shape, denotation=declared.denotation,
+                axes=[word or None for word in declared.axes],
+            )  # fmt: skip
         elif callee is not None:
             self._call(node, callee, waits)
         else:

@@ -286,6 +286,9 @@ MAX_REFUSALS_PER_S: Final = _cap(
     256, "refusals", "per second that one peer is told, or tells, of what was refused on arrival"
 )
 MAX_REFUSED_PEERS: Final = _cap(1024, "peers", "of which that is counted")
+MAX_ANSWERS_REMEMBERED: Final = _cap(
+    4096, "answers", "that went out, whose requesters are told if they can't be delivered"
+)
 DEDUP_WINDOW: Final = _cap(8192, "messages", "that are remembered, so that none is taken twice")
 MAX_ASKED: Final = _cap(16_384, "effects", "of one call of a component's method")
 

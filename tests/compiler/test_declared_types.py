@@ -234,6 +234,17 @@ def test_labels_are_whole_numbers_unless_the_program_says_otherwise() -> None:
         labels(lambda g, found: compute.op(g, "Not", found))
 
 
+def test_labels_that_nobody_reads_are_whatever_they_are() -> None:
+    def body(g: Graph) -> None:
+        go = g.input("go", types.TRIGGER)
+        batch, labels = DataSourceSlot("data").next_batch(g, after=go)
+        g.output("batch", batch, after=labels)
+
+    compiler = Compiler().bind_data_source("data", ArrayDataSource)
+    found = target_types(compiler.compile(Recorded(body).build()))
+    assert found["NextBatch_0.labels"] is types.TENSOR
+
+
 # --- what a node keeps under a name ---------------------------------------------------------
 
 PUTS_AND_TAKES = [

@@ -138,6 +138,8 @@ def test_a_type_that_the_schema_does_not_take_is_refused() -> None:
 def test_strict_types_name_what_stays_open_and_permissive_ones_let_it_be() -> None:
     body = Body("Open", root=True)
     body.role("Codec", "Encode", "codec", [body.input("x", types.TENSOR_FLOAT)], ["code"], name="E")
+    assert solved(body)["code"] is types.TENSOR  # nobody reads it
+    body.output("y", "code")
     with pytest.raises(UnresolvedType, match="with_permissive_types") as caught:
         solved(body)
     assert (caught.value.value, caught.value.known, caught.value.op) == ("code", "Tensor", "E")

@@ -16,6 +16,7 @@ from bbnode.dsl import (
     BackendSlot,
     BadArgument,
     BadName,
+    CompiledModule,
     DataSourceSlot,
     Graph,
     Module,
@@ -29,6 +30,7 @@ from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.graph import ValueType
 from bbnode.ir.onnx_file import model_of, program_of
 from bbnode.ir.reopen import reopen
+from bbnode.ir.seal import seal
 from bbnode.sim import Network
 
 FLOAT = types.TENSOR_FLOAT
@@ -107,6 +109,15 @@ def test_a_compiled_program_is_opened_and_compiled_to_the_same_bytes() -> None:
     model = compile_body(classified)
     assert compiler().compile(model) == model
     assert reopen(program_of(model)).functions[0].types["x"].denotation == "IMAGE"
+
+
+def test_a_replayed_program_declares_the_same() -> None:
+    again = compiler().compile(CompiledModule(compile_body(classified), name="Again").build())
+    for target in ("near", "far"):
+        wanted = declared(compile_body(classified), target)
+        found = declared(again, target)
+        for name in wanted.keys() & {"x", "w", "near_scores", "far_scores", "Send_0.received"}:
+            assert found[name] == wanted[name]
 
 
 def test_without_declared_shapes_nothing_is_written() -> None:
@@ -289,6 +300,24 @@ def test_invoke_checks_shapes_and_names() -> None:
     assert len(node.values("y")) == 1
 
 
+def test_what_is_handed_out_in_another_shape_fails_at_the_output() -> None:
+    def body(g: Graph) -> None:
+        x = g.input("x", FLOAT)
+        g.output("y", COMPUTE.relu(g, x), shape=["n", 2])
+        g.output("z", x)
+
+    network = Network(seed=0)
+    node = network.add("near", compile_body(body), ["near"])
+    node.invoke("near", {"x": ones(3, 2)})
+    network.run_until_idle()
+    assert [v.shape for v in node.values("y")] == [(3, 2)]
+    node.invoke("near", {"x": ones(2, 3)})
+    network.run_until_idle()
+    assert len(node.values("y")) == 1
+    (failed,) = node.failures()
+    assert "'y' is declared [n, 2], got [2, 3]" in failed.detail
+
+
 def test_a_received_value_of_another_shape_is_refused_at_the_site() -> None:
     def body(g: Graph) -> None:
         x = g.input("x", FLOAT, shape=["n", "n"])
@@ -302,7 +331,9 @@ def test_a_received_value_of_another_shape_is_refused_at_the_site() -> None:
             if kind.shape is not None:
                 function.types[name] = ValueType.of(kind.kind or types.ANY)
     network = Network(seed=0)
-    near = network.add("near", model_of(liar), ["near"])
+    lying = model_of(liar)
+    seal(lying)
+    near = network.add("near", lying, ["near"])
     far = network.add("far", model, ["far"])
     near.invoke("near", {"x": ones(2, 2)})
     network.run_until_idle()

@@ -48,7 +48,8 @@ class TypeSolver(Pass):
     7. Where a component's `storage` gives several types for a port, it is the one that the
        program says (TypeConstraintFailed for another one), else the first.
     8. A type that stays abstract is UnresolvedType, unless types are permissive. A function
-       input that nothing computes with may stay a Tensor: it never gets anywhere.
+       input, or what a component gives, may stay a Tensor where nothing computes with it: it
+       never gets anywhere.
     """
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:

@@ -31,6 +31,7 @@ from bbnode.ir.graph import (
     ValueType,
     call_key,
     is_onnx_op,
+    is_role,
     is_wire,
 )
 from bbnode.ir.onnx_file import type_of
@@ -318,10 +319,21 @@ class FunctionTypes:
 
     def _unread_inputs(self) -> list[str]:
         """Function inputs that no op computes with and nobody hands out."""
+        used = self._used()
+        return [name for name in self.function.inputs if name not in used]
+
+    def _used(self) -> set[str]:
+        """Values that an op computes with, or that are handed out."""
         used = set(self.function.outputs)
         for node in self.function.nodes:
             used.update(node.computes_with)
-        return [name for name in self.function.inputs if name not in used]
+        return used
+
+    def unread(self) -> set[str]:
+        """Inputs, and what components give, that no op computes with and nobody hands out."""
+        used = self._used()
+        given = (name for node in self.function.nodes if is_role(node) for name in node.outputs)
+        return {name for name in (*self.function.inputs, *given) if name not in used}
 
     # --- results --------------------------------------------------------------------------
 
@@ -344,14 +356,15 @@ class FunctionTypes:
     def abstract_values(self) -> list[tuple[str, TypeNode]]:
         """Return values whose type is no leaf, inputs first, then in recorded order.
 
-        An input that nothing computes with is none of them: no op and no peer ever gets it.
+        An input, or what a component gives, is none of them where nothing computes with it: no op
+        and no peer ever gets it.
         """
         names = [*self.function.inputs]
         for node in self.function.nodes:
             names.extend(name for name in node.outputs if name)
         found = [name for name in names if self._is_open(name)]
-        if found and found[0] in self.function.inputs:
-            unread = set(self._unread_inputs())
+        if found:
+            unread = self.unread()
             found = [name for name in found if name not in unread]
         return [(name, self._network.type_of(self.id_of(name))) for name in found]
 

@@ -89,9 +89,12 @@ class Choices:
         ]
 
     def settle(self, network: TypeNetwork) -> None:
-        """Narrow each value of which nothing says the type to the first one."""
+        """Narrow each value that is read, and of which nothing says the type, to the first one."""
+        unread = {one: one.unread() for one, *_ in self._values}
         for one, _, name, choices in self._values:
             number = one.id_of(name)
+            if name in unread[one]:
+                continue  # whatever the component gives: it never gets anywhere
             if not network.is_foreign(number) and not network.type_of(number).is_leaf:
                 network.narrow(number, choices[0])
 

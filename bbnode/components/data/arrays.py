@@ -182,7 +182,11 @@ class ArrayDataSourceConfig:
 
 @register_component
 class ArrayDataSource(MemoryDataSource):
-    """A peer's own data, from an .npz file; features become float32, integer labels int64."""
+    """A peer's own data, from an .npz file; features become float32, integer labels int64.
+
+    Other labels become float32; a program that only hands them on says so with
+    `g.expect(labels, types.TENSOR_FLOAT)`, as it takes them for int64 where it computes nothing.
+    """
 
     TYPE_NAME: ClassVar[str] = "bbnode.ArrayDataSource"
     Config: ClassVar[type] = ArrayDataSourceConfig

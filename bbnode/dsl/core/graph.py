@@ -325,7 +325,7 @@ class Graph:
             )
         declared = declared_type(f"input {name!r}", type, shape, denotation, axes)
         value = self.declare(name, declared.kind or type)
-        self._declare_as(value, declared)
+        self.declare_as(value, declared)
         self._function.inputs.append(name)
         return value
 
@@ -391,11 +391,11 @@ class Graph:
         if shape is None and not denotation:
             declared = self._function.types[name].narrowed(declared.kind)
         self._function.types[name] = declared
-        self._declare_as(value, declared)
+        self.declare_as(value, declared)
         return dataclasses.replace(value, type=declared.kind or kind)
 
-    def _declare_as(self, value: Output, declared: ValueType) -> None:
-        """Note a shape, and the line that declares it: inputs have no op that says theirs."""
+    def declare_as(self, value: Output, declared: ValueType) -> None:
+        """Note a shape or a denotation, and the line: inputs have no op that says theirs."""
         if declared.shape is None and not declared.denotation:
             return
         self._function.types[value.name] = declared
@@ -529,7 +529,7 @@ class Graph:
     def collect(
         self, value: Output, *, n: int = 0, until: float = 0.0, quorum: int = 0,
         per_peer: bool = True, after: After = None,
-    ) -> Output:  # fmt: skip
+    ) -> AnswersOutput:  # fmt: skip
         """Gather a value of several deliveries, and go on once with all of them.
 
         Each delivery is an execution of its own; this is how their values meet. What reads the
@@ -569,7 +569,7 @@ class Graph:
         }
         (batch,) = self.record(_COLLECT, (value,), attributes, after=after)
         self.check_join()
-        return batch
+        return cast(AnswersOutput, batch)
 
     def check_join(self) -> None:
         """Raise BadArgument if the numbers of the Collect or Threshold recorded last don't fit."""

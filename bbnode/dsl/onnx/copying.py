@@ -20,7 +20,15 @@ from bbnode.dsl.core.names import MAX_NAME_LENGTH
 from bbnode.dsl.core.recorder import SlotUse
 from bbnode.dsl.errors import BrokenArtifact
 from bbnode.ir import keys, opset, types
-from bbnode.ir.graph import Attribute, AttributeKind, OpNode, Subgraph, Tensor, is_onnx_domain
+from bbnode.ir.graph import (
+    Attribute,
+    AttributeKind,
+    OpNode,
+    Subgraph,
+    Tensor,
+    ValueType,
+    is_onnx_domain,
+)
 from bbnode.ir.onnx_file import annotated, annotations_of, onnx_schema
 from bbnode.ir.types import TypeNode
 
@@ -42,12 +50,17 @@ class NodeCopier:
     Attributes:
         g: the Graph.
         kinds: types of the other body's values.
+        declared: the same with shapes and denotations, where these are to be recorded as well.
         known: recorded value by its name there.
     """
 
-    def __init__(self, g: Graph, kinds: Mapping[str, TypeNode]) -> None:
+    def __init__(
+        self, g: Graph, kinds: Mapping[str, TypeNode],
+        declared: Mapping[str, ValueType] | None = None,
+    ) -> None:  # fmt: skip
         self.g = g
         self.kinds = kinds
+        self.declared = declared or {}
         self.known: dict[str, Output] = {}
         self._numbers = count()
 
@@ -63,7 +76,13 @@ class NodeCopier:
 
     def input(self, name: str, port: str) -> None:
         """Make a value an input of the Graph."""
-        self.known[name] = self.g.input(port, self.kinds.get(name, types.ANY))
+        made = self.known[name] = self.g.input(port, self.kinds.get(name, types.ANY))
+        self._declare(name, made)
+
+    def _declare(self, name: str, made: Output) -> None:
+        declared = self.declared.get(name)
+        if declared is not None:
+            self.g.declare_as(made, declared)
 
     @contextmanager
     def scopes_of(self, node: OpNode) -> Iterator[None]:
@@ -100,7 +119,10 @@ class NodeCopier:
             opset_version=version,
         )
         self.g.last_node.extras = node.extras
-        self.known.update((n, value) for n, value in zip(outputs, made, strict=True) if n)
+        for name, value in zip(outputs, made, strict=True):
+            if name:
+                self.known[name] = value
+                self._declare(name, value)
 
     def _fresh(self) -> str:
         """Return a name inside of a nested graph, which no recorded value has."""

@@ -144,7 +144,7 @@ def function_spec(build: OpBuild, function: Function, slot: str) -> GraphSpec:
     return GraphSpec(
         slot=slot,
         where=build.where,
-        place=OpPlace(build.node),
+        place=build.place,
         graph=graph,
         opsets={d: v for d, v in {"": keys.ONNX_OPSET_VERSION, **imported}.items() if d in used},
         types=known,
@@ -168,7 +168,7 @@ def single_spec(build: OpBuild, slot: str, opset_version: int) -> GraphSpec:
     return GraphSpec(
         slot=slot,
         where=build.where,
-        place=OpPlace(build.node),
+        place=build.place,
         graph=_graph(flat.op_type, filter(None, ports[0]), filter(None, ports[1]), [node]),
         opsets={"": opset_version},
         types=known,

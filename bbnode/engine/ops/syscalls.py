@@ -20,6 +20,7 @@ from bbnode.ir import codec, keys, types
 from bbnode.ir.errors import AuthorError, DecodeError
 from bbnode.ir.flatten import ENGINE_DOMAIN, OP_ENTER, OP_RELAY, OP_START
 from bbnode.ir.graph import Tensor
+from bbnode.ir.shapes import shape_fits, shape_text
 from bbnode.ir.values import TRIGGER, U64, Composite, CorrelationToken, Timestamp, Value, type_of
 
 SYSCALL = keys.SYSCALL_DOMAIN
@@ -130,7 +131,22 @@ def open_round(latch: int) -> Fire:
 def _pass_through(build: OpBuild) -> Fire:
     build.arity(1, 1)
     (source,) = build.inputs
-    return lambda frame: frame.values[source]
+    output = build.flat.outputs[0]
+    declared = build.shapes.get(output)
+    if declared is None:
+        return lambda frame: frame.values[source]
+    name = build.flat.name
+
+    def checked(frame: Frame) -> Any:
+        value = frame.values[source]
+        shape = getattr(value, "shape", None)
+        if type(shape) is tuple and not shape_fits(declared, shape, {}):
+            raise InvalidOperand(
+                f"{name}: {output!r} is declared {shape_text(declared)}, got {shape_text(shape)}"
+            )
+        return value
+
+    return checked
 
 
 @binds(SYSCALL, "Gate", "GateManyDispatch")
