@@ -96,6 +96,7 @@ MAX_INTEGER_BYTES: Final = _cap(9, "bytes", "the kind of an integer, and 64 bit"
 MAX_PEER_LIST_BYTES: Final = _cap(
     MAX_LIST_ITEMS * 40, "bytes", "as many PeerIds as a cohort has peers, each with its length"
 )
+MAX_TEXTS: Final = _cap(65_536, "texts", "of a tensor that travels")
 MAX_VALUES: Final = _cap(
     1 << 18, "values", "four for each answer of the largest cohort; a value takes about 1 us"
 )

@@ -78,7 +78,7 @@ def restore_snapshot(rt: Runtime, data: bytes, *, same_life: bool) -> None:
     """Load a snapshot into a node that has not polled yet. Raises SnapshotRefused."""
     neighbours = rt.neighbours
     tables = rt.tables(IngressTable(rt.ingress))
-    fields = _parse(data)
+    fields = parse(data)
     if fields["peer"] != neighbours.self_peer.to_bytes():
         raise SnapshotRefused("the snapshot is another peer's; start this node without it")
     _check_components(rt, fields["components"])
@@ -213,7 +213,8 @@ def _read_long_int(found: dict[Any, Any]) -> Any:
     return found if text is None else int(text, 16)
 
 
-def _parse(data: bytes) -> dict[str, Any]:
+def parse(data: bytes) -> dict[str, Any]:
+    """Return the fields of a snapshot, checked as far as their forms go. Raises SnapshotRefused."""
     start = len(_MAGIC) + _DIGEST_BYTES
     if not data.startswith(_MAGIC) or len(data) < start:
         raise SnapshotRefused("not a snapshot of this kind of node, or cut short")
