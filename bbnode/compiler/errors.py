@@ -283,6 +283,49 @@ class AmbiguousHome(CompileError, AuthorError):
     MEND = "Pin it with `after=<a value of the class where it belongs>`"
 
 
+# --- deliveries: which values meet in one execution -------------------------------------------
+
+
+@dataclass(kw_only=True, eq=False)
+class NeverFires(CompileError, AuthorError):
+    """An op needs values of two executions, which never see each other's values.
+
+    `value_a` exists in `execution_a` and `value_b` in `execution_b`, and in no other that has both.
+    """
+
+    node_name: str
+    op_type: str
+    value_a: str
+    execution_a: str
+    value_b: str
+    execution_b: str
+
+    MESSAGE = (
+        "op {node_name!r} ({op_type}) can never fire: it needs {value_a!r}, which is of "
+        "{execution_a}, and {value_b!r}, which is of {execution_b}; each of these is an execution "
+        "of its own"
+    )
+    MEND = (
+        "Ask with `g.request`, so that one execution waits and goes on with the answers; or gather "
+        "deliveries with `g.collect`; or send the other value along in the message (`g.bundle`)"
+    )
+
+
+@dataclass(kw_only=True, eq=False)
+class CollectNotReceived(CompileError, AuthorError):
+    """A `g.collect` of a value that no peer has sent to the execution which brings it."""
+
+    node_name: str
+    value: str
+    execution: str
+
+    MESSAGE = "op {node_name!r} gathers {value!r} of {execution}, which no peer has sent"
+    MEND = (
+        "Collect what `g.net_out` or `r.received` of a `g.request` returns, or what is made of it; "
+        "answers of a `g.request` are one batch already, `r.responses`"
+    )
+
+
 # --- types ----------------------------------------------------------------------------------
 
 
@@ -491,6 +534,21 @@ class WireOpInBootstrap(CompileError, AuthorError):
 
     MESSAGE = "wire op {node_name!r} stands in the bootstrap {function!r}"
     MEND = "Send from the Module's body: a bootstrap runs on one node, before any peer is there"
+
+
+@dataclass(kw_only=True, eq=False)
+class SourceInBootstrap(CompileError, AuthorError):
+    """An op that starts executions stands in a bootstrap, which is one execution itself."""
+
+    node_name: str
+    op_type: str
+    function: str
+
+    MESSAGE = (
+        "op {node_name!r} ({op_type}) starts executions, and stands in the bootstrap {function!r}, "
+        "where it never does"
+    )
+    MEND = "Record it in the Module's body; a bootstrap takes `syscalls.pulse` only"
 
 
 @dataclass(kw_only=True, eq=False)

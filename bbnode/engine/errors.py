@@ -44,6 +44,19 @@ class UnknownTarget(InstallError):
         super().__init__(f"no target {target!r}{hint}; there is: {', '.join(self.known) or 'none'}")
 
 
+class UnreachableOps(InstallError):
+    """Ops that no execution can ever fire, such as one that needs the values of two deliveries."""
+
+    def __init__(self, ops: Sequence[str]) -> None:
+        self.ops = tuple(ops)
+        listed = "\n  ".join(self.ops)
+        super().__init__(
+            f"{len(self.ops)} op(s) can never fire, since what they need never meets in one "
+            "execution; compile the program again, and the compiler says which values these are:"
+            f"\n  {listed}"
+        )
+
+
 class SlotBindingConflict(InstallError):
     """Targets that are installed together bind one slot to different things."""
 

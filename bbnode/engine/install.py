@@ -26,6 +26,7 @@ from bbnode.engine.errors import (
     MissingDependency,
     RoleMismatch,
     UnknownSlot,
+    UnreachableOps,
     UnsupportedOps,
     did_you_mean,
 )
@@ -78,13 +79,15 @@ def install(
         SlotBindingConflict, MissingComponents, RoleMismatch, UnknownSlot, ConfigTypeMismatch,
         LocalSettingRefused, MissingDependency, DependencyCycle, ComponentConstructionFailed: of
         components.
-        MissingCustomOps, UnsupportedOps: of what it would run.
+        UnreachableOps, MissingCustomOps, UnsupportedOps: of what it would run.
     """
     program = model if isinstance(model, ProgramPlan) else plan_program(model, targets)
     classes = _classes(program)
     cells = _make_components(program, classes, config or {}, own_artifact=own_artifact)
     by_slot = {cell.slot: cell for cell in cells}
     unsupported = [*program.unsupported, *_unsupported(program, by_slot)]
+    if program.unreachable:
+        raise UnreachableOps(program.unreachable)
     if program.missing_ops:
         raise MissingCustomOps(program.missing_ops, unsupported)
     if unsupported:

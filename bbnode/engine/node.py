@@ -104,11 +104,6 @@ class Node:
         """The number of this life of the peer."""
         return self._rt.incarnation
 
-    @property
-    def unreachable_ops(self) -> tuple[str, ...]:
-        """Ops that no entry can ever fire, such as one that needs the values of two Recvs."""
-        return self._program.unreachable
-
     def set_addresses(self, addresses: Sequence[Multiaddr]) -> None:
         """Replace this node's own addresses (on the polling thread)."""
         self._note("set_addresses", [bytes(address.to_bytes()) for address in addresses])

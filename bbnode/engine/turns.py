@@ -18,11 +18,11 @@ from typing import Any, Final, Protocol, TypeAlias
 from bbnode.engine.clock import NodeClock
 from bbnode.engine.errors import DeadlineExceeded
 from bbnode.engine.frame import EntryPlan, Frame
-from bbnode.engine.planning.flatten import FlatOp
 from bbnode.engine.snapshot.codec import SnapshotReader, SnapshotWriter
 from bbnode.engine.suspensions import Waiting
 from bbnode.ir import keys, opset
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.flatten import FlatOp
 from bbnode.ir.peer import PeerId
 
 # Ops that another execution, maybe of the same entry, has to release.

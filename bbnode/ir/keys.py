@@ -44,6 +44,9 @@ OP_PEER_HEALTH_GATE_RX = "PeerHealthGateRx"
 OP_BACKOFF_GATE_RX = "BackoffGateRx"
 OP_PEER_HEALTH_GATE_TX = "PeerHealthGateTx"
 OP_BACKOFF_GATE_TX = "BackoffGateTx"
+OP_PULSE = "Pulse"
+OP_THRESHOLD = "Threshold"
+OP_COLLECT = "Collect"
 OP_DEADLINE_CHECK = "DeadlineCheck"
 GATE_OPS = frozenset(
     {

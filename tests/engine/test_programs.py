@@ -360,13 +360,14 @@ def test_concurrent_executions_do_not_see_each_other() -> None:
     assert [(e.execution, int(e.value)) for e in made] == list(zip(started, range(5), strict=True))
 
 
-def test_an_op_that_nothing_can_fire_is_named() -> None:
+def test_an_op_that_nothing_can_fire_is_refused() -> None:
     p = Partition("server")
     p.recv("a")
     p.recv("b")
     p.sys("Gate", ["a", "b"], "both", called="meeting")
-    node = bring_up(model(p), "server")
-    assert node.unreachable_ops == (f"{p.name}: meeting",)
+    with pytest.raises(errors.UnreachableOps, match=r"1 op\(s\) can never fire") as caught:
+        bring_up(model(p), "server")
+    assert caught.value.ops == (f"{p.name}: meeting",)
 
 
 def test_frames_beyond_the_cap_are_refused_with_a_step() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bbnode.engine.planning.flatten import check_values, flatten
-from bbnode.engine.planning.slices import cut_slices
 from bbnode.ir import keys
+from bbnode.ir.flatten import check_values, flatten
 from bbnode.ir.onnx_file import function_of
+from bbnode.ir.slices import cut_slices
 from tests.engine.builder import Partition
 
 MODEL = keys.role_domain("Model")

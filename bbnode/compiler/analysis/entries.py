@@ -1,7 +1,7 @@
 """From which entries of a body its ops can fire.
 
-Rule: an entry is what starts an execution: an inbound Recv or RecvReq, an event-sourced
-syscall, or `invoke` with the function's inputs. An op that reads from an entry, directly or
+Rule: an entry is what starts an execution (`bbnode.ir.slices`), or `invoke` with the function's
+inputs. An op that reads from an entry, directly or
 not, fires in that entry's executions and in no others. Entries are bits of a mask.
 """
 
@@ -12,17 +12,9 @@ from dataclasses import dataclass
 
 from bbnode.ir import keys
 from bbnode.ir.graph import Function, OpNode, is_role
+from bbnode.ir.slices import starts_executions
 
 INVOKE = 1  # the bit of `invoke`; the others follow in node order
-
-EVENT_SOURCES = frozenset({"Pulse", "Interval", "EventSource", "LifecyclePhase"})
-
-
-def is_entry(node: OpNode) -> bool:
-    """Return True if an op's outputs start executions."""
-    if node.domain == keys.WIRE_DOMAIN:
-        return node.op_type in keys.INBOUND_OPS
-    return node.domain == keys.SYSCALL_DOMAIN and node.op_type in EVENT_SOURCES
 
 
 @dataclass(slots=True)
@@ -48,11 +40,12 @@ class EntryMap:
         bit = INVOKE
         for node, names in zip(function.nodes, reads, strict=True):
             mask = 0
-            if is_entry(node):
+            if starts_executions(node):  # whatever it reads came in executions before
                 bit <<= 1
                 mask = bit
-            for name in names:
-                mask |= by_value.get(name, 0)
+            else:
+                for name in names:
+                    mask |= by_value.get(name, 0)
             origin.append(mask)
             by_value.update((name, mask) for name in node.outputs if name)
         wanted = _wanted(function.nodes, reads, origin)

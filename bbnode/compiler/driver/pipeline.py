@@ -47,6 +47,7 @@ PRE_PASS_NAMES = ("refine_polymorphic_value_info", "validate_bootstrap_compositi
 # Our own, each after the canonical pass that it needs.
 INSERTED_AFTER = {
     "resolve_slots": "sequence_slot_effects",
+    "analyze_wire_edges": "validate_deliveries",
     "insert_backoff_gate_tx": "collapse_backend_subgraphs",
 }
 

@@ -28,6 +28,7 @@ from bbnode.compiler.rewriting.hoisting import join_equal
 from bbnode.compiler.rewriting.inlining import merge_opsets, references, splice
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys, types
+from bbnode.ir.flatten import is_join
 from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_op, is_wire
 from bbnode.ir.types import TypeNode
 
@@ -52,8 +53,9 @@ class _Plan:
 class InlineForPartition(Pass):
     """Inlines three classes of function wherever they are called.
 
-    1. Functions whose closure holds a wire op, so that partitioning sees it (the whole chain of
-       callers with them). One that imports another version of an opset is OpsetNotImported.
+    1. Functions whose closure holds a wire op, or a join over executions, so that partitioning sees
+       it (the whole chain of callers with them). One that imports another version of an opset is
+       OpsetNotImported.
     2. Functions whose closure is `ai.onnx` only, so that a backend sees one graph (up to
        `MAX_REPEATED_NODES`).
     3. Functions that are called from one place, and calls that give a value to an attribute
@@ -108,7 +110,7 @@ def _plan(
         key = call_key(node)
         callee = plans.get(key)
         if callee is None:  # no call, or one of a bootstrap
-            touches_wire = touches_wire or is_wire(node)
+            touches_wire = touches_wire or is_wire(node) or is_join(node)
             pure_onnx = pure_onnx and _is_plain(node) and key not in table
             continue
         touches_wire = touches_wire or callee.touches_wire

@@ -16,12 +16,14 @@ from bbnode.compiler.errors import (
     BootstrapCompositionCycle,
     BootstrapCompositionGap,
     CyclicGraph,
+    SourceInBootstrap,
     Where,
     WireOpInBootstrap,
 )
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
 from bbnode.ir import keys
 from bbnode.ir.graph import Function, FunctionKey, call_key, is_wire
+from bbnode.ir.slices import starts_executions
 
 
 class ValidateBootstrapComposition(Pass):
@@ -31,6 +33,8 @@ class ValidateBootstrapComposition(Pass):
        (BootstrapCompositionGap).
     2. Bootstraps do not call each other in a ring (BootstrapCompositionCycle).
     3. Neither a bootstrap nor what it calls sends: it runs on one node (WireOpInBootstrap).
+    4. Nor does it hold an op that starts executions, other than a Pulse: that would never do so
+       (SourceInBootstrap).
     """
 
     def run(self, unit: CompilationUnit, options: CompileOptions) -> Counters:
@@ -50,6 +54,13 @@ class ValidateBootstrapComposition(Pass):
                 if is_wire(node):
                     raise WireOpInBootstrap(
                         node_name=node.name, function=function.name, where=Where.of(node)
+                    )
+                if starts_executions(node) and node.op_type != keys.OP_PULSE:
+                    raise SourceInBootstrap(
+                        node_name=node.name,
+                        op_type=node.op_type,
+                        function=function.name,
+                        where=Where.of(node),
                     )
         return {"bootstraps": len(bootstraps)}
 

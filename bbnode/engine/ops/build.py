@@ -14,8 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from bbnode.engine.errors import InvalidArtifact
 from bbnode.engine.frame import Frame, Op
-from bbnode.engine.planning.flatten import FlatOp
 from bbnode.ir import keys, types
+from bbnode.ir.flatten import FlatOp
 from bbnode.ir.graph import OpNode
 from bbnode.ir.types import TypeNode
 

@@ -14,10 +14,10 @@ from bbnode.engine import steps
 from bbnode.engine.errors import CompositeMismatch, ReservedName
 from bbnode.engine.frame import MISSING, Frame
 from bbnode.engine.ops.build import Fire, OpBuild, binds
-from bbnode.engine.planning.flatten import ENGINE_DOMAIN, OP_ENTER, OP_RELAY, OP_START
 from bbnode.engine.services import Services
 from bbnode.ir import codec, keys, types
 from bbnode.ir.errors import AuthorError, DecodeError
+from bbnode.ir.flatten import ENGINE_DOMAIN, OP_ENTER, OP_RELAY, OP_START
 from bbnode.ir.graph import Tensor
 from bbnode.ir.values import TRIGGER, U64, Composite, CorrelationToken, Timestamp, Value, type_of
 

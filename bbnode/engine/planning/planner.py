@@ -21,19 +21,19 @@ from bbnode.engine.ops.custom import bind_custom_op
 from bbnode.engine.ops.graphs import GraphSpec, bind_graph, function_spec, single_spec
 from bbnode.engine.ops.peer_lists import bind_peer_list_op, is_peer_list_op
 from bbnode.engine.ops.role import bind_role_op
-from bbnode.engine.planning.flatten import (
+from bbnode.engine.planning.sites import RecvSite, ResponseSite, recv_site, sender_classes
+from bbnode.engine.stores import SemaphoreSpec, StorePlan
+from bbnode.ir import keys
+from bbnode.ir.address import site_suffix
+from bbnode.ir.flatten import (
     ENGINE_DOMAIN,
     OP_RELAY,
     FlatFunction,
     FlatOp,
 )
-from bbnode.engine.planning.sites import RecvSite, ResponseSite, recv_site, sender_classes
-from bbnode.engine.planning.slices import Slice, is_entry
-from bbnode.engine.stores import SemaphoreSpec, StorePlan
-from bbnode.ir import keys
-from bbnode.ir.address import site_suffix
 from bbnode.ir.graph import Function, FunctionKey, call_key, is_onnx_domain
 from bbnode.ir.opset import is_custom, lookup_op
+from bbnode.ir.slices import Slice, is_entry
 from bbnode.ir.types import TypeNode
 from bbnode.ops.custom import find_custom_op, installed_version
 

@@ -29,22 +29,23 @@ from bbnode.engine.errors import (
 from bbnode.engine.frame import EntryPlan
 from bbnode.engine.ops.build import MethodUse
 from bbnode.engine.ops.graphs import GraphSpec
-from bbnode.engine.planning.flatten import (
+from bbnode.engine.planning.planner import EventSourcePlan, Planner
+from bbnode.engine.planning.sites import RecvSite, ResponseSite, answer_types
+from bbnode.engine.stores import StorePlan
+from bbnode.ir import keys
+from bbnode.ir.bounds import OutOfBounds, check_bounds
+from bbnode.ir.flatten import (
     ENGINE_DOMAIN,
     OP_START,
     FlatFunction,
+    MalformedFlow,
     check_acyclic,
     check_values,
     flatten,
 )
-from bbnode.engine.planning.planner import EventSourcePlan, Planner
-from bbnode.engine.planning.sites import RecvSite, ResponseSite, answer_types
-from bbnode.engine.planning.slices import INVOKE, Slice, cut_slices, is_entry
-from bbnode.engine.stores import StorePlan
-from bbnode.ir import keys
-from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.graph import Function, FunctionKey, Program, call_key, is_onnx_domain
 from bbnode.ir.onnx_file import model_of, program_of
+from bbnode.ir.slices import INVOKE, Slice, cut_slices, is_entry
 from bbnode.ir.slots import Binding
 from bbnode.ir.types import TypeNode
 
@@ -140,9 +141,12 @@ def plan_program(model: ModelProto | Program, targets: Sequence[str]) -> Program
     planner = Planner(
         graphs, [slot.name for slot in slots], _opsets(program), answer_types(program.functions)
     )
-    plans = [_plan_target(main, library, planner) for main in mains]
     classes = [class_of(main) for main in all_mains.values()]
-    bootstraps = _plan_bootstraps(library, mains, classes, planner)
+    try:
+        plans = [_plan_target(main, library, planner) for main in mains]
+        bootstraps = _plan_bootstraps(library, mains, classes, planner)
+    except MalformedFlow as error:
+        raise InvalidArtifact(error.where, error.what) from error
     return ProgramPlan(
         targets=tuple(plans),
         slots=tuple(slots),

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from bbnode.engine.frame import EntryPlan
 from bbnode.engine.ops.build import OpBuild
-from bbnode.engine.planning.flatten import FlatFunction
 from bbnode.ir import keys, types
+from bbnode.ir.flatten import FlatFunction
 from bbnode.ir.graph import Function, ValueType, is_wire
 from bbnode.ir.opset import lookup_op
 from bbnode.ir.types import TypeNode

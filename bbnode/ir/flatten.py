@@ -4,7 +4,12 @@ Rule: calls of sub-Modules are inlined here, each call site with values of its o
 call costs nothing while running and two calls never see each other. A call is strict: its
 body starts when all arguments are there (op `Enter`). Ops that fire on the first of several
 inputs (Any, Threshold, DeadlineMatch) become one `Relay` per input; relays of one op share
-its outputs and are told apart from rivals by `group`.
+its outputs and are told apart from rivals by `group`. A join over executions becomes one
+`Deposit` per input, in the executions that bring the values, and a `Joined`, which starts the
+execution that goes on.
+
+The compiler checks programs by this form and the engine plans them from it, so that both mean the
+same by "this op can fire".
 """
 
 from __future__ import annotations
@@ -12,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bbnode.engine.errors import InvalidArtifact
 from bbnode.ir import keys
 from bbnode.ir.caps import MAX_CALL_DEPTH, MAX_FLAT_OPS
+from bbnode.ir.errors import AuthorError
 from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key
 from bbnode.ir.types import TypeNode
 
@@ -22,6 +27,8 @@ ENGINE_DOMAIN = keys.PREFIX + "engine"  # ops that only this file makes
 OP_ENTER = "Enter"
 OP_RELAY = "Relay"
 OP_START = "Start"
+OP_DEPOSIT = "Deposit"
+OP_JOINED = "Joined"
 
 
 _FIRST_OF = {
@@ -29,6 +36,28 @@ _FIRST_OF = {
     (keys.SYSCALL_DOMAIN, "Threshold"),
     (keys.SYSCALL_DOMAIN, "DeadlineMatch"),
 }
+
+
+class MalformedFlow(AuthorError):
+    """The ops of a function don't fit together; `where` names the op."""
+
+    def __init__(self, where: str, what: str) -> None:
+        self.where = where
+        self.what = what
+        super().__init__(f"{where}: {what}")
+
+
+def is_join(node: OpNode) -> bool:
+    """Return True if an op gathers values of several executions and goes on in one of its own.
+
+    These are Collect, and a Threshold that waits for more arrivals than it has inputs.
+    """
+    if node.domain != keys.SYSCALL_DOMAIN:
+        return False
+    if node.op_type == keys.OP_THRESHOLD:
+        count = node.attr("n")
+        return type(count) is int and count > sum(1 for name in node.inputs if name)
+    return node.op_type == keys.OP_COLLECT
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +98,7 @@ class FlatFunction:
 def flatten(main: Function, library: Mapping[FunctionKey, Function]) -> FlatFunction:
     """Return `main` with every call of `library` inlined.
 
-    Raises InvalidArtifact for a call in a ring, or one that does not fit its function.
+    Raises MalformedFlow for a call in a ring, or one that does not fit its function.
     """
     made = FlatFunction(
         name=main.name,
@@ -138,12 +167,16 @@ class _Flattener:
                 raise self._wrong(name, f"reads {read!r}, which nothing before it makes")
         inputs = tuple([names[read] if read else "" for read in node.inputs])
         outputs = tuple([names[made] if made else "" for made in node.outputs])
-        after = tuple([names[read] for read in node.after])
+        # What nested graphs read from outside has to be there as well.
+        captured = [names[read] for read in node.captured if read in names]
+        after = (*captured, *[names[read] for read in node.after])
         if not after and not any(inputs):
             after = scope.start_after
         callee = self._library.get(call_key(node))
         if callee is not None:
             return self._call(node, callee, scope, inputs, outputs, after)
+        if is_join(node):
+            return self._join(name, node, inputs, outputs, after)
         if (node.domain, node.op_type) in _FIRST_OF:
             first = len(self._flat.ops)
             present = [read for read in inputs if read]
@@ -151,6 +184,23 @@ class _Flattener:
                 self._add(f"{name}[{index}]", OP_RELAY, node, (read,), outputs, after, first)
             return list(range(first, len(self._flat.ops)))
         return [self._add(name, "", node, inputs, outputs, after)]
+
+    def _join(
+        self,
+        name: str,
+        node: OpNode,
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        after: tuple[str, ...],
+    ) -> list[int]:
+        first = len(self._flat.ops)
+        present = [read for read in inputs if read]
+        if not present:
+            raise self._wrong(name, f"{node.op_type} has no input, so that nothing can arrive")
+        for index, read in enumerate(present):
+            self._add(f"{name}[{index}]", OP_DEPOSIT, node, (read,), (), after, first)
+        self._add(name, OP_JOINED, node, (), outputs, ())
+        return list(range(first, len(self._flat.ops)))
 
     def _call(
         self,
@@ -216,12 +266,12 @@ class _Flattener:
         )
         return position
 
-    def _wrong(self, place: str, what: str) -> InvalidArtifact:
-        return InvalidArtifact(f"{self._flat.name}: {place}" if place else self._flat.name, what)
+    def _wrong(self, place: str, what: str) -> MalformedFlow:
+        return MalformedFlow(f"{self._flat.name}: {place}" if place else self._flat.name, what)
 
 
 def check_values(flat: FlatFunction) -> dict[str, list[int]]:
-    """Return the positions that make each value; InvalidArtifact when rivals make the same one."""
+    """Return the positions that make each value; MalformedFlow when rivals make the same one."""
     makers: dict[str, list[int]] = {name: [] for name in flat.inputs}
     for op in flat.ops:
         for name in op.outputs:
@@ -229,22 +279,22 @@ def check_values(flat: FlatFunction) -> dict[str, list[int]]:
                 continue
             known = makers.setdefault(name, [])
             if name in flat.inputs or any(flat.ops[p].group != op.group for p in known):
-                raise InvalidArtifact(f"{flat.name}: {op.name}", f"makes {name!r} a second time")
+                raise MalformedFlow(f"{flat.name}: {op.name}", f"makes {name!r} a second time")
             known.append(op.position)
     for op in flat.ops:
         for name in op.needs():
             if name not in makers:
-                raise InvalidArtifact(
+                raise MalformedFlow(
                     f"{flat.name}: {op.name}", f"reads {name!r}, which nothing makes"
                 )
     for name in flat.outputs:
         if name not in makers:
-            raise InvalidArtifact(flat.name, f"declares the output {name!r}, which nothing makes")
+            raise MalformedFlow(flat.name, f"declares the output {name!r}, which nothing makes")
     return makers
 
 
 def check_acyclic(flat: FlatFunction, makers: Mapping[str, Sequence[int]]) -> None:
-    """Raise InvalidArtifact when ops wait for each other in a ring."""
+    """Raise MalformedFlow when ops wait for each other in a ring."""
     waits: list[int] = [0] * len(flat.ops)
     followers: list[list[int]] = [[] for _ in flat.ops]
     for op in flat.ops:
@@ -263,4 +313,4 @@ def check_acyclic(flat: FlatFunction, makers: Mapping[str, Sequence[int]]) -> No
                 ready.append(follower)
     if done < len(flat.ops):
         stuck = [flat.ops[p].name for p, count in enumerate(waits) if count][:8]
-        raise InvalidArtifact(flat.name, f"ops wait for each other in a ring: {', '.join(stuck)}")
+        raise MalformedFlow(flat.name, f"ops wait for each other in a ring: {', '.join(stuck)}")

@@ -1,7 +1,8 @@
-"""Slices: the ops of each entry of a partition.
+"""Slices: the ops of each entry of a partition, and those that no entry can fire.
 
 Rule: an entry is something that starts an execution: `invoke`, one input as an event, a Recv,
-or an event-sourced syscall. Its outputs are the seeds, and it owns what can fire from them:
+an event-sourced syscall, or a join over executions. Its outputs are the seeds, and it owns what
+can fire from them:
 
 1. every op that depends on a seed by data or `after` and whose needs can all be met by the
    seeds and by ops that need no seed at all (seedless ops);
@@ -12,6 +13,9 @@ or an event-sourced syscall. Its outputs are the seeds, and it owns what can fir
 
 Case 3 keeps calls on one slot in the execution in which their author wrote them, and never
 pulls an op into a second entry only because the slot is used there as well.
+
+An op that needs values of two entries is in no slice. So is what reads a Threshold whose inputs do
+not meet in one: its relays count per execution.
 """
 
 from __future__ import annotations
@@ -19,8 +23,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bbnode.engine.planning.flatten import FlatFunction, FlatOp
 from bbnode.ir import keys
+from bbnode.ir.flatten import ENGINE_DOMAIN, OP_JOINED, OP_RELAY, FlatFunction, FlatOp, is_join
+from bbnode.ir.graph import OpNode
 
 INVOKE = "invoke"
 
@@ -37,11 +42,32 @@ class Slice:
     positions: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """An op that can never fire, because two values that it needs are of two executions.
+
+    `first`, `second`: each value with the entry in whose executions it exists.
+    """
+
+    op: FlatOp
+    first: tuple[str, Slice]
+    second: tuple[str, Slice]
+
+
 def is_entry(op: FlatOp) -> bool:
     """Return True if an op starts executions and never runs inside one."""
-    if op.domain == keys.WIRE_DOMAIN:
-        return op.op_type in keys.INBOUND_OPS
-    return op.domain == keys.SYSCALL_DOMAIN and op.op_type in EVENT_SOURCES
+    return op.is_a(ENGINE_DOMAIN, OP_JOINED) or _is_source(op.domain, op.op_type)
+
+
+def starts_executions(node: OpNode) -> bool:
+    """Return True if the outputs of an op are of executions that it starts."""
+    return _is_source(node.domain, node.op_type) or is_join(node)
+
+
+def _is_source(domain: str, op_type: str) -> bool:
+    if domain == keys.WIRE_DOMAIN:
+        return op_type in keys.INBOUND_OPS
+    return domain == keys.SYSCALL_DOMAIN and op_type in EVENT_SOURCES
 
 
 def cut_slices(
@@ -49,23 +75,69 @@ def cut_slices(
 ) -> tuple[list[Slice], list[int]]:
     """Return all slices, `invoke` first, and the positions of ops that can never fire."""
     cutter = _Cutter(flat, makers)
-    sources = [op for op in flat.ops if is_entry(op)]
-    entries: list[tuple[str, tuple[str, ...], FlatOp | None]] = [(INVOKE, flat.inputs, None)]
-    entries += [(op.name, tuple(n for n in op.outputs if n), op) for op in sources]
+    entries = _entries(flat)
     owned = [cutter.dependent(seeds) for _, seeds, _ in entries]
     cutter.place_orphans(owned)
     slices = [
         Slice(name=name, seeds=seeds, source=source, positions=tuple(sorted(mine)))
         for (name, seeds, source), mine in zip(entries, owned, strict=True)
     ]
-    covered = {op.position for op in sources}.union(*owned)
-    unreachable = [op.position for op in flat.ops if op.position not in covered]
+    covered = {source.position for _, _, source in entries if source}.union(*owned)
+    never = set(cutter.never_complete())
+    unreachable = [p for p in range(len(flat.ops)) if p not in covered or p in never]
     if len(flat.inputs) > 1:
         # With one input, an event and an invoke are the same thing.
         for name in flat.inputs:
             positions = tuple(sorted(cutter.dependent((name,))))
             slices.append(Slice(name=name, seeds=(name,), source=None, positions=positions))
     return slices, unreachable
+
+
+def _entries(flat: FlatFunction) -> list[tuple[str, tuple[str, ...], FlatOp | None]]:
+    """Return name, seeds and source of each entry, `invoke` first."""
+    found: list[tuple[str, tuple[str, ...], FlatOp | None]] = [(INVOKE, flat.inputs, None)]
+    found += [(op.name, tuple(n for n in op.outputs if n), op) for op in flat.ops if is_entry(op)]
+    return found
+
+
+def find_apart(
+    flat: FlatFunction, makers: Mapping[str, Sequence[int]], unreachable: Sequence[int]
+) -> Apart | None:
+    """Return the first op whose values never meet, of those that can never fire or complete.
+
+    `unreachable` is what `cut_slices` returned; the others in it wait for such an op.
+    """
+    if not unreachable:
+        return None
+    cutter = _Cutter(flat, makers)
+    entries = [
+        Slice(name=name, seeds=seeds, source=source, positions=())
+        for name, seeds, source in _entries(flat)
+    ]
+    values = [cutter.values(entry.seeds) for entry in entries]
+    everywhere = cutter.values(())
+    for position in sorted(unreachable):
+        where = {
+            name: [at for at, known in enumerate(values) if name in known]
+            for name in cutter.needs_of(position)
+            if name not in everywhere
+        }
+        best = max(range(len(entries)), key=lambda at: sum(at in found for found in where.values()))
+        there = next((name for name in where if best in where[name]), None)
+        away = next((n for n, found in where.items() if found and best not in found), None)
+        if there is not None and away is not None and all(where.values()):
+            return Apart(
+                op=flat.ops[position],
+                first=(there, entries[best]),
+                second=(away, entries[where[away][0]]),
+            )
+    return None
+
+
+def _arrivals(op: FlatOp) -> int:
+    """Return how many relays of an op's group have to fire before its output is there."""
+    count = op.node.attr("n") if op.node.op_type == keys.OP_THRESHOLD else 1
+    return count if type(count) is int else 1
 
 
 class _Cutter:
@@ -81,21 +153,47 @@ class _Cutter:
         for op in flat.ops:
             for before in op.control:
                 self._followers.setdefault(before, []).append(op.position)
+        # Relays by the Threshold whose inputs they count, where it takes more than one.
+        self._counted: dict[int, list[int]] = {}
+        for op in flat.ops:
+            if op.is_a(ENGINE_DOMAIN, OP_RELAY) and _arrivals(op) > 1:
+                self._counted.setdefault(op.group, []).append(op.position)
+        self._complete: set[int] = set()
+        self._arrived: dict[int, int] = {}  # of each Threshold, inputs that need no seed
         self._seedless_values, seedless = self._fireable(())
         self._seedless = set(seedless)
+
+    def values(self, seeds: Sequence[str]) -> set[str]:
+        """Return the values that exist in an execution with these seeds."""
+        return self._fireable(seeds, self._seedless_values)[0]
+
+    def never_complete(self) -> list[int]:
+        """Return the relays of each Threshold for which no entry has brought enough inputs."""
+        return [
+            position
+            for group, relays in self._counted.items()
+            if group not in self._complete
+            for position in relays
+        ]
+
+    def needs_of(self, position: int) -> list[str]:
+        """Return the values that have to meet for an op, or for the Threshold of a relay."""
+        relays = self._counted.get(self._ops[position].group, (position,))
+        return list(dict.fromkeys(name for each in relays for name in self._needs[each]))
 
     def _fireable(
         self, seeds: Iterable[str], base: Iterable[str] | None = None
     ) -> tuple[set[str], list[int]]:
         """Return values and ops that come from `seeds`; `base` are values made without any."""
         values: set[str] = set(base or ())
+        arrived = self._arrived if base is None else self._arrived.copy()
         missing: dict[int, int] = {}
         fired: list[int] = []
         fresh = [name for name in seeds if name not in values]
         if base is None:
             for op in self._ops:
                 if not self._needs[op.position] and not is_entry(op):
-                    self._fire(op, fired, fresh)
+                    self._fire(op, fired, fresh, arrived)
         while fresh:
             name = fresh.pop()
             if name in values:
@@ -108,12 +206,18 @@ class _Cutter:
                     )
                 missing[reader] -= 1
                 if missing[reader] == 0:
-                    self._fire(self._ops[reader], fired, fresh)
+                    self._fire(self._ops[reader], fired, fresh, arrived)
         return values, fired
 
-    @staticmethod
-    def _fire(op: FlatOp, fired: list[int], fresh: list[str]) -> None:
+    def _fire(
+        self, op: FlatOp, fired: list[int], fresh: list[str], arrived: dict[int, int]
+    ) -> None:
         fired.append(op.position)
+        if op.group in self._counted:
+            arrived[op.group] = arrived.get(op.group, 0) + 1
+            if arrived[op.group] != _arrivals(op):
+                return
+            self._complete.add(op.group)
         fresh.extend(name for name in op.outputs if name)
 
     def dependent(self, seeds: Sequence[str]) -> set[int]:
@@ -122,6 +226,10 @@ class _Cutter:
         mine = set(fired)
         for position in fired:
             self._add_needed(position, mine)
+            for relay in self._counted.get(self._ops[position].group, ()):
+                if relay in self._seedless and relay not in mine:
+                    mine.add(relay)
+                    self._add_needed(relay, mine)
         return mine
 
     def _add_needed(self, position: int, mine: set[int]) -> None:
