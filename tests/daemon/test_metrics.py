@@ -133,7 +133,7 @@ def test_every_kind_that_the_engine_refuses_with_is_in_the_table() -> None:
             if isinstance(node, ast.FunctionDef) and node.name in ("accepts", "push_inbound"):
                 returned = [r.value for r in ast.walk(node) if isinstance(r, ast.Return)]
                 used |= {str(r.value) for r in returned if isinstance(r, ast.Constant) and r.value}
-            if isinstance(node, ast.FunctionDef) and node.name == "_make":
+            if isinstance(node, ast.FunctionDef) and node.name in ("_make", "_value"):
                 pairs = [r.value for r in ast.walk(node) if isinstance(r, ast.Return)]
                 kinds = [pair.elts[0] for pair in pairs if isinstance(pair, ast.Tuple)]
                 used |= {str(kind.value) for kind in kinds if isinstance(kind, ast.Constant)}
