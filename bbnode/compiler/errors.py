@@ -282,6 +282,25 @@ class CrossClassDataflow(CompileError, AuthorError):
 
 
 @dataclass(kw_only=True, eq=False)
+class HomeContradicted(CompileError, AuthorError):
+    """A Module that names a home is called with a value that lives on another class."""
+
+    called: str
+    home: str
+    value: str
+    lives_on: str
+
+    MESSAGE = (
+        "Module {called!r} has the home {home!r}, and is called with {value!r}, which lives on "
+        "class {lives_on!r}"
+    )
+    MEND = (
+        "Send the value over first: `g.net_out(<port>, <peers of class {home!r}>, {value})`; or "
+        "name no home in {called!r}: it then runs where it is called"
+    )
+
+
+@dataclass(kw_only=True, eq=False)
 class AmbiguousHome(CompileError, AuthorError):
     """An op without data inputs could live on several classes."""
 
@@ -324,6 +343,14 @@ class NeverFires(CompileError, AuthorError):
         "Ask with `g.request`, so that one execution waits and goes on with the answers; or gather "
         "deliveries with `g.collect`; or send the other value along in the message (`g.bundle`)"
     )
+
+    def mend(self) -> str:
+        if self.op_type == keys.OP_THRESHOLD:
+            return (
+                "Send them all to one port: `syscalls.threshold(g, received, n=…)` with more than "
+                "its inputs counts deliveries"
+            )
+        return super().mend()
 
 
 @dataclass(kw_only=True, eq=False)

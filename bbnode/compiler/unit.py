@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bbnode.compiler.analysis.content_hash import AttributePrints
+from bbnode.compiler.errors import Where
 from bbnode.components.contracts import Component
 from bbnode.ir import keys
-from bbnode.ir.graph import Function, Program
+from bbnode.ir.graph import Function, FunctionKey, Program
 from bbnode.ir.reopen import Recording
 
 # One hop of a chain: transfer, queueing and the receiver's own work. Generous, because a
@@ -54,13 +55,24 @@ class WireEdge:
     recv_node: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HomeClaim:
+    """A Module that was inlined said by its `home` where a value lives that it was called with."""
+
+    value: str
+    called: str
+    home: str
+    where: Where
+
+
 @dataclass(slots=True, kw_only=True)
 class CompilationUnit:
     """The program between two passes.
 
     Until `partition_by_wire_ops`, `program.functions[0]` is the root body; after it,
     `partitions` holds one main per class, in class order, and `program.functions` only what
-    they call (sub-Module bodies, backend subgraphs, bootstraps).
+    they call (sub-Module bodies, backend subgraphs, bootstraps). `home_claims` are what inlining
+    leaves of the homes of Modules, by the function that they were inlined into.
     """
 
     program: Program
@@ -68,6 +80,7 @@ class CompilationUnit:
     wire_edges: list[WireEdge] = field(default_factory=list)
     prints: AttributePrints = field(default_factory=AttributePrints)
     recording: Recording = field(default_factory=Recording)
+    home_claims: dict[FunctionKey, list[HomeClaim]] = field(default_factory=dict)
 
     @property
     def program_name(self) -> str:

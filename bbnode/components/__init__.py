@@ -105,9 +105,11 @@ if TYPE_CHECKING:
     from bbnode.ir.values import CommandId as CommandId
     from bbnode.ir.values import Composite as Composite
     from bbnode.ir.values import Metadata as Metadata
+    from bbnode.ir.values import OptionalValue as OptionalValue
     from bbnode.ir.values import PeerIdVec as PeerIdVec
     from bbnode.ir.values import ResponseBatch as ResponseBatch
     from bbnode.ir.values import SearchResults as SearchResults
+    from bbnode.ir.values import TensorSequence as TensorSequence
     from bbnode.ir.values import Value as Value
     from bbnode.ir.values import register_carrier as register_carrier
 else:

@@ -26,7 +26,7 @@ from bbnode.ir.caps import MAX_COMPOSITE_DEPTH
 from bbnode.ir.errors import AuthorError
 from bbnode.ir.shapes import Dim, shape_fits, shape_text
 from bbnode.ir.types import TypeNode
-from bbnode.ir.values import Composite, Value, size_of, type_of
+from bbnode.ir.values import Composite, OptionalValue, TensorSequence, Value, size_of, type_of
 
 _ARRAYS = (np.ndarray, np.generic)
 
@@ -110,6 +110,10 @@ def adopt(value: Value) -> Value:
         return array
     if isinstance(value, Composite):
         return Composite(adopt(child) for child in value)
+    if isinstance(value, TensorSequence):
+        return TensorSequence((adopt(tensor) for tensor in value), value.type.element)
+    if isinstance(value, OptionalValue) and value.value is not None:
+        return OptionalValue(adopt(value.value), value.type.element)
     return value
 
 

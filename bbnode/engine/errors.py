@@ -331,6 +331,14 @@ class SnapshotRefused(DeploymentError):
     """A snapshot is torn, changed, newer, or does not fit what is installed."""
 
 
+class StateRefused(SnapshotRefused):
+    """A component refuses the state that a snapshot has for its slot."""
+
+    def __init__(self, message: str, slot: str) -> None:
+        super().__init__(message)
+        self.slot = slot
+
+
 class RecordRefused(DeploymentError):
     """A record of a node is malformed, newer, or does not fit the artifact."""
 

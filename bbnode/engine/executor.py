@@ -14,7 +14,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import InitVar, astuple, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from bbnode.engine import steps
 from bbnode.engine.bus import BusKind
@@ -42,8 +42,6 @@ from bbnode.ir.errors import BbnodeError
 from bbnode.ir.flatten import OP_RELAY
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal
-
-SKIPPED: Final = "Skipped"  # kind of a refusal: the program answers on a condition
 
 # Fields of a frame that are saved as they are.
 _PLAIN_FIELDS = (
@@ -423,15 +421,11 @@ class Executor:
         else:
             self.retire(frame)
 
-    def skip_answer(self, frame: Frame, op: Op, reason: str) -> None:
-        """Record that an op that answers is skipped; if none is left, say at once why."""
-        if frame.debt is None:
-            return
-        if frame.debt is OWED:
-            frame.debt = WireRefusal(SKIPPED, reason, op.name)
+    def skip_answer(self, frame: Frame) -> None:
+        """Say that there is no answer, at once, if all ops that could give it are skipped."""
         skipped = frame.skipped or {}
-        answers = (each for each in frame.plan.ops if each.op_type == keys.OP_SEND_RESP)
-        if all(each.index in skipped for each in answers):
+        answers = (op for op in frame.plan.ops if op.op_type == keys.OP_SEND_RESP)
+        if frame.debt is not None and all(op.index in skipped for op in answers):
             self.unanswered(frame)
 
     def _owe(self, frame: Frame, op: Op, error: BaseException) -> None:

@@ -32,7 +32,12 @@ from bbnode.engine.peers.neighbours import PeerStanding
 from bbnode.engine.peers.round_trips import RoundTrip
 from bbnode.engine.record.recording import Recorder, Sink
 from bbnode.engine.runtime import ON_EVENT, ON_TIMER, Runtime
-from bbnode.engine.snapshot.whole import restore_snapshot, take_snapshot
+from bbnode.engine.snapshot.whole import (
+    Adopted,
+    adopt_components,
+    restore_snapshot,
+    take_snapshot,
+)
 from bbnode.engine.suspensions import Waiting, WaitReason
 from bbnode.ir.address import named_peer
 from bbnode.ir.caps import MAX_POLL_DECODE_US
@@ -89,6 +94,11 @@ class Node:
         """Return inputs of a target and their declared types, where known. Raises UnknownTarget."""
         return self._program.find(target).inputs
 
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The slots of the installed targets."""
+        return tuple(cell.slot for cell in self._rt.cells)
+
     def component(self, slot: str) -> Any:
         """Return the component of a slot, to be read on the polling thread. Raises UnknownSlot.
 
@@ -115,7 +125,7 @@ class Node:
 
     @property
     def crossings(self) -> tuple[Crossing, ...]:
-        """What the installed targets send and take, by site."""
+        """The crossings of the installed targets: what they send and take, by site."""
         return self._program.crossings
 
     def set_addresses(self, addresses: Sequence[Multiaddr]) -> None:
@@ -453,6 +463,22 @@ class Node:
             self._recorder.restored(data, now_ns, same_life=same_life)
         restore_snapshot(self._rt, data, same_life=same_life)
         self._rt.clock.resume(now_ns, same_life=same_life)
+
+    def adopt(self, data: bytes, slots: Sequence[str] | None = None) -> Adopted:
+        """Take the states of components from a snapshot of another version of the program.
+
+        Call it before anything else is done with the node, as `restore`. A state goes where slot
+        and component type agree; only to `slots` if they are given. Nothing else is taken: no
+        execution, no timer, no peer.
+
+        Raises SnapshotRefused; StateRefused names the slot whose component refuses its state.
+        Then install the node again.
+        """
+        if self._rt.clock.started:
+            raise SnapshotRefused("the node has polled; adopt right after install")
+        made = adopt_components(self._rt, data, slots)
+        self._note("adopt", data, None if slots is None else list(slots))
+        return made
 
     def record(self, sink: Sink, head: Mapping[str, Any]) -> None:
         """Record all input from now on; for `install`."""

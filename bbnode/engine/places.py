@@ -52,7 +52,9 @@ class OpPlace:
 
     def of(self, error: BaseException | None = None) -> SourcePlace:
         """Return the place that an error of the op is about."""
-        return self.at(error.node if isinstance(error, BackendError) else "")
+        # No attribute access: a backend's own error class may do anything there.
+        name = vars(error).get("node", "") if isinstance(error, BackendError) else ""
+        return self.at(name if isinstance(name, str) else "")
 
     def at(self, name: str) -> SourcePlace:
         """Return the place of the node `name` of a fused graph; "" for all of it."""

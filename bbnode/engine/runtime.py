@@ -211,6 +211,7 @@ class Runtime(Services):
         tag = event.tag
         if tag is not None and not self.cohorts.send_failed(tag, event.peer, event.reason):
             self.messenger.send_failed(tag, event.peer, event.reason)
+            self.refusals.undelivered(tag, event.peer, event.reason)
 
     def peer_connected(self, event: ev.PeerConnected) -> None:
         """Take note of a connection with a peer."""

@@ -27,7 +27,14 @@ from bbnode.engine.snapshot.codec import (
     optional,
 )
 from bbnode.ir.caps import MAX_RECORD_BYTES, MAX_RECORDS
-from bbnode.ir.values import Composite, ResponseBatch, Value, size_of
+from bbnode.ir.values import (
+    Composite,
+    OptionalValue,
+    ResponseBatch,
+    TensorSequence,
+    Value,
+    size_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +147,10 @@ def detached(value: Value) -> Value:
         return array
     if isinstance(value, Composite):
         return Composite(detached(child) for child in value)
+    if isinstance(value, TensorSequence):
+        return TensorSequence((detached(tensor) for tensor in value), value.type.element)
+    if isinstance(value, OptionalValue) and value.value is not None:
+        return OptionalValue(detached(value.value), value.type.element)
     if isinstance(value, ResponseBatch):
         return ResponseBatch(
             responses=tuple((peer, detached(answer)) for peer, answer in value.responses),

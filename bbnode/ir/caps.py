@@ -96,6 +96,7 @@ MAX_INTEGER_BYTES: Final = _cap(9, "bytes", "the kind of an integer, and 64 bit"
 MAX_PEER_LIST_BYTES: Final = _cap(
     MAX_LIST_ITEMS * 40, "bytes", "as many PeerIds as a cohort has peers, each with its length"
 )
+MAX_TEXTS: Final = _cap(65_536, "texts", "of a tensor that travels")
 MAX_VALUES: Final = _cap(
     1 << 18, "values", "four for each answer of the largest cohort; a value takes about 1 us"
 )
@@ -285,6 +286,9 @@ MAX_REFUSALS_PER_S: Final = _cap(
     256, "refusals", "per second that one peer is told, or tells, of what was refused on arrival"
 )
 MAX_REFUSED_PEERS: Final = _cap(1024, "peers", "of which that is counted")
+MAX_ANSWERS_REMEMBERED: Final = _cap(
+    4096, "answers", "that went out, whose requesters are told if they can't be delivered"
+)
 DEDUP_WINDOW: Final = _cap(8192, "messages", "that are remembered, so that none is taken twice")
 MAX_ASKED: Final = _cap(16_384, "effects", "of one call of a component's method")
 

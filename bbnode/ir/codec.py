@@ -8,6 +8,9 @@ scalars, without ext types. Whatever a decoder raises is a DecodeError to its ca
 
 Layouts (integers little-endian):
   tensor     u8 element type (onnx), u8 ndim, 6 zero bytes, ndim x u64 dims, raw bytes
+  texts      the head of a tensor, a u32 length for each text, all texts in UTF-8
+  sequence   u32 count, count x u64 length, tensors
+  optional   u8: 0 for nothing, or 1 and the value
   composite  u32 count, count x (u64 type hash, u64 length), bodies
   the rest   one msgpack object
 """
@@ -36,13 +39,21 @@ from bbnode.ir.caps import (
     MAX_METADATA_ITEMS,
     MAX_PEER_LIST_BYTES,
     MAX_SCALAR_BYTES,
+    MAX_TEXTS,
 )
 from bbnode.ir.decoding import Budget, refused, shown
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import MAX_REFUSAL_BYTES, WireRefusal, refusal_of
 from bbnode.ir.types import TypeKind, TypeNode
-from bbnode.ir.values import Composite, Metadata, ResponseBatch, Value
+from bbnode.ir.values import (
+    Composite,
+    Metadata,
+    OptionalValue,
+    ResponseBatch,
+    TensorSequence,
+    Value,
+)
 
 Buffer = bytes | memoryview
 
@@ -56,6 +67,7 @@ _HOST_IS_LITTLE = sys.byteorder == "little"
 # The head of a composite: its number of children, and for each its type and length.
 _COUNT = struct.Struct("<I")
 _CHILD = struct.Struct("<QQ")
+_LENGTH = struct.Struct("<Q")  # of a tensor in a sequence
 
 
 def encode_parts(value: Value, node: TypeNode | None = None) -> list[Buffer]:
@@ -81,7 +93,7 @@ def decode_value(node: TypeNode, payload: Buffer, budget: Budget | None = None) 
     """
     view = memoryview(payload)
     try:
-        if node.kind is TypeKind.TENSOR:
+        if node.kind is TypeKind.TENSOR and node is not types.TENSOR_STRING:
             return _decode_tensor(node, view)
         return _decode(node, view, 0, Budget() if budget is None else budget)
     except DecodeError:
@@ -104,7 +116,14 @@ def _encode_into(value: Value, node: TypeNode, parts: list[Buffer], depth: int) 
     if depth > MAX_COMPOSITE_DEPTH:
         raise DecodeError(f"composites nest deeper than {MAX_COMPOSITE_DEPTH}; flatten the value")
     if node.kind is TypeKind.TENSOR:
-        parts.extend(_encode_tensor(np.asarray(value), node))
+        made = _encode_texts if node is types.TENSOR_STRING else _encode_tensor
+        parts.extend(made(np.asarray(value), node))
+    elif node.kind is TypeKind.OPTIONAL and node.element is not None:
+        parts.append(b"\0" if value.value is None else b"\1")
+        if value.value is not None:
+            _encode_into(value.value, node.element, parts, depth + 1)
+    elif isinstance(value, TensorSequence):
+        _encode_sequence(value, parts, depth)
     elif node is types.COMPOSITE:
         _encode_children(list(value), parts, depth)
     elif node is types.RESPONSE_BATCH:
@@ -121,6 +140,32 @@ def _encode_into(value: Value, node: TypeNode, parts: list[Buffer], depth: int) 
         if encoder is None:
             raise DecodeError(f"no codec for {node.id}; add one with register_codec")
         parts.extend(encoder(value))
+
+
+def _encode_sequence(value: TensorSequence, parts: list[Buffer], depth: int) -> None:
+    if len(value) > MAX_CHILDREN:
+        raise DecodeError(f"a sequence of {len(value)} tensors; at most {MAX_CHILDREN} travel")
+    bodies: list[Buffer] = []
+    table = [_COUNT.pack(len(value))]
+    for tensor in value.tensors:
+        start = len(bodies)
+        _encode_into(tensor, values.type_of(tensor), bodies, depth + 1)
+        table.append(_LENGTH.pack(sum(len(part) for part in bodies[start:])))
+    parts.append(b"".join(table))
+    parts.extend(bodies)
+
+
+def _encode_texts(array: np.ndarray[Any, Any], node: TypeNode) -> list[Buffer]:
+    if array.size > MAX_TEXTS:
+        raise DecodeError(f"a tensor of {array.size} texts; at most {MAX_TEXTS} travel")
+    try:
+        texts = [str(text).encode() for text in array.flat]
+    except UnicodeEncodeError as error:
+        raise DecodeError("a text with half a surrogate pair has no UTF-8; take it out") from error
+    shape = array.shape
+    head = _TENSOR_HEADER.pack(node.elem_type, len(shape)) + _DIMENSIONS[len(shape)].pack(*shape)
+    lengths = struct.pack(f"<{len(texts)}I", *map(len, texts))
+    return [b"".join((head, lengths, *texts))]
 
 
 def _encode_children(children: Sequence[Value], parts: list[Buffer], depth: int) -> None:
@@ -140,7 +185,15 @@ def _decode(node: TypeNode, view: memoryview, depth: int, budget: Budget) -> Val
     if depth > MAX_COMPOSITE_DEPTH:
         raise DecodeError(f"composites nest deeper than {MAX_COMPOSITE_DEPTH}")
     if node.kind is TypeKind.TENSOR:
-        return _decode_tensor(node, view)
+        return (
+            _decode_texts(view, budget)
+            if node is types.TENSOR_STRING
+            else _decode_tensor(node, view)
+        )
+    if node.kind is TypeKind.OPTIONAL and node.element is not None:
+        return _decode_optional(node.element, view, depth, budget)
+    if node.kind is TypeKind.SEQUENCE and node.element in types.SEQUENCE_OF:
+        return _decode_sequence(node.element, view, depth, budget)
     if node is types.COMPOSITE:
         return Composite(_decode_children(view, depth, budget))
     if node is types.RESPONSE_BATCH:
@@ -188,6 +241,73 @@ def _decode_tensor(node: TypeNode, view: memoryview) -> np.ndarray[Any, Any]:
     if not view.readonly:
         array.flags.writeable = False
     return array
+
+
+def _decode_texts(view: memoryview, budget: Budget) -> np.ndarray[Any, Any]:
+    node, size = types.TENSOR_STRING, len(view)
+    if size < _TENSOR_HEADER.size:
+        raise DecodeError(f"a tensor payload of {size} bytes has no header")
+    elem, ndim = _TENSOR_HEADER.unpack_from(view)
+    if view[2 : _TENSOR_HEADER.size] != bytes(6):
+        raise DecodeError("a tensor header with bytes that mean nothing")
+    start = _TENSOR_HEADER.size + 8 * ndim
+    if elem != node.elem_type or ndim > MAX_DIMENSIONS or size < start:
+        raise DecodeError(f"tensor of element type {elem} and {ndim} dimensions, not of texts")
+    shape = _DIMENSIONS[ndim].unpack_from(view, _TENSOR_HEADER.size)
+    count = math.prod(shape)
+    if count > MAX_TEXTS or start + 4 * count > size:
+        raise DecodeError(f"tensor shape {list(shape)} of texts does not fit its {size} bytes")
+    if not count and max(shape) > MAX_TEXTS:
+        raise DecodeError(f"tensor shape {list(shape)} is beyond what an array has")
+    budget.take(count)
+    at = start + 4 * count
+    texts: list[str] = []
+    for length in struct.unpack_from(f"<{count}I", view, start):
+        if length > size - at:
+            raise DecodeError("a text of a tensor is cut short")
+        texts.append(str(view[at : at + length], "utf-8"))
+        at += length
+    if at != size:
+        raise DecodeError(f"{size - at} bytes after the last text of a tensor")
+    array: np.ndarray[Any, Any] = np.empty(count, object)
+    array[:] = texts
+    array = array.reshape(shape)
+    array.flags.writeable = False
+    return array
+
+
+def _decode_optional(
+    element: TypeNode, view: memoryview, depth: int, budget: Budget
+) -> OptionalValue:
+    mark = bytes(view[:1])
+    if mark == b"\0" and len(view) == 1:
+        return OptionalValue(None, element)
+    if mark != b"\1":
+        raise DecodeError("an optional is neither nothing nor a value")
+    budget.take(1)
+    return OptionalValue(_decode(element, view[1:], depth + 1, budget), element)
+
+
+def _decode_sequence(
+    element: TypeNode, view: memoryview, depth: int, budget: Budget
+) -> TensorSequence:
+    if len(view) < _COUNT.size:
+        raise DecodeError("a sequence has no count")
+    (count,) = _COUNT.unpack_from(view)
+    at = _COUNT.size + count * _LENGTH.size
+    if count > MAX_CHILDREN or len(view) < at:
+        raise DecodeError(f"a sequence announces {count} tensors in {len(view)} bytes")
+    budget.take(count)
+    tensors = []
+    for index in range(count):
+        (size,) = _LENGTH.unpack_from(view, _COUNT.size + index * _LENGTH.size)
+        if size > len(view) - at:
+            raise DecodeError(f"tensor {index} of a sequence is cut short")
+        tensors.append(_decode(element, view[at : at + size], depth + 1, budget))
+        at += size
+    if at != len(view):
+        raise DecodeError(f"{len(view) - at} bytes after the last tensor of a sequence")
+    return TensorSequence(tensors, element)
 
 
 def _decode_children(view: memoryview, depth: int, budget: Budget) -> list[Value]:
@@ -414,6 +534,8 @@ def cost_of(node: TypeNode, payload: Buffer, most: int, depth: int = 0) -> int:
     The estimate is the same on every machine. Nothing is decoded, and the estimate of a composite
     ends once it is beyond `most`.
     """
+    if node is types.TENSOR_STRING or node.kind in (TypeKind.SEQUENCE, TypeKind.OPTIONAL):
+        return 1 + (len(payload) >> 4)  # a short text takes about as long as a PeerId
     if node.kind is TypeKind.TENSOR:
         # A view; but each byte of a bool is checked.
         return 1 if node is not types.TENSOR_BOOL else 1 + (len(payload) >> 10)

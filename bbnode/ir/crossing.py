@@ -56,7 +56,7 @@ class Crossing:
 
     @property
     def counterpart(self) -> tuple[str, str, str]:
-        """What crossings of two versions have in common that are meant to be one."""
+        """The key under which crossings of two versions that are meant to be one agree."""
         return self.receiver, self.port, self.kind
 
 
@@ -75,6 +75,12 @@ def crossings_of(mains: Iterable[Function]) -> tuple[Crossing, ...]:
                     )
                 found[each.site] = each
     return tuple(found[site] for site in sorted(found))
+
+
+def port_of(node: OpNode) -> str | None:
+    """Return the port of a wire op, behind the calls of Modules that lead to it; None without."""
+    port, scope = node.metadata.get(keys.PORT_KEY), node.metadata.get(keys.PORT_SCOPE_KEY)
+    return f"{scope}/{port}" if scope and port else port
 
 
 def _crossings(main: Function, node: OpNode) -> Iterator[Crossing]:

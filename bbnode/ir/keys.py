@@ -73,6 +73,10 @@ COMPILED_CURRENT_VERSION = "v1"
 BINDING_PREFIX = PREFIX + "binding."
 SEAL_KEY = PREFIX + "seal"  # sha256 of the compiled model without this entry
 
+# --- snapshots as models: names of initializers ---------------------------------------
+STATE_PREFIX = PREFIX + "state."  # + slot: the state of its component
+TRANSIENT_STATE = PREFIX + "transient_state"  # what is under way
+
 # --- function metadata -------------------------------------------------------------
 MODULE_PHASE_KEY = PREFIX + "module_phase"
 BOOTSTRAP_PHASE = "bootstrap"

@@ -485,6 +485,15 @@ def attribute_proto(name: str, attribute: Attribute) -> AttributeProto:
     return proto
 
 
+def attribute_content(attribute: Attribute) -> bytes:
+    """Return bytes that are those of equal attributes alone, whichever form a file gives them."""
+    proto = attribute_proto("", attribute)
+    if attribute.kind is AttributeKind.STRING and proto.type == AttributeProto.TENSOR:
+        proto.ClearField("t")
+        proto.type, proto.s = AttributeProto.STRING, attribute.value
+    return proto.SerializeToString(deterministic=True)
+
+
 class _FileWriter:
     """Writes graphs; what it made for one op serves all others with the same attribute."""
 

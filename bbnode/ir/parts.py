@@ -24,7 +24,7 @@ from bbnode.ir.graph import (
     sorted_opsets,
 )
 from bbnode.ir.onnx_file import annotated, ir_version_for, joined_extras, model_of, program_of
-from bbnode.ir.types import TypeKind
+from bbnode.ir.types import is_onnx
 
 
 class NoSuchPart(AuthorError):
@@ -117,4 +117,4 @@ def _note_ports(graph: Subgraph, caller: Function, call: OpNode) -> None:
 
 def _is_leaf(known: ValueType) -> bool:
     """A type that ONNX's tools know; an abstract tensor is none, it is inferred."""
-    return known.kind is None or (known.kind.kind is TypeKind.TENSOR and known.elem_type != 0)
+    return known.kind is None or (known.kind.is_leaf and is_onnx(known.kind))

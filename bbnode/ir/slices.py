@@ -242,7 +242,7 @@ class _Cutter:
 
     def place_orphans(self, owned: list[set[int]]) -> None:
         """Rule 3; `owned` has the invoke entry first."""
-        orphans = [p for p in sorted(self._seedless) if not any(p in mine for mine in owned)]
+        orphans = sorted(self._seedless.difference(*owned))
         left = self._follow(orphans, owned)
         for position in reversed(left):
             self._precede(position, owned)

@@ -24,7 +24,8 @@ class TypeKind(enum.Enum):
 
     ABSTRACT = "abstract"  # has to narrow to a leaf before it can travel
     OPAQUE = "opaque"  # a BB scalar or carrier: TypeProto.Opaque
-    SEQUENCE = "sequence"  # TypeProto.Sequence of an opaque element
+    SEQUENCE = "sequence"  # TypeProto.Sequence of an element: an opaque one, or a tensor
+    OPTIONAL = "optional"  # TypeProto.Optional of a tensor, or of a sequence of tensors
     TENSOR = "tensor"  # TypeProto.Tensor with a fixed element type
 
 
@@ -134,10 +135,10 @@ U64 = _opaque("U64", ANY)
 SEARCH_RESULTS = _opaque("SearchResults", ANY)  # Index.Search: (id, distance) pairs
 PEER_ID_VEC = register_type("PeerIdVec", parent=ANY, kind=TypeKind.SEQUENCE, element=PEER_ID)
 
-# Element types that travel: those with one fixed-size little-endian representation.
+# Element types that travel: those with one fixed-size little-endian representation, and texts.
 _TENSOR_ELEMENTS = (
     "FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "INT8", "INT16", "INT32", "INT64",
-    "UINT8", "UINT16", "UINT32", "UINT64", "BOOL",
+    "UINT8", "UINT16", "UINT32", "UINT64", "BOOL", "STRING",
 )  # fmt: skip
 TENSOR_BY_ELEM: dict[int, TypeNode] = {
     onnx.TensorProto.DataType.Value(element): register_type(
@@ -153,6 +154,33 @@ TENSOR_DOUBLE = TENSOR_BY_ELEM[onnx.TensorProto.DOUBLE]
 TENSOR_INT64 = TENSOR_BY_ELEM[onnx.TensorProto.INT64]
 TENSOR_UINT64 = TENSOR_BY_ELEM[onnx.TensorProto.UINT64]
 TENSOR_BOOL = TENSOR_BY_ELEM[onnx.TensorProto.BOOL]
+TENSOR_STRING = TENSOR_BY_ELEM[onnx.TensorProto.STRING]
+
+SEQUENCE = register_type("Sequence", parent=ANY, kind=TypeKind.ABSTRACT)
+OPTIONAL = register_type("Optional", parent=ANY, kind=TypeKind.ABSTRACT)
+
+
+def _of(kind: TypeKind, parent: TypeNode, element: TypeNode) -> TypeNode:
+    inner = element.name.removeprefix("Tensor.")
+    return register_type(f"{parent.name}.{inner}", parent=parent, kind=kind, element=element)
+
+
+# By the type of what is in them; of an optional, a tensor or a sequence of tensors.
+SEQUENCE_OF: dict[TypeNode, TypeNode] = {
+    tensor: _of(TypeKind.SEQUENCE, SEQUENCE, tensor) for tensor in TENSOR_BY_ELEM.values()
+}
+OPTIONAL_OF: dict[TypeNode, TypeNode] = {
+    inner: _of(TypeKind.OPTIONAL, OPTIONAL, inner)
+    for inner in (*TENSOR_BY_ELEM.values(), *SEQUENCE_OF.values())
+}
+
+
+def is_onnx(node: TypeNode) -> bool:
+    """Return True if values of a leaf type are ONNX's own: what a backend's graph computes with."""
+    inner = node
+    while inner.element is not None:
+        inner = inner.element
+    return inner.kind is TypeKind.TENSOR
 
 
 def meet(a: TypeNode, b: TypeNode) -> TypeNode | None:
@@ -174,6 +202,8 @@ def type_to_proto(node: TypeNode) -> onnx.TypeProto:
         proto.tensor_type.elem_type = onnx.TensorProto.UNDEFINED
     elif node.kind is TypeKind.SEQUENCE and node.element is not None:
         proto.sequence_type.elem_type.CopyFrom(type_to_proto(node.element))
+    elif node.kind is TypeKind.OPTIONAL and node.element is not None:
+        proto.optional_type.elem_type.CopyFrom(type_to_proto(node.element))
     else:
         proto.opaque_type.domain = OPAQUE_DOMAIN
         proto.opaque_type.name = node.name
@@ -191,7 +221,15 @@ def type_from_proto(proto: onnx.TypeProto) -> TypeNode | None:
         return _BY_ID.get(keys.PREFIX + proto.opaque_type.name)
     if which == "sequence_type":
         element = type_from_proto(proto.sequence_type.elem_type)
+        if element is TENSOR:
+            return SEQUENCE
+        if element in SEQUENCE_OF:
+            return SEQUENCE_OF[element]
         for node in _BY_ID.values():
             if node.kind is TypeKind.SEQUENCE and node.element is element:
                 return node
+    if which == "optional_type":
+        inner = type_from_proto(proto.optional_type.elem_type)
+        if inner is not None:
+            return OPTIONAL if inner in (TENSOR, SEQUENCE) else OPTIONAL_OF.get(inner)
     return None

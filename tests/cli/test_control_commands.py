@@ -427,3 +427,45 @@ def test_an_execution_without_outputs_says_so(capsys: pytest.CaptureFixture[str]
     assert "execution 7 ended and gave no output" in err
     assert values.report(told, waited_s=1.0, as_json=True) == exits.OK
     assert capsys.readouterr() == ("", "")
+
+
+class Rounds:
+    """What a node's rounds say of themselves: one where a peer had no data, and one that failed."""
+
+    period_s = age_s = None
+
+    def as_json(self) -> dict[str, Any]:
+        progress = {"target": "server", "done": 2, "of": None, "complete": False, "running": 3}
+        return progress | {"waiting_for": "", "waiting_s": None, "last": None}
+
+    def finished(self) -> list[dict[str, Any]]:
+        made = {"target": "server", "execution": 1, "seconds": 0.5, "bytes": 7, "outputs": {}}
+        why = {str(CLIENT): "DataUnavailable: no shard\x1b[31m [train, round.py:8]"}
+        first = {"round": 1, "ok": True, "responded": [str(SERVER)], "missing": [str(CLIENT)]}
+        second = {"round": 2, "ok": False, "responded": [], "missing": [], "missing_why": {}}
+        return [
+            {**made, **first, "missing_why": why, "refused": {"X": "too large"}, "failures": []},
+            {**made, **second, "refused": {}, "failures": ["QuorumNotReached: nobody"]},
+        ]
+
+
+async def test_rounds_say_who_was_missing_and_why(
+    tmp_path: Path, shell: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    async with running(tmp_path) as live:
+        bb = shell(live)
+        assert (await bb("rounds"))[:2] == (0, "")
+        live.plane.host.rounds = [Rounds()]  # type: ignore[list-item]
+        told = await bb.json("rounds", "--last", 1)
+        assert (told["schema"], [r["round"] for r in told["rounds"]]) == ("bbnode/rounds/1", [2])
+        code, out, err = await bb("rounds")
+        assert code == 0
+        for shown in (str(CLIENT), "DataUnavailable: no shard", "[train, round.py:8]"):
+            assert shown in out
+        assert "not counted: too large" in out
+        assert "QuorumNotReached: nobody" in out
+        assert "\x1b[31m" not in out  # a peer's word
+        assert err == "server: 2 of any number of rounds, running: 3\n"
+        code, _, err = await bb("rounds", "--last", 0)
+        assert code == exits.USAGE

@@ -8,13 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import ModelProto
 
+from bbnode.compiler import target_names
 from bbnode.compiler.analysis import order
 from bbnode.compiler.driver.admission import admit
 from bbnode.compiler.driver.compiler import Compiler, seams
 from bbnode.compiler.driver.pipeline import all_pass_names, load_pass
-from bbnode.compiler.errors import Internal
+from bbnode.compiler.errors import Internal, NeverFires
 from bbnode.compiler.unit import CompileOptions, SlotBinding
 from bbnode.components.contracts import Backend
+from bbnode.engine.planning.program import plan_program
 from bbnode.ir import keys, types
 from bbnode.ir.onnx_file import program_of
 from tests.compiler import programs
@@ -164,3 +166,17 @@ def test_random_programs_compile_without_cycles_and_to_the_same_bytes(program: M
         if function.metadata.get(keys.TARGET_KEY):
             left = [node for node in function.nodes if node.domain == ""]
             assert not left  # every backend op is in a subgraph
+
+
+@given(random_programs())
+def test_what_is_compiled_is_what_can_be_installed(program: ModelProto) -> None:
+    """The compiler looks before ops are fused and gated, install afterwards: both see the same."""
+    compiler = programs.bound(program)
+    model = compiler.without_stage("validate_deliveries").compile(program)
+    unreachable = plan_program(model, target_names(model)).unreachable
+    try:
+        compiler.compile(program)
+    except NeverFires:
+        assert unreachable
+    else:
+        assert not unreachable

@@ -129,6 +129,7 @@ def test_values_of_two_executions_never_meet(record, op: str, first: str, second
     assert any(second in text for text in said), said
     assert "test_deliveries.py:" in error.source_line
     assert error.module
+    assert ("to one port" if op == "Threshold_0" else "g.request") in str(error)
 
 
 def test_what_meets_in_one_execution_is_compiled() -> None:

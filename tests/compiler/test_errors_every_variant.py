@@ -329,6 +329,24 @@ def cross_class_dataflow() -> object:
     return compile_body(body)
 
 
+@case(errors.HomeContradicted, "'Homed'", "'server'", "'client'", "`g.net_out(",
+      called="Homed", home="server", value="Send_0.received", lives_on="client")  # fmt: skip
+def home_contradicted() -> object:
+    class Homed(Module):
+        home = "server"
+
+        def body(self, g: Graph) -> None:
+            x = g.input("x", types.TENSOR_FLOAT)
+            g.output("y", COMPUTE.add(g, x, x))
+
+    def body(g: Graph) -> None:
+        value = g.input("value", types.TENSOR_FLOAT)
+        received = g.net_out("out", CLIENTS.sample(g, n=2), value)
+        g.output("sum", Homed().call().input("x", received).build(g).output("y"))  # here
+
+    return compile_body(body)
+
+
 @case(errors.AmbiguousHome, "'net'", "'client', 'server'", "after=",
       node_name="Params_0", slot="net", homes=("client", "server"))  # fmt: skip
 def ambiguous_home() -> object:
@@ -344,8 +362,10 @@ def ambiguous_home() -> object:
 # --- types ----------------------------------------------------------------------------------
 
 
-@case(errors.TypeConstraintFailed, "do not fit", "Tensor.DOUBLE", "Cast", op="Add_0",
-      detail=re.compile("FLOAT meets .*DOUBLE at Add; see the input 'a' and the"))  # fmt: skip
+@case(errors.TypeConstraintFailed, "do not fit", "Tensor.DOUBLE", "Cast",
+      op="Add_0",
+      detail="Tensor.FLOAT meets Tensor.DOUBLE at Add; see the input 'a' and the input "
+             "'b'")  # fmt: skip
 def type_constraint_failed() -> object:
     def body(g: Graph) -> None:
         a, b = g.input("a", types.TENSOR_FLOAT), g.input("b", types.TENSOR_DOUBLE)
@@ -358,8 +378,7 @@ def type_constraint_failed() -> object:
       value="Unbundle_0.parts_0", known="Tensor", op="Unbundle_0", slot="", role="")  # fmt: skip
 def unresolved_type() -> object:
     def body(g: Graph) -> None:
-        both = g.input("both", types.COMPOSITE)
-        (part,) = g.unbundle(both, [types.TENSOR])  # here
+        (part,) = g.unbundle(g.input("both", types.COMPOSITE), [types.TENSOR])  # here
         syscalls.app_emit(g, part, name="seen")
 
     return compile_body(body)

@@ -193,18 +193,14 @@ def test_constants_live_wherever_they_are_read() -> None:
 
 def test_an_inlined_module_keeps_its_own_home() -> None:
     child = Body("Child", home="client")
-    x = child.input("x", types.TENSOR_FLOAT)
-    peers = child.input("peers", types.PEER_ID_VEC)
-    child.send(x, peers, "there")
     child.syscall("Pulse", [], ["beat"])
     child.output("out", "beat")
     root = Body("Parent", home="server", root=True)
-    v = root.input("v", types.TENSOR_FLOAT)
-    root.call(child.function, [v, root.sample("client", "cs")], ["beaten"],
-              kinds=[types.TRIGGER], name="Call")  # fmt: skip
+    root.syscall("Pulse", [], ["own"], name="Own")
+    root.call(child.function, [], ["beaten"], kinds=[types.TRIGGER], name="Call")
     body = placed(root, child)
-    assert node_named(body, "Call/Pulse_1").metadata.get(keys.HOME_CLASS_KEY) == "client"
-    assert node_named(body, "Call/Send_0").metadata.get(keys.HOME_CLASS_KEY) == "server"
+    assert node_named(body, "Call/Pulse_0").metadata.get(keys.HOME_CLASS_KEY) == "client"
+    assert node_named(body, "Own").metadata.get(keys.HOME_CLASS_KEY) == "server"
 
 
 # --- synthesis ------------------------------------------------------------------------------

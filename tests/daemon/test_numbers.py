@@ -118,3 +118,14 @@ def test_anything_is_a_tensor_or_refused(written: Any, declared: str | None) -> 
         np.dtype(np.float32),
         *([] if node is None else [dtype_of(node)]),
     }
+
+
+def test_texts_are_a_tensor_where_that_is_declared() -> None:
+    made = numbers([["a"], ["bé"]], types.TENSOR_STRING)
+    assert type_of(made) is types.TENSOR_STRING
+    assert made.tolist() == [["a"], ["bé"]]
+    for wrong in (["a", 1], [1], [["a"], "b"], [["a"], ["b", "c"]]):
+        with pytest.raises(ValueError, match="give texts"):
+            numbers(wrong, types.TENSOR_STRING)
+    with pytest.raises(ValueError, match="give numbers"):
+        numbers(["a"], types.TENSOR_FLOAT)

@@ -127,7 +127,7 @@ M = ModelSlot("m")
         (lambda g, x: g.unbundle(x, ["float"]), BadArgument, "is not a type"),
         (lambda g, x: g.constant("text"), BadArgument, "can't be a constant"),
         (lambda g, x: g.constant({"a": 1}), BadArgument, "can't be a constant"),
-        (lambda g, x: g.constant(np.array(["a"])), BadArgument, "dtype <U1"),
+        (lambda g, x: g.constant(np.array([b"a"])), BadArgument, "dtype .S1"),
         (lambda g, x: g.constant(1 << 70), BadArgument, "can't be a constant"),
         (lambda g, x: g.constant(values.U64(-1)), BadArgument, "can't be a constant"),
         (lambda g, x: g.peer_id("nobody0"), BadArgument, "not a PeerId"),

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from bbnode.dsl import Graph, Module, OnnxModule, types
 from bbnode.dsl.errors import BadCut, TooManyStages, UnknownValue
@@ -210,11 +210,11 @@ def test_values_that_cannot_travel_are_not_cut() -> None:
     n = helper.make_node
     nodes = [
         n("Neg", ["x"], ["a"]),
-        n("SequenceConstruct", ["a", "x"], ["many"]),
-        n("ConcatFromSequence", ["many"], ["one"], axis=0),
+        n("Cast", ["a"], ["many"], to=TensorProto.FLOAT8E4M3FN),
+        n("Cast", ["many"], ["one"], to=TensorProto.FLOAT),
         n("Abs", ["one"], ["y"]),
     ]
-    model = model_of(nodes, [port("x", [3])], [port("y", [6])])
+    model = model_of(nodes, [port("x", [3])], [port("y", [3])])
     module = OnnxModule(model)
     with pytest.raises(BadCut, match="'many' crosses the cut at 'many'"):
         module.split(at=["many"])
@@ -222,6 +222,17 @@ def test_values_that_cannot_travel_are_not_cut() -> None:
         module.split(stages=4)
     x = x_of(3)
     assert_same(run(module.split(stages=3), x=x), ort(model, x=x))
+
+
+def test_sequences_travel_across_a_cut() -> None:
+    n = helper.make_node
+    nodes = [
+        n("SequenceConstruct", ["x", "x"], ["many"]),
+        n("ConcatFromSequence", ["many"], ["y"], axis=0),
+    ]
+    model = model_of(nodes, [port("x", [3])], [port("y", [6])])
+    x = x_of(3)
+    assert_same(run(OnnxModule(model).split(at=["many"]), x=x), ort(model, x=x))
 
 
 @st.composite

@@ -137,3 +137,28 @@ def test_a_denied_peer_of_a_request_is_missing_at_once_with_the_reason() -> None
     assert batch.missing == (denied,)
     ((peer, why),) = batch.reasons
     assert (peer, why.kind, why.detail) == (denied, "NotSent", "blocklisted")
+
+
+class Fused(Module):
+    """Ops of one backend, of which some are conditional: they do not take the others along."""
+
+    home = "sensor"
+
+    def body(self, g: Graph) -> None:
+        x, go = g.input("x", types.TENSOR_FLOAT), g.input("go", types.TENSOR_BOOL)
+        compute = BackendSlot("compute")
+        one = compute.add(g, x, g.constant(1.0))
+        two = compute.mul(g, one, g.constant(2.0), after=g.when(go))
+        g.output("one", one)
+        g.output("three", compute.add(g, one, two))
+        g.output("four", compute.neg(g, one))
+
+
+@pytest.mark.parametrize("go", [True, False])
+def test_a_condition_parts_fused_graphs(go: bool) -> None:
+    net = network(Fused(), {"sensor": "sensor"})
+    sensor = net["sensor"]
+    execution = sensor.invoke("sensor", {"x": np.array(3, np.float32), "go": np.array(go)})
+    net.run_until_idle()
+    outputs = {name: float(v) for name, v in sensor.outputs(execution).items()}
+    assert outputs == {"one": 4.0, "four": -4.0} | ({"three": 12.0} if go else {})

@@ -12,7 +12,7 @@ import numpy as np
 from bbnode.engine import Limits, Node, steps
 from bbnode.engine.messaging.actions import suffix_of
 from bbnode.ir import codec, keys, types
-from bbnode.ir.address import site_suffix
+from bbnode.ir.address import REFUSED_SUFFIX, site_suffix
 from bbnode.ir.envelope import (
     CorrelationKind,
     EdgeRttReport,
@@ -90,7 +90,7 @@ OPS = (
     suffix_of("agg", "Echo"),
     suffix_of("nobody", "Echo"),
 )
-SUFFIXES = (*SITES, *OPS, b"", b"\xe2\x01", b"\xe3\x01\x00\x00\x00\x01\xe4\x01\xff")
+SUFFIXES = (*SITES, *OPS, REFUSED_SUFFIX, b"", b"\xe2\x01", b"\xe3\x01\x00\x00\x00\x01\xe4\x01\xff")
 PEERS = tuple(peer(n) for n in range(1, 5))
 
 

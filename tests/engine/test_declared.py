@@ -102,6 +102,20 @@ def test_each_output_of_several_is_checked() -> None:
     assert "returned 1 values; expected a tuple of 2" in failed.detail
 
 
+def test_a_component_with_several_types_may_return_any_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    several = (types.TENSOR_FLOAT, types.TENSOR_INT64)
+    node = forward(y=(2,))
+    monkeypatch.setattr(ScriptModel, "storage", {"Forward.output": several, "*": several})
+    for dtype, fits in ((np.int64, True), (np.float32, True), (np.float64, False)):
+        component(node, "m").returns = np.zeros(2, dtype)
+        shown, failed = run(node)
+        assert (len(shown), len(failed)) == (fits, not fits)
+    component(node, "m").returns = np.zeros(3, np.int64)
+    assert run(node)[1][0].kind == "WrongResultType"
+
+
 def test_a_composite_with_something_that_is_no_value_is_told() -> None:
     wanted = Declared(types.COMPOSITE)
     assert wanted.misfit(Composite((np.zeros(1), TRIGGER))) == ""
@@ -197,11 +211,11 @@ def test_inputs_of_invoke_are_refused_by_shape() -> None:
     node = bring_up(declared(p, x=("n", 3), y=("n",)), "server")
     fits = {"x": np.zeros((2, 3), np.float32), "y": np.zeros(2, np.float32)}
     assert len(run(node, **fits)[0]) == 1
-    with pytest.raises(errors.InputTypeMismatch, match=r"x takes the shape \[n, 3\].*\[2\]"):
+    with pytest.raises(errors.InputShapeMismatch, match=r"x takes \[n, 3\].*\[2\]"):
         node.invoke("server", {**fits, "x": np.zeros(2, np.float32)})
-    with pytest.raises(errors.InputTypeMismatch, match=r"y takes the shape \[n=2\].*\[3\]"):
+    with pytest.raises(errors.InputShapeMismatch, match=r"y takes \[n=2\].*\[3\]"):
         node.invoke("server", {**fits, "y": np.zeros(3, np.float32)})
     with pytest.raises(errors.InputTypeMismatch, match=r"x takes Tensor.FLOAT.*Tensor.DOUBLE"):
         node.invoke("server", {**fits, "x": np.zeros((2, 3))})
-    with pytest.raises(errors.InputTypeMismatch, match="takes the shape"):
+    with pytest.raises(errors.InputShapeMismatch, match="takes"):
         node.deliver_event("server", "x", np.zeros((2, 4), np.float32))

@@ -12,6 +12,7 @@ from bbnode.engine.errors import EntryError, UnexpectedException
 from bbnode.ir import types
 from bbnode.ir.caps import MAX_FILLS, MAX_RECORDS
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.refusal import WireRefusal, encode_refusal
 from bbnode.ir.values import TRIGGER, Composite, Metadata
 from tests.engine import fuzzing
 from tests.engine.fuzzing import PEERS, SUFFIXES, VALUES, encoded, node_under_test, poll, settle
@@ -24,7 +25,11 @@ slow = settings(
 hashes = st.sampled_from(
     sorted({encoded(value)[1].wire_hash for value in VALUES} | {0, types.ANY.wire_hash, 1 << 63})
 )
-payloads = st.one_of(st.sampled_from([encoded(v)[0] for v in VALUES]), st.binary(max_size=64))
+payloads = st.one_of(
+    st.sampled_from([encoded(v)[0] for v in VALUES]),
+    st.just(encode_refusal(WireRefusal("OpError", "no data", "train"))),
+    st.binary(max_size=64),
+)
 numbers = st.one_of(st.integers(0, 2**64 - 1), st.integers(0, 4))
 
 

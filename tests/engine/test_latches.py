@@ -17,7 +17,11 @@ LIMIT = 5 * S
 
 
 def asker(
-    op_type: str = "DeadlineMatch", *, breaks: bool = False, **attributes: object
+    op_type: str = "DeadlineMatch",
+    *,
+    breaks: bool = False,
+    digest_ns: int = 0,
+    **attributes: object,
 ) -> tuple[Partition, int]:
     """Asks (in a manner of speaking) when invoked, and gives the reply LIMIT to come."""
     p = Partition("server", inputs=["ask"])
@@ -25,7 +29,10 @@ def asker(
     if breaks:
         p.sys("When", ["ask"], "begun")  # a trigger is no bool: it fails
     p.sys("After", ["begun" if breaks else "ask"], "timeout", delay_ns=LIMIT, stamp_ns=60 * S)
-    p.sys("OnTrigger", ["reply"], "there")
+    if digest_ns:
+        p.sys("Sleep", ["reply"], "there", duration_ns=digest_ns, stamp_ns=60 * S)
+    else:
+        p.sys("OnTrigger", ["reply"], "there")
     p.sys(op_type, ["there", "timeout"], "winner", **attributes)
     p.sys("AppNotify", ["winner"], name="won")
     p.output("out", "winner")
@@ -33,8 +40,10 @@ def asker(
 
 
 class Asking:
-    def __init__(self, op_type: str = "DeadlineMatch", **attributes: object) -> None:
-        p, self.site = asker(op_type, **attributes)
+    def __init__(
+        self, op_type: str = "DeadlineMatch", *, digest_ns: int = 0, **attributes: object
+    ) -> None:
+        p, self.site = asker(op_type, digest_ns=digest_ns, **attributes)
         self.model = model(p)
         self.node = self.bring_up()
         self.replies = 0
@@ -105,6 +114,23 @@ def test_a_lost_reply_does_not_take_that_of_the_next() -> None:
     it.ask(7 * S)
     assert won(it.reply(8 * S)) == 1
     assert won(it.node.poll(20 * S)) == 0
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes"), [("DeadlineMatch", {}), ("Any", {"group": "first"})]
+)
+def test_a_reply_that_is_slow_to_digest_opens_no_round(
+    op_type: str, attributes: dict[str, object]
+) -> None:
+    it = Asking(op_type, digest_ns=S, **attributes)
+    it.ask(1)
+    it.reply(2 * S)
+    assert won(it.node.poll(3 * S + 1)) == 1
+    assert won(it.node.poll(20 * S)) == 0
+    it.ask(21 * S)
+    it.reply(25 * S + S // 2)  # it is there in time, and digested too late
+    assert won(it.node.poll(26 * S + 1)) == 1
+    assert won(it.node.poll(40 * S)) == 0
 
 
 def test_an_any_without_a_group_fires_for_each_delivery() -> None:

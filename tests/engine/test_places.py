@@ -8,9 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bbnode.compiler import Compiler
 from bbnode.components import ConnectedView, OrtBackend, ReferenceBackend
+from bbnode.components.errors import BackendError
 from bbnode.dsl import BackendSlot, Graph, ModelSlot, Module, Output, PeerSelectorSlot, types
 from bbnode.engine import errors, steps
 from bbnode.engine.places import OpPlace, listed
@@ -157,6 +160,46 @@ def test_what_an_artifact_says_of_a_graph_may_be_anything(text: str) -> None:
     node.source_line = "a.py:3"
     assert OpPlace(node).of(errors.InvalidOperand("x")).line == "a.py:3"
     assert OpPlace(node).at("MatMul_7").inner == ""
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.dictionaries(st.sampled_from(["nodes", "metadata", "x"]), inner, max_size=3)
+    ),
+)
+
+
+@given(
+    st.fixed_dictionaries({}, optional={"nodes": _JSON, "metadata": _JSON}) | _JSON,
+    st.text(max_size=12) | st.just("MatMul_0"),
+)
+def test_looking_a_place_up_raises_nothing(said: object, name: str) -> None:
+    node = OpNode("subgraph_1", "x", "call", metadata={keys.MEMBERS_KEY: json.dumps(said)})
+    place = OpPlace(node)
+    assert isinstance(str(place.at(name)), str)
+    assert isinstance(str(place.of(BackendError("x", node=name))), str)
+
+
+class RudeError(BackendError):
+    """Of a backend whose author did not call the base class."""
+
+    def __init__(self, node: object) -> None:
+        self.given = node
+        if node is not None:
+            self.__dict__["node"] = node
+
+    @property
+    def node(self) -> str:
+        raise LookupError("no node")
+
+
+@pytest.mark.parametrize("node", [None, 7, b"MatMul_0"])
+def test_errors_of_other_backends_may_be_anything(node: object) -> None:
+    call = OpNode("subgraph_1", "x", "call")
+    call.source_line = "a.py:3"
+    assert OpPlace(call).of(RudeError(node)).line == "a.py:3"
 
 
 def test_names_that_a_backend_makes_up_are_looked_through() -> None:

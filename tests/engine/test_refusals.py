@@ -447,6 +447,27 @@ def test_why_a_peer_failed_is_in_a_snapshot() -> None:
     assert f"{peer(2)} (Late)" in failed.detail
 
 
+@pytest.mark.parametrize("over_a_restart", [False, True])
+def test_an_answer_that_can_not_be_sent_is_told_once(over_a_restart: bool) -> None:
+    node = client()
+    node.deliver_inbound(peer(0), asked())
+    (task,) = of(steps.RunTask, node.poll(1))
+    node.complete(task.token, task.fn())
+    (answer,) = of(steps.SendEnvelope, node.poll(2))
+    if over_a_restart:
+        saved, node = node.snapshot(), bring_up(federated(), "client", me=1)
+        node.restore(saved, 2, same_life=True)
+    for _ in range(2):
+        node.send_failed(peer(0), "the queue is full", tag=answer.tag, blames_peer=False)
+    made = node.poll(3)
+    ((who, said, number, why),) = told(made)
+    assert (who, said, number, why.kind) == (peer(0), RESPONSE, 7, "AnswerNotSent")
+    # Nor is anything said about a refusal that can't be sent.
+    (no,) = of(steps.SendEnvelope, made)
+    node.send_failed(peer(0), "the queue is full", tag=no.tag, blames_peer=False)
+    assert told(node.poll(4)) == []
+
+
 def test_who_leaves_refuses_what_is_under_way_and_what_comes() -> None:
     node = client()
     node.deliver_inbound(peer(0), asked())

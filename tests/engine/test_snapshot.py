@@ -482,6 +482,7 @@ FRAME_STATE = {
     *("bootstrap", "charges", "cohorts", "deadline_ns", "debt", "ended", "execution", "failures"),
     *("from_bus", "live", "parked", "pending", "plan", "report", "rt", "site", "source_peer"),
     *("started_ns", "units", "values", "wire_out_id", "wire_req_id"),
+    *("skipped", "apart"),  # apart: some are skipped, or it has ended
 }
 
 

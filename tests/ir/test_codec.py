@@ -117,7 +117,7 @@ def test_nesting_is_bounded() -> None:
         codec.encode_value(value)
 
 
-@pytest.mark.parametrize("thing", [object(), "text", 3, np.array(["a"]), [1, 2]])
+@pytest.mark.parametrize("thing", [object(), "text", 3, np.array([b"a"]), [1, 2]])
 def test_what_is_no_value_is_named(thing: object) -> None:
     with pytest.raises(AuthorError, match=r"value|dtype"):
         values.type_of(thing)

@@ -345,3 +345,63 @@ def test_outputs_know_what_they_are() -> None:
 
     Shown().build()
     assert seen
+
+
+class Gathers(Module):
+    """Workers send on their own; the server takes three at a time."""
+
+    home = "worker"
+
+    def body(self, g: Graph) -> None:
+        value = g.input("value", types.TENSOR_FLOAT)
+        server = PeerSelectorSlot("servers", peer_class="server").current_view(g, after=value)
+        batch = g.collect(g.net_out("value", server, value), n=3, until=60.0)
+        g.output("stacked", batch.stacked)
+        thanks = g.net_out("thanks", batch.peers, COMPUTE.reduce_sum(g, batch.stacked, keepdims=0))
+        g.output("thanks", thanks)
+
+
+def gathered(*values: Any) -> tuple[Network, SimNode]:
+    compiled = (
+        Compiler()
+        .bind_peer_selector("servers", ConnectedView)
+        .bind_backend("compute", OrtBackend)
+        .compile(Gathers().build())
+    )
+    network = Network(seed=0)
+    server = network.add("server", compiled, ["server"])
+    for index in range(len(values)):
+        network.add(f"worker-{index}", compiled, ["worker"])
+    for index, value in enumerate(values):
+        network[f"worker-{index}"].invoke("worker", {"value": value})
+    network.run_until_idle()
+    return network, server
+
+
+def test_what_is_collected_is_opened_like_answers() -> None:
+    network, server = gathered(*rows(1.0, 2.0, 3.0))
+    (stacked,) = server.values("stacked")
+    assert sorted(stacked[:, 0].tolist()) == [1.0, 2.0, 3.0]
+    assert all(network[f"worker-{i}"].values("thanks") == [0.0] for i in range(3))
+
+
+def test_what_is_collected_and_does_not_fit_names_the_peer() -> None:
+    odd = np.zeros(7, np.float32)
+    network, server = gathered(*rows(1.0, 2.0), odd)
+    assert not server.values("stacked")
+    (failed,) = {step.detail for step in server.failures()}
+    assert f"but {network.peer_id('worker-2')} float32 [7]" in failed
+
+
+def test_what_is_collected_has_the_type_that_was_sent() -> None:
+    class Wrong(Module):
+        home = "worker"
+
+        def body(self, g: Graph) -> None:
+            value = g.input("value", types.TENSOR_FLOAT)
+            server = PeerSelectorSlot("servers", peer_class="server").current_view(g, after=value)
+            batch = g.collect(g.net_out("value", server, value), n=3, until=60.0)
+            g.output("sum", batch.merged()[0])
+
+    with pytest.raises(TypeConstraintFailed, match=r"Tensor\.FLOAT meets SearchResults"):
+        Compiler().bind_peer_selector("servers", ConnectedView).compile(Wrong().build())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bbnode.engine import steps
+from bbnode.engine import Limits, steps
 from bbnode.sim import LinkModel, Network, NodeIsDown, S
 from tests.sim import programs
 from tests.sim.programs import MS, component, number
@@ -197,3 +197,56 @@ def test_faults_can_be_planned_and_are_part_of_the_trace() -> None:
     seen = component(first["keeper"], "notes").seen
     assert seen[0] >= 19  # what it knew is gone
     assert seen[-1] == 29.0
+
+
+def cohort(**more: object) -> tuple[Network, object]:
+    """An asker and three workers of a program that is content with two answers, at 2 s."""
+    net = Network()
+    made = programs.ask(quorum=2)
+    asker = net.add("asker", made, ["asker"], limits=Limits(lost_peer_grace_ms=500), **more)
+    for i in range(3):
+        net.add(f"worker-{i}", made, ["worker"])
+    net.run_until_idle()
+    return net, asker
+
+
+def test_who_dies_is_missing_after_the_grace_and_not_at_the_deadline() -> None:
+    net, asker = cohort()
+    net.set_link("worker-1", "asker", LinkModel(latency_ns=S))
+    execution = asker.invoke("asker", {"x": number(1)})
+    net.run(until=net.now_ns + 50 * MS)
+    net.crash("worker-1")
+    net.run_until(lambda: asker.has_finished(execution))
+    answers = asker.outputs(execution)["answers"]
+    ((peer, why),) = answers.reasons
+    assert (peer, why.kind) == (net["worker-1"].peer_id, "ConnectionLost")
+    assert "the connection was reset" in why.detail
+    assert net.now_ns < S
+    assert asker.node.waiting() == []
+
+
+def test_who_is_back_within_the_grace_is_waited_for() -> None:
+    net, asker = cohort()
+    net.set_link("worker-1", "asker", LinkModel(latency_ns=S))
+    execution = asker.invoke("asker", {"x": number(1)})
+    net.run(until=net.now_ns + 50 * MS)
+    net.cut("worker-1", "asker")
+    net.run(until=net.now_ns + 100 * MS)
+    net.heal("worker-1", "asker")
+    net.run_until_idle()
+    # What was under way is lost with the connection: it is missing at the deadline, and only late.
+    answers = asker.outputs(execution)["answers"]
+    assert (len(answers.responses), answers.reasons) == (2, ())
+    assert net.now_ns >= 2 * S
+
+
+def test_everybody_who_says_no_ends_a_request_in_a_round_trip() -> None:
+    net, asker = cohort()
+    for i in range(3):
+        net[f"worker-{i}"].node.leave()
+    asker.invoke("asker", {"x": number(1)})
+    net.run_until_idle()
+    (failed,) = asker.failures()
+    assert failed.kind == "QuorumNotReached"
+    assert failed.detail.count("ShuttingDown: this node is being stopped") >= 2
+    assert net.now_ns < 100 * MS

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from bbnode.ir.graph import Attribute, Function, OpNode
-from bbnode.ir.onnx_file import attribute_proto
+from bbnode.ir.onnx_file import attribute_content
 
 HEX_DIGITS = 16
 # Shorter attributes stand in a hash as they are.
@@ -44,7 +44,7 @@ class AttributePrints:
         """Size and content of an attribute."""
         found = self._known.get(id(attribute))
         if found is None:
-            data = attribute_proto("", attribute).SerializeToString(deterministic=True)
+            data = attribute_content(attribute)
             is_long = len(data) > _LONGEST_INLINE_BYTES
             content = "#" + hashlib.sha256(data).hexdigest() if is_long else "=" + _text(data)
             found = AttributePrint(attribute, len(data), content)

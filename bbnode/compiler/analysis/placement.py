@@ -16,10 +16,12 @@ from bbnode.compiler.analysis.wire import fan_in_groups, request_of
 from bbnode.compiler.errors import (
     AmbiguousHome,
     CrossClassDataflow,
+    HomeContradicted,
     Internal,
     UnresolvedPeerClass,
     Where,
 )
+from bbnode.compiler.unit import HomeClaim
 from bbnode.ir import keys
 from bbnode.ir.graph import Function, FunctionKey, OpNode, call_key, is_onnx_op, is_wire
 
@@ -39,8 +41,15 @@ class Placement:
     """
 
     def __init__(
-        self, function: Function, called_slots: Mapping[FunctionKey, Sequence[str]]
+        self,
+        function: Function,
+        called_slots: Mapping[FunctionKey, Sequence[str]],
+        claims: Sequence[HomeClaim] = (),
     ) -> None:
+        self._claims = claims
+        self._called_homes = {
+            claim.where.node_name: claim.home for claim in reversed(claims) if not claim.value
+        }
         self.default = function.metadata.get(keys.HOME_KEY) or keys.SELF_CLASS
         self.nodes: list[OpNode] = list(function.nodes)
         self.order = topological(function)
@@ -63,8 +72,28 @@ class Placement:
     def solve(self) -> None:
         """Place every op that has a home.
 
-        Raises CrossClassDataflow, AmbiguousHome, UnresolvedPeerClass.
+        Raises HomeContradicted, CrossClassDataflow, AmbiguousHome, UnresolvedPeerClass.
         """
+        try:
+            self._solve()
+        except CrossClassDataflow:
+            self._check_claims()  # says more of what is wrong, if it is that
+            raise
+        self._check_claims()
+
+    def _check_claims(self) -> None:
+        for claim in self._claims:
+            lives_on = self._value_homes.get(claim.value)
+            if lives_on not in (None, claim.home) and self._is_placed_value(claim.value):
+                raise HomeContradicted(
+                    called=claim.called,
+                    home=claim.home,
+                    value=claim.value,
+                    lives_on=lives_on,
+                    where=claim.where,
+                )
+
+    def _solve(self) -> None:
         missing, readers, free = self._dependencies()
         for index in self.order:
             if not self.placeless[index] and not missing[index] and index not in free:
@@ -191,8 +220,10 @@ class Placement:
         return found
 
     def _own_default(self, index: int) -> str:
-        """Home of the Module that recorded the op (an inlined one may have its own)."""
-        return self.nodes[index].metadata.get(keys.HOME_KEY) or self.default
+        """Home of the Module that recorded the op, or that it calls, or of the root."""
+        node = self.nodes[index]
+        called = self._called_homes.get(node.name)
+        return called or node.metadata.get(keys.HOME_KEY) or self.default
 
     def _slots_of(self, index: int) -> Sequence[str]:
         node = self.nodes[index]
@@ -349,13 +380,35 @@ class PeerClasses:
                 found.add(value if value in self._inputs else None)
                 continue
             moved = self._moved(node, value)
-            if moved is None:
+            if node.op_type == keys.OP_COLLECT and node.domain == keys.SYSCALL_DOMAIN:
+                found.update(self._senders_of(node.inputs[0]))
+            elif moved is None:
                 found.add(self._said_by(node, value))
                 found.update(self._home_of(other) for other in self._joined.get(value, ()))
             else:
                 todo.extend(name for name in moved if name not in seen)
                 seen.update(moved)
         return found
+
+    def _senders_of(self, value: str) -> set[str | None]:
+        """Classes of the peers whose deliveries a value is made of; None where it is of none."""
+        found: set[str | None] = set()
+        seen = {value}
+        todo = [value]
+        while todo:
+            value = todo.pop()
+            node = self._maker.get(value)
+            if node is None:
+                continue
+            at = RECEIVED_OUTPUT.get(node.op_type) if is_wire(node) else None
+            if at is not None and value in node.outputs[at : at + 2]:  # or its sender
+                received = node.outputs[at]
+                found.update(self._home_of(send) for send in self._joined.get(received, [node]))
+                continue
+            fresh = [name for name in (*node.computes_with, *node.after) if name not in seen]
+            seen.update(fresh)
+            todo.extend(fresh)
+        return found or {None}
 
     def _moved(self, node: OpNode, value: str) -> list[str] | None:
         """The values whose peers a node hands on as `value`; None when it hands on none."""

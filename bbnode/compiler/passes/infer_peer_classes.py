@@ -5,12 +5,15 @@ Rule: the solving is `placement.py`'s; here is what it leaves on the program.
 
 from __future__ import annotations
 
+from bbnode.compiler.analysis.functions import by_key, callees_first, calls_of
 from bbnode.compiler.analysis.order import rename_node
 from bbnode.compiler.analysis.placement import Placement
 from bbnode.compiler.analysis.slots import slots_of_calls
-from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
+from bbnode.compiler.errors import Where
+from bbnode.compiler.rewriting.inlining import home_of
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, HomeClaim, Pass
 from bbnode.ir import keys, types
-from bbnode.ir.graph import Function, OpNode
+from bbnode.ir.graph import Function, FunctionKey, OpNode
 from bbnode.ir.types import TypeNode
 
 
@@ -23,7 +26,10 @@ class InferPeerClasses(Pass):
        home; where that leaves two answers it is AmbiguousHome.
     3. A send's `received` and `sender` live on the class it goes to, a request's `responses`
        on the requester's. That class is UnresolvedPeerClass when nothing says it.
-    4. Constants, and ONNX ops over constants alone, live wherever they are read: on several
+    4. A called Module that names a `home` is called with values that live there
+       (HomeContradicted), and what nothing else places in it lives there; one that names none
+       lives where it is called.
+    5. Constants, and ONNX ops over constants alone, live wherever they are read: on several
        classes there is one copy each, called `<name>@<class>`.
     """
 
@@ -31,7 +37,8 @@ class InferPeerClasses(Pass):
         if unit.partitions:
             return {"homes_stamped": 0, "peer_classes_stamped": 0, "constants_copied": 0}
         root = unit.root
-        placement = Placement(root, slots_of_calls(unit.program.functions[1:]))
+        called = slots_of_calls(unit.program.functions[1:])
+        placement = Placement(root, called, _claims(unit))
         placement.solve()
         demand = placement.demand()
         for index, classes in demand.items():
@@ -47,6 +54,33 @@ class InferPeerClasses(Pass):
             "peer_classes_stamped": len(placement.destinations),
             "constants_copied": copied,
         }
+
+
+def _claims(unit: CompilationUnit) -> list[HomeClaim]:
+    """The homes that Modules name that the root calls, or that it called before they were inlined.
+
+    A call that stays is one of a body that sends nothing, so that all homes that are named in it
+    are homes of the call.
+    """
+    claims = list(unit.home_claims.get(unit.root.key, ()))
+    table = by_key(unit.program.functions[1:])
+    calls = {key: [k for _, k in calls_of(f, table)] for key, f in table.items()}
+    inside: dict[FunctionKey, dict[tuple[str, str], None]] = {}
+    for key in callees_first(table, calls):
+        home = home_of(table[key])
+        named = {} if home is None else {(table[key].name, home): None}
+        named |= {(c.called, c.home): None for c in unit.home_claims.get(key, ())}
+        for callee in calls[key]:
+            named |= inside[callee]
+        inside[key] = named
+    for node, key in calls_of(unit.root, table):
+        where = Where.of(node)
+        for called, home in inside[key]:
+            claims.extend(
+                HomeClaim(value=value, called=called, home=home, where=where)
+                for value in ("", *node.computes_with, *node.after)
+            )
+    return claims
 
 
 def _copy_constants(root: Function, placement: Placement, demand: dict[int, list[str]]) -> int:

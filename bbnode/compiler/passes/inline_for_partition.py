@@ -6,6 +6,7 @@ are neither inlined nor inlined into.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from dataclasses import dataclass
 
@@ -25,9 +26,9 @@ from bbnode.compiler.errors import (
     Where,
 )
 from bbnode.compiler.rewriting.hoisting import join_equal
-from bbnode.compiler.rewriting.inlining import merge_opsets, references, splice
+from bbnode.compiler.rewriting.inlining import home_of, merge_opsets, references, splice
 from bbnode.compiler.typing.shapes import take_shape
-from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, Pass
+from bbnode.compiler.unit import CompilationUnit, CompileOptions, Counters, HomeClaim, Pass
 from bbnode.ir import keys, types
 from bbnode.ir.flatten import is_join
 from bbnode.ir.graph import Function, FunctionKey, OpNode, ValueType, call_key, is_onnx_op, is_wire
@@ -87,7 +88,7 @@ class InlineForPartition(Pass):
                     raise _too_large(plan.chosen[0][0])
         for key, plan in plans.items():
             if plan.chosen:
-                _inline(table[key], {call.name: table[callee] for call, callee in plan.chosen})
+                _inline(unit, key, table, {call.name: callee for call, callee in plan.chosen})
         _drop_unused(unit)
         unit.recording.observe(unit.program, made_by=self.name)
         return {
@@ -162,19 +163,33 @@ def _is_plain(node: OpNode) -> bool:
     return passes or is_onnx_op(node)
 
 
-def _inline(function: Function, bodies: dict[str, Function]) -> None:
-    """Put the bodies in the place of the calls of these names."""
+def _inline(
+    unit: CompilationUnit,
+    key: FunctionKey,
+    table: dict[FunctionKey, Function],
+    chosen: dict[str, FunctionKey],
+) -> None:
+    """Put bodies in the place of the calls of these names."""
+    function = table[key]
+    claims = unit.home_claims.setdefault(key, [])
     home = function.metadata.get(keys.HOME_KEY) or keys.SELF_CLASS
     nodes: list[OpNode] = []
     known = function.kinds()
     changed: dict[str, TypeNode] = {}
     shaped: list[tuple[OpNode, str, ValueType]] = []
     for node in function.nodes:
-        callee = bodies.get(node.name)
-        if callee is None or node.op_type != callee.name:
+        called = chosen.get(node.name)
+        if called is None or node.op_type != table[called].name:
             nodes.append(node)
             continue
+        callee = table[called]
         spliced = splice(node, callee, home)
+        claims.extend(claims_of_call(node, callee))
+        claims.extend(
+            dataclasses.replace(claim, value=value)
+            for claim in unit.home_claims.get(called, ())
+            if (value := spliced.names.get(claim.value))
+        )
         nodes.extend(spliced.nodes)
         for name, kind in spliced.types.items():
             before = known.get(name, types.ANY)
@@ -194,6 +209,18 @@ def _inline(function: Function, bodies: dict[str, Function]) -> None:
     function.declare(changed)
     for call, name, declared in shaped:
         take_shape(function, call, name, declared)
+
+
+def claims_of_call(call: OpNode, callee: Function) -> list[HomeClaim]:
+    """Return what a called Module's `home` says of the values that it is called with."""
+    home = home_of(callee)
+    if home is None:
+        return []
+    where = Where.of(call)
+    return [
+        HomeClaim(value=value, called=callee.name, home=home, where=where)
+        for value in (*call.computes_with, *call.after)
+    ]
 
 
 def _drop_unused(unit: CompilationUnit) -> None:

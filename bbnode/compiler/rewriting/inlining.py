@@ -31,6 +31,7 @@ class Splice:
 
     nodes: list[OpNode] = field(default_factory=list)
     types: dict[str, TypeNode] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)  # of the body's values, in the caller
     shaped: list[tuple[str, ValueType]] = field(default_factory=list)
 
 
@@ -46,7 +47,7 @@ def splice(call: OpNode, callee: Function, caller_home: str) -> Splice:
     attributes = {**callee.defaults, **call.attributes}
     waits = call.after
     home = _own_home(callee, caller_home)
-    out = Splice()
+    out = Splice(names=names)
     for original in callee.nodes:
         node = original.copy()
         _resolve_references(node, attributes)
@@ -139,9 +140,15 @@ def resolve_defaults(function: Function) -> int:
     return sum(_resolve_references(node, function.defaults) for node in function.nodes)
 
 
+def home_of(function: Function) -> str | None:
+    """Return the home that a Module names; None where it lives wherever it is called."""
+    home = function.metadata.get(keys.HOME_KEY)
+    return None if home == keys.SELF_CLASS else home
+
+
 def _own_home(callee: Function, caller_home: str) -> str | None:
-    home = callee.metadata.get(keys.HOME_KEY)
-    return None if home in (None, keys.SELF_CLASS, caller_home) else home
+    home = home_of(callee)
+    return None if home == caller_home else home
 
 
 def _scope(call: OpNode, node: OpNode) -> str:

@@ -51,6 +51,7 @@ def copy_for_each_call(unit: CompilationUnit) -> int:
                 )
             copy.name = _fresh(copy.name, names, used)
             used.add(copy.name)
+            unit.home_claims[copy.key] = unit.home_claims.get(key, [])
             node.op_type = copy.name
             made.append(copy)
             todo.append(copy)

@@ -9,6 +9,7 @@ calls methods, by position.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -18,9 +19,11 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from bbnode.components.errors import BackendError
+from bbnode.ir import types
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.keys import FRAMEWORK_IR_VERSION, ONNX_OPSET_VERSION
-from bbnode.ir.values import Value
+from bbnode.ir.types import TypeKind, TypeNode
+from bbnode.ir.values import OptionalValue, TensorSequence, Value
 
 # From here on all primitives take their axes as inputs, as those of `Primitives` do.
 FIRST_OPSET = 18
@@ -42,6 +45,37 @@ def check_count(label: str, names: Sequence[str], inputs: Sequence[Value]) -> No
     """Raise BackendError when a graph gets more or fewer inputs than it has."""
     if len(inputs) != len(names):
         raise BackendError(f"{label}: {len(inputs)} input(s) for {len(names)} ({', '.join(names)})")
+
+
+_TYPE_TEXT = re.compile(r"(optional\()?(seq\()?tensor\((\w+)\)+")
+
+
+def type_of_text(text: str) -> TypeNode | None:
+    """Return the type that ONNX calls so, such as `seq(tensor(float))`, or None."""
+    found = _TYPE_TEXT.fullmatch(text)
+    node = found and types.type_by_id(f"{types.TENSOR.id}.{found[3].upper()}")
+    if not found or node is None:
+        return None
+    node = types.SEQUENCE_OF[node] if found[2] else node
+    return types.OPTIONAL_OF[node] if found[1] else node
+
+
+def to_onnx(value: Value) -> Any:
+    """Return a value as runtimes take it: a sequence as a list, an empty optional as None."""
+    if type(value) is OptionalValue:
+        return None if value.value is None else to_onnx(value.value)
+    return list(value.tensors) if type(value) is TensorSequence else value
+
+
+def from_onnx(made: Any, node: TypeNode) -> Value:
+    """Return what a runtime made as a value of a type; raises AuthorError if it is none."""
+    if node.element is None or type(made) in (TensorSequence, OptionalValue):
+        return made
+    if node.kind is TypeKind.OPTIONAL:
+        if type(made) is list and node.element.element is None:  # ONNX's evaluator makes one of it
+            made = made[0] if made else None
+        return OptionalValue(None if made is None else from_onnx(made, node.element), node.element)
+    return TensorSequence(map(np.asarray, made), node.element)
 
 
 def one_op_model(

@@ -21,12 +21,12 @@ from onnx import ModelProto
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from bbnode.components.backends.caching import CachingBackend
-from bbnode.components.backends.graphs import check_count
+from bbnode.components.backends.graphs import check_count, from_onnx, to_onnx, type_of_text
 from bbnode.components.contracts import PreparedGraph
 from bbnode.components.errors import BackendError, BackendUnavailable
 from bbnode.components.registry import register_component
 from bbnode.ir.types import TypeNode
-from bbnode.ir.values import Value
+from bbnode.ir.values import OptionalValue, TensorSequence, Value
 
 # ONNX Runtime's exceptions share no base of their own, and differ between releases.
 _ORT_FAILURES: tuple[type[Exception], ...] = tuple(
@@ -69,7 +69,7 @@ class OrtBackendConfig:
 class _OrtGraph:
     """One session, with its port names looked up once."""
 
-    __slots__ = ("_inputs", "_label", "_outputs", "_run", "_session")
+    __slots__ = ("_inputs", "_label", "_nested", "_outputs", "_run", "_session")
 
     def __init__(self, session: Any, label: str) -> None:
         self._session = session
@@ -79,6 +79,12 @@ class _OrtGraph:
         self._label = label
         self._inputs = [port.name for port in session.get_inputs()]
         self._outputs = [port.name for port in session.get_outputs()]
+        # Outputs that are sequences or optionals, by position.
+        self._nested = [
+            (index, kind)
+            for index, port in enumerate(session.get_outputs())
+            if (kind := type_of_text(port.type)) is not None and kind.element is not None
+        ]
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
         """Return the outputs in graph order for inputs in graph order."""
@@ -92,6 +98,8 @@ class _OrtGraph:
             results = self._run_elsewhere(feeds, error)
         except _FAILURES as error:
             raise self._failed(feeds, error) from error
+        for index, kind in self._nested:
+            results[index] = from_onnx(results[index], kind)
         for index, result in enumerate(results):
             if type(result) is np.ndarray and result.nbytes <= _SMALL_BYTES:
                 results[index] = result.copy()
@@ -107,7 +115,7 @@ class _OrtGraph:
         return results
 
     def _failed(self, feeds: dict[str, Value], error: Exception) -> BackendError:
-        shapes = ", ".join(f"{name}: {v.dtype}{list(v.shape)}" for name, v in feeds.items())
+        shapes = ", ".join(f"{name}: {_shown(value)}" for name, value in feeds.items())
         text = _first_line(error)
         return BackendError(f"{self._label}: {text}; inputs were {shapes}", node=_node_in(text))
 
@@ -193,7 +201,13 @@ def _dense(value: Value) -> Value:
         flags = value.flags
         if flags.c_contiguous and flags.aligned:
             return value
+    if type(value) is TensorSequence or type(value) is OptionalValue:
+        return to_onnx(value)
     return np.require(value, requirements=("C", "A"))
+
+
+def _shown(value: Any) -> str:
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
 
 
 def _node_in(text: str) -> str:

@@ -16,10 +16,11 @@ from onnx.reference.op_run import RuntimeContextError, RuntimeImplementationErro
 from onnx.reference.ops import op_loop
 
 from bbnode.components.backends.caching import CachingBackend
-from bbnode.components.backends.graphs import check_count
+from bbnode.components.backends.graphs import check_count, from_onnx, to_onnx
 from bbnode.components.contracts import PreparedGraph
 from bbnode.components.errors import BackendError
 from bbnode.components.registry import register_component
+from bbnode.ir import types
 from bbnode.ir.values import Value
 
 
@@ -67,13 +68,18 @@ class _ReferenceGraph:
         self._evaluator = evaluator
         self._inputs = [port.name for port in model.graph.input]
         self._label = label
+        self._kinds = [types.type_from_proto(port.type) for port in model.graph.output]
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
         """Return the outputs in graph order for inputs in graph order."""
         check_count(self._label, self._inputs, inputs)
-        feeds = dict(zip(self._inputs, inputs, strict=True))
+        feeds = dict(zip(self._inputs, map(to_onnx, inputs), strict=True))
         try:
-            return list(self._evaluator.run(None, feeds))
+            made = self._evaluator.run(None, feeds)
+            return [
+                each if kind is None else from_onnx(each, kind)
+                for each, kind in zip(made, self._kinds, strict=True)
+            ]
         except _FAILURES as error:
             raise BackendError(f"{self._label}: {type(error).__name__}: {error}") from error
 

@@ -16,6 +16,7 @@ import onnx
 from bbnode.daemon.artifacts.artifact import ArtifactRejected, as_graph, serialize
 from bbnode.ir import keys
 from bbnode.ir.address import site_suffix
+from bbnode.ir.crossing import port_of
 from bbnode.ir.graph import Function, OpNode, Program, is_wire
 from bbnode.ir.parts import part_names
 from bbnode.ir.slots import Binding
@@ -126,7 +127,8 @@ def _described(mains: Sequence[Function]) -> Iterator[dict[str, Any]]:
         yield {
             "value": recv.outputs[0] if recv.outputs else "",
             "op": recv.op_type if send is None else f"{send.op_type} → {recv.op_type}",
-            "port": None if send is None else send.metadata.get(keys.PORT_KEY),
+            "port": None if send is None else port_of(send),
+            "crosses": recv.metadata.get(keys.CROSSING_TYPE_KEY, ""),
             "from": "" if source is None else source.name,
             "to": edge.to.name,
             "transport": "" if send is None else send.metadata.get(keys.WIRE_TRANSPORT_KEY, ""),

@@ -18,6 +18,7 @@ import numpy as np
 from bbnode.daemon.control.errors import Problem
 from bbnode.daemon.control.json_lines import short
 from bbnode.daemon.invoke.numbers import numbers
+from bbnode.ir import types
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import TRIGGER, Value
 
@@ -42,6 +43,8 @@ def to_value(name: str, given: Any, declared: TypeNode | None = None) -> Value:
                 detail = f"input {name!r} is {short(given)}: {error}"
                 raise Problem(400, "InvalidInput", detail) from error
         case {"text": str() as text} if len(given) == 1:
+            if declared is types.TENSOR_STRING:
+                return np.array(text, object)
             return text.encode("utf-8", "replace")
         case {"bytes": str() as text} if len(given) == 1:
             return _decode(name, text)

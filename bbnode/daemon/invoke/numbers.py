@@ -20,16 +20,25 @@ Given: TypeAlias = bool | int | float | list[Any]
 _INT64 = np.dtype(np.int64)
 _FLOAT32 = np.dtype(np.float32)
 _BOOL = np.dtype(np.bool_)
+_EXPECTED_TEXTS = "give texts, in lists of one length"
 _EXPECTED = "give numbers, or true and false, alone or in lists of one length"
 
 
 def numbers(given: Given, declared: TypeNode | None = None) -> Value:
     """Return a number, or nested lists of them of equal lengths, as a tensor of that rank.
 
-    A whole number that is declared as a `U64` becomes one. Raises ValueError for what is neither
+    A whole number that is declared as a `U64` becomes one, and texts that are declared as a tensor
+    of texts become that. Raises ValueError for what is neither
     a number nor true or false, for lists of several lengths, and where a number does not fit.
     """
     kinds = {type(leaf) for leaf in _leaves(given)}
+    if declared is types.TENSOR_STRING:
+        try:
+            if kinds <= {str}:
+                return np.asarray(given, str).astype(object)
+        except ValueError as error:
+            raise ValueError(_EXPECTED_TEXTS) from error
+        raise ValueError(_EXPECTED_TEXTS)
     if not kinds <= {bool, int, float} or (bool in kinds and len(kinds) > 1):
         raise ValueError(_EXPECTED)
     if declared is types.U64 and type(given) is int:

@@ -16,7 +16,17 @@ import numpy as np
 from bbnode.engine import steps
 from bbnode.ir.keys import snake_case
 from bbnode.ir.peer import PeerId
-from bbnode.ir.values import Metadata, PeerIdVec, ResponseBatch, Trigger, Value, type_of
+from bbnode.ir.values import (
+    Metadata,
+    OptionalValue,
+    PeerIdVec,
+    ResponseBatch,
+    TensorSequence,
+    Trigger,
+    Value,
+    is_text,
+    type_of,
+)
 
 MAX_SHOWN_ELEMENTS = 16
 # Hashing 4 MiB takes about 10 ms; beyond that the loop would be held up for a display.
@@ -41,6 +51,10 @@ def summarize(value: Value) -> Any:
                 "missing": [str(peer) for peer in value.missing],
                 "reasons": {str(peer): str(why) for peer, why in value.reasons},
             }
+        case TensorSequence():
+            return [summarize(tensor) for tensor in value[:MAX_SHOWN_ELEMENTS]]
+        case OptionalValue():
+            return None if value.value is None else summarize(value.value)
         case np.ndarray() | np.generic():
             return _tensor(np.asarray(value))
         case bool() | int() | float() | str() | bytes():
@@ -59,6 +73,11 @@ def _plain(item: Any) -> Any:
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Any:
+    if is_text(array):
+        shown = [text[:MAX_SHOWN_CHARS] for text in array.reshape(-1)[:MAX_SHOWN_ELEMENTS].tolist()]
+        if array.size <= MAX_SHOWN_ELEMENTS:
+            return np.array(shown, object).reshape(array.shape).tolist()
+        return {"dtype": "string", "shape": list(array.shape), "first": shown}
     if array.size <= MAX_SHOWN_ELEMENTS:
         return array.astype(float).tolist() if array.dtype.kind == "V" else array.tolist()
     summary: dict[str, Any] = {"dtype": str(array.dtype), "shape": list(array.shape)}

@@ -96,6 +96,7 @@ GAUGES: dict[str, str] = {
     "requests.open": "requests whose answers are waited for",
     "timers": "timers set",
     "timers.components": "timers that components have set",
+    "joins.open": "joins that wait for deliveries",
     "calls.open": "calls of components that wait for an answer",
     "records": "values that programs recorded and that are kept",
     "round_trips": "edges whose round trip is known",

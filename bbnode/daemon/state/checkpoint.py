@@ -1,9 +1,11 @@
 """The node's state on disk: written whole, checked when read, never trusted blindly.
 
-Rule: a file that is torn, changed, newer, or of another artifact is not used; the reason is
-logged and the one before it is tried. A new file is complete on disk before an old one is touched,
-and only a good one becomes the one before: a full disk or a crash at any point leaves at least
-as good a file as there was. If a checkpoint can't be written, the node continues without it.
+Rule: a file that is torn, changed or newer is not used; the reason is logged and the one before it
+is tried. Of one of another version of the program, only the states of components are used, where
+slot and type agree, and the file is kept aside, so that nothing of it is lost. A new file is
+complete on disk before an old one is touched, and only a good one becomes the one before: a full
+disk or a crash at any point leaves at least as good a file as there was. If a checkpoint can't be
+written, the node continues without it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import contextlib
 import hashlib
 import logging
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +27,7 @@ from bbnode.components.contracts import ComponentError
 from bbnode.daemon import paths
 from bbnode.daemon.invoke.rounds import Rounds
 from bbnode.engine import Node
+from bbnode.engine.errors import SnapshotRefused, StateRefused
 from bbnode.ir.caps import MAX_KEPT_UNSENT_BYTES
 from bbnode.ir.errors import BbnodeError, DecodeError, DeploymentError
 from bbnode.ir.peer import PeerId
@@ -34,11 +38,14 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 _MAGIC = b"BBNODE1\n"
+# Versions of the program whose last checkpoints are kept: the one before, and one more.
+MAX_KEPT_VERSIONS = 2
+_KEPT = re.compile(r"checkpoint\.[0-9a-f]{8}")
 _DIGEST_BYTES = 32
 
 
 class CheckpointRefused(DeploymentError):
-    """A checkpoint's file is torn, changed, newer, or of another artifact."""
+    """A checkpoint's file is torn, changed or newer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,18 +119,44 @@ def usable(state_dir: Path, artifact_sha256: str) -> Iterator[Checkpoint]:
 
     A node may still refuse one; then try the next.
     """
+    for _, saved in _whole(state_dir):
+        if saved.artifact_sha256 == artifact_sha256:
+            yield saved
+
+
+def _whole(state_dir: Path) -> Iterator[tuple[Path, Checkpoint]]:
+    """Yield all checkpoints that can be read, of any artifact, newest first."""
     newest = checkpoint_file(state_dir)
     for path in (newest, newest.with_suffix(".previous")):
         try:
-            checkpoint = _parse(path.read_bytes())
-            if checkpoint.artifact_sha256 != artifact_sha256:
-                raise CheckpointRefused("it was made with another artifact")
+            yield path, _parse(path.read_bytes())
         except FileNotFoundError:
             continue
         except (OSError, CheckpointRefused) as error:
             logger.warning("checkpoint refused", extra={"path": str(path), "reason": str(error)})
-            continue
-        yield checkpoint
+
+
+def keep_aside(path: Path, artifact_sha256: str) -> Path:
+    """Keep a checkpoint of another version as `checkpoint.<its first 8 hex digits>`.
+
+    Of each version the newest one is kept, and as many versions as `MAX_KEPT_VERSIONS`. Raises
+    StorageError.
+    """
+    kept = path.with_name(f"checkpoint.{artifact_sha256[:8]}")
+    try:
+        kept.unlink(missing_ok=True)
+        try:
+            kept.hardlink_to(path)
+        except OSError:  # a file system without links
+            paths.write_atomically(kept, path.read_bytes(), mode=0o600)
+        others = [p for p in path.parent.glob("checkpoint.*") if _KEPT.fullmatch(p.name)]
+        others.sort(key=lambda p: (p == kept, p.stat().st_mtime), reverse=True)
+        for old in others[MAX_KEPT_VERSIONS:]:
+            old.unlink()
+            logger.warning("dropped the checkpoint of an old version", extra={"path": str(old)})
+    except OSError as error:
+        raise paths.StorageError(f"{kept}: cannot be kept: {error.strerror}") from error
+    return kept
 
 
 def _is_good(path: Path) -> bool:
@@ -177,6 +210,10 @@ def restore_or_install(
 ) -> tuple[Node, Checkpoint | None]:
     """Return a node and the newest checkpoint, which it accepted; or a fresh node and None.
 
+    Without one of this artifact, components take their states from the newest one of another
+    version of the program, and the rounds that it counted are returned. Raises StorageError when
+    that one cannot be kept.
+
     `install` makes a node; it is called again after each checkpoint that a node refused.
     """
     node = install()
@@ -189,7 +226,53 @@ def restore_or_install(
             continue
         logger.info("restored", extra={"rounds_done": saved.rounds_done})
         return node, saved
+    for path, saved in _whole(state_dir):
+        if saved.artifact_sha256 != artifact_sha256:
+            return _upgraded(path, saved, install, node)
     return node, None
+
+
+def _upgraded(
+    path: Path, saved: Checkpoint, install: Callable[[], Node], node: Node
+) -> tuple[Node, Checkpoint | None]:
+    """Return a node with the component states of another version, whose file is kept aside.
+
+    The rounds made go on being counted; executions, timers and envelopes of the other version end
+    here. Raises StorageError when the file cannot be kept: then nothing may be started that would
+    replace it.
+    """
+    kept = keep_aside(path, saved.artifact_sha256)
+    slots: list[str] | None = None
+    refused: dict[str, str] = {}
+    while True:
+        try:
+            adopted = node.adopt(saved.node, slots)
+            break
+        except StateRefused as error:
+            refused[error.slot] = str(error)
+            if slots is None:
+                slots = list(node.slots)
+            slots = [slot for slot in slots if slot != error.slot]
+        except SnapshotRefused as error:
+            said = {"path": str(kept), "reason": str(error)}
+            logger.warning("nothing taken from the checkpoint of another version", extra=said)
+            return install(), None
+        node = install()  # a part of the state may have been loaded
+    left = {**adopted.left, **refused}
+    logger.log(
+        logging.WARNING if left or saved.unsent else logging.INFO,
+        "upgraded from another version of the program",
+        extra={
+            "version": saved.artifact_sha256[:8],
+            "taken": list(adopted.taken),
+            "left": left,
+            "unsent_dropped": len(saved.unsent),
+            "path": str(kept),
+        },
+    )
+    return node, Checkpoint(
+        artifact_sha256=saved.artifact_sha256, node=b"", rounds_done=saved.rounds_done
+    )
 
 
 class Checkpointer:

@@ -129,22 +129,28 @@ def tensor_of(value: Any, expected: str = "an array") -> Tensor:
         return Tensor(value)
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
+        if array.dtype.kind == "U":
+            array = array.astype(object)
     else:
         try:
             array = np.asarray(value)
         except ValueError as error:  # lists of unequal lengths
             raise WrongKind(f"{expected} ({error})") from error
-        if array.dtype == np.float64:
+        if array.dtype.kind == "U":
+            array = array.astype(object)
+        elif array.dtype == np.float64:
             array = array.astype(np.float32)
         elif array.dtype.kind == "i":
             array = array.astype(np.int64)
     if elem_type_of(array) is None:
-        raise WrongKind(f"{expected} of numbers or bools, not of dtype {array.dtype}")
+        raise WrongKind(f"{expected} of numbers, bools or texts, not of dtype {array.dtype}")
     return Tensor.of(array.astype(array.dtype.newbyteorder("="), order="C", copy=False))
 
 
 def elem_type_of(array: np.ndarray[Any, Any]) -> TypeNode | None:
     """Return the tensor type of an array, or None when such tensors are no values."""
+    if array.dtype.kind in "OU":
+        return types.TENSOR_STRING if values.is_text(array) else None
     try:
         elem = helper.np_dtype_to_tensor_dtype(array.dtype.newbyteorder("="))
     except (KeyError, ValueError, TypeError):
@@ -198,7 +204,7 @@ def typed_array(value: Any, kind: TypeNode) -> np.ndarray[Any, Any]:
         )
     except ValueError as error:  # lists of unequal lengths
         raise WrongKind(f"an array ({error})") from error
-    if elem_type_of(given) is None:
+    if elem_type_of(given) in (None, types.TENSOR_STRING) or kind is types.TENSOR_STRING:
         raise WrongKind(f"an array of numbers or bools, not of dtype {given.dtype}")
     with np.errstate(all="ignore"):  # what does not fit is found below
         made = given.astype(helper.tensor_dtype_to_np_dtype(kind.elem_type))

@@ -529,7 +529,7 @@ class Graph:
     def collect(
         self, value: Output, *, n: int = 0, until: float = 0.0, quorum: int = 0,
         per_peer: bool = True, after: After = None,
-    ) -> Output:  # fmt: skip
+    ) -> AnswersOutput:  # fmt: skip
         """Gather a value of several deliveries, and go on once with all of them.
 
         Each delivery is an execution of its own; this is how their values meet. What reads the
@@ -569,7 +569,7 @@ class Graph:
         }
         (batch,) = self.record(_COLLECT, (value,), attributes, after=after)
         self.check_join()
-        return batch
+        return cast(AnswersOutput, batch)
 
     def check_join(self) -> None:
         """Raise BadArgument if the numbers of the Collect or Threshold recorded last don't fit."""

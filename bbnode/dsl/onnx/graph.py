@@ -18,7 +18,7 @@ from bbnode.dsl.errors import UnknownValue, UnsupportedPort
 from bbnode.dsl.onnx.copying import bare_tensor
 from bbnode.ir.graph import Annotations, OpNode, Program, Subgraph, Tensor, ValueType
 from bbnode.ir.onnx_file import annotations_of
-from bbnode.ir.types import TypeKind, TypeNode
+from bbnode.ir.types import TypeNode, is_onnx
 
 _RANDOM_OPS = frozenset({"Bernoulli", "Multinomial"})  # beside those called Random…
 
@@ -212,7 +212,7 @@ def _needed(graph: Subgraph, outputs: Sequence[str]) -> list[OpNode]:
 
 def _travelling(declared: ValueType) -> TypeNode | None:
     kind = declared.kind
-    return kind if kind is not None and kind.kind is TypeKind.TENSOR else None
+    return kind if kind is not None and kind.is_leaf and is_onnx(kind) else None
 
 
 def _check_port(port: str, name: str, declared: ValueType | None, module: str) -> None:
@@ -227,7 +227,8 @@ def _check_port(port: str, name: str, declared: ValueType | None, module: str) -
         else "export the model with plain tensors for inputs"
     )
     raise UnsupportedPort(
-        f"{port} {name!r} is a {which}; ports are tensors of numbers or bools: {mend}", module
+        f"{port} {name!r} is a {which}; ports are tensors, or sequences of them: {mend}",
+        module,
     )
 
 

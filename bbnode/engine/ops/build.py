@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 from bbnode.engine.errors import InvalidArtifact
 from bbnode.engine.frame import Frame, Op
 from bbnode.engine.ops.declared import Declared, narrower
+from bbnode.engine.places import OpPlace
 from bbnode.ir import keys, types
 from bbnode.ir.flatten import FlatOp
 from bbnode.ir.graph import OpNode
@@ -102,6 +103,7 @@ class OpBuild:
     outputs: tuple[int, ...]
     types: Mapping[str, TypeNode]
     shapes: Mapping[str, tuple[Dim, ...]]
+    place: OpPlace
     linker: Linker
     # Of the relays of one op: how many there are here, and where they count those that have fired
     # and those that were skipped.

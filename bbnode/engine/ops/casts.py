@@ -27,7 +27,8 @@ def _cast(build: OpBuild) -> Fire:
     node = types.type_by_id(wanted)
     if node is None:
         raise build.wrong(f"names the type {wanted!r}, which is not known here")
-    dtype = dtype_of(node) if node.kind is TypeKind.TENSOR else None
+    is_number = node.kind is TypeKind.TENSOR and node is not types.TENSOR_STRING
+    dtype = dtype_of(node) if is_number else None
     name = build.flat.name
 
     def fire(frame: Frame) -> Any:
@@ -35,9 +36,10 @@ def _cast(build: OpBuild) -> Fire:
         actual = type_of(value)
         if actual.is_a(node):
             return value
-        if dtype is None or actual.kind is not TypeKind.TENSOR:
+        is_text = actual is types.TENSOR_STRING
+        if dtype is None or is_text or actual.kind is not TypeKind.TENSOR:
             raise CastRefused(
-                f"{name}: {actual.name} can't become {node.name}; only tensors convert to tensors "
+                f"{name}: {actual.name} can't become {node.name}; only numbers convert to tensors "
                 "of another element type"
             )
         # Out of range is whatever the machine makes of it, as in ONNX; it is no failure.

@@ -41,7 +41,7 @@ class Declared:
         except AuthorError as error:
             return f"expected {self}, got {type(value).__name__}: {error}"
         fits = actual.is_a(self.kind)
-        if fits and (self.shape is None or shape_fits(self.shape, np.shape(value), {})):
+        if fits and (self.shape is None or shape_fits(self.shape, _shape_of(value), {})):
             return ""
         return f"expected {self}, got {told(value, actual)}"
 
@@ -56,7 +56,12 @@ def type_text(kind: TypeNode, shape: tuple[Dim, ...] | None) -> str:
 
 def told(value: Value, actual: TypeNode) -> str:
     """Return the type of a value for messages, of a tensor with its shape."""
-    return f"{actual.name} {list(np.shape(value))}" if actual.is_a(types.TENSOR) else actual.name
+    return f"{actual.name} {_shape_of(value)}" if actual.is_a(types.TENSOR) else actual.name
+
+
+def _shape_of(value: Value) -> list[int]:
+    # Not numpy's `shape`, which would copy the tensor of another library.
+    return [int(length) for length in getattr(value, "shape", ())]
 
 
 def narrower(table: TypeNode, declared: TypeNode | None) -> TypeNode:

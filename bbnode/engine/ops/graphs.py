@@ -34,7 +34,7 @@ from bbnode.ir.graph import (
     sorted_opsets,
 )
 from bbnode.ir.onnx_file import model_of
-from bbnode.ir.types import TENSOR, TypeKind, TypeNode
+from bbnode.ir.types import TENSOR, TypeKind, TypeNode, is_onnx
 from bbnode.ir.values import Value, type_of
 
 # Dtype combinations kept for one graph whose types the compiler left open.
@@ -66,19 +66,19 @@ class GraphSpec:
     def input_types(self) -> tuple[TypeNode, ...] | None:
         """Return the leaf types of all inputs, or None when one is open."""
         known = tuple(self.types.get(name) for name in self.graph.inputs)
-        leaves = tuple(t for t in known if t is not None and t.kind is TypeKind.TENSOR)
+        leaves = tuple(t for t in known if t is not None and is_onnx(t))
         return leaves if len(leaves) == len(known) else None
 
     def model(self, inputs: Sequence[TypeNode]) -> ModelProto:
         """Return the graph as a model, for inputs of these types and of any sizes."""
         graph = self.graph.copy()
         for name, kind in zip(graph.inputs, inputs, strict=True):
-            rank = input_rank(graph, name)
+            rank = input_rank(graph, name) if kind.kind is TypeKind.TENSOR else None
             axes = None if rank is None else [f"{name}.{axis}" for axis in range(rank)]
             graph.types[name] = ValueType.of(kind, axes)
         for name in graph.outputs:  # where none is known, the backend infers it
             known = self.types.get(name)
-            if known is not None and known.kind is TypeKind.TENSOR:
+            if known is not None and is_onnx(known):
                 graph.types[name] = ValueType.of(known)
         return model_of(
             Program(
@@ -111,10 +111,10 @@ class GraphRunner:
             nodes = [type_of(value) for value in inputs]
         except AuthorError as error:
             raise InvalidOperand(f"{self._spec.where}: {error}") from error
-        wrong = [n.name for n in nodes if n.kind is not TypeKind.TENSOR]
+        wrong = [n.name for n in nodes if not is_onnx(n)]
         if wrong:
             raise InvalidOperand(f"{self._spec.where}: got {wrong[0]} where a tensor is needed")
-        key = tuple(node.elem_type for node in nodes)
+        key = tuple(node.wire_hash for node in nodes)
         prepared = self._variants.get(key)
         if prepared is None:
             if len(self._variants) >= MAX_VARIANTS:
@@ -136,7 +136,7 @@ def function_spec(build: OpBuild, function: Function, slot: str) -> GraphSpec:
         (function.outputs, build.flat.outputs),
     ):
         for inner, outer in zip(names, given, strict=False):
-            if outer in build.types and known.get(inner, TENSOR).kind is not TypeKind.TENSOR:
+            if outer in build.types and not is_onnx(known.get(inner, TENSOR)):
                 known[inner] = build.types[outer]
     graph = _graph(function.name, function.inputs, function.outputs, function.nodes)
     imported = {_short(entry.domain): entry.version for entry in function.opset_imports}
@@ -144,7 +144,7 @@ def function_spec(build: OpBuild, function: Function, slot: str) -> GraphSpec:
     return GraphSpec(
         slot=slot,
         where=build.where,
-        place=OpPlace(build.node),
+        place=build.place,
         graph=graph,
         opsets={d: v for d, v in {"": keys.ONNX_OPSET_VERSION, **imported}.items() if d in used},
         types=known,
@@ -168,7 +168,7 @@ def single_spec(build: OpBuild, slot: str, opset_version: int) -> GraphSpec:
     return GraphSpec(
         slot=slot,
         where=build.where,
-        place=OpPlace(build.node),
+        place=build.place,
         graph=_graph(flat.op_type, filter(None, ports[0]), filter(None, ports[1]), [node]),
         opsets={"": opset_version},
         types=known,

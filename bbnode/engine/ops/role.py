@@ -257,9 +257,18 @@ def _output_maker(build: OpBuild, spec: OpSpec) -> Callable[[Frame, Any], Any]:
         if value is None and wanted.kind is types.TRIGGER:
             return TRIGGER
         misfit = wanted.misfit(value)
-        if misfit:
+        if misfit and not one_of_several(frame, value, wanted, port):
             raise wrong(frame, f"output {port!r}: {misfit}")
         return value
+
+    def one_of_several(frame: Frame, value: Any, wanted: Declared, port: str) -> bool:
+        # Where a component has several types and the program says none, the declared one is but
+        # the first; what needs that very type (a send, a graph) checks it.
+        storage = frame.rt.cells[cell_at].component.storage
+        several = storage.get(f"{spec.op_type}.{port}", storage.get("*"))
+        return isinstance(several, tuple) and any(
+            not Declared(kind, wanted.shape).misfit(value) for kind in several
+        )
 
     if len(ports) <= 1:
         only = declared[0] if ports else Declared(types.TRIGGER)

@@ -111,9 +111,9 @@ def _send_resp(build: OpBuild) -> Fire:
             frame.debt = None  # paid
         return TRIGGER
 
-    def skip(frame: Frame, reason: str) -> bool:
+    def skip(frame: Frame, _reason: str) -> bool:
         """Let the requester know that there will be no answer."""
-        frame.rt.executor.skip_answer(frame, op, reason)
+        frame.rt.executor.skip_answer(frame)
         return True
 
     op.skip = skip

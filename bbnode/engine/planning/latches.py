@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from bbnode.engine.latches import LatchPlan
 from bbnode.ir import keys
 from bbnode.ir.flatten import ENGINE_DOMAIN, OP_RELAY, FlatFunction, FlatOp
 from bbnode.ir.slices import INVOKE, Slice
 
-# Ops that let time pass: an execution in which an input waits for one opens a round.
-_TIMERS = frozenset({"After", "Sleep"})
+_TIMERS = frozenset({"After", "Sleep"})  # ops that let time pass
+_TIMEOUT = 1  # input of DeadlineMatch
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLatch:
+    """One latch, and the names of the slices whose executions open its rounds."""
+
+    plan: LatchPlan
+    opened_by: frozenset[str]
 
 
 def latches_of(
     flat: FlatFunction, makers: Mapping[str, Sequence[int]], pieces: Sequence[Slice]
-) -> dict[int, LatchPlan]:
-    """Return the latches by the group of their relays."""
-    found: dict[int, LatchPlan] = {}
+) -> dict[int, FoundLatch]:
+    """Return the latches by the group of their relays.
+
+    The slices that open rounds are those in which an input waits for a timer: of DeadlineMatch, the
+    timeout. If deliveries are among them, the others are meant. If all slices with an input are, no
+    one does.
+    """
     relays: dict[int, list[FlatOp]] = {}
     for op in flat.ops:
         if op.is_a(ENGINE_DOMAIN, OP_RELAY) and _fires_once(op):
             relays.setdefault(op.group, []).append(op)
-    # An input as an event is an execution that the host starts: the same as an invoke.
-    entries = [piece for piece in pieces if piece.source is not None or piece.name == INVOKE]
+    found: dict[int, FoundLatch] = {}
     for group, rivals in relays.items():
-        places = [{r.position for r in rivals}.intersection(e.positions) for e in entries]
-        if len([place for place in places if place]) > 1:
-            timed = any(opens_round(flat, makers, entry, group) for entry in entries)
-            found[group] = LatchPlan(inputs=len(rivals), timed=timed)
+        positions = {relay.position for relay in rivals}
+        having = [piece for piece in pieces if positions.intersection(piece.positions)]
+        # An input as an event is an execution that the host starts: the same as an invoke.
+        entries = [piece for piece in having if not _is_event(piece)]
+        if len(entries) < 2:
+            continue
+        clock = _clocked(rivals)
+        timed = [piece for piece in having if _waits(flat, makers, piece, clock)]
+        opening = [piece for piece in timed if not _is_delivery(piece)] or timed
+        if all(piece in opening for piece in entries):
+            opening = []
+        plan = LatchPlan(inputs=len(rivals), timed=bool(opening))
+        found[group] = FoundLatch(plan, frozenset(piece.name for piece in opening))
     return found
 
 
@@ -38,12 +59,27 @@ def _fires_once(op: FlatOp) -> bool:
     )
 
 
-def opens_round(
-    flat: FlatFunction, makers: Mapping[str, Sequence[int]], piece: Slice, group: int
+def _is_event(piece: Slice) -> bool:
+    return piece.source is None and piece.name != INVOKE
+
+
+def _is_delivery(piece: Slice) -> bool:
+    return piece.source is not None and piece.source.domain == keys.WIRE_DOMAIN
+
+
+def _clocked(rivals: Sequence[FlatOp]) -> set[int]:
+    """Return the positions of the relays whose wait for a timer opens a round."""
+    if rivals[0].node.op_type == keys.OP_DEADLINE_MATCH:
+        return {relay.position for relay in rivals[_TIMEOUT:]}
+    return {relay.position for relay in rivals}
+
+
+def _waits(
+    flat: FlatFunction, makers: Mapping[str, Sequence[int]], piece: Slice, relays: set[int]
 ) -> bool:
-    """Return True if an input of the group waits for a timer in the executions of a slice."""
+    """Return True if one of the relays waits for a timer in the executions of a slice."""
     mine = set(piece.positions)
-    stack = [p for p in piece.positions if flat.ops[p].group == group]
+    stack = list(relays & mine)
     seen: set[int] = set()
     while stack:
         position = stack.pop()

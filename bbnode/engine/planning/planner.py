@@ -25,7 +25,7 @@ from bbnode.engine.ops.joins import join_plan
 from bbnode.engine.ops.peer_lists import bind_peer_list_op, is_peer_list_op
 from bbnode.engine.ops.role import bind_role_op
 from bbnode.engine.places import OpPlace
-from bbnode.engine.planning.latches import latches_of, opens_round
+from bbnode.engine.planning.latches import latches_of
 from bbnode.engine.planning.sites import RecvSite, ResponseSite, recv_site, sender_classes
 from bbnode.engine.stores import SemaphoreSpec, StorePlan
 from bbnode.ir import keys
@@ -88,14 +88,17 @@ class Planner:
         numbers = {slot: index for index, slot in enumerate(slots)}
         self.linker = Linker(slots=numbers, response_site_of=self._response_site_of)
         self._opsets = opsets
-        self._places: dict[tuple[str, str], OpPlace] = {}
+        self._places: dict[
+            object, OpPlace
+        ] = {}  # by line and Module; of a fused graph, by its call
         self._graph_at: dict[tuple[str, str], int] = {}
         self._slice: tuple[FlatFunction, Slice] | None = None
         self.graphs: list[GraphSpec] = []
         self.sites: dict[bytes, RecvSite | ResponseSite] = {}
         self.sources: list[EventSourcePlan] = []
         self._joins: dict[int, JoinPlan] = {}
-        self._latch_at: dict[tuple[str, int], int] = {}  # by target and group
+        # By target and group: the number, and the slices whose executions open its rounds.
+        self._latch_at: dict[tuple[str, int], tuple[int, frozenset[str]]] = {}
         self.latches: list[LatchPlan] = []
         self.unsupported: list[str] = []
         self.missing_ops: list[MissingOp] = []
@@ -149,7 +152,8 @@ class Planner:
                 build.counter = index_of(f"\0fired {flat_op.group}")
                 build.skips = index_of(f"\0skipped {flat_op.group}")
                 build.rivals = rivals[flat_op.group]
-                build.latch = self._latch_at.get((flat.name, flat_op.group))
+                latch = self._latch_at.get((flat.name, flat_op.group))
+                build.latch = None if latch is None else latch[0]
                 build.opens_round = flat_op.group in opening
             if len(outputs) == 1:
                 op.out = outputs[0]
@@ -159,7 +163,7 @@ class Planner:
             if binder is not None:  # else `report_unsupported` lists it, and nothing ever runs
                 op.fire = binder(build)
             ops.append(op)
-            places.append(self._place(flat_op.node))
+            places.append(build.place)
             by_position[flat_op.position] = op
         waits = _connect(flat, by_position, ready_values)
         ops += self._surfaces(flat, piece, indices, by_position, ready_values, waits, len(ops))
@@ -172,18 +176,14 @@ class Planner:
     def find_latches(self, flat: FlatFunction, pieces: Sequence[Slice]) -> None:
         """Number the ops of a target that fire once over several of its slices."""
         for group, latch in latches_of(flat, check_values(flat), pieces).items():
-            self._latch_at[flat.name, group] = len(self.latches)
-            self.latches.append(latch)
+            self._latch_at[flat.name, group] = len(self.latches), latch.opened_by
+            self.latches.append(latch.plan)
 
     def _opening(self, flat: FlatFunction, piece: Slice) -> dict[int, int]:
         """Return the latches whose rounds the executions of a slice open: number by group."""
         groups = dict.fromkeys(flat.ops[p].group for p in piece.positions)
         known = {g: self._latch_at.get((flat.name, g)) for g in groups}
-        found = {g: number for g, number in known.items() if number is not None}
-        if not found:
-            return {}
-        makers = check_values(flat)
-        return {g: n for g, n in found.items() if opens_round(flat, makers, piece, g)}
+        return {g: each[0] for g, each in known.items() if each and piece.name in each[1]}
 
     def _op_build(
         self,
@@ -201,14 +201,15 @@ class Planner:
             outputs=outputs,
             types=flat.types,
             shapes=flat.shapes,
+            place=self._place(flat_op.node),
             linker=self.linker,
         )
 
     def _place(self, node: OpNode) -> OpPlace:
         """Return the place of an op; ops of one line of a Module share theirs."""
-        if keys.MEMBERS_KEY in node.metadata:
-            return OpPlace(node)
-        key = node.source_line, node.metadata.get(keys.MODULE_INSTANCE_KEY, "")
+        key: object = node
+        if keys.MEMBERS_KEY not in node.metadata:
+            key = node.source_line, node.metadata.get(keys.MODULE_INSTANCE_KEY, "")
         found = self._places.get(key)
         if found is None:
             found = self._places[key] = OpPlace(node)

@@ -194,6 +194,7 @@ _CALLS: Mapping[str, Callable[..., None]] = {
     ),
     "forget_peer": lambda node, raw: node.forget_peer(PeerId.from_bytes(raw)),
     "leave": lambda node: node.leave(),
+    "adopt": lambda node, data, slots: node.adopt(data, slots),
     "block_peer": lambda node, raw: node.block_peer(PeerId.from_bytes(raw)),
     "unblock_peer": lambda node, raw: node.unblock_peer(PeerId.from_bytes(raw)),
     "allow_only": lambda node, raws: node.allow_only(

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
 
 from bbnode.engine import ingress as ev
-from bbnode.engine.errors import SnapshotFailed, SnapshotRefused, describe
+from bbnode.engine.errors import SnapshotFailed, SnapshotRefused, StateRefused, describe
 from bbnode.engine.runtime import Runtime
 from bbnode.engine.snapshot.events import IngressTable
 from bbnode.ir.errors import BbnodeError
@@ -25,6 +26,14 @@ _MAGIC = b"BBSNAP01"
 _DIGEST_BYTES = 32
 # msgpack knows 64 bits; a deadline that a peer claims may lie beyond them.
 _LONG_INT = "\0int"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """Slots whose components took their state of another version, and why the others did not."""
+
+    taken: tuple[str, ...]
+    left: Mapping[str, str]
 
 
 @contextmanager
@@ -69,7 +78,7 @@ def restore_snapshot(rt: Runtime, data: bytes, *, same_life: bool) -> None:
     """Load a snapshot into a node that has not polled yet. Raises SnapshotRefused."""
     neighbours = rt.neighbours
     tables = rt.tables(IngressTable(rt.ingress))
-    fields = _parse(data)
+    fields = parse(data)
     if fields["peer"] != neighbours.self_peer.to_bytes():
         raise SnapshotRefused("the snapshot is another peer's; start this node without it")
     _check_components(rt, fields["components"])
@@ -111,6 +120,37 @@ def restore_snapshot(rt: Runtime, data: bytes, *, same_life: bool) -> None:
         rt.ingress.push(lost, must=True)
 
 
+@_collector_paused()
+def adopt_components(rt: Runtime, data: bytes, slots: Container[str] | None) -> Adopted:
+    """Load the states of components from a snapshot of another version of the program.
+
+    A component takes the state that its slot had, if that one was of its type, and if it is among
+    `slots` (None: all). Executions and tables of the other version are not looked at. Raises
+    SnapshotRefused; StateRefused where a component refuses its state: then the node has to be
+    installed again.
+    """
+    fields = _parse(data)
+    if fields["peer"] != rt.neighbours.self_peer.to_bytes():
+        raise SnapshotRefused("the snapshot is another peer's; start this node without it")
+    saved = {slot: (type_name, state) for slot, type_name, state in fields["components"]}
+    taken: list[str] = []
+    left = dict.fromkeys(saved, "this version has no such slot")
+    for cell in rt.cells:
+        slot = cell.slot
+        if slot not in saved:
+            continue
+        type_name, state = saved[slot]
+        if type_name != cell.binding.type_name:
+            left[slot] = f"it is of a {type_name}, and the slot holds a {cell.binding.type_name}"
+        elif slots is not None and slot not in slots:
+            left[slot] = "its component refuses it"
+        else:
+            _restore_component(slot, cell.component, state)
+            taken.append(slot)
+            del left[slot]
+    return Adopted(taken=tuple(taken), left=left)
+
+
 def _check_components(rt: Runtime, rows: Sequence[Sequence[Any]]) -> None:
     saved = {slot: type_name for slot, type_name, _ in rows}
     installed = {cell.slot: cell.binding.type_name for cell in rt.cells}
@@ -125,9 +165,9 @@ def _restore_component(slot: str, component: Any, state: bytes) -> None:
     try:
         component.restore(state)
     except BbnodeError as error:
-        raise SnapshotRefused(f"slot {slot!r}: {error}") from error
+        raise StateRefused(f"slot {slot!r}: {error}", slot) from error
     except Exception as error:  # the boundary to a component's author
-        raise SnapshotRefused(f"slot {slot!r}: {': '.join(describe(error))}") from error
+        raise StateRefused(f"slot {slot!r}: {': '.join(describe(error))}", slot) from error
 
 
 # -- bytes -----------------------------------------------------------------------------------
@@ -173,7 +213,8 @@ def _read_long_int(found: dict[Any, Any]) -> Any:
     return found if text is None else int(text, 16)
 
 
-def _parse(data: bytes) -> dict[str, Any]:
+def parse(data: bytes) -> dict[str, Any]:
+    """Return the fields of a snapshot, checked as far as their forms go. Raises SnapshotRefused."""
     start = len(_MAGIC) + _DIGEST_BYTES
     if not data.startswith(_MAGIC) or len(data) < start:
         raise SnapshotRefused("not a snapshot of this kind of node, or cut short")

@@ -37,6 +37,8 @@ CLAIMED_US_PER_BYTE: Final = 5
 NotDecoded: TypeAlias = tuple[str, str]
 
 _TENSOR = TypeKind.TENSOR
+# Tensors whose bytes are looked at, one by one.
+_LOOKED_INTO = frozenset({types.TENSOR_BOOL, types.TENSOR_STRING})
 
 # The values of a frame that decodes.
 _PAYLOAD, _TYPE_HASH, _INDEX, _SIZE = range(4)
@@ -85,7 +87,7 @@ class Decoder:
         """
         if self.executor.turns.is_taken((self.plan, event.peer, site)):
             return False
-        if node.kind is _TENSOR and node is not types.TENSOR_BOOL:
+        if node.kind is _TENSOR and node not in _LOOKED_INTO:
             return True  # a view
         return self._affords(node, payload)
 

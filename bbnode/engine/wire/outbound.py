@@ -30,7 +30,12 @@ from bbnode.engine.reports import Reports
 from bbnode.engine.rng import SplitMix64
 from bbnode.engine.tracing import Tracer
 from bbnode.ir.address import REFUSED_SUFFIX
-from bbnode.ir.caps import MAX_ADDRESS_BYTES, MAX_CLAIMED_ADDRESSES, MAX_FILLS
+from bbnode.ir.caps import (
+    MAX_ADDRESS_BYTES,
+    MAX_ANSWERS_REMEMBERED,
+    MAX_CLAIMED_ADDRESSES,
+    MAX_FILLS,
+)
 from bbnode.ir.envelope import (
     Buffer,
     CorrelationKind,
@@ -83,6 +88,8 @@ class EnvelopeOutbox:
         self._limit = limits.outbound
         self.on_request: Callable[[int, PeerId, int], object] = lambda *_: None
         self._packs: dict[_Key, list[_Pack]] = {}
+        # Envelope -> the request that it answers; of the newest, while their transport has them.
+        self._answers: dict[int, int] = {}
         self._pending = 0
         self._tag = 0
         self._source_of: Sequence[Multiaddr] | None = None
@@ -118,8 +125,8 @@ class EnvelopeOutbox:
     ) -> list[PeerId]:
         """Return those of `peers` that can be sent to; a PeerResolveFailed step for each other.
 
-        `suffix` is the site to send to, which a peer of another version may not have; `why` is
-        given the reasons of those that are left out.
+        `suffix` is the site to send to, which a peer of another version may not have. `why` is
+        given the reasons of those others.
         """
         found = []
         for peer in peers:
@@ -252,8 +259,16 @@ class EnvelopeOutbox:
                 self._tag += 1
                 if is_request:
                     self.on_request(wire_req_id, peer, self._tag)
+                elif is_answer:
+                    self._answers[self._tag] = wire_req_id
+                    if len(self._answers) > MAX_ANSWERS_REMEMBERED:
+                        del self._answers[next(iter(self._answers))]
                 reports.counts["envelopes.out"] += 1
                 reports.steps.append(steps.make_send(peer, addresses, tuple(parts), self._tag))
+
+    def take_answered(self, tag: int) -> int:
+        """Return the id of the request that an envelope answers, once; 0 if it is no answer."""
+        return self._answers.pop(tag, 0)
 
     def _source_part(self) -> bytes:
         """Return the end of all envelopes of this node; made anew when its addresses change."""
@@ -281,12 +296,13 @@ class EnvelopeOutbox:
         return f"{taken}: this node has no room for its own envelope"
 
     def state(self, _writer: object) -> Any:
-        """Return what a snapshot saves: the last tag; between two polls nothing waits here."""
-        return self._tag
+        """Return what a snapshot saves: the last tag, and answers; between polls nothing waits."""
+        return [self._tag, list(self._answers.items())]
 
     def load(self, plain: Any, _reader: object) -> None:
         """Load what `state` returned."""
-        self._tag = plain
+        self._tag, answers = plain
+        self._answers = dict(answers)
 
 
 def _destination_part(addresses: Sequence[Multiaddr]) -> bytes:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from bbnode.engine.clock import NodeClock
 from bbnode.engine.frame import Frame
@@ -27,7 +27,6 @@ from bbnode.engine.snapshot.codec import (
     mapping,
 )
 from bbnode.engine.wire.outbound import EnvelopeOutbox
-from bbnode.ir import keys
 from bbnode.ir.address import REFUSED_SUFFIX
 from bbnode.ir.caps import MAX_REFUSALS_PER_S, MAX_REFUSED_PEERS
 from bbnode.ir.envelope import CorrelationKind, SlotFill
@@ -37,6 +36,8 @@ from bbnode.ir.texts import without_folders
 
 NOT_ANSWERED = WireRefusal("NotAnswered", "its execution ended without an answer")
 
+# The kind of an answer that a transport has given up.
+UNDELIVERED: Final = "AnswerNotSent"
 LEAVING = WireRefusal("ShuttingDown", "this node is being stopped")
 
 _S = 1_000_000_000
@@ -94,8 +95,18 @@ class Refusals:
         if debt.kind:
             debt = WireRefusal(debt.kind, _public(debt.detail), debt.where)
         else:
-            debt = _without_failure(frame)
+            debt = WireRefusal(NOT_ANSWERED.kind, NOT_ANSWERED.detail, frame.plan.name)
         self._tell(peer, CorrelationKind.RESPONSE, frame.wire_req_id, debt)
+
+    def undelivered(self, tag: int, peer: PeerId, reason: str) -> None:
+        """Tell a requester that its answer was made and could not be sent, while it is connected.
+
+        One that is not could not be told either: for it, the connection is lost.
+        """
+        wire_req_id = self.outbound.take_answered(tag)
+        if wire_req_id and peer in self.outbound.neighbours.peers:
+            why = WireRefusal(UNDELIVERED, f"the answer could not be sent: {reason}")
+            self._tell(peer, CorrelationKind.RESPONSE, wire_req_id, why)
 
     def at_arrival(
         self,
@@ -138,15 +149,6 @@ class Refusals:
     def load(self, plain: Any, reader: SnapshotReader) -> None:
         """Load what `state` returned."""
         self._rate.load(plain, reader)
-
-
-def _without_failure(frame: Frame) -> WireRefusal:
-    """Return why an execution in which nothing failed has not answered."""
-    skipped = frame.skipped or {}
-    for op in frame.plan.ops:
-        if op.op_type == keys.OP_SEND_RESP and op.index in skipped:
-            return WireRefusal("Skipped", skipped[op.index], op.name)
-    return WireRefusal(NOT_ANSWERED.kind, NOT_ANSWERED.detail, frame.plan.name)
 
 
 def _public(detail: str) -> str:

@@ -21,6 +21,10 @@ PREFIX = "ai.bytesandbrains."
 SOURCE_SCOPE = 0  # of `invoke`
 
 
+class Meaningless(Exception):
+    """A program in which an op can never have all that it reads."""
+
+
 @dataclass(frozen=True)
 class Composite:
     parts: tuple[Value, ...]
@@ -131,7 +135,8 @@ class Oracle:
             reads = [n for n in (*op.inputs, *op.after, *self._captured(op)) if n]
             self.reads.append(reads)
             scopes = {scope_of[n] for n in reads if n not in self.everywhere}
-            assert len(scopes) <= 1, f"{op.node.name} reads from several executions"
+            if len(scopes) > 1:
+                raise Meaningless(f"{op.node.name} reads from several executions")
             slot = meta(op.node, "slot")
             is_role = op.node.domain.startswith(PREFIX + "role.")
             scope = next(iter(scopes), None)

@@ -1,0 +1,226 @@
+"""What a version of a program takes over from the one before, and what is told of others."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from multiaddr import Multiaddr
+from onnx import ModelProto
+
+from bbnode.compiler import Compiler
+from bbnode.components import ConnectedView, ConstantView
+from bbnode.daemon.network.versions import VersionWatch, other_versions
+from bbnode.daemon.state import checkpoint
+from bbnode.daemon.state.checkpoint import Checkpoint, restore_or_install
+from bbnode.dsl import Graph, IndexSlot, Module, PeerSelectorSlot, types
+from bbnode.engine import Node, install
+from bbnode.engine.errors import SnapshotRefused, StateRefused
+from bbnode.ir.crossing import encode_crossings
+from bbnode.ir.errors import DeploymentError
+from bbnode.ir.peer import PeerId
+from bbnode.transport.base import ConnectionOpened, Direction, Hello, PeerInfo
+from tests.sim.programs import SlowNotes
+from tests.sim.versions import version, version_crossings
+
+OLD, NEW = "a" * 64, "b" * 64
+ME, OTHER = PeerId.from_seed("me"), PeerId.from_seed("other")
+
+
+class Notes(Module):
+    """Notes are kept by the keeper in the index "notes"; `edited` adds a second index."""
+
+    home = "keeper"
+
+    def __init__(self, *, edited: bool = False) -> None:
+        self.edited = edited
+
+    def body(self, g: Graph) -> None:
+        note = g.input("note", types.TENSOR_FLOAT)
+        view = PeerSelectorSlot("view", peer_class="keeper").current_view(g, after=note)
+        g.output("kept", IndexSlot("notes").add(g, note))
+        g.output("view", view)
+        if self.edited:
+            g.output("more", IndexSlot("more").add(g, note))
+
+
+@cache
+def notes(*, edited: bool) -> ModelProto:
+    compiler = Compiler().bind_index("notes", SlowNotes)
+    if edited:
+        compiler = compiler.bind_index("more", SlowNotes)
+    view = ConstantView if edited else ConnectedView
+    return compiler.bind_peer_selector("view", view).compile(Notes(edited=edited).build())
+
+
+def node_of(*, edited: bool, peer: PeerId = ME) -> Node:
+    return install(notes(edited=edited), ["keeper"], peer_id=peer)
+
+
+def written(state_dir: Path, sha256: str = OLD, peer: PeerId = ME) -> None:
+    """A checkpoint of the former version, in which two notes are kept."""
+    node = node_of(edited=False, peer=peer)
+    node.component("notes").seen = [1.0, 2.0]
+    saved = node.snapshot(0)
+    checkpoint.write(
+        state_dir,
+        Checkpoint(artifact_sha256=sha256, node=saved, rounds_done={"keeper": 7}),
+    )
+
+
+def test_states_go_where_slot_and_type_agree_and_the_file_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(tmp_path)
+    caplog.set_level(logging.INFO)
+    node, saved = restore_or_install(tmp_path, NEW, lambda: node_of(edited=True))
+    assert node.component("notes").seen == [1.0, 2.0]
+    assert node.component("more").seen == []
+    assert saved is not None
+    assert saved.rounds_done == {"keeper": 7}
+    assert (saved.rounds_running, saved.unsent) == ({}, ())
+    said: Any = caplog.records[-1]
+    assert said.message == "upgraded from another version of the program"
+    assert said.taken == ["notes"]
+    assert said.left == {
+        "view": "it is of a bbnode.ConnectedView, and the slot holds a bbnode.ConstantView"
+    }
+    kept = tmp_path / f"checkpoint.{OLD[:8]}"
+    before = kept.read_bytes()
+    for number in range(3):  # the new version's own take the places of the old one's
+        fresh = Checkpoint(artifact_sha256=NEW, node=b"%d" % number, rounds_done={})
+        checkpoint.write(tmp_path, fresh)
+    assert kept.read_bytes() == before
+    assert list(checkpoint.usable(tmp_path, OLD)) == []
+
+
+def test_one_of_its_own_goes_before_one_of_another_version(tmp_path: Path) -> None:
+    node = node_of(edited=True)
+    node.component("more").seen = [3.0]
+    mine = Checkpoint(artifact_sha256=NEW, node=node.snapshot(0), rounds_done={"keeper": 9})
+    checkpoint.write(tmp_path, mine)
+    written(tmp_path)
+    node, saved = restore_or_install(tmp_path, NEW, lambda: node_of(edited=True))
+    assert saved == mine
+    assert node.component("more").seen == [3.0]
+
+
+def test_a_state_that_a_component_refuses_is_left_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path)
+
+    def refuse(self: object, data: bytes) -> None:
+        raise ValueError("not of my size")
+
+    monkeypatch.setattr(SlowNotes, "restore", refuse)
+    node, saved = restore_or_install(tmp_path, NEW, lambda: node_of(edited=True))
+    assert node.component("notes").seen == []
+    assert saved is not None
+    said: Any = caplog.records[-1]
+    assert said.levelname == "WARNING"
+    assert "not of my size" in said.left["notes"]
+    assert (tmp_path / f"checkpoint.{OLD[:8]}").exists()
+
+
+def test_another_peers_state_is_not_taken_and_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(tmp_path, peer=OTHER)
+    node, saved = restore_or_install(tmp_path, NEW, lambda: node_of(edited=True))
+    assert saved is None
+    assert node.component("notes").seen == []
+    assert "another peer" in caplog.records[-1].reason  # type: ignore[attr-defined]
+    assert (tmp_path / f"checkpoint.{OLD[:8]}").exists()
+
+
+def test_two_versions_are_kept_and_what_is_dropped_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for digit in "acde":
+        written(tmp_path, sha256=digit * 64)
+        restore_or_install(tmp_path, NEW, lambda: node_of(edited=True))
+    kept = set(tmp_path.glob("checkpoint.????????")) - {tmp_path / "checkpoint.previous"}
+    assert len(kept) == checkpoint.MAX_KEPT_VERSIONS
+    assert (tmp_path / f"checkpoint.{'e' * 8}").exists()
+    assert "dropped the checkpoint of an old version" in caplog.text
+
+
+def test_a_node_that_has_polled_adopts_nothing_and_a_torn_snapshot_is_refused() -> None:
+    data = node_of(edited=False).snapshot(0)
+    node = node_of(edited=True)
+    with pytest.raises(SnapshotRefused, match="checksum"):
+        node.adopt(data[:-1])
+    assert set(node.adopt(data).left) == {"view"}
+    node.poll(0)
+    with pytest.raises(SnapshotRefused, match="has polled"):
+        node.adopt(data)
+    assert issubclass(StateRefused, DeploymentError)
+
+
+# --- other versions -----------------------------------------------------------------------------
+
+
+def hello_of(*edits: str, sha256: str = NEW, tells: bool = True) -> Hello:
+    crossings = encode_crossings(version_crossings("client", *edits)) if tells else b""
+    return Hello(artifact_sha256=sha256, classes=("client",), crossings=crossings)
+
+
+def info(hello: Hello) -> PeerInfo:
+    address = Multiaddr("/memory/2")
+    return PeerInfo(peer=OTHER, direction=Direction.INBOUND, address=address, hello=hello)
+
+
+@pytest.fixture(scope="module")
+def server() -> Node:
+    return install(version(), ["server"], peer_id=ME)
+
+
+@pytest.mark.parametrize(
+    ("hello", "found"),
+    [
+        (hello_of(sha256=OLD), []),
+        (Hello(), []),
+        (hello_of("client_body"), [(True, 0)]),
+        (hello_of("renamed_port"), [(True, 1)]),
+        (hello_of(tells=False), [(False, 0)]),
+    ],
+)
+def test_only_peers_of_another_version_are_listed(
+    server: Node, hello: Hello, found: list[tuple[bool, int]]
+) -> None:
+    others = other_versions(server, OLD, [info(hello)])
+    assert [(each.tells, len(each.differs)) for each in others] == found
+    assert all(each.version == NEW[:8] for each in others)
+
+
+def test_a_disagreement_is_logged_and_published_once(
+    server: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    events: list[Any] = []
+    watch = VersionWatch(server, OLD, events.append)
+
+    def comes(hello: Hello) -> None:
+        watch.heard(
+            ConnectionOpened(
+                peer=OTHER, address=Multiaddr("/memory/2"), direction=Direction.INBOUND, hello=hello
+            )
+        )
+
+    comes(hello_of("client_body"))
+    assert events == []
+    comes(hello_of("renamed_port"))
+    comes(hello_of("renamed_port"))
+    (event,) = events
+    assert (event["type"], event["peer"], event["version"]) == (
+        "peer_version_differs", str(OTHER), NEW[:8],
+    )  # fmt: skip
+    assert event["differs"] == [
+        "port 'tell' of class 'client': we send Tensor.FLOAT, it takes nothing there"
+    ]
+    assert caplog.text.count("a version that disagrees") == 1
+    comes(hello_of("renamed_port", sha256="c" * 64))  # upgraded again, and no better
+    assert len(events) == 2
