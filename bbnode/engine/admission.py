@@ -152,7 +152,7 @@ def _check_shape(target: TakesInputs, name: str, value: Value, bindings: dict[st
     shape = np.shape(value) if isinstance(value, _ARRAYS) else None
     if shape is not None and not shape_fits(declared, shape, bindings):
         raise InputShapeMismatch(
-            f"{target.name}.{name} takes the shape {shape_text(declared, bindings)} and was given "
+            f"{target.name}.{name} takes {shape_text(declared, bindings)} and was given "
             f"{shape_text(shape)}"
         )
 

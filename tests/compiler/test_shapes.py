@@ -292,12 +292,12 @@ def test_invoke_checks_shapes_and_names() -> None:
     for inputs, says in (
         (
             {"x": ones(2, 5), "labels": ones(2)},
-            r"x takes the shape \[batch, 4\] and was given \[2, 5\]",
+            r"x takes \[batch, 4\] and was given \[2, 5\]",
         ),
-        ({"x": ones(8), "labels": ones(8)}, r"x takes the shape \[batch, 4\] and was given \[8\]"),
+        ({"x": ones(8), "labels": ones(8)}, r"x takes \[batch, 4\] and was given \[8\]"),
         (
             {"x": ones(2, 4), "labels": ones(3)},
-            r"labels takes the shape \[batch=2\] and was given \[3\]",
+            r"labels takes \[batch=2\] and was given \[3\]",
         ),
     ):
         with pytest.raises(InputShapeMismatch, match=says):
