@@ -28,7 +28,7 @@ class Declared:
         self.kind = kind
         self.shape = shape
         # Only for what needs no look at its shape: the caller compares it in line.
-        plain = kind.kind is TypeKind.TENSOR and shape is None
+        plain = kind.kind is TypeKind.TENSOR and shape is None and kind is not types.TENSOR_STRING
         self.dtype: np.dtype[Any] | None = dtype_of(kind) if plain else None
 
     def misfit(self, value: Value) -> str:
