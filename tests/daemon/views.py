@@ -25,9 +25,11 @@ from bbnode.dsl import (
     ModelSlot,
     Module,
     PeerSelectorSlot,
+    syscalls,
     types,
 )
 from bbnode.examples.federated_digits import FederatedRound
+from bbnode.ir.values import Metadata
 
 
 class Relay(Module):
@@ -52,7 +54,9 @@ class Relay(Module):
         mates = PeerSelectorSlot("mates", peer_class="worker").sample(g, n=2, after=stats)
         local.apply_delta(g, g.net_out("gossip", mates, update))
         relays = PeerSelectorSlot("relays", peer_class="relay").sample(g, n=1, after=update)
-        fedavg.contribute(g, g.net_out("update", relays, update), g.net_out("n", relays, stats))
+        arrived = g.net_out("update", relays, update)
+        fedavg.contribute(g, arrived, g.constant(Metadata(num_samples=1)))
+        syscalls.record(g, g.net_out("n", relays, stats), name="stats")
         mean, _ = fedavg.aggregate(g)
         home = PeerSelectorSlot("home", peer_class="coordinator").sample(g, n=1, after=mean)
         g.output("mean", g.net_out("mean", home, mean))
