@@ -197,7 +197,7 @@ class InputTypeMismatch(EntryError):
     """An input is of another type than the target declares."""
 
 
-class InputShapeMismatch(EntryError):
+class InputShapeMismatch(InputTypeMismatch):
     """A tensor has another shape than the program declares for the input."""
 
 

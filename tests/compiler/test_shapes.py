@@ -290,9 +290,15 @@ def test_invoke_checks_shapes_and_names() -> None:
     (made,) = node.values("y")
     assert made.shape == (2, 4)
     for inputs, says in (
-        ({"x": ones(2, 5), "labels": ones(2)}, r"x takes \[batch, 4\] and was given \[2, 5\]"),
+        (
+            {"x": ones(2, 5), "labels": ones(2)},
+            r"x takes \[batch, 4\] and was given \[2, 5\]",
+        ),
         ({"x": ones(8), "labels": ones(8)}, r"x takes \[batch, 4\] and was given \[8\]"),
-        ({"x": ones(2, 4), "labels": ones(3)}, r"labels takes \[batch=2\] and was given \[3\]"),
+        (
+            {"x": ones(2, 4), "labels": ones(3)},
+            r"labels takes \[batch=2\] and was given \[3\]",
+        ),
     ):
         with pytest.raises(InputShapeMismatch, match=says):
             node.invoke("near", inputs)

@@ -102,7 +102,7 @@ def test_wires_join_the_ops_that_talk() -> None:
     assert ends == {
         "weights · Tensor.FLOAT": ("coordinator", "worker"),
         "gossip · Tensor.FLOAT": ("worker", "worker"),
-        "update · Tensor.FLOAT": ("worker", "relay"),
+        "update · Composite": ("worker", "relay"),
         "n · Metadata": ("worker", "relay"),
         "mean · Tensor.FLOAT": ("relay", "coordinator"),
     }

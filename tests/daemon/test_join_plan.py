@@ -18,6 +18,7 @@ from bbnode.daemon.join.invitation import ComponentsMissing, SlotsNotConfigured,
 from bbnode.daemon.join.plan import Plan, choose_target, make_plan, with_absolute_paths
 from bbnode.dsl import DataSourceSlot, Graph, Module, types
 from bbnode.engine.errors import UnknownTarget, UnsupportedOps
+from bbnode.ir.seal import seal
 from tests.daemon.live import compiled
 
 
@@ -85,6 +86,7 @@ def test_what_is_not_installed_is_listed_and_never_fetched() -> None:
     model.CopyFrom(feed())
     for entry in model.metadata_props:
         entry.value = entry.value.replace("bbnode.ArrayDataSource", "acme.Lake")
+    seal(model)
     plan = planned(model, **{"slots.own.path": "/data.npz"})
     assert {slot.component: slot.installed for slot in plan.slots} == {"acme.Lake": False}
     with pytest.raises(ComponentsMissing, match=r"acme\.Lake; install the packages"):
@@ -97,6 +99,7 @@ def test_ops_that_this_engine_lacks_stop_the_join() -> None:
     for function in model.functions:
         if function.name.startswith("client#"):
             function.node[0].op_type = "FromTheFuture"
+    seal(model)
     with pytest.raises(UnsupportedOps, match="FromTheFuture"):
         planned(model).check()
 

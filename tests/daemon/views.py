@@ -25,6 +25,7 @@ from bbnode.dsl import (
     ModelSlot,
     Module,
     PeerSelectorSlot,
+    syscalls,
     types,
 )
 from bbnode.examples.federated_digits import FederatedRound
@@ -52,7 +53,9 @@ class Relay(Module):
         mates = PeerSelectorSlot("mates", peer_class="worker").sample(g, n=2, after=stats)
         local.apply_delta(g, g.net_out("gossip", mates, update))
         relays = PeerSelectorSlot("relays", peer_class="relay").sample(g, n=1, after=update)
-        fedavg.contribute(g, g.net_out("update", relays, update), g.net_out("n", relays, stats))
+        both = g.net_out("update", relays, g.bundle([update, stats]))
+        fedavg.contribute(g, *g.unbundle(both, [types.TENSOR_FLOAT, types.METADATA]))
+        syscalls.record(g, g.net_out("n", relays, stats), name="n")
         mean, _ = fedavg.aggregate(g)
         home = PeerSelectorSlot("home", peer_class="coordinator").sample(g, n=1, after=mean)
         g.output("mean", g.net_out("mean", home, mean))

@@ -62,7 +62,10 @@ def inputs_for(g: Graph, spec: OpSpec) -> list[Output]:
 
 
 def attributes_for(spec: OpSpec) -> dict[str, object]:
-    return {name: SAMPLES[name] for name, d in spec.attributes.items() if d is opset.REQUIRED}
+    given = {name: SAMPLES[name] for name, d in spec.attributes.items() if d is opset.REQUIRED}
+    if spec.op_type == "Collect":  # something has to say when a batch is complete
+        given["n"] = SAMPLES["n"]
+    return given
 
 
 def check_node(spec: OpSpec, function, node, given) -> None:

@@ -57,7 +57,8 @@ def run(node, **inputs):
         (TRIGGER, "Trigger"),
         (3.5, "float"),
         ([1.0], "list"),
-        (np.array(["a"]), "ndarray"),
+        (np.array(["a"]), "Tensor.STRING [1]"),
+        (np.array([1j]), "ndarray"),
     ],
 )
 def test_what_a_component_returns_is_checked_at_its_op(returned: object, got: str) -> None:
@@ -114,6 +115,12 @@ def test_a_component_with_several_types_may_return_any_of_them(
         assert (len(shown), len(failed)) == (fits, not fits)
     component(node, "m").returns = np.zeros(3, np.int64)
     assert run(node)[1][0].kind == "WrongResultType"
+
+
+def test_an_array_of_objects_is_looked_at() -> None:
+    wanted = Declared(types.TENSOR_STRING)
+    assert wanted.misfit(np.array(["a", "b"], object)) == ""
+    assert "expected Tensor.STRING, got ndarray" in wanted.misfit(np.array(["a", 3], object))
 
 
 def test_a_composite_with_something_that_is_no_value_is_told() -> None:

@@ -27,8 +27,9 @@ class Declared:
     def __init__(self, kind: TypeNode, shape: tuple[Dim, ...] | None = None) -> None:
         self.kind = kind
         self.shape = shape
-        # Only for what needs no look at its shape: the caller compares it in line.
-        plain = kind.kind is TypeKind.TENSOR and shape is None
+        # Only where the dtype says it all; the caller compares it in line. An array of objects
+        # may hold anything.
+        plain = kind.kind is TypeKind.TENSOR and shape is None and kind is not types.TENSOR_STRING
         self.dtype: np.dtype[Any] | None = dtype_of(kind) if plain else None
 
     def misfit(self, value: Value) -> str:

@@ -34,7 +34,7 @@ from bbnode.ir.graph import (
     sorted_opsets,
 )
 from bbnode.ir.onnx_file import model_of
-from bbnode.ir.types import TENSOR, TypeKind, TypeNode, is_onnx
+from bbnode.ir.types import OPTIONAL, SEQUENCE, TENSOR, TypeKind, TypeNode, is_onnx
 from bbnode.ir.values import Value, type_of
 
 # Dtype combinations kept for one graph whose types the compiler left open.
@@ -204,7 +204,7 @@ def bind_graph(build: OpBuild, graph_at: int, cell_at: int) -> Fire:
     op.out = outputs[0] if only else op.out
     op.outs = None if only else outputs
     named = [name for name in build.flat.outputs if name or outputs is build.outputs]
-    known = tuple(Declared(narrower(TENSOR, build.types.get(name))) for name in named)
+    known = tuple(Declared(_made_by_graphs(build.types.get(name))) for name in named)
     if only and len(inputs) == 1:
         return _one_to_one(op, inputs[0], graph_at, cell_at, known[0])
 
@@ -223,6 +223,13 @@ def bind_graph(build: OpBuild, graph_at: int, cell_at: int) -> Fire:
         return results[0] if only else results
 
     return fire
+
+
+def _made_by_graphs(declared: TypeNode | None) -> TypeNode:
+    """Return what a graph may make of a value: a tensor, where no sequence or optional is said."""
+    if declared is not None and (declared.is_a(SEQUENCE) or declared.is_a(OPTIONAL)):
+        return declared
+    return narrower(TENSOR, declared)
 
 
 def _one_to_one(op: Op, source: int, graph_at: int, cell_at: int, declared: Declared) -> Fire:

@@ -129,7 +129,7 @@ def adopt_components(rt: Runtime, data: bytes, slots: Container[str] | None) -> 
     SnapshotRefused; StateRefused where a component refuses its state: then the node has to be
     installed again.
     """
-    fields = _parse(data)
+    fields = parse(data)
     if fields["peer"] != rt.neighbours.self_peer.to_bytes():
         raise SnapshotRefused("the snapshot is another peer's; start this node without it")
     saved = {slot: (type_name, state) for slot, type_name, state in fields["components"]}

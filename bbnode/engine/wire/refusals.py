@@ -27,6 +27,7 @@ from bbnode.engine.snapshot.codec import (
     mapping,
 )
 from bbnode.engine.wire.outbound import EnvelopeOutbox
+from bbnode.ir import keys
 from bbnode.ir.address import REFUSED_SUFFIX
 from bbnode.ir.caps import MAX_REFUSALS_PER_S, MAX_REFUSED_PEERS
 from bbnode.ir.envelope import CorrelationKind, SlotFill
@@ -95,7 +96,7 @@ class Refusals:
         if debt.kind:
             debt = WireRefusal(debt.kind, _public(debt.detail), debt.where)
         else:
-            debt = WireRefusal(NOT_ANSWERED.kind, NOT_ANSWERED.detail, frame.plan.name)
+            debt = _without_failure(frame)
         self._tell(peer, CorrelationKind.RESPONSE, frame.wire_req_id, debt)
 
     def undelivered(self, tag: int, peer: PeerId, reason: str) -> None:
@@ -149,6 +150,15 @@ class Refusals:
     def load(self, plain: Any, reader: SnapshotReader) -> None:
         """Load what `state` returned."""
         self._rate.load(plain, reader)
+
+
+def _without_failure(frame: Frame) -> WireRefusal:
+    """Return why an execution in which nothing failed has not answered."""
+    skipped = frame.skipped or {}
+    for op in frame.plan.ops:
+        if op.op_type == keys.OP_SEND_RESP and op.index in skipped:
+            return WireRefusal("Skipped", skipped[op.index], op.name)
+    return WireRefusal(NOT_ANSWERED.kind, NOT_ANSWERED.detail, frame.plan.name)
 
 
 def _public(detail: str) -> str:

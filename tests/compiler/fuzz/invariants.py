@@ -255,8 +255,10 @@ def wire_ops_are_stamped(model: ModelProto) -> None:
     for node in wire_nodes(model, *SENDS):
         suffixes = [a for a in node.attribute if a.name.startswith(P + "dest_suffix.")]
         (suffix,) = suffixes
-        site = int.from_bytes(suffix.s[-8:], "big")
-        assert suffix.s[:-8] == b"\xe2\x01", suffix.s  # the varint of 0xE2
+        # Bytes that are no UTF-8 are a tensor, so that ONNX's printer takes them.
+        address = suffix.s or onnx.numpy_helper.to_array(suffix.t).tobytes()
+        site = int.from_bytes(address[-8:], "big")
+        assert address[:-8] == b"\xe2\x01", address  # the varint of 0xE2
         landed.setdefault(site, set()).add(meta(node, "batch_group_id"))
         senders.setdefault(site, set()).add(meta(node, "home_class"))
         name = suffix.name.removeprefix(P + "dest_suffix.")
