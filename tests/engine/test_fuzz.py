@@ -231,7 +231,7 @@ def nested(depth: int) -> Composite:
 
 @pytest.mark.parametrize(
     "returned",
-    [object(), "text", 3, [1], {"a": 1}, np.array([object()]), np.array(["x"]), (1, 2),
+    [object(), "text", 3, [1], {"a": 1}, np.array([object()]), np.array([1j]), (1, 2),
      Metadata(a=1), TRIGGER, Composite([object()])],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
