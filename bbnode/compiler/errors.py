@@ -9,7 +9,7 @@ DeploymentError.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from bbnode.ir import keys
 from bbnode.ir.errors import AuthorError, BbnodeError, DeploymentError
@@ -371,15 +371,29 @@ class CollectNotReceived(CompileError, AuthorError):
 # --- types ----------------------------------------------------------------------------------
 
 
+_WAYS_TO: Final = {
+    "Trigger": "Make a trigger of the value: `syscalls.threshold(g, value, n=1)`",
+    "PeerId": (
+        "Pass one peer: the `.sender` of a received value, `g.peer_id(…)`, or "
+        "`peer_lists.only_one(g, peers)` of a list"
+    ),
+}
+
+
 @dataclass(kw_only=True, eq=False)
 class TypeConstraintFailed(CompileError, AuthorError):
     """The type of a value does not fit the port that it meets."""
 
     op: str
     detail: str
+    wanted: str = ""  # name of the type that is expected, where it is one
 
     MESSAGE = "types of op {op!r} do not fit: {detail}"
     MEND = "Convert the value (`Cast` for tensors), or pass one of the type that is expected"
+
+    def mend(self) -> str:
+        """Return how a value of the wanted type is had: no `Cast` makes a Trigger or a peer."""
+        return _WAYS_TO.get(self.wanted, self.MEND)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -575,9 +589,14 @@ class ExpansionFailed(CompileError, AuthorError):
     domain: str
     reason: str
     node_name: str = ""
+    remedy: str = ""  # instead of the usual one
 
     MESSAGE = "op {node_name!r} ({domain}::{op_type}): {reason}"
     MEND = "Give the attribute a value of the right kind where the op is recorded"
+
+    def mend(self) -> str:
+        """Return the remedy of this failure, else that of attributes."""
+        return self.remedy or self.MEND
 
 
 @dataclass(kw_only=True, eq=False)

@@ -53,6 +53,12 @@ def _misfit(
     if not callable(found):
         return ""  # told as a method that is missing, where it is needed
     function = getattr(found, "__func__", found)
+    if inspect.iscoroutinefunction(function):
+        return (
+            f"{cell.component.TYPE_NAME}.{method} is an `async def`, which nothing awaits; "
+            "expected a plain `def`: with `@offload` if it is slow, or with "
+            "`ctx.open_completion()` and PENDING if it ends later"
+        )
     own = _signature(function, is_bound=function is not found)
     if own is None:
         return ""

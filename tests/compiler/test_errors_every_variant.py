@@ -365,7 +365,8 @@ def ambiguous_home() -> object:
 @case(errors.TypeConstraintFailed, "do not fit", "Tensor.DOUBLE", "Cast",
       op="Add_0",
       detail="Tensor.FLOAT meets Tensor.DOUBLE at Add; see the input 'a' and the input "
-             "'b'")  # fmt: skip
+             "'b'",
+      wanted="Tensor.DOUBLE")  # fmt: skip
 def type_constraint_failed() -> object:
     def body(g: Graph) -> None:
         a, b = g.input("a", types.TENSOR_FLOAT), g.input("b", types.TENSOR_DOUBLE)
@@ -507,9 +508,10 @@ def role_method_failed() -> object:
 # --- ops and functions ----------------------------------------------------------------------
 
 
-@case(errors.ExpansionFailed, "quorum is 3, but only 2 peers are asked", "right kind",
+@case(errors.ExpansionFailed, "quorum is 3, but only 2 peers are asked", "`quorum=` of 2 at most",
       op_type="SendReqBatched", domain=keys.WIRE_DOMAIN, node_name="SendReqBatched_0",
-      reason="quorum is 3, but only 2 peers are asked")  # fmt: skip
+      reason="quorum is 3, but only 2 peers are asked",
+      remedy="Ask more peers, or give a `quorum=` of 2 at most")  # fmt: skip
 def expansion_failed() -> object:
     def body(g: Graph) -> None:
         weights = g.input("weights", types.TENSOR_FLOAT)

@@ -125,6 +125,15 @@ def test_a_value_that_can_not_be_both_names_the_op() -> None:
     with pytest.raises(TypeConstraintFailed, match=r"Tensor.FLOAT meets Trigger") as caught:
         solved(body)
     assert (caught.value.op, caught.value.source_line) == ("Wrong", "program.py:3")
+    # No Cast makes a Trigger of a tensor.
+    assert str(caught.value).endswith("`syscalls.threshold(g, value, n=1)`")
+
+
+def test_a_list_where_one_peer_is_wanted_is_told_how_to_take_one() -> None:
+    body = body_with(("peers", types.PEER_ID_VEC))
+    body.syscall("Peers.Contains", ["peers", "peers"], ["found"], name="Wrong")
+    with pytest.raises(TypeConstraintFailed, match=r"peer_lists.only_one\(g, peers\)"):
+        solved(body)
 
 
 def test_a_type_that_the_schema_does_not_take_is_refused() -> None:

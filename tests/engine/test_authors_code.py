@@ -116,6 +116,11 @@ class NoContext(ScriptModel):
         return batch
 
 
+class AsyncForward(ScriptModel):
+    async def forward(self, ctx, batch):
+        return batch
+
+
 class TakesAll(ScriptModel):
     def forward(self, *anything):
         return anything[1]
@@ -130,6 +135,7 @@ class TakesAll(ScriptModel):
         (FewerParameters, "Forward", "forward(ctx) does not take"),
         (FewerParameters, "Forward", "def forward(self, ctx, input)"),
         (NoContext, "Forward", "def forward(self, ctx, input)"),
+        (AsyncForward, "Forward", "forward is an `async def`, which nothing awaits"),
         (OtherNames, "Train", "missing a required argument: 'rounds'"),
         (OtherNames, "Train", "def train(self, ctx, *, epochs, batch)"),
         (TakesAll, "Forward", ""),

@@ -210,7 +210,11 @@ def _expand_request(function: Function, node: OpNode) -> int:
     if quorum < 0:
         raise expansion_failed(node, f"quorum is {quorum}, it has to be 0 (all) or more")
     if size is not None and quorum > size:
-        raise expansion_failed(node, f"quorum is {quorum}, but only {size} peers are asked")
+        raise expansion_failed(
+            node,
+            f"quorum is {quorum}, but only {size} peers are asked",
+            f"Ask more peers, or give a `quorum=` of {size} at most",
+        )
     variant = keys.VARIANT_ONE_SHOT if size == 1 else keys.VARIANT_COHORT
     written = _write(node, keys.ATTR_COHORT_SIZE, UNKNOWN_SIZE if size is None else size)
     return written + _write(node, keys.ATTR_VARIANT, variant)
@@ -283,12 +287,13 @@ def _is_one_peer(function: Function, value: str) -> bool:
     return function.kind_of(value) is types.PEER_ID
 
 
-def expansion_failed(node: OpNode, reason: str) -> ExpansionFailed:
+def expansion_failed(node: OpNode, reason: str, remedy: str = "") -> ExpansionFailed:
     """Return the error of an op that can't be completed."""
     return ExpansionFailed(
         op_type=node.op_type,
         domain=node.domain,
         reason=reason,
+        remedy=remedy,
         node_name=node.name,
         where=Where.of(node),
     )

@@ -412,6 +412,7 @@ class FunctionTypes:
             op=node.name,
             detail=f"{within and f'{within}: '}{conflict.known} meets {conflict.wanted} "
             f"at {node.op_type}{self._elsewhere(node, conflict)}",
+            wanted="" if within else str(conflict.wanted),
             where=where,
         )
 

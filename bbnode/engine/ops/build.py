@@ -72,7 +72,8 @@ class Linker:
         number, known, where = self.semaphores.get(name, (len(self.semaphores), None, ""))
         if known is not None and units is not None and known != units:
             raise build.wrong(
-                f"gives the semaphore {name!r} {units} units, and {where} gives it {known}"
+                f"gives the semaphore {name!r} {units} units, and {where} gives it {known}; "
+                "write one `n` for one name"
             )
         if units is not None:
             known, where = units, build.where
