@@ -134,7 +134,7 @@ def _values(build: OpBuild) -> Fire:
     name = build.flat.name
     kind = build.types.get(build.flat.outputs[0], types.ANY) if build.flat.outputs else types.ANY
     element = kind.element
-    if element is None or element not in types.SEQUENCE_OF:
+    if element is None or types.SEQUENCE_OF.get(element) is not kind:
         raise build.wrong(f"gives {kind.name}, which is no sequence of tensors of one type")
 
     def fire(frame: Frame) -> Any:
