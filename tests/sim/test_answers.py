@@ -209,6 +209,36 @@ def test_a_sequence_of_answers_is_of_their_type_and_travels() -> None:
     assert sorted(map(len, made(run("Pair", pairs, parts)))) == [1, 2]
 
 
+def test_a_module_opens_answers_of_two_types() -> None:
+    class Opens(Module):
+        def body(self, g: Graph) -> None:
+            answers = g.input("answers", types.RESPONSE_BATCH)
+            assert isinstance(answers, AnswersOutput)
+            g.output("listed", answers.values)
+
+    class AsksTwice(Module):
+        home = "server"
+
+        def body(self, g: Graph) -> None:
+            for name, kind in (("float", types.TENSOR_FLOAT), ("long", types.TENSOR_INT64)):
+                x = g.input(name, kind)
+                voters = PeerSelectorSlot("voters", peer_class="voter").current_view(g, after=x)
+                asked = g.request(f"ask_{name}", voters, x, deadline=1.0)
+                asked.respond(asked.received)
+                call = Opens().call().input("answers", asked.responses).build(g)
+                g.output(f"listed_{name}", call.output("listed"))
+
+    compiled = Compiler().bind_peer_selector("voters", ConnectedView).compile(AsksTwice().build())
+    network = Network(seed=0)
+    server = network.add("server", compiled, ["server"])
+    network.add("voter", compiled, ["voter"])
+    given = {"float": np.ones(2, np.float32), "long": np.arange(3)}
+    server.invoke("server", given)
+    network.run_until_idle()
+    for name, value in given.items():
+        assert server.values(f"listed_{name}") == [TensorSequence([value])]
+
+
 def test_parts_of_answers_are_batches_of_their_own() -> None:
     answers = [
         Composite((np.array([n], np.float32), Metadata(num_samples=k)))
