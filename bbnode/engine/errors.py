@@ -430,7 +430,9 @@ def _authors_frame(traceback: TracebackType | None) -> str:
     return place
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
+def did_you_mean(given: object, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` for the nearest of `known`, or ""."""
+    if not isinstance(given, str):  # a host may give any object
+        return ""
     near = difflib.get_close_matches(given, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""

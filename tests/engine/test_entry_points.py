@@ -30,6 +30,8 @@ X = np.ones(10, np.float32)
     ("target", "inputs", "error", "says"),
     [
         ("servr", {}, errors.UnknownTarget, "did you mean"),
+        (None, {}, errors.UnknownTarget, "there is: "),
+        ("server", {1: X}, errors.UnknownInput, "has no input 1; it has: "),
         ("server", {"x": X}, errors.MissingInput, "go"),
         ("server", {"x": X, "go": TRIGGER, "goo": TRIGGER}, errors.UnknownInput, "'go'"),
         ("server", {"x": TRIGGER, "go": TRIGGER}, errors.InputTypeMismatch, "takes Tensor"),

@@ -233,3 +233,11 @@ def test_detached_copies_views_inside_of_composites_and_nothing_else() -> None:
     assert made[1].missing == (peer(2),)
     assert made[0].tolist() == [2, 3]
     assert made[2] is TRIGGER
+
+
+def test_a_semaphore_with_two_numbers_of_units_is_told_to_have_one() -> None:
+    p = Partition("server", inputs=["enter"])
+    p.sys("Limit.Acquire", ["enter"], "one", name="door", n=1, stamp_ns=S)
+    p.sys("Limit.Acquire", ["enter"], "two", name="door", n=2, stamp_ns=S)
+    with pytest.raises(errors.InvalidArtifact, match="write one `n` for one name"):
+        bring_up(model(p), "server")
