@@ -166,6 +166,9 @@ M = ModelSlot("m")
         (lambda g, x: g.tensor(1e300), BadArgument, "that the type holds"),
         (lambda g, x: syscalls.threshold(g, n=1), BadArgument, "inputs…"),
         (lambda g, x: bool(x), BadArgument, "no truth value"),
+        (lambda g, x: x + x, BadArgument, r"compute\.add\(g, a, b\)"),
+        (lambda g, x: 2.0 * x, BadArgument, "operators of Python"),
+        (lambda g, x: x > 1, BadArgument, r"compute\.less\(g, a, b\)"),
         (lambda g, x: x.sender, NotReceived, "has no sender"),
     ],
 )  # fmt: skip

@@ -128,6 +128,17 @@ class Output:
             "decide at run time with `Where` or `If` of a BackendSlot",
         )
 
+    def _not_by_operators(self, *_: object) -> NoReturn:
+        raise self.graph.error(
+            BadArgument,
+            f"operators of Python compute nothing with {self.name!r} while the program is "
+            "recorded; record an op of a BackendSlot: compute.add(g, a, b), compute.less(g, a, b)",
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _not_by_operators
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = __neg__ = _not_by_operators
+    __lt__ = __le__ = __gt__ = __ge__ = _not_by_operators
+
 
 class AnswersOutput(Output):
     """The answers to a request: a ResponseBatch in PeerId order, on the class that asked.
