@@ -104,6 +104,7 @@ class Oracle:
     Attributes:
         peers: names of the peers of each class, in PeerId order.
         events: what every peer hands out, by topic.
+        first: the topics of which the invoked execution itself hands out a value.
     """
 
     model: ModelProto
@@ -112,6 +113,7 @@ class Oracle:
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
     executions: int = 0
+    first: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.ops = flatten(self.model)
@@ -198,7 +200,12 @@ class Oracle:
         for name, value in zip(op.outputs, made, strict=False):
             run.values[name] = value
             if name in self.outputs:
-                self.events[run.peer][name].append(value)
+                self._hand_out(run, name, value)
+
+    def _hand_out(self, run: Execution, topic: str, value: Value) -> None:
+        self.events[run.peer][topic].append(value)
+        if run.scope == SOURCE_SCOPE:
+            self.first.add(topic)
 
     def _wire(self, index: int, op: Flat, given: list[Value], run: Execution) -> list[Value]:
         kind = op.node.op_type
@@ -237,7 +244,7 @@ class Oracle:
         if kind == "Constant":
             return [onnx.numpy_helper.to_array(attribute(op.node, "value"))]
         if kind == "AppEmit":
-            self.events[run.peer][attribute(op.node, "name").decode()].append(given[0])
+            self._hand_out(run, attribute(op.node, "name").decode(), given[0])
         if kind == "Collect":
             self._collect(index, op, given[0], run)
             return []
