@@ -65,6 +65,7 @@ class Execution:
     values: dict[str, Value]
     source: str = ""  # the peer whose message started it
     answer: Value = Nothing.NEVER
+    slots: dict[str, Nothing | None] = field(default_factory=dict)  # of the last op of each
 
 
 def meta(proto: Any, key: str) -> str | None:
@@ -199,6 +200,11 @@ class Oracle:
     def _fire(self, index: int, op: Flat, run: Execution) -> None:
         given = [self._get(n, run) if n else None for n in op.inputs]
         nothing = self._nothing(index, op, given, run)
+        slot = meta(op.node, "slot")
+        if slot is not None:
+            if not self.reads[index]:  # it continues the op before it
+                nothing = run.slots.get(slot)
+            run.slots[slot] = nothing
         if nothing is not None:
             run.values.update(dict.fromkeys(op.outputs, nothing))
             if nothing is Nothing.SKIPPED:
