@@ -1,6 +1,7 @@
 """Random programs with conditions: ops, Modules, sends, answers and outputs that may be skipped.
 
-Rule: no slot here has two ops, so that what an op is skipped with are the values that it reads.
+Rule: no slot here keeps more than one answer, so that what an op is skipped with are the values
+that it reads, or else the op of its slot before it.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ class Oracle:
         given = [self._get(n, run) if n else None for n in op.inputs]
         nothing = self._nothing(index, op, given, run)
         slot = meta(op.node, "slot")
-        if slot is not None:
+        if slot is not None and op.node.domain.startswith(PREFIX + "role."):
             if not self.reads[index]:  # it continues the op before it
                 nothing = run.slots.get(slot)
             run.slots[slot] = nothing

@@ -186,5 +186,5 @@ def test_crashing_peers_long(numbers: list[int]) -> None:
 def test_failures_reach_those_who_asked() -> None:
     """The tapes are such that requests fail too; otherwise nothing above says anything."""
     tapes = [[(n * 7919 + i * 104_729) ** 2 % 65_521 for i in range(100)] for n in range(30)]
-    assert "QuorumNotReached" in set().union(*map(check_fuse, tapes))
-    assert "QuorumNotReached" in set().union(*map(check_crash, tapes))
+    assert any("QuorumNotReached" in check_fuse(tape) for tape in tapes)
+    assert any("QuorumNotReached" in check_crash(tape) for tape in tapes)
