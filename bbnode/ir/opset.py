@@ -33,7 +33,8 @@ class Port:
     Attributes:
         type: a TypeNode, or a type variable such as "T".
         bound: what a type variable has at least to be.
-        parts: of a composite its children, of answers the one of them; empty where any will do.
+        parts: of a composite its children, of answers or a sequence the one of them; empty where
+            any will do.
     """
 
     name: str
@@ -130,7 +131,8 @@ def ops_of_role(role: str) -> tuple[OpSpec, ...]:
 
 
 # --- table-building shorthand: "name: Type" with * variadic and ? optional ----------------
-# `T<tensor` is a type variable with a bound, and `responses[T]` answers of a type.
+# `T<tensor` is a type variable with a bound, and `responses[T]` answers of a type, as
+# `sequence[T]` is a sequence of one.
 
 _SHORT = {
     "trigger": types.TRIGGER, "tensor": types.TENSOR, "any": types.ANY,
@@ -141,7 +143,7 @@ _SHORT = {
     "responses": types.RESPONSE_BATCH, "composite": types.COMPOSITE,
     "metadata": types.METADATA, "results": types.SEARCH_RESULTS, "int64": types.TENSOR_INT64,
     "bool": types.TENSOR_BOOL,
-    "float": types.TENSOR_FLOAT,
+    "float": types.TENSOR_FLOAT, "sequence": types.SEQUENCE,
 }  # fmt: skip
 
 
@@ -282,6 +284,8 @@ def _books() -> None:
        doc="All answers, one row per peer.")  # fmt: skip
     op(d, "Concat", "responses:responses[T]", "joined:T<tensor", axis=0,
        doc="All answers, one after the other along an axis.")  # fmt: skip
+    op(d, "Values", "responses:responses[T<tensor]", "values:sequence[T]",
+       doc="All answers, a sequence of tensors in PeerId order.")  # fmt: skip
     op(d, "Entry", "responses:responses[metadata]", "values:tensor", name=REQUIRED,
        to=types.TENSOR_FLOAT.id, doc="One entry of each answer, a tensor [n].")  # fmt: skip
     op(d, keys.OP_UNBUNDLE, "responses:responses", "parts*:responses", child_count=0,

@@ -323,15 +323,15 @@ def wrong_attribute(case: str) -> Body:
         body.op(keys.COMPOSITE_DOMAIN, keys.OP_BUNDLE, ["x"], ["b"], name="O", child_types="a.B")
     elif case == "but it has 1 outputs":
         body.syscall("Tee", ["x"], ["y"], name="O", fanout=2)
-    elif case == "n is 3":
-        body.syscall("Threshold", ["x"], ["y"], name="O", n=3)
+    elif case == "n is 0":
+        body.syscall("Threshold", ["x"], ["y"], name="O", n=0)
     return body
 
 
 @pytest.mark.parametrize(
     "case",
     ["needs the attribute 'n'", "has no attribute 'speed'", "has to be int", "only 2 peers",
-     "child_types lists 1", "unknown type", "but it has 1 outputs", "n is 3"],
+     "child_types lists 1", "unknown type", "but it has 1 outputs", "n is 0"],
 )  # fmt: skip
 def test_attributes_that_do_not_fit_name_the_op(case: str) -> None:
     with pytest.raises(ExpansionFailed, match=case) as caught:

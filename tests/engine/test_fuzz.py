@@ -231,9 +231,9 @@ def nested(depth: int) -> Composite:
 
 @pytest.mark.parametrize(
     "returned",
-    [object(), "text", 3, [1], {"a": 1}, np.array([object()]), np.array(["x"]), (1, 2),
+    [object(), "text", 3, [1], {"a": 1}, np.array([object()]), np.array([1j]), (1, 2),
      Metadata(a=1), TRIGGER, Composite([object()])],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_whatever_a_component_returns_is_checked(returned) -> None:
     node = node_under_test()

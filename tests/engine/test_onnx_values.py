@@ -14,12 +14,22 @@ from bbnode.components import ConnectedView, OrtBackend, ReferenceBackend
 from bbnode.dsl import BackendSlot, Graph, Module, OnnxModule, PeerSelectorSlot, syscalls, types
 from bbnode.engine import Node, errors, install
 from bbnode.engine.steps import AppEvent, OpFailed
+from bbnode.ir import keys
 from bbnode.ir.graph import ValueType
 from bbnode.ir.onnx_file import program_of
 from bbnode.ir.parts import extract_part, part_names
 from bbnode.ir.peer import PeerId
-from bbnode.ir.values import TRIGGER, OptionalValue, TensorSequence, Value
+from bbnode.ir.values import (
+    TRIGGER,
+    Composite,
+    OptionalValue,
+    ResponseBatch,
+    TensorSequence,
+    Value,
+)
 from bbnode.sim import Network
+from tests.engine.builder import Partition, model
+from tests.engine.support import bring_up
 
 STRINGS = types.SEQUENCE_OF[types.TENSOR_STRING]
 FLOATS = types.SEQUENCE_OF[types.TENSOR_FLOAT]
@@ -189,3 +199,36 @@ def test_an_onnx_model_may_have_them_as_ports() -> None:
     part = extract_part(artifact, name)
     assert ValueType.of(STRINGS).kind is STRINGS
     assert part.graph.output[0].type.WhichOneof("value") == "sequence_type"
+
+
+def opens_answers(kind: types.TypeNode | None) -> Node:
+    p = Partition("server", inputs=["answers"])
+    p.op(keys.RESPONSES_DOMAIN, "Values", ["answers"], ["listed"])
+    if kind is not None:
+        p.type("listed", kind)
+    p.output("out", "listed")
+    return bring_up(model(p), "server")
+
+
+def test_answers_are_looked_at_before_they_are_a_sequence() -> None:
+    node = opens_answers(FLOATS)
+    one, two = sorted(PeerId.from_seed(seed) for seed in (1, 2))
+    fine = np.ones(2, np.float32)
+    for odd in (np.ones(2), WORDS, TRIGGER, Composite((fine,)), TensorSequence([fine])):
+        batch = ResponseBatch(responses=((one, fine), (two, odd)), missing=())
+        node.invoke("server", {"answers": batch})
+        (failed,) = [step for step in node.poll(0) if isinstance(step, OpFailed)]
+        assert failed.kind == "AnswersDiffer"
+        assert str(two) in failed.detail
+        assert str(one) not in failed.detail
+    node.invoke("server", {"answers": ResponseBatch(responses=((one, fine),), missing=(two,))})
+    made = [step.value for step in node.poll(0) if isinstance(step, AppEvent)]
+    assert made == [TensorSequence([fine])]
+    node.invoke("server", {"answers": np.ones(1)})
+    assert [step.kind for step in node.poll(0) if isinstance(step, OpFailed)] == ["InvalidOperand"]
+
+
+@pytest.mark.parametrize("kind", [None, types.TENSOR_FLOAT, types.PEER_ID_VEC, MAYBE], ids=str)
+def test_answers_as_anything_but_a_sequence_of_tensors_are_refused_at_install(kind: Any) -> None:
+    with pytest.raises(errors.InvalidArtifact, match="no sequence of tensors"):
+        opens_answers(kind)

@@ -28,7 +28,7 @@ from bbnode.dsl import (
 )
 from bbnode.dsl.core.graph import AnswersOutput, ResultsOutput
 from bbnode.engine.limits import Limits
-from bbnode.ir.values import TRIGGER, Composite, Metadata, PeerIdVec, SearchResults
+from bbnode.ir.values import TRIGGER, Composite, Metadata, PeerIdVec, SearchResults, TensorSequence
 from bbnode.sim import Network, SimNode
 
 KINDS = {
@@ -159,6 +159,86 @@ def test_answers_of_several_lengths_are_joined_and_not_stacked() -> None:
     assert "zero-dim" in text
 
 
+def test_answers_of_several_lengths_are_a_sequence() -> None:
+    ragged = [np.full(n, n, np.float32) for n in (2, 0, 3)]
+
+    def opened(g: Graph, answers: AnswersOutput) -> Any:
+        listed = answers.values
+        assert listed is answers.values  # one op
+        last = COMPUTE.sequence_at(g, listed, COMPUTE.constant(g, np.int64(-1)))
+        every = COMPUTE.concat_from_sequence(g, listed, axis=0)
+        return listed, COMPUTE.sequence_length(g, listed), last, every, answers.concatenated()
+
+    server = run("Tensor", ragged, opened)
+    assert not server.failures()
+    listed, count, last, every, joined = (server.values(f"made_{i}")[0] for i in range(5))
+    assert listed.type is types.SEQUENCE_OF[types.TENSOR_FLOAT]
+    assert sorted(map(len, listed)) == [0, 2, 3]
+    assert count == 3
+    assert last.tolist() == listed[-1].tolist()
+    assert every.tolist() == joined.tolist()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 2)], ids=str)
+def test_a_sequence_of_answers_of_one_shape_stacks_to_their_stack(shape: tuple[int, ...]) -> None:
+    def opened(g: Graph, answers: AnswersOutput) -> Any:
+        piled = COMPUTE.concat_from_sequence(g, answers.values, axis=0, new_axis=1)
+        return piled, answers.stacked, answers.values
+
+    server = run("Tensor", [np.full(shape, n, np.float32) for n in range(4)], opened)
+    piled, stacked, listed = (server.values(f"made_{i}")[0] for i in range(3))
+    assert np.array_equal(piled, stacked)
+    assert np.array_equal(np.stack(listed), stacked)
+
+
+def test_a_sequence_of_answers_is_of_their_type_and_travels() -> None:
+    def sent(g: Graph, answers: AnswersOutput) -> Output:
+        told = g.net_out("all", answers.peers, answers.values)
+        return g.net_out("back", told.sender, told)
+
+    kind = types.SEQUENCE_OF[types.TENSOR_INT64]
+    server = run("Long", [np.arange(n) for n in (1, 2)], sent)
+    assert not server.failures()
+    assert [value.type for value in server.values("made_0")] == [kind, kind]
+    assert made(run("Long", [], lambda _, a: a.values)) == TensorSequence([], types.TENSOR_INT64)
+    pairs = [Composite((np.zeros(n, np.float64), Metadata())) for n in (1, 2)]
+
+    def parts(_: Graph, answers: AnswersOutput) -> Output:
+        return answers.unbundled([types.TENSOR_DOUBLE, types.METADATA])[0].values
+
+    assert sorted(map(len, made(run("Pair", pairs, parts)))) == [1, 2]
+
+
+def test_a_module_opens_answers_of_two_types() -> None:
+    class Opens(Module):
+        def body(self, g: Graph) -> None:
+            answers = g.input("answers", types.RESPONSE_BATCH)
+            assert isinstance(answers, AnswersOutput)
+            g.output("listed", answers.values)
+
+    class AsksTwice(Module):
+        home = "server"
+
+        def body(self, g: Graph) -> None:
+            for name, kind in (("float", types.TENSOR_FLOAT), ("long", types.TENSOR_INT64)):
+                x = g.input(name, kind)
+                voters = PeerSelectorSlot("voters", peer_class="voter").current_view(g, after=x)
+                asked = g.request(f"ask_{name}", voters, x, deadline=1.0)
+                asked.respond(asked.received)
+                call = Opens().call().input("answers", asked.responses).build(g)
+                g.output(f"listed_{name}", call.output("listed"))
+
+    compiled = Compiler().bind_peer_selector("voters", ConnectedView).compile(AsksTwice().build())
+    network = Network(seed=0)
+    server = network.add("server", compiled, ["server"])
+    network.add("voter", compiled, ["voter"])
+    given = {"float": np.ones(2, np.float32), "long": np.arange(3)}
+    server.invoke("server", given)
+    network.run_until_idle()
+    for name, value in given.items():
+        assert server.values(f"listed_{name}") == [TensorSequence([value])]
+
+
 def test_parts_of_answers_are_batches_of_their_own() -> None:
     answers = [
         Composite((np.array([n], np.float32), Metadata(num_samples=k)))
@@ -283,6 +363,8 @@ def test_a_copy_of_answers_is_charged() -> None:
     limits = Limits(ingress_bytes=4_000_000)
     text = failure(run("Tensor", big, lambda _, a: a.stacked, limits), "BudgetExceeded")
     assert "Stack_0: 2400000 bytes to keep" in text
+    text = failure(run("Tensor", big, lambda _, a: a.values, limits), "BudgetExceeded")
+    assert "Values_0: 2400000 bytes to keep" in text
     assert made(run("Tensor", big, lambda _, a: a.count, limits)) == 2
 
 
@@ -290,6 +372,18 @@ def test_a_copy_of_answers_is_charged() -> None:
     ("op_type", "opened", "said"),
     [
         ("Stats", lambda _, a: a.stacked, "Metadata meets Tensor at Stack"),
+        ("Stats", lambda _, a: a.values, "with `.entry(name)`"),
+        ("Pair", lambda _, a: a.values, "Composite meets Tensor at Values"),
+        ("Pair", lambda _, a: a.values, "with `.unbundled([…])` first"),
+        ("Pair", lambda _, a: a.stacked, "with `.unbundled([…])` first"),
+        ("Found", lambda _, a: a.values, "with `.merged()`"),
+        (
+            "Tensor",
+            lambda g, a: COMPUTE.add(
+                g, COMPUTE.sequence_at(g, a.values, g.constant(0)), g.constant(1)
+            ),
+            "Tensor.INT64 meets Tensor.FLOAT at SequenceAt",
+        ),
         ("Tensor", lambda _, a: a.entry("n"), "the answers: Tensor.FLOAT meets Metadata"),
         ("Tensor", lambda _, a: a.merged()[0].ids, "Tensor.FLOAT meets SearchResults"),
         ("Tensor", lambda _, a: a.unbundled([types.TENSOR])[0], "Tensor.FLOAT meets Composite"),

@@ -42,7 +42,8 @@ class TypeSolver(Pass):
        computes with (only `after`, or nobody at all) is a Trigger.
     5. `Unbundle` takes its parts' types from `child_types`, `Bundle` records them there; parts
        have the types that were put in, across calls and sends. Answers are of the type of what
-       the request is answered with; an aggregator takes those that its class says (`answers`).
+       the request is answered with, and `responses.Values` is a sequence of that; an aggregator
+       takes those that its class says (`answers`).
     6. What `Hold.Flush` and `Serialize.Dequeue` take has the type of what is put under that name,
        anywhere in the program (StoredTypesDiffer); where nothing is, it is NothingStored.
     7. Where a component's `storage` gives several types for a port, it is the one that the

@@ -49,6 +49,12 @@ STORE_NAMES = {
 _HOLD_ANSWERS = (types.RESPONSE_BATCH, types.WIRE_REQUEST_ID)
 # Ops whose attribute `to` names the type of what they give.
 _TO_OPS = frozenset({(keys.TYPES_DOMAIN, "Cast"), (keys.RESPONSES_DOMAIN, "Entry")})
+# What opens answers that are no tensors, by the name of their type.
+_REMEDIES = {
+    types.COMPOSITE.name: "open answers that are bundles with `.unbundled([…])` first",
+    types.METADATA.name: "take numbers of answers that are Metadata with `.entry(name)`",
+    types.SEARCH_RESULTS.name: "take answers that are SearchResults together with `.merged()`",
+}
 _AGGREGATOR = keys.role_domain("Aggregator")
 
 
@@ -72,6 +78,8 @@ class FunctionTypes:
         self._to_infer: list[OpNode] = []
         self._graph_ops: list[tuple[OpNode, list[tuple[str, onnx_types.PortRule]]]] = []
         self._movers: list[OpNode] = []  # ops on peers or on tensors: nothing says which, yet
+        # Sequences and what is in them: the op that says so, and both numbers.
+        self._sequences: list[tuple[OpNode, int, int]] = []
         self.stores: list[OpNode] = []  # ops on what the node keeps under a name (`stored.py`)
         for name, declared in function.types.items():
             kind = declared.kind
@@ -163,7 +171,10 @@ class FunctionTypes:
             self._fit_aggregated(node, number, port, within)
         if port.parts:
             parts = [network.add(types.ANY) for _ in port.parts]
-            network.compose(number, parts, within)
+            if port.type is types.SEQUENCE:
+                self._sequences.append((node, number, parts[0]))
+            else:
+                network.compose(number, parts, within)
             for index, (part, inner) in enumerate(zip(parts, port.parts, strict=True)):
                 at = (*within, _part_name(port.type, index))
                 self._fit(node, part, inner, variables, at)
@@ -269,6 +280,7 @@ class FunctionTypes:
     def infer(self) -> None:
         """Let ONNX infer what the schemas' variables left open; keeps what is still open."""
         self.settle_movers()
+        self._settle_sequences()
         still_open = []
         for node in self._to_infer:
             self._network.at = node
@@ -287,6 +299,20 @@ class FunctionTypes:
             if any(self._is_open(name) for name in node.outputs if name):
                 still_open.append(node)
         self._to_infer = still_open
+
+    def _settle_sequences(self) -> None:
+        """A sequence is of the type of what is in it, and the other way round."""
+        for node, sequence, element in self._sequences:
+            self._network.at = node
+            try:
+                inside = self._network.type_of(sequence).element
+                if inside is not None:
+                    self._network.narrow(element, inside)
+                outside = types.SEQUENCE_OF.get(self._network.type_of(element))
+                if outside is not None:
+                    self._network.narrow(sequence, outside)
+            except Conflict as conflict:
+                raise self._failed(node, conflict) from conflict
 
     def _take_inferred(self, name: str, proto: TypeProto) -> None:
         found = type_of(proto)
@@ -432,6 +458,12 @@ class FunctionTypes:
             component = component_of(node, self._bound)
             if component is not None and issubclass(component, Aggregator):
                 text += f"; {component.TYPE_NAME} takes answers of {_answers_text(component)}"
+        if node.domain == keys.RESPONSES_DOMAIN and types.TENSOR.name in (
+            conflict.known,
+            conflict.wanted,
+        ):
+            remedy = _REMEDIES.get(conflict.known) or _REMEDIES.get(conflict.wanted)
+            text += f"; {remedy}" if remedy else ""
         return text
 
     def _same_answers(self, node: OpNode) -> list[OpNode]:

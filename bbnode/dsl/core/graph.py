@@ -166,6 +166,15 @@ class AnswersOutput(Output):
         """All answers in one tensor, one after the other along `axis`; else as `stacked`."""
         return self.graph.opened("Concat", self, axis=axis)[0]
 
+    @property
+    def values(self) -> Output:
+        """All answers, in PeerId order, as an ONNX sequence of tensors of any shapes.
+
+        Ops of a BackendSlot read it: `sequence_at`, `sequence_length`, `concat_from_sequence`. Of
+        an empty batch it is an empty sequence.
+        """
+        return self.graph.opened("Values", self)[0]
+
     def of(self, peer: Output) -> Output:
         """The answer of one peer; the op fails if it has not answered (NoAnswer)."""
         return self.graph.record(spec_of(keys.RESPONSES_DOMAIN, "Of"), (self, peer))[0]

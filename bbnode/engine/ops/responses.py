@@ -27,8 +27,10 @@ from bbnode.ir.values import (
     PeerIdVec,
     ResponseBatch,
     SearchResults,
+    TensorSequence,
     Value,
     dtype_of,
+    size_of,
     type_of,
 )
 
@@ -123,6 +125,26 @@ def _concat(build: OpBuild) -> Fire:
     return _joined(
         build, others, lambda arrays: np.concatenate(arrays, axis), f"shape beside axis {axis}"
     )
+
+
+@binds(RESPONSES, "Values")
+def _values(build: OpBuild) -> Fire:
+    build.arity(1, 1)
+    (source,) = build.inputs
+    name = build.flat.name
+    kind = build.types.get(build.flat.outputs[0], types.ANY) if build.flat.outputs else types.ANY
+    element = kind.element
+    if element is None or types.SEQUENCE_OF.get(element) is not kind:
+        raise build.wrong(f"gives {kind.name}, which is no sequence of tensors of one type")
+
+    def fire(frame: Frame) -> Any:
+        batch = _batch(name, frame.values[source])
+        arrays = [_tensor(name, peer, answer, element) for peer, answer in batch.responses]
+        rt: Services = frame.rt
+        frame.hold_charge(rt.stores.charge(sum(map(size_of, arrays)), name))
+        return TensorSequence(arrays, element)
+
+    return fire
 
 
 @binds(RESPONSES, "Entry")
