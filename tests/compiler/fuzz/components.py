@@ -1,15 +1,20 @@
 """Components of the random programs: small enough that the oracle can say what they do.
 
 Rule: a model is one vector that the program sets before it reads it, an aggregator a sum, an
-index finds what was added first, and a codec adds one.
+index finds what was added first, and a codec adds one. A fuse that is
+lit makes one call fail.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any, ClassVar
 
 import numpy as np
+from onnx import ModelProto
 
+from bbnode.components import ReferenceBackend
 from bbnode.components.contracts import (
     Aggregator,
     Codec,
@@ -17,6 +22,7 @@ from bbnode.components.contracts import (
     Index,
     Model,
     PeerSelector,
+    PreparedGraph,
 )
 from bbnode.components.registry import component_class, register_component
 from bbnode.ir import types
@@ -24,11 +30,64 @@ from bbnode.ir.errors import BbnodeError
 from bbnode.ir.values import Metadata, PeerIdVec, SearchResults
 
 
+class Fuse:
+    """Counts the calls of ops on components, and fails one of them once it is lit."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.burns_at: int | None = None
+
+    def light(self, number: int | None) -> None:
+        """Count anew; the call of that number, from 0, will fail."""
+        self.calls, self.burns_at = 0, number
+
+    def call(self, op: str) -> None:
+        self.calls += 1
+        if self.calls - 1 == self.burns_at:
+            raise ComponentError(f"the fuse burned in {op}")
+
+
+FUSE = Fuse()  # of all components of this file
+_OPS = (
+    "forward", "load_parameters", "apply_delta", "params", "current_view", "contribute_all",
+    "aggregate", "encode", "decode", "add", "search",
+)  # fmt: skip
+
+
+def _fused(op: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def called(*given: Any, **named: Any) -> Any:
+        FUSE.call(op)
+        return method(*given, **named)
+
+    return called
+
+
 def _once(cls: Any) -> Any:
+    for op in _OPS:
+        if op in vars(cls):
+            setattr(cls, op, _fused(op, vars(cls)[op]))
     try:
         return component_class(cls.TYPE_NAME)
     except BbnodeError:
         return register_component(cls)
+
+
+class _FusedGraph:
+    def __init__(self, graph: PreparedGraph) -> None:
+        self._graph = graph
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        FUSE.call("graph")
+        return self._graph.run(inputs)
+
+
+@_once
+class FusedBackend(ReferenceBackend):
+    TYPE_NAME: ClassVar[str] = "fuzz.FusedBackend"
+
+    def build_graph(self, model: ModelProto) -> PreparedGraph:
+        return _FusedGraph(super().build_graph(model))
 
 
 @_once

@@ -7,9 +7,10 @@ waits for what its executions answer. Ops run in the order in which they were re
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,13 @@ from onnx import FunctionProto, ModelProto, NodeProto
 Value = Any
 PREFIX = "ai.bytesandbrains."
 SOURCE_SCOPE = 0  # of `invoke`
+
+
+class Nothing(Enum):
+    """Why there is no value."""
+
+    SKIPPED = "a condition did not hold"
+    NEVER = "a request has failed"
 
 
 class Meaningless(Exception):
@@ -56,7 +64,8 @@ class Execution:
     peer: str
     values: dict[str, Value]
     source: str = ""  # the peer whose message started it
-    answer: Value = None
+    answer: Value = Nothing.NEVER
+    slots: dict[str, Nothing | None] = field(default_factory=dict)  # of the last op of each
 
 
 def meta(proto: Any, key: str) -> str | None:
@@ -104,6 +113,9 @@ class Oracle:
     Attributes:
         peers: names of the peers of each class, in PeerId order.
         events: what every peer hands out, by topic.
+        skipped: outputs without a value, by peer and name, and how often.
+        failed: requests that fewer answered than had to.
+        first: the topics of which the invoked execution itself hands out a value.
     """
 
     model: ModelProto
@@ -112,6 +124,9 @@ class Oracle:
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
     executions: int = 0
+    first: set[str] = field(default_factory=set)
+    skipped: Counter[tuple[str, str]] = field(default_factory=Counter)
+    failed: int = 0
 
     def __post_init__(self) -> None:
         self.ops = flatten(self.model)
@@ -184,6 +199,19 @@ class Oracle:
 
     def _fire(self, index: int, op: Flat, run: Execution) -> None:
         given = [self._get(n, run) if n else None for n in op.inputs]
+        nothing = self._nothing(index, op, given, run)
+        slot = meta(op.node, "slot")
+        if slot is not None and op.node.domain.startswith(PREFIX + "role."):
+            if not self.reads[index]:  # it continues the op before it
+                nothing = run.slots.get(slot)
+            run.slots[slot] = nothing
+        if nothing is not None:
+            run.values.update(dict.fromkeys(op.outputs, nothing))
+            if nothing is Nothing.SKIPPED:
+                self.skipped.update((run.peer, n) for n in op.outputs if n in self.outputs)
+            if op.node.op_type == "SendResp":
+                run.answer = nothing
+            return
         domain = op.node.domain.removeprefix(PREFIX)
         if op.node.domain in ("", "ai.onnx"):
             made = self._onnx(op, given, run)
@@ -198,7 +226,28 @@ class Oracle:
         for name, value in zip(op.outputs, made, strict=False):
             run.values[name] = value
             if name in self.outputs:
-                self.events[run.peer][name].append(value)
+                self._hand_out(run, name, value)
+
+    def _hand_out(self, run: Execution, topic: str, value: Value) -> None:
+        self.events[run.peer][topic].append(value)
+        if run.scope == SOURCE_SCOPE:
+            self.first.add(topic)
+
+    def _nothing(self, index: int, op: Flat, given: list[Value], run: Execution) -> Nothing | None:
+        """Why an op does not fire, if it does not: what it reads is not there."""
+        if op.node.op_type == "Any":
+            if any(not isinstance(value, Nothing) for value in given):
+                given = []
+            reads = {*op.after}
+        else:
+            reads = {*self.reads[index]}
+        found = [*given, *(self._get(n, run) for n in reads - {*op.inputs})]
+        reasons = {value for value in found if isinstance(value, Nothing)}
+        # An op is skipped when its turn comes, and that waits for what never comes.
+        for reason in (Nothing.NEVER, Nothing.SKIPPED):
+            if reason in reasons:
+                return reason
+        return None
 
     def _wire(self, index: int, op: Flat, given: list[Value], run: Execution) -> list[Value]:
         kind = op.node.op_type
@@ -218,7 +267,13 @@ class Oracle:
         # Whatever the order of the list, a batch is in peer order.
         order = {name: at for group in self.peers.values() for at, name in enumerate(group)}
         answers.sort(key=lambda answer: order[answer[0]])
-        return [] if kind == "Send" else [None, Batch(tuple(answers))]
+        if kind == "Send":
+            return []
+        there = tuple((who, value) for who, value in answers if not isinstance(value, Nothing))
+        if len(there) < (attribute(op.node, "quorum", 0) or len(answers)):
+            self.failed += 1
+            return [Nothing.NEVER] * 2
+        return [None, Batch(there)]
 
     def _collect(self, index: int, op: Flat, value: Value, run: Execution) -> None:
         found = self.gathered[run.peer, index]
@@ -237,10 +292,15 @@ class Oracle:
         if kind == "Constant":
             return [onnx.numpy_helper.to_array(attribute(op.node, "value"))]
         if kind == "AppEmit":
-            self.events[run.peer][attribute(op.node, "name").decode()].append(given[0])
+            self._hand_out(run, attribute(op.node, "name").decode(), given[0])
         if kind == "Collect":
             self._collect(index, op, given[0], run)
             return []
+        if kind == "When":
+            holds = bool(given[0]) == bool(attribute(op.node, "expect", 1))
+            return [None if holds else Nothing.SKIPPED]
+        if kind == "Any":
+            return [next(value for value in given if not isinstance(value, Nothing))]
         return [given[0]] * len(op.outputs)
 
     def _component(self, op: Flat, given: list[Value], run: Execution) -> list[Value]:

@@ -7,27 +7,35 @@ of different sends may interleave, so the values of one topic are compared as a 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
 from bbnode.compiler import Compiler
-from bbnode.components import ReferenceBackend
 from bbnode.components.contracts import Component
 from bbnode.engine import steps
 from bbnode.ir import keys
 from bbnode.ir.peer import PeerId
 from bbnode.ir.values import PeerIdVec, ResponseBatch
 from bbnode.sim import Network
-from tests.compiler.fuzz.components import Everybody, FirstAdded, PlusOne, Sum, VectorModel
+from bbnode.sim.node import SimNode
+from tests.compiler.fuzz.components import (
+    Everybody,
+    FirstAdded,
+    FusedBackend,
+    PlusOne,
+    Sum,
+    VectorModel,
+)
 from tests.compiler.fuzz.oracle import Batch, Composite, Oracle
 from tests.compiler.fuzz.random_programs import VECTOR, RandomProgram
 
 Events = dict[str, dict[str, list[Any]]]
 
 COMPONENTS: dict[str, type[Component]] = {
-    "Backend": ReferenceBackend,
+    "Backend": FusedBackend,
     "Model": VectorModel,
     "PeerSelector": Everybody,
     "Aggregator": Sum,
@@ -75,36 +83,67 @@ def meant(program: RandomProgram, model: ModelProto) -> tuple[Events, Oracle]:
     return {peer: dict(topics) for peer, topics in oracle.events.items()}, oracle
 
 
-def run(program: RandomProgram, compiled: ModelProto) -> tuple[Events, Network]:
-    """What the compiled program's nodes hand out."""
+@dataclass(frozen=True)
+class Run:
+    """Simulated nodes that run a compiled program, invoked once on the first peer of its home."""
+
+    network: Network
+    home: SimNode
+    execution: int
+    invoked_ns: int
+    names: dict[PeerId, str]
+
+
+def invoked(program: RandomProgram, compiled: ModelProto, *others: ModelProto) -> Run:
+    """Bring the nodes up and invoke, without running yet.
+
+    `others` are further versions of the program: each class's peers take all of them in turn,
+    and the first peer of each has `compiled`.
+    """
     network = Network()
     peers = peer_names(program)
-    names = {PeerId.from_seed(name): name for group in peers.values() for name in group}
     compiled_classes = {f.name.split("#")[0] for f in compiled.functions if "#" in f.name}
-    found: Events = defaultdict(lambda: defaultdict(list))
+    versions = (compiled, *others)
     for cls, group in peers.items():
-        for name in group if cls in compiled_classes else ():
-            network.add(name, compiled, [cls])
+        for at, name in enumerate(group if cls in compiled_classes else ()):
+            network.add(name, versions[at % len(versions)], [cls])
     network.run_until_idle()
     home = network[peers[program.home][0]]
     known = next(iter(home.node._program.targets)).inputs
     inputs: dict[str, Any] = {"x": start_value()}
     for cls in program.peer_inputs:
         inputs[cls] = PeerIdVec(PeerId.from_seed(name) for name in peers[cls])
-    home.invoke(program.home, {name: value for name, value in inputs.items() if name in known})
-    network.run_until_idle()
+    given = {name: value for name, value in inputs.items() if name in known}
+    names = {PeerId.from_seed(name): name for group in peers.values() for name in group}
+    return Run(network, home, home.invoke(program.home, given), network.now_ns, names)
+
+
+def run(program: RandomProgram, compiled: ModelProto) -> tuple[Events, Network]:
+    """What the compiled program's nodes hand out; nothing fails."""
+    started = invoked(program, compiled)
+    started.network.run_until_idle()
+    check_nothing_failed(started.network)
+    return handed_out(started), started.network
+
+
+def check_nothing_failed(network: Network) -> None:
     for node in network.nodes:
         assert node.failures() == [], node.failures()
         refused = node.seen(steps.WireReceiveFailed) + node.seen(steps.PeerResolveFailed)
         assert refused == [], refused
+
+
+def handed_out(run: Run) -> Events:
+    """The app events of all nodes."""
+    found: Events = defaultdict(lambda: defaultdict(list))
+    for node in run.network.nodes:
         for event in node.seen(steps.AppEvent):
-            found[node.name][event.topic].append(_plain(event.value, names))
-    return {peer: dict(topics) for peer, topics in found.items()}, network
+            found[node.name][event.topic].append(_plain(event.value, run.names))
+    return {peer: dict(topics) for peer, topics in found.items()}
 
 
 def _plain(value: Any, names: dict[PeerId, str]) -> Any:
     if isinstance(value, ResponseBatch):
-        assert not value.missing
         return Batch(tuple((names[peer], _plain(v, names)) for peer, v in value.responses))
     if isinstance(value, PeerId):
         return names[value]
