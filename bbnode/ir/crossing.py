@@ -18,7 +18,7 @@ import msgpack
 from bbnode.ir import keys
 from bbnode.ir.address import parse_site_suffix, site_suffix
 from bbnode.ir.caps import MAX_CROSSING_TEXT_BYTES, MAX_CROSSINGS, MAX_CROSSINGS_BYTES
-from bbnode.ir.decoding import Boundary, unpack
+from bbnode.ir.decoding import Boundary, shown, unpack
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.graph import Function, OpNode, is_wire
 
@@ -208,7 +208,7 @@ class Disagreement:
     def __str__(self) -> str:
         """Return it as one line, for people."""
         kind = "" if self.kind == "send" else f"{self.kind} "
-        start = f"{kind}port {self.port or '?'!r} of class {self.receiver or '?'!r}: "
+        start = f"{kind}port {shown(self.port or '?')} of class {shown(self.receiver or '?')}: "
         sender, taker = ("we send", "it takes") if self.ours else ("it sends", "we take")
         start += f"{sender} {self.sent or 'a value'}, {taker} "
         if self.taken is None:

@@ -97,4 +97,4 @@ async def test_a_round_ends_when_all_that_are_there_have_answered(nursery, there
     else:
         failed = await server.until(steps.OpFailed, execution=execution)
         assert failed.kind == "QuorumNotReached"
-        assert f"could not be sent to: {ABSENT} (" in failed.detail
+        assert f"{ABSENT} (NotSent: " in failed.detail

@@ -39,6 +39,7 @@ from bbnode.ir.envelope import (
 )
 from bbnode.ir.errors import DecodeError
 from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import WireRefusal, decode_refusal, encode_refusal
 from bbnode.ir.types import TypeNode
 from bbnode.transport import mdns
 from bbnode.transport.base import Hello
@@ -175,6 +176,10 @@ DECODERS: dict[str, Decoder] = {
     "peer": Decoder(PeerId.from_bytes, (_PEER.to_bytes(),)),
     "peer_text": Decoder(_text(PeerId.parse), (str(_PEER).encode(),)),
     "crossings": Decoder(decode_crossings, (_CROSSINGS,)),
+    "refusal": Decoder(
+        decode_refusal,
+        (encode_refusal(WireRefusal("DataUnavailable", "no data", "Train_0 (a.py:1)")),),
+    ),
     "hello": Decoder(
         decode_hello,
         (
