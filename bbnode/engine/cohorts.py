@@ -47,7 +47,10 @@ from bbnode.ir.caps import MAX_BATCH_REASONS, MAX_CLOSED_REMEMBERED
 from bbnode.ir.envelope import CorrelationKind, SlotFill
 from bbnode.ir.peer import PeerId
 from bbnode.ir.refusal import WireRefusal
+from bbnode.ir.texts import listed
 from bbnode.ir.values import ResponseBatch, Value
+
+_NAMED = 16  # peers that a message names
 
 # The kinds of reasons that this node finds out by itself.
 NOT_SENT: Final = "NotSent"
@@ -366,7 +369,7 @@ class Cohorts:
         needed = needed_answers(quorum, len(found))
         left_out = tuple(sorted(why))
         if len(found) < needed or (peers and not found):
-            reasons = _some([f"{peer} ({why[peer]})" for peer in left_out])
+            reasons = listed([f"{peer} ({why[peer]})" for peer in left_out], _NAMED)
             raise QuorumNotReached(
                 f"{name}: {len(found)} of {len(peers)} peers can be asked and "
                 f"{max(needed, 1)} have to answer; not reachable: {reasons}"
@@ -562,7 +565,7 @@ class Cohorts:
             raise QuorumNotReached(
                 f"{cohort.name}: {len(cohort.answers)} of {len(cohort.asked)} peers answered"
                 f"{'' if cohort.out_of_reach else f' in {took_ms} ms'} and {cohort.needed} "
-                f"had to; missing: {_some(_with_reasons(cohort))}"
+                f"had to; missing: {listed(_with_reasons(cohort), _NAMED)}"
             )
         return cohort.batch()
 
@@ -597,11 +600,6 @@ class Cohorts:
         self._timers = {wire: timer for wire, timer in armed.items() if timer is not None}
         self._waiters = dict(waiters)
         self._closed = {cohort.wire_req_id: cohort for cohort in _COHORTS.load(closed, reader)}
-
-
-def _some(rows: Sequence[str]) -> str:
-    shown = ", ".join(rows[:16])
-    return f"{shown} and {len(rows) - 16} more" if len(rows) > 16 else shown or "none"
 
 
 def _with_reasons(cohort: Cohort) -> list[str]:

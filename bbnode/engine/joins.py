@@ -37,6 +37,7 @@ from bbnode.engine.stores import STORED, StoredValue, Stores
 from bbnode.engine.suspensions import Waiting
 from bbnode.ir.caps import MAX_GATHERED
 from bbnode.ir.peer import PeerId
+from bbnode.ir.texts import listed
 from bbnode.ir.values import TRIGGER, ResponseBatch, Value
 
 # Of a join that says no time itself. Longer than a slow client trains, and shorter than an operator
@@ -227,5 +228,4 @@ def _batch(arrivals: Sequence[Deposit]) -> ResponseBatch:
 
 def _names(arrivals: Sequence[Deposit]) -> str:
     peers = list(dict.fromkeys(each.peer for each in arrivals))
-    shown = ", ".join("this node" if peer is None else str(peer) for peer in peers[:_NAMED])
-    return f"{shown} and {len(peers) - _NAMED} more" if len(peers) > _NAMED else shown
+    return listed(["this node" if peer is None else str(peer) for peer in peers], _NAMED)

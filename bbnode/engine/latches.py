@@ -10,7 +10,7 @@ that asked), a latch does:
 - If no side waits for a timer, a round begins with the first input to come and ends when each has
   come, or when one comes again; the first alone fires.
 
-A round lives no longer than the execution that opened it, so there are never more than those.
+A round counts no longer than the execution that opened it is under way.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ class Latches:
 
     def open(self, number: int, execution: int) -> None:
         """Open the round of an execution."""
-        opened = self._latches[number].opened
-        while opened and next(iter(opened)) not in self._frames:
-            del opened[next(iter(opened))]
-        opened[execution] = None
+        latch = self._latches[number]
+        if len(latch.opened) > 2 * len(self._frames):
+            # Executions that failed leave theirs: at most as many as there are under way.
+            latch.opened = {each: None for each in latch.opened if each in self._frames}
+        latch.opened[execution] = None
 
     def close(self, number: int, execution: int) -> None:
         """Close the round of an execution if nothing has: it will bring nothing any more."""

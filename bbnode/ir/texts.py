@@ -8,7 +8,7 @@ another line of ours.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 REPLACEMENT = "�"
@@ -35,6 +35,12 @@ def escaped_json(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else _json_escape(c) for c in text)
+
+
+def listed(rows: Sequence[str], most: int) -> str:
+    """Return the first rows, and how many more there are; "none" without any."""
+    shown = ", ".join(rows[:most])
+    return f"{shown} and {len(rows) - most} more" if len(rows) > most else shown or "none"
 
 
 def failure_text(failure: Mapping[str, Any]) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bbnode.engine import Node, steps
+from bbnode.engine.frame import Frame
+from bbnode.engine.latches import Latches, LatchPlan
+from bbnode.engine.reports import Reports
 from bbnode.ir import types
 from bbnode.ir.values import TRIGGER
 from tests.engine.builder import Partition, model
@@ -191,3 +196,13 @@ def test_what_will_not_time_out_closes_its_round() -> None:
     assert of(steps.OpFailed, node.poll(1))
     node.deliver_inbound(peer(3), envelope(peer(3), site, TRIGGER, wire_req_id=1))
     assert won(node.poll(2)) == 0
+
+
+def test_executions_that_failed_leave_nothing_that_grows() -> None:
+    frames: dict[int, Frame] = dict.fromkeys(range(3), cast(Frame, None))
+    latches = Latches([LatchPlan(inputs=2, timed=True)], frames, cast(Reports, None))
+    for execution in (0, *range(10, 1_000), 1):  # all between failed before their timer
+        latches.open(0, execution)
+    ((opened, _),) = latches.state(None)
+    assert len(opened) <= 2 * len(frames) + 1
+    assert {0, 1} <= set(opened)

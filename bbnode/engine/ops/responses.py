@@ -20,6 +20,7 @@ from bbnode.engine.ops.build import Fire, OpBuild, binds
 from bbnode.engine.services import Services
 from bbnode.ir import keys, types
 from bbnode.ir.peer import PeerId
+from bbnode.ir.texts import listed
 from bbnode.ir.types import TypeKind, TypeNode
 from bbnode.ir.values import (
     Composite,
@@ -335,8 +336,7 @@ def _differ(
         if kind != usual
     ]
     first = arrays[kinds.index(usual)]
-    more = f" and {len(odd) - MAX_NAMED} more" if len(odd) > MAX_NAMED else ""
     return AnswersDiffer(
         f"{name}: the answers differ in type or {what}: {count} are {first.dtype} "
-        f"{list(first.shape)}, but {', '.join(odd[:MAX_NAMED])}{more}"
+        f"{list(first.shape)}, but {listed(odd, MAX_NAMED)}"
     )
