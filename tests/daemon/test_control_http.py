@@ -230,6 +230,18 @@ async def test_half_an_answer_is_not_cut_by_a_half_closed_client(autojump_clock:
     assert (await Served(answer=slow).answers(get("/"))).endswith(b"\r\n\r\n{}\n")
 
 
+async def test_an_answer_of_known_length_is_sent_whole_or_not_at_all(autojump_clock: Any) -> None:
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        answer = Response(b"{}\n")
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": list(answer.raw_headers)}
+        )
+        await trio.sleep(5.0)
+        await send({"type": "http.response.body", "body": answer.body})
+
+    assert await Served(answer=slow).answers(get("/")) == b""
+
+
 async def test_a_client_that_asks_more_and_goes_is_seen_to_be_gone(autojump_clock: Any) -> None:
     feed = Feed("event")
     served = Served(answer=Lines(feed.subscribe()))

@@ -97,6 +97,24 @@ class _Http1(H11Protocol):
     """An HTTP/1.1 connection; what is not HTTP is refused in JSON, like any other request."""
 
     refused = 0
+    # The head of an answer whose length is known; it leaves with the first part of its body, so
+    # that no client sees the one without the other.
+    _head = b""
+
+    async def _send_h11_event(self, event: Any) -> None:
+        try:
+            data = self._head + (self.connection.send(event) or b"")
+        except h11.LocalProtocolError:
+            if self.connection.their_state != h11.ERROR:
+                raise
+            return
+        self._head = b""
+        if isinstance(event, h11.Response) and any(
+            name == b"content-length" for name, _ in event.headers
+        ):
+            self._head = data
+        elif data:
+            await self.send(RawData(data=data))
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Accept no upgrade: neither HTTP/2 nor WebSocket is spoken here."""
@@ -212,6 +230,8 @@ class HttpConnection(TCPServer):
                 with trio.move_on_after(HALF_CLOSED_S):
                     await handled.wait()
                     await self._at_rest.wait()
+                async with self.send_lock:
+                    pass  # a part that is being written is written to its end
             except (trio.ClosedResourceError, trio.BrokenResourceError, trio.TooSlowError):
                 pass
             await self.protocol.handle(Closed())
