@@ -31,6 +31,7 @@ from bbnode.daemon.lifecycle.stopping import LastResort
 from bbnode.daemon.network import dial_back, ping
 from bbnode.daemon.network.conduct import ConductWatch
 from bbnode.daemon.network.discovery import Discovery
+from bbnode.daemon.network.introductions import Introductions
 from bbnode.daemon.network.versions import VersionWatch
 from bbnode.daemon.observing import logs
 from bbnode.daemon.observing.events import step_to_event
@@ -40,6 +41,7 @@ from bbnode.daemon.state.record_file import RecordFile
 from bbnode.daemon.state.resend import Resend
 from bbnode.engine import All, Node, steps
 from bbnode.ir.caps import OPEN_FILES
+from bbnode.ir.crossing import encode_crossings
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import TransportEvent, Unsent
@@ -141,6 +143,13 @@ class Daemon:
             network_id=str(access.network or ""),
             authorizer=access.authorizer,
         )
+        self._introductions = (
+            Introductions(
+                self._backend, self._discovery, crossings=encode_crossings(self._node.crossings)
+            )
+            if config.discovery.introductions
+            else None
+        )
         self._driver = Driver(
             self._node,
             self._backend,
@@ -189,6 +198,8 @@ class Daemon:
         self._versions = VersionWatch(self._node, self._artifact.sha256, self._control.publish)
         self._control.host.rounds = self._rounds
         self._control.host.counters.append(self._discovery.counters)
+        if self._introductions is not None:
+            self._control.host.counters.append(self._introductions.counters)
         self._control.host.discovery = self._discovery.as_json
         self._checkpointer.on_saved = self._control.host.note_saved
         self._watch = Watch(
@@ -246,6 +257,8 @@ class Daemon:
                 self._node.run_bootstrap(All(components=False))
                 self._driver.wake()
                 await work.start(self._discovery.run)
+                if self._introductions is not None:
+                    work.start_soon(self._introductions.run)
                 work.start_soon(self._resend.run)
                 for peer in self._resend.peers:
                     self._discovery.miss(peer)
@@ -297,6 +310,8 @@ class Daemon:
 
     def _heard(self, event: TransportEvent) -> None:
         self._discovery.heard(event)
+        if self._introductions is not None:
+            self._introductions.heard(event)
         self._conduct.heard(event)
         self._versions.heard(event)
         self._resend.heard(event)
@@ -323,6 +338,8 @@ class Daemon:
         with trio.move_on_after(grace_s * (1 - LEAVE_SHARE)) as scope:
             self._driver.stop()
             self._discovery.stop()
+            if self._introductions is not None:
+                self._introductions.stop()
             await self._driver.stopped()
             self._driver.take_rest()
             # First, as the rest depends on others.
