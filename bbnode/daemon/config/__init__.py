@@ -332,6 +332,11 @@ class WaitFor(Section):
     on_timeout: Literal["wait", "fail"] = _key(
         "wait", "with fewer than min_peers after timeout_s: wait on, or fail and stop the node"
     )
+    also: dict[str, Count] = _key(
+        {},
+        "other classes of peer with the peers of each that the first round waits for as well, "
+        "timeout_s at most",
+    )
 
     @model_validator(mode="after")
     def _minimum_is_not_more(self) -> WaitFor:
