@@ -16,7 +16,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Protocol, TypeVar, overload
 
 import msgpack
@@ -187,6 +187,17 @@ class OpContext(Protocol):
         """Add addresses that a peer is said to have to the address book."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedOver:
+    """Parts of a state that a component took over, and why it left the others.
+
+    Both by name; the names are the component's own.
+    """
+
+    taken: tuple[str, ...] = ()
+    left: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class NoConfig:
     """The Config of components without settings."""
@@ -244,6 +255,15 @@ class Component(ABC):
         """Load the state that `serialize` returned; raise ComponentError for any other bytes."""
         if data:
             raise ComponentError(f"{self.TYPE_NAME} keeps no state but was given {len(data)} bytes")
+
+    def carry_over(self, data: bytes) -> CarriedOver:
+        """Load what fits of the state that another version of the program saved in this slot.
+
+        Return what was taken and what was left; by default all of it is loaded by `restore`, and
+        nothing told. Raise ComponentError when nothing fits.
+        """
+        self.restore(data)
+        return CarriedOver()
 
     def require(self, condition: bool, problem: str) -> None:
         """Raise InvalidComponentConfig with the component's name, unless the condition holds."""
