@@ -343,6 +343,9 @@ MAX_CONFIG_BYTES: Final = _cap(1024 * 1024, "bytes", "a configuration file")
 MAX_KEPT_UNSENT_BYTES: Final = _cap(
     64 * 1024 * 1024, "bytes", "of envelopes without acknowledgement that a checkpoint keeps"
 )
+MAX_CHECKPOINT_BYTES: Final = _cap(
+    1 << 33, "bytes", "a checkpoint: twice what msgpack can hold in one piece, the node's state"
+)
 MAX_STATE_ENTRIES: Final = _cap(
     10_000, "files", "of a state directory that are looked through for what a killed process left"
 )
