@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bbnode.components.contracts import PENDING as PENDING
     from bbnode.components.contracts import Aggregator as Aggregator
     from bbnode.components.contracts import Backend as Backend
+    from bbnode.components.contracts import CarriedOver as CarriedOver
     from bbnode.components.contracts import Codec as Codec
     from bbnode.components.contracts import Completion as Completion
     from bbnode.components.contracts import Component as Component
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from bbnode.components.errors import MismatchedShapes as MismatchedShapes
     from bbnode.components.errors import NonFiniteAggregate as NonFiniteAggregate
     from bbnode.components.errors import NotEnoughPeers as NotEnoughPeers
+    from bbnode.components.errors import NotExportable as NotExportable
     from bbnode.components.errors import NothingToAggregate as NothingToAggregate
     from bbnode.components.errors import ParameterMismatch as ParameterMismatch
     from bbnode.components.errors import TrainingFailed as TrainingFailed
