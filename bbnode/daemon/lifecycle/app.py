@@ -25,6 +25,7 @@ from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.plane import ControlPlane
 from bbnode.daemon.control.trace import TRACE_STEPS
+from bbnode.daemon.invoke.reach import Reach
 from bbnode.daemon.invoke.rounds import Rounds
 from bbnode.daemon.lifecycle import assembly, sd_notify, stopping
 from bbnode.daemon.lifecycle.stopping import LastResort
@@ -41,6 +42,7 @@ from bbnode.daemon.state.resend import Resend
 from bbnode.engine import All, Node, steps
 from bbnode.ir.caps import OPEN_FILES
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.onnx_file import program_of
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import TransportEvent, Unsent
 from bbnode.transport.driver import Driver
@@ -154,6 +156,7 @@ class Daemon:
         self.last_resort = LastResort()
         self._stop = trio.Event()
         self._preparing: set[str] = set()
+        self._reach: Reach | None = None
         self._progress = trio.Event()  # something changed that `_prepare_components` waits for
         self._rounds: list[Rounds] = []
         self._checkpointer = checkpoint.Checkpointer(
@@ -188,6 +191,7 @@ class Daemon:
         self._conduct = ConductWatch(access, self._control.publish, config.network.bootstrap)
         self._versions = VersionWatch(self._node, self._artifact.sha256, self._control.publish)
         self._control.host.rounds = self._rounds
+        self._control.host.later = self._later
         self._control.host.counters.append(self._discovery.counters)
         self._control.host.discovery = self._discovery.as_json
         self._checkpointer.on_saved = self._control.host.note_saved
@@ -405,6 +409,12 @@ class Daemon:
             self._progress.set()
         for rounds in self._rounds:
             rounds.observe(step)
+
+    def _later(self, target: str, entry: str | None) -> frozenset[str]:
+        """Return the outputs that come after an execution; the program is read when first asked."""
+        if self._reach is None:
+            self._reach = Reach(program_of(self._artifact.model))
+        return self._reach.later(target, entry)
 
     def _bytes_moved(self) -> int:
         counters = self._backend.counters()
