@@ -154,7 +154,9 @@ class Runtime(Services):
             components=self.messenger,
             dedup=self.dedup,
             refusals=self.refusals,
+            outbound=self.outbound,
         )
+        executor.undone = self.inbound.undone
         self.bootstraps = Bootstraps(
             program.bootstraps,
             self.cells,

@@ -204,7 +204,7 @@ class _Numbered:
             code.check_like(first, features, row)
 
     def __len__(self) -> int:
-        return self.shape[0]
+        return int(self.shape[0])
 
     def __getitem__(self, rows: Any, /) -> Array:
         batch = np.empty((len(rows), *self.shape[1:]), self.dtype)
