@@ -415,6 +415,8 @@ class Executor:
             reports.bus.publish(BusKind.OP_FAILED)
         if frame.debt is not None:
             self._owe(frame, op, error)
+        if frame.bootstrap is not None:
+            frame.bootstrap.failed(error)
         if isinstance(error, GateDenied):
             reports.counts[f"gate.denied.{error.reason}"] += 1
             self.end(frame)

@@ -94,7 +94,7 @@ class Refusals:
         if debt is None or peer is None:
             return
         if debt.kind:
-            debt = WireRefusal(debt.kind, _public(debt.detail), debt.where)
+            debt = WireRefusal(debt.kind, public_text(debt.detail), debt.where)
         else:
             debt = _without_failure(frame)
         self._tell(peer, CorrelationKind.RESPONSE, frame.wire_req_id, debt)
@@ -161,6 +161,6 @@ def _without_failure(frame: Frame) -> WireRefusal:
     return WireRefusal(NOT_ANSWERED.kind, NOT_ANSWERED.detail, frame.plan.name)
 
 
-def _public(detail: str) -> str:
-    """Return what others may read of a failure's text."""
+def public_text(detail: str) -> str:
+    """Return what others may read of a failure's text: its first line, without folders."""
     return without_folders(detail.partition("\n")[0])
