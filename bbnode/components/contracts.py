@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol, TypeVar, overload
@@ -24,6 +24,7 @@ from multiaddr import Multiaddr
 
 from bbnode.components.backends.graphs import PreparedGraph as PreparedGraph
 from bbnode.components.backends.primitives import Primitives
+from bbnode.components.data.schema import DataSchema as DataSchema
 from bbnode.components.errors import ComponentError as ComponentError
 from bbnode.components.errors import InvalidComponentConfig
 from bbnode.ir import codec
@@ -392,13 +393,23 @@ class DataSource(Component):
         """Return once the examples are in memory."""
 
     @abstractmethod
-    def epoch_batches(self, batch_size: int) -> Sequence[tuple[Value, Value]]:
-        """Return all batches of the next epoch, in its shuffled order; each call is one epoch."""
+    def epoch_batches(self, batch_size: int) -> Iterable[tuple[Value, Value]]:
+        """Return the batches of the next epoch, in its shuffled order; each call is one epoch.
+
+        They are made as they are asked for, so that an epoch holds one batch at a time.
+        """
 
     @property
     @abstractmethod
     def num_samples(self) -> int:
         """The number of examples in this source."""
+
+    def schema(self) -> DataSchema | None:
+        """Return shapes and types of the examples; None where only the batches can tell.
+
+        It may load the data, so it takes its time; DataUnavailable when they can't be used.
+        """
+        return None
 
 
 class PeerSelector(Component):
