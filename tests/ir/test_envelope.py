@@ -23,7 +23,8 @@ _TYPES = {
 _SCHEMA = {
     "SlotFill": [(1, "dest_suffix", "bytes"), (2, "payload", "bytes"), (3, "trigger_only", "bool"),
                  (4, "type_hash", "uint64")],
-    "WireCorrelation": [(1, "kind", "uint64"), (2, "wire_req_id", "uint64"), (3, "chain", "uint64")],
+    "WireCorrelation": [(1, "kind", "uint64"), (2, "wire_req_id", "uint64"),
+                        (3, "chain", "uint64")],
     "EdgeRttReport": [(1, "site", "uint64"), (2, "srtt_ns", "uint64"), (3, "rttvar_ns", "uint64")],
     "WireEnvelope": [(1, "dest_peer_addresses", "bytes*"), (2, "fills", "SlotFill*"),
                      (3, "correlation", "WireCorrelation"), (4, "remaining_deadline_ns", "uint64"),
