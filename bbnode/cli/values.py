@@ -17,6 +17,7 @@ import typer
 
 from bbnode.cli import exits, output
 from bbnode.cli.common import pairs
+from bbnode.ir.errors import BbnodeError
 from bbnode.ir.texts import failure_text
 
 if TYPE_CHECKING:
@@ -210,3 +211,18 @@ def _numbers(array: Any) -> Any:
     texts = array.astype(object)
     texts[~np.isfinite(array)] = [str(float(each)) for each in array[~np.isfinite(array)]]
     return texts.tolist()
+
+
+def peer_text(text: str) -> str:
+    """Return the PeerId that an address ends with; another text as it is, for the node to find.
+
+    Raises typer.BadParameter for an address that names no peer.
+    """
+    if not text.startswith("/"):
+        return text
+    from bbnode.ir.address import parse_address, peer_of_address
+
+    try:
+        return str(peer_of_address(parse_address(text)))
+    except BbnodeError as error:
+        raise typer.BadParameter(str(error), param_hint="PEER") from error

@@ -50,6 +50,8 @@ class Host:
     dial_back: Ask
     # Access control of the node; the engine's own lists are for its programs.
     access: AccessControl
+    # The logger whose lines are shown and whose level can be changed: "" is the root.
+    logger_name: str = ""
     outcomes: Outcomes = field(default_factory=Outcomes)
     # The outputs of a target that may come after an execution that all inputs, or one, start.
     later: Callable[[str, str | None], frozenset[str]] = lambda _target, _entry: frozenset()
