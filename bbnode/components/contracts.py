@@ -460,6 +460,17 @@ class DataSource(Component):
         """
         return None
 
+    def statistics(self, ctx: OpContext) -> tuple[Value, Metadata]:
+        """Return count, mean, squared deviations, minimum and maximum of each feature.
+
+        As float64 [5, F], with `num_samples` in the metadata. AuthorError where a source has none.
+        """
+        raise UnsupportedByDataSource(component=self.TYPE_NAME, op="statistics")
+
+    def standardize(self, ctx: OpContext, statistics: Value) -> None:
+        """Take the statistics of all peers; AuthorError where a source can't use any."""
+        raise UnsupportedByDataSource(component=self.TYPE_NAME, op="standardize")
+
 
 class PeerSelector(Component):
     """Chooses peers. Parameters that it does not support are errors."""

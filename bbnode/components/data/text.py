@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bbnode.components.data.base import ByRow, SplitConfig, SplitDataSource
-from bbnode.components.data.files import DataFile, read_whole
+from bbnode.components.data.data_file import DataFile, read_whole
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
