@@ -89,8 +89,6 @@ if TYPE_CHECKING:
     from bbnode.components.models.mlp import mlp_forward as mlp_forward
     from bbnode.components.models.onnx_model import OnnxModel as OnnxModel
     from bbnode.components.models.onnx_model import OnnxModelConfig as OnnxModelConfig
-    from bbnode.components.pooled_statistics import PooledStatistics as PooledStatistics
-    from bbnode.components.pooled_statistics import PooledStatisticsConfig as PooledStatisticsConfig
     from bbnode.components.peer_registry.client import GlobalRegistryClient as GlobalRegistryClient
     from bbnode.components.peer_registry.client import (
         GlobalRegistryClientConfig as GlobalRegistryClientConfig,
@@ -100,6 +98,8 @@ if TYPE_CHECKING:
     from bbnode.components.peer_registry.server import (
         GlobalRegistryServerConfig as GlobalRegistryServerConfig,
     )
+    from bbnode.components.pooled_statistics import PooledStatistics as PooledStatistics
+    from bbnode.components.pooled_statistics import PooledStatisticsConfig as PooledStatisticsConfig
     from bbnode.components.registry import ConfigTypeMismatch as ConfigTypeMismatch
     from bbnode.components.registry import UnknownComponentType as UnknownComponentType
     from bbnode.components.registry import concrete as concrete

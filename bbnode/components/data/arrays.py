@@ -16,8 +16,8 @@ from numpy.lib import format as npy
 
 from bbnode.components.data import files, numbers
 from bbnode.components.data.base import Array, ByRow
-from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.data.numbers import FileArray, Joined
+from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from bbnode.components.contracts import OpContext, offload
 from bbnode.components.data.base import ByRow, SplitConfig, SplitDataSource
-from bbnode.components.data.files import read_whole
+from bbnode.components.data.data_file import read_whole
 from bbnode.components.errors import DataUnavailable, StatisticsMissing, StatisticsRefused
 from bbnode.components.settings import path_setting
 from bbnode.ir.decoding import shown
@@ -223,8 +223,8 @@ class StandardizedDataSource(SplitDataSource):
         size = max(1, math.prod(self._raw.shape[1:]))
         step = max(1, _VALUES_AT_ONCE // size)
         found: Moments | None = None
-        counts = np.zeros(MAX_LABELS, np.int64) if _are_classes(self.schema().label_range) else None
-        counts = None if len(data.labels.shape) != 1 else counts
+        are_classes = len(data.labels.shape) == 1 and _are_classes(self.schema().label_range)
+        counts = np.zeros(MAX_LABELS, np.int64) if are_classes else None
         for start in range(0, len(data), step):
             rows = np.arange(start, min(start + step, len(data)))
             rows = rows if data.rows is None else data.rows[rows]
@@ -232,8 +232,8 @@ class StandardizedDataSource(SplitDataSource):
             bad = ~np.isfinite(part).all(axis=0)
             if bad.any():
                 raise DataUnavailable(
-                    f"{self.TYPE_NAME}: feature {int(bad.argmax())} has NaN or infinity in examples "
-                    f"{start} to {start + len(rows) - 1}; clean the data"
+                    f"{self.TYPE_NAME}: feature {int(bad.argmax())} has NaN or infinity in "
+                    f"examples {start} to {start + len(rows) - 1}; clean the data"
                 )
             moments = Moments.of(part)
             found = moments if found is None else found.merged(moments)
@@ -376,9 +376,7 @@ class _Standardized:
 
     dtype = np.dtype(np.float32)
 
-    def __init__(
-        self, features: ByRow, scale: Callable[[], tuple[Vector, Vector]]
-    ) -> None:
+    def __init__(self, features: ByRow, scale: Callable[[], tuple[Vector, Vector]]) -> None:
         self.shape = features.shape
         self._features = features
         self._scale = scale
