@@ -16,6 +16,7 @@ import typer
 
 from bbnode.cli import exits, output
 from bbnode.cli.common import pairs
+from bbnode.ir.errors import BbnodeError
 from bbnode.ir.texts import failure_text
 
 HELP = (
@@ -86,3 +87,18 @@ def report(told: Mapping[str, Any], *, waited_s: float, as_json: bool) -> int:
         )
         return exits.TIMEOUT
     return exits.FAILURE if told["ok"] is False else exits.OK
+
+
+def peer_text(text: str) -> str:
+    """Return the PeerId that an address ends with; another text as it is, for the node to find.
+
+    Raises typer.BadParameter for an address that names no peer.
+    """
+    if not text.startswith("/"):
+        return text
+    from bbnode.ir.address import parse_address, peer_of_address
+
+    try:
+        return str(peer_of_address(parse_address(text)))
+    except BbnodeError as error:
+        raise typer.BadParameter(str(error), param_hint="PEER") from error

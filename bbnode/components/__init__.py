@@ -45,8 +45,12 @@ if TYPE_CHECKING:
     from bbnode.components.contracts import offload as offload
     from bbnode.components.data.arrays import ArrayDataSource as ArrayDataSource
     from bbnode.components.data.arrays import ArrayDataSourceConfig as ArrayDataSourceConfig
-    from bbnode.components.data.arrays import MemoryDataSource as MemoryDataSource
-    from bbnode.components.data.arrays import permutation as permutation
+    from bbnode.components.data.base import MemoryDataSource as MemoryDataSource
+    from bbnode.components.data.base import SplitConfig as SplitConfig
+    from bbnode.components.data.base import SplitDataSource as SplitDataSource
+    from bbnode.components.data.partition import permutation as permutation
+    from bbnode.components.data.schema import DataSchema as DataSchema
+    from bbnode.components.data.schema import TensorSchema as TensorSchema
     from bbnode.components.data.sklearn import SklearnDataSource as SklearnDataSource
     from bbnode.components.data.sklearn import SklearnDataSourceConfig as SklearnDataSourceConfig
     from bbnode.components.errors import BackendError as BackendError

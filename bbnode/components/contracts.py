@@ -14,9 +14,9 @@ from __future__ import annotations
 import enum
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Protocol, TypeVar, overload
 
 import msgpack
@@ -24,6 +24,7 @@ from multiaddr import Multiaddr
 
 from bbnode.components.backends.graphs import PreparedGraph as PreparedGraph
 from bbnode.components.backends.primitives import Primitives
+from bbnode.components.data.schema import DataSchema as DataSchema
 from bbnode.components.errors import ComponentError as ComponentError
 from bbnode.components.errors import InvalidComponentConfig
 from bbnode.ir import codec
@@ -186,6 +187,17 @@ class OpContext(Protocol):
         """Add addresses that a peer is said to have to the address book."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedOver:
+    """Parts of a state that a component took over, and why it left the others.
+
+    Both by name; the names are the component's own.
+    """
+
+    taken: tuple[str, ...] = ()
+    left: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class NoConfig:
     """The Config of components without settings."""
@@ -243,6 +255,15 @@ class Component(ABC):
         """Load the state that `serialize` returned; raise ComponentError for any other bytes."""
         if data:
             raise ComponentError(f"{self.TYPE_NAME} keeps no state but was given {len(data)} bytes")
+
+    def carry_over(self, data: bytes) -> CarriedOver:
+        """Load what fits of the state that another version of the program saved in this slot.
+
+        Return what was taken and what was left; by default all of it is loaded by `restore`, and
+        nothing told. Raise ComponentError when nothing fits.
+        """
+        self.restore(data)
+        return CarriedOver()
 
     def require(self, condition: bool, problem: str) -> None:
         """Raise InvalidComponentConfig with the component's name, unless the condition holds."""
@@ -380,13 +401,23 @@ class DataSource(Component):
         """Return once the examples are in memory."""
 
     @abstractmethod
-    def epoch_batches(self, batch_size: int) -> Sequence[tuple[Value, Value]]:
-        """Return all batches of the next epoch, in its shuffled order; each call is one epoch."""
+    def epoch_batches(self, batch_size: int) -> Iterable[tuple[Value, Value]]:
+        """Return the batches of the next epoch, in its shuffled order; each call is one epoch.
+
+        They are made as they are asked for, so that an epoch holds one batch at a time.
+        """
 
     @property
     @abstractmethod
     def num_samples(self) -> int:
         """The number of examples in this source."""
+
+    def schema(self) -> DataSchema | None:
+        """Return shapes and types of the examples; None where only the batches can tell.
+
+        It may load the data, so it takes its time; DataUnavailable when they can't be used.
+        """
+        return None
 
 
 class PeerSelector(Component):

@@ -301,6 +301,10 @@ MAX_DIAL_BACK_ANSWER_BYTES: Final = _cap(8 * 1024, "bytes", "its answer")
 DIAL_BACK_EVERY_S: Final = _cap(10.0, "s", "between two requests of one peer")
 MAX_DIAL_BACKS: Final = _cap(4, "requests", "that are worked on at once")
 MAX_DIAL_BACK_ASKERS: Final = _cap(1024, "peers", "that are remembered for having asked")
+MAX_INTRODUCED: Final = _cap(32, "peers", "that one answer introduces")
+MAX_INTRODUCTION_BYTES: Final = _cap(64 * 1024, "bytes", "such an answer")
+INTRODUCTIONS_EVERY_S: Final = _cap(10.0, "s", "between two requests of one peer for it")
+MAX_INTRODUCTION_ASKERS: Final = _cap(4096, "peers", "that are remembered for having asked")
 MAX_REGISTRIES: Final = _cap(16, "registries", "that one client uses")
 MAX_REGISTRY_CLASS_CHARS: Final = _cap(64, "characters", "the name of a class in a registry")
 MAX_PAGE_ROWS: Final = _cap(256, "rows", "of one page of a registry")
@@ -338,6 +342,9 @@ MAX_LOG_VALUE_CHARS: Final = _cap(1024, "characters", "one value in a line of th
 MAX_CONFIG_BYTES: Final = _cap(1024 * 1024, "bytes", "a configuration file")
 MAX_KEPT_UNSENT_BYTES: Final = _cap(
     64 * 1024 * 1024, "bytes", "of envelopes without acknowledgement that a checkpoint keeps"
+)
+MAX_CHECKPOINT_BYTES: Final = _cap(
+    1 << 33, "bytes", "a checkpoint: twice what msgpack can hold in one piece, the node's state"
 )
 MAX_STATE_ENTRIES: Final = _cap(
     10_000, "files", "of a state directory that are looked through for what a killed process left"

@@ -121,6 +121,22 @@ async def test_peers_add_drop_forget(tmp_path: Path, shell: Any) -> None:
         assert "forgotten" in (await bb("peers", "forget", stranger))[1]
 
 
+async def test_a_peer_may_be_named_by_its_address(tmp_path: Path, shell: Any) -> None:
+    async with running(tmp_path) as live:
+        bb = shell(live)
+        stranger = str(PeerId.from_seed("stranger"))
+        address = f"/ip4/10.0.0.7/tcp/4001/p2p/{stranger}"
+        told = await bb.json("peers", "connect", address)
+        assert (told["peer"], told["addresses"]) == (stranger, [address])
+        assert (await bb.json("peers", "--why", address))["peer"] == stranger
+        code, _, err = await bb("peers", "connect", "/ip4/10.0.0.7/tcp/4001")
+        assert code == 2
+        assert "names no peer" in err
+        code, _, err = await bb("peers", "connect", "what/../is?this")
+        assert code != 0
+        assert "bbnode peers" in one_line(err)
+
+
 async def test_peers_watch_goes_on_until_the_daemon_stops(tmp_path: Path, shell: Any) -> None:
     results: list[Result] = []
     async with trio.open_nursery() as nursery, running(tmp_path) as live:

@@ -161,8 +161,15 @@ def _settings(config: type) -> Iterator[tuple[str, ...]]:
 
 
 def _attributes(config: type) -> dict[str, str]:
-    """Return what a docstring says of each field, below `Attributes:` or after its name."""
-    text, _, section = (inspect.getdoc(config) or "").partition("Attributes:\n")
+    """Return what docstrings say of each field, below `Attributes:` or after its name."""
+    said: dict[str, str] = {}
+    for each in reversed(config.__mro__):
+        said |= _told(inspect.cleandoc(vars(each).get("__doc__") or ""))
+    return said
+
+
+def _told(doc: str) -> dict[str, str]:
+    text, _, section = doc.partition("Attributes:\n")
     entries = [each.partition(":") for each in re.split(r"\n(?=\S)", textwrap.dedent(section))]
     parts = re.split(r"((?:`\w+`, )*`\w+`): ", text)
     entries += [

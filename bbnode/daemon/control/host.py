@@ -50,6 +50,8 @@ class Host:
     dial_back: Ask
     # Access control of the node; the engine's own lists are for its programs.
     access: AccessControl
+    # The logger whose lines are shown and whose level can be changed: "" is the root.
+    logger_name: str = ""
     pending: PendingExecutions = field(default_factory=PendingExecutions)
     rounds: Sequence[Rounds] = ()
     # How peers are found, as JSON.

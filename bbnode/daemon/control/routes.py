@@ -492,9 +492,14 @@ async def log_lines(host: Host, query: LogsQuery) -> Lines:
 
 
 @ENDPOINTS.add("GET", "/v1/log-level", "log-level")
-async def log_level() -> answers.LogLevel:
+async def log_level(host: Host) -> answers.LogLevel:
     """Show the least severe level that is logged now."""
-    return {"level": logging.getLevelName(logging.getLogger().level).lower()}
+    return {"level": _level(host)}
+
+
+def _level(host: Host) -> str:
+    level = logging.getLogger(host.logger_name).getEffectiveLevel()
+    return str(logging.getLevelName(level)).lower()
 
 
 class LogLevelBody(RequestBody):
@@ -504,10 +509,10 @@ class LogLevelBody(RequestBody):
 
 
 @ENDPOINTS.add("PUT", "/v1/log-level", "log-level")
-async def set_log_level(body: LogLevelBody) -> answers.LogLevelChanged:
+async def set_log_level(host: Host, body: LogLevelBody) -> answers.LogLevelChanged:
     """Change what is logged."""
-    before = logging.getLevelName(logging.getLogger().level).lower()
-    logs.set_level(body.level)
+    before = _level(host)
+    logs.set_level(body.level, host.logger_name)
     logger.warning("log level changed", extra={"level": body.level, "before": before})
     return {"level": body.level, "before": before}
 
