@@ -11,7 +11,9 @@ import difflib
 import inspect
 import math
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bbnode.dsl import BadArgument, Module
@@ -43,6 +45,8 @@ class ReadyProgram(Module):
         for name, value in list(vars(cls).items()):
             if name in inherited and name not in annotated:
                 annotated = {**annotated, name: inherited[name]}
+                if type(value).__hash__ is None:  # a list, a model: dataclasses want a factory
+                    setattr(cls, name, dataclasses.field(default_factory=partial(copy, value)))
             elif not _is_known(cls, name, value):
                 near = difflib.get_close_matches(name, inherited, n=1)
                 if near:

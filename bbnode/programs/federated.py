@@ -11,6 +11,7 @@ from bbnode.components import ConnectedView, FedAvg, MetricsMean
 from bbnode.dsl import (
     AggregatorSlot,
     BackendSlot,
+    DataSourceSlot,
     Graph,
     ModelSlot,
     Output,
@@ -33,9 +34,14 @@ class FederatedTraining(TrainingProgram):
     (mse), float32 []; "stats" (Metadata of the aggregate: num_samples, contributors, …); "model"
     (the new weights, [P] float32).
 
-    `evaluate` says where the new weights are evaluated: on the server's held-out examples, on
-    those of each client that took part (the mean, weighted by their numbers of examples), on
-    "both" (then what the clients measured is "clients_loss" and so on), or nowhere ("none").
+    `evaluate` says where the new weights are evaluated:
+
+    - "server": on the examples of its slot "test".
+    - "clients": on each client that took part, on examples that it does not train on: its slots
+      "data" and "held_out" are the parts "train" and "test" of one data set. The outputs are
+      the means, weighted by numbers of examples.
+    - "both": then what the clients measured is "clients_loss" and so on.
+    - "none".
     """
 
     home = "server"
@@ -60,7 +66,8 @@ class FederatedTraining(TrainingProgram):
 
         # On each client. Ops of one slot fire in the order in which they stand here.
         client_model.load_parameters(g, asked.received)
-        trained = client_model.train(g, epochs=self.epochs, batch=self.batch)
+        ready = self.train_part(g, asked.received) if self.holds_out else None
+        trained = client_model.train(g, epochs=self.epochs, batch=self.batch, after=ready)
         asked.respond(g.bundle([client_model.params(g), trained]))
 
         # Back on the server.
@@ -69,9 +76,10 @@ class FederatedTraining(TrainingProgram):
         mean, stats = fedavg.aggregate(g)
         loaded = server_model.load_parameters(g, mean)
         if self.evaluate in ("server", "both"):
-            _, *found = self.evaluation(g, server_model, loaded)
+            data = DataSourceSlot(TEST_SLOT)
+            _, *found = self.evaluation(g, server_model, data, loaded)
             self._hand_out(g, "", found)
-        if self.evaluate in ("clients", "both"):
+        if self.holds_out:
             prefix = "clients_" if self.evaluate == "both" else ""
             self._hand_out(g, prefix, self._asked(g, client_model, asked.responses.peers, mean))
         g.output("stats", stats)
@@ -80,9 +88,9 @@ class FederatedTraining(TrainingProgram):
     def bindings(self) -> Mapping[str, Any]:
         """Return the classes of the slots; "test" and "metrics" only where they are used."""
         bound = {**super().bindings(), "cohort": ConnectedView, "fedavg": FedAvg}
-        if self.evaluate != "none":
+        if self.evaluate in ("server", "both"):
             bound[TEST_SLOT] = self.source
-        if self.evaluate in ("clients", "both"):
+        if self.holds_out:
             bound["metrics"] = MetricsMean
         return bound
 
@@ -95,13 +103,21 @@ class FederatedTraining(TrainingProgram):
         self.require_numbers("deadline_s")
         self.require_one_of("evaluate", PLACES)
 
+    @property
+    def holds_out(self) -> bool:
+        """Return True where clients evaluate."""
+        return self.evaluate in ("clients", "both")
+
     def _asked(self, g: Graph, model: ModelSlot, peers: Output, weights: Output) -> list[Output]:
         """Have those that took part evaluate the weights; return the weighted means."""
         asked = g.request("evaluation", peers, weights, quorum=1, deadline=float(self.deadline_s))
         loaded = model.load_parameters(g, asked.received)
         compute = BackendSlot("compute")
         one = g.constant([1])
-        found = [compute.reshape(g, each, one) for each in self.evaluation(g, model, loaded)]
+        found = [
+            compute.reshape(g, each, one)
+            for each in self.evaluation(g, model, self.held_out(), loaded)
+        ]
         asked.respond(compute.concat(g, *found, axis=0))
 
         metrics = AggregatorSlot("metrics")

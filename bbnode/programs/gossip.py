@@ -8,7 +8,7 @@ from typing import Any
 
 from bbnode.components import ConnectedView, FedAvg, FedAvgConfig, concrete
 from bbnode.dsl import AggregatorSlot, Graph, PeerSelectorSlot, types
-from bbnode.programs.training import TEST_SLOT, TrainingProgram
+from bbnode.programs.training import TrainingProgram
 
 
 @dataclass(kw_only=True, eq=False)
@@ -21,7 +21,8 @@ class GossipTraining(TrainingProgram):
     waits for anybody: who is away is missed only.
 
     Outputs, on each peer: "loss" and, beside it, "accuracy" (softmax_cross_entropy) or "mae" (mse)
-    of the mean on the peer's own held-out examples, float32 [], unless `evaluate` is false;
+    of the mean, on examples that the peer does not train on (its slots "data" and "held_out" are
+    the parts "train" and "test" of one data set), float32 [], unless `evaluate` is false;
     "stats" (Metadata of the mean: num_samples, contributors, …); "model" (the mean, [P] float32).
     """
 
@@ -38,7 +39,8 @@ class GossipTraining(TrainingProgram):
         model, average = self.trained_model("local"), AggregatorSlot("average", concrete=own_shape)
 
         tick = g.input("tick", types.TRIGGER)
-        trained = model.train(g, epochs=self.epochs, batch=self.batch, after=tick)
+        ready = self.train_part(g, tick) if self.holds_out else tick
+        trained = model.train(g, epochs=self.epochs, batch=self.batch, after=ready)
         weights = model.params(g, after=trained)
 
         others = PeerSelectorSlot("cohort", peer_class="peer")
@@ -51,16 +53,20 @@ class GossipTraining(TrainingProgram):
         mean, stats = average.aggregate(g, after=own)
         loaded = model.load_parameters(g, mean)
         if self.evaluate:
-            _, *found = self.evaluation(g, model, loaded)
+            _, *found = self.evaluation(g, model, self.held_out(), loaded)
             for name, value in zip(self.metrics, found, strict=True):
                 g.output(name, value)
         g.output("stats", stats)
         g.output("model", mean)
 
     def bindings(self) -> Mapping[str, Any]:
-        """Return the classes of the slots; "test" only where it is used."""
-        bound = {**super().bindings(), "cohort": ConnectedView}
-        return {**bound, TEST_SLOT: self.source} if self.evaluate else bound
+        """Return the classes of the slots."""
+        return {**super().bindings(), "cohort": ConnectedView}
+
+    @property
+    def holds_out(self) -> bool:
+        """Return True where peers evaluate."""
+        return self.evaluate
 
     def check(self) -> None:
         """Check the arguments. Raises BadArgument."""

@@ -45,9 +45,15 @@ class Pipeline(ReadyProgram):
         self.require("model", self.model is not None, "the path of an ONNX file, or a ModelProto")
         assert self.model is not None
         module = OnnxModule(self.model, name=self.name, home=self.home)
+        for name in ("cuts", "classes"):
+            self.require(name, isinstance(getattr(self, name), list | tuple), "a list of names")
         classes = list(self.classes) or None
+        if self.home in self.classes or len(set(self.classes)) < len(self.classes):
+            raise self.bad(
+                f"classes={list(self.classes)} have to differ from each other and from the one "
+                f"that asks, {self.home!r}"
+            )
         if self.cuts:
-            self.require("cuts", not isinstance(self.cuts, str), "a list of names of values")
             return module.split(at=list(self.cuts), classes=classes)
         return module.split(self.stages, classes=classes)
 

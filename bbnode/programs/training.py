@@ -6,6 +6,7 @@ any peer runs it.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,15 @@ from bbnode.components import (
     mlp_forward,
 )
 from bbnode.components.registry import component_class
-from bbnode.dsl import BackendSlot, DataSourceSlot, Graph, ModelSlot, Output, types
+from bbnode.dsl import (
+    BackendSlot,
+    ConcreteSpec,
+    DataSourceSlot,
+    Graph,
+    ModelSlot,
+    Output,
+    types,
+)
 from bbnode.ir.errors import BbnodeError
 from bbnode.programs.arguments import ReadyProgram
 
@@ -49,15 +58,17 @@ _INPUT_TYPES: Mapping[int, types.TypeNode] = {
 _MAX_MODEL_BYTES = (1 << 31) - (1 << 26)
 
 TRAIN_SLOT = "data"  # as `OnnxModel.depends` has it
-TEST_SLOT = "test"
+TEST_SLOT = "test"  # a file of held-out examples
+HELD_OUT_SLOT = "held_out"  # the part "test" of the file that a peer trains on the part "train" of
 
 
 @dataclass(kw_only=True, eq=False)
 class TrainingProgram(ReadyProgram):
     """Base of training programs: the model, its data, and the settings of the training.
 
-    The slot "data" has the examples that a peer trains on, the slot "test" those that are held
-    out, on each peer that evaluates. Their settings (`path` and so on) are each node's own.
+    The slot "data" has the examples that a peer trains on. Where peers that train evaluate too,
+    their slot "held_out" has the part of the same data set that they do not train on. Settings
+    of the slots (`path` and so on) are each node's own.
     """
 
     model: Forward | None = None  # see `Forward`; relative paths start at the working directory
@@ -97,13 +108,19 @@ class TrainingProgram(ReadyProgram):
             raise self.bad(f"model can't be trained: {error}") from error
 
     @property
+    def holds_out(self) -> bool:
+        """Return True where peers that train hold examples out, to evaluate on."""
+        return False
+
+    @property
     def metrics(self) -> tuple[str, str]:
         """The names of what an evaluation gives."""
         return "loss", METRICS[self.loss]
 
     def bindings(self) -> Mapping[str, Any]:
         """Return the classes of the slots that every training program has."""
-        return {TRAIN_SLOT: self.source, "compute": OrtBackend}
+        data = {} if self.holds_out else {TRAIN_SLOT: self.source}
+        return {**data, "compute": OrtBackend}
 
     @cached_property
     def source(self) -> type[DataSource]:
@@ -134,13 +151,24 @@ class TrainingProgram(ReadyProgram):
         """Return a slot for the model where it is not trained; it needs no data."""
         return ModelSlot(slot, concrete=concrete(HeldModel, self._config))
 
-    def evaluation(self, g: Graph, model: ModelSlot, after: Output) -> tuple[Output, ...]:
-        """Evaluate the model on the held-out examples here.
+    def train_part(self, g: Graph, after: Output) -> Output:
+        """Keep the part "test" of a peer's own data out of the training; a Trigger."""
+        part = self._part("train")
+        return DataSourceSlot(TRAIN_SLOT, concrete=part).on_data_loaded(g, after=after)
+
+    def held_out(self) -> DataSourceSlot:
+        """Return a slot with the part of a peer's own data that `train_part` keeps out."""
+        return DataSourceSlot(HELD_OUT_SLOT, concrete=self._part("test"))
+
+    def evaluation(
+        self, g: Graph, model: ModelSlot, data: DataSourceSlot, after: Output
+    ) -> tuple[Output, ...]:
+        """Evaluate the model on all examples of a data source.
 
         Returns their number, the loss and the metric beside it, each float32 [].
         """
         compute = BackendSlot("compute")
-        examples, labels = DataSourceSlot(TEST_SLOT).next_batch(g, after=after)
+        examples, labels = data.next_batch(g, after=after)
         examples = g.expect(examples, _INPUT_TYPES[_elem_type(self.forward)])
         is_class = self.loss == "softmax_cross_entropy"
         labels = g.expect(labels, types.TENSOR_INT64 if is_class else types.TENSOR_FLOAT)
@@ -162,6 +190,14 @@ class TrainingProgram(ReadyProgram):
     def _config(self) -> OnnxModelConfig:
         content = self.forward.SerializeToString(deterministic=True)
         return OnnxModelConfig(model=content, loss=self.loss, learning_rate=self.learning_rate)
+
+    def _part(self, split: str) -> ConcreteSpec:
+        if all(field.name != "split" for field in dataclasses.fields(self.source.Config)):
+            raise self.bad(
+                f"data={self.source.TYPE_NAME!r} has no setting `split`, so that a peer can't hold "
+                "examples out; evaluate on the server, or take another data source"
+            )
+        return concrete(self.source, split=split)
 
     def _read(self, path: Path) -> ModelProto:
         try:

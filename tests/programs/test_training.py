@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,34 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from bbnode.components import ArrayDataSource, FedAvg, SklearnDataSource, values
+from bbnode.components import (
+    ArrayDataSource,
+    ArrayDataSourceConfig,
+    FedAvg,
+    MemoryDataSource,
+    SklearnDataSource,
+    register_component,
+    values,
+)
 from bbnode.dsl import BadArgument
 from bbnode.programs import FederatedTraining, GossipTraining, TrainingProgram
 from bbnode.sim import Network, SimNode
 from tests.programs.files import CLASSES, FEATURES, compiled, examples, linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnsplitConfig:
+    seed: int = 0
+    batch_size: int = 0
+
+
+@register_component
+class Unsplit(MemoryDataSource):
+    TYPE_NAME = "tests.Unsplit"
+    Config = UnsplitConfig
+
+    def load(self) -> Any:
+        return np.ones((3, FEATURES), np.float32), np.zeros(3, np.int64)
 
 
 class Training(FederatedTraining):
@@ -26,26 +50,17 @@ class Training(FederatedTraining):
 def network(
     program: FederatedTraining, folder: Path, *, numbers: bool = False, seed: int = 1
 ) -> tuple[Network, SimNode]:
-    """The program on a server and three clients; "test" only where the program has it."""
+    """The program on a server and three clients, with the slots that it has."""
     artifact = compiled(program)
     made = Network(seed)
-
-    def held_out(name: str, wanted: bool) -> dict[str, Any]:
-        path = examples(folder, name, 40, seed=hash_of(name), numbers=numbers)
-        return {"test": {"path": path}} if wanted else {}
-
+    test = {"test": {"path": examples(folder, "test", 40, seed=9, numbers=numbers)}}
     on_server = program.evaluate in ("server", "both")
-    on_clients = program.evaluate in ("clients", "both")
-    server = made.add("server", artifact, ["server"], config=held_out("server", on_server))
+    server = made.add("server", artifact, ["server"], config=test if on_server else {})
     for i in range(3):
-        path = examples(folder, f"c{i}", 60 + 20 * i, seed=i, numbers=numbers)
-        config = {"data": {"path": path}, **held_out(f"t{i}", on_clients)}
-        made.add(f"client-{i}", artifact, ["client"], config=config)
+        data = {"path": examples(folder, f"c{i}", 60 + 20 * i, seed=i, numbers=numbers)}
+        slots = ("data", "held_out") if program.evaluate in ("clients", "both") else ("data",)
+        made.add(f"client-{i}", artifact, ["client"], config=dict.fromkeys(slots, data))
     return made, server
-
-
-def hash_of(name: str) -> int:
-    return sum(name.encode())
 
 
 def rounds(net: Network, server: SimNode, count: int) -> list[dict[str, Any]]:
@@ -82,20 +97,17 @@ def test_what_clients_measure_is_weighted_by_their_examples(tmp_path: Path) -> N
     """The mean over all held-out examples is what a server that had them all would measure."""
     net, server = network(Training(evaluate="clients"), tmp_path)
     (found,) = rounds(net, server, 1)
-    parts = [np.load(tmp_path / f"t{i}.npz") for i in range(3)]
-    np.savez(tmp_path / "all.npz", **{k: np.concatenate([p[k] for p in parts]) for k in "xy"})
-    artifact = compiled(Training())
-    again = Network(1)
-    there = again.add(
-        "server", artifact, ["server"], config={"test": {"path": str(tmp_path / "all.npz")}}
-    )
+    held_out = []
     for i in range(3):
-        data = {"data": {"path": str(tmp_path / f"c{i}.npz")}}
-        again.add(f"client-{i}", artifact, ["client"], config=data)
-    (whole,) = rounds(again, there, 1)
-    assert found["model"].tobytes() == whole["model"].tobytes()
-    for name in ("loss", "accuracy"):
-        assert float(found[name]) == pytest.approx(float(whole[name]), rel=1e-5)
+        config = ArrayDataSourceConfig(path=str(tmp_path / f"c{i}.npz"), split="test")
+        held_out += ArrayDataSource(config).epoch_batches(1000)
+    assert [len(y) for _, y in held_out] == [12, 16, 20]
+    features, labels = (np.concatenate([part[n] for part in held_out]) for n in (0, 1))
+    model = server.component("global")  # holds the weights that were evaluated
+    right = model.forward(None, features).argmax(axis=1) == labels
+    assert float(found["accuracy"]) == pytest.approx(right.mean(), rel=1e-5)
+    loss = float(model.compute_loss(None, features, labels))
+    assert float(found["loss"]) == pytest.approx(loss, rel=1e-5)
 
 
 def test_a_regression_has_labels_without_a_last_axis(tmp_path: Path) -> None:
@@ -127,17 +139,18 @@ def test_peers_learn_from_each_other_without_a_server(tmp_path: Path) -> None:
     class Gossip(GossipTraining):
         model = (FEATURES, CLASSES)
         neighbours = 2
-        learning_rate = 0.01
+        learning_rate = 0.1
 
     artifact, net, peers = compiled(Gossip()), Network(1), []
-    whole = np.load(examples(tmp_path, "all", 300, seed=7))
-    test = {"path": examples(tmp_path, "test", 100, seed=8)}
+    everything = examples(tmp_path, "all", 300, seed=7)
+    whole = np.load(everything)
     for label in range(CLASSES):
         rows = whole["y"] == label
         np.savez(tmp_path / f"{label}.npz", x=whole["x"][rows], y=whole["y"][rows])
-        config = {"data": {"path": str(tmp_path / f"{label}.npz")}, "test": test}
+        data = {"path": str(tmp_path / f"{label}.npz")}
+        config = {"data": data, "held_out": {**data, "path": everything, "split": "all"}}
         peers.append(net.add(f"peer-{label}", artifact, ["peer"], config=config))
-    for _ in range(12):
+    for _ in range(40):
         executions = [peer.invoke("peer", {"tick": values.TRIGGER}) for peer in peers]
         net.run_until_idle()
     for peer, execution in zip(peers, executions, strict=True):
@@ -284,6 +297,8 @@ def test_another_data_source_is_one_argument() -> None:
     assert Training(data="bbnode.SklearnDataSource").bindings()["data"] is SklearnDataSource
     assert Training().bindings()["test"] is ArrayDataSource
     assert "test" not in Training(evaluate="none").bindings()
+    with pytest.raises(BadArgument, match="no setting `split`"):
+        Training(data="tests.Unsplit", evaluate="clients").build()
 
 
 def test_a_model_of_tokens_has_an_int64_input() -> None:
