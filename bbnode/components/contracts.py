@@ -225,13 +225,16 @@ class Component(ABC):
     `TYPE_NAME` is stable and unique; `Config` is a frozen dataclass whose fields all have
     defaults unless the component can't do without them; those that name files and the like are
     a `path_setting` or `local_setting`. `depends` maps a role
-    (snake case) to the slot that supplies it, e.g. `{"backend": "compute"}`.
+    (snake case) to the slot that supplies it, e.g. `{"backend": "compute"}`. `needed_for` names
+    the methods that use a dependency, by role, where the others do without it: on a node whose
+    programs call none of these, that slot is neither bound nor prepared.
     """
 
     TYPE_NAME: ClassVar[str]
     ROLE: ClassVar[str]
     Config: ClassVar[type] = NoConfig
     depends: ClassVar[Mapping[str, str]] = {}
+    needed_for: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     # Leaf types of tensor ports that this concrete narrows from the placeholder "Tensor":
     # "<op_type>.<port>" or "*" to the type; compile-time only. Of several, it is the one that the
     # program says, else the first.
@@ -242,11 +245,23 @@ class Component(ABC):
         self._dependencies: Mapping[str, Component] = {}
 
     def bind(self, dependencies: Mapping[str, Component]) -> None:
-        """Receive one component per entry of `depends`; called once, at install."""
+        """Receive one component per entry of `depends` that is needed; called once, at install."""
         self._dependencies = dependencies
 
+    def has_dependency(self, role: str) -> bool:
+        """Return True if a component is bound for `role`: if a program needs it."""
+        return role in self._dependencies
+
     def dependency(self, role: str) -> Any:
-        """Return the component bound for `role`, one of `depends`."""
+        """Return the component bound for `role`, one of `depends`.
+
+        Raises ComponentError for one that no op of the node's programs needs (`needed_for`).
+        """
+        if role not in self._dependencies:
+            raise ComponentError(
+                f"{self.TYPE_NAME} has no {role} here: no op of this node's programs calls one of "
+                f"{', '.join(self.needed_for.get(role, ())) or 'its methods'}"
+            )
         return self._dependencies[role]
 
     def serialize(self) -> bytes:

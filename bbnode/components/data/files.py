@@ -1,116 +1,94 @@
-"""Files that data sources read: opened only where reading them ends, whatever stands at the path.
+"""Files of data sources: what may be opened, what readers raise, and whether it still is the same.
 
-Rule: a FIFO or a device is refused instead of waited for, and a file that changes under its index
-is refused, never half read. Files are read at offsets and not mapped: a mapped file that shrinks
-kills the process.
+Rule: a file is a user's own, and may be anything all the same: a folder, a pipe, cut short, another
+format. Each becomes a DataUnavailable of one line.
 """
 
 from __future__ import annotations
 
+import lzma
 import os
 import stat
+import struct
+import tokenize
+import zipfile
+import zlib
 from pathlib import Path
-from types import TracebackType
 
 from bbnode.components.errors import DataUnavailable
 
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
+# What numpy, zipfile and the decompressors raise for bytes that are not theirs.
+UNREADABLE = (
+    OSError, ValueError, TypeError, LookupError, EOFError, MemoryError, OverflowError,
+    RuntimeError, SyntaxError, tokenize.TokenError, struct.error, zlib.error, lzma.LZMAError,
+    zipfile.BadZipFile,
+)  # fmt: skip
+
+_MOST_SHOWN = 300  # characters of a reader's own message
+_KINDS = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
-class DataFile:
-    """A regular file, open for reads at offsets by any thread.
+def status_of(component: str, path: Path, wanted: str) -> os.stat_result:
+    """Return the status of a file or folder; `wanted` says what `path` should be.
 
-    Attributes:
-        path: where it was opened.
-        size: in bytes, when it was opened.
+    Raises DataUnavailable for a path that is not there, and for pipes and devices, whose opening
+    may wait for ever.
     """
+    if not str(path).strip() or "\0" in str(path):
+        raise DataUnavailable(f"{component}: `path` is empty; set it to {wanted}")
+    try:
+        status = path.stat()
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise DataUnavailable(
+            f"{component}: cannot read {path}: {why}; set `path` to {wanted}"
+        ) from error
+    for is_kind, name in _KINDS:
+        if is_kind(status.st_mode):
+            raise DataUnavailable(f"{component}: {path} is {name}; set `path` to {wanted}")
+    return status
 
-    def __init__(self, path: Path, component: str) -> None:
-        """Open the file. Raises DataUnavailable, which says what stands there instead."""
-        self.path = path
-        self._component = component
-        try:
-            # Without O_NONBLOCK, a FIFO that took the place of the file would block here for ever.
-            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, ValueError) as error:
-            raise DataUnavailable(
-                f"{component}: cannot open {path}: {_why(error)}; set `path` to a file that this "
-                "node may read"
-            ) from error
-        found = os.fstat(self._fd)
-        if not stat.S_ISREG(found.st_mode):
-            self.close()
-            kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
-            raise DataUnavailable(f"{component}: {path} is {kind}; set `path` to a regular file")
-        self.size = found.st_size
-        self._stamp = found.st_mtime_ns
 
-    def read(self, offset: int, count: int) -> bytes:
-        """Return the bytes at an offset; DataUnavailable when there are fewer of them."""
-        parts: list[bytes] = []
-        while count > 0:
-            try:
-                part = os.pread(self._fd, count, offset)
-            except OSError as error:
-                raise DataUnavailable(
-                    f"{self._component}: cannot read {self.path}: {_why(error)}"
-                ) from error
-            if not part:
-                raise self._changed()
-            parts.append(part)
-            offset, count = offset + len(part), count - len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+def regular(component: str, path: Path, wanted: str) -> os.stat_result:
+    """Return the status of a regular file; DataUnavailable for anything else."""
+    status = status_of(component, path, wanted)
+    if not stat.S_ISREG(status.st_mode):
+        raise DataUnavailable(f"{component}: {path} is a folder; set `path` to {wanted}")
+    return status
 
-    def check_unchanged(self) -> None:
-        """Raise DataUnavailable if the file was written to since it was opened."""
-        found = os.fstat(self._fd)
-        if (found.st_size, found.st_mtime_ns) != (self.size, self._stamp):
-            raise self._changed()
 
-    def close(self) -> None:
-        """Close the file; a second time does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+def told(error: BaseException) -> str:
+    """Return a reader's message as one bounded line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
-    def __enter__(self) -> DataFile:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+class Unchanged:
+    """A watch over a mapped file: one that is cut short in place would end the process (SIGBUS)."""
 
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            self.close()
+    def __init__(self, component: str, path: Path) -> None:
+        self._component, self._path = component, path
+        self._first = _fingerprint(path)
 
-    def _changed(self) -> DataUnavailable:
-        return DataUnavailable(
-            f"{self._component}: {self.path} changed while it was in use; start the node again "
-            "once nothing writes to it"
+    def check(self) -> None:
+        """Raise DataUnavailable if the file was written to since; a renamed one stays as it was."""
+        now = _fingerprint(self._path)
+        if now is None or self._first is None or now[0] != self._first[0] or now == self._first:
+            return
+        raise DataUnavailable(
+            f"{self._component}: {self._path} was changed while in use; write a new file, rename "
+            "it over the old one, and restart the node"
         )
 
 
-def read_whole(path: Path, component: str, max_bytes: int) -> bytes:
-    """Return the content of a small file; DataUnavailable when it is larger than `max_bytes`."""
-    with DataFile(path, component) as file:
-        if file.size > max_bytes:
-            raise DataUnavailable(
-                f"{component}: {path} has {file.size} bytes, more than {max_bytes}; is it the "
-                "right file?"
-            )
-        return file.read(0, file.size)
-
-
-def _why(error: OSError | ValueError) -> str:
-    return str(getattr(error, "strerror", None) or error)
+def _fingerprint(path: Path) -> tuple[tuple[int, int], int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None  # removed: what is mapped stays
+    return (status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns

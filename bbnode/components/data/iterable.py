@@ -195,7 +195,7 @@ class _Numbered:
         first, label = self._item(0)
         if label.nbytes * count > room:
             raise code.wrong(f"gives labels of more than {room >> 20} MiB; raise max_mib")
-        self.shape = (count, *first.shape)
+        self.shape: tuple[int, ...] = (count, *first.shape)
         self.dtype = first.dtype
         self._first = first
         self.labels = np.empty((count, *label.shape), label.dtype)
@@ -204,7 +204,7 @@ class _Numbered:
             code.check_like(first, features, row)
 
     def __len__(self) -> int:
-        return self.shape[0]
+        return int(self.shape[0])
 
     def __getitem__(self, rows: Any, /) -> Array:
         batch = np.empty((len(rows), *self.shape[1:]), self.dtype)

@@ -78,6 +78,7 @@ class OnnxModel(Model):
     TYPE_NAME: ClassVar[str] = "bbnode.OnnxModel"
     Config: ClassVar[type] = OnnxModelConfig
     depends: ClassVar[Mapping[str, str]] = {"backend": "compute", "data_source": "data"}
+    needed_for: ClassVar[Mapping[str, tuple[str, ...]]] = {"data_source": ("train",)}
     config: OnnxModelConfig
 
     def __init__(self, config: OnnxModelConfig) -> None:
