@@ -86,7 +86,10 @@ if TYPE_CHECKING:
     from bbnode.components.errors import UnsupportedSelection as UnsupportedSelection
     from bbnode.components.fedavg import FedAvg as FedAvg
     from bbnode.components.fedavg import FedAvgConfig as FedAvgConfig
+    from bbnode.components.metrics import MetricsMean as MetricsMean
+    from bbnode.components.metrics import MetricsMeanConfig as MetricsMeanConfig
     from bbnode.components.models.mlp import mlp_forward as mlp_forward
+    from bbnode.components.models.onnx_model import HeldModel as HeldModel
     from bbnode.components.models.onnx_model import OnnxModel as OnnxModel
     from bbnode.components.models.onnx_model import OnnxModelConfig as OnnxModelConfig
     from bbnode.components.peer_registry.client import GlobalRegistryClient as GlobalRegistryClient

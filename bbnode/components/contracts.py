@@ -33,7 +33,7 @@ from bbnode.ir import codec
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.errors import AuthorError, BbnodeError
 from bbnode.ir.peer import PeerId
-from bbnode.ir.types import METADATA, TENSOR, TENSOR_FLOAT, TypeNode
+from bbnode.ir.types import METADATA, TENSOR, TENSOR_FLOAT, TENSOR_INT64, TypeNode
 from bbnode.ir.values import Metadata, PeerIdVec, ResponseBatch, SearchResults, Value
 
 if TYPE_CHECKING:
@@ -336,9 +336,12 @@ class Model(Component):
     """
 
     ROLE = "Model"
-    # Whether targets are class numbers or values depends on the concrete class.
-    storage: ClassVar[Mapping[str, TypeNode]] = {
+    # Inputs may be numbers or tokens; what targets are depends on the concrete class.
+    storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {
         "*": TENSOR_FLOAT,
+        "Forward.input": (TENSOR_FLOAT, TENSOR_INT64),
+        "ComputeLoss.input": (TENSOR_FLOAT, TENSOR_INT64),
+        "Evaluate.input": (TENSOR_FLOAT, TENSOR_INT64),
         "ComputeLoss.target": TENSOR,
         "Evaluate.target": TENSOR,
     }
