@@ -47,6 +47,10 @@ class DataUnavailable(ComponentError, DeploymentError):
     """A data source cannot load what its config names."""
 
 
+class DataDoesNotFit(ComponentError, DeploymentError):
+    """Data are there, and a model can't be trained on them."""
+
+
 class ContributionRefused(ComponentError, PeerError):
     """An aggregator does not count the contribution of one peer; the other peers still count."""
 

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import ModelProto, numpy_helper
 
 from bbnode.components.autodiff import InvalidForwardModel, TrainingGraphs, training_graphs
+from bbnode.components.autodiff.training import find_loss
 from bbnode.components.backends.graphs import scaled_sum_model
 from bbnode.components.contracts import (
     Backend,
@@ -29,6 +30,7 @@ from bbnode.components.contracts import (
     offload,
 )
 from bbnode.components.errors import ParameterMismatch, TrainingFailed
+from bbnode.components.models.fit import check_fit, wanted_labels
 from bbnode.components.registry import register_component
 from bbnode.ir import codec, types
 from bbnode.ir.values import Composite, Metadata, Value
@@ -79,6 +81,7 @@ class OnnxModel(Model):
         self.require(0 < rate < math.inf, f"learning_rate {rate} is not a positive number")
         self._graphs = _derive(config)
         self._shapes = [tuple(tensor.dims) for tensor in self._graphs.initial]
+        self._label_sizes = wanted_labels(self._graphs).sizes
         self._sizes = [math.prod(shape) for shape in self._shapes]
         initial = [numpy_helper.to_array(t).reshape(-1) for t in self._graphs.initial]
         self._params = _frozen(np.concatenate(initial))
@@ -91,9 +94,15 @@ class OnnxModel(Model):
     def bootstrap(self, ctx: OpContext) -> None:
         """Let the backend prepare what a round needs, when the host prepares its components.
 
+        Where the program trains, the data have to be there, and to fit.
+
         Raises:
+            DataUnavailable: the data source can't load them.
+            DataDoesNotFit: the model can't be trained on them.
             ComponentError: the backend cannot run one of the graphs.
         """
+        if self.has_dependency("data_source"):
+            self._check_data()
         for model in (self._graphs.forward, self._graphs.loss, self._graphs.train_step):
             self._prepare(model)
 
@@ -229,6 +238,15 @@ class OnnxModel(Model):
         self._params, self._kept_grads = checked, kept
         self._last_input = last_input[0] if last_input else None
 
+    def _check_data(self) -> None:
+        source: DataSource = self.dependency("data_source")
+        schema = source.schema()
+        if schema is not None:
+            slot = self.depends["data_source"]
+            where = f"{source.TYPE_NAME} of slot {slot!r} does not fit {self.TYPE_NAME}"
+            is_class = find_loss(self.config.loss).class_labels
+            check_fit(schema, self._graphs, class_labels=is_class, where=where)
+
     def _prepare(self, model: ModelProto) -> PreparedGraph:
         name = model.graph.name
         prepared = self._prepared.get(name)
@@ -291,7 +309,12 @@ class OnnxModel(Model):
                     f"{self.TYPE_NAME}: label {int(array.min())}; classes are integers from 0"
                 )
             return array.astype(np.int64, copy=False)
-        return array
+        values = array.astype(np.float32, copy=False)
+        sizes = self._label_sizes
+        if sizes and sizes[-1] == 1 and values.ndim == len(sizes):
+            # Otherwise [N] and an output of [N, 1] would be spread over each other to [N, N].
+            return values[..., np.newaxis]
+        return values
 
 
 def _derive(config: OnnxModelConfig) -> TrainingGraphs:
