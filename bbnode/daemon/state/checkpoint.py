@@ -71,7 +71,7 @@ class BestRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upgrade:
-    """What a node took over of a checkpoint that it could not resume.
+    """The states that a node took over of a checkpoint which it could not resume.
 
     `version` begins the digest of the artifact that made it; `kept` is its file.
     """
