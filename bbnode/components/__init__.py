@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from bbnode.components.data.schema import TensorSchema as TensorSchema
     from bbnode.components.data.sklearn import SklearnDataSource as SklearnDataSource
     from bbnode.components.data.sklearn import SklearnDataSourceConfig as SklearnDataSourceConfig
+    from bbnode.components.data.tables import TableDataSource as TableDataSource
+    from bbnode.components.data.tables import TableDataSourceConfig as TableDataSourceConfig
     from bbnode.components.data.text import TextDataSource as TextDataSource
     from bbnode.components.data.text import TextDataSourceConfig as TextDataSourceConfig
     from bbnode.components.errors import BackendError as BackendError
