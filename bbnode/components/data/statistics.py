@@ -192,9 +192,11 @@ class StandardizedDataSource(SplitDataSource):
         try:
             if wanted == "given":
                 what = "`mean` and `std`"
-                mean, std = (np.array(each) for each in (self.config.mean, self.config.std))
-                features = self._feature_count()
-                mean, std = (np.repeat(v, features) if v.size == 1 else v for v in (mean, std))
+                count = self._feature_count()
+                mean, std = (
+                    np.array(each * count if len(each) == 1 else each)
+                    for each in (self.config.mean, self.config.std)
+                )
                 self._scale = self._fitting(mean, std)
             elif self._received is not None:
                 self._scale = self._fitting(*self._received)
