@@ -15,18 +15,20 @@ import enum
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol, TypeVar, overload
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, overload
 
 import msgpack
+import numpy as np
+import numpy.typing as npt
 from multiaddr import Multiaddr
 
 from bbnode.components.backends.graphs import PreparedGraph as PreparedGraph
 from bbnode.components.backends.primitives import Primitives
 from bbnode.components.data.schema import DataSchema as DataSchema
 from bbnode.components.errors import ComponentError as ComponentError
-from bbnode.components.errors import InvalidComponentConfig
+from bbnode.components.errors import InvalidComponentConfig, NotExportable
 from bbnode.ir import codec
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.errors import AuthorError, BbnodeError
@@ -34,6 +36,10 @@ from bbnode.ir.peer import PeerId
 from bbnode.ir.types import METADATA, TENSOR, TENSOR_FLOAT, TypeNode
 from bbnode.ir.values import Metadata, PeerIdVec, ResponseBatch, SearchResults, Value
 
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+Weights: TypeAlias = npt.NDArray[np.generic]
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 _OFFLOAD_MARK = "__bbnode_offload__"
@@ -187,9 +193,30 @@ class OpContext(Protocol):
         """Add addresses that a peer is said to have to the address book."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedOver:
+    """Parts of a state that a component took over, and why it left the others.
+
+    Both by name; the names are the component's own.
+    """
+
+    taken: tuple[str, ...] = ()
+    left: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class NoConfig:
     """The Config of components without settings."""
+
+
+@contextmanager
+def restoring(type_name: str) -> Iterator[None]:
+    """Turn a decoder's errors on bytes that a component saved into a ComponentError."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, BbnodeError,
+            msgpack.exceptions.UnpackException) as error:  # fmt: skip
+        raise ComponentError(f"{type_name}: the saved state is not ours: {error}") from error
 
 
 class Component(ABC):
@@ -260,20 +287,23 @@ class Component(ABC):
         if data:
             raise ComponentError(f"{self.TYPE_NAME} keeps no state but was given {len(data)} bytes")
 
+    def carry_over(self, data: bytes) -> CarriedOver:
+        """Load what fits of the state that another version of the program saved in this slot.
+
+        Return what was taken and what was left; by default all of it is loaded by `restore`, and
+        nothing told. Raise ComponentError when nothing fits.
+        """
+        self.restore(data)
+        return CarriedOver()
+
     def require(self, condition: bool, problem: str) -> None:
         """Raise InvalidComponentConfig with the component's name, unless the condition holds."""
         if not condition:
             raise InvalidComponentConfig(f"{self.TYPE_NAME}: {problem}")
 
-    @contextmanager
-    def restoring(self) -> Iterator[None]:
+    def restoring(self) -> AbstractContextManager[None]:
         """Turn a decoder's errors on saved bytes into a ComponentError."""
-        try:
-            yield
-        except (ValueError, TypeError, LookupError, AttributeError, BbnodeError,
-                msgpack.exceptions.UnpackException) as error:  # fmt: skip
-            why = f"{self.TYPE_NAME}: the saved state is not ours: {error}"
-            raise ComponentError(why) from error
+        return restoring(self.TYPE_NAME)
 
 
 class Backend(Primitives, Component):
@@ -299,7 +329,11 @@ class Backend(Primitives, Component):
 
 
 class Model(Component):
-    """A trainable model. Parameters are one flat float32 vector, shape [P]."""
+    """A trainable model. Parameters are one flat float32 vector, shape [P].
+
+    A concrete that overrides `export`, `saved_weights` and `initialized` has its weights taken out
+    and put in (`bbnode export`, `bbnode compile --init-from`).
+    """
 
     ROLE = "Model"
     # Whether targets are class numbers or values depends on the concrete class.
@@ -344,6 +378,36 @@ class Model(Component):
     @abstractmethod
     def train(self, ctx: OpContext, *, epochs: int, batch: int) -> Metadata:
         """Train on the bound DataSource; return num_samples, loss and steps."""
+
+    def export(self) -> ModelProto:
+        """Return the model with its present weights as plain ONNX, with the author's names.
+
+        It is asked of an instance of its own, to which nothing is bound: made from the settings,
+        with the state restored. Raise ComponentError when there is none; NotExportable by default.
+        """
+        raise NotExportable(f"{self.TYPE_NAME} does not export its weights (Model.export)")
+
+    @classmethod
+    def saved_weights(cls, data: bytes) -> Mapping[str, Weights]:  # noqa: ARG003 - for concretes
+        """Return the weights in a state that `serialize` returned, by name.
+
+        Raise ComponentError for any other bytes, and where they have no names; NotExportable by
+        default.
+        """
+        raise NotExportable(f"{cls.TYPE_NAME} does not name its weights (Model.saved_weights)")
+
+    @classmethod
+    def initialized(
+        cls,
+        config: Any,  # noqa: ARG003 - for concretes
+        weights: Mapping[str, Weights],  # noqa: ARG003 - likewise
+    ) -> tuple[Any, CarriedOver]:
+        """Return `config` (a `cls.Config`) with initial weights, where name, shape and dtype agree.
+
+        Told are the weights that were taken, and those of either side that were left. Raise
+        ComponentError when none fits; NotExportable by default.
+        """
+        raise NotExportable(f"{cls.TYPE_NAME} takes no initial weights (Model.initialized)")
 
 
 class Aggregator(Component):

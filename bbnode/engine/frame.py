@@ -194,6 +194,7 @@ class Frame:
     __slots__ = (
         "apart",
         "bootstrap",
+        "chain",
         "charges",
         "cohorts",
         "deadline_ns",
@@ -238,6 +239,8 @@ class Frame:
         self.source_peer: PeerId | None = None
         self.wire_req_id = 0  # of the envelope that started it
         self.site = 0
+        # The chain of messages that started it: the id of the first one. 0: none did.
+        self.chain = 0
         self.wire_out_id = 0  # of what it sends one-way, made with the first send
         self.charges: list[Charge] | None = None
         self.parked: dict[int, None] | None = None  # its tokens

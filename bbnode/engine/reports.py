@@ -46,6 +46,7 @@ class Reports:
         *,
         place: SourcePlace = NOWHERE,
         source_peer: PeerId | None = None,
+        chain: int = 0,
     ) -> None:
         """Report a failure; outside of any execution, `execution` is 0."""
         kind, detail = describe(error)
@@ -61,6 +62,7 @@ class Reports:
                 module=self._cut(place.module),
                 inner=self._cut(place.inner),
                 source_peer=source_peer,
+                chain=chain,
             )
         )
 

@@ -156,8 +156,10 @@ class Runtime(Services):
             components=self.messenger,
             dedup=self.dedup,
             refusals=self.refusals,
+            outbound=self.outbound,
             readiness=self.readiness,
         )
+        executor.undone = self.inbound.undone
         self.bootstraps = Bootstraps(
             program.bootstraps,
             self.cells,

@@ -471,6 +471,7 @@ SERVICE_STATE = {
             "next_execution",
             "cleanups",
             "unanswered",
+            "undone",
             "run",
             "rt",
         ),
@@ -481,7 +482,7 @@ SERVICE_STATE = {
 FRAME_STATE = {
     *("bootstrap", "charges", "cohorts", "deadline_ns", "debt", "ended", "execution", "failures"),
     *("from_bus", "live", "parked", "pending", "plan", "report", "rt", "site", "source_peer"),
-    *("started_ns", "units", "values", "wire_out_id", "wire_req_id"),
+    *("started_ns", "units", "values", "wire_out_id", "wire_req_id", "chain"),
     *("skipped", "apart"),  # apart: some are skipped, or it has ended
 }
 

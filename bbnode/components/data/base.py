@@ -45,7 +45,8 @@ FEATURE_TYPES: tuple[TypeNode, ...] = (
 class ByRow(Protocol):
     """Values of all examples, gathered by row: a numpy array, a mapped one, or a file's reader.
 
-    `values[rows]` has the values of these rows as an array that is no one else's.
+    `values[rows]` has the values of these rows as an array that is no one else's. Integer labels
+    that are costly to look through may have a `value_range`: the least and the greatest of them.
     """
 
     @property
@@ -236,6 +237,9 @@ class _Examples:
         """Return least and greatest of integer labels, a part of them in memory at a time."""
         if self.labels.dtype.kind not in "iub" or 0 in self.labels.shape:
             return None
+        known: tuple[int, int] | None = getattr(self.labels, "value_range", None)
+        if known is not None:
+            return known
         ends = []
         for start in range(0, len(self), _ROWS_AT_ONCE):
             at = np.arange(start, min(start + _ROWS_AT_ONCE, len(self)))

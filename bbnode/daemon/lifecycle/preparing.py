@@ -13,7 +13,6 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from bbnode.daemon.lifecycle import sd_notify
 from bbnode.engine import All, Slots, steps
 from bbnode.engine.bootstrap.bootstraps import SLOT_PREFIX
 from bbnode.engine.bootstrap.targets import BootstrapTarget
@@ -53,15 +52,18 @@ class Preparing:
         wake: Callable[[], None],
         publish: Callable[[Mapping[str, Any]], None],
         ready: Callable[[], None],
+        notify: Callable[[str], None],
     ) -> None:
         """Prepare nothing yet.
 
-        `publish` gets an event "not_ready" when the reasons change; `ready` is called at the end.
+        `publish` gets an event "not_ready" when the reasons change, the supervisor a line by
+        `notify`; `ready` is called at the end.
         """
         self._node = node
         self._wake = wake
         self._publish = publish
         self._ready = ready
+        self._notify = notify
         self._under_way: set[str] = set()
         self._progress = trio.Event()  # something changed that a wait looks for
         self._asked = trio.Event()
@@ -117,7 +119,7 @@ class Preparing:
         if found and found != self._told:
             line = reasons_text(found)
             logger.warning("not ready", extra={"reason": line})
-            sd_notify.notify(f"STATUS=not ready: {line}")
+            self._notify(f"STATUS=not ready: {line}")
             self._publish({"type": "not_ready", "reason": line, "slots": found})
         elif self._told and not found:
             self._ready()
