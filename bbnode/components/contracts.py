@@ -475,6 +475,9 @@ class DataSource(Component):
         """
         return None
 
+    def forget(self) -> None:
+        """Drop what was loaded, so that the next use loads it again: it was of no use."""
+
 
 class PeerSelector(Component):
     """Chooses peers. Parameters that it does not support are errors."""

@@ -369,9 +369,8 @@ class Rounds:
                 self.waiting_for = text
                 if self.waiting_since_s is None:
                     self.waiting_since_s = trio.current_time()
-                logger.info(
-                    "waiting for peers", extra={"want": want, "have": have, "not_ready": unready}
-                )
+                reasons = {"not_ready": "; ".join(unready.values())} if unready else {}
+                logger.info("waiting for peers", extra={"want": want, "have": have, **reasons})
                 told = {"class": peer_class, "want": want, "have": have, "not_ready": unready}
                 self._publish({"type": "waiting_for_peers", **told})
             self._peers_changed = trio.Event()

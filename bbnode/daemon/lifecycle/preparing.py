@@ -28,6 +28,9 @@ PATIENCE_S: Final = 45.0
 # costs seconds.
 FIRST_PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 60.0
+# A pause lasts at least so many times as long as the attempt before it: a large file that does not
+# fit would be read all the time.
+PAUSE_PER_ATTEMPT: Final = 20
 
 
 class PreparedNode(Protocol):
@@ -81,18 +84,21 @@ class Preparing:
     async def run(self) -> None:
         """Try again, for ever, what could not be prepared."""
         pause_s = FIRST_PAUSE_S
+        began_s = trio.current_time()
         while True:
             await self._until_done()
+            took_s = trio.current_time() - began_s
             failed = tuple(self._node.not_ready())
             if not failed:
                 self._progress = trio.Event()
                 await self._progress.wait()
-                pause_s = FIRST_PAUSE_S
+                pause_s, began_s = FIRST_PAUSE_S, trio.current_time()
                 continue
-            with trio.move_on_after(pause_s) as waited:
+            with trio.move_on_after(max(pause_s, PAUSE_PER_ATTEMPT * took_s)) as waited:
                 await self._asked.wait()
             self._asked = trio.Event()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if waited.cancelled_caught else pause_s
+            began_s = trio.current_time()
             self._start(Slots(failed))
 
     def again(self) -> None:
@@ -111,6 +117,8 @@ class Preparing:
 
     def is_own(self, step: steps.Step) -> bool:
         """Return True for the failure of a component's bootstrap, which is told as a reason."""
+        if isinstance(step, steps.BootstrapComplete):
+            return step.target.startswith(SLOT_PREFIX) and not step.ok
         return isinstance(step, steps.OpFailed) and step.op == f"{step.target}.{BOOTSTRAP_METHOD}"
 
     def tell(self) -> bool:
