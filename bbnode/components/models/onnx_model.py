@@ -33,7 +33,12 @@ from bbnode.components.contracts import (
     offload,
     restoring,
 )
-from bbnode.components.errors import NotExportable, ParameterMismatch, TrainingFailed
+from bbnode.components.errors import (
+    DataDoesNotFit,
+    NotExportable,
+    ParameterMismatch,
+    TrainingFailed,
+)
 from bbnode.components.models.fit import check_fit
 from bbnode.components.models.weights import (
     SavedState,
@@ -364,7 +369,11 @@ class OnnxModel(Model):
             slot = self.depends["data_source"]
             where = f"{source.TYPE_NAME} of slot {slot!r} does not fit {self.TYPE_NAME}"
             is_class = find_loss(self.config.loss).class_labels
-            check_fit(schema, self._graphs, class_labels=is_class, where=where)
+            try:
+                check_fit(schema, self._graphs, class_labels=is_class, where=where)
+            except DataDoesNotFit:
+                source.forget()  # others may stand there the next time
+                raise
 
     def _prepare(self, model: ModelProto) -> PreparedGraph:
         name = model.graph.name

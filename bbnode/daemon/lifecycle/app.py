@@ -174,6 +174,7 @@ class Daemon:
             wake=self._driver.wake,
             publish=self._control.publish,
             ready=self._say_ready,
+            notify=self._process.notify,
         )
         self._rounds += [
             Rounds(
@@ -421,6 +422,10 @@ class Daemon:
         if event is not None and not isinstance(step, _QUIET_STEPS):
             level = logging.WARNING if "failed" in event["type"] else logging.INFO
             logger.log(level, event["type"], extra=_log_fields(event))
+        if isinstance(step, steps.Telemetry) and step.name == "peer.not_ready":
+            said = step.attributes
+            told = {"peer": str(said["peer"]), "reason": said["reason"]}
+            logger.warning("peer is not ready", extra=told)
         self._discovery.observe(step)
         self._conduct.observe(step)
         if isinstance(step, steps.PeerUp):
