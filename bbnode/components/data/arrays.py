@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ import numpy as np
 from numpy.lib import format as npy
 
 from bbnode.components.data import numbers
-from bbnode.components.data.base import Array, ByRow, SplitConfig, SplitDataSource
-from bbnode.components.data.data_file import UNREADABLE, DataFile, told
+from bbnode.components.data.base import Array, ByRow
+from bbnode.components.data.data_file import UNREADABLE, DataFile, memory_limit, told
 from bbnode.components.data.numbers import FileArray, Joined
+from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
@@ -32,7 +32,7 @@ _Stored: TypeAlias = tuple[str, Array, DataFile]  # by name, with the file that 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrayDataSourceConfig(SplitConfig):
+class ArrayDataSourceConfig(StandardizedConfig):
     """Settings of `ArrayDataSource`.
 
     Attributes:
@@ -51,7 +51,7 @@ class ArrayDataSourceConfig(SplitConfig):
 
 
 @register_component
-class ArrayDataSource(SplitDataSource):
+class ArrayDataSource(StandardizedDataSource):
     """A peer's own data, from an .npz file or a folder of .npy files.
 
     Uncompressed ones (`numpy.savez`, `numpy.save`) are mapped: larger than memory is fine. Integer
@@ -152,7 +152,7 @@ class ArrayDataSource(SplitDataSource):
                     f"{info.file_size - start}"
                 )
             if info.compress_type != zipfile.ZIP_STORED:
-                if header.size > _memory_bytes() // 2:
+                if header.size > memory_limit():
                     raise DataUnavailable(
                         f"{self.TYPE_NAME}: {file.path}: the compressed array {info.filename!r} is "
                         f"{header.size >> 20} MiB, too much for the memory of this machine; write "
@@ -235,7 +235,3 @@ def _mapped(opened: BinaryIO, size: int, offset: int, header: _Header) -> Array:
         return np.empty(header.shape, header.dtype)
     mapped = np.memmap(opened, header.dtype, "r", offset, header.shape, order=header.order)
     return cast(Array, mapped)
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
