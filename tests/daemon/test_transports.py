@@ -94,7 +94,7 @@ async def two_daemons(folder: Path, network: str) -> list[str]:
         rounds = host.rounds[0].finished()
         ended.extend(f"{each['ok']} {len(each['responded'])}" for each in rounds)
         host.stop()
-        client._ask_to_stop()
+        client.stop()
 
     client = Daemon(configured(folder, "client", bootstrap + network))
     # Keys of [network] stand before the tables.
@@ -103,14 +103,10 @@ async def two_daemons(folder: Path, network: str) -> list[str]:
         configured(folder, "server", keys + (f"[{tables}" if tables else "") + invoke),
         companion=partial(until_done, client),
     )
-    try:
-        with trio.fail_after(PATIENCE_S):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(server.run)
-                nursery.start_soon(client.run)
-    finally:
-        server.last_resort.disarm()
-        client.last_resort.disarm()
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.run)
+            nursery.start_soon(client.run)
     return ended
 
 

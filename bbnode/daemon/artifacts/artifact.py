@@ -39,6 +39,8 @@ class Artifact:
     model: onnx.ModelProto
     sha256: str
     size: int
+    # Made here by the user's own code: a file may be from anybody.
+    own: bool = False
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -64,8 +66,10 @@ def load_artifact(path: Path, *, expected_sha256: str | None = None) -> Artifact
     return parse_artifact(data, str(path), expected_sha256=expected_sha256)
 
 
-def parse_artifact(data: bytes, where: str, *, expected_sha256: str | None = None) -> Artifact:
-    """Return the artifact in `data`; `where` names it in errors."""
+def parse_artifact(
+    data: bytes, where: str, *, expected_sha256: str | None = None, own: bool = False
+) -> Artifact:
+    """Return the artifact in `data`; `where` names it in errors, `own` says who made it."""
     sha256 = hashlib.sha256(data).hexdigest()
     if expected_sha256 is not None and sha256 != expected_sha256.lower():
         raise ArtifactRejected(
@@ -106,7 +110,7 @@ def parse_artifact(data: bytes, where: str, *, expected_sha256: str | None = Non
                 f"{where}: {count} functions in it are called {'::'.join(name)!r:.80}; compile it "
                 "again"
             )
-    return Artifact(model=model, sha256=sha256, size=len(data))
+    return Artifact(model=model, sha256=sha256, size=len(data), own=own)
 
 
 def serialize(model: onnx.ModelProto) -> bytes:

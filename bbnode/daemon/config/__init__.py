@@ -207,6 +207,11 @@ class DiscoverySection(Section):
         "dial peers that the program sends to, or whose connection was lost, for a minute each, at "
         "the addresses that registries or the peers themselves gave",
     )
+    introductions: bool = _key(
+        True,
+        "ask bootstrap peers for the peers that the program has this node talk with, and tell "
+        "those that ask; each at addresses that this node would dial itself",
+    )
     mdns: bool = _key(
         False,
         "announce this node on the local network, and dial nodes there that run the same program, "

@@ -220,12 +220,15 @@ class LogFeedHandler(logging.Handler):
 
 
 @contextlib.contextmanager
-def followed(feed: Feed) -> Iterator[None]:
-    """Publish everything that is logged while the block runs; enter it on the trio thread."""
+def followed(feed: Feed, logger_name: str = "") -> Iterator[None]:
+    """Publish all that a logger and those below it log while the block runs.
+
+    Enter it on the trio thread. "" is the root logger.
+    """
     handler = LogFeedHandler(feed, trio.lowlevel.current_trio_token())
-    root = logging.getLogger()
-    root.addHandler(handler)
+    logger = logging.getLogger(logger_name)
+    logger.addHandler(handler)
     try:
         yield
     finally:
-        root.removeHandler(handler)
+        logger.removeHandler(handler)

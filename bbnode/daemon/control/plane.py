@@ -56,6 +56,7 @@ class ControlPlane:
         stop: Callable[[], None],
         reload: Callable[[], Changes],
         access: AccessControl,
+        logger_name: str = "",
         limits: ControlLimits | None = None,
     ) -> None:
         """Make the control plane, which listens once `run`; arguments are as in `Host`.
@@ -79,6 +80,7 @@ class ControlPlane:
             ping=ping,
             dial_back=dial_back,
             access=access,
+            logger_name=logger_name,
         )
         asked = resolved.config.control
         tcp = None if asked.tcp is None else parse_tcp(asked.tcp)
@@ -108,7 +110,7 @@ class ControlPlane:
 
     def observe(self, step: steps.Step, event: Mapping[str, Any] | None) -> None:
         """Handle a step of the node, and the event that it makes, if any."""
-        self.host.pending.observe(step)
+        self.host.outcomes.observe(step)
         self.host.trace.observe(step)
         if event is not None and not isinstance(step, TRACE_STEPS):
             self.publish(event)
@@ -116,7 +118,7 @@ class ControlPlane:
     async def run(self, *, task_status: trio.TaskStatus[Path] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen until cancelled. Raises as `ControlServer.run`."""
         self.host.started_s = trio.current_time()
-        with followed(self.host.logs):
+        with followed(self.host.logs, self.host.logger_name):
             async with trio.open_nursery() as nursery:
                 path = await nursery.start(self.server.run)
                 if self.server.tcp_port is not None:

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import resource
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,30 +17,33 @@ import trio
 
 from bbnode.daemon import paths
 from bbnode.daemon.access.protocol import AccessProtocol
+from bbnode.daemon.artifacts.artifact import Artifact
 from bbnode.daemon.config.reload import Changes, compare
 from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.plane import ControlPlane
 from bbnode.daemon.control.trace import TRACE_STEPS
+from bbnode.daemon.invoke.reach import Reach
 from bbnode.daemon.invoke.rounds import Rounds
-from bbnode.daemon.lifecycle import assembly, sd_notify, stopping
-from bbnode.daemon.lifecycle.stopping import LastResort
+from bbnode.daemon.lifecycle import assembly, sd_notify
+from bbnode.daemon.lifecycle.process import OwnProcess, SharedProcess
 from bbnode.daemon.network import dial_back, ping
 from bbnode.daemon.network.conduct import ConductWatch
 from bbnode.daemon.network.discovery import Discovery
+from bbnode.daemon.network.introductions import Introductions
 from bbnode.daemon.network.versions import VersionWatch
-from bbnode.daemon.observing import logs
 from bbnode.daemon.observing.events import step_to_event
 from bbnode.daemon.observing.watch import Stalled, Watch, WatchTargets
 from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state.record_file import RecordFile
 from bbnode.daemon.state.resend import Resend
 from bbnode.engine import All, Node, steps
-from bbnode.ir.caps import OPEN_FILES
+from bbnode.ir.crossing import encode_crossings
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.onnx_file import program_of
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import TransportEvent, Unsent
-from bbnode.transport.driver import Driver
+from bbnode.transport.driver import Driver, StepObserver
 from bbnode.transport.identity import load_or_create_identity
 
 logger = logging.getLogger(__name__)
@@ -74,37 +74,19 @@ def run_daemon(
     `record` is a new file for all input.
     """
     assembly.import_components(resolved.config.node.components)
-    raise_file_limit()
+    process = OwnProcess()
     with (
         paths.lock_state_dir(resolved.state_dir),
         nullcontext() if record is None else RecordFile(record) as sink,
     ):
-        daemon = Daemon(resolved, companion=companion, record=sink)
+        daemon = Daemon(resolved, companion=companion, record=sink, process=process)
         trio.run(daemon.run)
-        leaves_at_once = daemon.tasks_running or companion is None
-    if leaves_at_once:
-        # A component may still compute in a worker thread, which can't be interrupted, and Python
-        # is slow to free a heap of models. All state is on disk, so wait for neither.
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(0)
-    daemon.last_resort.disarm()
+    process.ends(at_once=bool(daemon.tasks_running) or companion is None)
     return 0
 
 
-def raise_file_limit() -> None:
-    """Raise the limit of open files to what connections and state need, if the system allows it.
-
-    Many systems begin with 1,024, which the connections alone may use.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
 class Daemon:
-    """The parts of one `bbnode run`."""
+    """One node that runs: `bbnode run` in a process of its own, `bbnode.open` in another's."""
 
     def __init__(
         self,
@@ -112,20 +94,26 @@ class Daemon:
         *,
         companion: Companion | None = None,
         record: RecordFile | None = None,
+        process: SharedProcess | None = None,
+        artifact: Artifact | None = None,
     ) -> None:
         """Load identity and artifact and install the targets; nothing listens yet.
+
+        The caller holds the lock of the state directory. `process` is another program's by default,
+        of which nothing is changed; `artifact` stands for the one that the configuration names.
 
         Raises the typed errors of configuration, access, artifact, identity and install.
         """
         self._resolved = resolved
         self._companion = companion
         self._record = record
+        self._process = SharedProcess() if process is None else process
         config = resolved.config
         self._state_dir = resolved.state_dir
         checkpoint.remove_orphans(self._state_dir)
         self._identity = load_or_create_identity(paths.identity_file(self._state_dir))
         access = assembly.make_access(resolved, self._identity)
-        self._artifact = assembly.find_artifact(resolved)
+        self._artifact = assembly.find_artifact(resolved) if artifact is None else artifact
         self._node, saved = checkpoint.restore_or_install(
             self._state_dir, self._artifact.sha256, self._install
         )
@@ -141,6 +129,13 @@ class Daemon:
             network_id=str(access.network or ""),
             authorizer=access.authorizer,
         )
+        self._introductions = (
+            Introductions(
+                self._backend, self._discovery, crossings=encode_crossings(self._node.crossings)
+            )
+            if config.discovery.introductions
+            else None
+        )
         self._driver = Driver(
             self._node,
             self._backend,
@@ -151,11 +146,13 @@ class Daemon:
         self._resend = Resend(
             saved.unsent if saved else (), send=self._driver.send, failed=self._not_sent
         )
-        self.last_resort = LastResort()
         self._stop = trio.Event()
         self._preparing: set[str] = set()
+        self._reach: Reach | None = None
         self._progress = trio.Event()  # something changed that `_prepare_components` waits for
         self._rounds: list[Rounds] = []
+        # Called with each step of the node, after the daemon's own parts.
+        self.observers: list[StepObserver] = []
         self._checkpointer = checkpoint.Checkpointer(
             self._state_dir, self._artifact.sha256, self._node, self._rounds
         )
@@ -169,9 +166,10 @@ class Daemon:
             ping=ping.register(self._backend),
             dial_back=dial_back.register(self._backend),
             save=self._checkpointer.save_now,
-            stop=self._ask_to_stop,
+            stop=self.stop,
             reload=self._reload,
             access=access,
+            logger_name=self._process.logger_name,
         )
         self._rounds += [
             Rounds(
@@ -188,7 +186,10 @@ class Daemon:
         self._conduct = ConductWatch(access, self._control.publish, config.network.bootstrap)
         self._versions = VersionWatch(self._node, self._artifact.sha256, self._control.publish)
         self._control.host.rounds = self._rounds
+        self._control.host.later = self._later
         self._control.host.counters.append(self._discovery.counters)
+        if self._introductions is not None:
+            self._control.host.counters.append(self._introductions.counters)
         self._control.host.discovery = self._discovery.as_json
         self._checkpointer.on_saved = self._control.host.note_saved
         self._watch = Watch(
@@ -211,6 +212,11 @@ class Daemon:
         """Offloaded tasks that still run in worker threads."""
         return self._driver.tasks_running
 
+    @property
+    def host(self) -> Host:
+        """The node, as its control plane sees it."""
+        return self._control.host
+
     # -- building --------------------------------------------------------------------------
 
     def _install(self) -> Node:
@@ -226,11 +232,11 @@ class Daemon:
 
     # -- running ---------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Serve until a signal or the control plane's `stop`."""
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `stop`, a signal or the control plane's `stop`; started when it is ready."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(
-                stopping.watch, self._ask_to_stop, self._reload_on_signal, self._stop_begins
+                self._process.handle_signals, self.stop, self._reload_on_signal, self._stop_begins
             )
             await nursery.start(self._control.run)
             if self._companion is not None:
@@ -246,6 +252,8 @@ class Daemon:
                 self._node.run_bootstrap(All(components=False))
                 self._driver.wake()
                 await work.start(self._discovery.run)
+                if self._introductions is not None:
+                    work.start_soon(self._introductions.run)
                 work.start_soon(self._resend.run)
                 for peer in self._resend.peers:
                     self._discovery.miss(peer)
@@ -255,7 +263,8 @@ class Daemon:
                 work.start_soon(self._checkpointer.run)
                 self._say_ready()
                 work.start_soon(self._watch.run)
-                nursery.start_soon(sd_notify.report, self._status_line, self._polls)
+                nursery.start_soon(self._process.report, self._status_line, self._polls)
+                task_status.started()
                 await self._stop.wait()
                 await self._shut_down(work)
             await self._control.finish()
@@ -286,7 +295,7 @@ class Daemon:
             },
         )
         self._control.publish({"type": "ready", "peer_id": str(self._identity.peer_id)})
-        sd_notify.notify(sd_notify.READY, f"STATUS={self._status_line()}")
+        self._process.notify(sd_notify.READY, f"STATUS={self._status_line()}")
 
     def _stalled(self) -> Sequence[Stalled]:
         """Return what has stalled; a node that starts or stops is not checked."""
@@ -297,6 +306,8 @@ class Daemon:
 
     def _heard(self, event: TransportEvent) -> None:
         self._discovery.heard(event)
+        if self._introductions is not None:
+            self._introductions.heard(event)
         self._conduct.heard(event)
         self._versions.heard(event)
         self._resend.heard(event)
@@ -305,10 +316,10 @@ class Daemon:
         self._node.send_failed(peer, reason, tag=tag, blames_peer=False)
 
     def _stop_begins(self) -> None:
-        """Make sure that the process ends in time, whatever happens from now on."""
-        self.last_resort.arm(self._resolved.config.node.stop_grace_s)
+        self._process.stop_begins(self._resolved.config.node.stop_grace_s)
 
-    def _ask_to_stop(self) -> None:
+    def stop(self) -> None:
+        """Ask it to stop, in order and within `node.stop_grace_s`; `run` returns then."""
         self._stop_begins()
         self._stop.set()
         self._progress.set()
@@ -317,26 +328,32 @@ class Daemon:
         self._control.host.phase = "stopping"
         logger.info("stopping")
         self._control.publish({"type": "stopping"})
-        sd_notify.notify(sd_notify.STOPPING)
+        self._process.notify(sd_notify.STOPPING)
         grace_s = self._resolved.config.node.stop_grace_s
         unsent: Sequence[Unsent] = ()
         with trio.move_on_after(grace_s * (1 - LEAVE_SHARE)) as scope:
             self._driver.stop()
             self._discovery.stop()
+            if self._introductions is not None:
+                self._introductions.stop()
             await self._driver.stopped()
             self._driver.take_rest()
             # First, as the rest depends on others.
             unsent = self._backend.unsent()
-            self.last_resort.saved = await self._checkpointer.save_last(unsent)
+            await self._save_last(unsent)
             await self._backend.stop(grace_s * TRANSPORT_GRACE_SHARE)
             left = self._backend.unsent()
             if self._driver.take_rest() or len(left) != len(unsent):
-                self.last_resort.saved |= await self._checkpointer.save_last(left)
+                await self._save_last(left)
             unsent = left
         if scope.cancelled_caught:
             logger.warning("stop took too long, leaving")
         _say_what_is_kept(unsent)
         work.cancel_scope.cancel()
+
+    async def _save_last(self, unsent: Sequence[Unsent]) -> None:
+        if await self._checkpointer.save_last(unsent):
+            self._process.saved()
 
     def _reload_on_signal(self) -> None:
         # No client waits for the result; it is in the log.
@@ -348,7 +365,7 @@ class Daemon:
 
         Raises the errors of configuration and access; then nothing has changed.
         """
-        sd_notify.reloading()
+        self._process.reloading()
         try:
             new = self._resolved.again()
             changes = compare(self._resolved, new)
@@ -359,13 +376,13 @@ class Daemon:
             logger.warning("reload refused, nothing changed", extra={"reason": str(error)})
             raise
         finally:
-            sd_notify.notify(sd_notify.READY, f"STATUS={self._status_line()}")
+            self._process.notify(sd_notify.READY, f"STATUS={self._status_line()}")
         return changes
 
     def _apply(self, new: ResolvedConfig, changes: Changes) -> None:
         node = new.config.node
         if changes.touch("node.log_"):
-            logs.configure(node.log_level, node.log_format)
+            self._process.configure_logs(node.log_level, node.log_format)
         self._checkpointer.set_period(node.snapshot_every_s)
         self._resolved = self._control.host.resolved = new
         if changes.touch("network.bootstrap") or changes.touch("discovery.min_peers"):
@@ -405,6 +422,14 @@ class Daemon:
             self._progress.set()
         for rounds in self._rounds:
             rounds.observe(step)
+        for observer in self.observers:
+            observer(step)
+
+    def _later(self, target: str, entry: str | None) -> frozenset[str]:
+        """Return the outputs that come after an execution; the program is read when first asked."""
+        if self._reach is None:
+            self._reach = Reach(program_of(self._artifact.model))
+        return self._reach.later(target, entry)
 
     def _bytes_moved(self) -> int:
         counters = self._backend.counters()

@@ -69,7 +69,7 @@ def find_artifact(resolved: ResolvedConfig) -> Artifact:
     from bbnode.daemon.artifacts.build import compile_module
 
     module = str(given.module)  # ArtifactSection has exactly one of the two
-    return parse_artifact(serialize(compile_module(module, given.args)), module)
+    return parse_artifact(serialize(compile_module(module, given.args)), module, own=True)
 
 
 def install_node(
@@ -95,8 +95,7 @@ def install_node(
         seed=int.from_bytes(identity.peer_id.to_bytes()[-8:], "big"),
         incarnation=incarnation,
         record=record,
-        # A file may be from anybody; a program that is compiled here is the user's own.
-        own_artifact=config.artifact.path is None,
+        own_artifact=artifact.own,
     )
 
 

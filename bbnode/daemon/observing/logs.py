@@ -148,10 +148,15 @@ def configure(level: str, form: str, *, stream: IO[str] | None = None) -> None:
     set_level(level)
 
 
-def set_level(level: str) -> None:
-    """Change the least severe level that is logged, while the daemon runs."""
-    root = logging.getLogger()
+def set_level(level: str, logger_name: str = "") -> None:
+    """Change the least severe level that is logged, while the daemon runs.
+
+    "" is the root logger, whose level counts for libp2p too.
+    """
+    root = logging.getLogger(logger_name)
     root.setLevel(level.upper())
+    if logger_name:
+        return
     libp2p = logging.getLogger("libp2p")
     libp2p.propagate = True
     libp2p.setLevel(max(logging.WARNING, root.level))

@@ -1,0 +1,113 @@
+"""The process that a daemon runs in: its own (`bbnode run`), or another program's.
+
+Rule: whatever a daemon does to its process goes through here. A `SharedProcess` belongs to somebody
+else: its signals, its log, its limits, its supervisor and its end are left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import sys
+from collections.abc import Callable
+
+from bbnode.daemon.lifecycle import sd_notify, stopping
+from bbnode.daemon.lifecycle.stopping import LastResort
+from bbnode.daemon.observing import logs
+from bbnode.ir.caps import OPEN_FILES
+
+
+class SharedProcess:
+    """A process that has other work too: nothing of it is changed."""
+
+    # The logger whose lines the control plane shows, and whose level it changes.
+    logger_name = "bbnode"
+
+    async def handle_signals(
+        self,
+        stop: Callable[[], None],
+        reload: Callable[[], None],
+        stop_begins: Callable[[], None],
+    ) -> None:
+        """Return at once."""
+
+    def stop_begins(self, within_s: float) -> None:
+        """Note that the node is to have stopped in so many seconds."""
+
+    def saved(self) -> None:
+        """Note that the node's last state is on disk."""
+
+    def configure_logs(self, level: str, form: str) -> None:
+        """Apply `node.log_level` and `node.log_format`."""
+
+    def notify(self, *lines: str) -> None:
+        """Inform the supervisor of the process."""
+
+    def reloading(self) -> None:
+        """Inform the supervisor that a reload begins."""
+
+    async def report(self, status: Callable[[], str], alive: Callable[[], bool]) -> None:
+        """Keep the supervisor informed."""
+
+
+class OwnProcess(SharedProcess):
+    """The process of `bbnode run`, which is there for the node alone."""
+
+    logger_name = ""
+
+    def __init__(self) -> None:
+        """Raise the limit of open files; signals are handled once the daemon runs."""
+        raise_file_limit()
+        self._last_resort = LastResort()
+
+    async def handle_signals(
+        self, stop: Callable[[], None], reload: Callable[[], None], stop_begins: Callable[[], None]
+    ) -> None:
+        """Handle signals for ever, as `stopping.watch` does."""
+        await stopping.watch(stop, reload, stop_begins)
+
+    def stop_begins(self, within_s: float) -> None:
+        """Make sure that the process ends in time, whatever happens from now on."""
+        self._last_resort.arm(within_s)
+
+    def saved(self) -> None:
+        """Note that the node's last state is on disk: the exit code is 0 from now on."""
+        self._last_resort.saved = True
+
+    def configure_logs(self, level: str, form: str) -> None:
+        """Apply `node.log_level` and `node.log_format`."""
+        logs.configure(level, form)
+
+    def notify(self, *lines: str) -> None:
+        """Inform the supervisor of the process, if there is one."""
+        sd_notify.notify(*lines)
+
+    def reloading(self) -> None:
+        """Inform the supervisor that a reload begins."""
+        sd_notify.reloading()
+
+    async def report(self, status: Callable[[], str], alive: Callable[[], bool]) -> None:
+        """Keep the supervisor informed, as `sd_notify.report` does."""
+        await sd_notify.report(status, alive)
+
+    def ends(self, *, at_once: bool) -> None:
+        """End the process now, or call off the last resort."""
+        if at_once:
+            # A component may still compute in a worker thread, which can't be interrupted, and
+            # Python is slow to free a heap of models. All state is on disk, so wait for neither.
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(0)
+        self._last_resort.disarm()
+
+
+def raise_file_limit() -> None:
+    """Raise the limit of open files to what connections and state need, if the system allows it.
+
+    Many systems begin with 1,024, which the connections alone may use.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
