@@ -136,7 +136,7 @@ class RoundsView(LiveView):
             table.add_column(column, justify="right" if column == "times" else "left")
         shown = list(self._values.items())
         for (node, output), (value, count) in shown[:_SHOWN_VALUES]:
-            table.add_row(*map(_text, (node, output, str(count), value_text(value))))
+            table.add_row(*map(_text, (node, output, str(count), value_text(value, self._names))))
         if len(shown) > _SHOWN_VALUES:
             table.add_row("…", f"{len(shown) - _SHOWN_VALUES} more", "", "")
         return table
@@ -222,10 +222,20 @@ def number(name: str, value: float) -> str:
     return f"{value:.4f}" if is_usual else f"{value:.3e}"
 
 
-def value_text(value: Any) -> str:
-    """Return any output on one line, cut where it is long."""
-    text = printable(f"{value:.6g}" if isinstance(value, float) else str(value))
+def value_text(value: Any, names: Mapping[str, str]) -> str:
+    """Return any output on one line, cut where it is long, nodes by their names."""
+    text = f"{value:.6g}" if isinstance(value, float) else _named(value, names)
+    text = printable(text)
     return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 1] + "…"
+
+
+def _named(value: Any, names: Mapping[str, str]) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_named(each, names) for each in value)}]"
+    if isinstance(value, dict):
+        inner = (f"{_named(k, names)}: {_named(each, names)}" for k, each in value.items())
+        return f"{{{', '.join(inner)}}}"
+    return names.get(value, value) if isinstance(value, str) else str(value)
 
 
 def missing_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
