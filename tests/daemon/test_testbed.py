@@ -88,8 +88,8 @@ def test_components_of_its_own_are_imported_where_they_are() -> None:
     assert digits().modules == ()
     assert gossip().modules == ("bbnode.examples.gossip_averaging",)
     assert ring().modules == ("bbnode.examples.custom_index",)
-    own = find_program("tests/e2e/one_tensor.py:OneTensor", {"size": 1})
-    assert own.modules[0].endswith("one_tensor")
+    own = find_program("tests.e2e.one_tensor:OneTensor", {"size": 1})
+    assert own.modules == ("tests.e2e.one_tensor",)
     assert any(Path(folder) in Path(__file__).parents for folder in own.python_path)
 
 

@@ -170,14 +170,10 @@ def _modules_of(classes: Mapping[str, PlayedClass]) -> Iterator[str]:
 def _folders_of(modules: tuple[str, ...]) -> Iterator[str]:
     """Yield the folders of modules that only this process's working directory made importable."""
     for name in modules:
-        file = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
-        if file is None:
-            continue
-        folder = Path(file).parent
-        if Path(file).name == "__init__.py":
-            folder = folder.parent
-        if "site-packages" not in folder.parts:
-            yield os.fspath(folder.absolute())
+        top = sys.modules.get(name.partition(".")[0])
+        file = next(iter(getattr(top, "__path__", ())), None) or getattr(top, "__file__", None)
+        if file is not None and "site-packages" not in Path(file).parts:
+            yield os.fspath(Path(file).parent.absolute())
 
 
 def _own_settings(classes: Mapping[str, PlayedClass]) -> dict[str, dict[str, Any]]:

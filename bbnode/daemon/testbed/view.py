@@ -27,7 +27,16 @@ _TREND_ROUNDS = 40
 _MAX_VALUE_CHARS = 100
 _MAX_PLAIN_INTEGER = 1e15
 _BARS = "▁▂▃▄▅▆▇█"
+_WIDTH_OF_A_FILE = 200
 READY = "ready"
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return the console of a testbed; without a terminal lines are long rather than cut."""
+    made = Console(stderr=stderr, highlight=False, emoji=False, markup=False)
+    if not made.is_terminal:
+        made.width = _WIDTH_OF_A_FILE
+    return made
 
 
 class RoundsView(LiveView):
@@ -101,7 +110,7 @@ class RoundsView(LiveView):
         of = f"/{self._total}" if self._total else ""
         head = f"{who}round {row['round']:>3}{of}"
         if not row["ok"]:
-            return f"{head}  FAILED  {printable('; '.join(row['failures']))}"
+            return f"{head}  FAILED  {printable(failures_text(row, self._names))}"
         missing = printable(missing_text(row, self._names))
         numbers = list(numbers_of(row["outputs"]).items())[:_SHOWN_COLUMNS]
         shown = "".join(f"{printable(name)} {number(name, value)}  " for name, value in numbers)
@@ -172,7 +181,7 @@ def summary_table(
         if row["ok"]:
             cells += [size(row["bytes"]), str(len(row["responded"])), missing_text(row, names)]
         else:
-            cells += ["", "", f"FAILED: {'; '.join(row['failures']) or 'no reason was told'}"]
+            cells += ["", "", f"FAILED: {failures_text(row, names)}"]
         table.add_row(*map(_text, cells))
     return table
 
@@ -227,6 +236,14 @@ def value_text(value: Any, names: Mapping[str, str]) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else _named(value, names)
     text = printable(text)
     return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 1] + "…"
+
+
+def failures_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """Return why a round failed, nodes by their names."""
+    text = "; ".join(row["failures"]) or "no reason was told"
+    for peer, name in names.items():
+        text = text.replace(peer, name)
+    return text
 
 
 def _named(value: Any, names: Mapping[str, str]) -> str:
