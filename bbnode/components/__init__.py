@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from bbnode.components.errors import BackendUnavailable as BackendUnavailable
     from bbnode.components.errors import ComponentError as ComponentError
     from bbnode.components.errors import ContributionRefused as ContributionRefused
+    from bbnode.components.errors import DataDoesNotFit as DataDoesNotFit
     from bbnode.components.errors import DataUnavailable as DataUnavailable
     from bbnode.components.errors import InvalidComponentConfig as InvalidComponentConfig
     from bbnode.components.errors import MismatchedShapes as MismatchedShapes
