@@ -39,7 +39,7 @@ from bbnode.components.errors import (
     ParameterMismatch,
     TrainingFailed,
 )
-from bbnode.components.models.fit import check_fit, wanted_labels
+from bbnode.components.models.fit import check_fit
 from bbnode.components.models.weights import (
     SavedState,
     agreeing,
@@ -99,7 +99,6 @@ class OnnxModel(Model):
         self.require(0 < rate < math.inf, f"learning_rate {rate} is not a positive number")
         self._graphs = _derive(config)
         self._layout = {tensor.name: tuple(tensor.dims) for tensor in self._graphs.initial}
-        self._label_sizes = wanted_labels(self._graphs).sizes
         initial = [numpy_helper.to_array(t).reshape(-1) for t in self._graphs.initial]
         self._params = _frozen(np.concatenate(initial))
         self._rate = np.asarray(rate, np.float32)
@@ -433,12 +432,42 @@ class OnnxModel(Model):
                     f"{self.TYPE_NAME}: label {int(array.min())}; classes are integers from 0"
                 )
             return array.astype(np.int64, copy=False)
-        values = array.astype(np.float32, copy=False)
-        sizes = self._label_sizes
-        if sizes and sizes[-1] == 1 and values.ndim == len(sizes):
-            # Otherwise [N] and an output of [N, 1] would be spread over each other to [N, N].
-            return values[..., np.newaxis]
-        return values
+        return self._targets(array)
+
+    def _targets(self, array: npt.NDArray[np.generic]) -> Value:
+        """Return numbers as the output has them; [N] becomes [N, 1] where the output is that."""
+        if array.dtype.kind not in "fiub":
+            raise ComponentError(f"{self.TYPE_NAME}: labels are {array.dtype}; mse takes numbers")
+        dims = self._graphs.output_dims
+        if array.ndim == len(dims) - 1 and dims[-1] == 1:
+            array = array[..., np.newaxis]
+        # ONNX would broadcast [N] against [N, 1] to [N, N].
+        fits = array.ndim == len(dims) and all(
+            not isinstance(want, int) or have == want
+            for have, want in zip(array.shape, dims, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join(str(dim) if isinstance(dim, int) else "N" for dim in dims)
+            raise ComponentError(
+                f"{self.TYPE_NAME}: labels have the shape {list(array.shape)}, the model's output "
+                f"is [{wanted}]; mse compares the two number by number"
+            )
+        return array.astype(np.float32, copy=False)
+
+
+@register_component
+class HeldModel(OnnxModel):
+    """An `OnnxModel` that is never trained here, and so needs no data source beside it."""
+
+    TYPE_NAME: ClassVar[str] = "bbnode.HeldModel"
+    depends: ClassVar[Mapping[str, str]] = {"backend": "compute"}
+
+    def train(self, ctx: OpContext, *, epochs: int, batch: int) -> Metadata:
+        """Refuse: ComponentError."""
+        raise ComponentError(f"{self.TYPE_NAME} has no data to train on; bind bbnode.OnnxModel")
+
+    def _check_data(self) -> None:
+        """Check nothing: there are no data."""
 
 
 def _parsed(content: bytes) -> ModelProto:

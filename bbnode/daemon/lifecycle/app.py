@@ -128,6 +128,7 @@ class Daemon:
             network_id=str(access.network or ""),
             authorizer=access.authorizer,
         )
+        access.on_change = self._lists_changed
         self._introductions = (
             Introductions(
                 self._backend, self._discovery, crossings=encode_crossings(self._node.crossings)
@@ -205,6 +206,7 @@ class Daemon:
                 save_every_s=lambda: self._checkpointer.every_s,
                 alone_since_s=lambda: self._discovery.alone_since_s,
                 membership=access.own_standing,
+                refused_by=self._discovery.refused_by,
             ),
             publish=self._control.publish,
         )
@@ -313,6 +315,11 @@ class Daemon:
 
     def _not_sent(self, peer: PeerId, tag: int, reason: str) -> None:
         self._node.send_failed(peer, reason, tag=tag, blames_peer=False)
+
+    def _lists_changed(self) -> None:
+        """Decide anew about all peers; and those that did not admit this node may do so now."""
+        self._backend.reauthorize()
+        self._discovery.forgive()
 
     def _stop_begins(self) -> None:
         self._process.stop_begins(self._resolved.config.node.stop_grace_s)
