@@ -478,9 +478,6 @@ class DataSource(Component):
         """
         return None
 
-    def forget(self) -> None:
-        """Drop what was loaded, so that the next use loads it again: it was of no use."""
-
     def statistics(self, ctx: OpContext) -> tuple[Value, Metadata]:
         """Return count, mean, squared deviations, minimum and maximum of each feature.
 
@@ -491,6 +488,9 @@ class DataSource(Component):
     def standardize(self, ctx: OpContext, statistics: Value) -> None:
         """Take the statistics of all peers; AuthorError where a source can't use any."""
         raise UnsupportedByDataSource(component=self.TYPE_NAME, op="standardize")
+
+    def forget(self) -> None:
+        """Drop what was loaded, so that the next use loads it again: it was of no use."""
 
 
 class PeerSelector(Component):
