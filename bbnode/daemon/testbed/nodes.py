@@ -69,6 +69,8 @@ class ChildNode:
     python_path: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
     exit_reported: bool = False
+    # Where the log of this start begins: before it stands that of earlier ones.
+    log_start: int = 0
 
     @property
     def name(self) -> str:
@@ -126,6 +128,7 @@ class ChildNode:
             environment["PYTHONPATH"] = os.pathsep.join([*self.python_path, *before])
         try:
             with self.log.open("ab") as log:
+                self.log_start = log.seek(0, os.SEEK_END)
                 self.process = _spawn(self.config, log, environment)
         except OSError as error:
             raise NodeNotStarted(f"{self.name}: {self.log}: {error.strerror}") from error
@@ -134,7 +137,8 @@ class ChildNode:
         """Return the last line of its log, or the last error in its end."""
         try:
             with self.log.open("rb") as stream:
-                stream.seek(max(0, stream.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
+                end = stream.seek(0, os.SEEK_END)
+                stream.seek(min(max(self.log_start, end - _LAST_WORDS_BYTES), end))
                 lines = stream.read().decode("utf-8", "replace").strip().splitlines()
         except OSError:
             return "its log can't be read"

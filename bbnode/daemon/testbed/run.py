@@ -542,6 +542,8 @@ class LocalTestbed:
                 self._view.note(f"{name} {'is up' if event['type'] == 'peer_up' else 'is down'}")
 
     def _completed(self, node: ChildNode) -> None:
+        if node.name not in self._complete and not self._rows and self._options.keep:
+            self._view.note(f"{node.name}: all rounds were made before; for more raise --times")
         self._complete.add(node.name)
         self._changed()
 

@@ -97,7 +97,8 @@ def run_up(options: UpOptions) -> int:
         )
         if options.as_json:
             sys.stdout.write(report.read_text("utf-8"))
-        elif outcome.rows:
+        elif outcome.rows and not (console.is_terminal and len(outcome.rows) <= views.SHOWN_ROUNDS):
+            # Else the last picture of the live view has the same.
             named = len(plan.invokers) > 1
             console.print(views.summary_table(outcome.rows, names, named))
             for line in views.trends(outcome.rows):

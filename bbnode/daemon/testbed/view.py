@@ -18,7 +18,7 @@ from bbnode.daemon.observing.live_view import LiveView, size
 from bbnode.daemon.testbed.report import numbers_of
 from bbnode.ir.texts import printable
 
-_SHOWN_ROUNDS = 12
+SHOWN_ROUNDS = 12
 _SHOWN_NOTES = 6
 _SHOWN_COLUMNS = 6
 _SHOWN_STATES = 8
@@ -126,7 +126,7 @@ class RoundsView(LiveView):
         if self._values:
             parts.append(self._value_table())
         if self._rows or self._running:
-            parts.append(summary_table(self._rows[-_SHOWN_ROUNDS:], self._names, self._named))
+            parts.append(summary_table(self._rows[-SHOWN_ROUNDS:], self._names, self._named))
             parts += [Text(line) for line in trends(self._rows)]
             parts.append(Text(self._progress()))
         return Group(*parts)
