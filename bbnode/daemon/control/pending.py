@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -17,6 +17,7 @@ from bbnode.daemon.control.answers import ExecutionResult
 from bbnode.daemon.observing.events import summarize
 from bbnode.engine import steps
 from bbnode.ir.caps import MAX_KEPT_OUTPUTS
+from bbnode.ir.values import Value
 
 _OBSERVED: Final = (
     *(steps.AppEvent, steps.OutputSkipped),
@@ -29,7 +30,7 @@ class PendingExecution:
     """One execution that is waited for."""
 
     execution: int
-    outputs: dict[str, Any] = field(default_factory=dict)
+    outputs: dict[str, Value] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     failures: list[dict[str, str]] = field(default_factory=list)
     left_out: int = 0
@@ -41,7 +42,7 @@ class PendingExecution:
         return {
             "execution": self.execution,
             "ok": self.ok,
-            "outputs": self.outputs,
+            "outputs": {name: summarize(value) for name, value in self.outputs.items()},
             "skipped": self.skipped,
             "failures": self.failures,
             "left_out": self.left_out,
@@ -76,7 +77,7 @@ class PendingExecutions:
             case steps.AppEvent() if (
                 step.topic in found.outputs or len(found.outputs) < MAX_KEPT_OUTPUTS
             ):
-                found.outputs[step.topic] = summarize(step.value)
+                found.outputs[step.topic] = step.value
             case steps.OutputSkipped() if len(found.skipped) < MAX_KEPT_OUTPUTS:
                 found.skipped[step.name] = step.reason
             case steps.OpFailed() if len(found.failures) < MAX_KEPT_OUTPUTS:
