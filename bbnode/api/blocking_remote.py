@@ -66,8 +66,8 @@ class RemoteNode(BlockingMethods):
     ) -> Outcome:
         """Run one execution of a target, and return it with its outputs once it has ended."""
         given = {name: to_json(name, value) for name, value in (inputs or {}).items()}
-        body = {"target": target, "inputs": given, "wait_s": float(max(timeout_s, 0))}
-        return self._finish("/v1/invoke", target, body)
+        body = {"target": target, "inputs": given}
+        return self._finish("/v1/invoke", body, timeout_s)
 
     def emit(
         self,
@@ -78,13 +78,8 @@ class RemoteNode(BlockingMethods):
         timeout_s: float = 60.0,
     ) -> Outcome:
         """Give a target one input, which starts an execution; otherwise as `invoke`."""
-        body = {
-            "target": target,
-            "input": input,
-            "value": to_json(input, value),
-            "wait_s": float(max(timeout_s, 0)),
-        }
-        return self._finish("/v1/emit", target, body)
+        body = {"target": target, "input": input, "value": to_json(input, value)}
+        return self._finish("/v1/emit", body, timeout_s)
 
     def stop(self) -> None:
         """Stop the daemon in order, and return when it has stopped; again does no harm.
@@ -110,10 +105,11 @@ class RemoteNode(BlockingMethods):
     def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def _finish(self, path: str, target: str, body: Mapping[str, Any]) -> Outcome:
-        wait_s = body["wait_s"]
-        answer = self._fetch("POST", path, body, wait_s + ANSWER_SLACK_S)
-        return checked_outcome(outcome_of(parse_answer(*answer)), target, wait_s)
+    def _finish(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Outcome:
+        wait_s = float(max(timeout_s, 0))
+        sent = {**body, "wait_s": wait_s, "exact": True}
+        told = parse_answer(*self._fetch("POST", path, sent, wait_s + ANSWER_SLACK_S))
+        return checked_outcome(outcome_of(told), body["target"], wait_s)
 
     def _fetch(
         self, method: str, wanted: str, body: Mapping[str, Any] | None, timeout_s: float

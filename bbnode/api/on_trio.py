@@ -30,7 +30,6 @@ from bbnode.daemon.control.feed import Subscription
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.http import Lines, application, checked
 from bbnode.daemon.control.json_lines import encode, parse_object
-from bbnode.daemon.control.pending import PendingExecution
 from bbnode.daemon.control.routes import ENDPOINTS
 from bbnode.daemon.control.server import ControlLimits
 from bbnode.daemon.lifecycle import assembly
@@ -213,7 +212,9 @@ class TrioNode(AsyncMethods):
         self._check_running()
         node = self._host.node
         values = to_values(inputs or {}, node.inputs(target))
-        return await self._alive(self._finish, node.invoke(target, values), target, timeout_s)
+        later = self._host.later(target, None)
+        execution = node.invoke(target, values)
+        return await self._alive(self._finish, execution, later, target, timeout_s)
 
     async def emit(
         self,
@@ -227,8 +228,9 @@ class TrioNode(AsyncMethods):
         self._check_running()
         node = self._host.node
         given = to_value(input, value, node.inputs(target).get(input))
+        later = self._host.later(target, input)
         execution = node.deliver_event(target, input, given)
-        return await self._alive(self._finish, execution, target, timeout_s)
+        return await self._alive(self._finish, execution, later, target, timeout_s)
 
     async def outputs(self) -> TrioOutputs:
         """Subscribe to all outputs from now on, whichever execution or message they come from.
@@ -320,12 +322,27 @@ class TrioNode(AsyncMethods):
                 self._waiting.discard(scope)
         raise self._stopped()
 
-    async def _finish(self, execution: int, target: str, timeout_s: float) -> Outcome:
-        with self._host.pending.collect(execution) as pending:
+    async def _finish(
+        self, execution: int, later: frozenset[str], target: str, timeout_s: float
+    ) -> Outcome:
+        with self._host.outcomes.collect(execution, later) as found:
             self._host.driver.wake()
-            with trio.move_on_after(max(timeout_s, 0)):
-                await pending.finished.wait()
-        return checked_outcome(_outcome(pending), target, timeout_s)
+            await found.wait(max(timeout_s, 0))
+        told = Outcome(
+            execution=execution,
+            ok=found.ok,
+            outputs={name: shown_value(value) for name, value in found.outputs.items()},
+            more={
+                name: tuple((peer, shown_value(value)) for peer, value in values)
+                for name, values in found.more.items()
+            },
+            skipped=dict(found.skipped),
+            failures=tuple(failure_text(failure) for failure in found.failures),
+            refused=dict(found.refused),
+            missing=tuple(found.missing),
+            left_out=found.left_out,
+        )
+        return checked_outcome(told, target, timeout_s)
 
     async def _subscribe(self, path: str, query: Query) -> TrioLines:
         return TrioLines(self, await _subscription(self._host, path, query))
@@ -499,17 +516,6 @@ class TrioLines:
         """End the stream."""
         self._subscription.close()
         self._subscription.end()
-
-
-def _outcome(pending: PendingExecution) -> Outcome:
-    return Outcome(
-        execution=pending.execution,
-        ok=pending.ok,
-        outputs={name: shown_value(value) for name, value in pending.outputs.items()},
-        skipped=dict(pending.skipped),
-        failures=tuple(failure_text(failure) for failure in pending.failures),
-        left_out=pending.left_out,
-    )
 
 
 def _first_of(error: Exception) -> Exception:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from bbnode.daemon.invoke.exact import ValueOmitted, decoded
 from bbnode.ir.errors import BbnodeError, EnvironmentFault
 from bbnode.ir.texts import failure_text
 from bbnode.ir.values import Value
@@ -21,16 +22,27 @@ from bbnode.ir.values import Value
 class Outcome:
     """An execution: its outputs by name, and how it ended.
 
-    `ok` is None while it runs. `skipped` has the outputs without a value this time, each with the
-    reason; `failures` are lines that say which op failed and why; `left_out` counts what was
-    beyond the bound of what is kept.
+    Attributes:
+        execution: its number.
+        ok: None while it runs, or while outputs that come by messages are missing.
+        outputs: the first value of each output; tensors are read-only arrays.
+        more: further values of an output, each with the peer that it came from: of a send to
+            several peers there is one from each.
+        skipped: outputs that have no value this time, and why.
+        failures: lines that say which op failed, where and why.
+        refused: peers that did not answer, or whose answer was not counted, and why.
+        missing: outputs that may still come.
+        left_out: what was beyond the bound of what is kept, or, of a daemon, of an answer.
     """
 
     execution: int
     ok: bool | None
     outputs: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, tuple[tuple[str, Any], ...]] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     failures: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
     left_out: int = 0
 
     def __getitem__(self, name: str) -> Any:
@@ -80,14 +92,29 @@ def shown_value(value: Value) -> Any:
 
 
 def outcome_of(told: Mapping[str, Any]) -> Outcome:
-    """Return the outcome in a daemon's answer."""
+    """Return the outcome in a daemon's answer, whose `more` is as the daemon shows it.
+
+    A value that was too large for the answer is counted in `left_out`.
+    """
+    outputs, left_out = {}, int(told["left_out"])
+    for name, value in told["values"].items():
+        try:
+            outputs[name] = shown_value(decoded(value))
+        except ValueOmitted:
+            left_out += 1
     return Outcome(
         execution=told["execution"],
         ok=told["ok"],
-        outputs=dict(told["outputs"]),
+        outputs=outputs,
+        more={
+            name: tuple((each["peer"], each["value"]) for each in values)
+            for name, values in told["more"].items()
+        },
         skipped=dict(told["skipped"]),
         failures=tuple(failure_text(failure) for failure in told["failures"]),
-        left_out=told["left_out"],
+        refused=dict(told["refused"]),
+        missing=tuple(told["missing"]),
+        left_out=left_out,
     )
 
 
@@ -100,9 +127,10 @@ def checked_outcome(outcome: Outcome, target: str, timeout_s: float) -> Outcome:
         why = "; ".join(outcome.failures) or "no reason was told"
         raise ExecutionFailed(f"execution {outcome.execution} of {target} failed: {why}", outcome)
     if outcome.ok is None and timeout_s > 0:
+        missing = f"; {', '.join(outcome.missing)} may still come" if outcome.missing else ""
         raise InvokeTimeout(
-            f"execution {outcome.execution} of {target} still runs after {timeout_s:g} s; "
-            "status() shows what it waits for",
+            f"execution {outcome.execution} of {target} is not over after {timeout_s:g} s"
+            f"{missing}; status() shows what it waits for",
             outcome,
         )
     return outcome

@@ -69,8 +69,8 @@ class TrioRemoteNode(AsyncMethods):
     ) -> Outcome:
         """Run one execution of a target, and return it with its outputs once it has ended."""
         given = {name: to_json(name, value) for name, value in (inputs or {}).items()}
-        body = {"target": target, "inputs": given, "wait_s": float(max(timeout_s, 0))}
-        return await self._finish("/v1/invoke", target, body)
+        body = {"target": target, "inputs": given}
+        return await self._finish("/v1/invoke", body, timeout_s)
 
     async def emit(
         self,
@@ -81,13 +81,8 @@ class TrioRemoteNode(AsyncMethods):
         timeout_s: float = 60.0,
     ) -> Outcome:
         """Give a target one input, which starts an execution; otherwise as `invoke`."""
-        body = {
-            "target": target,
-            "input": input,
-            "value": to_json(input, value),
-            "wait_s": float(max(timeout_s, 0)),
-        }
-        return await self._finish("/v1/emit", target, body)
+        body = {"target": target, "input": input, "value": to_json(input, value)}
+        return await self._finish("/v1/emit", body, timeout_s)
 
     async def stop(self) -> None:
         """Stop the daemon in order, and return when it has stopped; again does no harm.
@@ -113,10 +108,11 @@ class TrioRemoteNode(AsyncMethods):
     async def _sleep(self, seconds: float) -> None:
         await trio.sleep(seconds)
 
-    async def _finish(self, path: str, target: str, body: Mapping[str, Any]) -> Outcome:
-        wait_s = body["wait_s"]
-        answer = await self._fetch("POST", path, body, wait_s + ANSWER_SLACK_S)
-        return checked_outcome(outcome_of(parse_answer(*answer)), target, wait_s)
+    async def _finish(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Outcome:
+        wait_s = float(max(timeout_s, 0))
+        sent = {**body, "wait_s": wait_s, "exact": True}
+        told = parse_answer(*await self._fetch("POST", path, sent, wait_s + ANSWER_SLACK_S))
+        return checked_outcome(outcome_of(told), body["target"], wait_s)
 
     async def _fetch(
         self, method: str, wanted: str, body: Mapping[str, Any] | None, timeout_s: float

@@ -163,6 +163,13 @@ def pairs(texts: Sequence[str] | None, option: str) -> dict[str, str]:
     return found
 
 
+def given_settings(settings: Sequence[str] | None) -> dict[str, str]:
+    """Return the texts of `--set` by key. Raises ConfigError for one that is no setting."""
+    from bbnode.daemon.config.setting import parse_setting
+
+    return {setting.key: setting.text for setting in map(parse_setting, settings or ())}
+
+
 def load_config(
     config: Path, settings: Sequence[str] | None = None, flags: dict[str, Any] | None = None
 ) -> ResolvedConfig:
@@ -171,4 +178,5 @@ def load_config(
     from bbnode.daemon.config import sources
 
     own = {key: value for key, value in (flags or {}).items() if value is not None}
-    return sources.resolve(paths.find_config(config), flags={**pairs(settings, "--set"), **own})
+    flags = {**given_settings(settings), **own}
+    return sources.resolve(paths.find_config(config), flags=flags)

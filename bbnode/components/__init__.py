@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from bbnode.components.contracts import PENDING as PENDING
     from bbnode.components.contracts import Aggregator as Aggregator
     from bbnode.components.contracts import Backend as Backend
+    from bbnode.components.contracts import CarriedOver as CarriedOver
     from bbnode.components.contracts import Codec as Codec
     from bbnode.components.contracts import Completion as Completion
     from bbnode.components.contracts import Component as Component
@@ -45,10 +46,24 @@ if TYPE_CHECKING:
     from bbnode.components.contracts import offload as offload
     from bbnode.components.data.arrays import ArrayDataSource as ArrayDataSource
     from bbnode.components.data.arrays import ArrayDataSourceConfig as ArrayDataSourceConfig
-    from bbnode.components.data.arrays import MemoryDataSource as MemoryDataSource
-    from bbnode.components.data.arrays import permutation as permutation
+    from bbnode.components.data.base import MemoryDataSource as MemoryDataSource
+    from bbnode.components.data.base import SplitConfig as SplitConfig
+    from bbnode.components.data.base import SplitDataSource as SplitDataSource
+    from bbnode.components.data.images import ImageFolderDataSource as ImageFolderDataSource
+    from bbnode.components.data.images import (
+        ImageFolderDataSourceConfig as ImageFolderDataSourceConfig,
+    )
+    from bbnode.components.data.iterable import IterableDataSource as IterableDataSource
+    from bbnode.components.data.iterable import IterableDataSourceConfig as IterableDataSourceConfig
+    from bbnode.components.data.iterable import provide as provide
+    from bbnode.components.data.iterable import withdraw as withdraw
+    from bbnode.components.data.partition import permutation as permutation
+    from bbnode.components.data.schema import DataSchema as DataSchema
+    from bbnode.components.data.schema import TensorSchema as TensorSchema
     from bbnode.components.data.sklearn import SklearnDataSource as SklearnDataSource
     from bbnode.components.data.sklearn import SklearnDataSourceConfig as SklearnDataSourceConfig
+    from bbnode.components.data.text import TextDataSource as TextDataSource
+    from bbnode.components.data.text import TextDataSourceConfig as TextDataSourceConfig
     from bbnode.components.errors import BackendError as BackendError
     from bbnode.components.errors import BackendUnavailable as BackendUnavailable
     from bbnode.components.errors import ComponentError as ComponentError
@@ -58,6 +73,7 @@ if TYPE_CHECKING:
     from bbnode.components.errors import MismatchedShapes as MismatchedShapes
     from bbnode.components.errors import NonFiniteAggregate as NonFiniteAggregate
     from bbnode.components.errors import NotEnoughPeers as NotEnoughPeers
+    from bbnode.components.errors import NotExportable as NotExportable
     from bbnode.components.errors import NothingToAggregate as NothingToAggregate
     from bbnode.components.errors import ParameterMismatch as ParameterMismatch
     from bbnode.components.errors import TrainingFailed as TrainingFailed

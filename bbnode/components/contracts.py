@@ -14,18 +14,21 @@ from __future__ import annotations
 import enum
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Protocol, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, overload
 
 import msgpack
+import numpy as np
+import numpy.typing as npt
 from multiaddr import Multiaddr
 
 from bbnode.components.backends.graphs import PreparedGraph as PreparedGraph
 from bbnode.components.backends.primitives import Primitives
+from bbnode.components.data.schema import DataSchema as DataSchema
 from bbnode.components.errors import ComponentError as ComponentError
-from bbnode.components.errors import InvalidComponentConfig
+from bbnode.components.errors import InvalidComponentConfig, NotExportable
 from bbnode.ir import codec
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.errors import AuthorError, BbnodeError
@@ -33,6 +36,10 @@ from bbnode.ir.peer import PeerId
 from bbnode.ir.types import METADATA, TENSOR, TENSOR_FLOAT, TypeNode
 from bbnode.ir.values import Metadata, PeerIdVec, ResponseBatch, SearchResults, Value
 
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+Weights: TypeAlias = npt.NDArray[np.generic]
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 _OFFLOAD_MARK = "__bbnode_offload__"
@@ -186,9 +193,30 @@ class OpContext(Protocol):
         """Add addresses that a peer is said to have to the address book."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CarriedOver:
+    """Parts of a state that a component took over, and why it left the others.
+
+    Both by name; the names are the component's own.
+    """
+
+    taken: tuple[str, ...] = ()
+    left: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class NoConfig:
     """The Config of components without settings."""
+
+
+@contextmanager
+def restoring(type_name: str) -> Iterator[None]:
+    """Turn a decoder's errors on bytes that a component saved into a ComponentError."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, BbnodeError,
+            msgpack.exceptions.UnpackException) as error:  # fmt: skip
+        raise ComponentError(f"{type_name}: the saved state is not ours: {error}") from error
 
 
 class Component(ABC):
@@ -197,13 +225,16 @@ class Component(ABC):
     `TYPE_NAME` is stable and unique; `Config` is a frozen dataclass whose fields all have
     defaults unless the component can't do without them; those that name files and the like are
     a `path_setting` or `local_setting`. `depends` maps a role
-    (snake case) to the slot that supplies it, e.g. `{"backend": "compute"}`.
+    (snake case) to the slot that supplies it, e.g. `{"backend": "compute"}`. `needed_for` names
+    the methods that use a dependency, by role, where the others do without it: on a node whose
+    programs call none of these, that slot is neither bound nor prepared.
     """
 
     TYPE_NAME: ClassVar[str]
     ROLE: ClassVar[str]
     Config: ClassVar[type] = NoConfig
     depends: ClassVar[Mapping[str, str]] = {}
+    needed_for: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     # Leaf types of tensor ports that this concrete narrows from the placeholder "Tensor":
     # "<op_type>.<port>" or "*" to the type; compile-time only. Of several, it is the one that the
     # program says, else the first.
@@ -214,11 +245,23 @@ class Component(ABC):
         self._dependencies: Mapping[str, Component] = {}
 
     def bind(self, dependencies: Mapping[str, Component]) -> None:
-        """Receive one component per entry of `depends`; called once, at install."""
+        """Receive one component per entry of `depends` that is needed; called once, at install."""
         self._dependencies = dependencies
 
+    def has_dependency(self, role: str) -> bool:
+        """Return True if a component is bound for `role`: if a program needs it."""
+        return role in self._dependencies
+
     def dependency(self, role: str) -> Any:
-        """Return the component bound for `role`, one of `depends`."""
+        """Return the component bound for `role`, one of `depends`.
+
+        Raises ComponentError for one that no op of the node's programs needs (`needed_for`).
+        """
+        if role not in self._dependencies:
+            raise ComponentError(
+                f"{self.TYPE_NAME} has no {role} here: no op of this node's programs calls one of "
+                f"{', '.join(self.needed_for.get(role, ())) or 'its methods'}"
+            )
         return self._dependencies[role]
 
     def serialize(self) -> bytes:
@@ -244,20 +287,23 @@ class Component(ABC):
         if data:
             raise ComponentError(f"{self.TYPE_NAME} keeps no state but was given {len(data)} bytes")
 
+    def carry_over(self, data: bytes) -> CarriedOver:
+        """Load what fits of the state that another version of the program saved in this slot.
+
+        Return what was taken and what was left; by default all of it is loaded by `restore`, and
+        nothing told. Raise ComponentError when nothing fits.
+        """
+        self.restore(data)
+        return CarriedOver()
+
     def require(self, condition: bool, problem: str) -> None:
         """Raise InvalidComponentConfig with the component's name, unless the condition holds."""
         if not condition:
             raise InvalidComponentConfig(f"{self.TYPE_NAME}: {problem}")
 
-    @contextmanager
-    def restoring(self) -> Iterator[None]:
+    def restoring(self) -> AbstractContextManager[None]:
         """Turn a decoder's errors on saved bytes into a ComponentError."""
-        try:
-            yield
-        except (ValueError, TypeError, LookupError, AttributeError, BbnodeError,
-                msgpack.exceptions.UnpackException) as error:  # fmt: skip
-            why = f"{self.TYPE_NAME}: the saved state is not ours: {error}"
-            raise ComponentError(why) from error
+        return restoring(self.TYPE_NAME)
 
 
 class Backend(Primitives, Component):
@@ -283,7 +329,11 @@ class Backend(Primitives, Component):
 
 
 class Model(Component):
-    """A trainable model. Parameters are one flat float32 vector, shape [P]."""
+    """A trainable model. Parameters are one flat float32 vector, shape [P].
+
+    A concrete that overrides `export`, `saved_weights` and `initialized` has its weights taken out
+    and put in (`bbnode export`, `bbnode compile --init-from`).
+    """
 
     ROLE = "Model"
     # Whether targets are class numbers or values depends on the concrete class.
@@ -328,6 +378,36 @@ class Model(Component):
     @abstractmethod
     def train(self, ctx: OpContext, *, epochs: int, batch: int) -> Metadata:
         """Train on the bound DataSource; return num_samples, loss and steps."""
+
+    def export(self) -> ModelProto:
+        """Return the model with its present weights as plain ONNX, with the author's names.
+
+        It is asked of an instance of its own, to which nothing is bound: made from the settings,
+        with the state restored. Raise ComponentError when there is none; NotExportable by default.
+        """
+        raise NotExportable(f"{self.TYPE_NAME} does not export its weights (Model.export)")
+
+    @classmethod
+    def saved_weights(cls, data: bytes) -> Mapping[str, Weights]:  # noqa: ARG003 - for concretes
+        """Return the weights in a state that `serialize` returned, by name.
+
+        Raise ComponentError for any other bytes, and where they have no names; NotExportable by
+        default.
+        """
+        raise NotExportable(f"{cls.TYPE_NAME} does not name its weights (Model.saved_weights)")
+
+    @classmethod
+    def initialized(
+        cls,
+        config: Any,  # noqa: ARG003 - for concretes
+        weights: Mapping[str, Weights],  # noqa: ARG003 - likewise
+    ) -> tuple[Any, CarriedOver]:
+        """Return `config` (a `cls.Config`) with initial weights, where name, shape and dtype agree.
+
+        Told are the weights that were taken, and those of either side that were left. Raise
+        ComponentError when none fits; NotExportable by default.
+        """
+        raise NotExportable(f"{cls.TYPE_NAME} takes no initial weights (Model.initialized)")
 
 
 class Aggregator(Component):
@@ -377,13 +457,23 @@ class DataSource(Component):
         """Return once the examples are in memory."""
 
     @abstractmethod
-    def epoch_batches(self, batch_size: int) -> Sequence[tuple[Value, Value]]:
-        """Return all batches of the next epoch, in its shuffled order; each call is one epoch."""
+    def epoch_batches(self, batch_size: int) -> Iterable[tuple[Value, Value]]:
+        """Return the batches of the next epoch, in its shuffled order; each call is one epoch.
+
+        They are made as they are asked for, so that an epoch holds one batch at a time.
+        """
 
     @property
     @abstractmethod
     def num_samples(self) -> int:
         """The number of examples in this source."""
+
+    def schema(self) -> DataSchema | None:
+        """Return shapes and types of the examples; None where only the batches can tell.
+
+        It may load the data, so it takes its time; DataUnavailable when they can't be used.
+        """
+        return None
 
 
 class PeerSelector(Component):

@@ -39,6 +39,10 @@ class ParameterMismatch(ComponentError):
     """A vector does not fit the parameters of a model."""
 
 
+class NotExportable(ComponentError, DeploymentError):
+    """A model component has no weights that can be taken out, or put in."""
+
+
 class TrainingFailed(ComponentError):
     """Training cannot start, or its parameters are no longer finite."""
 

@@ -22,9 +22,11 @@ from bbnode.engine.install import install
 from bbnode.engine.limits import Limits
 from bbnode.engine.node import Node
 from bbnode.engine.planning.program import ProgramPlan, plan_program
+from bbnode.engine.snapshot.whole import Adopted
 
 __all__ = [
     "FIRST_PROGRAM_KIND",
+    "Adopted",
     "All",
     "BootstrapInfo",
     "BootstrapRequest",

@@ -289,6 +289,9 @@ MAX_REFUSED_PEERS: Final = _cap(1024, "peers", "of which that is counted")
 MAX_ANSWERS_REMEMBERED: Final = _cap(
     4096, "answers", "that went out, whose requesters are told if they can't be delivered"
 )
+MAX_CAUSES_REMEMBERED: Final = _cap(
+    4096, "messages", "that others brought about, whose senders are told if what they started fails"
+)
 DEDUP_WINDOW: Final = _cap(8192, "messages", "that are remembered, so that none is taken twice")
 MAX_ASKED: Final = _cap(16_384, "effects", "of one call of a component's method")
 
@@ -301,6 +304,10 @@ MAX_DIAL_BACK_ANSWER_BYTES: Final = _cap(8 * 1024, "bytes", "its answer")
 DIAL_BACK_EVERY_S: Final = _cap(10.0, "s", "between two requests of one peer")
 MAX_DIAL_BACKS: Final = _cap(4, "requests", "that are worked on at once")
 MAX_DIAL_BACK_ASKERS: Final = _cap(1024, "peers", "that are remembered for having asked")
+MAX_INTRODUCED: Final = _cap(32, "peers", "that one answer introduces")
+MAX_INTRODUCTION_BYTES: Final = _cap(64 * 1024, "bytes", "such an answer")
+INTRODUCTIONS_EVERY_S: Final = _cap(10.0, "s", "between two requests of one peer for it")
+MAX_INTRODUCTION_ASKERS: Final = _cap(4096, "peers", "that are remembered for having asked")
 MAX_REGISTRIES: Final = _cap(16, "registries", "that one client uses")
 MAX_REGISTRY_CLASS_CHARS: Final = _cap(64, "characters", "the name of a class in a registry")
 MAX_PAGE_ROWS: Final = _cap(256, "rows", "of one page of a registry")
@@ -338,6 +345,9 @@ MAX_LOG_VALUE_CHARS: Final = _cap(1024, "characters", "one value in a line of th
 MAX_CONFIG_BYTES: Final = _cap(1024 * 1024, "bytes", "a configuration file")
 MAX_KEPT_UNSENT_BYTES: Final = _cap(
     64 * 1024 * 1024, "bytes", "of envelopes without acknowledgement that a checkpoint keeps"
+)
+MAX_CHECKPOINT_BYTES: Final = _cap(
+    1 << 33, "bytes", "a checkpoint: twice what msgpack can hold in one piece, the node's state"
 )
 MAX_STATE_ENTRIES: Final = _cap(
     10_000, "files", "of a state directory that are looked through for what a killed process left"

@@ -1,4 +1,4 @@
-"""Classes that a command line names: `package.module:Class`.
+"""Classes that a command line names: `package.module:Class`, or `folder/file.py:Class`.
 
 Rule: the module is somebody else's code, which may raise anything when it is imported; whatever it
 is becomes one typed error that says where.
@@ -12,6 +12,7 @@ import inspect
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
 from bbnode.ir.errors import DeploymentError
@@ -30,28 +31,77 @@ def load_class(module: str, name: str, base: type[Named]) -> type[Named]:
 
     The current directory is searched as well, as `python -m` would. Raises ClassNotLoaded.
     """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    _search(Path.cwd())
+    return _class_in(_imported(module), name, base)
+
+
+def load_from_file(path: Path, name: str, base: type[Named]) -> type[Named]:
+    """Import a Python file as the module that it is, and return its class, as `load_class` does.
+
+    A file of a package keeps its dotted name. `name` may be "" where the file defines exactly one
+    class that derives from `base`. Raises ClassNotLoaded.
+    """
+    file = path.expanduser().absolute()
+    if not file.is_file():
+        raise ClassNotLoaded(f"{path}: no such file; the directory is {Path.cwd()}")
+    folder, module = file.parent, file.stem
+    while (folder / "__init__.py").exists():
+        folder, module = folder.parent, f"{folder.name}.{module}"
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ClassNotLoaded(f"{path}: {module!r} is no name of a Python module; rename the file")
+    _search(folder)
+    found = _imported(module)
+    origin = getattr(found, "__file__", None)
+    if origin is None or not file.samefile(origin):
+        raise ClassNotLoaded(
+            f"{path}: the name {module!r} belongs to another module"
+            f"{f' ({origin})' if origin else ''}; rename the file"
+        )
+    if name:
+        return _class_in(found, name, base)
+    own = [n for n in _classes(found, base) if getattr(found, n).__module__ == module]
+    if len(own) != 1:
+        known = ", ".join(own) or "none"
+        raise ClassNotLoaded(
+            f"{path} does not define exactly one {base.__name__} class (it has: {known}); say "
+            f"which, as {path}:Class"
+        )
+    return _class_in(found, own[0], base)
+
+
+def _imported(module: str) -> ModuleType:
     try:
-        found = importlib.import_module(module)
+        return importlib.import_module(module)
     except Exception as error:
         raise ClassNotLoaded(
             f"{module} can't be imported: {type(error).__name__}: {error!s:.{_MAX_TEXT}}"
             f"{_place(error)}; install it, start bbnode in the directory that holds it, or mend it"
         ) from error
-    cls = getattr(found, name, None)
+
+
+def _class_in(module: ModuleType, name: str, base: type[Named]) -> type[Named]:
+    cls = getattr(module, name, None)
     if inspect.isclass(cls) and issubclass(cls, base):
         return cls
-    known = sorted(
-        each
-        for each, value in vars(found).items()
-        if inspect.isclass(value) and issubclass(value, base) and value is not base
-    )
+    known = sorted(_classes(module, base))
     near = difflib.get_close_matches(name, known, n=1)
     kind = "class" if base is object else f"{base.__name__} class"
     hint = f"; did you mean {near[0]!r}?" if near else f"; it has: {', '.join(known) or 'none'}"
-    raise ClassNotLoaded(f"{module} has no {kind} {name!r}{hint}")
+    raise ClassNotLoaded(f"{module.__name__} has no {kind} {name!r}{hint}")
+
+
+def _classes(module: ModuleType, base: type[object]) -> list[str]:
+    return [
+        each
+        for each, value in vars(module).items()
+        if inspect.isclass(value) and issubclass(value, base) and value is not base
+    ]
+
+
+def _search(folder: Path) -> None:
+    """Make the modules of a folder importable."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
 
 def _place(error: Exception) -> str:

@@ -187,6 +187,21 @@ def _decoded(row: object) -> Crossing:
     )  # fmt: skip
 
 
+@lru_cache(maxsize=_KEPT_VERSIONS**2)
+def talk(one: bytes, other: bytes) -> bool:
+    """Return True if one of two peers sends what the other takes, by their encoded crossings.
+
+    Raises DecodeError.
+    """
+    ours, theirs = decode_crossings(one) or (), decode_crossings(other) or ()
+    return _reaches(ours, theirs) or _reaches(theirs, ours)
+
+
+def _reaches(senders: Sequence[Crossing], takers: Sequence[Crossing]) -> bool:
+    sent = {each.site for each in senders if each.sends}
+    return any(each.takes and each.site in sent for each in takers)
+
+
 # --- two versions ----------------------------------------------------------------------------
 
 

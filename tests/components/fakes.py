@@ -8,7 +8,7 @@ from typing import Any
 
 from bbnode.components.backends.ort import OrtBackend, OrtBackendConfig
 from bbnode.components.contracts import Completion
-from bbnode.components.data.arrays import MemoryDataSource
+from bbnode.components.data.base import MemoryDataSource
 from bbnode.components.fedavg import FedAvg, FedAvgConfig
 from bbnode.components.models.onnx_model import OnnxModel, OnnxModelConfig
 from bbnode.ir.peer import PeerId

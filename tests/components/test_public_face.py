@@ -60,7 +60,8 @@ def test_what_an_author_needs_is_there() -> None:
 def test_every_setting_that_ships_is_documented() -> None:
     for type_name in plugins.names(ENTRY_POINT_GROUP):
         config = component_class(type_name).Config
-        listed = (inspect.getdoc(config) or "").partition("Attributes:\n")[2]
+        docs = [inspect.cleandoc(vars(each).get("__doc__") or "") for each in config.__mro__]
+        listed = "\n".join(doc.partition("Attributes:\n")[2] for doc in docs)
         names = re.findall(r"^ {4}(\w[\w, ]*):", listed, re.MULTILINE)
         documented = {name for group in names for name in group.split(", ")}
         assert documented == {f.name for f in dataclasses.fields(config)}, type_name

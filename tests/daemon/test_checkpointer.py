@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import trio.testing
 from bbnode.daemon import paths
 from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state import checkpoint as checkpoint_file
-from bbnode.daemon.state.checkpoint import Checkpoint, Checkpointer, restore_or_install
+from bbnode.daemon.state.checkpoint import BestRound, Checkpoint, Checkpointer, restore_or_install
 from bbnode.engine.errors import SnapshotRefused
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Unsent
@@ -33,6 +35,9 @@ class _Node:
             raise SnapshotRefused("not this one")
         self.restored = data
 
+    def adopt(self, data: bytes, slots: object) -> None:
+        raise SnapshotRefused("nor any of it")
+
     def snapshot(self, now_ns: int) -> bytes:
         self.taken += 1
         self.told_ns = now_ns
@@ -48,7 +53,7 @@ def _written(state_dir: Path, *states: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("refused", "taken_up", "installs"),
-    [((), b"new", 1), ((b"new",), b"old", 2), ((b"new", b"old"), None, 3)],
+    [((), b"new", 1), ((b"new",), b"old", 2), ((b"new", b"old"), None, 4)],
 )
 def test_the_newest_that_the_node_accepts(
     tmp_path: Path, refused: tuple[bytes, ...], taken_up: bytes | None, installs: int
@@ -65,6 +70,8 @@ def test_the_newest_that_the_node_accepts(
     assert made[-1].restored == taken_up
     assert (None if saved is None else saved.node) == taken_up
     assert len(made) == installs
+    kept = {path.name for path in tmp_path.glob("checkpoint.aaaaaaaa*")}
+    assert kept == {f"checkpoint.aaaaaaaa{number}" for number in ("", ".2")[: len(refused)]}
 
 
 async def test_checkpoints_come_at_their_period(
@@ -134,3 +141,63 @@ async def test_what_nobody_acknowledged_is_kept_while_there_is_room(
     assert await made.save_now() == 1
     (found, *_) = checkpoint.usable(tmp_path, SHA)
     assert found.unsent == ()
+
+
+BEST = BestRound(target="server#1", round=3, output="accuracy", value=0.75)
+
+
+async def test_the_checkpoint_of_the_best_round_stays_until_a_better_one(tmp_path: Path) -> None:
+    node = _Node()
+    checkpointer = Checkpointer(tmp_path, SHA, node, [])  # type: ignore[arg-type]
+    assert checkpoint.best_round(tmp_path, SHA) is None
+    assert await checkpointer.save_best(BEST) == 1
+    await checkpointer.save()
+    assert checkpoint.best_round(tmp_path, SHA) == BEST
+    best = checkpoint.read(checkpoint.best_file(tmp_path))
+    assert (best.node, best.best) == (b"1", BEST)
+    (newest,) = checkpoint.usable(tmp_path, SHA)
+    assert (newest.node, newest.best) == (b"2", None)
+    better = replace(BEST, round=9, value=0.875)
+    await checkpointer.save_best(better)
+    assert checkpoint.best_round(tmp_path, SHA) == better
+    assert checkpoint.best_file(tmp_path).stat().st_mode & 0o777 == 0o600
+
+
+async def test_the_best_round_of_another_version_is_no_bar_and_is_kept(tmp_path: Path) -> None:
+    node, newer = _Node(), "b" * 64
+    await Checkpointer(tmp_path, SHA, node, []).save_best(BEST)  # type: ignore[arg-type]
+    before = checkpoint.best_file(tmp_path).read_bytes()
+    assert checkpoint.best_round(tmp_path, newer) is None
+    await Checkpointer(tmp_path, newer, node, []).save_best(BEST)  # type: ignore[arg-type]
+    assert (tmp_path / "best.checkpoint.aaaaaaaa").read_bytes() == before
+    assert checkpoint.best_round(tmp_path, newer) == BEST
+    assert checkpoint.best_round(tmp_path, SHA) is None
+
+
+async def test_a_torn_best_checkpoint_is_refused_and_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = Checkpointer(tmp_path, SHA, _Node(), [])  # type: ignore[arg-type]
+    await checkpointer.save_best(BEST)
+    path = checkpoint.best_file(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert checkpoint.best_round(tmp_path, SHA) is None
+    assert "checksum" in caplog.records[-1].reason  # type: ignore[attr-defined]
+    await checkpointer.save_best(BEST)
+    assert checkpoint.best_round(tmp_path, SHA) == BEST
+
+
+async def test_a_full_disk_leaves_the_best_checkpoint_there_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer = Checkpointer(tmp_path, SHA, _Node(), [])  # type: ignore[arg-type]
+    await checkpointer.save_best(BEST)
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(paths.os, "fsync", full)
+    with pytest.raises(paths.StorageError, match="No space left"):
+        await checkpointer.save_best(replace(BEST, value=0.9))
+    monkeypatch.undo()
+    assert checkpoint.best_round(tmp_path, SHA) == BEST

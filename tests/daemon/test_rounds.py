@@ -218,6 +218,26 @@ async def test_the_first_round_waits_for_all_peers(nursery: trio.Nursery) -> Non
     assert bench.rounds.waiting_for == ""
 
 
+@pytest.mark.parametrize("in_time", [True, False])
+async def test_the_first_round_waits_for_other_classes_too_but_not_for_ever(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, in_time: bool
+) -> None:
+    bench = Bench({"times": 2, "wait_for": {**WAIT, "also": {"store": 1}}})
+    stores: list[PeerId] = []
+    clients = [A, B, C]
+    bench.node.connected_peers = lambda of: {"client": clients, "store": stores}[of]  # type: ignore[method-assign]
+    nursery.start_soon(bench.rounds.run, bench.save)
+    await trio.sleep(5)
+    assert "class 'store'" in bench.rounds.waiting_for
+    if in_time:
+        stores.append(A)
+    assert await bench.node.until_invoked(1) == pytest.approx(6 if in_time else 20, abs=1)
+    stores.clear()
+    bench.finish()
+    await settle()
+    assert len(bench.node.invoked) == 2
+
+
 async def test_after_the_time_enough_peers_are_enough(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from onnx import ModelProto
 from bbnode.compiler import Compiler
 from bbnode.components import ConnectedView, ConstantView
 from bbnode.daemon.network.versions import VersionWatch, other_versions
+from bbnode.daemon.paths import StorageError
 from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state.checkpoint import Checkpoint, restore_or_install
 from bbnode.dsl import Graph, IndexSlot, Module, PeerSelectorSlot, types
@@ -137,16 +140,138 @@ def test_another_peers_state_is_not_taken_and_kept(
     assert (tmp_path / f"checkpoint.{OLD[:8]}").exists()
 
 
-def test_two_versions_are_kept_and_what_is_dropped_is_said(
+def kept_files(state_dir: Path) -> set[str]:
+    found = {path.name for path in state_dir.glob("checkpoint.*")}
+    return {name.removeprefix("checkpoint.") for name in found} - {"previous"}
+
+
+def test_nothing_is_lost_over_many_upgrades(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for digit in "acde":
+    content = {}
+    for digit in "acdef01234":
         written(tmp_path, sha256=digit * 64)
+        content[digit * 8] = checkpoint.checkpoint_file(tmp_path).read_bytes()
+        for _ in range(2):  # as after a crash right after the start
+            restore_or_install(tmp_path, NEW, lambda: node_of(edited=True))
+        assert kept_files(tmp_path) == set(content)
+        assert ("many checkpoints" in caplog.text) is (len(content) > checkpoint.MANY_KEPT)
+    for name, data in content.items():
+        assert (tmp_path / f"checkpoint.{name}").read_bytes() == data
+
+
+def test_two_versions_whose_digests_begin_alike_are_both_kept(tmp_path: Path) -> None:
+    alike = ["a" * 8 + digit * 56 for digit in "123"]
+    nodes = {}
+    for number, sha256 in enumerate(alike):
+        node = node_of(edited=False)
+        node.component("notes").seen = [float(number)]
+        nodes[sha256] = Checkpoint(artifact_sha256=sha256, node=node.snapshot(0), rounds_done={})
+        checkpoint.write(tmp_path, nodes[sha256])
         restore_or_install(tmp_path, NEW, lambda: node_of(edited=True))
-    kept = set(tmp_path.glob("checkpoint.????????")) - {tmp_path / "checkpoint.previous"}
-    assert len(kept) == checkpoint.MAX_KEPT_VERSIONS
-    assert (tmp_path / f"checkpoint.{'e' * 8}").exists()
-    assert "dropped the checkpoint of an old version" in caplog.text
+    assert kept_files(tmp_path) == {"a" * 8, "a" * 8 + ".2", "a" * 8 + ".3"}
+    for number, sha256 in enumerate(alike):
+        for each in ("checkpoint", "checkpoint.previous"):
+            (tmp_path / each).unlink(missing_ok=True)
+        checkpoint.write(tmp_path, Checkpoint(artifact_sha256=NEW, node=b"", rounds_done={}))
+        node, saved = restore_or_install(tmp_path, sha256, lambda: node_of(edited=False))
+        assert saved == nodes[sha256]
+        assert node.component("notes").seen == [float(number)]
+
+
+def test_a_downgrade_finds_its_own_state_and_keeps_the_newer_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    written(tmp_path)
+    mine = next(checkpoint.usable(tmp_path, OLD))
+    node, _ = restore_or_install(tmp_path, NEW, lambda: node_of(edited=True))
+    node.component("more").seen = [7.0]
+    for number in range(3):
+        newer = Checkpoint(artifact_sha256=NEW, node=node.snapshot(number), rounds_done={"k": 9})
+        checkpoint.write(tmp_path, newer)
+    back, saved = restore_or_install(tmp_path, OLD, lambda: node_of(edited=False))
+    assert saved == mine
+    assert back.component("notes").seen == [1.0, 2.0]
+    assert caplog.records[-1].message == "restored"
+    # It goes on from there: the kept one is its newest again, and the other version's is kept.
+    assert kept_files(tmp_path) == {NEW[:8]}
+    assert next(checkpoint.usable(tmp_path, OLD)) == mine
+    checkpoint.write(tmp_path, Checkpoint(artifact_sha256=OLD, node=b"x", rounds_done={}))
+    checkpoint.write(tmp_path, mine)
+    again, saved = restore_or_install(tmp_path, NEW, lambda: node_of(edited=True))
+    assert saved == newer
+    assert again.component("more").seen == [7.0]
+    assert kept_files(tmp_path) == {OLD[:8]}
+
+
+def test_right_after_a_first_checkpoint_a_downgrade_keeps_it(tmp_path: Path) -> None:
+    written(tmp_path)
+    node, _ = restore_or_install(tmp_path, NEW, lambda: node_of(edited=True))
+    newer = Checkpoint(artifact_sha256=NEW, node=node.snapshot(0), rounds_done={"k": 9})
+    checkpoint.write(tmp_path, newer)  # the old one's is the one before now
+    _, saved = restore_or_install(tmp_path, OLD, lambda: node_of(edited=False))
+    assert saved is not None
+    assert saved.rounds_done == {"keeper": 7}
+    assert kept_files(tmp_path) == {OLD[:8], NEW[:8]}
+
+
+def test_without_room_to_keep_it_nothing_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path)
+    before = checkpoint.checkpoint_file(tmp_path).read_bytes()
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "hardlink_to", read_only)
+    monkeypatch.setattr(tempfile, "mkstemp", read_only)
+    with pytest.raises(StorageError, match="Read-only file system"):
+        restore_or_install(tmp_path, NEW, lambda: node_of(edited=True))
+    assert checkpoint.checkpoint_file(tmp_path).read_bytes() == before
+
+
+def test_a_file_system_without_links_keeps_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path)
+
+    def none(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", none)
+    for _ in range(2):
+        restore_or_install(tmp_path, NEW, lambda: node_of(edited=True))
+    kept = tmp_path / f"checkpoint.{OLD[:8]}"
+    assert kept.read_bytes() == checkpoint.checkpoint_file(tmp_path).read_bytes()
+    assert kept_files(tmp_path) == {OLD[:8]}
+
+
+def test_one_that_another_bbnode_wrote_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", checkpoint.FORMAT_VERSION + 1)
+    written(tmp_path, sha256=NEW)
+    monkeypatch.undo()
+    before = checkpoint.checkpoint_file(tmp_path).read_bytes()
+    _, saved = restore_or_install(tmp_path, NEW, lambda: node_of(edited=True))
+    assert saved is None
+    for number in range(2):
+        fresh = Checkpoint(artifact_sha256=NEW, node=b"%d" % number, rounds_done={})
+        checkpoint.write(tmp_path, fresh)
+    (name,) = kept_files(tmp_path)
+    assert (tmp_path / f"checkpoint.{name}").read_bytes() == before
+
+
+def test_after_other_targets_of_the_same_artifact_states_are_carried_over(tmp_path: Path) -> None:
+    """A snapshot is of all of a node's targets; the states of components are not."""
+    written(tmp_path, sha256=NEW)
+    node, saved = restore_or_install(tmp_path, NEW, lambda: node_of(edited=True))
+    assert node.component("notes").seen == [1.0, 2.0]
+    assert saved is not None
+    assert saved.upgrade is not None
+    assert saved.upgrade.kept == tmp_path / f"checkpoint.{NEW[:8]}"
 
 
 def test_a_node_that_has_polled_adopts_nothing_and_a_torn_snapshot_is_refused() -> None:

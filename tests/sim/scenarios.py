@@ -17,7 +17,7 @@ from onnx import ModelProto
 
 from bbnode.compiler import Compiler
 from bbnode.components import ConnectedView, FedAvg, OrtBackend
-from bbnode.components.data.arrays import MemoryDataSource
+from bbnode.components.data.base import MemoryDataSource
 from bbnode.components.registry import component_class, register_component
 from bbnode.engine import steps
 from bbnode.examples.federated_digits import FederatedRound

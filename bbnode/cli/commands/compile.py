@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 
 def command(
-    module: Annotated[str, typer.Argument(help="The class.", metavar="PACKAGE.MODULE:CLASS")],
+    module: Annotated[
+        str,
+        typer.Argument(
+            help="The class: package.module:Class, or folder/file.py:Class.", metavar="PROGRAM"
+        ),
+    ],
     out: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write it.", metavar="FILE")
     ] = Path("artifact.onnx"),

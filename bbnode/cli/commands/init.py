@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from bbnode.cli import output
-from bbnode.cli.common import JsonOption
+from bbnode.cli.common import JsonOption, SetOption, given_settings
 
 CONFIG_NAME = "node.toml"
 STATE_NAME = "state"
@@ -65,6 +65,7 @@ def command(
         list[str] | None,
         typer.Option(help="Peer to stay connected with (repeatable).", metavar="MULTIADDR"),
     ] = None,
+    settings: SetOption = None,
     user: Annotated[
         bool,
         typer.Option("--user", help="Write ~/.config/bbnode/NAME.toml, for bbnode-user@NAME."),
@@ -111,6 +112,7 @@ def command(
         "network.listen": listen or None,
         "network.announce": announce or None,
         "network.bootstrap": bootstrap or None,
+        **given_settings(settings),
     }
     # The environment is for runs; it must not leak into the file.
     config: NodeConfig = sources.resolve(None, environ={}, flags=flags).config

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import time
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
 from bbnode.cli import output
 from bbnode.cli.common import PEER_COLUMNS, RunningNode, group
+from bbnode.cli.values import peer_text
 
 PeerArgument = Annotated[
-    str, typer.Argument(help="PeerId, or the end of one of a known peer.", metavar="PEER")
+    str,
+    typer.Argument(
+        help="PeerId, the end of one of a known peer, or an address with /p2p/ID at its end.",
+        metavar="PEER",
+    ),
 ]
 
 app = group("Show the peers of a running node and where they are; connect, disconnect, block one.")
@@ -38,7 +44,7 @@ def peers(
         return
     with node.ask() as client:
         if why is not None:
-            _show_why(client.get(f"/v1/peers/{why}"), as_json=node.as_json)
+            _show_why(client.get(_path_of(why)), as_json=node.as_json)
             return
         _show(client.get("/v1/peers"), as_json=node.as_json, indent=None if watch else 2)
         while watch:
@@ -55,9 +61,11 @@ def connect(
     ] = None,
     node: RunningNode = RunningNode(),
 ) -> None:
-    """Dial a peer, and again whenever it is gone."""
+    """Dial a peer, and again whenever it is gone; an address with /p2p/ID is enough."""
+    addresses = [peer] if peer.startswith("/") else []
+    addresses += address or []
     with node.ask() as client:
-        told = client.post(f"/v1/peers/{peer}/connect", {"addresses": address or []})
+        told = client.post(_path_of(peer) + "/connect", {"addresses": addresses})
     state = "is connected" if told["connected"] else "is being dialled"
     node.show(told, f"{told['peer']} {state}; `bbnode peers` shows how it goes")
 
@@ -69,7 +77,7 @@ def disconnect(
 ) -> None:
     """Disconnect from a peer, and dial it no more; it may still dial this node."""
     with node.ask() as client:
-        told = client.post(f"/v1/peers/{peer}/disconnect")
+        told = client.post(_path_of(peer) + "/disconnect")
     text = "disconnected" if told["was_connected"] else "was not connected"
     node.show(told, f"{told['peer']} {text}")
 
@@ -103,7 +111,7 @@ def add(
 ) -> None:
     """Add addresses of a peer to the address book, without dialling it."""
     with node.ask() as client:
-        told = client.post(f"/v1/peers/{peer}/addresses/add", {"addresses": address})
+        told = client.post(_path_of(peer) + "/addresses/add", {"addresses": address})
     node.show(told, f"{told['peer']} has {len(told['addresses'])} address(es)")
 
 
@@ -115,7 +123,7 @@ def drop(
 ) -> None:
     """Drop one address of a peer from the address book."""
     with node.ask() as client:
-        told = client.post(f"/v1/peers/{peer}/addresses/drop", {"address": address})
+        told = client.post(_path_of(peer) + "/addresses/drop", {"address": address})
     text = "dropped" if told["was_known"] else "was not in the book"
     node.show(told, f"{address} {text}; {told['peer']} has {len(told['addresses'])} address(es)")
 
@@ -127,7 +135,7 @@ def forget(
 ) -> None:
     """Drop all addresses of a peer and dial it no more; a connection stays."""
     with node.ask() as client:
-        told = client.post(f"/v1/peers/{peer}/forget")
+        told = client.post(_path_of(peer) + "/forget")
     text = "forgotten" if told["was_known"] else "was not in the book"
     node.show(told, f"{told['peer']} {text}")
 
@@ -139,7 +147,7 @@ def block(
 ) -> None:
     """Deny a peer in both directions."""
     with node.ask() as client:
-        told = client.post(f"/v1/peers/{peer}/block")
+        told = client.post(_path_of(peer) + "/block")
     node.show(told, f"{told['peer']} is blocked")
 
 
@@ -150,8 +158,13 @@ def allow(
 ) -> None:
     """Deny a blocked peer no more."""
     with node.ask() as client:
-        told = client.post(f"/v1/peers/{peer}/allow")
+        told = client.post(_path_of(peer) + "/allow")
     node.show(told, f"{told['peer']} is not blocked")
+
+
+def _path_of(peer: str) -> str:
+    """Return the path of a peer at the control plane; refuses a wrong address."""
+    return f"/v1/peers/{quote(peer_text(peer), safe='')}"
 
 
 def _show(told: dict[str, Any], *, as_json: bool, indent: int | None) -> None:

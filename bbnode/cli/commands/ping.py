@@ -13,6 +13,7 @@ import typer
 
 from bbnode.cli import output
 from bbnode.cli.common import RunningNode
+from bbnode.cli.values import peer_text
 
 # The daemon reports its own time-out; leave time for that answer to arrive.
 ANSWER_SLACK_S = 5.0
@@ -20,7 +21,8 @@ ANSWER_SLACK_S = 5.0
 
 def command(
     peer: Annotated[
-        str, typer.Argument(help="PeerId, or the end of one of a known peer.", metavar="PEER")
+        str,
+        typer.Argument(help="PeerId, the end of one, or an address with /p2p/ID.", metavar="PEER"),
     ],
     node: RunningNode = RunningNode(),
     count: Annotated[int, typer.Option("--count", "-n", help="How many.", min=1, max=10_000)] = 4,
@@ -34,7 +36,7 @@ def command(
         for number in range(count):
             if number and every_s:
                 time.sleep(every_s)
-            told = client.post("/v1/ping", {"peer": peer, "timeout_s": node.timeout_s})
+            told = client.post("/v1/ping", {"peer": peer_text(peer), "timeout_s": node.timeout_s})
             found.append(told["rtt_ms"])
             if not node.as_json:
                 output.data(f"{told['peer']}: {told['rtt_ms']:.3f} ms")

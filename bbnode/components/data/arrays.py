@@ -1,190 +1,59 @@
-"""Data sources that hold all their examples in memory.
-
-Rule: which example comes when is a pure function of (seed, epoch), by random bits that numpy
-promises never to change; so the same config gives the same batches on every machine.
-"""
+"""A peer's own data from numpy files, mapped where they can be."""
 
 from __future__ import annotations
 
-import threading
+import difflib
+import os
+import stat
 import zipfile
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, TypeAlias
+from typing import IO, Any, ClassVar, cast
 
-import msgpack
 import numpy as np
-import numpy.typing as npt
+from numpy.lib import format as npy
 
-from bbnode.components.contracts import ComponentError, DataSource, OpContext, offload
+from bbnode.components.data import files, numbers
+from bbnode.components.data.base import Array, ByRow, SplitConfig, SplitDataSource
+from bbnode.components.data.numbers import FileArray, Joined
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
-from bbnode.ir.types import TENSOR_FLOAT, TENSOR_INT64, TypeNode
-from bbnode.ir.values import Value
 
-Features: TypeAlias = npt.NDArray[np.float32]
-Labels: TypeAlias = npt.NDArray[np.generic]
-
-_MAX_COUNT = (1 << 63) - 1  # epochs and cursors are int64
-
-
-def permutation(n: int, *seeds: int) -> npt.NDArray[np.int64]:
-    """Return a permutation of 0 .. n-1 that depends on `seeds` alone.
-
-    Sorts raw PCG64 outputs: numpy keeps the streams of its bit generators for ever, but not
-    those of `Generator.permutation` (NEP 19).
-    """
-    bits = np.random.PCG64(np.random.SeedSequence(seeds)).random_raw(n)
-    return np.argsort(bits, kind="stable").astype(np.int64)
-
-
-class MemoryDataSource(DataSource):
-    """Batches over two arrays that a subclass loads; configs have `seed` and `batch_size`.
-
-    `batch_size` is that of NextBatch: 0 gives the whole source as one batch, in its own
-    order, and the same again each time. Otherwise NextBatch goes through the shuffled epochs.
-    """
-
-    storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {
-        "NextBatch.batch": TENSOR_FLOAT,
-        "NextBatch.labels": (TENSOR_INT64, TENSOR_FLOAT),
-    }
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.require(
-            config.batch_size >= 0 and config.seed >= 0,
-            f"batch_size and seed must not be negative (batch_size {config.batch_size}, seed "
-            f"{config.seed})",
-        )
-        self._loaded: tuple[Features, Labels] | None = None
-        self._epoch = 0
-        self._cursor = 0  # examples of the epoch that NextBatch has given out
-        # A model that trains in a worker thread and a NextBatch may meet here.
-        self._lock = threading.RLock()
-
-    @abstractmethod
-    def load(self) -> tuple[Features, Labels]:
-        """Return features [N, ...] float32 and labels [N, ...]; DataUnavailable when that fails."""
-
-    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
-        return permutation(self.num_samples, self.config.seed, epoch)
-
-    @property
-    def num_samples(self) -> int:
-        """The number of examples in this source, which is loaded for it."""
-        return len(self._data()[0])
-
-    @offload(reads_only=True)
-    def bootstrap(self, ctx: OpContext) -> None:
-        """Load, when the host prepares its components; else the first use does."""
-        self._data()
-
-    @offload(reads_only=True)
-    def on_data_loaded(self, ctx: OpContext) -> None:
-        """Return once the examples are in memory."""
-        self._data()
-
-    @offload
-    def next_batch(self, ctx: OpContext) -> tuple[Value, Value]:
-        """Return the next (batch [B, ...] float32, labels [B, ...]); the last may be short."""
-        with self._lock:
-            features, labels = self._data()
-            if self.config.batch_size == 0:
-                return features, labels
-            rows = self._order(self._epoch)[self._cursor : self._cursor + self.config.batch_size]
-            self._cursor += len(rows)
-            if self._cursor >= self.num_samples:
-                self._epoch, self._cursor = self._epoch + 1, 0
-            return _take(features, rows), _take(labels, rows)
-
-    def reset(self, ctx: OpContext) -> None:
-        """Go back to the first batch of the first epoch."""
-        with self._lock:
-            self._epoch = self._cursor = 0
-
-    def epoch_batches(self, batch_size: int) -> Sequence[tuple[Value, Value]]:
-        """Return all batches of the next epoch, shuffled; one that NextBatch began is skipped."""
-        if batch_size < 1:
-            raise ComponentError(f"{self.TYPE_NAME}: a batch of {batch_size}; ask for 1 or more")
-        with self._lock:
-            features, labels = self._data()
-            if self._cursor:
-                self._epoch, self._cursor = self._epoch + 1, 0
-            order = self._order(self._epoch)
-            self._epoch += 1
-        starts = range(0, len(order), batch_size)
-        rows = [order[start : start + batch_size] for start in starts]
-        return [(_take(features, r), _take(labels, r)) for r in rows]
-
-    def serialize(self) -> bytes:
-        """Return epoch and cursor; the data itself is loaded again."""
-        return bytes(msgpack.packb({"epoch": self._epoch, "cursor": self._cursor}))
-
-    def restore(self, data: bytes) -> None:
-        """Continue at a saved position; ComponentError for bytes of anything else."""
-        if not data:
-            return
-        with self.restoring():
-            state = msgpack.unpackb(data)
-            epoch, cursor = state["epoch"], state["cursor"]
-            if any(type(n) is not int or not 0 <= n <= _MAX_COUNT for n in (epoch, cursor)):
-                raise ValueError(f"position {epoch!r}, {cursor!r} is not a count")
-        self._epoch, self._cursor = epoch, cursor
-
-    def _data(self) -> tuple[Features, Labels]:
-        with self._lock:
-            if self._loaded is None:
-                features, labels = self.load()
-                if len(features) == 0 or len(features) != len(labels):
-                    raise DataUnavailable(
-                        f"{self.TYPE_NAME}: {len(features)} example(s) and {len(labels)} label(s); "
-                        "there has to be one label for each, and at least one example"
-                    )
-                features.flags.writeable = labels.flags.writeable = False
-                self._loaded = features, labels
-            return self._loaded
-
-
-def _take(array: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    taken = array[rows]
-    taken.flags.writeable = False
-    return taken
-
-
-def _archive(file: BinaryIO) -> Any:
-    loaded = np.load(file, allow_pickle=False)
-    if isinstance(loaded, np.ndarray):
-        raise TypeError("it is one array, not an archive; write it with numpy.savez")
-    return loaded
+_WANTED = "an .npz file, or a folder of .npy files"
+_SUFFIX = ".npy"
+_LOCAL_HEADER_BYTES = 30  # of a member of a zip file, before its name (APPNOTE.TXT, 4.3.7)
+_LENGTHS_AT = 26  # in that header: of the name and of the extra field, 2 bytes each
+_MOST_HEADER_BYTES = 10_000  # of an .npy file; numpy reads no longer ones
+_MOST_LISTED = 20  # names of arrays in an error
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrayDataSourceConfig:
+class ArrayDataSourceConfig(SplitConfig):
     """Settings of `ArrayDataSource`.
 
     Attributes:
-        path: of an .npz file on this peer.
-        features, labels: names of the two arrays in it.
-        batch_size: examples of a NextBatch; 0 is all at once.
-        seed: of the shuffling.
+        path: of an .npz file on this peer, or of a folder in which the array "x" is x.npy.
+        features: name of the array of features; or of several, which are put side by side as
+            columns.
+        labels: name of the array of labels.
+        dtype: of the features. "auto": integers of 32 and 64 bits become int64 (tokens), all
+            else float32; "keep": as stored; or a name, "float32", "uint8", ….
     """
 
     path: str = path_setting()
-    features: str = "x"
+    features: str | tuple[str, ...] = "x"
     labels: str = "y"
-    batch_size: int = 0
-    seed: int = 0
+    dtype: str = numbers.AUTO
 
 
 @register_component
-class ArrayDataSource(MemoryDataSource):
-    """A peer's own data, from an .npz file; features become float32, integer labels int64.
+class ArrayDataSource(SplitDataSource):
+    """A peer's own data, from an .npz file or a folder of .npy files.
 
-    Other labels become float32; a program that only hands them on says so with
+    Uncompressed ones (`numpy.savez`, `numpy.save`) are mapped: larger than memory is fine. Integer
+    labels become int64, others float32; a program that only hands the latter on says so with
     `g.expect(labels, types.TENSOR_FLOAT)`, as it takes them for int64 where it computes nothing.
     """
 
@@ -192,28 +61,186 @@ class ArrayDataSource(MemoryDataSource):
     Config: ClassVar[type] = ArrayDataSourceConfig
     config: ArrayDataSourceConfig
 
-    def load(self) -> tuple[Features, Labels]:
+    def __init__(self, config: ArrayDataSourceConfig) -> None:
+        super().__init__(config)
+        self.require(bool(self._features()), "`features` names no array")
+        known = ", ".join(numbers.DTYPES)
+        self.require(
+            config.dtype in numbers.DTYPES, f"unknown dtype {config.dtype!r}; choose one of {known}"
+        )
+
+    def column_names(self) -> tuple[str, ...]:
+        """Return the names of the arrays of features, if there are several."""
+        names = self._features()
+        return names if len(names) > 1 else ()
+
+    def label_names(self) -> tuple[str, tuple[str, ...]]:
+        """Return the name of the array of labels; classes have no names here."""
+        return self.config.labels, ()
+
+    def load(self) -> tuple[ByRow, ByRow]:
         path = Path(self.config.path)
+        status = files.status_of(self.TYPE_NAME, path, _WANTED)
         try:
-            # Without pickle: a data file must not be able to run code.
-            with path.open("rb") as file, _archive(file) as archive:
-                missing = {self.config.features, self.config.labels} - set(archive.files)
-                if missing:
-                    raise DataUnavailable(
-                        f"{self.TYPE_NAME}: {path} has no array {', '.join(sorted(missing))}; "
-                        f"it has {', '.join(archive.files) or 'none'}"
-                    )
-                features = np.asarray(archive[self.config.features])
-                labels = np.asarray(archive[self.config.labels])
-        except (OSError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            if stat.S_ISDIR(status.st_mode):
+                stored = self._from_folder(path)
+            else:
+                stored = self._from_archive(path)
+        except files.UNREADABLE as error:
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: cannot read {path}: {error}; set `path` to an .npz file "
-                "that holds numbers"
+                f"{self.TYPE_NAME}: cannot read {path}: {files.told(error)}; set `path` to "
+                f"{_WANTED} that holds numbers"
             ) from error
-        if features.ndim == 0 or labels.ndim == 0 or features.dtype.kind not in "fiub":
+        *features, labels = (
+            self._checked(path, name, array, watch, is_label=at == len(stored) - 1)
+            for at, (name, array, watch) in enumerate(stored)
+        )
+        if len(features) == 1:
+            return features[0], labels
+        lengths = {len(part) for part in features}
+        if len(lengths) > 1:
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: {path}: features {features.dtype}{list(features.shape)} and "
-                f"labels {labels.dtype}{list(labels.shape)} are no arrays of examples"
+                f"{self.TYPE_NAME}: {path}: the arrays {', '.join(self._features())} have "
+                f"{', '.join(str(len(part)) for part in features)} rows; they have to have one each"
             )
-        whole = labels.dtype.kind in "iub"
-        return features.astype(np.float32), labels.astype(np.int64 if whole else np.float32)
+        kinds = {part.dtype for part in features}
+        return Joined(features, kinds.pop() if len(kinds) == 1 else np.dtype(np.float32)), labels
+
+    def _features(self) -> tuple[str, ...]:
+        names = self.config.features
+        return (names,) if isinstance(names, str) and names else tuple(names)
+
+    def _names(self) -> tuple[str, ...]:
+        return (*self._features(), self.config.labels)
+
+    def _from_folder(self, folder: Path) -> list[tuple[str, Array, files.Unchanged | None]]:
+        there = sorted(file.stem for file in folder.iterdir() if file.suffix == _SUFFIX)
+        self._refuse_missing(folder, there)
+        found: list[tuple[str, Array, files.Unchanged | None]] = []
+        for name in self._names():
+            file = folder / f"{name}{_SUFFIX}"
+            files.regular(self.TYPE_NAME, file, _WANTED)
+            watch = files.Unchanged(self.TYPE_NAME, file)
+            with file.open("rb") as opened:
+                header = _header(opened)
+                found.append((name, _mapped(file, opened.tell(), header), watch))
+        return found
+
+    def _from_archive(self, path: Path) -> list[tuple[str, Array, files.Unchanged | None]]:
+        watch = files.Unchanged(self.TYPE_NAME, path)
+        with path.open("rb") as file:
+            if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
+                raise DataUnavailable(
+                    f"{self.TYPE_NAME}: {path} is one array, of features or of labels; put "
+                    f"{' and '.join(name + _SUFFIX for name in self._names())} into a folder and "
+                    "set `path` to that, or write both with numpy.savez"
+                )
+            file.seek(0)
+            with zipfile.ZipFile(file) as archive:
+                infos = {info.filename.removesuffix(_SUFFIX): info for info in archive.infolist()}
+                self._refuse_missing(path, sorted(infos))
+                return [
+                    (name, self._member(path, file, archive, infos[name]), watch)
+                    for name in self._names()
+                ]
+
+    def _member(
+        self, path: Path, file: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInfo
+    ) -> Array:
+        with archive.open(info) as member:
+            header = _header(member)
+            start = member.tell()
+            if start + header.size != info.file_size:
+                raise ValueError(
+                    f"array {info.filename!r} declares {header.size} bytes of values and has "
+                    f"{info.file_size - start}"
+                )
+            if info.compress_type != zipfile.ZIP_STORED:
+                if header.size > _memory_bytes() // 2:
+                    raise DataUnavailable(
+                        f"{self.TYPE_NAME}: {path}: the compressed array {info.filename!r} is "
+                        f"{header.size >> 20} MiB, too much for the memory of this machine; write "
+                        "it with numpy.savez (uncompressed), which is mapped"
+                    )
+                values = np.frombuffer(member.read(), header.dtype)
+                return values.reshape(header.shape, order=header.order)
+        file.seek(info.header_offset + _LENGTHS_AT)
+        lengths = file.read(4)
+        before = sum(int.from_bytes(lengths[at : at + 2], "little") for at in (0, 2))
+        return _mapped(path, info.header_offset + _LOCAL_HEADER_BYTES + before + start, header)
+
+    def _refuse_missing(self, path: Path, there: Sequence[str]) -> None:
+        missing = [name for name in self._names() if name not in there]
+        if not missing:
+            return
+        more = len(there) - _MOST_LISTED
+        listed = [*there[:_MOST_LISTED], *([f"{more} more"] if more > 0 else [])]
+        near = difflib.get_close_matches(missing[0], there, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise DataUnavailable(
+            f"{self.TYPE_NAME}: {path} has no array {', '.join(missing)}; it has "
+            f"{', '.join(listed) or 'none'}{hint}; name them with `features` and `labels`"
+        )
+
+    def _checked(
+        self, path: Path, name: str, array: Array, watch: files.Unchanged | None, *, is_label: bool
+    ) -> FileArray:
+        if array.ndim == 0 or array.dtype.kind not in numbers.NUMBERS:
+            what = "labels" if is_label else "features"
+            raise DataUnavailable(
+                f"{self.TYPE_NAME}: {path}: {what} {name!r}, {array.dtype}{list(array.shape)}, "
+                "are no array of examples; it has to hold numbers, one row for each example"
+            )
+        dtype = (
+            numbers.label_dtype(array.dtype)
+            if is_label
+            else numbers.feature_dtype(self.config.dtype, array.dtype)
+        )
+        made = FileArray(array, dtype, watch)
+        made.refuse_misfits(self.TYPE_NAME, name)
+        return made
+
+
+@dataclass(frozen=True)
+class _Header:
+    shape: tuple[int, ...]
+    order: Any  # "C" or "F"
+    dtype: np.dtype[Any]
+    size: int  # bytes of the values
+
+
+def _header(file: IO[bytes]) -> _Header:
+    """Read the header of an .npy file; the values begin where the file then stands."""
+    version = npy.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of the .npy format is of structured arrays")
+    begin = file.tell()
+    length = int.from_bytes(file.read(2 * version[0]), "little")
+    if length > _MOST_HEADER_BYTES:
+        raise ValueError(f"the header of an array is {length} bytes long")
+    file.seek(begin)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("it holds pickled Python objects, which could run code")
+    if any(size < 0 for size in shape):
+        raise ValueError(f"the shape {list(shape)} is negative")
+    size = dtype.itemsize
+    for each in shape:  # in integers of Python, which do not overflow
+        size *= each
+    return _Header(shape, "F" if fortran else "C", dtype, size)
+
+
+def _mapped(path: Path, offset: int, header: _Header) -> Array:
+    if offset + header.size > path.stat().st_size:
+        raise ValueError(f"{path.name} ends before its {header.size} bytes of values do")
+    if header.size == 0:
+        return np.empty(header.shape, header.dtype)
+    return cast(
+        Array,
+        np.memmap(path, header.dtype, "r", offset, header.shape, order=header.order),
+    )
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -6,34 +6,48 @@ that computes with it is an ONNX graph that the bound backend runs.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 from google.protobuf.message import DecodeError as ProtobufDecodeError
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 
 from bbnode.components.autodiff import InvalidForwardModel, TrainingGraphs, training_graphs
+from bbnode.components.autodiff.training import read_forward
 from bbnode.components.backends.graphs import scaled_sum_model
 from bbnode.components.contracts import (
     Backend,
+    CarriedOver,
     ComponentError,
     DataSource,
     Model,
     OpContext,
     PreparedGraph,
+    Weights,
     offload,
+    restoring,
 )
-from bbnode.components.errors import ParameterMismatch, TrainingFailed
+from bbnode.components.errors import NotExportable, ParameterMismatch, TrainingFailed
+from bbnode.components.models.weights import (
+    SavedState,
+    agreeing,
+    named,
+    pack_state,
+    unpack_state,
+)
 from bbnode.components.registry import register_component
-from bbnode.ir import codec, types
-from bbnode.ir.values import Composite, Metadata, Value
+from bbnode.ir.values import Metadata, Value
 
 Vector = npt.NDArray[np.float32]
+
+# Fields of a TensorProto with its values, if they are not in `raw_data`.
+_TYPED_DATA = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +78,7 @@ class OnnxModel(Model):
     TYPE_NAME: ClassVar[str] = "bbnode.OnnxModel"
     Config: ClassVar[type] = OnnxModelConfig
     depends: ClassVar[Mapping[str, str]] = {"backend": "compute", "data_source": "data"}
+    needed_for: ClassVar[Mapping[str, tuple[str, ...]]] = {"data_source": ("train",)}
     config: OnnxModelConfig
 
     def __init__(self, config: OnnxModelConfig) -> None:
@@ -77,8 +92,7 @@ class OnnxModel(Model):
         rate = config.learning_rate
         self.require(0 < rate < math.inf, f"learning_rate {rate} is not a positive number")
         self._graphs = _derive(config)
-        self._shapes = [tuple(tensor.dims) for tensor in self._graphs.initial]
-        self._sizes = [math.prod(shape) for shape in self._shapes]
+        self._layout = {tensor.name: tuple(tensor.dims) for tensor in self._graphs.initial}
         initial = [numpy_helper.to_array(t).reshape(-1) for t in self._graphs.initial]
         self._params = _frozen(np.concatenate(initial))
         self._rate = np.asarray(rate, np.float32)
@@ -213,20 +227,128 @@ class OnnxModel(Model):
 
     def freeze(self) -> Callable[[], bytes]:
         """Capture references: parameters and gradients are replaced, never changed."""
-        params = self._params
-        kept = [() if v is None else (v,) for v in (self._last_input, self._kept_grads)]
-        return lambda: codec.encode_value(Composite((params, *(Composite(v) for v in kept))))
+        params, last_input, grads = self._params, self._last_input, self._kept_grads
+        return lambda: pack_state(params, last_input, grads, self._layout)
 
     def restore(self, data: bytes) -> None:
         """Load a saved state; ComponentError when it does not fit this model."""
         if not data:
             return
         with self.restoring():
-            params, last_input, grads = codec.decode_value(types.COMPOSITE, data)
-            checked = self._checked(params, "saved parameters")
-            kept = self._checked(grads[0], "saved gradients") if grads else None
+            saved = unpack_state(data)
+        if saved.layout is not None and list(saved.layout.items()) != list(self._layout.items()):
+            raise ParameterMismatch(
+                f"{self.TYPE_NAME}: the saved parameters are others, or in another order: "
+                f"{_listed(named(saved.params, saved.layout))}"
+            )
+        self._load(saved)
+
+    def carry_over(self, data: bytes) -> CarriedOver:
+        """Take parameters that agree by name and shape; the others keep their initial values.
+
+        A state of an earlier release has no names: it is taken if it has as many parameters.
+
+        Raises:
+            ComponentError: no parameter agrees, or a value is NaN or infinite.
+        """
+        if not data:
+            return CarriedOver()
+        with self.restoring():
+            saved = unpack_state(data)
+        layout = saved.layout
+        if layout is None or list(layout.items()) == list(self._layout.items()):
+            self._load(saved)
+            return CarriedOver(taken=tuple(self._layout))
+        given, own = named(saved.params, layout), named(self._params, self._layout)
+        told = agreeing(
+            given,
+            own,
+            why_absent="it is new here, and has its initial values",
+            why_unknown="there is no such parameter any more",
+            known=[t.name for t in _parsed(self.config.model).graph.initializer],
+            why_known="it is not trained any more, and has the values of the program "
+            "(`bbnode compile --init-from` puts trained ones there)",
+        )
+        if not told.taken:
+            raise ParameterMismatch(
+                f"{self.TYPE_NAME}: no parameter of the saved state agrees in name and shape; "
+                f"it has {_listed(given)}, and this model {_listed(own)}"
+            )
+        taken = frozenset(told.taken)
+        joined = self._join([given[n] if n in taken else own[n] for n in own])
+        self._params = self._checked(joined, "saved parameters")
+        return told
+
+    def export(self) -> ModelProto:
+        """Return the author's model with the present parameters in place of the initial ones."""
+        model = _parsed(self.config.model)
+        values = named(self._params, self._layout)
+        for tensor in model.graph.initializer:
+            value = values.pop(tensor.name, None)
+            if value is not None:
+                _set(tensor, value)
+        if values:
+            raise NotExportable(
+                f"{self.TYPE_NAME}: {_listed(values)} are no initializers of the author's model"
+            )
+        return model
+
+    @classmethod
+    def saved_weights(cls, data: bytes) -> Mapping[str, Weights]:
+        """Return the parameters in a saved state by name.
+
+        Raises:
+            ComponentError: the bytes are no such state.
+            NotExportable: a release that kept no names saved it.
+        """
+        with restoring(cls.TYPE_NAME):
+            saved = unpack_state(data)
+        if saved.layout is None:
+            raise NotExportable(
+                f"{cls.TYPE_NAME}: an earlier release of bbnode saved this state without the names "
+                "of parameters; run the node once with this one"
+            )
+        return named(saved.params, saved.layout)
+
+    @classmethod
+    def initialized(
+        cls, config: OnnxModelConfig, weights: Mapping[str, Weights]
+    ) -> tuple[OnnxModelConfig, CarriedOver]:
+        """Return the settings with weights in the place of initializers that agree.
+
+        These are the float initializers that could be trained, also those that are not.
+
+        Raises:
+            AutodiffError: the model of the settings can't be used.
+            ParameterMismatch: nothing agrees, or a weight holds NaN or infinity.
+        """
+        model = _parsed(config.model)
+        names = {tensor.name for tensor in read_forward(model).parameters}
+        tensors = {t.name: t for t in model.graph.initializer if t.name in names}
+        wanted = {name: numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
+        told = agreeing(
+            weights,
+            wanted,
+            why_absent="nothing of that name is given, and it keeps its initial values",
+            why_unknown="the program has no such weight",
+        )
+        if not told.taken:
+            raise ParameterMismatch(
+                f"{cls.TYPE_NAME}: no weight agrees in name, shape and dtype; given are "
+                f"{_listed(weights)}, and the model has {_listed(wanted)}"
+            )
+        for name in told.taken:
+            if not np.isfinite(weights[name]).all():
+                raise ParameterMismatch(f"{cls.TYPE_NAME}: {name!r} holds NaN or infinity")
+            _set(tensors[name], weights[name])
+        content = model.SerializeToString(deterministic=True)
+        return replace(config, model=content), told
+
+    def _load(self, saved: SavedState) -> None:
+        checked = self._checked(saved.params, "saved parameters")
+        kept = None if saved.grads is None else self._checked(saved.grads, "saved gradients")
         self._params, self._kept_grads = checked, kept
-        self._last_input = last_input[0] if last_input else None
+        self._last_input = saved.last_input
 
     def _prepare(self, model: ModelProto) -> PreparedGraph:
         name = model.graph.name
@@ -241,12 +363,7 @@ class OnnxModel(Model):
 
     def _split(self, flat: Vector) -> list[Value]:
         """Return views of a flat vector in the shapes of the parameters."""
-        parts: list[Value] = []
-        start = 0
-        for size, shape in zip(self._sizes, self._shapes, strict=True):
-            parts.append(flat[start : start + size].reshape(shape))
-            start += size
-        return parts
+        return [*named(flat, self._layout).values()]
 
     def _join(self, parts: Sequence[Value]) -> Vector:
         return _frozen(np.concatenate([np.reshape(part, -1) for part in parts]))
@@ -293,15 +410,32 @@ class OnnxModel(Model):
         return array
 
 
-def _derive(config: OnnxModelConfig) -> TrainingGraphs:
+def _parsed(content: bytes) -> ModelProto:
     try:
-        forward = onnx.load_model_from_string(config.model)
+        return onnx.load_model_from_string(content)
     except ProtobufDecodeError as error:
         raise InvalidForwardModel(
-            what=f"its {len(config.model)} bytes are no ModelProto",
+            what=f"its {len(content)} bytes are no ModelProto",
             remedy="give `model` the bytes of model.SerializeToString()",
         ) from error
-    graphs = training_graphs(forward, config.loss, config.trainable or None)
+
+
+def _set(tensor: TensorProto, value: Weights) -> None:
+    """Replace the values of a tensor, and nothing else of it."""
+    for data in _TYPED_DATA:
+        tensor.ClearField(data)
+    tensor.raw_data = numpy_helper.from_array(np.ascontiguousarray(value)).raw_data
+
+
+def _listed(weights: Mapping[str, Weights]) -> str:
+    """Return names and shapes for a message, or the first of many."""
+    told = [f"{name!r} {list(each.shape)}" for name, each in itertools.islice(weights.items(), 4)]
+    more = len(weights) - len(told)
+    return ", ".join([*told, f"{more} more"] if more else told) or "none"
+
+
+def _derive(config: OnnxModelConfig) -> TrainingGraphs:
+    graphs = training_graphs(_parsed(config.model), config.loss, config.trainable or None)
     kinds = {tensor.data_type for tensor in graphs.initial}
     if kinds != {onnx.TensorProto.FLOAT}:
         raise InvalidForwardModel(

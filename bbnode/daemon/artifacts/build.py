@@ -1,4 +1,4 @@
-"""From `package.module:Class` to a compiled model.
+"""From `package.module:Class`, or `file.py:Class`, to a compiled model.
 
 Rule: the class is instantiated with the caller's keyword arguments, recorded, and compiled
 with the bindings that it suggests itself.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -16,7 +17,7 @@ from bbnode.compiler import Compiler
 from bbnode.components.registry import roles_of
 from bbnode.dsl import Module
 from bbnode.ir import keys
-from bbnode.ir.class_names import ClassNotLoaded, load_class
+from bbnode.ir.class_names import ClassNotLoaded, load_class, load_from_file
 from bbnode.ir.errors import AuthorError, DeploymentError
 
 
@@ -31,20 +32,21 @@ class ModuleArgsRefused(DeploymentError):
 def load_module(spec: str, args: Mapping[str, Any]) -> Module:
     """Import and instantiate the Module class that `spec` names.
 
-    The current directory is searched as well, as `python -m` would.
-    Raises ModuleNotUsable or ModuleArgsRefused.
+    `spec` is `package.module:Class`, whose module may also be in the current directory (as
+    `python -m` would find it), or `folder/file.py:Class`; the class of a file with exactly one
+    Module may be left out. Raises ModuleNotUsable or ModuleArgsRefused.
     """
-    module_name, _, class_name = spec.partition(":")
-    if not module_name or not class_name:
-        raise ModuleNotUsable(f"{spec!r} does not name a class as package.module:Class")
-    if module_name.endswith(".py"):
-        module = module_name.removesuffix(".py").replace("/", ".")
+    place, _, class_name = spec.rpartition(":") if spec[-3:] != ".py" else (spec, "", "")
+    is_file = place.endswith(".py")
+    if not place or not (class_name or is_file):
         raise ModuleNotUsable(
-            f"{spec!r} names a file; name its module, '{module}:{class_name}', and start bbnode "
-            "in the directory that holds it"
+            f"{spec!r} does not name a class, as package.module:Class or folder/file.py:Class do"
         )
     try:
-        cls = load_class(module_name, class_name, Module)
+        if is_file:
+            cls = load_from_file(Path(place), class_name, Module)
+        else:
+            cls = load_class(place, class_name, Module)
     except ClassNotLoaded as error:
         raise ModuleNotUsable(f"{spec!r}: {error}") from error
     try:

@@ -207,6 +207,11 @@ class DiscoverySection(Section):
         "dial peers that the program sends to, or whose connection was lost, for a minute each, at "
         "the addresses that registries or the peers themselves gave",
     )
+    introductions: bool = _key(
+        True,
+        "ask bootstrap peers for the peers that the program has this node talk with, and tell "
+        "those that ask; each at addresses that this node would dial itself",
+    )
     mdns: bool = _key(
         False,
         "announce this node on the local network, and dial nodes there that run the same program, "
@@ -326,6 +331,11 @@ class WaitFor(Section):
     )
     on_timeout: Literal["wait", "fail"] = _key(
         "wait", "with fewer than min_peers after timeout_s: wait on, or fail and stop the node"
+    )
+    also: dict[str, Count] = _key(
+        {},
+        "other classes of peer with the peers of each that the first round waits for as well, "
+        "timeout_s at most",
     )
 
     @model_validator(mode="after")

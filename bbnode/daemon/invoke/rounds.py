@@ -319,9 +319,13 @@ class Rounds:
             return
         # All peers are worth a wait once, at the start; later, enough of them are enough,
         # or every round of a network that lost one peer would take timeout_s longer.
-        want = wait.peers if self.done == 0 or not self.history else wait.enough_peers
+        is_first = self.done == 0 or not self.history
         with trio.move_on_after(wait.timeout_s):
-            await self._until_connected(want, wait.peer_class)
+            await self._until_connected(
+                wait.peers if is_first else wait.enough_peers, wait.peer_class
+            )
+            for peer_class, peers in wait.also.items() if is_first else ():
+                await self._until_connected(peers, peer_class)
         have = len(self._node.connected_peers(wait.peer_class))
         if have < wait.enough_peers and wait.on_timeout == "fail":
             raise TooFewPeers(

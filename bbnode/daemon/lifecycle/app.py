@@ -23,12 +23,14 @@ from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.plane import ControlPlane
 from bbnode.daemon.control.trace import TRACE_STEPS
+from bbnode.daemon.invoke.reach import Reach
 from bbnode.daemon.invoke.rounds import Rounds
 from bbnode.daemon.lifecycle import assembly, sd_notify
 from bbnode.daemon.lifecycle.process import OwnProcess, SharedProcess
 from bbnode.daemon.network import dial_back, ping
 from bbnode.daemon.network.conduct import ConductWatch
 from bbnode.daemon.network.discovery import Discovery
+from bbnode.daemon.network.introductions import Introductions
 from bbnode.daemon.network.versions import VersionWatch
 from bbnode.daemon.observing.events import step_to_event
 from bbnode.daemon.observing.watch import Stalled, Watch, WatchTargets
@@ -36,7 +38,9 @@ from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state.record_file import RecordFile
 from bbnode.daemon.state.resend import Resend
 from bbnode.engine import All, Node, steps
+from bbnode.ir.crossing import encode_crossings
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.onnx_file import program_of
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import TransportEvent, Unsent
 from bbnode.transport.driver import Driver, StepObserver
@@ -125,6 +129,13 @@ class Daemon:
             network_id=str(access.network or ""),
             authorizer=access.authorizer,
         )
+        self._introductions = (
+            Introductions(
+                self._backend, self._discovery, crossings=encode_crossings(self._node.crossings)
+            )
+            if config.discovery.introductions
+            else None
+        )
         self._driver = Driver(
             self._node,
             self._backend,
@@ -137,6 +148,7 @@ class Daemon:
         )
         self._stop = trio.Event()
         self._preparing: set[str] = set()
+        self._reach: Reach | None = None
         self._progress = trio.Event()  # something changed that `_prepare_components` waits for
         self._rounds: list[Rounds] = []
         # Called with each step of the node, after the daemon's own parts.
@@ -174,7 +186,10 @@ class Daemon:
         self._conduct = ConductWatch(access, self._control.publish, config.network.bootstrap)
         self._versions = VersionWatch(self._node, self._artifact.sha256, self._control.publish)
         self._control.host.rounds = self._rounds
+        self._control.host.later = self._later
         self._control.host.counters.append(self._discovery.counters)
+        if self._introductions is not None:
+            self._control.host.counters.append(self._introductions.counters)
         self._control.host.discovery = self._discovery.as_json
         self._checkpointer.on_saved = self._control.host.note_saved
         self._watch = Watch(
@@ -237,6 +252,8 @@ class Daemon:
                 self._node.run_bootstrap(All(components=False))
                 self._driver.wake()
                 await work.start(self._discovery.run)
+                if self._introductions is not None:
+                    work.start_soon(self._introductions.run)
                 work.start_soon(self._resend.run)
                 for peer in self._resend.peers:
                     self._discovery.miss(peer)
@@ -289,6 +306,8 @@ class Daemon:
 
     def _heard(self, event: TransportEvent) -> None:
         self._discovery.heard(event)
+        if self._introductions is not None:
+            self._introductions.heard(event)
         self._conduct.heard(event)
         self._versions.heard(event)
         self._resend.heard(event)
@@ -315,6 +334,8 @@ class Daemon:
         with trio.move_on_after(grace_s * (1 - LEAVE_SHARE)) as scope:
             self._driver.stop()
             self._discovery.stop()
+            if self._introductions is not None:
+                self._introductions.stop()
             await self._driver.stopped()
             self._driver.take_rest()
             # First, as the rest depends on others.
@@ -403,6 +424,12 @@ class Daemon:
             rounds.observe(step)
         for observer in self.observers:
             observer(step)
+
+    def _later(self, target: str, entry: str | None) -> frozenset[str]:
+        """Return the outputs that come after an execution; the program is read when first asked."""
+        if self._reach is None:
+            self._reach = Reach(program_of(self._artifact.model))
+        return self._reach.later(target, entry)
 
     def _bytes_moved(self) -> int:
         counters = self._backend.counters()

@@ -59,6 +59,7 @@ class Origin(enum.Enum):
 
     BOOTSTRAP = "bootstrap"  # or a ticket: `bbnode join` writes its peers to the list
     REGISTRY = "registry"  # or what else writes to the address book: the program told of it
+    INTRODUCED = "introduced"  # a bootstrap peer told of it
     MDNS = "mdns"
     INBOUND = "inbound"  # it dialled us
     ASKED = "asked"  # somebody had it dialled, as by `bbnode peers connect`
@@ -152,6 +153,32 @@ class Discovery:
         if peer not in self._up:
             self._missed(peer, self._node.peer_standing(peer).addresses)
 
+    def is_bootstrap(self, peer: PeerId) -> bool:
+        """Return True for a peer of the bootstrap list."""
+        return peer in self._bootstrap
+
+    def knows_well(self, peer: PeerId) -> bool:
+        """Return True for a member of our private network, or one that the program dealt with."""
+        return bool(self._network_id) or peer in self._exchanged
+
+    def introduced(self, peer: PeerId, addresses: Sequence[Multiaddr]) -> bool:
+        """Dial a peer that a bootstrap peer told of.
+
+        Returns False if it is connected, dialled already, or not admitted, and beyond the rate.
+        """
+        if peer in self._up or peer in self._bootstrap or not self._admits(peer):
+            return False
+        now_s = trio.current_time()
+        if peer not in self._learned and not self._budget.take(HintSource.TOLD, peer, now_s):
+            self._counts["discovery.over_budget"] += 1
+            return False
+        self.note(peer, Origin.INTRODUCED)
+        if not self._learned.want(peer, addresses, now_s):
+            return False
+        self._counts["discovery.learned"] += 1
+        self._wake.set()
+        return True
+
     def observe(self, step: steps.Step) -> None:
         """Handle a step of the node. Called for every one: the frequent ones come first."""
         match step:
@@ -205,10 +232,7 @@ class Discovery:
         """Return the source of a peer's addresses; only a peer that was connected is its own."""
         if peer not in self._seen:
             return HintSource.TOLD
-        # A member of our private network, or a peer that the program has dealt with.
-        return (
-            HintSource.OWN if self._network_id or peer in self._exchanged else HintSource.STRANGER
-        )
+        return HintSource.OWN if self.knows_well(peer) else HintSource.STRANGER
 
     def _who_dialled(self, peer: PeerId) -> Origin:
         """Return the origin of a peer that is seen for the first time, by who dialled."""

@@ -1,23 +1,26 @@
 """The node's state on disk: written whole, checked when read, never trusted blindly.
 
 Rule: a file that is torn, changed or newer is not used; the reason is logged and the one before it
-is tried. Of one of another version of the program, only the states of components are used, where
-slot and type agree, and the file is kept aside, so that nothing of it is lost. A new file is
-complete on disk before an old one is touched, and only a good one becomes the one before: a full
-disk or a crash at any point leaves at least as good a file as there was. If a checkpoint can't be
-written, the node continues without it.
+is tried. A whole one that this node can't resume (another version of the program or of bbnode made
+it, or other targets) is kept aside under a name of its own, and nothing that is kept aside is ever
+replaced or removed. Of such a one the states of components are taken over, where slot and type
+agree. A new file is complete on disk before an old one is touched, and only a good one becomes the
+one before: a full disk or a crash at any point leaves at least as good a file as there was. If a
+checkpoint can't be written, the node continues without it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import trio
@@ -26,9 +29,9 @@ from pydantic import BaseModel, ValidationError
 from bbnode.components.contracts import ComponentError
 from bbnode.daemon import paths
 from bbnode.daemon.invoke.rounds import Rounds
-from bbnode.engine import Node
+from bbnode.engine import Adopted, Node
 from bbnode.engine.errors import SnapshotRefused, StateRefused
-from bbnode.ir.caps import MAX_KEPT_UNSENT_BYTES
+from bbnode.ir.caps import MAX_CHECKPOINT_BYTES, MAX_KEPT_UNSENT_BYTES, MAX_STATE_ENTRIES
 from bbnode.ir.errors import BbnodeError, DecodeError, DeploymentError
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Unsent
@@ -38,14 +41,58 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 _MAGIC = b"BBNODE1\n"
-# Versions of the program whose last checkpoints are kept: the one before, and one more.
-MAX_KEPT_VERSIONS = 2
-_KEPT = re.compile(r"checkpoint\.[0-9a-f]{8}")
+# Of files kept aside. More of them are kept as well, and the log says how much room they take.
+MANY_KEPT = 8
+# The digest of the artifact, and a number where several of it are kept.
+_KEPT = re.compile(r"checkpoint\.[0-9a-f]{8}(?:\.[0-9]{1,6})?")
 _DIGEST_BYTES = 32
 
 
 class CheckpointRefused(DeploymentError):
     """A checkpoint's file is torn, changed or newer."""
+
+
+class CheckpointOfAnotherFormat(CheckpointRefused):
+    """A checkpoint is whole, but another version of bbnode wrote it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestRound:
+    """The round after which a checkpoint was made because it was the best so far.
+
+    `value` is that of the target's output `output`.
+    """
+
+    target: str
+    round: int
+    output: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upgrade:
+    """The states that a node took over of a checkpoint which it could not resume.
+
+    `version` begins the digest of the artifact that made it; `kept` is its file.
+    """
+
+    version: str
+    kept: Path
+    adopted: Adopted
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as the status shows it."""
+        parameters = {
+            slot: {"taken": list(parts.taken), "left": dict(parts.left)}
+            for slot, parts in self.adopted.parts.items()
+        }
+        return {
+            "version": self.version,
+            "kept": str(self.kept),
+            "taken": list(self.adopted.taken),
+            "left": dict(self.adopted.left),
+            "parameters": parameters,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +109,8 @@ class Checkpoint:
     """The state that survives a restart.
 
     It has the engine's snapshot and, by target, the rounds made and the execution of the current
-    one; at a stop also the envelopes that no peer has acknowledged.
+    one; at a stop also the envelopes that no peer has acknowledged. `best` is there in one that is
+    kept because of its round. `upgrade` is never in the file.
     """
 
     artifact_sha256: str
@@ -70,6 +118,8 @@ class Checkpoint:
     rounds_done: dict[str, int]
     rounds_running: dict[str, int] = field(default_factory=dict)
     unsent: tuple[UnsentEnvelope, ...] = ()
+    best: BestRound | None = None
+    upgrade: Upgrade | None = None
 
 
 def checkpoint_file(state_dir: Path) -> Path:
@@ -77,22 +127,16 @@ def checkpoint_file(state_dir: Path) -> Path:
     return state_dir / "checkpoint"
 
 
+def best_file(state_dir: Path) -> Path:
+    """Return the file of the checkpoint after the best round."""
+    return state_dir / "best.checkpoint"
+
+
 def write(state_dir: Path, checkpoint: Checkpoint) -> None:
     """Write the checkpoint; the one before, if it is good, stays beside it. Raises StorageError."""
-    body = msgpack.packb(
-        {
-            "version": FORMAT_VERSION,
-            "artifact_sha256": checkpoint.artifact_sha256,
-            "node": checkpoint.node,
-            "rounds_done": checkpoint.rounds_done,
-            "rounds_running": checkpoint.rounds_running,
-            "unsent": [[each.peer.to_bytes(), each.tag, each.data] for each in checkpoint.unsent],
-        }
-    )
     path = checkpoint_file(state_dir)
     fresh = path.with_suffix(".new")
-    data = b"".join((_MAGIC, hashlib.sha256(body).digest(), body))
-    paths.write_atomically(fresh, data, mode=0o600)
+    paths.write_atomically(fresh, _packed(checkpoint), mode=0o600)
     try:
         if _is_good(path):
             path.replace(path.with_suffix(".previous"))
@@ -102,11 +146,72 @@ def write(state_dir: Path, checkpoint: Checkpoint) -> None:
         raise paths.StorageError(f"{path}: cannot be written: {error.strerror}") from error
 
 
+def write_best(state_dir: Path, checkpoint: Checkpoint) -> None:
+    """Write the checkpoint of the best round; one of another artifact is kept aside.
+
+    Raises StorageError.
+    """
+    path = best_file(state_dir)
+    with contextlib.suppress(FileNotFoundError, CheckpointRefused):
+        other = read(path).artifact_sha256
+        if other != checkpoint.artifact_sha256:
+            keep_aside(path, other)
+    paths.write_atomically(path, _packed(checkpoint), mode=0o600)
+
+
+def best_round(state_dir: Path, artifact_sha256: str) -> BestRound | None:
+    """Return the best round that this artifact has a checkpoint of, if any.
+
+    Raises StorageError for a file that can't be read; one that is refused is logged.
+    """
+    path = best_file(state_dir)
+    try:
+        found = read(path)
+    except FileNotFoundError:
+        return None
+    except CheckpointRefused as error:
+        logger.warning("checkpoint refused", extra={"path": str(path), "reason": str(error)})
+        return None
+    return found.best if found.artifact_sha256 == artifact_sha256 else None
+
+
+def read(path: Path) -> Checkpoint:
+    """Return the checkpoint in a file.
+
+    Raises FileNotFoundError, StorageError, and CheckpointRefused, whose text names no file.
+    """
+    try:
+        if path.stat().st_size > MAX_CHECKPOINT_BYTES:
+            raise CheckpointRefused(f"larger than any checkpoint ({MAX_CHECKPOINT_BYTES} bytes)")
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise paths.StorageError(f"{path}: cannot be read: {error.strerror}") from error
+    return _parse(data)
+
+
+def _packed(checkpoint: Checkpoint) -> bytes:
+    fields: dict[str, Any] = {
+        "version": FORMAT_VERSION,
+        "artifact_sha256": checkpoint.artifact_sha256,
+        "node": checkpoint.node,
+        "rounds_done": checkpoint.rounds_done,
+        "rounds_running": checkpoint.rounds_running,
+        "unsent": [[each.peer.to_bytes(), each.tag, each.data] for each in checkpoint.unsent],
+    }
+    best = checkpoint.best
+    if best is not None:
+        fields["best"] = [best.target, best.round, best.output, best.value]
+    body = msgpack.packb(fields)
+    return b"".join((_MAGIC, hashlib.sha256(body).digest(), body))
+
+
 def remove_orphans(state_dir: Path) -> None:
     """Remove temporary files of killed writers; the caller holds the directory's lock."""
     path = checkpoint_file(state_dir)
     fresh = path.with_suffix(".new")
-    own = (fresh.name, "incarnation", "control.token")
+    own = (fresh.name, best_file(state_dir).name, "incarnation", "control.token")
     for orphan in paths.remove_orphans(state_dir, own):
         logger.info("removed what a killed daemon left", extra={"path": str(orphan)})
     with contextlib.suppress(OSError):
@@ -125,56 +230,94 @@ def usable(state_dir: Path, artifact_sha256: str) -> Iterator[Checkpoint]:
 
 
 def _whole(state_dir: Path) -> Iterator[tuple[Path, Checkpoint]]:
-    """Yield all checkpoints that can be read, of any artifact, newest first."""
+    """Yield all checkpoints that can be read, of any artifact, newest first.
+
+    One that another version of bbnode wrote is kept aside. Raises StorageError when that fails.
+    """
     newest = checkpoint_file(state_dir)
     for path in (newest, newest.with_suffix(".previous")):
         try:
-            yield path, _parse(path.read_bytes())
+            found = read(path)
         except FileNotFoundError:
             continue
-        except (OSError, CheckpointRefused) as error:
-            logger.warning("checkpoint refused", extra={"path": str(path), "reason": str(error)})
+        except (paths.StorageError, CheckpointRefused) as error:
+            said = {"path": str(path), "reason": str(error)}
+            if isinstance(error, CheckpointOfAnotherFormat):
+                said["kept"] = str(keep_aside(path, hashlib.sha256(path.read_bytes()).hexdigest()))
+            logger.warning("checkpoint refused", extra=said)
+            continue
+        yield path, found
 
 
-def keep_aside(path: Path, artifact_sha256: str) -> Path:
-    """Keep a checkpoint of another version as `checkpoint.<its first 8 hex digits>`.
+def keep_aside(path: Path, digest: str) -> Path:
+    """Keep a checkpoint under a name of its own: `<name>.<first 8 digits of the digest>`.
 
-    Of each version the newest one is kept, and as many versions as `MAX_KEPT_VERSIONS`. Raises
+    Where another file has that name, a number follows it: nothing that is kept is replaced. Raises
     StorageError.
     """
-    kept = path.with_name(f"checkpoint.{artifact_sha256[:8]}")
+    # The one before is kept under the name of the newest: to whom it belongs says its content.
+    first = f"{path.name.removesuffix('.previous')}.{digest[:8]}"
+    names = itertools.chain([first], (f"{first}.{number}" for number in itertools.count(2)))
+    kept = path.with_name(first)
     try:
-        kept.unlink(missing_ok=True)
+        for kept in map(path.with_name, names):
+            if not kept.exists():
+                break
+            if _are_equal(kept, path):
+                return kept
         try:
             kept.hardlink_to(path)
+            paths.sync_directory(path.parent)
         except OSError:  # a file system without links
             paths.write_atomically(kept, path.read_bytes(), mode=0o600)
-        others = [p for p in path.parent.glob("checkpoint.*") if _KEPT.fullmatch(p.name)]
-        others.sort(key=lambda p: (p == kept, p.stat().st_mtime), reverse=True)
-        for old in others[MAX_KEPT_VERSIONS:]:
-            old.unlink()
-            logger.warning("dropped the checkpoint of an old version", extra={"path": str(old)})
+        _warn_of_many(path.parent)
     except OSError as error:
-        raise paths.StorageError(f"{kept}: cannot be kept: {error.strerror}") from error
+        raise paths.StorageError(
+            f"{kept}: {path.name} cannot be kept aside: {error.strerror}; make room, or move that "
+            "file away"
+        ) from error
     return kept
+
+
+def _are_equal(one: Path, other: Path) -> bool:
+    return one.samefile(other) or (
+        one.stat().st_size == other.stat().st_size and one.read_bytes() == other.read_bytes()
+    )
+
+
+def _kept(state_dir: Path) -> list[Path]:
+    """Return the files kept aside, for each artifact the newest one first."""
+    listed = itertools.islice(state_dir.iterdir(), MAX_STATE_ENTRIES)
+    found = [path for path in listed if _KEPT.fullmatch(path.name)]
+    return sorted(found, key=lambda p: (len(p.name), p.name), reverse=True)
+
+
+def _warn_of_many(state_dir: Path) -> None:
+    kept = _kept(state_dir)
+    if len(kept) > MANY_KEPT:
+        logger.warning(
+            "many checkpoints of other versions are kept; remove those that nobody needs",
+            extra={"files": len(kept), "bytes": sum(path.stat().st_size for path in kept)},
+        )
 
 
 def _is_good(path: Path) -> bool:
     try:
-        _parse(path.read_bytes())
-    except (OSError, CheckpointRefused):
+        read(path)
+    except (OSError, paths.StorageError, CheckpointRefused):
         return False
     return True
 
 
 class _CheckpointBody(BaseModel, strict=True):
-    """A checkpoint as in the file; one of an earlier release has no `unsent`."""
+    """A checkpoint as in the file; one of an earlier release has no `unsent` and no `best`."""
 
     artifact_sha256: str
     node: bytes
     rounds_done: dict[str, int]
     rounds_running: dict[str, int]
     unsent: tuple[tuple[bytes, int, bytes | None], ...] = ()
+    best: tuple[str, int, str, float] | None = None
 
 
 def _parse(data: bytes) -> Checkpoint:
@@ -190,19 +333,31 @@ def _parse(data: bytes) -> Checkpoint:
         raise CheckpointRefused(f"it can't be read: {error}") from error
     version = fields.get("version") if isinstance(fields, dict) else None
     if version != FORMAT_VERSION:
-        raise CheckpointRefused(f"format {version!r}, this bbnode reads {FORMAT_VERSION}")
+        refusal = CheckpointOfAnotherFormat if type(version) is int else CheckpointRefused
+        raise refusal(f"format {version!r}, this bbnode reads {FORMAT_VERSION}")
     try:
-        read = _CheckpointBody.model_validate(fields)
+        body_read = _CheckpointBody.model_validate(fields)
         unsent = tuple(
             UnsentEnvelope(peer=PeerId.from_bytes(peer), tag=tag, data=data)
-            for peer, tag, data in read.unsent
+            for peer, tag, data in body_read.unsent
         )
     except ValidationError as error:
         first = error.errors()[0]
         raise CheckpointRefused(f"its {first['loc'][0]!r} is malformed: {first['msg']}") from error
     except DecodeError as error:
         raise CheckpointRefused(f"its 'unsent' is malformed: {error}") from error
-    return Checkpoint(**read.model_dump(exclude={"unsent"}), unsent=unsent)
+    best = None
+    if body_read.best is not None:
+        target, number, output, value = body_read.best
+        best = BestRound(target=target, round=number, output=output, value=value)
+    return Checkpoint(
+        artifact_sha256=body_read.artifact_sha256,
+        node=body_read.node,
+        rounds_done=body_read.rounds_done,
+        rounds_running=body_read.rounds_running,
+        unsent=unsent,
+        best=best,
+    )
 
 
 def restore_or_install(
@@ -210,36 +365,82 @@ def restore_or_install(
 ) -> tuple[Node, Checkpoint | None]:
     """Return a node and the newest checkpoint, which it accepted; or a fresh node and None.
 
-    Without one of this artifact, components take their states from the newest one of another
-    version of the program, and the rounds that it counted are returned. Raises StorageError when
-    that one cannot be kept.
+    One of this artifact that was kept aside, when another version was run, is used as well. Without
+    any, components take their states from the newest one that there is, and the rounds that it
+    counted are returned. What is not resumed is kept aside. Raises StorageError when it cannot be:
+    then nothing may be started that would replace it.
 
     `install` makes a node; it is called again after each checkpoint that a node refused.
     """
     node = install()
-    for saved in usable(state_dir, artifact_sha256):
+    refused: set[Path] = set()
+    kept: list[Path] = []
+
+    def resumed(path: Path, saved: Checkpoint) -> bool:
+        nonlocal node
         try:
             node.restore(saved.node)
         except BbnodeError as error:
-            logger.warning("snapshot refused", extra={"reason": str(error)})
+            said = {"path": str(path), "reason": str(error)}
+            logger.warning("snapshot refused", extra=said)
             node = install()  # part of the checkpoint may have been loaded
-            continue
-        logger.info("restored", extra={"rounds_done": saved.rounds_done})
-        return node, saved
+            return False
+        told: dict[str, Any] = {"rounds_done": saved.rounds_done}
+        if path in kept:
+            told["path"] = str(path)
+        logger.info("restored", extra=told)
+        return True
+
+    others: dict[str, Path] = {}  # the newest one of each
     for path, saved in _whole(state_dir):
         if saved.artifact_sha256 != artifact_sha256:
-            return _upgraded(path, saved, install, node)
+            others.setdefault(saved.artifact_sha256, path)
+        elif resumed(path, saved):
+            _keep_all_aside(others)
+            return node, saved
+        else:
+            refused.add(keep_aside(path, saved.artifact_sha256))
+    _keep_all_aside(others)
+    own = f"checkpoint.{artifact_sha256[:8]}"
+    kept += [path for path in _kept(state_dir) if path.name.startswith(own)]
+    for path in kept:
+        if path in refused:
+            continue
+        found = _kept_one(path)
+        if found is None or found.artifact_sha256 != artifact_sha256 or not resumed(path, found):
+            continue
+        # Now it is the newest one; what stood there is kept under its own name.
+        try:
+            path.replace(checkpoint_file(state_dir))
+            paths.sync_directory(state_dir)
+        except OSError as error:
+            raise paths.StorageError(f"{path}: cannot be moved: {error.strerror}") from error
+        return node, found
+    for path, saved in _whole(state_dir):
+        return _upgraded(path, saved, install, node)
     return node, None
+
+
+def _keep_all_aside(others: dict[str, Path]) -> None:
+    for digest, path in others.items():
+        keep_aside(path, digest)
+
+
+def _kept_one(path: Path) -> Checkpoint | None:
+    try:
+        return read(path)
+    except (OSError, paths.StorageError, CheckpointRefused) as error:
+        logger.warning("checkpoint refused", extra={"path": str(path), "reason": str(error)})
+        return None
 
 
 def _upgraded(
     path: Path, saved: Checkpoint, install: Callable[[], Node], node: Node
 ) -> tuple[Node, Checkpoint | None]:
-    """Return a node with the component states of another version, whose file is kept aside.
+    """Return a node with the component states of a checkpoint that it can't resume.
 
     The rounds made go on being counted; executions, timers and envelopes of the other version end
-    here. Raises StorageError when the file cannot be kept: then nothing may be started that would
-    replace it.
+    here. Raises StorageError when the file cannot be kept.
     """
     kept = keep_aside(path, saved.artifact_sha256)
     slots: list[str] | None = None
@@ -258,20 +459,27 @@ def _upgraded(
             logger.warning("nothing taken from the checkpoint of another version", extra=said)
             return install(), None
         node = install()  # a part of the state may have been loaded
-    left = {**adopted.left, **refused}
+    adopted = replace(adopted, left={**adopted.left, **refused})
+    upgrade = Upgrade(version=saved.artifact_sha256[:8], kept=kept, adopted=adopted)
+    some_left = adopted.left or any(parts.left for parts in adopted.parts.values())
+    said = upgrade.as_json()
     logger.log(
-        logging.WARNING if left or saved.unsent else logging.INFO,
+        logging.WARNING if some_left or saved.unsent else logging.INFO,
         "upgraded from another version of the program",
         extra={
-            "version": saved.artifact_sha256[:8],
-            "taken": list(adopted.taken),
-            "left": left,
+            "version": said["version"],
+            "taken": said["taken"],
+            "left": said["left"],
+            "parameters": said["parameters"],
             "unsent_dropped": len(saved.unsent),
-            "path": str(kept),
+            "path": said["kept"],
         },
     )
     return node, Checkpoint(
-        artifact_sha256=saved.artifact_sha256, node=b"", rounds_done=saved.rounds_done
+        artifact_sha256=saved.artifact_sha256,
+        node=b"",
+        rounds_done=saved.rounds_done,
+        upgrade=upgrade,
     )
 
 
@@ -333,19 +541,33 @@ class Checkpointer:
         Raises StorageError, or ComponentError when a component can't be saved now.
         """
         async with self._one_at_a_time:
-            saved = Checkpoint(
-                artifact_sha256=self._artifact_sha256,
-                node=self._node.snapshot(trio_clock_ns()),
-                rounds_done={r.entry.target: r.done for r in self._rounds},
-                rounds_running={
-                    r.entry.target: r.running for r in self._rounds if r.running is not None
-                },
-                unsent=_stored(unsent),
-            )
+            saved = replace(self._taken(), unsent=_stored(unsent))
             await trio.to_thread.run_sync(write, self._state_dir, saved)
         self.saved_s = trio.current_time()
         self.on_saved(self.saved_s)
         return len(saved.node)
+
+    async def save_best(self, best: BestRound) -> int:
+        """Write a checkpoint to `best_file`, beside the others; it stays until the next call.
+
+        Returns the bytes of the node's state in it. Call it before the next round begins. Raises
+        StorageError, or ComponentError when a component can't be saved now.
+        """
+        async with self._one_at_a_time:
+            saved = replace(self._taken(), best=best)
+            await trio.to_thread.run_sync(write_best, self._state_dir, saved)
+        return len(saved.node)
+
+    def _taken(self) -> Checkpoint:
+        """Return a checkpoint of the node as it is. Raises ComponentError."""
+        return Checkpoint(
+            artifact_sha256=self._artifact_sha256,
+            node=self._node.snapshot(trio_clock_ns()),
+            rounds_done={r.entry.target: r.done for r in self._rounds},
+            rounds_running={
+                r.entry.target: r.running for r in self._rounds if r.running is not None
+            },
+        )
 
 
 def _stored(unsent: Sequence[Unsent]) -> tuple[UnsentEnvelope, ...]:

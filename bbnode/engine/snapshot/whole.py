@@ -15,13 +15,14 @@ from typing import Any
 
 import msgpack
 
+from bbnode.components.contracts import CarriedOver
 from bbnode.engine import ingress as ev
 from bbnode.engine.errors import SnapshotFailed, SnapshotRefused, StateRefused, describe
 from bbnode.engine.runtime import Runtime
 from bbnode.engine.snapshot.events import IngressTable
 from bbnode.ir.errors import BbnodeError
 
-SNAPSHOT_VERSION = 5
+SNAPSHOT_VERSION = 6
 _MAGIC = b"BBSNAP01"
 _DIGEST_BYTES = 32
 # msgpack knows 64 bits; a deadline that a peer claims may lie beyond them.
@@ -30,10 +31,14 @@ _LONG_INT = "\0int"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted:
-    """Slots whose components took their state of another version, and why the others did not."""
+    """Slots whose components took their state of another version, and why the others did not.
+
+    `parts` says of the slots that were taken what they took and left, where they tell.
+    """
 
     taken: tuple[str, ...]
     left: Mapping[str, str]
+    parts: Mapping[str, CarriedOver]
 
 
 @contextmanager
@@ -106,7 +111,8 @@ def restore_snapshot(rt: Runtime, data: bytes, *, same_life: bool) -> None:
         raise SnapshotRefused(f"the snapshot is malformed: {':'.join(describe(error))}") from error
     saved = {slot: state for slot, _, state in fields["components"]}
     for cell in rt.cells:
-        _restore_component(cell.slot, cell.component, saved[cell.slot])
+        with _loading(cell.slot):
+            cell.component.restore(saved[cell.slot])
         if cell.moves:
             cell.keep(saved[cell.slot])
     if same_life:
@@ -124,16 +130,17 @@ def restore_snapshot(rt: Runtime, data: bytes, *, same_life: bool) -> None:
 def adopt_components(rt: Runtime, data: bytes, slots: Container[str] | None) -> Adopted:
     """Load the states of components from a snapshot of another version of the program.
 
-    A component takes the state that its slot had, if that one was of its type, and if it is among
-    `slots` (None: all). Executions and tables of the other version are not looked at. Raises
-    SnapshotRefused; StateRefused where a component refuses its state: then the node has to be
-    installed again.
+    A component takes over (`carry_over`) the state that its slot had, if that one was of its type,
+    and if it is among `slots` (None: all). Executions and tables of the other version are not
+    looked at. Raises SnapshotRefused; StateRefused where a component refuses its state: then the
+    node has to be installed again.
     """
     fields = parse(data)
     if fields["peer"] != rt.neighbours.self_peer.to_bytes():
         raise SnapshotRefused("the snapshot is another peer's; start this node without it")
     saved = {slot: (type_name, state) for slot, type_name, state in fields["components"]}
     taken: list[str] = []
+    parts: dict[str, CarriedOver] = {}
     left = dict.fromkeys(saved, "this version has no such slot")
     for cell in rt.cells:
         slot = cell.slot
@@ -145,10 +152,13 @@ def adopt_components(rt: Runtime, data: bytes, slots: Container[str] | None) -> 
         elif slots is not None and slot not in slots:
             left[slot] = "its component refuses it"
         else:
-            _restore_component(slot, cell.component, state)
+            with _loading(slot):
+                told = cell.component.carry_over(state)
+            if told.taken or told.left:
+                parts[slot] = told
             taken.append(slot)
             del left[slot]
-    return Adopted(taken=tuple(taken), left=left)
+    return Adopted(taken=tuple(taken), left=left, parts=parts)
 
 
 def _check_components(rt: Runtime, rows: Sequence[Sequence[Any]]) -> None:
@@ -161,9 +171,11 @@ def _check_components(rt: Runtime, rows: Sequence[Sequence[Any]]) -> None:
         )
 
 
-def _restore_component(slot: str, component: Any, state: bytes) -> None:
+@contextmanager
+def _loading(slot: str) -> Iterator[None]:
+    """Turn whatever a component raises while it loads its state into StateRefused."""
     try:
-        component.restore(state)
+        yield
     except BbnodeError as error:
         raise StateRefused(f"slot {slot!r}: {error}", slot) from error
     except Exception as error:  # the boundary to a component's author

@@ -20,7 +20,7 @@ from bbnode.access import exchange, revocation, sealed, statement, ticket
 from bbnode.access.errors import AccessRefused, Refusal
 from bbnode.access.keys import SigningKey
 from bbnode.components.peer_registry import messages as registry
-from bbnode.daemon.network import dial_back
+from bbnode.daemon.network import dial_back, introductions
 from bbnode.ir import codec, types, values
 from bbnode.ir.address import (
     address_from_bytes,
@@ -258,6 +258,11 @@ DECODERS: dict[str, Decoder] = {
         lambda data: dial_back.decode_answer(_PEER, data),
         (msgpack.packb(["", str(_ADDRESS), [[_ADDRESS.to_bytes(), "reached", ""]]]),),
         (dial_back.DialBackRefused,),
+    ),
+    "introductions": Decoder(
+        introductions.decode_introductions,
+        (msgpack.packb(["", [[_PEER.to_bytes(), [_ADDRESS.to_bytes()]]]]),),
+        (introductions.NotIntroduced,),
     ),
     "mdns": Decoder(mdns.decode_txt, (f"\x48dnsaddr={_ADDRESS}".encode(),), ()),
 }  # fmt: skip
