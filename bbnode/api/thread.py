@@ -241,7 +241,8 @@ class TrioThread:
 
     def _at_exit(self) -> None:
         own = threading.current_thread()
-        while others := [t for t in threading.enumerate() if t is not own and not t.daemon]:
+        # The main thread too: it has ended when only others are left to wait for.
+        while others := [t for t in threading.enumerate() if _is_work(t) and t is not own]:
             others[0].join()
         stopped = threading.Event()
         with contextlib.suppress(NodeStopped, ForkedProcess):
@@ -262,6 +263,11 @@ class TrioThread:
             stopped.set()
 
         self._nursery.start_soon(stop)
+
+
+def _is_work(thread: threading.Thread) -> bool:
+    """Return True for a thread that the interpreter waits for before its exit."""
+    return thread.is_alive() and not thread.daemon
 
 
 _lock = threading.Lock()
