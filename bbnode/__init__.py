@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from bbnode.api.methods import AsyncMethods as AsyncMethods
     from bbnode.api.on_trio import TrioNode as TrioNode
     from bbnode.api.outcome import ExecutionFailed as ExecutionFailed
+    from bbnode.api.outcome import InvokeResult as InvokeResult
     from bbnode.api.outcome import InvokeTimeout as InvokeTimeout
-    from bbnode.api.outcome import Outcome as Outcome
     from bbnode.api.outcome import OutputValue as OutputValue
     from bbnode.daemon.config.sources import ConfigError as ConfigError
     from bbnode.daemon.control.errors import ControlError as ControlError

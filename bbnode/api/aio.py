@@ -11,14 +11,14 @@ import asyncio
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from bbnode.api import thread
 from bbnode.api.facts import Facts
 from bbnode.api.methods import AsyncMethods
-from bbnode.api.outcome import Outcome, OutputValue
+from bbnode.api.outcome import InvokeResult, OutputValue
 from bbnode.api.remote import TrioRemoteNode
-from bbnode.api.settings import HasAddresses, Program, Request
+from bbnode.api.settings import HasAddresses, OpenRequest, Program
 from bbnode.daemon.control.client import DEFAULT_TIMEOUT_S, Query
 
 P = ParamSpec("P")
@@ -44,7 +44,7 @@ def open(  # noqa: A001 - as in bbnode.open
     Arguments and errors are those of `bbnode.open`. Without `async with`, `await node.stop()` when
     it is done; a node that nobody refers to any more is stopped as well.
     """
-    asked = Request(
+    asked = OpenRequest(
         program=program,
         targets=targets,
         args=args or {},
@@ -107,33 +107,21 @@ class Opening(Generic[N]):
         await self._node.__aexit__()
 
 
-class _Source(Protocol):
-    """A stream on the loop."""
-
-    async def next(self) -> Any:
-        """Return the next item; None at the end."""
-        ...
-
-    def close(self) -> None:
-        """End it."""
-        ...
-
-
 class AioStream(Generic[T]):
     """A stream for `async for`; it ends with the node. Close it, or leave its `async with`."""
 
-    def __init__(self, on: thread.TrioThread, source: _Source) -> None:
+    def __init__(self, on: thread.TrioThread, source: thread.LoopStream) -> None:
         self._on = on
         self._source = source
         # A stream that is forgotten costs a bounded queue until then.
-        self._closed = weakref.finalize(self, on.soon, source.close)
+        self._closed = weakref.finalize(self, on.start, source.aclose)
         self._closed.atexit = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:
-        found: T | None = await self._on.call_from_asyncio(self._source.next)
+        found: T | None = await self._on.call_from_asyncio(thread.next_of, self._source)
         if found is None:
             raise StopAsyncIteration
         return found
@@ -165,11 +153,11 @@ class _AioMethods(AsyncMethods):
     async def stream(self, path: str, query: Query) -> AioStream[dict[str, Any]]:
         """Subscribe to the lines of an endpoint, now."""
         source = await self._on.call_from_asyncio(self._there.stream, path, query)
-        return AioStream(self._on, source)  # type: ignore[arg-type]
+        return AioStream(self._on, source)
 
     async def invoke(
         self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
-    ) -> Outcome:
+    ) -> InvokeResult:
         """Run one execution of a target, and return it with its outputs once it has ended."""
         return await self._on.call_from_asyncio(
             self._there.invoke, target, inputs, timeout_s=timeout_s
@@ -182,8 +170,8 @@ class _AioMethods(AsyncMethods):
         value: Any,
         *,
         timeout_s: float = 60.0,
-    ) -> Outcome:
-        """Give a target one input, which starts an execution; otherwise as `invoke`."""
+    ) -> InvokeResult:
+        """Send a target one input, which starts an execution; otherwise as `invoke`."""
         return await self._on.call_from_asyncio(
             self._there.emit, target, input, value, timeout_s=timeout_s
         )

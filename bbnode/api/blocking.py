@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from bbnode.api import thread
 from bbnode.api.blocking_methods import BlockingMethods
 from bbnode.api.blocking_remote import RemoteNode
 from bbnode.api.facts import Facts
-from bbnode.api.outcome import Outcome, OutputValue
-from bbnode.api.settings import HasAddresses, Program, Request
+from bbnode.api.outcome import InvokeResult, OutputValue
+from bbnode.api.settings import HasAddresses, OpenRequest, Program
 from bbnode.daemon.control.client import DEFAULT_TIMEOUT_S, Query
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ def open(  # noqa: A001 - opens a node as Python opens a file
         EnvironmentFault: this machine denied something, such as a port.
         ForkedProcess: this process is a fork of one that ran nodes.
     """
-    asked = Request(
+    asked = OpenRequest(
         program=program,
         targets=targets,
         args=args or {},
@@ -111,34 +111,22 @@ def connect(
     return remote
 
 
-class _Source(Protocol):
-    """A stream on the loop."""
-
-    async def next(self) -> Any:
-        """Return the next item; None at the end."""
-        ...
-
-    def close(self) -> None:
-        """End it."""
-        ...
-
-
 class BlockingStream(Generic[T]):
     """A stream for `for`; it ends with the node. Close it, or leave its `with`."""
 
-    def __init__(self, on: thread.TrioThread, source: _Source) -> None:
+    def __init__(self, on: thread.TrioThread, source: thread.LoopStream) -> None:
         """A method of a node makes it."""
         self._on = on
         self._source = source
         # A stream that is forgotten costs a bounded queue until then.
-        self._closed = weakref.finalize(self, on.soon, source.close)
+        self._closed = weakref.finalize(self, on.start, source.aclose)
         self._closed.atexit = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> T:
-        found: T | None = self._on.call(self._source.next)
+        found: T | None = self._on.call(thread.next_of, self._source)
         if found is None:
             raise StopIteration
         return found
@@ -178,7 +166,7 @@ class BlockingNode(BlockingMethods, Facts):
 
     def invoke(
         self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
-    ) -> Outcome:
+    ) -> InvokeResult:
         """Run one execution of a target, and return it with its outputs once it has ended."""
         return self._on.call(self._node.invoke, target, inputs, timeout_s=timeout_s)
 
@@ -189,8 +177,8 @@ class BlockingNode(BlockingMethods, Facts):
         value: Any,
         *,
         timeout_s: float = 60.0,
-    ) -> Outcome:
-        """Give a target one input, which starts an execution; otherwise as `invoke`."""
+    ) -> InvokeResult:
+        """Send a target one input, which starts an execution; otherwise as `invoke`."""
         return self._on.call(self._node.emit, target, input, value, timeout_s=timeout_s)
 
     def outputs(self) -> BlockingStream[OutputValue]:

@@ -1,4 +1,4 @@
-"""What can be asked of a node, in this process or of a running daemon: blocking, for any thread.
+"""The questions that a node answers, of this process or a running daemon: blocking, for any thread.
 
 Rule: a method for each endpoint of the control plane, under the same name and with the answer that
 `bbnode.daemon.control.answers` describes; a test compares. This file is made of
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, Self, cast
 
 from bbnode.api.errors import WaitTimeout
-from bbnode.api.outcome import Outcome
+from bbnode.api.outcome import InvokeResult
 from bbnode.daemon.control import answers
 from bbnode.daemon.control.client import Query, parse_answer, target
 
@@ -57,7 +57,7 @@ class BlockingMethods(ABC):
     @abstractmethod
     def invoke(
         self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
-    ) -> Outcome:
+    ) -> InvokeResult:
         """Run one execution of a target, and return it with its outputs once it has ended.
 
         `inputs` by name: arrays of the declared dtype and shape, numbers and lists of them (which
@@ -80,8 +80,8 @@ class BlockingMethods(ABC):
         value: Any,
         *,
         timeout_s: float = 60.0,
-    ) -> Outcome:
-        """Give a target one input, which starts an execution; otherwise as `invoke`."""
+    ) -> InvokeResult:
+        """Send a target one input, which starts an execution; otherwise as `invoke`."""
 
     @abstractmethod
     def stop(self) -> None:

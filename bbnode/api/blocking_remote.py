@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from bbnode.api.blocking_methods import LOOK_EVERY_S, BlockingMethods
 from bbnode.api.errors import WaitTimeout
 from bbnode.api.inputs import to_json
-from bbnode.api.outcome import Outcome, checked_outcome, outcome_of
+from bbnode.api.outcome import InvokeResult, checked_outcome, outcome_of
 from bbnode.api.where import control_address
 from bbnode.daemon.control.client import DEFAULT_TIMEOUT_S, ControlClient, Query, parse_answer
 from bbnode.daemon.control.errors import NotRunning
@@ -63,7 +63,7 @@ class RemoteNode(BlockingMethods):
 
     def invoke(
         self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
-    ) -> Outcome:
+    ) -> InvokeResult:
         """Run one execution of a target, and return it with its outputs once it has ended."""
         given = {name: to_json(name, value) for name, value in (inputs or {}).items()}
         body = {"target": target, "inputs": given}
@@ -76,8 +76,8 @@ class RemoteNode(BlockingMethods):
         value: Any,
         *,
         timeout_s: float = 60.0,
-    ) -> Outcome:
-        """Give a target one input, which starts an execution; otherwise as `invoke`."""
+    ) -> InvokeResult:
+        """Send a target one input, which starts an execution; otherwise as `invoke`."""
         body = {"target": target, "input": input, "value": to_json(input, value)}
         return self._finish("/v1/emit", body, timeout_s)
 
@@ -105,7 +105,7 @@ class RemoteNode(BlockingMethods):
     def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def _finish(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Outcome:
+    def _finish(self, path: str, body: Mapping[str, Any], timeout_s: float) -> InvokeResult:
         wait_s = float(max(timeout_s, 0))
         sent = {**body, "wait_s": wait_s, "exact": True}
         told = parse_answer(*self._fetch("POST", path, sent, wait_s + ANSWER_SLACK_S))

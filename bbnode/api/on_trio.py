@@ -21,8 +21,8 @@ import trio
 from bbnode.api.errors import NodeStopped, WaitTimeout
 from bbnode.api.inputs import to_value, to_values
 from bbnode.api.methods import AsyncMethods
-from bbnode.api.outcome import Outcome, OutputValue, checked_outcome, shown_value
-from bbnode.api.settings import HasAddresses, Prepared, Program, Request, prepared
+from bbnode.api.outcome import InvokeResult, OutputValue, checked_outcome, shown_value
+from bbnode.api.settings import HasAddresses, OpenRequest, OpenPlan, Program, prepared
 from bbnode.daemon import paths
 from bbnode.daemon.control.client import Query
 from bbnode.daemon.control.errors import ControlError, Problem
@@ -73,7 +73,7 @@ async def open(  # noqa: A001 - as in bbnode.open
 
     Arguments and errors are those of `bbnode.open`.
     """
-    asked = Request(
+    asked = OpenRequest(
         program=program,
         targets=targets,
         args=args or {},
@@ -90,7 +90,7 @@ async def open(  # noqa: A001 - as in bbnode.open
 
 
 @asynccontextmanager
-async def opened(asked: Request) -> AsyncIterator[TrioNode]:
+async def opened(asked: OpenRequest) -> AsyncIterator[TrioNode]:
     """Run the node of a request while the block does."""
     failed: Exception | None = None
     # Compiling and loading take seconds, in which other nodes of this loop go on.
@@ -122,7 +122,7 @@ def _in_turn(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return function(*args, **kwargs)
 
 
-def _made(ready: Prepared) -> Daemon:
+def _made(ready: OpenPlan) -> Daemon:
     assembly.import_components(ready.resolved.config.node.components)
     return Daemon(ready.resolved, artifact=ready.artifact)
 
@@ -130,7 +130,7 @@ def _made(ready: Prepared) -> Daemon:
 class TrioNode(AsyncMethods):
     """A node of this process, on trio. All methods are for the loop that opened it."""
 
-    def __init__(self, daemon: Daemon, ready: Prepared) -> None:
+    def __init__(self, daemon: Daemon, ready: OpenPlan) -> None:
         """`open` makes it."""
         self._daemon = daemon
         self._host = daemon.host
@@ -207,7 +207,7 @@ class TrioNode(AsyncMethods):
 
     async def invoke(
         self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
-    ) -> Outcome:
+    ) -> InvokeResult:
         """Run one execution of a target, and return it with its outputs once it has ended."""
         self._check_running()
         node = self._host.node
@@ -223,8 +223,8 @@ class TrioNode(AsyncMethods):
         value: Any,
         *,
         timeout_s: float = 60.0,
-    ) -> Outcome:
-        """Give a target one input, which starts an execution; otherwise as `invoke`."""
+    ) -> InvokeResult:
+        """Send a target one input, which starts an execution; otherwise as `invoke`."""
         self._check_running()
         node = self._host.node
         given = to_value(input, value, node.inputs(target).get(input))
@@ -324,11 +324,11 @@ class TrioNode(AsyncMethods):
 
     async def _finish(
         self, execution: int, later: frozenset[str], target: str, timeout_s: float
-    ) -> Outcome:
+    ) -> InvokeResult:
         with self._host.outcomes.collect(execution, later) as found:
             self._host.driver.wake()
             await found.wait(max(timeout_s, 0))
-        told = Outcome(
+        told = InvokeResult(
             execution=execution,
             ok=found.ok,
             outputs={name: shown_value(value) for name, value in found.outputs.items()},
@@ -419,7 +419,7 @@ class OutputQueue:
 
 
 class TrioOutputs:
-    """A stream of `OutputValue`; it ends with the node."""
+    """A stream of `OutputValue`; it ends with the node, and raises NodeStopped if that died."""
 
     def __init__(self, node: TrioNode, readers: set[TrioOutputs]) -> None:
         """`TrioNode.outputs` makes it."""
@@ -447,17 +447,10 @@ class TrioOutputs:
         return self
 
     async def __anext__(self) -> OutputValue:
-        found = await self.next()
-        if found is None:
-            raise StopAsyncIteration
-        return found
-
-    async def next(self) -> OutputValue | None:
-        """Return the next output; None at the end. Raises NodeStopped for a node that died."""
         while (found := self._queue.take()) is None:
             if self._over:
                 self._node._raise_untold()
-                return None
+                raise StopAsyncIteration
             await self._queue.more()
         return found
 
@@ -465,20 +458,16 @@ class TrioOutputs:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.close()
+        await self.aclose()
 
     async def aclose(self) -> None:
-        """End the stream."""
-        self.close()
-
-    def close(self) -> None:
         """End the stream."""
         self._readers.discard(self)
         self.end()
 
 
 class TrioLines:
-    """The lines of a subscription; it ends with the node."""
+    """The lines of a subscription; they end with the node; NodeStopped if that died."""
 
     def __init__(self, node: TrioNode, subscription: Subscription) -> None:
         """`TrioNode.stream` makes it."""
@@ -489,30 +478,19 @@ class TrioLines:
         return self
 
     async def __anext__(self) -> dict[str, Any]:
-        found = await self.next()
-        if found is None:
-            raise StopAsyncIteration
-        return found
-
-    async def next(self) -> dict[str, Any] | None:
-        """Return the next line; None at the end. Raises NodeStopped for a node that died."""
         line = await self._subscription.next()
         if line is None:
             self._node._raise_untold()
-            return None
+            raise StopAsyncIteration
         return parse_object(line)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.close()
+        await self.aclose()
 
     async def aclose(self) -> None:
-        """End the stream."""
-        self.close()
-
-    def close(self) -> None:
         """End the stream."""
         self._subscription.close()
         self._subscription.end()

@@ -19,7 +19,7 @@ from bbnode.ir.values import Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class InvokeResult:
     """An execution: its outputs by name, and how it ended.
 
     Attributes:
@@ -57,7 +57,7 @@ class Outcome:
 class ExecutionFailed(BbnodeError):
     """An op of the execution failed: `outcome` has the failures, and outputs that came anyway."""
 
-    def __init__(self, message: str, outcome: Outcome) -> None:
+    def __init__(self, message: str, outcome: InvokeResult) -> None:
         """`outcome` is how it went."""
         super().__init__(message)
         self.outcome = outcome
@@ -66,7 +66,7 @@ class ExecutionFailed(BbnodeError):
 class InvokeTimeout(EnvironmentFault):
     """An execution did not end in time, and goes on: `outcome` is what it has given so far."""
 
-    def __init__(self, message: str, outcome: Outcome) -> None:
+    def __init__(self, message: str, outcome: InvokeResult) -> None:
         """`outcome` is how it went so far."""
         super().__init__(message)
         self.outcome = outcome
@@ -91,7 +91,7 @@ def shown_value(value: Value) -> Any:
     return value
 
 
-def outcome_of(told: Mapping[str, Any]) -> Outcome:
+def outcome_of(told: Mapping[str, Any]) -> InvokeResult:
     """Return the outcome in a daemon's answer, whose `more` is as the daemon shows it.
 
     A value that was too large for the answer is counted in `left_out`.
@@ -102,7 +102,7 @@ def outcome_of(told: Mapping[str, Any]) -> Outcome:
             outputs[name] = shown_value(decoded(value))
         except ValueOmitted:
             left_out += 1
-    return Outcome(
+    return InvokeResult(
         execution=told["execution"],
         ok=told["ok"],
         outputs=outputs,
@@ -118,7 +118,7 @@ def outcome_of(told: Mapping[str, Any]) -> Outcome:
     )
 
 
-def checked_outcome(outcome: Outcome, target: str, timeout_s: float) -> Outcome:
+def checked_outcome(outcome: InvokeResult, target: str, timeout_s: float) -> InvokeResult:
     """Return an outcome that is good, or was not waited for.
 
     Raises ExecutionFailed, or InvokeTimeout.

@@ -17,7 +17,7 @@ import trio
 from bbnode.api.errors import WaitTimeout
 from bbnode.api.inputs import to_json
 from bbnode.api.methods import LOOK_EVERY_S, AsyncMethods
-from bbnode.api.outcome import Outcome, checked_outcome, outcome_of
+from bbnode.api.outcome import InvokeResult, checked_outcome, outcome_of
 from bbnode.api.where import control_address
 from bbnode.daemon.control.async_client import AsyncControlClient, LineStream
 from bbnode.daemon.control.client import DEFAULT_TIMEOUT_S, Query, parse_answer
@@ -66,7 +66,7 @@ class TrioRemoteNode(AsyncMethods):
 
     async def invoke(
         self, target: str, inputs: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0
-    ) -> Outcome:
+    ) -> InvokeResult:
         """Run one execution of a target, and return it with its outputs once it has ended."""
         given = {name: to_json(name, value) for name, value in (inputs or {}).items()}
         body = {"target": target, "inputs": given}
@@ -79,8 +79,8 @@ class TrioRemoteNode(AsyncMethods):
         value: Any,
         *,
         timeout_s: float = 60.0,
-    ) -> Outcome:
-        """Give a target one input, which starts an execution; otherwise as `invoke`."""
+    ) -> InvokeResult:
+        """Send a target one input, which starts an execution; otherwise as `invoke`."""
         body = {"target": target, "input": input, "value": to_json(input, value)}
         return await self._finish("/v1/emit", body, timeout_s)
 
@@ -108,7 +108,7 @@ class TrioRemoteNode(AsyncMethods):
     async def _sleep(self, seconds: float) -> None:
         await trio.sleep(seconds)
 
-    async def _finish(self, path: str, body: Mapping[str, Any], timeout_s: float) -> Outcome:
+    async def _finish(self, path: str, body: Mapping[str, Any], timeout_s: float) -> InvokeResult:
         wait_s = float(max(timeout_s, 0))
         sent = {**body, "wait_s": wait_s, "exact": True}
         told = parse_answer(*await self._fetch("POST", path, sent, wait_s + ANSWER_SLACK_S))

@@ -45,7 +45,7 @@ Program: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | Module | type[M
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class OpenRequest:
     """The arguments of `open`, as they were given."""
 
     program: Any
@@ -61,7 +61,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class OpenPlan:
     """A configuration to run, and the program where it is no file of the user's."""
 
     resolved: ResolvedConfig
@@ -69,7 +69,7 @@ class Prepared:
 
 
 @contextmanager
-def prepared(asked: Request) -> Iterator[Prepared]:
+def prepared(asked: OpenRequest) -> Iterator[OpenPlan]:
     """Make the configuration of a node, and lock its state directory while the block runs.
 
     Blocks while a program compiles. A temporary state directory goes at the end. Raises ConfigError
@@ -95,10 +95,10 @@ def prepared(asked: Request) -> Iterator[Prepared]:
         if artifact is not None:
             path = resolved.state_dir / ARTIFACT_NAME
             paths.write_atomically(path, serialize(artifact.model), mode=0o644)
-        yield Prepared(resolved=resolved, artifact=artifact)
+        yield OpenPlan(resolved=resolved, artifact=artifact)
 
 
-def _sources(asked: Request) -> tuple[Path | None, dict[str, Any], onnx.ModelProto | None]:
+def _sources(asked: OpenRequest) -> tuple[Path | None, dict[str, Any], onnx.ModelProto | None]:
     """Return the configuration file, the keys on top of it, and the compiled program, if any."""
     flags = _flags(asked)
     program = asked.program
@@ -130,7 +130,7 @@ def _sources(asked: Request) -> tuple[Path | None, dict[str, Any], onnx.ModelPro
     return None, {**flags, "artifact.module": str(program), "artifact.args": dict(asked.args)}, None
 
 
-def _flags(asked: Request) -> dict[str, Any]:
+def _flags(asked: OpenRequest) -> dict[str, Any]:
     """Return all given arguments as keys of the configuration."""
     flags = {
         "node.name": asked.name,
@@ -192,7 +192,7 @@ def _called(program: Any) -> str:
     return program.__name__ if isinstance(program, type) else type(program).__name__
 
 
-def _targets(asked: Request, artifact: Artifact) -> list[str]:
+def _targets(asked: OpenRequest, artifact: Artifact) -> list[str]:
     """Return the targets to install: those that are asked for, or the only one."""
     classes = sorted({name.partition("#")[0] for name in artifact.targets})
     wanted = _listed(asked.targets)

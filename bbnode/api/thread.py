@@ -14,13 +14,13 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, Generic, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
 
 import trio
 
 from bbnode.api.errors import ForkedProcess, LoopBlocked, NodeStopped
 from bbnode.api.on_trio import STOP_SLACK_S, TrioNode, opened
-from bbnode.api.settings import Request
+from bbnode.api.settings import OpenRequest
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,7 +30,7 @@ EXIT_SLACK_S: Final = 2.0
 START_S: Final = 30.0
 
 
-class Call(Generic[T]):
+class LoopCall(Generic[T]):
     """A function that runs on the loop, and its result for another thread."""
 
     def __init__(self, function: Callable[[], Awaitable[T]]) -> None:
@@ -57,10 +57,28 @@ class Call(Generic[T]):
         self._scope.cancel()
 
 
+class LoopStream(Protocol):
+    """A stream on the loop."""
+
+    async def __anext__(self) -> Any: ...
+
+    async def aclose(self) -> None:
+        """End it."""
+        ...
+
+
+async def next_of(stream: LoopStream) -> Any:
+    """Return the next item of a stream on the loop; None at the end."""
+    try:
+        return await stream.__anext__()
+    except StopAsyncIteration:
+        return None
+
+
 class Held:
     """A node on the loop, which lives until it is released."""
 
-    def __init__(self, asked: Request) -> None:
+    def __init__(self, asked: OpenRequest) -> None:
         self._asked = asked
         self._released = trio.Event()
         self._done = trio.Event()
@@ -142,9 +160,9 @@ class TrioThread:
 
     def submit(
         self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
-    ) -> Call[T]:
+    ) -> LoopCall[T]:
         """Start a function on the loop. Raises NodeStopped."""
-        call = Call(lambda: function(*args, **kwargs))
+        call = LoopCall(lambda: function(*args, **kwargs))
         self._soon(self._nursery.start_soon, call.run)
         return call
 
@@ -194,22 +212,23 @@ class TrioThread:
             if not call.result.done():
                 self.cancel(call)
 
-    def cancel(self, call: Call[Any]) -> None:
+    def cancel(self, call: LoopCall[Any]) -> None:
         """Cancel a call, and return at once."""
         with contextlib.suppress(NodeStopped):
             self._soon(call.cancel)
 
     def release(self, held: Held) -> None:
         """Stop a node, and return at once; in any thread."""
-        self.soon(held.release)
+        with contextlib.suppress(NodeStopped, ForkedProcess):
+            self._soon(held.release)
 
-    def soon(self, function: Callable[[], object]) -> None:
-        """Call a function on the loop, and return at once; for garbage collection, in any thread.
+    def start(self, function: Callable[[], Awaitable[object]]) -> None:
+        """Start a function on the loop, and return at once; for garbage collection, in any thread.
 
         Without the loop there is nothing left to do.
         """
         with contextlib.suppress(NodeStopped, ForkedProcess):
-            self._soon(function)
+            self.submit(function)
 
     def _soon(self, function: Callable[..., object], *args: Any) -> None:
         if _forked:

@@ -37,7 +37,7 @@ def test_importing_it_loads_nothing() -> None:
 
 def test_every_name_can_be_had() -> None:
     names = bbnode.__all__
-    assert {"open", "connect", "aio", "on_trio", "Outcome"} <= set(names) <= {*dir(bbnode)}
+    assert {"open", "connect", "aio", "on_trio", "InvokeResult"} <= set(names) <= {*dir(bbnode)}
     for name in names:
         assert getattr(bbnode, name) is not None
     assert bbnode.aio is aio
