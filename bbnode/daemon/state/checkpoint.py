@@ -191,6 +191,37 @@ def read(path: Path) -> Checkpoint:
     return _parse(data)
 
 
+def found(path: Path) -> tuple[Path, Checkpoint]:
+    """Return a file that has to hold a checkpoint, and its content.
+
+    Raises CheckpointRefused with the file's name, StorageError.
+    """
+    try:
+        return path, read(path)
+    except FileNotFoundError as error:
+        raise CheckpointRefused(f"{path}: there is no such checkpoint") from error
+    except CheckpointRefused as error:
+        raise CheckpointRefused(f"{path}: {error}") from error
+
+
+def newest(state_dir: Path) -> tuple[Path, Checkpoint]:
+    """Return the newest checkpoint of a node that does not run, of any artifact, and its file.
+
+    Raises StateDirInUse, StorageError, and CheckpointRefused where there is none.
+    """
+    path = checkpoint_file(state_dir)
+    if not state_dir.is_dir():
+        raise CheckpointRefused(f"{state_dir}: there is no such state directory")
+    with paths.lock_state_dir(state_dir):
+        try:
+            return found(path)
+        except CheckpointRefused as error:
+            try:
+                return found(path.with_suffix(".previous"))
+            except CheckpointRefused:
+                raise error from None
+
+
 def _packed(checkpoint: Checkpoint) -> bytes:
     fields: dict[str, Any] = {
         "version": FORMAT_VERSION,
