@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from bbnode.components.errors import ParameterMismatch as ParameterMismatch
     from bbnode.components.errors import TrainingFailed as TrainingFailed
     from bbnode.components.errors import UnsupportedSelection as UnsupportedSelection
+    from bbnode.components.errors import WeightsNotFinite as WeightsNotFinite
     from bbnode.components.fedavg import FedAvg as FedAvg
     from bbnode.components.fedavg import FedAvgConfig as FedAvgConfig
     from bbnode.components.models.mlp import mlp_forward as mlp_forward

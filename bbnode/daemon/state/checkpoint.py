@@ -40,7 +40,7 @@ from bbnode.transport.driver import trio_clock_ns
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
-_MAGIC = b"BBNODE1\n"
+MAGIC = b"BBNODE1\n"
 # Of files kept aside. More of them are kept as well, and the log says how much room they take.
 MANY_KEPT = 8
 # The digest of the artifact, and a number where several of it are kept.
@@ -235,7 +235,7 @@ def _packed(checkpoint: Checkpoint) -> bytes:
     if best is not None:
         fields["best"] = [best.target, best.round, best.output, best.value]
     body = msgpack.packb(fields)
-    return b"".join((_MAGIC, hashlib.sha256(body).digest(), body))
+    return b"".join((MAGIC, hashlib.sha256(body).digest(), body))
 
 
 def remove_orphans(state_dir: Path) -> None:
@@ -352,11 +352,11 @@ class _CheckpointBody(BaseModel, strict=True):
 
 
 def _parse(data: bytes) -> Checkpoint:
-    start = len(_MAGIC) + _DIGEST_BYTES
-    if not data.startswith(_MAGIC) or len(data) < start:
+    start = len(MAGIC) + _DIGEST_BYTES
+    if not data.startswith(MAGIC) or len(data) < start:
         raise CheckpointRefused("not a checkpoint of this version of bbnode, or torn")
     body = data[start:]
-    if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
+    if hashlib.sha256(body).digest() != data[len(MAGIC) : start]:
         raise CheckpointRefused("its checksum does not fit: torn or changed")
     try:
         fields = msgpack.unpackb(body, max_ext_len=0, max_bin_len=len(body), use_list=False)
