@@ -1,7 +1,8 @@
-"""Input values on the command line, and the report of an execution.
+"""Values on the command line: inputs that are given, and the report of an execution.
 
 Rule: `@file.npy` is an array, `@file` the bytes of a file, `trigger` a trigger; other text is read
-as JSON if it is that, and else taken as it is.
+as JSON if it is that, and else taken as it is. Outputs are shown by value: scalars plainly, arrays
+as numpy does, with dtype and shape.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,6 +19,9 @@ from bbnode.cli import exits, output
 from bbnode.cli.common import pairs
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.texts import failure_text
+
+if TYPE_CHECKING:
+    from bbnode.ir.values import Value
 
 HELP = (
     "An input: a number, true, false, lists of them ([[1, 2], [3, 4]]), trigger, @FILE.npy for an "
@@ -28,6 +32,9 @@ HELP = (
 ANSWER_SLACK_S = 5.0
 # The largest body that a daemon takes is 16 MiB; base64 makes 4 bytes of 3.
 MAX_FILE_BYTES = 11 * 1024 * 1024
+# numpy shows the ends of arrays with more elements.
+_SHOWN_ELEMENTS = 64
+_SHOWN_BYTES = 32
 
 
 def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:
@@ -65,28 +72,145 @@ def _file(path: Path) -> dict[str, str]:
 
 
 def report(told: Mapping[str, Any], *, waited_s: float, as_json: bool) -> int:
-    """Show what an execution gave, and return the exit code."""
+    """Show what an execution gave, and return the exit code.
+
+    A daemon of an earlier release tells less.
+    """
+    if as_json:
+        output.json_object(_with_numbers(told))
+    elif told["ok"] is None and not waited_s:
+        output.data(f"execution {told['execution']}")
     if not as_json:
-        if told["ok"] is None and not waited_s:
-            output.data(f"execution {told['execution']}")
-        for name, value in told["outputs"].items():
-            output.data(f"{name} = {output.json_text(value)}")
-        for name, reason in told["skipped"].items():
-            output.note(output.cell(f"{name} has no value: {reason}"))
-        if told["ok"] and not told["outputs"] and not told["skipped"]:
-            output.note(
-                f"execution {told['execution']} ended and gave no output; what comes back as a "
-                "message of its own shows in `bbnode status --follow`"
-            )
+        _show_outputs(told)
+    for peer, reason in told.get("refused", {}).items():
+        output.note(output.cell(f"without {peer}: {reason}"))
     for failure in told["failures"]:
         output.note(output.cell(failure_text(failure)))
+    if told.get("left_out"):
+        output.note(f"{told['left_out']} more values or failures were not kept")
     if told["ok"] is None and waited_s:
+        missing = ", ".join(told.get("missing", ()))
+        what = f"{missing} did not come" if missing else "it still runs"
         output.error(
-            f"execution {told['execution']} still runs after {waited_s:g} s; `bbnode status` "
-            "shows what it waits for"
+            f"execution {told['execution']}: {what} within {waited_s:g} s; `bbnode status` shows "
+            "what it waits for, a longer --timeout waits on"
         )
         return exits.TIMEOUT
     return exits.FAILURE if told["ok"] is False else exits.OK
+
+
+def _show_outputs(told: Mapping[str, Any]) -> None:
+    exact = told.get("values") or {}
+    for name, summary in told["outputs"].items():
+        lines = _lines(exact[name]) if name in exact else [output.json_text(summary)]
+        first, *rest = lines
+        output.data("\n".join([f"{output.cell(name)} = {first}", *rest]))
+        for further in told.get("more", {}).get(name, ()):
+            source = f"  (of {further['peer']})" if further["peer"] else ""
+            output.data(f"{output.cell(name)} = {output.json_text(further['value'])}{source}")
+    for name, reason in told["skipped"].items():
+        output.note(output.cell(f"{name} has no value: {reason}"))
+    if told["ok"] and not told["outputs"] and not told["skipped"]:
+        output.note(f"execution {told['execution']} ended; the target has no output")
+
+
+def _lines(told: Mapping[str, Any]) -> list[str]:
+    """Return an output by value, as lines."""
+    from bbnode.daemon.invoke.exact import ValueOmitted, decoded
+
+    try:
+        return value_lines(decoded(told))
+    except ValueOmitted:
+        shape = f"{told['dtype']}{told['shape']}" if "shape" in told else told["type"]
+        return [f"{shape}, not shown: {told['omitted']}"]
+
+
+def value_lines(value: Value) -> list[str]:
+    """Return any value as lines for people."""
+    import numpy as np
+
+    from bbnode.ir import values
+
+    match value:
+        case np.ndarray():
+            return _array_lines(value)
+        case values.Metadata():
+            return [output.cell(dict(value))]
+        case values.SearchResults():
+            return [", ".join(f"{number} (distance {far:.6g})" for number, far in value) or "-"]
+        case values.PeerIdVec() | values.AddressVec():
+            return [output.cell(list(value))]
+        case values.ResponseBatch():
+            lines = [f"answers: {len(value.responses)}, missing: {len(value.missing)}"]
+            for peer, answer in value.responses:
+                first, *rest = value_lines(answer)
+                lines += [f"  {peer}: {first}", *(f"  {line}" for line in rest)]
+            reasons = dict(value.reasons)
+            for peer in value.missing:
+                lines.append(f"  {peer}: missing: {reasons.get(peer, 'no answer by the deadline')}")
+            return [output.cell(line) for line in lines]
+        case values.Composite() | values.TensorSequence():
+            lines = [f"{len(value)} values"]
+            for child in value:
+                first, *rest = value_lines(child)
+                lines += [f"  {first}", *(f"  {line}" for line in rest)]
+            return lines
+        case values.OptionalValue():
+            return ["nothing"] if value.value is None else value_lines(value.value)
+        case bytes():
+            return [f"{len(value)} bytes {value[:_SHOWN_BYTES].hex()}"]
+        case values.Trigger():
+            return ["trigger"]
+    return [output.cell(str(value))]
+
+
+def _array_lines(array: Any) -> list[str]:
+    import numpy as np
+
+    kind = "string" if array.dtype.kind in "OU" else str(array.dtype)
+    if not array.shape:
+        return [f"{output.cell(array.item())}  ({kind})"]
+    if array.dtype.kind == "V":
+        array = array.astype(np.float32)
+    shape = ", ".join(map(str, array.shape))
+    text = np.array2string(array, threshold=_SHOWN_ELEMENTS, edgeitems=3, max_line_width=96)
+    lines = [output.cell(line) for line in text.splitlines()]
+    lines[-1] += f"  ({kind}[{shape}])"
+    return lines if len(lines) == 1 else ["", *lines]
+
+
+def _with_numbers(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answer as --json prints it."""
+    values = told.get("values")
+    return {**told, "values": None if values is None else readable(values)}
+
+
+def readable(told: Any) -> Any:
+    """Return exact values (`bbnode.daemon.invoke.exact`) with tensors as nested lists."""
+    from bbnode.daemon.invoke.exact import decoded
+
+    if isinstance(told, list):
+        return [readable(item) for item in told]
+    if not isinstance(told, dict):
+        return told
+    if isinstance(told.get("data"), str) and "dtype" in told:
+        return {**told, "data": _numbers(decoded(told))}
+    return {name: readable(item) for name, item in told.items()}
+
+
+def _numbers(array: Any) -> Any:
+    """Return nested lists; a float that JSON has no form for is its text."""
+    import numpy as np
+
+    if array.dtype.kind == "V":
+        array = array.astype(np.float32)
+    if array.dtype.kind == "c":
+        return np.stack([array.real, array.imag], -1).tolist()
+    if array.dtype.kind != "f" or np.isfinite(array).all():
+        return array.tolist()
+    texts = array.astype(object)
+    texts[~np.isfinite(array)] = [str(float(each)) for each in array[~np.isfinite(array)]]
+    return texts.tolist()
 
 
 def peer_text(text: str) -> str:

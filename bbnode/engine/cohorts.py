@@ -387,6 +387,7 @@ class Cohorts:
             CorrelationKind.REQUEST,
             wire_req_id,
             max(deadline_ns - now_ns, 1),
+            frame.chain or frame.wire_out_id,
         )
         self._next_request += 1
         request = self._next_request

@@ -46,7 +46,7 @@ from bbnode.ir.refusal import WireRefusal
 # Fields of a frame that are saved as they are.
 _PLAIN_FIELDS = (
     *("live", "failures", "report", "from_bus", "deadline_ns"),
-    *("wire_req_id", "site", "wire_out_id", "units"),
+    *("wire_req_id", "site", "wire_out_id", "units", "chain"),
 )
 _PEER = optional(PEER)
 _CHARGES = optional(many(CHARGE, list))
@@ -61,6 +61,8 @@ class Executor:
             after a failure, units of semaphores.
         run: fires what is ready, at most so many ops; returns how many fired.
         unanswered: called with a frame that will not answer the request that started it.
+        undone: called with the first op that fails in a frame that a message started and that owes
+            no answer, and its error.
         under_way: executions of each component, by its number.
         frames_of: of the frames, how many each peer's messages started.
         ready: what can fire, oldest first: ops of one execution that became ready together.
@@ -83,6 +85,7 @@ class Executor:
         self.turns = Turns(self, self.clock)
         self.cleanups: tuple[Callable[[Frame], None], ...] = ()
         self.unanswered: Callable[[Frame], None] = lambda _: None
+        self.undone: Callable[[Frame, Op, BaseException], None] = lambda *_: None
         self.run: Callable[[int | None], int] = self._run
         self._commands = 0
         self.rt: Any = None  # of its frames
@@ -120,9 +123,12 @@ class Executor:
             self.under_way[plan.component] += 1
         return frame
 
-    def came_from(self, frame: Frame, peer: PeerId, wire_req_id: int, site: int) -> None:
-        """Record the message that started a new frame, and its site."""
+    def came_from(
+        self, frame: Frame, peer: PeerId, wire_req_id: int, site: int, chain: int
+    ) -> None:
+        """Record the message that started a new frame, its site and its chain."""
         frame.source_peer, frame.wire_req_id, frame.site = peer, wire_req_id, site
+        frame.chain = chain
         self.frames_of[peer] = self.frames_of.get(peer, 0) + 1
 
     def fail_start(
@@ -134,10 +140,14 @@ class Executor:
         from_bus: bool = False,
         source_peer: PeerId | None = None,
         place: SourcePlace = NOWHERE,
+        chain: int = 0,
     ) -> None:
         """Report an execution that can't be started; `place`: of the op that would start it."""
         self.reports.op_failed(
-            execution, plan.target, plan.name, error, source_peer=source_peer, place=place
+            *(execution, plan.target, plan.name, error),
+            source_peer=source_peer,
+            place=place,
+            chain=chain,
         )
         if not from_bus:
             self.reports.bus.publish(BusKind.OP_FAILED)
@@ -190,7 +200,8 @@ class Executor:
         if frame.report:
             self.reports.steps.append(
                 steps.make_finished(
-                    frame.execution, plan.target, frame.failures == 0, frame.failures
+                    *(frame.execution, plan.target, frame.failures == 0, frame.failures),
+                    frame.wire_out_id,
                 )
             )
         if plan.in_turn:
@@ -410,11 +421,16 @@ class Executor:
             *(frame.execution, plan.target, op.name, error),
             place=plan.place_of(op, error),
             source_peer=frame.source_peer,
+            chain=frame.chain,
         )
         if not frame.from_bus:
             reports.bus.publish(BusKind.OP_FAILED)
         if frame.debt is not None:
             self._owe(frame, op, error)
+        elif frame.site and frame.failures == 1:
+            self.undone(frame, op, error)
+        if frame.bootstrap is not None:
+            frame.bootstrap.failed(error)
         if isinstance(error, GateDenied):
             reports.counts[f"gate.denied.{error.reason}"] += 1
             self.end(frame)
@@ -434,9 +450,7 @@ class Executor:
             frame.debt = None  # the request is being answered, or was
             return
         if frame.debt is OWED:
-            place = frame.plan.place_of(op, error)
-            where = f"{op.name} ({place})" if place.line else op.name
-            frame.debt = WireRefusal(*describe(error), where)
+            frame.debt = refusal_of(frame, op, error)
         if _answer_needs(frame.plan, op):
             self.unanswered(frame)
 
@@ -473,6 +487,13 @@ class Executor:
         for execution, op in ready:
             frame = reader.frame(execution)
             self.ready.append((frame, frame.plan.ops[op].alone))
+
+
+def refusal_of(frame: Frame, op: Op, error: BaseException) -> WireRefusal:
+    """Return what a peer that waits for an execution is told of an op of it that failed."""
+    place = frame.plan.place_of(op, error)
+    where = f"{op.name} ({place})" if place.line else op.name
+    return WireRefusal(*describe(error), where)
 
 
 def _answer_needs(plan: EntryPlan, failed: Op) -> bool:
@@ -531,6 +552,7 @@ def _load(plain: Any, reader: SnapshotReader) -> Frame:
         frame.apart = True
     if debt is not None:
         frame.debt = WireRefusal(*debt) if debt[0] else OWED
-    for name, value in zip(_PLAIN_FIELDS, rest, strict=True):
+    # A snapshot of an earlier release ends before `chain`.
+    for name, value in zip(_PLAIN_FIELDS, rest, strict=len(rest) != len(_PLAIN_FIELDS) - 1):
         setattr(frame, name, value)
     return frame

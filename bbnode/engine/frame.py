@@ -112,6 +112,7 @@ class EntryPlan:
 
     __slots__ = (
         "by_sender",
+        "calls",
         "component",
         "counts",
         "in_turn",
@@ -137,6 +138,8 @@ class EntryPlan:
         self.seeds: tuple[int, ...] = ()
         self.seed_names: tuple[str, ...] = ()
         self.component: int | None = None  # the number of the component that it is for
+        # Number of the slot and method, of each call of a component.
+        self.calls: frozenset[tuple[int, str]] = frozenset()
         self.in_turn = False  # one execution at a time (`turns`)
         self.by_sender = False  # … of those that one peer started at one site
         self.counts = False  # some op waits for several others
@@ -173,6 +176,13 @@ class EntryPlan:
                 self.counts = True
 
 
+class BootstrapBody(Protocol):
+    """The bootstrap that an execution belongs to."""
+
+    def failed(self, error: BaseException) -> None:
+        """Note the failure of an op."""
+
+
 class Frame:
     """One execution.
 
@@ -184,6 +194,7 @@ class Frame:
     __slots__ = (
         "apart",
         "bootstrap",
+        "chain",
         "charges",
         "cohorts",
         "deadline_ns",
@@ -228,13 +239,17 @@ class Frame:
         self.source_peer: PeerId | None = None
         self.wire_req_id = 0  # of the envelope that started it
         self.site = 0
+        # The chain of messages that started it: the id of the first one. 0: none did.
+        self.chain = 0
         self.wire_out_id = 0  # of what it sends one-way, made with the first send
         self.charges: list[Charge] | None = None
         self.parked: dict[int, None] | None = None  # its tokens
         self.cohorts: dict[int, int] | None = None  # request id -> wire_req_id
         self.units: list[int] | None = None  # numbers of the semaphores it holds a unit of
         self.from_bus = False  # started by an event: its failures are no events
-        self.bootstrap: object | None = None  # whose body it is; components know their holder
+        self.bootstrap: BootstrapBody | None = (
+            None  # whose body it is; components know their holder
+        )
 
     def hold_charge(self, charge: Charge) -> None:
         """Release a charge with this execution."""

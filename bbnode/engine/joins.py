@@ -85,6 +85,8 @@ class Gathering:
     until_ns: int
     timer: Timer
     arrivals: list[Deposit] = field(default_factory=list)
+    # The chain of the first arrival.
+    chain: int = 0
     peers: set[PeerId] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +101,7 @@ _OPEN = mapping(
         until_ns=PLAIN,
         timer=ARMED,
         arrivals=many(RowForm(Deposit, peer=optional(PEER), kept=optional(STORED)), list),
+        chain=PLAIN,
     ),
 )
 
@@ -145,20 +148,21 @@ class Joins:
             now_ns = self.clock.now_ns
             until_ns = now_ns + join.within_ns
             timer = self.scheduler.set(until_ns, TimerKind.JOIN_DEADLINE, number)
-            found = Gathering(opened_ns=now_ns, until_ns=until_ns, timer=timer)
+            chain = frame.chain or frame.rt.outbound.one_way_id(frame)
+            found = Gathering(opened_ns=now_ns, until_ns=until_ns, timer=timer, chain=chain)
             self._open[number] = found
         found.arrivals.append(Deposit(peer, kept))
         if peer is not None:
             found.peers.add(peer)
         if len(found.arrivals) == join.count:
-            self._start(join, self._close(number))
+            self._start(join, self._close(number), found.chain)
 
     def too_late(self, number: int) -> None:
         """Close a join whose time is over."""
-        join = self.plans[number]
+        join, chain = self.plans[number], self._open[number].chain
         arrivals = self._close(number)
         if len(arrivals) >= join.needed:
-            self._start(join, arrivals)
+            self._start(join, arrivals, chain)
             return
         for each in arrivals:
             if each.kept is not None:
@@ -168,14 +172,15 @@ class Joins:
             f"{join.plan.name}: {len(arrivals)} came in {join.within_ns // 1_000_000} ms and "
             f"{join.needed} had to; came: {_names(arrivals)}"
         )
-        self.executor.fail_start(self.executor.next_execution(), join.plan, error, place=join.place)
+        execution = self.executor.next_execution()
+        self.executor.fail_start(execution, join.plan, error, place=join.place, chain=chain)
 
     def _close(self, number: int) -> list[Deposit]:
         found = self._open.pop(number)
         self.scheduler.cancel(found.timer)
         return found.arrivals
 
-    def _start(self, join: JoinPlan, arrivals: Sequence[Deposit]) -> None:
+    def _start(self, join: JoinPlan, arrivals: Sequence[Deposit], chain: int) -> None:
         self.reports.counts["joins.complete"] += 1
         charges = [each.kept.charge for each in arrivals if each.kept is not None]
         frame = self.executor.start(join.plan)
@@ -183,7 +188,7 @@ class Joins:
             for charge in charges:
                 charge.release()
             return
-        frame.charges = charges
+        frame.charges, frame.chain = charges, chain
         for index in join.plan.seeds:
             frame.values[index] = _batch(arrivals) if join.keeps else TRIGGER
         self.executor.launch(frame)

@@ -43,25 +43,32 @@ make_send = maker(SendEnvelope, "peer", "addresses", "parts", "tag")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppEvent:
-    """A value for the application: an output of the target, an AppEmit or an AppNotify."""
+    """A value for the application: an output of the target, an AppEmit or an AppNotify.
+
+    `chain`, if it is not 0, names the execution of which it comes in the end, over messages: that
+    of the ExecutionFinished with this `chain`. `source_peer` sent the last of those messages.
+    """
 
     target: str
     topic: str
     value: Value
     execution: int
+    chain: int = 0
+    source_peer: PeerId | None = None
 
 
-make_app_event = maker(AppEvent, "target", "topic", "value", "execution")
+make_app_event = maker(AppEvent, "target", "topic", "value", "execution", "chain", "source_peer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputSkipped:
-    """An output of the target will have no value in this execution, and why."""
+    """An output of the target will have no value in this execution, and why; `chain` as above."""
 
     execution: int
     target: str
     name: str
     reason: str
+    chain: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +78,7 @@ class OpFailed:
     `line` is where the author wrote it, `<file>:<line>`, and `module` in which Module; `inner` is
     the op that failed inside of a fused graph, where `op` names the graph. A graph whose backend
     names none has the lines of all its ops. Each is "" where the artifact does not say.
-    `source_peer` sent the message that started the execution, if one did.
+    `source_peer` sent the message that started the execution, if one did; `chain` as of AppEvent.
     """
 
     execution: int
@@ -83,6 +90,7 @@ class OpFailed:
     module: str = ""
     inner: str = ""
     source_peer: PeerId | None = None
+    chain: int = 0
 
     def as_json(self) -> dict[str, str]:
         """Return what `failure_text` makes a line of; without a peer, `source_peer` is ""."""
@@ -96,15 +104,19 @@ class OpFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionFinished:
-    """An execution that the host started has ended; `ok` when no op of it failed."""
+    """An execution that the host started has ended; `ok` when no op of it failed.
+
+    `chain` names it in what comes of its one-way messages; 0: it has sent none.
+    """
 
     execution: int
     target: str
     ok: bool
     failures: int
+    chain: int = 0
 
 
-make_finished = maker(ExecutionFinished, "execution", "target", "ok", "failures")
+make_finished = maker(ExecutionFinished, "execution", "target", "ok", "failures", "chain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -289,6 +289,9 @@ MAX_REFUSED_PEERS: Final = _cap(1024, "peers", "of which that is counted")
 MAX_ANSWERS_REMEMBERED: Final = _cap(
     4096, "answers", "that went out, whose requesters are told if they can't be delivered"
 )
+MAX_CAUSES_REMEMBERED: Final = _cap(
+    4096, "messages", "that others brought about, whose senders are told if what they started fails"
+)
 DEDUP_WINDOW: Final = _cap(8192, "messages", "that are remembered, so that none is taken twice")
 MAX_ASKED: Final = _cap(16_384, "effects", "of one call of a component's method")
 

@@ -48,10 +48,15 @@ class CorrelationKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireCorrelation:
-    """Pairs responses with requests; of one-way envelopes, names the delivery."""
+    """Pairs responses with requests; of one-way envelopes, names the delivery.
+
+    `chain`, if it is not 0, is the id of the first one-way message of those of which this envelope
+    comes; the first itself does not say it.
+    """
 
     kind: CorrelationKind = CorrelationKind.NONE
     wire_req_id: int = 0
+    chain: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +115,7 @@ _SCHEMA: dict[str, dict[str, int | str]] = {
         "dest_suffix": _BYTES_TYPE, "payload": _BYTES_TYPE, "trigger_only": _BOOL_TYPE,
         "type_hash": _U64_TYPE,
     },
-    "WireCorrelation": {"kind": _U64_TYPE, "wire_req_id": _U64_TYPE},
+    "WireCorrelation": {"kind": _U64_TYPE, "wire_req_id": _U64_TYPE, "chain": _U64_TYPE},
     "EdgeRttReport": {"site": _U64_TYPE, "srtt_ns": _U64_TYPE, "rttvar_ns": _U64_TYPE},
     "WireEnvelope": {
         "dest_peer_addresses*": _BYTES_TYPE, "fills*": "SlotFill",
@@ -190,6 +195,7 @@ def encode_between(
     remaining_deadline_ns: int,
     reports: Sequence[EdgeRttReport],
     source: bytes,
+    chain: int = 0,
 ) -> list[Buffer]:
     """Return an envelope as buffers; its ends are from `encode_destination` and `encode_source`."""
     parts: list[Buffer] = []
@@ -213,6 +219,8 @@ def encode_between(
             correlation.kind = kind
         if wire_req_id:
             correlation.wire_req_id = wire_req_id
+        if chain:
+            correlation.chain = chain
     if remaining_deadline_ns:
         message.remaining_deadline_ns = remaining_deadline_ns
     for report in reports:
@@ -250,12 +258,13 @@ def encode_envelope(envelope: WireEnvelope) -> list[Buffer]:
         encode_source(
             envelope.src_peer_bytes, envelope.src_peer_addresses, envelope.schema_version
         ),
+        envelope.correlation.chain,
     )
 
 
 # --- decoding ----------------------------------------------------------------------
 
-_make_correlation = maker(WireCorrelation, "kind", "wire_req_id")
+_make_correlation = maker(WireCorrelation, "kind", "wire_req_id", "chain")
 _make_envelope = maker(
     WireEnvelope,
     "dest_peer_addresses",
@@ -272,7 +281,7 @@ _KINDS = {int(kind): kind for kind in CorrelationKind}
 # Tags on the wire: field number << 3 | wire type.
 _TAG_DESTINATION, _TAG_FILL, _TAG_CORRELATION, _TAG_DEADLINE, _TAG_SOURCE = 10, 18, 26, 32, 50
 _TAG_SUFFIX, _TAG_PAYLOAD = 10, 18  # of a fill
-_TAG_KIND, _TAG_REQUEST = 8, 16  # of a correlation
+_TAG_KIND, _TAG_REQUEST, _TAG_CHAIN = 8, 16, 24  # of a correlation
 _SOURCE_FIELDS = frozenset((6, 7, 8))
 # The bytes cached per peer: its id, and the usual number of addresses.
 _MAX_PEER_BYTES = 512
@@ -381,7 +390,7 @@ def _usual_rest(
     Correlation and deadline differ in each envelope, so a cache would not help, and protobuf's
     parser takes longer to return numbers than this takes to read them.
     """
-    kind, wire_req_id, deadline = CorrelationKind.NONE, 0, 0
+    kind, wire_req_id, chain, deadline = CorrelationKind.NONE, 0, 0, 0
     try:
         if data[at] == _TAG_CORRELATION:
             end = at + 2 + data[at + 1]
@@ -391,13 +400,15 @@ def _usual_rest(
                 at += 2
             if at < end and data[at] == _TAG_REQUEST:
                 wire_req_id, at = _varint_at(data, at + 1)
+            if at < end and data[at] == _TAG_CHAIN:
+                chain, at = _varint_at(data, at + 1)
             if at != end:
                 return None
         if data[at] == _TAG_DEADLINE:
             deadline, at = _varint_at(data, at + 1)
         if data[at] != _TAG_SOURCE or len(data) - at > _MAX_PEER_BYTES:
             return None
-        return _make_correlation(kind, wire_req_id), deadline, _source(bytes(data[at:]))
+        return _make_correlation(kind, wire_req_id, chain), deadline, _source(bytes(data[at:]))
     except (IndexError, KeyError, DecodeError):
         return None
 
@@ -471,7 +482,7 @@ def _from_message(message: Any, fills: list[SlotFill]) -> WireEnvelope:
     made: WireEnvelope = _make_envelope(
         _addresses(message.dest_peer_addresses, "destination"),
         tuple(fills),
-        _make_correlation(kind, message.correlation.wire_req_id),
+        _make_correlation(kind, message.correlation.wire_req_id, message.correlation.chain),
         message.remaining_deadline_ns,
         tuple(
             EdgeRttReport(site=each.site, srtt_ns=each.srtt_ns, rttvar_ns=each.rttvar_ns)

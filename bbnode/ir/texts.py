@@ -46,7 +46,8 @@ def listed(rows: Sequence[str], most: int) -> str:
 def failure_text(failure: Mapping[str, Any]) -> str:
     """Return the failure of an op as a line: what, where it was written, and who asked for it.
 
-    `failure` has the fields of an OpFailed; a node of another version may leave some out.
+    `failure` has the fields of an OpFailed, and `peer` if it was on another peer; a node of another
+    version may leave some out.
     """
     told = {name: failure.get(name) or "" for name in ("inner", "line", "module", "source_peer")}
     place = [told["inner"], told["line"], told["module"] and f"in Module {told['module']}"]
@@ -54,7 +55,8 @@ def failure_text(failure: Mapping[str, Any]) -> str:
         place.append(f"for a message of {told['source_peer']}")
     where = ", ".join(filter(None, place))
     text = f"{failure['op']}: {failure['kind']}: {failure['detail']}"
-    return f"{text} ({where})" if where else text
+    text = f"{text} ({where})" if where else text
+    return f"on {failure['peer']}: {text}" if failure.get("peer") else text
 
 
 def _json_escape(character: str) -> str:

@@ -247,7 +247,10 @@ async def test_invoke(tmp_path: Path, shell: Any) -> None:
         np.save(file, np.float32([4, 5]))
         code, out, _ = await bb("invoke", "server", "-i", f"question=@{file}")
         assert code == 0
-        assert "asked = [4.0, 5.0]\n" in out
+        assert out.startswith("asked = [4. 5.]  (float32[2])\nanswers = answers: 1, missing: 0\n")
+        assert told["values"]["asked"] == {
+            "type": "Tensor.FLOAT", "dtype": "float32", "shape": [2], "data": [1.5, 2.5],
+        }  # fmt: skip
         code, out, _ = await bb("invoke", "server", "-i", "question=1.5", "--no-wait")
         assert (code, out.startswith("execution ")) == (0, True)
 
@@ -440,9 +443,10 @@ def test_an_execution_without_outputs_says_so(capsys: pytest.CaptureFixture[str]
     assert values.report(told, waited_s=1.0, as_json=False) == exits.OK
     out, err = capsys.readouterr()
     assert out == ""
-    assert "execution 7 ended and gave no output" in err
+    assert "execution 7 ended; the target has no output" in err
     assert values.report(told, waited_s=1.0, as_json=True) == exits.OK
-    assert capsys.readouterr() == ("", "")
+    out, err = capsys.readouterr()
+    assert (json.loads(out)["execution"], err) == (7, "")
 
 
 class Rounds:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -17,6 +18,7 @@ from bbnode.access.ticket import make_ticket
 from bbnode.daemon import paths
 from bbnode.daemon.access import files as access_files
 from bbnode.daemon.config import sources
+from bbnode.daemon.join import prepare as prepare_file
 from bbnode.daemon.join.artifact import cache_file
 from bbnode.daemon.join.folder import folder
 from bbnode.daemon.join.invitation import (
@@ -28,8 +30,9 @@ from bbnode.daemon.join.invitation import (
     WrongPeer,
     read_source,
 )
+from bbnode.daemon.join.plan import Plan, make_plan
 from bbnode.daemon.join.prepare import JoinOptions, Prepared, prepare
-from bbnode.engine.errors import UnknownTarget
+from bbnode.engine.errors import UnknownSlot, UnknownTarget, UnsupportedOps
 from bbnode.ir.address import parse_address
 from bbnode.ir.peer import PeerId
 from bbnode.transport.artifact_exchange import ArtifactFetchError
@@ -127,6 +130,29 @@ async def test_an_open_network_is_joined_by_its_address_alone(tmp_path: Path) ->
     assert made.membership is None
     assert made.resolved.config.access.network is None
     assert made.resolved.config.artifact.targets == ["client"]
+
+
+async def test_a_join_that_stops_on_its_plan_leaves_the_ticket_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(*args: Any) -> Plan:
+        return replace(make_plan(*args), unsupported=("ai.strange.Op",))
+
+    async with inviting(tmp_path / "server") as host:
+        ticket = host.ticket(invitation=host.invitation(1))
+        with pytest.raises(UnknownTarget):
+            await join(ticket, tmp_path, "one", target="clint")
+        with pytest.raises(UnknownSlot):
+            await join(ticket, tmp_path, "two", settings={"slots.data.path": "x.npz"})
+        with monkeypatch.context() as patched:
+            patched.setattr(prepare_file, "make_plan", lacking)
+            stopped = await join(ticket, tmp_path, "three")
+        assert stopped.membership is None
+        with pytest.raises(UnsupportedOps):
+            stopped.write()
+        assert (await join(ticket, tmp_path, "three")).membership is not None
+        with pytest.raises(InviterRefused, match="the ticket may be used up"):
+            await join(ticket, tmp_path, "four")
 
 
 async def test_a_ticket_that_is_used_up_gets_nobody_in(tmp_path: Path) -> None:

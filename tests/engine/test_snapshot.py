@@ -453,7 +453,7 @@ RUNTIME_STATE = {
         "calls",
         "timers",
     ),
-    *("lost", "refusals"),
+    *("lost", "refusals", "readiness"),
     *("ingress", "neighbours"),  # saved by IngressTable, and table by table
     "inbound",  # saved as refusals_heard
     *("messenger", "tracer"),  # they keep nothing of their own
@@ -471,6 +471,7 @@ SERVICE_STATE = {
             "next_execution",
             "cleanups",
             "unanswered",
+            "undone",
             "run",
             "rt",
         ),
@@ -481,7 +482,7 @@ SERVICE_STATE = {
 FRAME_STATE = {
     *("bootstrap", "charges", "cohorts", "deadline_ns", "debt", "ended", "execution", "failures"),
     *("from_bus", "live", "parked", "pending", "plan", "report", "rt", "site", "source_peer"),
-    *("started_ns", "units", "values", "wire_out_id", "wire_req_id"),
+    *("started_ns", "units", "values", "wire_out_id", "wire_req_id", "chain"),
     *("skipped", "apart"),  # apart: some are skipped, or it has ended
 }
 

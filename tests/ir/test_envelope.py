@@ -23,7 +23,8 @@ _TYPES = {
 _SCHEMA = {
     "SlotFill": [(1, "dest_suffix", "bytes"), (2, "payload", "bytes"), (3, "trigger_only", "bool"),
                  (4, "type_hash", "uint64")],
-    "WireCorrelation": [(1, "kind", "uint64"), (2, "wire_req_id", "uint64")],
+    "WireCorrelation": [(1, "kind", "uint64"), (2, "wire_req_id", "uint64"),
+                        (3, "chain", "uint64")],
     "EdgeRttReport": [(1, "site", "uint64"), (2, "srtt_ns", "uint64"), (3, "rttvar_ns", "uint64")],
     "WireEnvelope": [(1, "dest_peer_addresses", "bytes*"), (2, "fills", "SlotFill*"),
                      (3, "correlation", "WireCorrelation"), (4, "remaining_deadline_ns", "uint64"),
@@ -63,7 +64,10 @@ ENVELOPES = st.builds(
     dest_peer_addresses=st.lists(st.binary(max_size=20), max_size=3).map(tuple),
     fills=st.lists(FILLS, max_size=4).map(tuple),
     correlation=st.builds(
-        env.WireCorrelation, kind=st.sampled_from(env.CorrelationKind), wire_req_id=U64
+        env.WireCorrelation,
+        kind=st.sampled_from(env.CorrelationKind),
+        wire_req_id=U64,
+        chain=st.just(0) | U64,
     ),
     remaining_deadline_ns=U64,
     edge_rtt_reports=st.lists(
@@ -100,6 +104,7 @@ def read_by_protobuf(raw: bytes) -> env.WireEnvelope:
         correlation=env.WireCorrelation(
             kind=env.CorrelationKind(message.correlation.kind),
             wire_req_id=message.correlation.wire_req_id,
+            chain=message.correlation.chain,
         ),
         remaining_deadline_ns=message.remaining_deadline_ns,
         edge_rtt_reports=tuple(

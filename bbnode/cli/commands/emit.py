@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from bbnode.cli import output, values
+from bbnode.cli import values
 from bbnode.cli.common import LocalNode
 
 
@@ -25,7 +25,7 @@ def command(
     node: LocalNode = LocalNode(),
     timeout_s: Annotated[
         float,
-        typer.Option("--timeout", help="Seconds to wait for its end; 0: none.", min=0, max=590),
+        typer.Option("--timeout", help="Seconds to wait for outputs; 0: none.", min=0, max=590),
     ] = 0.0,
 ) -> int:
     """Send a target one input."""
@@ -39,11 +39,8 @@ def command(
         else:
             ((name, item),) = values.parse_inputs([value or ""]).items()
             body = {"target": target, "input": name, "value": item, "wait_s": timeout_s}
-            told = client.post("/v1/emit", body)
-    if node.as_json:
-        output.json_object(told)
+            told = client.post("/v1/emit", {**body, "exact": timeout_s > 0})
     if kind is not None:
-        if not node.as_json:
-            output.data(f"event {kind} is on the bus")
+        node.show(told, f"event {kind} is on the bus")
         return 0
     return values.report(told, waited_s=timeout_s, as_json=node.as_json)

@@ -1,6 +1,7 @@
 """`bbnode invoke`: start one execution of a target of a running node, and see what it gives.
 
-Rule: exit code 0 when no op failed, 1 when one did, 4 when it still runs at the end of the time.
+Rule: exit code 0 when all outputs are there, those too that come back by messages; 1 when an op
+failed, here or on another peer; 4 when something is missing at the end of the time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from bbnode.cli import output, values
+from bbnode.cli import exits, output, saving, values
 from bbnode.cli.common import LocalNode
 
 
@@ -21,17 +22,27 @@ def command(
     ] = None,
     node: LocalNode = LocalNode(),
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Wait for its end and show its outputs.")
+        bool, typer.Option("--wait/--no-wait", help="Wait for its outputs and show them.")
     ] = True,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", help="Seconds to wait for its end.", min=0.01, max=590)
+        float,
+        typer.Option("--timeout", help="Seconds to wait for its outputs.", min=0.01, max=590),
     ] = 60.0,
+    save: Annotated[
+        list[str] | None, typer.Option("--save", help=saving.HELP, metavar="NAME=FILE")
+    ] = None,
 ) -> int:
     """Start one execution of a target."""
     given = values.parse_inputs(inputs or [])
+    if save and not wait:
+        raise typer.BadParameter("needs the outputs: leave out --no-wait", param_hint="--save")
+    files = saving.parse(save or [])
     wait_s = timeout_s if wait else 0.0
     with node.client(wait_s + values.ANSWER_SLACK_S) as client:
-        told = client.post("/v1/invoke", {"target": target, "inputs": given, "wait_s": wait_s})
-    if node.as_json:
-        output.json_object(told)
-    return values.report(told, waited_s=wait_s, as_json=node.as_json)
+        body = {"target": target, "inputs": given, "wait_s": wait_s, "exact": wait}
+        told = client.post("/v1/invoke", body)
+    code = values.report(told, waited_s=wait_s, as_json=node.as_json)
+    if save and code == exits.OK:
+        for path in files.write(told):
+            output.note(f"saved {path}")
+    return code

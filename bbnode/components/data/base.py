@@ -45,7 +45,8 @@ FEATURE_TYPES: tuple[TypeNode, ...] = (
 class ByRow(Protocol):
     """Values of all examples, gathered by row: a numpy array, a mapped one, or a file's reader.
 
-    `values[rows]` has the values of these rows as an array that is no one else's.
+    `values[rows]` has the values of these rows as an array that is no one else's. Integer labels
+    that are costly to look through may have a `value_range`: the least and the greatest of them.
     """
 
     @property
@@ -94,6 +95,10 @@ class MemoryDataSource(DataSource):
 
         Numpy arrays (mapped ones too), or objects that gather rows when asked for (`ByRow`).
         """
+
+    def served(self, features: ByRow) -> ByRow:
+        """Return the features as batches have them, of those that were loaded."""
+        return features
 
     def chosen(self, labels: ByRow) -> Rows | None:
         """Return the rows that this source consists of, ascending; None is all."""
@@ -212,7 +217,7 @@ class MemoryDataSource(DataSource):
                 for values in (features, labels):
                     if isinstance(values, np.ndarray):
                         values.flags.writeable = False
-                self._loaded = _Examples(features, labels, self.chosen(labels))
+                self._loaded = _Examples(self.served(features), labels, self.chosen(labels))
             return self._loaded
 
 
@@ -236,6 +241,9 @@ class _Examples:
         """Return least and greatest of integer labels, a part of them in memory at a time."""
         if self.labels.dtype.kind not in "iub" or 0 in self.labels.shape:
             return None
+        known: tuple[int, int] | None = getattr(self.labels, "value_range", None)
+        if known is not None:
+            return known
         ends = []
         for start in range(0, len(self), _ROWS_AT_ONCE):
             at = np.arange(start, min(start + _ROWS_AT_ONCE, len(self)))

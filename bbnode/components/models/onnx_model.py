@@ -83,6 +83,7 @@ class OnnxModel(Model):
     TYPE_NAME: ClassVar[str] = "bbnode.OnnxModel"
     Config: ClassVar[type] = OnnxModelConfig
     depends: ClassVar[Mapping[str, str]] = {"backend": "compute", "data_source": "data"}
+    needed_for: ClassVar[Mapping[str, tuple[str, ...]]] = {"data_source": ("train",)}
     config: OnnxModelConfig
 
     def __init__(self, config: OnnxModelConfig) -> None:
@@ -411,7 +412,39 @@ class OnnxModel(Model):
                     f"{self.TYPE_NAME}: label {int(array.min())}; classes are integers from 0"
                 )
             return array.astype(np.int64, copy=False)
-        return array
+        return self._targets(array)
+
+    def _targets(self, array: npt.NDArray[np.generic]) -> Value:
+        """Return numbers as the output has them; [N] becomes [N, 1] where the output is that."""
+        if array.dtype.kind not in "fiub":
+            raise ComponentError(f"{self.TYPE_NAME}: labels are {array.dtype}; mse takes numbers")
+        dims = self._graphs.output_dims
+        if array.ndim == len(dims) - 1 and dims[-1] == 1:
+            array = array[..., np.newaxis]
+        # ONNX would broadcast [N] against [N, 1] to [N, N].
+        fits = array.ndim == len(dims) and all(
+            not isinstance(want, int) or have == want
+            for have, want in zip(array.shape, dims, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join(str(dim) if isinstance(dim, int) else "N" for dim in dims)
+            raise ComponentError(
+                f"{self.TYPE_NAME}: labels have the shape {list(array.shape)}, the model's output "
+                f"is [{wanted}]; mse compares the two number by number"
+            )
+        return array.astype(np.float32, copy=False)
+
+
+@register_component
+class HeldModel(OnnxModel):
+    """An `OnnxModel` that is never trained here, and so needs no data source beside it."""
+
+    TYPE_NAME: ClassVar[str] = "bbnode.HeldModel"
+    depends: ClassVar[Mapping[str, str]] = {"backend": "compute"}
+
+    def train(self, ctx: OpContext, *, epochs: int, batch: int) -> Metadata:
+        """Refuse: ComponentError."""
+        raise ComponentError(f"{self.TYPE_NAME} has no data to train on; bind bbnode.OnnxModel")
 
 
 def _parsed(content: bytes) -> ModelProto:

@@ -154,17 +154,24 @@ class DialledBack(TypedDict):
 
 
 class ExecutionResult(TypedDict):
-    """An execution: `ok` is null while it runs, `left_out` counts outputs that were not kept.
+    """An execution, and what came of its messages: `ok` is null until all outputs are there.
 
-    `skipped`: outputs that have no value in this execution, and why.
+    `outputs` are summaries; with `exact`, `values` says all of each (`bbnode.daemon.invoke.exact`).
+    `more`: further values of an output, of several peers. `skipped`: outputs that have no value
+    this time, and why. `failures`: `peer` is where, "" for this node. `refused`: peers that did not
+    answer it, and why. `missing`: outputs that may still come. `left_out` counts what was not kept.
     """
 
     execution: int
     ok: bool | None
     outputs: Json
+    more: dict[str, list[Json]]
     skipped: dict[str, str]
     failures: list[dict[str, str]]
+    refused: dict[str, str]
+    missing: list[str]
     left_out: int
+    values: Json | None
 
 
 class Emitted(TypedDict):

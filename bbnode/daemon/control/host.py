@@ -16,8 +16,8 @@ from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.config.reload import Changes
 from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control.feed import Feed
-from bbnode.daemon.control.pending import PendingExecutions
 from bbnode.daemon.control.trace import TraceLog
+from bbnode.daemon.invoke.outcome import Outcomes
 from bbnode.daemon.invoke.rounds import Rounds
 from bbnode.daemon.network.dial_back import Ask
 from bbnode.daemon.observing.watch import Stalled
@@ -55,7 +55,9 @@ class Host:
     access: AccessControl
     # The logger whose lines are shown and whose level can be changed: "" is the root.
     logger_name: str = ""
-    pending: PendingExecutions = field(default_factory=PendingExecutions)
+    outcomes: Outcomes = field(default_factory=Outcomes)
+    # The outputs of a target that may come after an execution that all inputs, or one, start.
+    later: Callable[[str, str | None], frozenset[str]] = lambda _target, _entry: frozenset()
     rounds: Sequence[Rounds] = ()
     # How peers are found, as JSON.
     discovery: Callable[[], Mapping[str, Any]] = dict

@@ -110,7 +110,7 @@ class ControlPlane:
 
     def observe(self, step: steps.Step, event: Mapping[str, Any] | None) -> None:
         """Handle a step of the node, and the event that it makes, if any."""
-        self.host.pending.observe(step)
+        self.host.outcomes.observe(step)
         self.host.trace.observe(step)
         if event is not None and not isinstance(step, TRACE_STEPS):
             self.publish(event)

@@ -35,7 +35,9 @@ from bbnode.daemon.control.http import (
     text_response,
 )
 from bbnode.daemon.control.inputs import to_value
+from bbnode.daemon.invoke.exact import Encoder
 from bbnode.daemon.observing import logs
+from bbnode.daemon.observing.events import summarize
 from bbnode.daemon.state import weights
 from bbnode.engine.errors import AddressBookFull
 from bbnode.ir.address import parse_address
@@ -382,6 +384,7 @@ class InvokeBody(RequestBody):
     target: str
     inputs: dict[str, Any] = Field(default_factory=dict)
     wait_s: float = Field(0.0, ge=0, le=MAX_WAIT_S)
+    exact: bool = False
 
 
 @ENDPOINTS.add("POST", "/v1/invoke", "invoke")
@@ -389,7 +392,8 @@ async def invoke(host: Host, body: InvokeBody) -> answers.ExecutionResult:
     """Start one execution of a target."""
     declared = host.node.inputs(body.target)
     inputs = {name: to_value(name, v, declared.get(name)) for name, v in body.inputs.items()}
-    return await _finish(host, host.node.invoke(body.target, inputs), body.wait_s)
+    later = host.later(body.target, None)
+    return await _finish(host, host.node.invoke(body.target, inputs), later, body)
 
 
 class EmitBody(RequestBody):
@@ -399,6 +403,7 @@ class EmitBody(RequestBody):
     input: str | None = None
     value: Any = None
     wait_s: float = Field(0.0, ge=0, le=MAX_WAIT_S)
+    exact: bool = False
     kind: int | None = None
 
 
@@ -414,16 +419,22 @@ async def emit(host: Host, body: EmitBody) -> answers.ExecutionResult | answers.
     if body.target is None or body.input is None or body.value is None:
         raise Problem(400, "MissingField", "the body has to have 'target', 'input' and 'value'")
     value = to_value(body.input, body.value, host.node.inputs(body.target).get(body.input))
-    return await _finish(host, host.node.deliver_event(body.target, body.input, value), body.wait_s)
+    later = host.later(body.target, body.input)
+    execution = host.node.deliver_event(body.target, body.input, value)
+    return await _finish(host, execution, later, body)
 
 
-async def _finish(host: Host, execution: int, wait_s: float) -> answers.ExecutionResult:
-    """Return the state of an execution, after waiting at most `wait_s` for its end."""
-    with host.pending.collect(execution) as pending:
+async def _finish(
+    host: Host, execution: int, later: frozenset[str], body: InvokeBody | EmitBody
+) -> answers.ExecutionResult:
+    """Return the state of an execution, after waiting at most `wait_s` until it is over."""
+    with host.outcomes.collect(execution, later) as outcome:
         host.driver.wake()
-        with trio.move_on_after(wait_s):
-            await pending.finished.wait()
-        return pending.as_json()
+        await outcome.wait(body.wait_s)
+    exact = Encoder()
+    told = outcome.as_json(summarize)
+    told["values"] = {n: exact(v) for n, v in outcome.outputs.items()} if body.exact else None
+    return told  # type: ignore[return-value]
 
 
 # -- traces, events and logs -------------------------------------------------------------------

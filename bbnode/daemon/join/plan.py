@@ -86,6 +86,14 @@ class Plan:
         if self.unsupported:
             raise UnsupportedOps(self.unsupported)
 
+    def can_run(self) -> bool:
+        """Return True if `check` raises nothing."""
+        try:
+            self.check()
+        except (ComponentsMissing, SlotsNotConfigured, UnsupportedOps):
+            return False
+        return True
+
     def as_json(self) -> dict[str, Any]:
         """Return the plan for output."""
         return {

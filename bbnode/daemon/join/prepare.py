@@ -25,11 +25,11 @@ from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.join.artifact import Obtained, obtain
 from bbnode.daemon.join.dial import Dialled, dialled
 from bbnode.daemon.join.folder import Folder
-from bbnode.daemon.join.invitation import InviterRefused, NothingOffered, Source
+from bbnode.daemon.join.invitation import InviterLost, InviterRefused, NothingOffered, Source
 from bbnode.daemon.join.plan import Plan, choose_target, make_plan, with_absolute_paths
 from bbnode.daemon.lifecycle import assembly
 from bbnode.ir.peer import PeerId
-from bbnode.transport.artifact_exchange import Progress
+from bbnode.transport.artifact_exchange import ArtifactFetchError, Progress
 from bbnode.transport.identity import Identity, load_or_create_identity
 
 
@@ -57,7 +57,8 @@ class Prepared:
     address: str
 
     def write(self) -> ResolvedConfig:
-        """Write the node's files, for `bbnode run`. Raises StorageError."""
+        """Write the node's files, for `bbnode run`. Raises StorageError, and as `Plan.check`."""
+        self.plan.check()
         self.options.folder.write(self.resolved, self.obtained.file)
         return self.resolved
 
@@ -86,7 +87,10 @@ async def prepare(
     progress: Progress | None = None,
     unix_s: Callable[[], float] = time.time,
 ) -> Prepared:
-    """Dial, become a member, fetch, plan. Nothing runs yet.
+    """Dial, fetch, plan, become a member. Nothing runs yet.
+
+    A ticket is redeemed last, and only for a plan that can run (`Plan.check`), so that a join that
+    stops on a missing setting leaves it as it was.
 
     Raises the errors of `join.errors`, TicketRefused, ArtifactFetchError, ArtifactNotStored,
     InvalidArtifact, ConfigError, StateDirInUse and StorageError.
@@ -96,26 +100,28 @@ async def prepare(
     with paths.lock_state_dir(state_dir):
         identity = load_or_create_identity(paths.identity_file(state_dir))
         membership = await _membership(options, identity, unix_s)
-        credentials = b"" if membership is None else membership.raw
-        async with dialled(identity, source, _shown(source, credentials)) as connection:
-            obtained = await obtain(
-                connection,
-                source.inviter,
-                _offered(source, connection),
-                own=identity.peer_id,
-                state_dir=state_dir,
-                progress=progress,
-            )
-    ticket = source.ticket
-    wanted = options.target or (None if ticket is None else ticket.target)
-    resolved = options.folder.configure(
-        source,
-        sha256=obtained.artifact.sha256,
-        target=choose_target(obtained.artifact, wanted),
-        settings=options.settings,
-    )
-    assembly.import_components(resolved.config.node.components)
-    plan = make_plan(obtained.artifact, resolved.config)
+        ticket = source.ticket
+        is_guest = membership is None and ticket is not None and ticket.network is not None
+        try:
+            address, obtained = await _fetch(options, identity, membership, progress)
+        except (ArtifactFetchError, InviterLost):
+            if not is_guest:
+                raise
+            # A guest stays half a minute, which is little for a large artifact.
+            membership = await _redeem(options, identity, unix_s)
+            is_guest = False
+            address, obtained = await _fetch(options, identity, membership, progress)
+        wanted = options.target or (None if ticket is None else ticket.target)
+        resolved = options.folder.configure(
+            source,
+            sha256=obtained.artifact.sha256,
+            target=choose_target(obtained.artifact, wanted),
+            settings=options.settings,
+        )
+        assembly.import_components(resolved.config.node.components)
+        plan = make_plan(obtained.artifact, resolved.config)
+        if is_guest and plan.can_run():
+            membership = await _redeem(options, identity, unix_s)
     settled = with_absolute_paths(resolved.config, plan, Path.cwd())
     resolved = dataclasses.replace(resolved, config=settled)
     return Prepared(
@@ -125,8 +131,29 @@ async def prepare(
         resolved=resolved,
         obtained=obtained,
         plan=plan,
-        address=connection.address,
+        address=address,
     )
+
+
+async def _fetch(
+    options: JoinOptions,
+    identity: Identity,
+    membership: Membership | None,
+    progress: Progress | None,
+) -> tuple[str, Obtained]:
+    """Return the address that answered, and the artifact."""
+    source = options.source
+    credentials = b"" if membership is None else membership.raw
+    async with dialled(identity, source, _shown(source, credentials)) as connection:
+        obtained = await obtain(
+            connection,
+            source.inviter,
+            _offered(source, connection),
+            own=identity.peer_id,
+            state_dir=options.folder.state_dir,
+            progress=progress,
+        )
+        return connection.address, obtained
 
 
 def _shown(source: Source, membership: bytes) -> bytes:
@@ -155,7 +182,7 @@ def _offered(source: Source, connection: Dialled) -> str:
 async def _membership(
     options: JoinOptions, identity: Identity, unix_s: Callable[[], float]
 ) -> Membership | None:
-    """Return the membership of this node: stored, carried by the ticket, or redeemed now."""
+    """Return the membership of this node that is stored, or that the ticket carries."""
     source, state_dir = options.source, options.folder.state_dir
     ticket = source.ticket
     kept = access_files.load_node(state_dir, identity.peer_id)
@@ -174,11 +201,22 @@ async def _membership(
             pass
     if ticket.invitation is None:
         return _take(state_dir, identity, network, ticket.membership, unix_s())
+    return None
+
+
+async def _redeem(
+    options: JoinOptions, identity: Identity, unix_s: Callable[[], float]
+) -> Membership:
+    """Return the membership that the inviting peer gives for the ticket; it is stored."""
+    source, state_dir = options.source, options.folder.state_dir
+    ticket = source.ticket
+    if ticket is None or ticket.network is None:
+        raise AssertionError("only a ticket to a private network is redeemed")
     async with dialled(identity, source, ticket.raw) as connection:
         given = await access_protocol.redeem(connection.backend, source.inviter, ticket.raw)
-    membership = _take(state_dir, identity, network, given.membership, unix_s())
+    membership = _take(state_dir, identity, ticket.network, given.membership, unix_s())
     if given.revocations:
-        listed = open_revocations(given.revocations, network)
+        listed = open_revocations(given.revocations, ticket.network)
         before = access_files.load_node(state_dir, identity.peer_id).revocations
         if before is None or before.sequence < listed.sequence:
             access_files.save_revocations(state_dir, listed)

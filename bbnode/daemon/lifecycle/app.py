@@ -23,6 +23,7 @@ from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.plane import ControlPlane
 from bbnode.daemon.control.trace import TRACE_STEPS
+from bbnode.daemon.invoke.reach import Reach
 from bbnode.daemon.invoke.rounds import Rounds
 from bbnode.daemon.lifecycle import assembly, sd_notify
 from bbnode.daemon.lifecycle.process import OwnProcess, SharedProcess
@@ -39,6 +40,7 @@ from bbnode.daemon.state.resend import Resend
 from bbnode.engine import All, Node, steps
 from bbnode.ir.crossing import encode_crossings
 from bbnode.ir.errors import BbnodeError
+from bbnode.ir.onnx_file import program_of
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import TransportEvent, Unsent
 from bbnode.transport.driver import Driver, StepObserver
@@ -146,6 +148,7 @@ class Daemon:
         )
         self._stop = trio.Event()
         self._preparing: set[str] = set()
+        self._reach: Reach | None = None
         self._progress = trio.Event()  # something changed that `_prepare_components` waits for
         self._rounds: list[Rounds] = []
         # Called with each step of the node, after the daemon's own parts.
@@ -184,6 +187,7 @@ class Daemon:
         self._versions = VersionWatch(self._node, self._artifact.sha256, self._control.publish)
         self._control.host.rounds = self._rounds
         self._control.host.upgrade = saved.upgrade if saved else None
+        self._control.host.later = self._later
         self._control.host.counters.append(self._discovery.counters)
         if self._introductions is not None:
             self._control.host.counters.append(self._introductions.counters)
@@ -421,6 +425,12 @@ class Daemon:
             rounds.observe(step)
         for observer in self.observers:
             observer(step)
+
+    def _later(self, target: str, entry: str | None) -> frozenset[str]:
+        """Return the outputs that come after an execution; the program is read when first asked."""
+        if self._reach is None:
+            self._reach = Reach(program_of(self._artifact.model))
+        return self._reach.later(target, entry)
 
     def _bytes_moved(self) -> int:
         counters = self._backend.counters()

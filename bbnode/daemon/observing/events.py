@@ -101,7 +101,9 @@ def step_to_event(step: steps.Step) -> dict[str, Any] | None:
             }
         case steps.Telemetry():
             return {"type": step.name, **{k: _json(v) for k, v in step.attributes.items()}}
-    fields = {f.name: _json(getattr(step, f.name)) for f in dataclasses.fields(step)}
+    fields = {
+        f.name: _json(getattr(step, f.name)) for f in dataclasses.fields(step) if f.name != "chain"
+    }
     return {"type": snake_case(type(step).__name__), **fields}
 
 

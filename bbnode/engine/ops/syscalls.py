@@ -246,7 +246,11 @@ def surface(target: str, topic: str, source: int | None) -> Fire:
 
     def fire(frame: Frame) -> Any:
         value = TRIGGER if source is None else frame.values[source]
-        frame.rt.reports.steps.append(steps.make_app_event(target, topic, value, frame.execution))
+        frame.rt.reports.steps.append(
+            steps.make_app_event(
+                target, topic, value, frame.execution, frame.chain, frame.source_peer
+            )
+        )
         return TRIGGER
 
     return fire
@@ -257,7 +261,13 @@ def surface_nothing(target: str, name: str) -> Callable[[Frame, str], bool]:
 
     def skip(frame: Frame, reason: str) -> bool:
         frame.rt.reports.steps.append(
-            steps.OutputSkipped(execution=frame.execution, target=target, name=name, reason=reason)
+            steps.OutputSkipped(
+                execution=frame.execution,
+                target=target,
+                name=name,
+                reason=reason,
+                chain=frame.chain,
+            )
         )
         return True
 

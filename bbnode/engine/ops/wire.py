@@ -44,16 +44,20 @@ def _send(build: OpBuild) -> Fire:
         values = frame.values
         peers = destinations(name, values[peers_at])
         if peers:
-            remaining_ns = budget_ns or rt.outbound.remaining_ns(frame, op.deadline_ns, packer.site)
-            rt.outbound.send(
+            outbound, known_as = rt.outbound, frame.wire_out_id
+            remaining_ns = budget_ns or outbound.remaining_ns(frame, op.deadline_ns, packer.site)
+            found = outbound.send(
                 frame,
                 op,
                 peers,
                 packer(values[data_at]),
                 CorrelationKind.NONE,
-                rt.wire_ids.next_u64() if has_own_id else rt.outbound.one_way_id(frame),
+                outbound.another_id(frame) if has_own_id else outbound.one_way_id(frame),
                 remaining_ns,
+                frame.chain or (frame.wire_out_id if has_own_id else 0),
             )
+            if not found:
+                frame.wire_out_id = known_as  # nothing went out under it
         return TRIGGER
 
     return fire

@@ -113,6 +113,7 @@ class Decoder:
         index: int,
         *,
         is_request: bool,
+        chain: int,
     ) -> bool:
         """Decode a fill when it is its turn; return False if there are too many executions."""
         executor = self.executor
@@ -122,7 +123,7 @@ class Decoder:
         self.reports.counts["decode.deferred"] += 1
         if is_request:
             frame.debt = OWED  # until it is delivered
-        executor.came_from(frame, event.peer, wire_req_id, site)
+        executor.came_from(frame, event.peer, wire_req_id, site, chain)
         frame.deadline_ns = deadline_ns
         frame.charges = [event.charge.hold()]
         # A view, also of nothing: so that a snapshot saves it as what it is.

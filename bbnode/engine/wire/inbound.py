@@ -18,14 +18,15 @@ from bbnode.components.contracts import Backend
 from bbnode.engine.cells import ComponentCell
 from bbnode.engine.clock import NodeClock
 from bbnode.engine.cohorts import Cohort, Cohorts, ResponseStatus
-from bbnode.engine.errors import STOPS, FramesExceeded, describe
-from bbnode.engine.executor import Executor
-from bbnode.engine.frame import OWED, Frame
+from bbnode.engine.errors import STOPS, FramesExceeded, GateDenied, describe
+from bbnode.engine.executor import Executor, refusal_of
+from bbnode.engine.frame import OWED, Frame, Op
 from bbnode.engine.ingress import Charge, InboundBytes, InboundRefused
 from bbnode.engine.limits import Limits
 from bbnode.engine.peers.neighbours import Neighbours
 from bbnode.engine.peers.round_trips import RoundTrips
 from bbnode.engine.planning.sites import RecvSite, ResponseSite, accepts, answers_with
+from bbnode.engine.readiness import NOT_READY, READY, SlotReadiness
 from bbnode.engine.reports import Reports
 from bbnode.engine.snapshot.codec import SnapshotReader, SnapshotWriter
 from bbnode.engine.wire.decoder import (
@@ -35,7 +36,15 @@ from bbnode.engine.wire.decoder import (
     Decoder,
     NotDecoded,
 )
-from bbnode.engine.wire.refusals import LEAVING, PerSecond, Refusals
+from bbnode.engine.wire.outbound import EnvelopeOutbox
+from bbnode.engine.wire.refusals import (
+    FURTHER_ON,
+    LEAVING,
+    PerSecond,
+    Refusals,
+    public,
+    public_text,
+)
 from bbnode.ir import codec, types
 from bbnode.ir.address import REFUSED_SUFFIX, site_suffix
 from bbnode.ir.caps import DEDUP_WINDOW, MAX_REFUSALS_PER_S
@@ -55,6 +64,7 @@ from bbnode.ir.types import TypeKind, TypeNode
 from bbnode.ir.values import TRIGGER, Value, WireRequestId
 
 _TENSOR = TypeKind.TENSOR
+_ABOUT_ITSELF = WireCorrelation(kind=CorrelationKind.NONE, wire_req_id=0)
 
 DedupKey: TypeAlias = tuple[PeerId, int, int]
 
@@ -138,6 +148,8 @@ class Inbound:
     components: ComponentReceiver
     dedup: InboundDedup
     refusals: Refusals
+    outbound: EnvelopeOutbox
+    readiness: SlotReadiness
 
     def __post_init__(self) -> None:
         self.decoder.landing = self
@@ -280,13 +292,19 @@ class Inbound:
             )
         if site.is_request and self.refusals.leaving:
             raise _RefusedFill("ShuttingDown", LEAVING.detail)
+        if self.readiness.failed:
+            why = self.readiness.refusal(site.plan)
+            if why:
+                raise _RefusedFill(NOT_READY, why, public_text(why))
         limit = self.limits.frames_per_peer
         if limit is not None and self.executor.frames_of.get(peer, 0) >= limit:
             raise _RefusedFill(
                 "TooManyExecutions",
                 f"{limit} executions that this peer started are under way (limit frames_per_peer)",
             )
-        wire_req_id = envelope.correlation.wire_req_id
+        wire_req_id, chain = envelope.correlation.wire_req_id, envelope.correlation.chain
+        if not site.is_request and not chain:
+            chain = wire_req_id
         deadline_ns = None
         if envelope.remaining_deadline_ns:
             deadline_ns = self.clock.now_ns + envelope.remaining_deadline_ns
@@ -299,17 +317,19 @@ class Inbound:
                 fill,
                 index,
                 is_request=site.is_request,
+                chain=chain,
             ):
                 self._too_full(site, peer, wire_req_id)
             return
         value = self._decode(fill, node, site)
-        self._launch(site, peer, wire_req_id, deadline_ns, event.charge.hold, value)
+        self._launch(site, peer, wire_req_id, chain, deadline_ns, event.charge.hold, value)
 
     def _launch(
         self,
         site: RecvSite,
         peer: PeerId,
         wire_req_id: int,
+        chain: int,
         deadline_ns: int | None,
         hold: Callable[[], Charge],
         value: Value,
@@ -319,7 +339,7 @@ class Inbound:
         if frame is None:
             self._too_full(site, peer, wire_req_id)
             return
-        executor.came_from(frame, peer, wire_req_id, site.site)
+        executor.came_from(frame, peer, wire_req_id, site.site, chain)
         frame.charges = [hold()]
         frame.deadline_ns = deadline_ns
         seeds = site.plan.seeds
@@ -364,7 +384,9 @@ class Inbound:
             )
         self.round_trips.learn(envelope.edge_rtt_reports)
         if not self.decoder.takes_now(event, site.site, node, fill.payload):
-            self.decoder.later(event, wire_req_id, None, site.site, fill, index, is_request=False)
+            self.decoder.later(
+                event, wire_req_id, None, site.site, fill, index, is_request=False, chain=0
+            )
             return
         value = self._decode(fill, node, site)
         self._answer(peer, wire_req_id, self.clock.now_ns, event.charge.hold, value)
@@ -423,7 +445,8 @@ class Inbound:
         hold = frame.charges[0].hold
         frame.debt = None  # whoever gets it owes the answer
         if isinstance(site, RecvSite):
-            self._launch(site, peer, frame.wire_req_id, frame.deadline_ns, hold, value)
+            chain, deadline_ns = frame.chain, frame.deadline_ns
+            self._launch(site, peer, frame.wire_req_id, chain, deadline_ns, hold, value)
         else:
             self._answer(peer, frame.wire_req_id, frame.started_ns, hold, value)
 
@@ -545,6 +568,8 @@ class Inbound:
             return
         if self.neighbours.governor.check_inbound(peer):
             counts[f"refusals.{ResponseStatus.STRANGER.value}"] += 1
+        elif why.kind in (NOT_READY, READY) and said == _ABOUT_ITSELF:
+            self._notice(peer, why)
         elif said.kind is CorrelationKind.RESPONSE:
             status = self.components.refused(peer, said.wire_req_id, why)
             if status is ResponseStatus.UNKNOWN:
@@ -555,14 +580,36 @@ class Inbound:
         else:
             counts["send.refused"] += 1
             if self._told.take(peer, self.clock.now_ns):
+                cause, message = self.outbound.cause_of(said.wire_req_id)
                 self.reports.telemetry(
                     "send.refused",
                     peer=peer,
                     wire_req_id=said.wire_req_id,
+                    chain=0 if cause else message,
                     kind=why.kind,
                     detail=why.detail,
                     where=why.where,
                 )
+                if cause is not None:
+                    where = f"{why.where or why.kind}, {FURTHER_ON} {peer}"
+                    why = WireRefusal(why.kind, why.detail, where)
+                    self.refusals.at_arrival(cause, CorrelationKind.NONE, message, why)
+
+    def undone(self, frame: Frame, op: Op, error: BaseException) -> None:
+        """Tell the sender of a one-way message that what it started has failed, and how."""
+        site, peer = self._site_of(frame), frame.source_peer
+        is_message = isinstance(site, RecvSite) and not site.is_request
+        if peer is None or not is_message or isinstance(error, GateDenied):
+            return
+        why = public(refusal_of(frame, op, error))
+        self.refusals.at_arrival(peer, CorrelationKind.NONE, frame.wire_req_id, why)
+
+    def _notice(self, peer: PeerId, said: WireRefusal) -> None:
+        """Handle what a peer says of itself, as often as one may tell."""
+        if self._told.take(peer, self.clock.now_ns):
+            self.readiness.heard(peer, said)
+        else:
+            self.reports.counts["notices.ignored"] += 1
 
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: how much each peer has told in this second."""

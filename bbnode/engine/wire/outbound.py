@@ -33,6 +33,7 @@ from bbnode.ir.address import REFUSED_SUFFIX
 from bbnode.ir.caps import (
     MAX_ADDRESS_BYTES,
     MAX_ANSWERS_REMEMBERED,
+    MAX_CAUSES_REMEMBERED,
     MAX_CLAIMED_ADDRESSES,
     MAX_FILLS,
 )
@@ -60,9 +61,10 @@ _Key: TypeAlias = tuple[PeerId, CorrelationKind, int]
 class _Pack:
     """Fills for one peer under one correlation."""
 
-    __slots__ = ("fills", "remaining_ns", "size")
+    __slots__ = ("chain", "fills", "remaining_ns", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, chain: int = 0) -> None:
+        self.chain = chain
         self.fills: list[SlotFill] = []
         self.size = 0
         self.remaining_ns = 0
@@ -90,6 +92,8 @@ class EnvelopeOutbox:
         self._packs: dict[_Key, list[_Pack]] = {}
         # Envelope -> the request that it answers; of the newest, while their transport has them.
         self._answers: dict[int, int] = {}
+        # One-way message -> the one that brought it about, and who sent that; None: this node did.
+        self._causes: dict[int, tuple[PeerId | None, int]] = {}
         self._pending = 0
         self._tag = 0
         self._source_of: Sequence[Multiaddr] | None = None
@@ -103,7 +107,32 @@ class EnvelopeOutbox:
         """Return the id under which an execution sends one-way."""
         if not frame.wire_out_id:
             frame.wire_out_id = self.wire_ids.next_u64()
+            if frame.site:
+                self._caused(frame.wire_out_id, frame.source_peer, frame.wire_req_id)
         return frame.wire_out_id
+
+    def another_id(self, frame: Frame) -> int:
+        """Return an id for one message of an execution that can't go under `one_way_id`."""
+        made = self.wire_ids.next_u64()
+        own = self.one_way_id(frame)
+        if frame.site:
+            self._caused(made, frame.source_peer, frame.wire_req_id)
+        else:
+            self._caused(made, None, own)
+        return made
+
+    def _caused(self, message: int, peer: PeerId | None, by: int) -> None:
+        causes = self._causes
+        causes[message] = peer, by
+        if len(causes) > MAX_CAUSES_REMEMBERED:
+            del causes[next(iter(causes))]
+
+    def cause_of(self, message: int) -> tuple[PeerId | None, int]:
+        """Return the message that brought a one-way message about, and who sent that one.
+
+        Without a peer it is this node's own: the first of its chain. Only the newest are known.
+        """
+        return self._causes.get(message, (None, message))
 
     def remaining_ns(self, frame: Frame, static_ns: int, site: int) -> int:
         """Return the time budget of a send to a site now; 0 for none.
@@ -182,11 +211,13 @@ class EnvelopeOutbox:
         kind: CorrelationKind,
         wire_req_id: int,
         remaining_ns: int,
-    ) -> None:
-        """Queue a fill for every peer that can be reached."""
+        chain: int = 0,
+    ) -> bool:
+        """Queue a fill for every peer that can be reached; return False if none can."""
         size = self.check(op, fill, len(peers))
         found = self.reachable(frame, op, peers, fill.dest_suffix)
-        self.queue(frame, op, found, fill, size, kind, wire_req_id, remaining_ns)
+        self.queue(frame, op, found, fill, size, kind, wire_req_id, remaining_ns, chain)
+        return bool(found)
 
     def queue(
         self,
@@ -198,6 +229,7 @@ class EnvelopeOutbox:
         kind: CorrelationKind,
         wire_req_id: int,
         remaining_ns: int,
+        chain: int = 0,
     ) -> None:
         """Queue a fill that was checked, for peers that were."""
         if self.tracer.on:
@@ -211,7 +243,7 @@ class EnvelopeOutbox:
                 or len(pack.fills) >= self._max_fills
                 or (self.max_payload is not None and pack.size + size > self.max_payload)
             ):
-                pack = _Pack()
+                pack = _Pack(chain)
                 packs.append(pack)
                 self._pending += 1
             pack.fills.append(fill)
@@ -249,7 +281,8 @@ class EnvelopeOutbox:
                 is_answer = kind is _RESPONSE and pack.fills[0].dest_suffix != REFUSED_SUFFIX
                 told = self.round_trips.reports() if is_answer else ()
                 parts = encode_between(
-                    destination, pack.fills, kind, wire_req_id, pack.remaining_ns, told, source
+                    *(destination, pack.fills, kind, wire_req_id, pack.remaining_ns, told, source),
+                    pack.chain,
                 )
                 if peer == neighbours.self_peer:
                     refused = self._loop_back(parts)
@@ -296,13 +329,19 @@ class EnvelopeOutbox:
         return f"{taken}: this node has no room for its own envelope"
 
     def state(self, _writer: object) -> Any:
-        """Return what a snapshot saves: the last tag, and answers; between polls nothing waits."""
-        return [self._tag, list(self._answers.items())]
+        """Return what a snapshot saves: the last tag, answers, causes; no envelope waits now."""
+        causes = [[i, p and p.to_bytes(), by] for i, (p, by) in self._causes.items()]
+        return [self._tag, list(self._answers.items()), causes]
 
     def load(self, plain: Any, _reader: object) -> None:
-        """Load what `state` returned."""
-        self._tag, answers = plain
+        """Load what `state` returned; of an earlier release it has no causes."""
+        self._tag, answers, *causes = plain
         self._answers = dict(answers)
+        self._causes = {
+            i: (None if raw is None else PeerId.from_bytes(raw), by)
+            for each in causes
+            for i, raw, by in each
+        }
 
 
 def _destination_part(addresses: Sequence[Multiaddr]) -> bytes:

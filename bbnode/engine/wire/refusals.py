@@ -2,9 +2,10 @@
 
 Rule: each request gets one answer, yes or no. An execution that a request started owes it until it
 answers; if it ends before, or fails so that it can't answer any more, the requester is told why. A
-request or one-way message that is refused on arrival is told as well, at most MAX_REFUSALS_PER_S of
-them a second and peer. A refusal is one small fill; nothing is said to peers that are denied, to
-answers, and to refusals.
+request or one-way message that is refused on arrival is told as well, and so is a one-way message
+whose execution fails: its sender hands that on to whoever sent it what it had sent that for, back
+to where the chain began. Of those at most MAX_REFUSALS_PER_S are told a second and peer. A refusal
+is one small fill; nothing is said to peers that are denied, to answers, and to refusals.
 
 What is told: the kind always; of errors of bbnode the text too, of others the class and the text.
 Only the first line of a text, without the folders of paths, and cut.
@@ -39,6 +40,8 @@ NOT_ANSWERED = WireRefusal("NotAnswered", "its execution ended without an answer
 
 # The kind of an answer that a transport has given up.
 UNDELIVERED: Final = "AnswerNotSent"
+# In the place of a failure that was told by one peer to the next: who it was that failed.
+FURTHER_ON: Final = "on"
 LEAVING = WireRefusal("ShuttingDown", "this node is being stopped")
 
 _S = 1_000_000_000
@@ -93,10 +96,7 @@ class Refusals:
         frame.debt = None
         if debt is None or peer is None:
             return
-        if debt.kind:
-            debt = WireRefusal(debt.kind, _public(debt.detail), debt.where)
-        else:
-            debt = _without_failure(frame)
+        debt = public(debt) if debt.kind else _without_failure(frame)
         self._tell(peer, CorrelationKind.RESPONSE, frame.wire_req_id, debt)
 
     def undelivered(self, tag: int, peer: PeerId, reason: str) -> None:
@@ -161,6 +161,11 @@ def _without_failure(frame: Frame) -> WireRefusal:
     return WireRefusal(NOT_ANSWERED.kind, NOT_ANSWERED.detail, frame.plan.name)
 
 
-def _public(detail: str) -> str:
-    """Return what others may read of a failure's text."""
+def public(refusal: WireRefusal) -> WireRefusal:
+    """Return a refusal with what others may read of the text of a failure."""
+    return WireRefusal(refusal.kind, public_text(refusal.detail), refusal.where)
+
+
+def public_text(detail: str) -> str:
+    """Return what others may read of a failure's text: its first line, without folders."""
     return without_folders(detail.partition("\n")[0])

@@ -1,0 +1,116 @@
+"""Files that data sources read: opened only where reading them ends, whatever stands at the path.
+
+Rule: a FIFO or a device is refused instead of waited for, and a file that changes under its index
+is refused, never half read. Files are read at offsets and not mapped: a mapped file that shrinks
+kills the process.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from types import TracebackType
+
+from bbnode.components.errors import DataUnavailable
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+class DataFile:
+    """A regular file, open for reads at offsets by any thread.
+
+    Attributes:
+        path: where it was opened.
+        size: in bytes, when it was opened.
+    """
+
+    def __init__(self, path: Path, component: str) -> None:
+        """Open the file. Raises DataUnavailable, which says what stands there instead."""
+        self.path = path
+        self._component = component
+        try:
+            # Without O_NONBLOCK, a FIFO that took the place of the file would block here for ever.
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            raise DataUnavailable(
+                f"{component}: cannot open {path}: {_why(error)}; set `path` to a file that this "
+                "node may read"
+            ) from error
+        found = os.fstat(self._fd)
+        if not stat.S_ISREG(found.st_mode):
+            self.close()
+            kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file")
+            raise DataUnavailable(f"{component}: {path} is {kind}; set `path` to a regular file")
+        self.size = found.st_size
+        self._stamp = found.st_mtime_ns
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Return the bytes at an offset; DataUnavailable when there are fewer of them."""
+        parts: list[bytes] = []
+        while count > 0:
+            try:
+                part = os.pread(self._fd, count, offset)
+            except OSError as error:
+                raise DataUnavailable(
+                    f"{self._component}: cannot read {self.path}: {_why(error)}"
+                ) from error
+            if not part:
+                raise self._changed()
+            parts.append(part)
+            offset, count = offset + len(part), count - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def check_unchanged(self) -> None:
+        """Raise DataUnavailable if the file was written to since it was opened."""
+        found = os.fstat(self._fd)
+        if (found.st_size, found.st_mtime_ns) != (self.size, self._stamp):
+            raise self._changed()
+
+    def close(self) -> None:
+        """Close the file; a second time does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> DataFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+    def _changed(self) -> DataUnavailable:
+        return DataUnavailable(
+            f"{self._component}: {self.path} changed while it was in use; start the node again "
+            "once nothing writes to it"
+        )
+
+
+def read_whole(path: Path, component: str, max_bytes: int) -> bytes:
+    """Return the content of a small file; DataUnavailable when it is larger than `max_bytes`."""
+    with DataFile(path, component) as file:
+        if file.size > max_bytes:
+            raise DataUnavailable(
+                f"{component}: {path} has {file.size} bytes, more than {max_bytes}; is it the "
+                "right file?"
+            )
+        return file.read(0, file.size)
+
+
+def _why(error: OSError | ValueError) -> str:
+    return str(getattr(error, "strerror", None) or error)

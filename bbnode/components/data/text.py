@@ -1,0 +1,487 @@
+"""Text, as lines or as JSON lines, tokenised one batch at a time.
+
+Rule: one pass over the file, when it is loaded, checks every line and keeps where it begins; from
+then on only the lines of a batch are read and tokenised. The ids of a text depend on the text and
+the tokenizer alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    Protocol,
+    TypeAlias,
+    get_origin,
+    get_type_hints,
+)
+
+import numpy as np
+import numpy.typing as npt
+
+from bbnode.components.data.base import ByRow, SplitConfig, SplitDataSource
+from bbnode.components.data.data_file import DataFile, read_whole
+from bbnode.components.errors import DataUnavailable
+from bbnode.components.registry import register_component
+from bbnode.components.settings import path_setting
+from bbnode.ir.decoding import shown
+from bbnode.ir.types import TENSOR_INT64, TypeNode
+
+Ids: TypeAlias = npt.NDArray[np.int64]
+
+_CHUNK_BYTES: Final = 4 << 20  # of the file, that the first pass reads at once
+_MAX_TOKENIZER_BYTES: Final = 64 << 20  # tokenizer.json; those of large models have 20 MiB
+_MAX_LENGTH: Final = 1 << 20  # tokens of an example
+_MAX_LABEL: Final = (1 << 63) - 1
+_UTF8_BOM: Final = b"\xef\xbb\xbf"
+
+# Those of the tokens that models pad with, in the order in which a tokenizer is asked for them.
+_PAD_TOKENS: Final = ("[PAD]", "<pad>", "<|padding|>", "<|endoftext|>", "</s>")
+
+PRINTABLE: Final = "\n" + "".join(map(chr, range(32, 127)))
+
+
+class Tokenizer(Protocol):
+    """Turns texts into ids from 0 to `vocabulary` - 1; `pad` is the id behind the end of a text."""
+
+    vocabulary: int
+    pad: int
+
+    def encode(self, texts: Sequence[str], *, whole: bool) -> list[Ids]:
+        """Return the ids of each text; with the model's special tokens where it is a `whole`."""
+
+
+class ByteTokenizer:
+    """The bytes of a text in UTF-8, each plus one; 0 pads."""
+
+    vocabulary = 257
+    pad = 0
+
+    def encode(self, texts: Sequence[str], *, whole: bool) -> list[Ids]:
+        return [
+            np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64) + 1 for text in texts
+        ]
+
+
+class CharacterTokenizer:
+    """The places of a text's characters in an alphabet, from 2; 0 pads, 1 is any other one."""
+
+    pad = 0
+
+    def __init__(self, alphabet: str) -> None:
+        self.vocabulary = len(alphabet) + 2
+        codes = np.array([ord(c) for c in alphabet], np.int64)
+        self._order = np.argsort(codes)
+        self._codes = codes[self._order]
+
+    def encode(self, texts: Sequence[str], *, whole: bool) -> list[Ids]:
+        return [self._ids(text) for text in texts]
+
+    def _ids(self, text: str) -> Ids:
+        codes = np.frombuffer(text.encode("utf-32-le"), "<u4").astype(np.int64)
+        places = np.searchsorted(self._codes, codes).clip(max=len(self._codes) - 1)
+        ids: Ids = np.where(self._codes[places] == codes, self._order[places] + 2, 1)
+        return ids
+
+
+class FileTokenizer:
+    """A `tokenizer.json` of Hugging Face, run by its library `tokenizers`."""
+
+    def __init__(self, path: Path, pad_id: int | None, component: str) -> None:
+        """Load it. Raises DataUnavailable: the library, or a good file, is not there."""
+        try:
+            library: Any = importlib.import_module("tokenizers")
+        except ImportError as error:
+            raise DataUnavailable(
+                f"{component}: tokenizer_file needs the library tokenizers; run: "
+                "pip install 'tokenizers>=0.20'"
+            ) from error
+        content = read_whole(path, component, _MAX_TOKENIZER_BYTES)
+        self._component = component
+        try:
+            self._tokenizer = library.Tokenizer.from_buffer(content)
+            # What the file says of padding and cutting would apply besides `length`.
+            padding = self._tokenizer.padding
+            self._tokenizer.no_padding()
+            self._tokenizer.no_truncation()
+            self.vocabulary = int(self._tokenizer.get_vocab_size())
+        except BaseException as error:
+            raise self._failed(f"{path} is no tokenizer.json", error) from error
+        known = [self._tokenizer.token_to_id(token) for token in _PAD_TOKENS]
+        found = [padding["pad_id"]] if padding else [each for each in known if each is not None]
+        if pad_id is None and not found:
+            raise DataUnavailable(
+                f"{component}: {path} does not say which token pads; set `pad_id` to its id"
+            )
+        self.pad = found[0] if pad_id is None else pad_id
+        if not 0 <= self.pad < self.vocabulary:
+            raise DataUnavailable(
+                f"{component}: pad_id {self.pad} is no token of {path}, which has "
+                f"{self.vocabulary}; set `pad_id` to one of them"
+            )
+
+    def encode(self, texts: Sequence[str], *, whole: bool) -> list[Ids]:
+        try:
+            found = self._tokenizer.encode_batch(list(texts), add_special_tokens=whole)
+        except BaseException as error:
+            raise self._failed("the tokenizer fails on a text", error) from error
+        return [np.array(each.ids, np.int64) for each in found]
+
+    def _failed(self, what: str, error: BaseException) -> BaseException:
+        """Return our error for one of the library, and anything else as it is.
+
+        The library raises Exception itself for most faults; a panic of its Rust code is no
+        Exception at all.
+        """
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            return error
+        return DataUnavailable(f"{self._component}: {what}: {shown(str(error))}")
+
+
+class TextFile:
+    """The examples of one file, by row.
+
+    Attributes:
+        labels: of each example, int64 [N]; None where the task is "language_model".
+    """
+
+    def __init__(
+        self, path: Path, layout: TextDataSourceConfig, tokenizer: Tokenizer, component: str
+    ) -> None:
+        """Read and check the whole file once. Raises DataUnavailable, which names the line."""
+        self._layout = layout
+        self._tokenizer = tokenizer
+        self._component = component
+        self._number = {name: index for index, name in enumerate(layout.classes)}
+        self._file = DataFile(path, component)
+        classifies = layout.task == "classification"
+        starts: list[Ids] = []
+        sizes: list[Ids] = []
+        numbers: list[Ids] = []
+        labels: list[int] = []
+        counts: list[Ids] = []
+        least, greatest = tokenizer.vocabulary, 0
+        for first, offsets, lines in self._chunks():
+            texts: list[str] = []
+            kept: list[int] = []
+            for index, line in enumerate(lines):
+                number = first + index
+                if not line.strip() and (classifies or layout.format == "jsonl"):
+                    continue
+                text, label = self._parsed(line, number)
+                kept.append(index)
+                if classifies:
+                    labels.append(label)
+                else:
+                    texts.append(text)
+            starts.append(offsets[kept])
+            sizes.append(np.array([len(lines[index]) for index in kept], np.int64))
+            numbers.append(np.array(kept, np.int64) + first)
+            if not classifies:
+                encoded = tokenizer.encode(texts, whole=False)
+                counts.append(np.array([len(ids) for ids in encoded], np.int64))
+                stream = _joined(encoded)
+                if len(stream):
+                    least = min(least, int(stream.min()))
+                    greatest = max(greatest, int(stream.max()))
+        self._last_blocks: tuple[Ids | None, Ids] = None, np.zeros(0, np.int64)
+        self._starts, self._sizes = _joined(starts), _joined(sizes)
+        self._numbers = _joined(numbers)
+        self.labels: Ids | None = None
+        if classifies:
+            self.labels = np.array(labels, np.int64)
+            self._count = len(labels)
+            found = "it has no line with an example"
+        else:
+            # Where the tokens of each line end in the stream of all of them.
+            self._ends = np.cumsum(_joined(counts))
+            self._token_range = least, greatest
+            total = int(self._ends[-1]) if len(self._ends) else 0
+            self._count = max(0, (total - 1) // layout.length)
+            found = f"it has {total} token(s), and one block takes {layout.length + 1}"
+        if not self._count:
+            self._file.close()
+            raise DataUnavailable(f"{component}: {path}: {found}")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def examples(self) -> tuple[ByRow, ByRow]:
+        """Return token ids [N, length], and labels.
+
+        Labels are [N]; those of a language model [N, length]: at each place the next token.
+        """
+        shape = self._count, self._layout.length
+        if self.labels is not None:
+            return _Gathered(shape, self._padded), self.labels
+        return (
+            _Gathered(
+                shape, lambda rows: self._block_part(rows, slice(None, -1)), self._token_range
+            ),
+            _Gathered(
+                shape, lambda rows: self._block_part(rows, slice(1, None)), self._token_range
+            ),
+        )
+
+    def _padded(self, rows: Ids) -> Ids:
+        self._file.check_unchanged()
+        length = self._layout.length
+        ids = np.full((len(rows), length), self._tokenizer.pad, np.int64)
+        texts = [self._text(int(row)) for row in rows]
+        for to, found in zip(ids, self._tokenizer.encode(texts, whole=True), strict=True):
+            to[: len(found)] = found[:length]
+        return ids
+
+    def _blocks(self, rows: Ids) -> Ids:
+        """Return blocks of length + 1 tokens; features and labels ask for the same ones in turn."""
+        rows_before, blocks = self._last_blocks
+        if rows_before is rows:
+            return blocks
+        self._file.check_unchanged()
+        length = self._layout.length
+        blocks = np.empty((len(rows), length + 1), np.int64)
+        tokens: dict[int, Ids] = {}  # of the lines of this batch; blocks share them
+        for block, row in zip(blocks, rows, strict=True):
+            begin = int(row) * length
+            end = begin + length + 1
+            first = int(np.searchsorted(self._ends, begin, side="right"))
+            last = int(np.searchsorted(self._ends, end, side="left"))
+            wanted = [line for line in range(first, last + 1) if line not in tokens]
+            texts = [self._text(line) for line in wanted]
+            encoded = self._tokenizer.encode(texts, whole=False)
+            tokens.update(zip(wanted, encoded, strict=True))
+            stream = np.concatenate([tokens[line] for line in range(first, last + 1)])
+            skipped = begin - (int(self._ends[first - 1]) if first else 0)
+            block[:] = stream[skipped : skipped + length + 1]
+        self._last_blocks = rows, blocks
+        return blocks
+
+    def _block_part(self, rows: Ids, part: slice) -> Ids:
+        return np.ascontiguousarray(self._blocks(rows)[:, part])
+
+    def _text(self, line: int) -> str:
+        raw = self._file.read(int(self._starts[line]), int(self._sizes[line]))
+        return self._parsed(raw, int(self._numbers[line]))[0]
+
+    def _chunks(self) -> Iterator[tuple[int, Ids, list[bytes]]]:
+        """Yield the lines of the file by and by: number of the first, their offsets, the lines."""
+        at = len(_UTF8_BOM) if self._starts_with_bom() else 0
+        number = 1
+        rest = b""
+        while at < self._file.size:
+            part = self._file.read(at, min(_CHUNK_BYTES, self._file.size - at))
+            begin, at = at - len(rest), at + len(part)
+            lines = (rest + part).split(b"\n")
+            if at < self._file.size or not lines[-1]:
+                rest = lines.pop()
+            longest = max((*map(len, lines), len(rest)))
+            if longest > self._layout.max_line_bytes:
+                where = next(
+                    i for i, line in enumerate((*lines, rest))
+                    if len(line) > self._layout.max_line_bytes
+                )  # fmt: skip
+                raise self._bad(
+                    number + where,
+                    f"longer than {self._layout.max_line_bytes} bytes; break it, or raise "
+                    "max_line_bytes",
+                )
+            lengths = np.array([len(line) + 1 for line in lines], np.int64)
+            yield number, begin + np.cumsum(lengths) - lengths, lines
+            number += len(lines)
+
+    def _starts_with_bom(self) -> bool:
+        return self._file.read(0, min(len(_UTF8_BOM), self._file.size)) == _UTF8_BOM
+
+    def _parsed(self, line: bytes, number: int) -> tuple[str, int]:
+        """Return text and label of one line; 0 where the task has no labels."""
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise self._bad(
+                number, f"no UTF-8 (byte {error.start + 1}); convert the file to UTF-8"
+            ) from error
+        classifies = self._layout.task == "classification"
+        if self._layout.format == "jsonl":
+            text, given = self._of_json(text, number)
+        else:
+            text, given = text.removesuffix("\r"), None
+            if classifies:
+                given, tab, text = text.partition("\t")
+                if not tab:
+                    raise self._bad(number, "no tab; a line is a label, a tab and the text")
+        if not classifies:
+            return text + "\n", 0
+        return text, self._label(given, number)
+
+    def _of_json(self, text: str, number: int) -> tuple[str, Any]:
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            why = str(error) if isinstance(error, json.JSONDecodeError) else "too deep or too large"
+            raise self._bad(number, f"no JSON: {why}") from error
+        if not isinstance(found, dict):
+            raise self._bad(number, 'no JSON object such as {"text": …, "label": …}')
+        wanted = [self._layout.text]
+        if self._layout.task == "classification":
+            wanted.append(self._layout.label)
+        for name in wanted:
+            if name not in found:
+                has = ", ".join(shown(each) for each in list(found)[:8]) or "none"
+                raise self._bad(number, f"no field {shown(name)}; it has {has}")
+        value = found[self._layout.text]
+        if not isinstance(value, str):
+            raise self._bad(number, f"field {shown(self._layout.text)} is {shown(value)}, no text")
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise self._bad(number, "its text holds half a surrogate pair") from error
+        return value, found.get(self._layout.label)
+
+    def _label(self, given: Any, number: int) -> int:
+        if self._number:
+            label = self._number.get(given) if isinstance(given, str) else None
+            if label is None:
+                raise self._bad(number, f"label {shown(given)} is none of `classes`")
+            return label
+        if isinstance(given, str):
+            text = given.strip()
+            given = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else given
+        if not isinstance(given, int) or not 0 <= given <= _MAX_LABEL:
+            raise self._bad(
+                number,
+                f"label {shown(given)} is no integer from 0; name the labels in `classes`",
+            )
+        return int(given)
+
+    def _bad(self, number: int, what: str) -> DataUnavailable:
+        return DataUnavailable(f"{self._component}: {self._file.path}, line {number}: {what}")
+
+
+class _Gathered:
+    """Ids that a function gathers by row; `value_range` are their least and greatest, if known."""
+
+    dtype = np.dtype(np.int64)
+
+    def __init__(
+        self, shape: tuple[int, ...], gather: Callable[[Ids], Ids],
+        value_range: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        self.shape = shape
+        self.value_range = value_range
+        self._gather = gather
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any, /) -> Ids:
+        return self._gather(rows)
+
+
+def _joined(parts: Sequence[Ids]) -> Ids:
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextDataSourceConfig(SplitConfig):
+    """Settings of `TextDataSource`, besides those of every source that can be split.
+
+    Attributes:
+        path: of a file of text in UTF-8.
+        format: "lines", or "jsonl": one JSON object a line.
+        task: "classification": each line is an example, and has a label (a line of text begins
+            with it, and a tab). "language_model": the lines follow each other, and are cut into
+            blocks; the label of each token is the next one.
+        text, label: names of the fields of a JSON object.
+        classes: names of the labels, in the order of their numbers; the same on all peers. Empty:
+            labels are integers from 0.
+        length: tokens of an example; shorter texts are padded, longer ones cut.
+        tokenizer: "bytes" (257 ids: 0 pads, then the bytes of UTF-8, each plus 1), "characters"
+            (0 pads, 1 is unknown, then those of `alphabet`) or "file".
+        tokenizer_file: path of a tokenizer.json, as Hugging Face's libraries write it.
+        alphabet: of "characters"; empty is a new line and the printable characters of ASCII.
+        pad_id: of "file", if the tokenizer does not say it.
+        max_line_bytes: of one line.
+    """
+
+    path: str = path_setting()
+    format: Literal["lines", "jsonl"] = "lines"
+    task: Literal["classification", "language_model"] = "classification"
+    text: str = "text"
+    label: str = "label"
+    classes: tuple[str, ...] = ()
+    length: int = 128
+    tokenizer: Literal["bytes", "characters", "file"] = "bytes"
+    tokenizer_file: str = path_setting(default="")
+    alphabet: str = ""
+    pad_id: int | None = None
+    max_line_bytes: int = 1 << 20
+
+
+@register_component
+class TextDataSource(SplitDataSource):
+    """Lines of text: token ids [N, length] int64; labels [N], or [N, length] of a language model.
+
+    The file stays where it is: a batch is read and tokenised when it is asked for.
+    """
+
+    TYPE_NAME: ClassVar[str] = "bbnode.TextDataSource"
+    Config: ClassVar[type] = TextDataSourceConfig
+    storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {
+        "NextBatch.batch": TENSOR_INT64,
+        "NextBatch.labels": TENSOR_INT64,
+    }
+    config: TextDataSourceConfig
+
+    def __init__(self, config: TextDataSourceConfig) -> None:
+        super().__init__(config)
+        for name, kind in get_type_hints(type(config)).items():
+            if get_origin(kind) is Literal:
+                self.require_choice(name, kind)
+        self.require(
+            1 <= config.length <= _MAX_LENGTH,
+            f"length {config.length} is not from 1 to {_MAX_LENGTH}",
+        )
+        self.require(config.max_line_bytes >= 1, "max_line_bytes has to be 1 or more")
+        self.require(
+            len(set(config.classes)) == len(config.classes), "`classes` names a label twice"
+        )
+        by_file = config.tokenizer == "file"
+        self.require(
+            by_file == bool(config.tokenizer_file),
+            'tokenizer = "file" and tokenizer_file go together; set both or neither',
+        )
+        self.require(
+            by_file or config.pad_id is None, 'pad_id is of tokenizer = "file"; the others have one'
+        )
+        alphabet = config.alphabet
+        self.require(len(alphabet) == len(set(alphabet)), "alphabet has a character twice")
+        self._vocabulary = 0
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of token ids: rows that an embedding needs. The source is loaded for it."""
+        self._data()
+        return self._vocabulary
+
+    def load(self) -> tuple[ByRow, ByRow]:
+        config = self.config
+        tokenizer: Tokenizer = ByteTokenizer()
+        if config.tokenizer == "characters":
+            tokenizer = CharacterTokenizer(config.alphabet or PRINTABLE)
+        elif config.tokenizer == "file":
+            path = Path(config.tokenizer_file)
+            tokenizer = FileTokenizer(path, config.pad_id, self.TYPE_NAME)
+        self._vocabulary = tokenizer.vocabulary
+        return TextFile(Path(config.path), config, tokenizer, self.TYPE_NAME).examples()
+
+    def label_names(self) -> tuple[str, tuple[str, ...]]:
+        """Return the name of the labels' field, and those of the classes."""
+        named = self.config.format == "jsonl" and self.config.task == "classification"
+        return self.config.label if named else "", self.config.classes

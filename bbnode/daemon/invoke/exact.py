@@ -1,0 +1,211 @@
+"""Values as JSON that says all of them, for clients that compute with outputs.
+
+Rule: an object with `type`, the name of the value's type, and what is needed to make the value
+again: of a tensor `dtype`, `shape` and `data` (base64 of its elements in C order, little-endian;
+texts as a list), of anything else `value`. A float that JSON has no form for is its text ("nan"). A
+value that no longer fits is told without its content, as `omitted`.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from typing import Any, Final
+
+import numpy as np
+from multiaddr import Multiaddr
+
+from bbnode.ir.errors import DecodeError
+from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import WireRefusal
+from bbnode.ir.types import OPTIONAL_OF, SEQUENCE_OF, TENSOR_BY_ELEM
+from bbnode.ir.values import (
+    TRIGGER,
+    U64,
+    AddressVec,
+    CommandId,
+    Composite,
+    CorrelationToken,
+    EventKind,
+    Metadata,
+    OptionalValue,
+    PeerIdVec,
+    RequestId,
+    ResponseBatch,
+    SearchResults,
+    TensorSequence,
+    Timestamp,
+    Trigger,
+    Value,
+    WireRequestId,
+    dtype_of,
+    is_text,
+    size_of,
+    type_of,
+)
+
+_NUMBERS: Final[dict[str, type[int]]] = {
+    type_of(made(0)).name: made
+    for made in (
+        *(U64, RequestId, WireRequestId, CommandId),
+        *(Timestamp, EventKind, CorrelationToken),
+    )
+}
+_TENSORS: Final = {node.name: node for node in TENSOR_BY_ELEM.values()}
+_SEQUENCES: Final = {made.name: element for element, made in SEQUENCE_OF.items()}
+_OPTIONALS: Final = {made.name: element for element, made in OPTIONAL_OF.items()}
+# Of all values of one answer; base64 makes 4 bytes of 3, and a command reads 16 MiB.
+MAX_EXACT_BYTES: Final = 11 << 20
+
+
+class ValueOmitted(DecodeError):
+    """The value was too large for its answer."""
+
+
+class Encoder:
+    """Values of one answer as JSON, as long as they fit into it together."""
+
+    def __init__(self, max_bytes: int = MAX_EXACT_BYTES) -> None:
+        """Make one for an answer of at most so many bytes of values."""
+        self._left = max_bytes
+
+    def __call__(self, value: Value) -> dict[str, Any]:
+        """Return a value as JSON."""
+        size = size_of(value)
+        name = type_of(value).name
+        if size > self._left:
+            told: dict[str, Any] = {
+                "type": name,
+                "omitted": f"{size} bytes; an answer takes {MAX_EXACT_BYTES}",
+            }
+            if isinstance(value, np.ndarray):
+                told |= {"dtype": str(value.dtype), "shape": list(value.shape)}
+            return told
+        self._left -= size
+        return _encoded(value)
+
+
+def _encoded(value: Value) -> dict[str, Any]:
+    return {"type": type_of(value).name, **_content(value)}
+
+
+def _content(value: Value) -> dict[str, Any]:
+    match value:
+        case np.ndarray() | np.generic():
+            return _tensor(np.asarray(value))
+        case Trigger():
+            return {}
+        case PeerId() | Multiaddr():
+            return {"value": str(value)}
+        case bytes() | Metadata() | SearchResults() | PeerIdVec() | AddressVec():
+            return {"value": _plain(value)}
+        case ResponseBatch():
+            return {
+                "value": [{"peer": str(p), "value": _encoded(v)} for p, v in value.responses],
+                "missing": [str(peer) for peer in value.missing],
+                "reasons": {
+                    str(peer): {"kind": why.kind, "detail": why.detail, "where": why.where}
+                    for peer, why in value.reasons
+                },
+            }
+        case Composite() | TensorSequence():
+            return {"value": [_encoded(child) for child in value]}
+        case OptionalValue():
+            return {"value": None if value.value is None else _encoded(value.value)}
+        case int():
+            return {"value": int(value)}
+    return {"omitted": "a value of a component's own type"}
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> dict[str, Any]:
+    if is_text(array):
+        texts = [str(text) for text in array.reshape(-1).tolist()]
+        return {"dtype": "string", "shape": list(array.shape), "data": texts}
+    little = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
+    data = base64.b64encode(little.tobytes()).decode("ascii")
+    return {"dtype": str(array.dtype.newbyteorder("=")), "shape": list(array.shape), "data": data}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case bytes():
+            return {"bytes": base64.b64encode(value).decode("ascii")}
+        case float() if not math.isfinite(value):
+            return {"float": str(value)}
+        case Metadata():
+            return {name: _plain(item) for name, item in value.items()}
+        case PeerIdVec() | AddressVec():
+            return [str(each) for each in value]
+        case tuple():
+            return [_plain(each) for each in value]
+    return value
+
+
+def decoded(told: Any) -> Value:
+    """Return the value that `Encoder` told of. Raises DecodeError; ValueOmitted if it is not there.
+
+    It comes from a daemon of this user, which may be of another version.
+    """
+    try:
+        if "omitted" in told:
+            raise ValueOmitted(f"a {told['type']} was left out: {told['omitted']}")
+        return _value(told["type"], told)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DecodeError(f"an output can't be read: {type(error).__name__}: {error}") from error
+
+
+def _value(name: str, told: Any) -> Value:
+    if name in _TENSORS:
+        return _array(name, told)
+    if name in _NUMBERS:
+        return _NUMBERS[name](told["value"])
+    given = told.get("value")
+    match name:
+        case "Trigger":
+            return TRIGGER
+        case "PeerId":
+            return PeerId.parse(given)
+        case "Multiaddress":
+            return Multiaddr(given)
+        case "PeerIdVec":
+            return PeerIdVec(PeerId.parse(each) for each in given)
+        case "address_vec":
+            return AddressVec(Multiaddr(each) for each in given)
+        case "Bytes":
+            return _read(given)
+        case "Metadata":
+            return Metadata({key: _read(item) for key, item in given.items()})
+        case "SearchResults":
+            return SearchResults((int(number), float(_read(far))) for number, far in given)
+        case "ResponseBatch":
+            return ResponseBatch(
+                responses=tuple((PeerId.parse(e["peer"]), decoded(e["value"])) for e in given),
+                missing=tuple(PeerId.parse(peer) for peer in told["missing"]),
+                reasons=tuple(
+                    (PeerId.parse(peer), WireRefusal(**why))
+                    for peer, why in told["reasons"].items()
+                ),
+            )
+        case "Composite":
+            return Composite(decoded(each) for each in given)
+    if name in _SEQUENCES:
+        return TensorSequence((decoded(each) for each in given), _SEQUENCES[name])
+    return OptionalValue(None if given is None else decoded(given), _OPTIONALS[name])
+
+
+def _array(name: str, told: Any) -> Value:
+    shape = tuple(int(extent) for extent in told["shape"])
+    if told["dtype"] == "string":
+        return np.array(told["data"], object).reshape(shape)
+    dtype = dtype_of(_TENSORS[name]).newbyteorder("<")
+    data = base64.b64decode(told["data"], validate=True)
+    return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def _read(given: Any) -> Any:
+    match given:
+        case {"bytes": str() as text}:
+            return base64.b64decode(text, validate=True)
+        case {"float": str() as text}:
+            return float(text)
+    return given
