@@ -185,7 +185,8 @@ def _selected(
 def _opened(path: Path) -> sqlite3.Connection:
     db = _connect(path)
     try:
-        is_new = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        is_new = not tables and not db.execute("PRAGMA user_version").fetchone()[0]
         if not is_new:
             _check_schema(db)  # before anything is changed in a file that is not ours
         # WAL where the file system can do it; else the journal of before, which is as safe.
@@ -195,7 +196,9 @@ def _opened(path: Path) -> sqlite3.Connection:
         db.execute("PRAGMA foreign_keys = ON")
         if is_new:
             with db:
-                # One transaction: a crash in the middle leaves an empty file.
+                # One transaction: a crash in the middle leaves an empty file. Python begins none
+                # for such statements.
+                db.execute("BEGIN IMMEDIATE")
                 for statement in filter(str.strip, _SCHEMA.split(";")):
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
