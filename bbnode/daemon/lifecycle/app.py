@@ -191,6 +191,7 @@ class Daemon:
         self._conduct = ConductWatch(access, self._control.publish, config.network.bootstrap)
         self._versions = VersionWatch(self._node, self._artifact.sha256, self._control.publish)
         self._control.host.rounds = self._rounds
+        self._control.host.upgrade = saved.upgrade if saved else None
         self._control.host.later = self._later
         self._control.host.counters.append(self._discovery.counters)
         if self._introductions is not None:
