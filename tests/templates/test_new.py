@@ -25,7 +25,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, *command], cwd=folder, env=environment, text=True,
-        capture_output=True, check=False, timeout=patience.PROCESS_S,
+        capture_output=True, check=False, timeout=patience.PATIENCE_S,
     )  # fmt: skip
 
 
