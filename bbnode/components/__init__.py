@@ -62,6 +62,9 @@ if TYPE_CHECKING:
     from bbnode.components.data.schema import TensorSchema as TensorSchema
     from bbnode.components.data.sklearn import SklearnDataSource as SklearnDataSource
     from bbnode.components.data.sklearn import SklearnDataSourceConfig as SklearnDataSourceConfig
+    from bbnode.components.data.statistics import Moments as Moments
+    from bbnode.components.data.statistics import StandardizedConfig as StandardizedConfig
+    from bbnode.components.data.statistics import StandardizedDataSource as StandardizedDataSource
     from bbnode.components.data.text import TextDataSource as TextDataSource
     from bbnode.components.data.text import TextDataSourceConfig as TextDataSourceConfig
     from bbnode.components.errors import BackendError as BackendError
@@ -76,7 +79,10 @@ if TYPE_CHECKING:
     from bbnode.components.errors import NotExportable as NotExportable
     from bbnode.components.errors import NothingToAggregate as NothingToAggregate
     from bbnode.components.errors import ParameterMismatch as ParameterMismatch
+    from bbnode.components.errors import StatisticsMissing as StatisticsMissing
+    from bbnode.components.errors import StatisticsRefused as StatisticsRefused
     from bbnode.components.errors import TrainingFailed as TrainingFailed
+    from bbnode.components.errors import UnsupportedByDataSource as UnsupportedByDataSource
     from bbnode.components.errors import UnsupportedSelection as UnsupportedSelection
     from bbnode.components.fedavg import FedAvg as FedAvg
     from bbnode.components.fedavg import FedAvgConfig as FedAvgConfig
@@ -95,6 +101,8 @@ if TYPE_CHECKING:
     from bbnode.components.peer_registry.server import (
         GlobalRegistryServerConfig as GlobalRegistryServerConfig,
     )
+    from bbnode.components.pooled_statistics import PooledStatistics as PooledStatistics
+    from bbnode.components.pooled_statistics import PooledStatisticsConfig as PooledStatisticsConfig
     from bbnode.components.registry import ConfigTypeMismatch as ConfigTypeMismatch
     from bbnode.components.registry import UnknownComponentType as UnknownComponentType
     from bbnode.components.registry import concrete as concrete

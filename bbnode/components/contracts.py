@@ -28,7 +28,7 @@ from bbnode.components.backends.graphs import PreparedGraph as PreparedGraph
 from bbnode.components.backends.primitives import Primitives
 from bbnode.components.data.schema import DataSchema as DataSchema
 from bbnode.components.errors import ComponentError as ComponentError
-from bbnode.components.errors import InvalidComponentConfig, NotExportable
+from bbnode.components.errors import InvalidComponentConfig, NotExportable, UnsupportedByDataSource
 from bbnode.ir import codec
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.errors import AuthorError, BbnodeError
@@ -477,6 +477,17 @@ class DataSource(Component):
         It may load the data, so it takes its time; DataUnavailable when they can't be used.
         """
         return None
+
+    def statistics(self, ctx: OpContext) -> tuple[Value, Metadata]:
+        """Return count, mean, squared deviations, minimum and maximum of each feature.
+
+        As float64 [5, F], with `num_samples` in the metadata. AuthorError where a source has none.
+        """
+        raise UnsupportedByDataSource(component=self.TYPE_NAME, op="statistics")
+
+    def standardize(self, ctx: OpContext, statistics: Value) -> None:
+        """Take the statistics of all peers; AuthorError where a source can't use any."""
+        raise UnsupportedByDataSource(component=self.TYPE_NAME, op="standardize")
 
 
 class PeerSelector(Component):

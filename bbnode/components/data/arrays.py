@@ -15,8 +15,9 @@ import numpy as np
 from numpy.lib import format as npy
 
 from bbnode.components.data import files, numbers
-from bbnode.components.data.base import Array, ByRow, SplitConfig, SplitDataSource
+from bbnode.components.data.base import Array, ByRow
 from bbnode.components.data.numbers import FileArray, Joined
+from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
@@ -30,7 +31,7 @@ _MOST_LISTED = 20  # names of arrays in an error
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrayDataSourceConfig(SplitConfig):
+class ArrayDataSourceConfig(StandardizedConfig):
     """Settings of `ArrayDataSource`.
 
     Attributes:
@@ -49,7 +50,7 @@ class ArrayDataSourceConfig(SplitConfig):
 
 
 @register_component
-class ArrayDataSource(SplitDataSource):
+class ArrayDataSource(StandardizedDataSource):
     """A peer's own data, from an .npz file or a folder of .npy files.
 
     Uncompressed ones (`numpy.savez`, `numpy.save`) are mapped: larger than memory is fine. Integer
