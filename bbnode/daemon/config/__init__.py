@@ -146,6 +146,9 @@ class NodeSection(Section):
     stop_grace_s: PositiveSeconds = _key(
         5.0, "time a stop may take; what is not done then is left", unit="s", le=3600
     )
+    keep_rounds: Annotated[int, Field(ge=1)] = _key(
+        10_000, "rounds that are kept on disk, of all targets; the oldest go", unit="rounds"
+    )
     components: list[str] = _key(
         [], "Python modules imported at start, for the component classes they register"
     )
@@ -371,6 +374,40 @@ class InvokeSection(Section):
         0.0, "time from start to start; 0: the next starts when the last one ended", unit="s"
     )
     wait_for: WaitFor | None = _key(None, "start condition; unset: start at once")
+    best: str | None = _key(
+        None,
+        'metric by which the best round is found, as "accuracy" or "stats.loss" (entry loss of '
+        "the Metadata output stats): the node's state after it is kept (`bbnode export --best`)",
+        min_length=1,
+    )
+    mode: Literal["max", "min"] | None = _key(
+        None, "which values of it are better; unset: the least of losses and errors, else the most"
+    )
+    min_delta: Seconds = _key(0.0, "by how much more a round has to be better")
+    patience: Count = _key(
+        0, "rounds without a better one after which the rounds end; 0: never", unit="rounds"
+    )
+
+    @model_validator(mode="after")
+    def _better_in_what(self) -> InvokeSection:
+        if self.best is None and (self.mode or self.min_delta or self.patience):
+            raise ValueError("'mode', 'min_delta' and 'patience' belong to a metric: give 'best'")
+        return self
+
+
+class TrackerSection(Section):
+    """One tracker of experiments, which gets the metrics of all rounds."""
+
+    kind: str = _key(
+        ...,
+        "tensorboard, mlflow, wandb, or the name of a tracker that an installed package brings",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+    )
+    settings: dict[str, Any] = _key(
+        {},
+        "its settings: logdir (tensorboard), uri and experiment (mlflow), mode, project, entity "
+        "and dir (wandb)",
+    )
 
 
 class ControlSection(Section):
@@ -465,6 +502,9 @@ class NodeConfig(Section):
         "which there are, and checks them at install",
     )
     invoke: list[InvokeSection] = _key([], "[[invoke]]: targets that this node starts by itself")
+    trackers: list[TrackerSection] = _key(
+        [], "[[trackers]]: where metrics of rounds go besides the node's own history"
+    )
     control: ControlSection = _key(ControlSection(), "access to the control plane")
     limits: LimitsSection = _key(LimitsSection(), "caps on what comes in and is under way")
 
