@@ -190,6 +190,7 @@ class Daemon:
         self._control.host.rounds = self._rounds
         self._control.host.history = self._history
         self._control.host.counters.append(self._history.counters)
+        self._control.host.upgrade = saved.upgrade if saved else None
         self._control.host.later = self._later
         self._control.host.counters.append(self._discovery.counters)
         if self._introductions is not None:
