@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "bbnode"
 ALL_LAYERS = frozenset(
     {
         *("ir", "access", "dsl", "compiler", "components", "engine", "transport", "sim"),
-        *("daemon", "api", "cli", "examples", "ops"),
+        *("daemon", "api", "cli", "examples", "ops", "programs", "templates"),
     }
 )
 
@@ -37,6 +37,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "api": tuple(f"bbnode.{layer}" for layer in sorted(ALL_LAYERS - {"cli"})),
     "cli": tuple(f"bbnode.{layer}" for layer in sorted(ALL_LAYERS)),
     "examples": ("bbnode.dsl", "bbnode.ops", "bbnode.compiler", "bbnode.components", "bbnode.sim"),
+    "templates": ("bbnode.__version__", "bbnode.ir.errors"),
+    "programs": ("bbnode.ir.errors", "bbnode.dsl", "bbnode.components"),
 }
 
 # Layer -> third-party packages that it may import. A layer without a row may import any.
@@ -52,6 +54,8 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "compiler": ONNX_AND_NUMPY | {"opentelemetry"},
     "engine": ONNX_AND_NUMPY | {"msgpack", "multiaddr"},
     "examples": ONNX_AND_NUMPY,
+    "programs": ONNX_AND_NUMPY | {"google"},
+    "templates": frozenset(),
 }
 
 # No layer loads code from bytes.

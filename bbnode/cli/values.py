@@ -99,21 +99,6 @@ def report(told: Mapping[str, Any], *, waited_s: float, as_json: bool) -> int:
     return exits.FAILURE if told["ok"] is False else exits.OK
 
 
-def peer_text(text: str) -> str:
-    """Return the PeerId that an address ends with; another text as it is, for the node to find.
-
-    Raises typer.BadParameter for an address that names no peer.
-    """
-    if not text.startswith("/"):
-        return text
-    from bbnode.ir.address import parse_address, peer_of_address
-
-    try:
-        return str(peer_of_address(parse_address(text)))
-    except BbnodeError as error:
-        raise typer.BadParameter(str(error), param_hint="PEER") from error
-
-
 def _show_outputs(told: Mapping[str, Any]) -> None:
     exact = told.get("values") or {}
     for name, summary in told["outputs"].items():
@@ -226,3 +211,18 @@ def _numbers(array: Any) -> Any:
     texts = array.astype(object)
     texts[~np.isfinite(array)] = [str(float(each)) for each in array[~np.isfinite(array)]]
     return texts.tolist()
+
+
+def peer_text(text: str) -> str:
+    """Return the PeerId that an address ends with; another text as it is, for the node to find.
+
+    Raises typer.BadParameter for an address that names no peer.
+    """
+    if not text.startswith("/"):
+        return text
+    from bbnode.ir.address import parse_address, peer_of_address
+
+    try:
+        return str(peer_of_address(parse_address(text)))
+    except BbnodeError as error:
+        raise typer.BadParameter(str(error), param_hint="PEER") from error

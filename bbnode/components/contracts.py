@@ -28,12 +28,12 @@ from bbnode.components.backends.graphs import PreparedGraph as PreparedGraph
 from bbnode.components.backends.primitives import Primitives
 from bbnode.components.data.schema import DataSchema as DataSchema
 from bbnode.components.errors import ComponentError as ComponentError
-from bbnode.components.errors import InvalidComponentConfig, NotExportable
+from bbnode.components.errors import InvalidComponentConfig, NotExportable, UnsupportedByDataSource
 from bbnode.ir import codec
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.errors import AuthorError, BbnodeError
 from bbnode.ir.peer import PeerId
-from bbnode.ir.types import METADATA, TENSOR, TENSOR_FLOAT, TypeNode
+from bbnode.ir.types import METADATA, TENSOR, TENSOR_FLOAT, TENSOR_INT64, TypeNode
 from bbnode.ir.values import Metadata, PeerIdVec, ResponseBatch, SearchResults, Value
 
 if TYPE_CHECKING:
@@ -336,9 +336,12 @@ class Model(Component):
     """
 
     ROLE = "Model"
-    # Whether targets are class numbers or values depends on the concrete class.
-    storage: ClassVar[Mapping[str, TypeNode]] = {
+    # Inputs may be numbers or tokens; what targets are depends on the concrete class.
+    storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {
         "*": TENSOR_FLOAT,
+        "Forward.input": (TENSOR_FLOAT, TENSOR_INT64),
+        "ComputeLoss.input": (TENSOR_FLOAT, TENSOR_INT64),
+        "Evaluate.input": (TENSOR_FLOAT, TENSOR_INT64),
         "ComputeLoss.target": TENSOR,
         "Evaluate.target": TENSOR,
     }
@@ -474,6 +477,20 @@ class DataSource(Component):
         It may load the data, so it takes its time; DataUnavailable when they can't be used.
         """
         return None
+
+    def statistics(self, ctx: OpContext) -> tuple[Value, Metadata]:
+        """Return count, mean, squared deviations, minimum and maximum of each feature.
+
+        As float64 [5, F], with `num_samples` in the metadata. AuthorError where a source has none.
+        """
+        raise UnsupportedByDataSource(component=self.TYPE_NAME, op="statistics")
+
+    def standardize(self, ctx: OpContext, statistics: Value) -> None:
+        """Take the statistics of all peers; AuthorError where a source can't use any."""
+        raise UnsupportedByDataSource(component=self.TYPE_NAME, op="standardize")
+
+    def forget(self) -> None:
+        """Drop what was loaded, so that the next use loads it again: it was of no use."""
 
 
 class PeerSelector(Component):
