@@ -91,6 +91,13 @@ def hugging_face(folder: Path, table: pa.Table, files: int = 2, **state) -> Path
 TABLE = pa.table({"a": [1, 2, 3, 4, 5], "b": [0.5, 1, 1.5, 2, 2.5], "y": ["n", "y", "y", "n", "y"]})
 
 
+def test_tables_in_memory_become_one_array(houses) -> None:
+    data = source(houses, label="price", ignore=("color",))._data()
+    assert isinstance(data.features, np.ndarray)
+    assert data.features.flags.c_contiguous
+    assert not data.features.flags.writeable
+
+
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet", "feather", "arrow"])
 def test_every_kind_of_file_gives_the_same(tmp_path, ending) -> None:
     made = source(written(tmp_path / f"t.{ending}", TABLE), label="y")
@@ -368,11 +375,18 @@ def test_folders_of_hugging_face_that_cannot_be_used_are_refused(tmp_path) -> No
 def test_tables_that_memory_cannot_hold_are_refused_before_they_are_read(
     tmp_path, monkeypatch
 ) -> None:
-    table = pa.table({"a": np.zeros(100_000), "label": np.zeros(100_000)})
-    paths = [written(tmp_path / f"t.{ending}", table) for ending in ("parquet", "csv")]
-    monkeypatch.setattr(arrow_files, "memory_limit", lambda: 1000)
+    table = pa.table({"a": np.zeros(1_000_000), "label": np.zeros(1_000_000)})
+    paths = [tmp_path / "t.parquet", tmp_path / "t.feather", tmp_path / "t.csv"]
+    pyarrow.parquet.write_table(table, paths[0])
+    pyarrow.feather.write_feather(table, paths[1], compression="zstd", chunksize=100_000)
+    pyarrow.csv.write_csv(table, paths[2])
+    plain = written(tmp_path / "t.arrow", table.slice(0, 1000))
+    assert max(path.stat().st_size for path in paths[:2]) < 200_000
+    monkeypatch.setattr(arrow_files, "memory_limit", lambda: 3_000_000)
     for path in paths:
-        refused(path, "too much for the memory.*write it as an .arrow file, which is mapped")
+        refused(path, "too much for the memory.*write it as an uncompressed .arrow file")
+    monkeypatch.setattr(arrow_files, "memory_limit", lambda: 0)
+    assert source(plain).num_samples == 1000
 
 
 def test_an_epoch_over_a_mapped_table_holds_one_batch(tmp_path) -> None:

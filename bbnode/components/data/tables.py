@@ -142,7 +142,11 @@ class TableDataSource(StandardizedDataSource):
         for name, array in zip(features, arrays, strict=True):
             array.refuse_misfits(self.TYPE_NAME, f"column {shown(name)}")
         as_it_is = len(arrays) == 1 and found[features[0]].is_list
-        return (arrays[0] if as_it_is else Joined(arrays, dtype)), labels
+        made: ByRow = arrays[0] if as_it_is else Joined(arrays, dtype)
+        if opened.mapped:
+            return made, labels
+        # The table is in memory: as one array it takes less, and its rows lie together.
+        return numbers.in_memory(made), numbers.in_memory(labels)
 
     def _wanted(self, there: Sequence[str]) -> list[str]:
         """Return the names of the columns of features, and last that of the labels."""
