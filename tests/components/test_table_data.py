@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bbnode.components import errors
-from bbnode.components.data import arrow_files, columns
+from bbnode.components.data import arrow_files, columns, tables
 from bbnode.components.data.tables import TableDataSource, TableDataSourceConfig
 from tests.components.fakes import CTX
 
@@ -91,11 +91,19 @@ def hugging_face(folder: Path, table: pa.Table, files: int = 2, **state) -> Path
 TABLE = pa.table({"a": [1, 2, 3, 4, 5], "b": [0.5, 1, 1.5, 2, 2.5], "y": ["n", "y", "y", "n", "y"]})
 
 
-def test_tables_in_memory_become_one_array(houses) -> None:
-    data = source(houses, label="price", ignore=("color",))._data()
-    assert isinstance(data.features, np.ndarray)
-    assert data.features.flags.c_contiguous
-    assert not data.features.flags.writeable
+def test_tables_in_memory_and_small_ones_become_one_array(houses, tmp_path, monkeypatch) -> None:
+    mapped = written(tmp_path / "t.arrow", TABLE)
+    made = source(houses, label="price", ignore=("color",)), source(mapped, label="y")
+    for features in (each._data().features for each in made):
+        assert isinstance(features, np.ndarray)
+        assert features.flags.c_contiguous
+        assert not features.flags.writeable
+    monkeypatch.setattr(tables, "_MOST_ARRANGED_BYTES", 0)
+    lazy = source(mapped, label="y")
+    assert not isinstance(lazy._data().features, np.ndarray)
+    for (a, b), (c, d) in zip(made[1].epoch_batches(2), lazy.epoch_batches(2), strict=True):
+        np.testing.assert_array_equal(a, c)
+        np.testing.assert_array_equal(b, d)
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet", "feather", "arrow"])
@@ -111,7 +119,8 @@ def test_every_kind_of_file_gives_the_same(tmp_path, ending) -> None:
     assert sorted(order) == [0, 0, 1, 1, 1]
 
 
-def test_a_data_set_of_hugging_face_is_mapped(tmp_path) -> None:
+def test_a_data_set_of_hugging_face_is_mapped(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tables, "_MOST_ARRANGED_BYTES", 0)
     features = {"y": {"names": ["no", "yes"], "_type": "ClassLabel"}, "a": {"_type": "Value"}}
     table = pa.table({"a": list(range(7)), "y": [0, 1, 0, 1, 1, 0, 1]}).replace_schema_metadata(
         {"huggingface": json.dumps({"info": {"features": features}})}
@@ -410,7 +419,8 @@ def test_an_epoch_over_a_mapped_table_holds_one_batch(tmp_path) -> None:
     assert pa.total_allocated_bytes() - before < 100_000
 
 
-def test_a_mapped_table_that_changes_is_told(tmp_path) -> None:
+def test_a_mapped_table_that_changes_is_told(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tables, "_MOST_ARRANGED_BYTES", 0)
     path = written(tmp_path / "t.arrow", TABLE)
     made = source(path, label="y", batch_size=2)
     made.next_batch(CTX)
@@ -472,8 +482,12 @@ def test_bytes_of_any_kind_are_data_or_a_clear_error(tmp_path, ending, data) -> 
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=6),
     st.lists(st.integers(0, 10_000), max_size=20),
+    st.sampled_from([0, 256]),
 )
-def test_chunks_gather_like_one_array(lengths, wanted) -> None:
-    parts = np.split(np.arange(sum(lengths)), np.cumsum(lengths)[:-1])
-    rows = np.array([n % sum(lengths) for n in wanted], np.int64)
-    np.testing.assert_array_equal(columns.Chunks(parts)[rows], rows)
+def test_chunks_gather_like_one_array(lengths, wanted, few) -> None:
+    whole = np.arange(sum(lengths) * 2).reshape(-1, 2)
+    parts = np.split(whole, np.cumsum(lengths)[:-1])
+    rows = np.array([n % len(whole) for n in wanted], np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "_FEW_ROWS", few)
+        np.testing.assert_array_equal(columns.Chunks(parts)[rows], whole[rows])
