@@ -33,7 +33,13 @@ from bbnode.components.contracts import (
     offload,
     restoring,
 )
-from bbnode.components.errors import NotExportable, ParameterMismatch, TrainingFailed
+from bbnode.components.errors import (
+    DataDoesNotFit,
+    NotExportable,
+    ParameterMismatch,
+    TrainingFailed,
+    WeightsNotFinite,
+)
 from bbnode.components.models.fit import check_fit
 from bbnode.components.models.weights import (
     SavedState,
@@ -327,7 +333,7 @@ class OnnxModel(Model):
 
         Raises:
             AutodiffError: the model of the settings can't be used.
-            ParameterMismatch: nothing agrees, or a weight holds NaN or infinity.
+            ParameterMismatch: nothing agrees; WeightsNotFinite: a value is NaN or infinite.
         """
         model = _parsed(config.model)
         names = {tensor.name for tensor in read_forward(model).parameters}
@@ -346,7 +352,7 @@ class OnnxModel(Model):
             )
         for name in told.taken:
             if not np.isfinite(weights[name]).all():
-                raise ParameterMismatch(f"{cls.TYPE_NAME}: {name!r} holds NaN or infinity")
+                raise WeightsNotFinite(f"{cls.TYPE_NAME}: {name!r} holds NaN or infinity")
             _set(tensors[name], weights[name])
         content = model.SerializeToString(deterministic=True)
         return replace(config, model=content), told
@@ -364,7 +370,11 @@ class OnnxModel(Model):
             slot = self.depends["data_source"]
             where = f"{source.TYPE_NAME} of slot {slot!r} does not fit {self.TYPE_NAME}"
             is_class = find_loss(self.config.loss).class_labels
-            check_fit(schema, self._graphs, class_labels=is_class, where=where)
+            try:
+                check_fit(schema, self._graphs, class_labels=is_class, where=where)
+            except DataDoesNotFit:
+                source.forget()  # others may stand there the next time
+                raise
 
     def _prepare(self, model: ModelProto) -> PreparedGraph:
         name = model.graph.name
