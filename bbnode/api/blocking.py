@@ -63,6 +63,7 @@ def open(  # noqa: A001 - opens a node as Python opens a file
         ConfigError: an argument, a key or a value of the configuration is wrong.
         StateDirInUse: another node runs on the state directory.
         ArtifactUnreadable, ArtifactRejected, InstallError and AuthorError: of the program.
+        NodeNotReady: the data of a slot are missing or do not fit the program.
         EnvironmentFault: this machine denied something, such as a port.
         ForkedProcess: this process is a fork of one that ran nodes.
     """

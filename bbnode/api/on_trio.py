@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 import trio
 
-from bbnode.api.errors import NodeStopped, WaitTimeout
+from bbnode.api.errors import NodeNotReady, NodeStopped, WaitTimeout
 from bbnode.api.inputs import to_value, to_values
 from bbnode.api.methods import AsyncMethods
 from bbnode.api.outcome import InvokeResult, OutputValue, checked_outcome, shown_value
@@ -35,6 +35,7 @@ from bbnode.daemon.control.server import ControlLimits
 from bbnode.daemon.lifecycle import assembly
 from bbnode.daemon.lifecycle.app import Daemon
 from bbnode.engine import steps
+from bbnode.engine.readiness import reasons_text
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.texts import failure_text
 from bbnode.ir.values import size_of
@@ -290,6 +291,9 @@ class TrioNode(AsyncMethods):
         if self._error is not None:
             self._told = True
             raise self._error
+        # `bbnode run` goes on and tries again, as a file may arrive; here somebody waits.
+        if not_ready := self._host.node.not_ready():
+            raise NodeNotReady(f"the node {self.name!r} is not ready: {reasons_text(not_ready)}")
 
     def _raise_untold(self) -> None:
         """Raise the error that ended the node, unless somebody has been told."""

@@ -17,6 +17,7 @@ from bbnode.daemon.config.reload import Changes
 from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control.feed import Feed
 from bbnode.daemon.control.trace import TraceLog
+from bbnode.daemon.history.history import RoundHistory
 from bbnode.daemon.invoke.outcome import Outcomes
 from bbnode.daemon.invoke.rounds import Rounds
 from bbnode.daemon.network.dial_back import Ask
@@ -59,6 +60,8 @@ class Host:
     # The outputs of a target that may come after an execution that all inputs, or one, start.
     later: Callable[[str, str | None], frozenset[str]] = lambda _target, _entry: frozenset()
     rounds: Sequence[Rounds] = ()
+    # Rounds on disk; None where nothing is kept.
+    history: RoundHistory | None = None
     # How peers are found, as JSON.
     discovery: Callable[[], Mapping[str, Any]] = dict
     # Everything that has made no progress for too long.
