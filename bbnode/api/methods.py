@@ -68,8 +68,10 @@ class AsyncMethods(ABC):
             ExecutionFailed: an op of it failed; `.result` has the reasons.
             InvokeTimeout: it runs on; `.result` has what it has given so far.
             InputRefused: a value is nothing that a program takes.
-            UnknownTarget, UnknownInput, MissingInput, InputTypeMismatch, InputShapeMismatch, and
-                other `EntryError`s: nothing was started. Of a daemon: `ControlError` of that kind.
+            UnknownTarget: the node has no such target; nothing was started.
+            EntryError: it does not take these inputs (`UnknownInput`, `MissingInput`,
+                `InputTypeMismatch`, `InputShapeMismatch`, …), or is too busy; nothing was started.
+            ControlError: in place of the last two, of a daemon; `kind` names them.
         """
 
     @abstractmethod
