@@ -65,12 +65,15 @@ if TYPE_CHECKING:
     from bbnode.components.data.statistics import Moments as Moments
     from bbnode.components.data.statistics import StandardizedConfig as StandardizedConfig
     from bbnode.components.data.statistics import StandardizedDataSource as StandardizedDataSource
+    from bbnode.components.data.tables import TableDataSource as TableDataSource
+    from bbnode.components.data.tables import TableDataSourceConfig as TableDataSourceConfig
     from bbnode.components.data.text import TextDataSource as TextDataSource
     from bbnode.components.data.text import TextDataSourceConfig as TextDataSourceConfig
     from bbnode.components.errors import BackendError as BackendError
     from bbnode.components.errors import BackendUnavailable as BackendUnavailable
     from bbnode.components.errors import ComponentError as ComponentError
     from bbnode.components.errors import ContributionRefused as ContributionRefused
+    from bbnode.components.errors import DataDoesNotFit as DataDoesNotFit
     from bbnode.components.errors import DataUnavailable as DataUnavailable
     from bbnode.components.errors import InvalidComponentConfig as InvalidComponentConfig
     from bbnode.components.errors import MismatchedShapes as MismatchedShapes

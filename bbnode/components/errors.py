@@ -63,6 +63,10 @@ class StatisticsRefused(ComponentError, PeerError):
     """Statistics that another peer sent can't be those of this data source's features."""
 
 
+class DataDoesNotFit(ComponentError, DeploymentError):
+    """Data are there, and a model can't be trained on them."""
+
+
 class ContributionRefused(ComponentError, PeerError):
     """An aggregator does not count the contribution of one peer; the other peers still count."""
 

@@ -77,11 +77,8 @@ class SlotReadiness:
     def refusal(self, plan: EntryPlan) -> str:
         """Return why the ops of an entry can't run now, or ""."""
         touched = self._touched(plan)
-        return "; ".join(
-            f"slot {self._cells[number].slot!r}: {why}"
-            for number, why in sorted(self.failed.items())
-            if number in touched
-        )
+        failed = sorted((n, why) for n, why in self.failed.items() if n in touched)
+        return reasons_text({self._cells[number].slot: why for number, why in failed})
 
     def _touched(self, plan: EntryPlan) -> set[int]:
         """Return the slots that the ops of an entry use, through dependencies too."""
@@ -123,7 +120,7 @@ class SlotReadiness:
         if not classes:
             notice = WireRefusal(READY)
         else:
-            why = "; ".join(f"slot {slot!r}: {text}" for slot, text in self.slots().items())
+            why = reasons_text(self.slots())
             # A list that would be cut names no class: then none of them works.
             where = classes if len(classes.encode()) <= MAX_REFUSAL_PLACE_BYTES else ""
             notice = WireRefusal(NOT_READY, public_text(why), where)
@@ -168,3 +165,14 @@ class SlotReadiness:
         self.untold = {PeerId.from_bytes(raw) for raw in untold}
         if self.failed:
             self._neighbours.not_ready(self._classes())
+
+
+def reasons_text(slots: Mapping[str, str]) -> str:
+    """Return the slots that are not ready on one line, those of one reason together."""
+    found: dict[str, list[str]] = {}
+    for slot, why in slots.items():
+        found.setdefault(why, []).append(slot)
+    return "; ".join(
+        f"slot{'s' if len(names) > 1 else ''} {', '.join(names)}: {why}"
+        for why, names in found.items()
+    )

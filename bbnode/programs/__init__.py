@@ -16,6 +16,14 @@ from bbnode.programs.arguments import ReadyProgram
 from bbnode.programs.federated import FederatedTraining
 from bbnode.programs.gossip import GossipTraining
 from bbnode.programs.pipeline import Pipeline
+from bbnode.programs.statistics import FederatedStatistics
 from bbnode.programs.training import TrainingProgram
 
-__all__ = ["FederatedTraining", "GossipTraining", "Pipeline", "ReadyProgram", "TrainingProgram"]
+__all__ = [
+    "FederatedStatistics",
+    "FederatedTraining",
+    "GossipTraining",
+    "Pipeline",
+    "ReadyProgram",
+    "TrainingProgram",
+]

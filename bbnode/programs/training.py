@@ -125,16 +125,7 @@ class TrainingProgram(ReadyProgram):
     @cached_property
     def source(self) -> type[DataSource]:
         """The class of the data sources. Raises BadArgument for none."""
-        found: object = self.data
-        if isinstance(found, str):
-            try:
-                found = component_class(found)
-            except BbnodeError as error:
-                raise self.bad(f"data={self.data!r:.80}: {error}") from error
-        is_source = isinstance(found, type) and issubclass(found, DataSource)
-        self.require("data", is_source, 'a DataSource, such as "bbnode.ArrayDataSource"')
-        assert isinstance(found, type)
-        return found
+        return source_class(self, self.data)
 
     def check(self) -> None:
         """Check the arguments. Raises BadArgument."""
@@ -261,3 +252,17 @@ def _elem_type(model: ModelProto) -> int:
     held = {tensor.name for tensor in model.graph.initializer}
     (info,) = [info for info in model.graph.input if info.name not in held]
     return int(info.type.tensor_type.elem_type)
+
+
+def source_class(program: ReadyProgram, data: Source) -> type[DataSource]:
+    """Return the class that the argument `data` of a program names. Raises BadArgument for none."""
+    found: object = data
+    if isinstance(found, str):
+        try:
+            found = component_class(found)
+        except BbnodeError as error:
+            raise program.bad(f"data={data!r:.80}: {error}") from error
+    is_source = isinstance(found, type) and issubclass(found, DataSource)
+    program.require("data", is_source, 'a DataSource, such as "bbnode.ArrayDataSource"')
+    assert isinstance(found, type)
+    return found

@@ -23,8 +23,8 @@ from tests.engine.test_refusals import NONE, REQUEST, RESPONSE, asked, refusal, 
 
 MODEL, SELECTOR, DATA = (keys.role_domain(role) for role in ("Model", "PeerSelector", "DataSource"))
 MISSING = "no file /home/me/digits.npz; set `path`\nmore"
-REASON = "slot 'data': no file /home/me/digits.npz; set `path`"
-PUBLIC = "slot 'data': no file …/digits.npz; set `path`"
+REASON = "slot data: no file /home/me/digits.npz; set `path`"
+PUBLIC = "slot data: no file …/digits.npz; set `path`"
 
 
 @_once

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import difflib
-import os
-import stat
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar, cast
+from typing import IO, Any, BinaryIO, ClassVar, TypeAlias, cast
 
 import numpy as np
 from numpy.lib import format as npy
 
-from bbnode.components.data import files, numbers
+from bbnode.components.data import numbers
 from bbnode.components.data.base import Array, ByRow
+from bbnode.components.data.data_file import UNREADABLE, DataFile, memory_limit, told
 from bbnode.components.data.numbers import FileArray, Joined
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
@@ -28,6 +27,8 @@ _LOCAL_HEADER_BYTES = 30  # of a member of a zip file, before its name (APPNOTE.
 _LENGTHS_AT = 26  # in that header: of the name and of the extra field, 2 bytes each
 _MOST_HEADER_BYTES = 10_000  # of an .npy file; numpy reads no longer ones
 _MOST_LISTED = 20  # names of arrays in an error
+
+_Stored: TypeAlias = tuple[str, Array, DataFile]  # by name, with the file that it is mapped from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,20 +82,16 @@ class ArrayDataSource(StandardizedDataSource):
 
     def load(self) -> tuple[ByRow, ByRow]:
         path = Path(self.config.path)
-        status = files.status_of(self.TYPE_NAME, path, _WANTED)
         try:
-            if stat.S_ISDIR(status.st_mode):
-                stored = self._from_folder(path)
-            else:
-                stored = self._from_archive(path)
-        except files.UNREADABLE as error:
+            stored = self._from_folder(path) if path.is_dir() else self._from_archive(path)
+        except UNREADABLE as error:
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: cannot read {path}: {files.told(error)}; set `path` to "
-                f"{_WANTED} that holds numbers"
+                f"{self.TYPE_NAME}: cannot read {path}: {told(error)}; set `path` to {_WANTED} "
+                "that holds numbers"
             ) from error
         *features, labels = (
-            self._checked(path, name, array, watch, is_label=at == len(stored) - 1)
-            for at, (name, array, watch) in enumerate(stored)
+            self._checked(path, name, array, file, is_label=at == len(stored) - 1)
+            for at, (name, array, file) in enumerate(stored)
         )
         if len(features) == 1:
             return features[0], labels
@@ -114,39 +111,37 @@ class ArrayDataSource(StandardizedDataSource):
     def _names(self) -> tuple[str, ...]:
         return (*self._features(), self.config.labels)
 
-    def _from_folder(self, folder: Path) -> list[tuple[str, Array, files.Unchanged | None]]:
+    def _from_folder(self, folder: Path) -> list[_Stored]:
         there = sorted(file.stem for file in folder.iterdir() if file.suffix == _SUFFIX)
         self._refuse_missing(folder, there)
-        found: list[tuple[str, Array, files.Unchanged | None]] = []
+        found: list[_Stored] = []
         for name in self._names():
-            file = folder / f"{name}{_SUFFIX}"
-            files.regular(self.TYPE_NAME, file, _WANTED)
-            watch = files.Unchanged(self.TYPE_NAME, file)
-            with file.open("rb") as opened:
+            file = DataFile(folder / f"{name}{_SUFFIX}", self.TYPE_NAME)
+            with file.stream() as opened:
                 header = _header(opened)
-                found.append((name, _mapped(file, opened.tell(), header), watch))
+                found.append((name, _mapped(opened, file.size, opened.tell(), header), file))
         return found
 
-    def _from_archive(self, path: Path) -> list[tuple[str, Array, files.Unchanged | None]]:
-        watch = files.Unchanged(self.TYPE_NAME, path)
-        with path.open("rb") as file:
-            if file.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
+    def _from_archive(self, path: Path) -> list[_Stored]:
+        file = DataFile(path, self.TYPE_NAME)
+        with file.stream() as opened:
+            if opened.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
                 raise DataUnavailable(
                     f"{self.TYPE_NAME}: {path} is one array, of features or of labels; put "
                     f"{' and '.join(name + _SUFFIX for name in self._names())} into a folder and "
                     "set `path` to that, or write both with numpy.savez"
                 )
-            file.seek(0)
-            with zipfile.ZipFile(file) as archive:
+            opened.seek(0)
+            with zipfile.ZipFile(opened) as archive:
                 infos = {info.filename.removesuffix(_SUFFIX): info for info in archive.infolist()}
                 self._refuse_missing(path, sorted(infos))
                 return [
-                    (name, self._member(path, file, archive, infos[name]), watch)
+                    (name, self._member(file, opened, archive, infos[name]), file)
                     for name in self._names()
                 ]
 
     def _member(
-        self, path: Path, file: IO[bytes], archive: zipfile.ZipFile, info: zipfile.ZipInfo
+        self, file: DataFile, opened: BinaryIO, archive: zipfile.ZipFile, info: zipfile.ZipInfo
     ) -> Array:
         with archive.open(info) as member:
             header = _header(member)
@@ -157,18 +152,18 @@ class ArrayDataSource(StandardizedDataSource):
                     f"{info.file_size - start}"
                 )
             if info.compress_type != zipfile.ZIP_STORED:
-                if header.size > _memory_bytes() // 2:
+                if header.size > memory_limit():
                     raise DataUnavailable(
-                        f"{self.TYPE_NAME}: {path}: the compressed array {info.filename!r} is "
+                        f"{self.TYPE_NAME}: {file.path}: the compressed array {info.filename!r} is "
                         f"{header.size >> 20} MiB, too much for the memory of this machine; write "
                         "it with numpy.savez (uncompressed), which is mapped"
                     )
                 values = np.frombuffer(member.read(), header.dtype)
                 return values.reshape(header.shape, order=header.order)
-        file.seek(info.header_offset + _LENGTHS_AT)
-        lengths = file.read(4)
+        lengths = file.read(info.header_offset + _LENGTHS_AT, 4)
         before = sum(int.from_bytes(lengths[at : at + 2], "little") for at in (0, 2))
-        return _mapped(path, info.header_offset + _LOCAL_HEADER_BYTES + before + start, header)
+        offset = info.header_offset + _LOCAL_HEADER_BYTES + before + start
+        return _mapped(opened, file.size, offset, header)
 
     def _refuse_missing(self, path: Path, there: Sequence[str]) -> None:
         missing = [name for name in self._names() if name not in there]
@@ -184,7 +179,7 @@ class ArrayDataSource(StandardizedDataSource):
         )
 
     def _checked(
-        self, path: Path, name: str, array: Array, watch: files.Unchanged | None, *, is_label: bool
+        self, path: Path, name: str, array: Array, file: DataFile, *, is_label: bool
     ) -> FileArray:
         if array.ndim == 0 or array.dtype.kind not in numbers.NUMBERS:
             what = "labels" if is_label else "features"
@@ -197,8 +192,9 @@ class ArrayDataSource(StandardizedDataSource):
             if is_label
             else numbers.feature_dtype(self.config.dtype, array.dtype)
         )
-        made = FileArray(array, dtype, watch)
-        made.refuse_misfits(self.TYPE_NAME, name)
+        mapped = (file,) if isinstance(array, np.memmap) else ()
+        made = FileArray(array, dtype, mapped)
+        made.refuse_misfits(self.TYPE_NAME, f"array {name!r}")
         return made
 
 
@@ -232,16 +228,10 @@ def _header(file: IO[bytes]) -> _Header:
     return _Header(shape, "F" if fortran else "C", dtype, size)
 
 
-def _mapped(path: Path, offset: int, header: _Header) -> Array:
-    if offset + header.size > path.stat().st_size:
-        raise ValueError(f"{path.name} ends before its {header.size} bytes of values do")
+def _mapped(opened: BinaryIO, size: int, offset: int, header: _Header) -> Array:
+    if offset + header.size > size:
+        raise ValueError(f"it ends before the {header.size} bytes of an array do")
     if header.size == 0:
         return np.empty(header.shape, header.dtype)
-    return cast(
-        Array,
-        np.memmap(path, header.dtype, "r", offset, header.shape, order=header.order),
-    )
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    mapped = np.memmap(opened, header.dtype, "r", offset, header.shape, order=header.order)
+    return cast(Array, mapped)

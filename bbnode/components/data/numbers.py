@@ -12,7 +12,8 @@ from typing import Any, Final
 import numpy as np
 
 from bbnode.components.data.base import Array, ByRow
-from bbnode.components.data.files import Unchanged
+from bbnode.components.data.data_file import DataFile
+from bbnode.components.data.partition import Rows
 from bbnode.components.errors import DataUnavailable
 
 NUMBERS: Final = "fiub"  # kinds of dtype that are numbers
@@ -47,32 +48,43 @@ def label_dtype(stored: np.dtype[Any]) -> np.dtype[Any]:
 
 
 class FileArray:
-    """An array of a file, converted a batch at a time."""
+    """Values of a file, of some rows or all, converted a batch at a time.
 
-    def __init__(self, stored: Array, dtype: np.dtype[Any], watch: Unchanged | None) -> None:
-        self._stored, self._watch = stored, watch
+    `files` are those that are mapped: they are checked before each batch.
+    """
+
+    def __init__(
+        self,
+        stored: ByRow,
+        dtype: np.dtype[Any],
+        files: Sequence[DataFile] = (),
+        rows: Rows | None = None,
+    ) -> None:
+        self._stored, self._files, self._rows = stored, files, rows
         self.dtype = dtype
-        self.shape: tuple[int, ...] = stored.shape
+        count = len(stored) if rows is None else len(rows)
+        self.shape: tuple[int, ...] = (count, *stored.shape[1:])
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, rows: Any) -> Array:
-        if self._watch is not None:
-            self._watch.check()
-        gathered: Array = self._stored[rows]
+        for file in self._files:
+            file.check_unchanged()
+        gathered: Array = self._stored[self._file_rows(rows)]
         return gathered.astype(self.dtype, copy=False)
 
-    def refuse_misfits(self, component: str, name: str) -> None:
-        """Raise DataUnavailable for the first value that the type cannot hold."""
+    def refuse_misfits(self, component: str, what: str) -> None:
+        """Raise DataUnavailable for the first value of `what` that the type cannot hold."""
         if np.can_cast(self._stored.dtype, self.dtype, "safe") and self.dtype.kind != "f":
             return
         a_row = max(1, self._stored.dtype.itemsize * int(np.prod(self.shape[1:])))
         step = max(1, _BYTES_AT_ONCE // a_row)
+        for file in self._files:
+            file.check_unchanged()
         for start in range(0, len(self), step):
-            if self._watch is not None:
-                self._watch.check()
-            part = np.asarray(self._stored[start : start + step])
+            rows = self._file_rows(np.arange(start, min(start + step, len(self))))
+            part: Array = self._stored[rows]
             with np.errstate(over="ignore", invalid="ignore"):
                 cast = part.astype(self.dtype)
             good = np.isfinite(cast) if self.dtype.kind == "f" else cast == part
@@ -80,9 +92,12 @@ class FileArray:
                 at = np.argwhere(~good)[0]
                 inside = f"[{', '.join(map(str, at[1:]))}]" if len(at) > 1 else ""
                 raise DataUnavailable(
-                    f"{component}: array {name!r}, row {start + int(at[0])}{inside}: "
-                    f"{part[tuple(at)]} is no {self.dtype} number; mend or leave out such rows"
+                    f"{component}: {what}, row {int(rows[at[0]])}{inside}: {part[tuple(at)]} is "
+                    f"no {self.dtype} number; mend or leave out such rows (counted from 0)"
                 )
+
+    def _file_rows(self, rows: Rows) -> Rows:
+        return rows if self._rows is None else self._rows[rows]
 
 
 class Joined:

@@ -192,7 +192,11 @@ class StandardizedDataSource(SplitDataSource):
         try:
             if wanted == "given":
                 what = "`mean` and `std`"
-                mean, std = (np.array(each) for each in (self.config.mean, self.config.std))
+                count = self._feature_count()
+                mean, std = (
+                    np.array(each * count if len(each) == 1 else each)
+                    for each in (self.config.mean, self.config.std)
+                )
                 self._scale = self._fitting(mean, std)
             elif self._received is not None:
                 self._scale = self._fitting(*self._received)
@@ -313,13 +317,13 @@ class StandardizedDataSource(SplitDataSource):
         assert self._raw is not None
         features = self._feature_count()
         for values in (mean, std):
-            if values.size not in (1, features):
+            if values.size != features:
                 raise ValueError(
                     f"they are of {values.size} feature(s), and the examples have {features}"
                 )
         shape = self._raw.shape[1:]
         shape = (shape[0], 1, 1) if len(shape) == 3 else shape
-        mean, std = (np.broadcast_to(each, features).reshape(shape) for each in (mean, std))
+        mean, std = (each.reshape(shape) for each in (mean, std))
         # A feature that never varies becomes 0.
         return mean, np.where(std > 0, std, 1.0)
 

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from bbnode.components.autodiff import InvalidForwardModel, TrainingGraphs, training_graphs
-from bbnode.components.autodiff.training import read_forward
+from bbnode.components.autodiff.training import find_loss, read_forward
 from bbnode.components.backends.graphs import scaled_sum_model
 from bbnode.components.contracts import (
     Backend,
@@ -34,11 +34,13 @@ from bbnode.components.contracts import (
     restoring,
 )
 from bbnode.components.errors import (
+    DataDoesNotFit,
     NotExportable,
     ParameterMismatch,
     TrainingFailed,
     WeightsNotFinite,
 )
+from bbnode.components.models.fit import check_fit
 from bbnode.components.models.weights import (
     SavedState,
     agreeing,
@@ -109,9 +111,15 @@ class OnnxModel(Model):
     def bootstrap(self, ctx: OpContext) -> None:
         """Let the backend prepare what a round needs, when the host prepares its components.
 
+        Where the program trains, the data have to be there, and to fit.
+
         Raises:
+            DataUnavailable: the data source can't load them.
+            DataDoesNotFit: the model can't be trained on them.
             ComponentError: the backend cannot run one of the graphs.
         """
+        if self.has_dependency("data_source"):
+            self._check_data()
         for model in (self._graphs.forward, self._graphs.loss, self._graphs.train_step):
             self._prepare(model)
 
@@ -355,6 +363,19 @@ class OnnxModel(Model):
         self._params, self._kept_grads = checked, kept
         self._last_input = saved.last_input
 
+    def _check_data(self) -> None:
+        source: DataSource = self.dependency("data_source")
+        schema = source.schema()
+        if schema is not None:
+            slot = self.depends["data_source"]
+            where = f"{source.TYPE_NAME} of slot {slot!r} does not fit {self.TYPE_NAME}"
+            is_class = find_loss(self.config.loss).class_labels
+            try:
+                check_fit(schema, self._graphs, class_labels=is_class, where=where)
+            except DataDoesNotFit:
+                source.forget()  # others may stand there the next time
+                raise
+
     def _prepare(self, model: ModelProto) -> PreparedGraph:
         name = model.graph.name
         prepared = self._prepared.get(name)
@@ -445,6 +466,9 @@ class HeldModel(OnnxModel):
     def train(self, ctx: OpContext, *, epochs: int, batch: int) -> Metadata:
         """Refuse: ComponentError."""
         raise ComponentError(f"{self.TYPE_NAME} has no data to train on; bind bbnode.OnnxModel")
+
+    def _check_data(self) -> None:
+        """Check nothing: there are no data."""
 
 
 def _parsed(content: bytes) -> ModelProto:

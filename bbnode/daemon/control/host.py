@@ -17,6 +17,7 @@ from bbnode.daemon.config.reload import Changes
 from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.control.feed import Feed
 from bbnode.daemon.control.trace import TraceLog
+from bbnode.daemon.history.history import RoundHistory
 from bbnode.daemon.invoke.outcome import Outcomes
 from bbnode.daemon.invoke.rounds import Rounds
 from bbnode.daemon.network.dial_back import Ask
@@ -59,6 +60,8 @@ class Host:
     # The outputs of a target that may come after an execution that all inputs, or one, start.
     later: Callable[[str, str | None], frozenset[str]] = lambda _target, _entry: frozenset()
     rounds: Sequence[Rounds] = ()
+    # Rounds on disk; None where nothing is kept.
+    history: RoundHistory | None = None
     # How peers are found, as JSON.
     discovery: Callable[[], Mapping[str, Any]] = dict
     # Everything that has made no progress for too long.
@@ -73,6 +76,12 @@ class Host:
     exporting: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
     # What further parts of the daemon count, by name.
     counters: list[Callable[[], dict[str, int]]] = field(default_factory=list)
+
+    @property
+    def shown_phase(self) -> str:
+        """The phase as people read it: "not ready" where the node runs and can't do its work."""
+        unprepared = self.phase == "ready" and self.node.not_ready()
+        return "not ready" if unprepared else self.phase
 
     def note_saved(self, now_s: float) -> None:
         """Record that a checkpoint was written at trio's time `now_s`."""
