@@ -17,7 +17,7 @@ PACKAGE = Path(bbnode.__file__).parent
 DECODING = "ir/decoding.py"
 # What these read was written by this node itself: states of its own components, and snapshots.
 OWN_STATE = {
-    "components/data/arrays.py",
+    "components/data/base.py",
     "components/peer_registry/server.py",
     "components/peer_registry/client.py",
     "components/selectors.py",

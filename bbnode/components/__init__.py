@@ -62,12 +62,18 @@ if TYPE_CHECKING:
     from bbnode.components.data.schema import TensorSchema as TensorSchema
     from bbnode.components.data.sklearn import SklearnDataSource as SklearnDataSource
     from bbnode.components.data.sklearn import SklearnDataSourceConfig as SklearnDataSourceConfig
+    from bbnode.components.data.statistics import Moments as Moments
+    from bbnode.components.data.statistics import StandardizedConfig as StandardizedConfig
+    from bbnode.components.data.statistics import StandardizedDataSource as StandardizedDataSource
+    from bbnode.components.data.tables import TableDataSource as TableDataSource
+    from bbnode.components.data.tables import TableDataSourceConfig as TableDataSourceConfig
     from bbnode.components.data.text import TextDataSource as TextDataSource
     from bbnode.components.data.text import TextDataSourceConfig as TextDataSourceConfig
     from bbnode.components.errors import BackendError as BackendError
     from bbnode.components.errors import BackendUnavailable as BackendUnavailable
     from bbnode.components.errors import ComponentError as ComponentError
     from bbnode.components.errors import ContributionRefused as ContributionRefused
+    from bbnode.components.errors import DataDoesNotFit as DataDoesNotFit
     from bbnode.components.errors import DataUnavailable as DataUnavailable
     from bbnode.components.errors import InvalidComponentConfig as InvalidComponentConfig
     from bbnode.components.errors import MismatchedShapes as MismatchedShapes
@@ -76,11 +82,17 @@ if TYPE_CHECKING:
     from bbnode.components.errors import NotExportable as NotExportable
     from bbnode.components.errors import NothingToAggregate as NothingToAggregate
     from bbnode.components.errors import ParameterMismatch as ParameterMismatch
+    from bbnode.components.errors import StatisticsMissing as StatisticsMissing
+    from bbnode.components.errors import StatisticsRefused as StatisticsRefused
     from bbnode.components.errors import TrainingFailed as TrainingFailed
+    from bbnode.components.errors import UnsupportedByDataSource as UnsupportedByDataSource
     from bbnode.components.errors import UnsupportedSelection as UnsupportedSelection
     from bbnode.components.fedavg import FedAvg as FedAvg
     from bbnode.components.fedavg import FedAvgConfig as FedAvgConfig
+    from bbnode.components.metrics import MetricsMean as MetricsMean
+    from bbnode.components.metrics import MetricsMeanConfig as MetricsMeanConfig
     from bbnode.components.models.mlp import mlp_forward as mlp_forward
+    from bbnode.components.models.onnx_model import HeldModel as HeldModel
     from bbnode.components.models.onnx_model import OnnxModel as OnnxModel
     from bbnode.components.models.onnx_model import OnnxModelConfig as OnnxModelConfig
     from bbnode.components.peer_registry.client import GlobalRegistryClient as GlobalRegistryClient
@@ -92,6 +104,8 @@ if TYPE_CHECKING:
     from bbnode.components.peer_registry.server import (
         GlobalRegistryServerConfig as GlobalRegistryServerConfig,
     )
+    from bbnode.components.pooled_statistics import PooledStatistics as PooledStatistics
+    from bbnode.components.pooled_statistics import PooledStatisticsConfig as PooledStatisticsConfig
     from bbnode.components.registry import ConfigTypeMismatch as ConfigTypeMismatch
     from bbnode.components.registry import UnknownComponentType as UnknownComponentType
     from bbnode.components.registry import concrete as concrete

@@ -28,12 +28,12 @@ from bbnode.components.backends.graphs import PreparedGraph as PreparedGraph
 from bbnode.components.backends.primitives import Primitives
 from bbnode.components.data.schema import DataSchema as DataSchema
 from bbnode.components.errors import ComponentError as ComponentError
-from bbnode.components.errors import InvalidComponentConfig, NotExportable
+from bbnode.components.errors import InvalidComponentConfig, NotExportable, UnsupportedByDataSource
 from bbnode.ir import codec
 from bbnode.ir.envelope import WireCorrelation
 from bbnode.ir.errors import AuthorError, BbnodeError
 from bbnode.ir.peer import PeerId
-from bbnode.ir.types import METADATA, TENSOR, TENSOR_FLOAT, TypeNode
+from bbnode.ir.types import METADATA, TENSOR, TENSOR_FLOAT, TENSOR_INT64, TypeNode
 from bbnode.ir.values import Metadata, PeerIdVec, ResponseBatch, SearchResults, Value
 
 if TYPE_CHECKING:
@@ -225,13 +225,16 @@ class Component(ABC):
     `TYPE_NAME` is stable and unique; `Config` is a frozen dataclass whose fields all have
     defaults unless the component can't do without them; those that name files and the like are
     a `path_setting` or `local_setting`. `depends` maps a role
-    (snake case) to the slot that supplies it, e.g. `{"backend": "compute"}`.
+    (snake case) to the slot that supplies it, e.g. `{"backend": "compute"}`. `needed_for` names
+    the methods that use a dependency, by role, where the others do without it: on a node whose
+    programs call none of these, that slot is neither bound nor prepared.
     """
 
     TYPE_NAME: ClassVar[str]
     ROLE: ClassVar[str]
     Config: ClassVar[type] = NoConfig
     depends: ClassVar[Mapping[str, str]] = {}
+    needed_for: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     # Leaf types of tensor ports that this concrete narrows from the placeholder "Tensor":
     # "<op_type>.<port>" or "*" to the type; compile-time only. Of several, it is the one that the
     # program says, else the first.
@@ -242,11 +245,23 @@ class Component(ABC):
         self._dependencies: Mapping[str, Component] = {}
 
     def bind(self, dependencies: Mapping[str, Component]) -> None:
-        """Receive one component per entry of `depends`; called once, at install."""
+        """Receive one component per entry of `depends` that is needed; called once, at install."""
         self._dependencies = dependencies
 
+    def has_dependency(self, role: str) -> bool:
+        """Return True if a component is bound for `role`: if a program needs it."""
+        return role in self._dependencies
+
     def dependency(self, role: str) -> Any:
-        """Return the component bound for `role`, one of `depends`."""
+        """Return the component bound for `role`, one of `depends`.
+
+        Raises ComponentError for one that no op of the node's programs needs (`needed_for`).
+        """
+        if role not in self._dependencies:
+            raise ComponentError(
+                f"{self.TYPE_NAME} has no {role} here: no op of this node's programs calls one of "
+                f"{', '.join(self.needed_for.get(role, ())) or 'its methods'}"
+            )
         return self._dependencies[role]
 
     def serialize(self) -> bytes:
@@ -321,9 +336,12 @@ class Model(Component):
     """
 
     ROLE = "Model"
-    # Whether targets are class numbers or values depends on the concrete class.
-    storage: ClassVar[Mapping[str, TypeNode]] = {
+    # Inputs may be numbers or tokens; what targets are depends on the concrete class.
+    storage: ClassVar[Mapping[str, TypeNode | tuple[TypeNode, ...]]] = {
         "*": TENSOR_FLOAT,
+        "Forward.input": (TENSOR_FLOAT, TENSOR_INT64),
+        "ComputeLoss.input": (TENSOR_FLOAT, TENSOR_INT64),
+        "Evaluate.input": (TENSOR_FLOAT, TENSOR_INT64),
         "ComputeLoss.target": TENSOR,
         "Evaluate.target": TENSOR,
     }
@@ -459,6 +477,20 @@ class DataSource(Component):
         It may load the data, so it takes its time; DataUnavailable when they can't be used.
         """
         return None
+
+    def statistics(self, ctx: OpContext) -> tuple[Value, Metadata]:
+        """Return count, mean, squared deviations, minimum and maximum of each feature.
+
+        As float64 [5, F], with `num_samples` in the metadata. AuthorError where a source has none.
+        """
+        raise UnsupportedByDataSource(component=self.TYPE_NAME, op="statistics")
+
+    def standardize(self, ctx: OpContext, statistics: Value) -> None:
+        """Take the statistics of all peers; AuthorError where a source can't use any."""
+        raise UnsupportedByDataSource(component=self.TYPE_NAME, op="standardize")
+
+    def forget(self) -> None:
+        """Drop what was loaded, so that the next use loads it again: it was of no use."""
 
 
 class PeerSelector(Component):

@@ -51,6 +51,18 @@ class DataUnavailable(ComponentError, DeploymentError):
     """A data source cannot load what its config names."""
 
 
+class StatisticsMissing(DataUnavailable):
+    """A data source waits for the statistics that standardise its features."""
+
+
+class StatisticsRefused(ComponentError, PeerError):
+    """Statistics that another peer sent can't be those of this data source's features."""
+
+
+class DataDoesNotFit(ComponentError, DeploymentError):
+    """Data are there, and a model can't be trained on them."""
+
+
 class ContributionRefused(ComponentError, PeerError):
     """An aggregator does not count the contribution of one peer; the other peers still count."""
 
@@ -96,3 +108,13 @@ class NotEnoughPeers(ComponentError):
 
 class UnsupportedSelection(ComponentError, AuthorError):
     """A peer selector does not support the selection that a program asks for."""
+
+
+class UnsupportedByDataSource(ComponentError, AuthorError):
+    """A program asks a data source for statistics, and it has no numbers to take them of."""
+
+    def __init__(self, *, component: str, op: str) -> None:
+        super().__init__(
+            f"{component} has no {op}; bind a source of numbers to this slot, such as "
+            "bbnode.ArrayDataSource"
+        )

@@ -101,8 +101,20 @@ def known_types() -> tuple[str, ...]:
     return tuple(sorted({*_REGISTERED, *plugins.names(ENTRY_POINT_GROUP)}))
 
 
-def concrete(cls: type[Component], config: Any = None) -> ConcreteSpec:
-    """Return a component type with its config, as the `concrete` of a DSL slot."""
+def concrete(cls: type[Component], config: Any = None, **some: Any) -> ConcreteSpec:
+    """Return a component type with its config, as the `concrete` of a DSL slot.
+
+    Either a whole Config, or some of its fields by name: each node gives the others, and may give
+    these too.
+    """
+    if some:
+        names = [f.name for f in dataclasses.fields(cls.Config)]
+        unknown = [name for name in some if name not in names]
+        if config is not None or unknown:
+            what = f"no setting {unknown[0]!r}" if unknown else "a Config already"
+            raise AuthorError(f"{cls.TYPE_NAME} has {what}; it has: {', '.join(names)}")
+        stored = bytes(msgpack.packb(some))
+        return ConcreteSpec(role=roles_of(cls)[0], type_name=cls.TYPE_NAME, config=stored)
     config = cls.Config() if config is None else config
     if not isinstance(config, cls.Config):
         raise AuthorError(

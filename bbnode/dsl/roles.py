@@ -135,6 +135,15 @@ class DataSourceSlot(Slot):
         """Fires when the source has its data; a Trigger."""
         return cast(Output, self.op(g, "OnDataLoaded", after=after))
 
+    def statistics(self, g: Graph, *, after: After = None) -> Pair:
+        """Of each feature count, mean, squared deviations, minimum, maximum: (float64 [5, F],
+        Metadata with `num_samples`)."""
+        return cast(Pair, self.op(g, "Statistics", after=after))
+
+    def standardize(self, g: Graph, statistics: Output, *, after: After = None) -> Output:
+        """Take the statistics of all peers, by which features are standardised; a CommandId."""
+        return cast(Output, self.op(g, "Standardize", statistics, after=after))
+
 
 class CodecSlot(Slot):
     """Compresses tensors, e.g. before they are sent.

@@ -27,6 +27,7 @@ class ComponentCell:
         "component",
         "gate",
         "holder",
+        "is_needed",
         "kept",
         "lent",
         "line",
@@ -43,6 +44,7 @@ class ComponentCell:
         self.component: Any = component  # ops find their contract method by name
         self.uses: tuple[ComponentCell, ...] = ()  # what it depends on, directly or not
         self.used_by: tuple[ComponentCell, ...] = ()
+        self.is_needed = True  # by some op of the program, through other components too
         self.busy = False
         self.lent = False  # a task of a component that depends on it may use it
         self.moves = False  # a thread may change it now

@@ -429,6 +429,8 @@ class Executor:
             self._owe(frame, op, error)
         elif frame.site and frame.failures == 1:
             self.undone(frame, op, error)
+        if frame.bootstrap is not None:
+            frame.bootstrap.failed(error)
         if isinstance(error, GateDenied):
             reports.counts[f"gate.denied.{error.reason}"] += 1
             self.end(frame)

@@ -112,6 +112,7 @@ class EntryPlan:
 
     __slots__ = (
         "by_sender",
+        "calls",
         "component",
         "counts",
         "in_turn",
@@ -137,6 +138,8 @@ class EntryPlan:
         self.seeds: tuple[int, ...] = ()
         self.seed_names: tuple[str, ...] = ()
         self.component: int | None = None  # the number of the component that it is for
+        # Number of the slot and method, of each call of a component.
+        self.calls: frozenset[tuple[int, str]] = frozenset()
         self.in_turn = False  # one execution at a time (`turns`)
         self.by_sender = False  # … of those that one peer started at one site
         self.counts = False  # some op waits for several others
@@ -171,6 +174,13 @@ class EntryPlan:
                 op.wakes = op.consumers
             else:
                 self.counts = True
+
+
+class BootstrapBody(Protocol):
+    """The bootstrap that an execution belongs to."""
+
+    def failed(self, error: BaseException) -> None:
+        """Note the failure of an op."""
 
 
 class Frame:
@@ -237,7 +247,9 @@ class Frame:
         self.cohorts: dict[int, int] | None = None  # request id -> wire_req_id
         self.units: list[int] | None = None  # numbers of the semaphores it holds a unit of
         self.from_bus = False  # started by an event: its failures are no events
-        self.bootstrap: object | None = None  # whose body it is; components know their holder
+        self.bootstrap: BootstrapBody | None = (
+            None  # whose body it is; components know their holder
+        )
 
     def hold_charge(self, charge: Charge) -> None:
         """Release a charge with this execution."""

@@ -177,16 +177,48 @@ def _make_components(
                 f"{did_you_mean(name, plans)}; slots here: {', '.join(plans) or 'none'}"
             )
     made: dict[str, Component] = {}
-    for name in _dependency_order(classes):
+    order = _dependency_order(classes)
+    needs = _needs(program, classes, order)
+    for name in order:
         cls = classes[name]
         plan = plans[name]
         settings = build_config(
             cls, name, plan.config, config.get(name, {}), own_artifact=own_artifact
         )
-        made[name] = _construct(plan, cls, settings, made)
+        suppliers = {role: made[slot] for role, slot in needs[name].items()}
+        made[name] = _construct(plan, cls, settings, suppliers)
     cells = {s.name: ComponentCell(s.name, s.binding, made[s.name]) for s in program.slots}
+    asked_for = {slot for depends in needs.values() for slot in depends.values()}
+    left_out = {slot for cls in classes.values() for slot in cls.depends.values()} - asked_for
+    called = {use.slot for use in program.methods}
+    for name in left_out - called:
+        cells[name].is_needed = False
     _connect(cells)
     return list(cells.values())
+
+
+def _needs(
+    program: ProgramPlan, classes: Mapping[str, type[Component]], order: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """Return what the component of each slot depends on here: role to slot.
+
+    A dependency that a class needs only for some methods is left out if no op calls one of them.
+    Any method may be called on a component that others depend on.
+    """
+    called = {(use.slot, use.method) for use in program.methods}
+    needed: dict[str, dict[str, str]] = {}
+    supplies: set[str] = set()
+    for name in reversed(order):  # whoever depends on it comes before
+        cls = classes[name]
+        needed[name] = {
+            role: slot
+            for role, slot in cls.depends.items()
+            if name in supplies
+            or role not in cls.needed_for
+            or any((name, method) in called for method in cls.needed_for[role])
+        }
+        supplies.update(needed[name].values())
+    return needed
 
 
 def _connect(cells: Mapping[str, ComponentCell]) -> None:
@@ -209,11 +241,11 @@ def _connect(cells: Mapping[str, ComponentCell]) -> None:
 
 
 def _construct(
-    plan: SlotPlan, cls: type[Component], settings: Any, made: Mapping[str, Component]
+    plan: SlotPlan, cls: type[Component], settings: Any, suppliers: Mapping[str, Component]
 ) -> Component:
     try:
         component = cls(settings)
-        component.bind({role: made[slot] for role, slot in cls.depends.items()})
+        component.bind(suppliers)
     except BbnodeError:
         raise
     except Exception as error:

@@ -85,7 +85,7 @@ class Gathering:
     until_ns: int
     timer: Timer
     arrivals: list[Deposit] = field(default_factory=list)
-    # The chain of the first arrival. Not saved: only a host that waits needs it.
+    # The chain of the first arrival.
     chain: int = 0
     peers: set[PeerId] = field(init=False)
 
@@ -101,6 +101,7 @@ _OPEN = mapping(
         until_ns=PLAIN,
         timer=ARMED,
         arrivals=many(RowForm(Deposit, peer=optional(PEER), kept=optional(STORED)), list),
+        chain=PLAIN,
     ),
 )
 

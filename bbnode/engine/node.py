@@ -30,6 +30,7 @@ from bbnode.engine.errors import (
 )
 from bbnode.engine.peers.neighbours import PeerStanding
 from bbnode.engine.peers.round_trips import RoundTrip
+from bbnode.engine.readiness import NotReadyPeer
 from bbnode.engine.record.recording import Recorder, Sink
 from bbnode.engine.runtime import ON_EVENT, ON_TIMER, Runtime
 from bbnode.engine.snapshot.whole import (
@@ -415,6 +416,8 @@ class Node:
             fired += executor.run(None if budget is None else budget - fired)
         if rt.lost:
             rt.forget_lost()
+        if rt.readiness.untold:
+            rt.readiness.tell()
         rt.outbound.flush()
         rt.reports.counts["ops.fired"] += fired
         if executor.ready and budget is not None:
@@ -509,6 +512,8 @@ class Node:
             "records": len(rt.records),
             "round_trips": len(rt.round_trips),
             "timers": len(rt.scheduler),
+            "slots.not_ready": len(rt.readiness.failed),
+            "peers.not_ready": len(rt.neighbours.peers.not_ready),
             "peers.connected": len(rt.neighbours.peers),
             "peers.known": len(rt.neighbours.book),
         }
@@ -564,6 +569,14 @@ class Node:
     def bootstraps(self) -> list[BootstrapInfo]:
         """Return all bootstraps of this node, in the order in which `All` runs them."""
         return self._rt.bootstraps.infos()
+
+    def not_ready(self) -> dict[str, str]:
+        """Return the slots whose components could not be prepared, each with the reason."""
+        return self._rt.readiness.slots()
+
+    def peers_not_ready(self) -> dict[PeerId, NotReadyPeer]:
+        """Return the connected peers that say they are not ready, with their reasons."""
+        return self._rt.readiness.peers()
 
     def round_trips(self) -> list[RoundTrip]:
         """Return the estimates of how long requests take, by the site that they go to."""

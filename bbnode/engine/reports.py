@@ -16,7 +16,7 @@ from bbnode.engine.errors import describe
 from bbnode.engine.limits import Limits
 from bbnode.engine.places import NOWHERE, SourcePlace
 from bbnode.ir.peer import PeerId
-from bbnode.ir.texts import cut_text
+from bbnode.ir.texts import cut_text, printable
 
 
 class Reports:
@@ -102,6 +102,10 @@ class Reports:
             peer=peer,
             reason=self._cut(reason),
         )
+
+    def one_line(self, text: str) -> str:
+        """Return the first line of a failure's text, printable and within the bound."""
+        return self._cut(printable(text.partition("\n")[0]))
 
     def _cut(self, text: str) -> str:
         return cut_text(text, self._detail_bytes)

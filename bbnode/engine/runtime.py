@@ -29,6 +29,7 @@ from bbnode.engine.peers.neighbours import Neighbours
 from bbnode.engine.peers.round_trips import RoundTrips
 from bbnode.engine.planning.program import ProgramPlan
 from bbnode.engine.planning.sites import RecvSite
+from bbnode.engine.readiness import SlotReadiness
 from bbnode.engine.reports import Reports
 from bbnode.engine.rng import program_rng, wire_ids
 from bbnode.engine.scheduler import Scheduler, TimerKind
@@ -118,6 +119,7 @@ class Runtime(Services):
             wire_ids=self.wire_ids,
         )
         self.refusals = Refusals(clock, reports, self.outbound)
+        self.readiness = SlotReadiness(self.cells, neighbours, self.outbound, reports)
         executor.unanswered = self.refusals.unanswered
         self.lost = LostPeers(scheduler, limits.lost_peer_grace_ms)
         self.cohorts = Cohorts(
@@ -155,6 +157,7 @@ class Runtime(Services):
             dedup=self.dedup,
             refusals=self.refusals,
             outbound=self.outbound,
+            readiness=self.readiness,
         )
         executor.undone = self.inbound.undone
         self.bootstraps = Bootstraps(
@@ -167,7 +170,9 @@ class Runtime(Services):
             scheduler=scheduler,
             executor=executor,
             suspensions=self.suspensions,
+            readiness=self.readiness,
         )
+        self.readiness.entries = self._entries
         self.sources = Sources(program.sources, clock, reports, scheduler, executor)
         self.carry_out = self.messenger.carry_out
         self.outbound.on_request = self._request_is_out
@@ -177,6 +182,15 @@ class Runtime(Services):
             self.cohorts.drop_frame,
             self.suspensions.reclaim,
         )
+
+    def _entries(self) -> dict[str, list[EntryPlan]]:
+        """Return the plans of the executions of each class, events and bootstraps left out."""
+        class_of = {target.name: target.peer_class for target in self.program.targets}
+        found: dict[str, list[EntryPlan]] = {name: [] for name in class_of.values()}
+        for plan in self.plans:
+            if plan.target in class_of:
+                found[class_of[plan.target]].append(plan)
+        return found
 
     def begin_life(self, incarnation: int) -> None:
         """Continue as another incarnation, with a new stream of ids for the wire."""
@@ -221,6 +235,7 @@ class Runtime(Services):
         self.reports.peers_changed(
             self.neighbours.connected(event.peer, event.classes, event.addresses, event.not_taken)
         )
+        self.readiness.connected(event.peer)
 
     def peer_disconnected(self, event: ev.PeerDisconnected) -> None:
         """Take note of the loss of a peer; whoever waits for its answer does so for a while."""
@@ -290,6 +305,7 @@ class Runtime(Services):
             "lost_peers": self.lost,
             "refusals": self.refusals,
             "refusals_heard": self.inbound,
+            "readiness": self.readiness,
             "turns": self.executor.turns,
             "records": self.records,
             "ingress": ingress,

@@ -143,7 +143,7 @@ _SHORT = {
     "responses": types.RESPONSE_BATCH, "composite": types.COMPOSITE,
     "metadata": types.METADATA, "results": types.SEARCH_RESULTS, "int64": types.TENSOR_INT64,
     "bool": types.TENSOR_BOOL,
-    "float": types.TENSOR_FLOAT, "sequence": types.SEQUENCE,
+    "float": types.TENSOR_FLOAT, "double": types.TENSOR_DOUBLE, "sequence": types.SEQUENCE,
 }  # fmt: skip
 
 
@@ -329,7 +329,9 @@ def _roles() -> None:
         ("NextBatch", "", "batch:tensor labels:tensor", {}),
         ("Reset", "", "trigger:trigger", {}),
         ("OnDataLoaded", "", "trigger:trigger", {}),
-    ), "NextBatch Reset")  # fmt: skip
+        ("Statistics", "", "statistics:double metadata:metadata", {}),
+        ("Standardize", "statistics:double", "cmd:cmd", {}),
+    ), "NextBatch Reset Standardize")  # fmt: skip
     _role("Codec", (
         ("Encode", "tensor:tensor", "code:tensor", {}),
         ("Decode", "code:tensor", "tensor:tensor", {}),

@@ -5,6 +5,10 @@ travels as a fill to `REFUSED_SUFFIX` with type hash 0, in an envelope with the 
 and the id of the request, or with NONE and the id of the one-way message. Whoever gets one never
 refuses it. `kind` is a name of an error or of RECEIVE_FAILURES; it is the peer's word, as is all of
 it.
+
+With NONE and the id 0 it is about the sender itself: of the kind NotReady, that it does not work
+for the classes in `where` (separated by commas; none: all of its own), and why; of the kind Ready,
+that it works for all of them.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from bbnode.access.decision import Decision, Standing
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import (
     COUNTERS,
+    NOT_ALLOWED,
     PROTOCOL_VERSION,
     Authorizer,
     Buffer,
@@ -62,6 +63,7 @@ from bbnode.transport.wrapper import TransportWrapper
 
 __all__ = [
     "COUNTERS",
+    "NOT_ALLOWED",
     "PROTOCOL_VERSION",
     "Authorizer",
     "Buffer",

@@ -51,6 +51,20 @@ OLDEST_PROTOCOL_VERSION = 1
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
+# The start of the reason for which a connection ended that the peer closed.
+PEER_CLOSED: Final = "the peer said goodbye: "
+# The start of a refusal by an authorizer, which is told to the peer.
+NOT_ALLOWED: Final = "not allowed"
+
+
+def turned_away(reason: str) -> str:
+    """Return why a peer does not admit us, from the reason of a ConnectionClosed; else ""."""
+    said = reason.removeprefix(PEER_CLOSED)
+    if said == reason or not said.startswith(NOT_ALLOWED):
+        return ""
+    return said.partition(": ")[2] or said
+
+
 class Direction(enum.Enum):
     """The side that dialled a connection, seen from here."""
 

@@ -81,7 +81,7 @@ def test_a_peer_without_a_class_has_the_labels_of_the_others(folder) -> None:
     (folder / "cat").rmdir()
     _, labels = source(folder, classes=("ant", "cat", "dog")).next_batch(CTX)
     assert set(labels.tolist()) == {2}
-    with pytest.raises(DataUnavailable, match="folder 'dog' in .* is none of `classes`"):
+    with pytest.raises(DataUnavailable, match=r"folder 'dog' in .* is none of `classes`"):
         source(folder, classes=("ant", "cat")).next_batch(CTX)
 
 

@@ -172,11 +172,11 @@ def test_what_the_users_code_raises_has_its_line() -> None:
         source(factory="my_own_data:broken").next_batch(CTX)
     with pytest.raises(DataUnavailable, match=r"RuntimeError: the disk is gone \(.*line 16"):
         source(factory="my_own_data:broken_later").next_batch(CTX)
-    with pytest.raises(DataUnavailable, match="unexpected keyword argument 'm'"):
+    with pytest.raises(DataUnavailable, match=r"unexpected keyword argument 'm'"):
         source(factory="my_own_data:arrays", args={"m": 3}).next_batch(CTX)
-    with pytest.raises(DataUnavailable, match="AttributeError: .*my_own_data.* 'nope'"):
+    with pytest.raises(DataUnavailable, match=r"AttributeError: .*my_own_data.* 'nope'"):
         source(factory="my_own_data:nope").next_batch(CTX)
-    with pytest.raises(DataUnavailable, match="TypeError: 'int' object is not callable"):
+    with pytest.raises(DataUnavailable, match=r"TypeError: 'int' object is not callable"):
         source(factory="my_own_data:number").next_batch(CTX)
     with pytest.raises(DataUnavailable, match="No module named 'not_installed'"):
         source(factory="not_installed:x").next_batch(CTX)

@@ -10,8 +10,8 @@ import pytest
 
 from bbnode.daemon.artifacts.artifact import parse_artifact, serialize
 from bbnode.daemon.artifacts.build import compile_module
-from bbnode.daemon.demo.nodes import DemoNode
-from bbnode.daemon.demo.run import PROGRAM
+from bbnode.daemon.testbed.demo import PROGRAM
+from bbnode.daemon.testbed.nodes import ChildNode
 from tests.e2e.cluster import Cluster, start, stop
 
 DEADLINE_S = 8.0
@@ -27,7 +27,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
             stop(node)
 
 
-def upgrade(cluster: Cluster, node: DemoNode, program: str, **more: object) -> str:
+def upgrade(cluster: Cluster, node: ChildNode, program: str, **more: object) -> str:
     """Compile a version, and let a node run it from its next start; returns its short name."""
     args = {"clients": 2, "quorum": 1, "deadline_s": DEADLINE_S, "seed": 0, **more}
     data = serialize(compile_module(program, args))

@@ -453,7 +453,7 @@ RUNTIME_STATE = {
         "calls",
         "timers",
     ),
-    *("lost", "refusals"),
+    *("lost", "refusals", "readiness"),
     *("ingress", "neighbours"),  # saved by IngressTable, and table by table
     "inbound",  # saved as refusals_heard
     *("messenger", "tracer"),  # they keep nothing of their own

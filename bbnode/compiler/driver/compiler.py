@@ -10,9 +10,10 @@ import dataclasses
 import difflib
 import gc
 import inspect
-from collections.abc import Collection, Iterator, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from onnx import ModelProto
 
@@ -32,7 +33,7 @@ from bbnode.compiler.errors import (
 )
 from bbnode.compiler.unit import CompilationUnit, CompileOptions, Pass, SlotBinding
 from bbnode.components.contracts import CONTRACTS, Component
-from bbnode.components.registry import UnknownComponentType, component_class
+from bbnode.components.registry import UnknownComponentType, component_class, roles_of
 from bbnode.ir import keys
 from bbnode.ir.bounds import OutOfBounds, check_bounds
 from bbnode.ir.errors import BbnodeError
@@ -109,6 +110,21 @@ class Compiler:
                 detail = f"it is bound to {known.component.TYPE_NAME!r} ({known.role}) already"
                 raise BindingMismatch(slot=slot, role=role, detail=detail)
         return self._with(bindings=(*self.options.bindings, binding))
+
+    def bind_all(self, bindings: Mapping[str, Any]) -> Compiler:
+        """Fill slots, by name, each in the role of its component: what `Module.bindings` returns.
+
+        ```python
+        compiled = Compiler().bind_all(program.bindings()).compile(program.build())
+        ```
+
+        Raises BindingMismatch as `bind`, and AuthorError for a class of no role.
+        """
+        made = self
+        for slot, component in bindings.items():
+            role = roles_of(component)[0] if isinstance(component, type) else "Component"
+            made = made.bind(role, slot, component)
+        return made
 
     # --- options --------------------------------------------------------------------------
 
@@ -307,13 +323,13 @@ def _check_component(role: str, slot: str, component: type[Component]) -> None:
     def unfit(detail: str) -> BindingMismatch:
         return BindingMismatch(slot=slot, role=role, detail=detail)
 
+    if not isinstance(component, type):
+        raise unfit(f"{component!r:.80} is no class (give the class, its config comes at install)")
     contract = CONTRACTS.get(role)
     if contract is None:
         raise unfit(f"there is no such role; the roles are {', '.join(CONTRACTS)}")
     if not slot:
         raise unfit(f"{slot!r} is no slot name")
-    if not isinstance(component, type):
-        raise unfit(f"{component!r:.80} is no class (give the class, its config comes at install)")
     if not issubclass(component, contract):
         raise unfit(f"{component.__qualname__} does not implement {contract.__qualname__}")
     if inspect.isabstract(component):

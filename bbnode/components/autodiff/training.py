@@ -37,7 +37,10 @@ from bbnode.components.autodiff.errors import InvalidForwardModel, UnknownLoss
 from bbnode.components.autodiff.reverse import pull_back
 from bbnode.components.autodiff.table import lookup
 from bbnode.ir.bounds import FileReference, OutOfBounds, check_bounds
+from bbnode.ir.graph import is_onnx_domain
 from bbnode.ir.keys import FRAMEWORK_IR_VERSION, ONNX_OPSET_VERSION, PRODUCER_NAME
+from bbnode.ir.onnx_file import subgraph_of
+from bbnode.ir.versions import means_the_same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +115,13 @@ def read_forward(forward: ModelProto, wrt: Sequence[str] | None = None) -> Forwa
 def _upgrade(forward: ModelProto) -> ModelProto:
     try:
         onnx.checker.check_model(forward)
+        _check_opset(forward)
         model = inliner.inline_local_functions(forward) if forward.functions else forward
-        if _onnx_opset(model) < ONNX_OPSET_VERSION:
+        if _onnx_opset(model) < ONNX_OPSET_VERSION or not _means_the_same(model):
             model = version_converter.convert_version(model, ONNX_OPSET_VERSION)
+        elif _onnx_opset(model) > ONNX_OPSET_VERSION:
+            # Backends follow ONNX late: what needs nothing of a newer opset is not said to.
+            model = _relabelled(model)
     except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
         # RuntimeError is what ONNX's C++ converter and inliner raise for whatever they refuse.
         summary = str(error).strip().splitlines()
@@ -123,6 +130,37 @@ def _upgrade(forward: ModelProto) -> ModelProto:
             remedy="run onnx.checker.check_model on it and fix what that reports",
         ) from error
     return model
+
+
+def _check_opset(model: ModelProto) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    if _onnx_opset(model) > newest:
+        raise InvalidForwardModel(
+            what=f"its opset {_onnx_opset(model)} is newer than {newest}, the last one that the "
+            f"installed onnx {onnx.__version__} knows",
+            remedy=f"export it with opset {ONNX_OPSET_VERSION}, or install a newer onnx",
+        )
+
+
+def _means_the_same(model: ModelProto) -> bool:
+    """Return True if every op means at the opset of programs what it means at the model's."""
+    version = _onnx_opset(model)
+    if version == ONNX_OPSET_VERSION:
+        return True
+    return all(
+        means_the_same(node, version, ONNX_OPSET_VERSION)
+        for node in subgraph_of(model.graph).all_nodes()
+        if is_onnx_domain(node.domain)
+    )
+
+
+def _relabelled(model: ModelProto) -> ModelProto:
+    made = ModelProto()
+    made.CopyFrom(model)
+    for entry in made.opset_import:
+        if is_onnx_domain(entry.domain):
+            entry.version = ONNX_OPSET_VERSION
+    return made
 
 
 def _onnx_opset(model: ModelProto) -> int:
@@ -258,6 +296,7 @@ class TrainingGraphs:
         parameter_names: as in the forward model.
         gradient_names: outputs of `gradients` and `pullback`, inputs of `sgd_step`.
         updated_names: outputs of `sgd_step` and `train_step`.
+        output_dims: of the output: sizes, or None and symbols where they are open.
         output_name, labels_name, loss_name, learning_rate_name, output_gradient_name: the rest.
     """
 
@@ -272,6 +311,7 @@ class TrainingGraphs:
     parameter_names: tuple[str, ...]
     gradient_names: tuple[str, ...]
     updated_names: tuple[str, ...]
+    output_dims: tuple[int | str | None, ...]
     output_name: str
     labels_name: str
     loss_name: str
@@ -389,6 +429,7 @@ class _Writer:
             parameter_names=tuple(self.params),
             gradient_names=tuple(grads),
             updated_names=tuple(updated),
+            output_dims=tuple(self.output_type.dims or ()),
             output_name=output,
             labels_name=self.labels,
             loss_name=self.loss,

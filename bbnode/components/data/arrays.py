@@ -1,46 +1,61 @@
-"""A peer's own data from numpy files."""
+"""A peer's own data from numpy files, mapped where they can be."""
 
 from __future__ import annotations
 
+import difflib
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import IO, Any, BinaryIO, ClassVar, TypeAlias, cast
 
 import numpy as np
+from numpy.lib import format as npy
 
-from bbnode.components.data.base import Array, SplitConfig, SplitDataSource
+from bbnode.components.data import numbers
+from bbnode.components.data.base import Array, ByRow
+from bbnode.components.data.data_file import UNREADABLE, DataFile, memory_limit, told
+from bbnode.components.data.numbers import FileArray, Joined
+from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
 
+_WANTED = "an .npz file, or a folder of .npy files"
+_SUFFIX = ".npy"
+_LOCAL_HEADER_BYTES = 30  # of a member of a zip file, before its name (APPNOTE.TXT, 4.3.7)
+_LENGTHS_AT = 26  # in that header: of the name and of the extra field, 2 bytes each
+_MOST_HEADER_BYTES = 10_000  # of an .npy file; numpy reads no longer ones
+_MOST_LISTED = 20  # names of arrays in an error
 
-def _archive(file: BinaryIO) -> Any:
-    loaded = np.load(file, allow_pickle=False)
-    if isinstance(loaded, np.ndarray):
-        raise TypeError("it is one array, not an archive; write it with numpy.savez")
-    return loaded
+_Stored: TypeAlias = tuple[str, Array, DataFile]  # by name, with the file that it is mapped from
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArrayDataSourceConfig(SplitConfig):
+class ArrayDataSourceConfig(StandardizedConfig):
     """Settings of `ArrayDataSource`.
 
     Attributes:
-        path: of an .npz file on this peer.
-        features, labels: names of the two arrays in it.
+        path: of an .npz file on this peer, or of a folder in which the array "x" is x.npy.
+        features: name of the array of features; or of several, which are put side by side as
+            columns.
+        labels: name of the array of labels.
+        dtype: of the features. "auto": integers of 32 and 64 bits become int64 (tokens), all
+            else float32; "keep": as stored; or a name, "float32", "uint8", ….
     """
 
     path: str = path_setting()
-    features: str = "x"
+    features: str | tuple[str, ...] = "x"
     labels: str = "y"
+    dtype: str = numbers.AUTO
 
 
 @register_component
-class ArrayDataSource(SplitDataSource):
-    """A peer's own data, from an .npz file; features become float32, integer labels int64.
+class ArrayDataSource(StandardizedDataSource):
+    """A peer's own data, from an .npz file or a folder of .npy files.
 
-    Other labels become float32; a program that only hands them on says so with
+    Uncompressed ones (`numpy.savez`, `numpy.save`) are mapped: larger than memory is fine. Integer
+    labels become int64, others float32; a program that only hands the latter on says so with
     `g.expect(labels, types.TENSOR_FLOAT)`, as it takes them for int64 where it computes nothing.
     """
 
@@ -48,28 +63,175 @@ class ArrayDataSource(SplitDataSource):
     Config: ClassVar[type] = ArrayDataSourceConfig
     config: ArrayDataSourceConfig
 
-    def load(self) -> tuple[Array, Array]:
+    def __init__(self, config: ArrayDataSourceConfig) -> None:
+        super().__init__(config)
+        self.require(bool(self._features()), "`features` names no array")
+        known = ", ".join(numbers.DTYPES)
+        self.require(
+            config.dtype in numbers.DTYPES, f"unknown dtype {config.dtype!r}; choose one of {known}"
+        )
+
+    def column_names(self) -> tuple[str, ...]:
+        """Return the names of the arrays of features, if there are several."""
+        names = self._features()
+        return names if len(names) > 1 else ()
+
+    def label_names(self) -> tuple[str, tuple[str, ...]]:
+        """Return the name of the array of labels; classes have no names here."""
+        return self.config.labels, ()
+
+    def load(self) -> tuple[ByRow, ByRow]:
         path = Path(self.config.path)
         try:
-            # Without pickle: a data file must not be able to run code.
-            with path.open("rb") as file, _archive(file) as archive:
-                missing = {self.config.features, self.config.labels} - set(archive.files)
-                if missing:
-                    raise DataUnavailable(
-                        f"{self.TYPE_NAME}: {path} has no array {', '.join(sorted(missing))}; "
-                        f"it has {', '.join(archive.files) or 'none'}"
-                    )
-                features = np.asarray(archive[self.config.features])
-                labels = np.asarray(archive[self.config.labels])
-        except (OSError, TypeError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            stored = self._from_folder(path) if path.is_dir() else self._from_archive(path)
+        except UNREADABLE as error:
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: cannot read {path}: {error}; set `path` to an .npz file "
+                f"{self.TYPE_NAME}: cannot read {path}: {told(error)}; set `path` to {_WANTED} "
                 "that holds numbers"
             ) from error
-        if features.ndim == 0 or labels.ndim == 0 or features.dtype.kind not in "fiub":
+        *features, labels = (
+            self._checked(path, name, array, file, is_label=at == len(stored) - 1)
+            for at, (name, array, file) in enumerate(stored)
+        )
+        if len(features) == 1:
+            return features[0], labels
+        lengths = {len(part) for part in features}
+        if len(lengths) > 1:
             raise DataUnavailable(
-                f"{self.TYPE_NAME}: {path}: features {features.dtype}{list(features.shape)} and "
-                f"labels {labels.dtype}{list(labels.shape)} are no arrays of examples"
+                f"{self.TYPE_NAME}: {path}: the arrays {', '.join(self._features())} have "
+                f"{', '.join(str(len(part)) for part in features)} rows; they have to have one each"
             )
-        whole = labels.dtype.kind in "iub"
-        return features.astype(np.float32), labels.astype(np.int64 if whole else np.float32)
+        kinds = {part.dtype for part in features}
+        return Joined(features, kinds.pop() if len(kinds) == 1 else np.dtype(np.float32)), labels
+
+    def _features(self) -> tuple[str, ...]:
+        names = self.config.features
+        return (names,) if isinstance(names, str) and names else tuple(names)
+
+    def _names(self) -> tuple[str, ...]:
+        return (*self._features(), self.config.labels)
+
+    def _from_folder(self, folder: Path) -> list[_Stored]:
+        there = sorted(file.stem for file in folder.iterdir() if file.suffix == _SUFFIX)
+        self._refuse_missing(folder, there)
+        found: list[_Stored] = []
+        for name in self._names():
+            file = DataFile(folder / f"{name}{_SUFFIX}", self.TYPE_NAME)
+            with file.stream() as opened:
+                header = _header(opened)
+                found.append((name, _mapped(opened, file.size, opened.tell(), header), file))
+        return found
+
+    def _from_archive(self, path: Path) -> list[_Stored]:
+        file = DataFile(path, self.TYPE_NAME)
+        with file.stream() as opened:
+            if opened.read(len(npy.MAGIC_PREFIX)) == npy.MAGIC_PREFIX:
+                raise DataUnavailable(
+                    f"{self.TYPE_NAME}: {path} is one array, of features or of labels; put "
+                    f"{' and '.join(name + _SUFFIX for name in self._names())} into a folder and "
+                    "set `path` to that, or write both with numpy.savez"
+                )
+            opened.seek(0)
+            with zipfile.ZipFile(opened) as archive:
+                infos = {info.filename.removesuffix(_SUFFIX): info for info in archive.infolist()}
+                self._refuse_missing(path, sorted(infos))
+                return [
+                    (name, self._member(file, opened, archive, infos[name]), file)
+                    for name in self._names()
+                ]
+
+    def _member(
+        self, file: DataFile, opened: BinaryIO, archive: zipfile.ZipFile, info: zipfile.ZipInfo
+    ) -> Array:
+        with archive.open(info) as member:
+            header = _header(member)
+            start = member.tell()
+            if start + header.size != info.file_size:
+                raise ValueError(
+                    f"array {info.filename!r} declares {header.size} bytes of values and has "
+                    f"{info.file_size - start}"
+                )
+            if info.compress_type != zipfile.ZIP_STORED:
+                if header.size > memory_limit():
+                    raise DataUnavailable(
+                        f"{self.TYPE_NAME}: {file.path}: the compressed array {info.filename!r} is "
+                        f"{header.size >> 20} MiB, too much for the memory of this machine; write "
+                        "it with numpy.savez (uncompressed), which is mapped"
+                    )
+                values = np.frombuffer(member.read(), header.dtype)
+                return values.reshape(header.shape, order=header.order)
+        lengths = file.read(info.header_offset + _LENGTHS_AT, 4)
+        before = sum(int.from_bytes(lengths[at : at + 2], "little") for at in (0, 2))
+        offset = info.header_offset + _LOCAL_HEADER_BYTES + before + start
+        return _mapped(opened, file.size, offset, header)
+
+    def _refuse_missing(self, path: Path, there: Sequence[str]) -> None:
+        missing = [name for name in self._names() if name not in there]
+        if not missing:
+            return
+        more = len(there) - _MOST_LISTED
+        listed = [*there[:_MOST_LISTED], *([f"{more} more"] if more > 0 else [])]
+        near = difflib.get_close_matches(missing[0], there, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise DataUnavailable(
+            f"{self.TYPE_NAME}: {path} has no array {', '.join(missing)}; it has "
+            f"{', '.join(listed) or 'none'}{hint}; name them with `features` and `labels`"
+        )
+
+    def _checked(
+        self, path: Path, name: str, array: Array, file: DataFile, *, is_label: bool
+    ) -> FileArray:
+        if array.ndim == 0 or array.dtype.kind not in numbers.NUMBERS:
+            what = "labels" if is_label else "features"
+            raise DataUnavailable(
+                f"{self.TYPE_NAME}: {path}: {what} {name!r}, {array.dtype}{list(array.shape)}, "
+                "are no array of examples; it has to hold numbers, one row for each example"
+            )
+        dtype = (
+            numbers.label_dtype(array.dtype)
+            if is_label
+            else numbers.feature_dtype(self.config.dtype, array.dtype)
+        )
+        mapped = (file,) if isinstance(array, np.memmap) else ()
+        made = FileArray(array, dtype, mapped)
+        made.refuse_misfits(self.TYPE_NAME, f"array {name!r}")
+        return made
+
+
+@dataclass(frozen=True)
+class _Header:
+    shape: tuple[int, ...]
+    order: Any  # "C" or "F"
+    dtype: np.dtype[Any]
+    size: int  # bytes of the values
+
+
+def _header(file: IO[bytes]) -> _Header:
+    """Read the header of an .npy file; the values begin where the file then stands."""
+    version = npy.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"version {version} of the .npy format is of structured arrays")
+    begin = file.tell()
+    length = int.from_bytes(file.read(2 * version[0]), "little")
+    if length > _MOST_HEADER_BYTES:
+        raise ValueError(f"the header of an array is {length} bytes long")
+    file.seek(begin)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError("it holds pickled Python objects, which could run code")
+    if any(size < 0 for size in shape):
+        raise ValueError(f"the shape {list(shape)} is negative")
+    size = dtype.itemsize
+    for each in shape:  # in integers of Python, which do not overflow
+        size *= each
+    return _Header(shape, "F" if fortran else "C", dtype, size)
+
+
+def _mapped(opened: BinaryIO, size: int, offset: int, header: _Header) -> Array:
+    if offset + header.size > size:
+        raise ValueError(f"it ends before the {header.size} bytes of an array do")
+    if header.size == 0:
+        return np.empty(header.shape, header.dtype)
+    mapped = np.memmap(opened, header.dtype, "r", offset, header.shape, order=header.order)
+    return cast(Array, mapped)

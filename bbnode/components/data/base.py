@@ -96,6 +96,10 @@ class MemoryDataSource(DataSource):
         Numpy arrays (mapped ones too), or objects that gather rows when asked for (`ByRow`).
         """
 
+    def served(self, features: ByRow) -> ByRow:
+        """Return the features as batches have them, of those that were loaded."""
+        return features
+
     def chosen(self, labels: ByRow) -> Rows | None:
         """Return the rows that this source consists of, ascending; None is all."""
         return None
@@ -129,6 +133,11 @@ class MemoryDataSource(DataSource):
                     classes=classes,
                 )
             return self._schema
+
+    def forget(self) -> None:
+        """Drop the examples, so that the next use loads them again."""
+        with self._lock:
+            self._loaded = self._schema = self._shuffled = None
 
     @offload(reads_only=True)
     def bootstrap(self, ctx: OpContext) -> None:
@@ -213,7 +222,7 @@ class MemoryDataSource(DataSource):
                 for values in (features, labels):
                     if isinstance(values, np.ndarray):
                         values.flags.writeable = False
-                self._loaded = _Examples(features, labels, self.chosen(labels))
+                self._loaded = _Examples(self.served(features), labels, self.chosen(labels))
             return self._loaded
 
 

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from bbnode.components.data.base import ByRow, SplitConfig, SplitDataSource
+from bbnode.components.data.base import ByRow
+from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
@@ -41,7 +42,7 @@ _MAX_SIDE: Final = 1 << 14  # pixels of an example's side
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageFolderDataSourceConfig(SplitConfig):
+class ImageFolderDataSourceConfig(StandardizedConfig):
     """Settings of `ImageFolderDataSource`, besides those of every source that can be split.
 
     Attributes:
@@ -66,7 +67,7 @@ class ImageFolderDataSourceConfig(SplitConfig):
 
 
 @register_component
-class ImageFolderDataSource(SplitDataSource):
+class ImageFolderDataSource(StandardizedDataSource):
     """Images [N, channels, height, width] from class folders, labels [N] int64."""
 
     TYPE_NAME: ClassVar[str] = "bbnode.ImageFolderDataSource"

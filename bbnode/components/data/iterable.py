@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from bbnode.components.data.base import FEATURE_TYPES, ByRow, SplitConfig, SplitDataSource
+from bbnode.components.data.base import FEATURE_TYPES, ByRow
+from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import local_setting
@@ -55,7 +56,7 @@ def withdraw(name: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IterableDataSourceConfig(SplitConfig):
+class IterableDataSourceConfig(StandardizedConfig):
     """Settings of `IterableDataSource`, besides those of every source that can be split.
 
     Attributes:
@@ -76,7 +77,7 @@ class IterableDataSourceConfig(SplitConfig):
 
 
 @register_component
-class IterableDataSource(SplitDataSource):
+class IterableDataSource(StandardizedDataSource):
     """Pairs (features, label) of the user's own code.
 
     The function returns one of: two arrays (features [N, …], labels [N, …]); an object with
@@ -195,7 +196,7 @@ class _Numbered:
         first, label = self._item(0)
         if label.nbytes * count > room:
             raise code.wrong(f"gives labels of more than {room >> 20} MiB; raise max_mib")
-        self.shape = (count, *first.shape)
+        self.shape: tuple[int, ...] = (count, *first.shape)
         self.dtype = first.dtype
         self._first = first
         self.labels = np.empty((count, *label.shape), label.dtype)
@@ -204,7 +205,7 @@ class _Numbered:
             code.check_like(first, features, row)
 
     def __len__(self) -> int:
-        return self.shape[0]
+        return int(self.shape[0])
 
     def __getitem__(self, rows: Any, /) -> Array:
         batch = np.empty((len(rows), *self.shape[1:]), self.dtype)

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bbnode.components.data.base import ByRow, SplitConfig, SplitDataSource
-from bbnode.components.data.files import DataFile, read_whole
+from bbnode.components.data.data_file import DataFile, read_whole
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
@@ -405,7 +405,7 @@ class TextDataSourceConfig(SplitConfig):
         tokenizer: "bytes" (257 ids: 0 pads, then the bytes of UTF-8, each plus 1), "characters"
             (0 pads, 1 is unknown, then those of `alphabet`) or "file".
         tokenizer_file: path of a tokenizer.json, as Hugging Face's libraries write it.
-        alphabet: of "characters".
+        alphabet: of "characters"; empty is a new line and the printable characters of ASCII.
         pad_id: of "file", if the tokenizer does not say it.
         max_line_bytes: of one line.
     """
@@ -419,7 +419,7 @@ class TextDataSourceConfig(SplitConfig):
     length: int = 128
     tokenizer: Literal["bytes", "characters", "file"] = "bytes"
     tokenizer_file: str = path_setting(default="")
-    alphabet: str = PRINTABLE
+    alphabet: str = ""
     pad_id: int | None = None
     max_line_bytes: int = 1 << 20
 
@@ -461,10 +461,7 @@ class TextDataSource(SplitDataSource):
             by_file or config.pad_id is None, 'pad_id is of tokenizer = "file"; the others have one'
         )
         alphabet = config.alphabet
-        self.require(
-            0 < len(alphabet) == len(set(alphabet)),
-            "alphabet is empty, or has a character twice",
-        )
+        self.require(len(alphabet) == len(set(alphabet)), "alphabet has a character twice")
         self._vocabulary = 0
 
     @property
@@ -477,7 +474,7 @@ class TextDataSource(SplitDataSource):
         config = self.config
         tokenizer: Tokenizer = ByteTokenizer()
         if config.tokenizer == "characters":
-            tokenizer = CharacterTokenizer(config.alphabet)
+            tokenizer = CharacterTokenizer(config.alphabet or PRINTABLE)
         elif config.tokenizer == "file":
             path = Path(config.tokenizer_file)
             tokenizer = FileTokenizer(path, config.pad_id, self.TYPE_NAME)

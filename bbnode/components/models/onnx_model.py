@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from bbnode.components.autodiff import InvalidForwardModel, TrainingGraphs, training_graphs
-from bbnode.components.autodiff.training import read_forward
+from bbnode.components.autodiff.training import find_loss, read_forward
 from bbnode.components.backends.graphs import scaled_sum_model
 from bbnode.components.contracts import (
     Backend,
@@ -33,7 +33,13 @@ from bbnode.components.contracts import (
     offload,
     restoring,
 )
-from bbnode.components.errors import NotExportable, ParameterMismatch, TrainingFailed
+from bbnode.components.errors import (
+    DataDoesNotFit,
+    NotExportable,
+    ParameterMismatch,
+    TrainingFailed,
+)
+from bbnode.components.models.fit import check_fit
 from bbnode.components.models.weights import (
     SavedState,
     agreeing,
@@ -78,6 +84,7 @@ class OnnxModel(Model):
     TYPE_NAME: ClassVar[str] = "bbnode.OnnxModel"
     Config: ClassVar[type] = OnnxModelConfig
     depends: ClassVar[Mapping[str, str]] = {"backend": "compute", "data_source": "data"}
+    needed_for: ClassVar[Mapping[str, tuple[str, ...]]] = {"data_source": ("train",)}
     config: OnnxModelConfig
 
     def __init__(self, config: OnnxModelConfig) -> None:
@@ -103,9 +110,15 @@ class OnnxModel(Model):
     def bootstrap(self, ctx: OpContext) -> None:
         """Let the backend prepare what a round needs, when the host prepares its components.
 
+        Where the program trains, the data have to be there, and to fit.
+
         Raises:
+            DataUnavailable: the data source can't load them.
+            DataDoesNotFit: the model can't be trained on them.
             ComponentError: the backend cannot run one of the graphs.
         """
+        if self.has_dependency("data_source"):
+            self._check_data()
         for model in (self._graphs.forward, self._graphs.loss, self._graphs.train_step):
             self._prepare(model)
 
@@ -349,6 +362,19 @@ class OnnxModel(Model):
         self._params, self._kept_grads = checked, kept
         self._last_input = saved.last_input
 
+    def _check_data(self) -> None:
+        source: DataSource = self.dependency("data_source")
+        schema = source.schema()
+        if schema is not None:
+            slot = self.depends["data_source"]
+            where = f"{source.TYPE_NAME} of slot {slot!r} does not fit {self.TYPE_NAME}"
+            is_class = find_loss(self.config.loss).class_labels
+            try:
+                check_fit(schema, self._graphs, class_labels=is_class, where=where)
+            except DataDoesNotFit:
+                source.forget()  # others may stand there the next time
+                raise
+
     def _prepare(self, model: ModelProto) -> PreparedGraph:
         name = model.graph.name
         prepared = self._prepared.get(name)
@@ -406,7 +432,42 @@ class OnnxModel(Model):
                     f"{self.TYPE_NAME}: label {int(array.min())}; classes are integers from 0"
                 )
             return array.astype(np.int64, copy=False)
-        return array
+        return self._targets(array)
+
+    def _targets(self, array: npt.NDArray[np.generic]) -> Value:
+        """Return numbers as the output has them; [N] becomes [N, 1] where the output is that."""
+        if array.dtype.kind not in "fiub":
+            raise ComponentError(f"{self.TYPE_NAME}: labels are {array.dtype}; mse takes numbers")
+        dims = self._graphs.output_dims
+        if array.ndim == len(dims) - 1 and dims[-1] == 1:
+            array = array[..., np.newaxis]
+        # ONNX would broadcast [N] against [N, 1] to [N, N].
+        fits = array.ndim == len(dims) and all(
+            not isinstance(want, int) or have == want
+            for have, want in zip(array.shape, dims, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join(str(dim) if isinstance(dim, int) else "N" for dim in dims)
+            raise ComponentError(
+                f"{self.TYPE_NAME}: labels have the shape {list(array.shape)}, the model's output "
+                f"is [{wanted}]; mse compares the two number by number"
+            )
+        return array.astype(np.float32, copy=False)
+
+
+@register_component
+class HeldModel(OnnxModel):
+    """An `OnnxModel` that is never trained here, and so needs no data source beside it."""
+
+    TYPE_NAME: ClassVar[str] = "bbnode.HeldModel"
+    depends: ClassVar[Mapping[str, str]] = {"backend": "compute"}
+
+    def train(self, ctx: OpContext, *, epochs: int, batch: int) -> Metadata:
+        """Refuse: ComponentError."""
+        raise ComponentError(f"{self.TYPE_NAME} has no data to train on; bind bbnode.OnnxModel")
+
+    def _check_data(self) -> None:
+        """Check nothing: there are no data."""
 
 
 def _parsed(content: bytes) -> ModelProto:

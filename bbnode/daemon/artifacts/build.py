@@ -14,11 +14,9 @@ from typing import Any
 import onnx
 
 from bbnode.compiler import Compiler
-from bbnode.components.registry import roles_of
 from bbnode.dsl import Module
-from bbnode.ir import keys
 from bbnode.ir.class_names import ClassNotLoaded, load_class, load_from_file
-from bbnode.ir.errors import AuthorError, DeploymentError
+from bbnode.ir.errors import DeploymentError
 
 
 class ModuleNotUsable(DeploymentError):
@@ -70,11 +68,4 @@ def compile_program(program: Module) -> onnx.ModelProto:
 
 def compiler_for(program: Module) -> Compiler:
     """Return a Compiler with the component classes that a Module's `bindings()` name."""
-    compiler = Compiler()
-    for slot, component in program.bindings().items():
-        role = roles_of(component)[0]
-        bind = getattr(compiler, f"bind_{keys.snake_case(role)}", None)
-        if bind is None:
-            raise AuthorError(f"slot {slot!r}: role {role} can't be bound")
-        compiler = bind(slot, component)
-    return compiler
+    return Compiler().bind_all(program.bindings())

@@ -14,7 +14,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bbnode.daemon.config import LimitsSection, RelaySection, Section, keys, table_of, tables
 from bbnode.daemon.config.sources import toml_value
@@ -149,8 +149,13 @@ def _settings(config: type) -> Iterator[tuple[str, ...]]:
     from bbnode.components.settings import local_settings
 
     meanings, local = _attributes(config), local_settings(config)
-    for field in dataclasses.fields(config):
+    hints = get_type_hints(config)
+    # A component's own settings before those that it shares with others.
+    own = inspect.get_annotations(config)
+    for field in sorted(dataclasses.fields(config), key=lambda field: field.name not in own):
         kind = field.type if isinstance(field.type, str) else field.type.__name__
+        if get_origin(hints[field.name]) is Literal:
+            kind = " or ".join(f'"{choice}"' for choice in get_args(hints[field.name]))
         default = "required"
         if field.default is not dataclasses.MISSING:
             default = f"`{field.default!r}`"

@@ -31,6 +31,7 @@ class PeerView(TypedDict):
     queued_bytes: int
     rtt_ms: float | None
     connected_s: float
+    not_ready: str
 
 
 class VersionView(TypedDict):

@@ -70,6 +70,12 @@ class Host:
     # What further parts of the daemon count, by name.
     counters: list[Callable[[], dict[str, int]]] = field(default_factory=list)
 
+    @property
+    def shown_phase(self) -> str:
+        """The phase as people read it: "not ready" where the node runs and can't do its work."""
+        unprepared = self.phase == "ready" and self.node.not_ready()
+        return "not ready" if unprepared else self.phase
+
     def note_saved(self, now_s: float) -> None:
         """Record that a checkpoint was written at trio's time `now_s`."""
         self.saved_s = now_s

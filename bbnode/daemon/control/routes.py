@@ -184,9 +184,8 @@ async def stop(host: Host) -> answers.Stopping:
 @ENDPOINTS.add("GET", "/v1/peers", "peers")
 async def peers(host: Host) -> answers.PeerList:
     """List connected peers, and those that are dialled."""
-    now_s = trio.current_time()
     return {
-        "peers": [views.peer_info(p, now_s) for p in host.backend.peers()],
+        "peers": views.peers(host),
         "wanted": [views.wanted(w) for w in host.backend.wanted()],
     }
 
@@ -195,11 +194,9 @@ async def peers(host: Host) -> answers.PeerList:
 async def show_peer(host: Host, peer: PeerId) -> answers.PeerDetail:
     """Show one peer, and every rule that decides about it."""
     standing = host.node.peer_standing(peer)
-    now_s = trio.current_time()
-    connected = next((p for p in host.backend.peers() if p.peer == peer), None)
     return {
         "peer": str(peer),
-        "connected": None if connected is None else views.peer_info(connected, now_s),
+        "connected": next((p for p in views.peers(host) if p["peer"] == str(peer)), None),
         "addresses": [str(address) for address in standing.addresses],
         "health": standing.health.value,
         "usable": standing.usable,

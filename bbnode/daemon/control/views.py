@@ -16,13 +16,17 @@ from bbnode.daemon.control import answers
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.network.versions import other_versions, version_of
 from bbnode.daemon.observing.watch import LIVENESS_CHECKS
+from bbnode.engine.readiness import reasons_text
 from bbnode.ir.caps import MIN_FREE_BYTES
 from bbnode.ir.peer import PeerId
+from bbnode.ir.texts import listed
 from bbnode.transport.base import PeerInfo, WantedPeer
 from bbnode.transport.driver import trio_clock_ns
 
 # The multiaddr protocol of an address that goes through a relay.
 RELAYED = "/p2p-circuit"
+# Peers whose reasons one line tells; there may be a thousand.
+SHOWN_PEERS = 8
 
 
 def status(host: Host) -> answers.Status:
@@ -33,14 +37,14 @@ def status(host: Host) -> answers.Status:
         "peer_id": str(host.node.peer_id),
         "version": __version__,
         "pid": os.getpid(),
-        "phase": host.phase,
+        "phase": host.shown_phase,
         "uptime_s": round(now_s - host.started_s, 3),
         "artifact_sha256": host.artifact_sha256,
         "artifact_targets": list(host.artifact_targets),
         "targets": list(host.node.targets),
         "listen": [str(a) for a in host.backend.listen_addresses()],
         "health": health(host),
-        "peers": [peer_info(p, now_s) for p in host.backend.peers()],
+        "peers": peers(host),
         "wanted": [wanted(w) for w in host.backend.wanted()],
         "versions": versions(host),
         "discovery": dict(host.discovery()),
@@ -53,8 +57,16 @@ def status(host: Host) -> answers.Status:
     }
 
 
-def peer_info(p: PeerInfo, now_s: float) -> answers.PeerView:
-    """Return a connected peer."""
+def peers(host: Host) -> list[answers.PeerView]:
+    """Return the connected peers."""
+    now_s = trio.current_time()
+    told = host.node.peers_not_ready()
+    unready = {peer: said.reason for peer, said in told.items()}
+    return [peer_info(p, now_s, unready.get(p.peer, "")) for p in host.backend.peers()]
+
+
+def peer_info(p: PeerInfo, now_s: float, not_ready: str) -> answers.PeerView:
+    """Return a connected peer; `not_ready` is why it does not work, as it says."""
     return {
         "peer": str(p.peer),
         "classes": list(p.hello.classes),
@@ -69,6 +81,7 @@ def peer_info(p: PeerInfo, now_s: float) -> answers.PeerView:
         "queued_bytes": p.queued_bytes,
         "rtt_ms": None if p.rtt_s is None else round(p.rtt_s * 1000, 3),
         "connected_s": round(now_s - p.since_s, 3),
+        "not_ready": not_ready,
     }
 
 
@@ -129,7 +142,9 @@ def health(host: Host) -> list[answers.Check]:
     stalled = {each.what: each.detail for each in host.stalled()}
     checks = [
         ("phase", host.phase == "ready", host.phase),
+        ("components", *_components(host)),
         ("listening", *_listening(host)),
+        ("peers", *_peers_ready(host)),
         (
             "bootstrap",
             not bootstrap or connected > 0,
@@ -149,6 +164,17 @@ def health(host: Host) -> list[answers.Check]:
         for thing in LIVENESS_CHECKS
     ]
     return [{"check": name, "ok": ok, "detail": detail} for name, ok, detail in checks]
+
+
+def _components(host: Host) -> tuple[bool, str]:
+    failed = host.node.not_ready()
+    return not failed, reasons_text(failed) or "all that the program needs are prepared"
+
+
+def _peers_ready(host: Host) -> tuple[bool, str]:
+    told = host.node.peers_not_ready()
+    lines = [f"{peer.short}: {said.reason}" for peer, said in told.items()]
+    return not told, f"{len(told)} connected peers are not ready: {listed(lines, SHOWN_PEERS)}"
 
 
 def _versions(host: Host) -> tuple[bool, str]:
@@ -175,6 +201,9 @@ def readiness(host: Host) -> answers.Readiness:
         if not listening:
             text = f"the node listens on no address: {detail}"
             reasons.append({"what": "listening", "detail": text, "for_s": None})
+        failed = host.node.not_ready()
+        if failed:
+            reasons.append({"what": "components", "detail": reasons_text(failed), "for_s": None})
         reasons += [
             {"what": s.what, "detail": s.detail, "for_s": round(s.for_s, 1)}
             for s in host.stalled()
@@ -182,7 +211,7 @@ def readiness(host: Host) -> answers.Readiness:
         ]
     return {
         "ready": not reasons,
-        "phase": host.phase,
+        "phase": host.shown_phase,
         "reasons": reasons,
         "waiting": [
             {"target": r["target"], "for": r["waiting_for"], "for_s": r["waiting_s"]}
@@ -196,6 +225,7 @@ def why(host: Host, peer: PeerId) -> list[answers.RuleView]:
     """Return each rule that decides about a peer, in order, with its outcome."""
     standing = host.node.peer_standing(peer)
     failing = next((w for w in host.backend.wanted() if w.peer == peer), None)
+    unready = host.node.peers_not_ready().get(peer)
     rules = [
         *(
             (f"access: {d.rule}", "pass" if d.allowed else "fail", f"{d.reason.value}: {d.detail}")
@@ -227,6 +257,13 @@ def why(host: Host, peer: PeerId) -> list[answers.RuleView]:
             f"may be tried in {standing.retry_in_ns / 1e9:.3f} s"
             if standing.retry_in_ns
             else "none",
+        ),
+        (
+            "ready",
+            "pass" if unready is None else "fail",
+            "it says no other"
+            if unready is None
+            else f"not for {', '.join(unready.classes)}, as it says: {unready.reason}",
         ),
         (
             "usable",

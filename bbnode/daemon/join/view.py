@@ -18,6 +18,7 @@ from rich.text import Text
 from bbnode.daemon.control import views
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.observing.live_view import LiveView, size
+from bbnode.engine.readiness import reasons_text
 from bbnode.ir.texts import failure_text, printable
 
 if TYPE_CHECKING:
@@ -86,6 +87,8 @@ class JoinView(LiveView):
         return f"{shown['rounds']} executions, {doing}, {moved}"
 
     def _idle(self, shown: Mapping[str, Any]) -> str:
+        if shown["not_ready"]:
+            return "not ready"
         if not shown["peers"]:
             return "not connected"
         return "waiting for a round to begin"
@@ -101,6 +104,8 @@ class JoinView(LiveView):
             peers.add_row(*(Text(printable(c)) for c in (*cells, *moved, trip)))
         waiting = [Text(f"  {w['text']}{w['until']}") for w in shown["waiting"][:_SHOWN_WAITING]]
         lost = [Text(f"not connected: {printable(w)}", style="red") for w in shown["lost"]]
+        if shown["not_ready"]:
+            lost.insert(0, Text(f"not ready: {printable(shown['not_ready'])}", style="red"))
         targets = printable(", ".join(shown["targets"]))
         head = Text(f"{targets}: {self._line(shown)}", style="bold")
         return Group(
@@ -111,11 +116,11 @@ class JoinView(LiveView):
 def progress(host: Host) -> dict[str, Any]:
     """Return the progress of a node as plain values."""
     counters = host.backend.counters()
-    now_s = trio.current_time()
     return {
         "phase": host.phase,
         "targets": list(host.node.targets),
-        "peers": [views.peer_info(p, now_s) for p in host.backend.peers()],
+        "not_ready": reasons_text(host.node.not_ready()),
+        "peers": views.peers(host),
         "lost": [
             f"{w.peer}: {w.last_error or 'dialling'}"
             for w in host.backend.wanted()
@@ -142,6 +147,10 @@ def event_text(event: Mapping[str, Any], name: Callable[[str], str]) -> str:
     match event["type"]:
         case "ready":
             return f"ready as {event['peer_id']}"
+        case "not_ready":
+            return printable(f"not ready, tried again from time to time: {event['reason']}")
+        case "peer.not_ready":
+            return printable(f"{name(event['peer'])} is not ready: {event['reason']}")
         case "peer_up":
             plays = ", ".join(event["classes"]) or "nothing"
             return printable(f"connected with {name(event['peer'])}, which plays {plays}")

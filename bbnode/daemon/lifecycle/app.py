@@ -29,6 +29,7 @@ from bbnode.daemon.invoke.best import BestSoFar
 from bbnode.daemon.invoke.reach import Reach
 from bbnode.daemon.invoke.rounds import Rounds, Traffic
 from bbnode.daemon.lifecycle import assembly, sd_notify
+from bbnode.daemon.lifecycle.preparing import Preparing
 from bbnode.daemon.lifecycle.process import OwnProcess, SharedProcess
 from bbnode.daemon.network import dial_back, ping
 from bbnode.daemon.network.conduct import ConductWatch
@@ -41,6 +42,7 @@ from bbnode.daemon.state import checkpoint
 from bbnode.daemon.state.record_file import RecordFile
 from bbnode.daemon.state.resend import Resend
 from bbnode.engine import All, Node, steps
+from bbnode.engine.readiness import reasons_text
 from bbnode.ir.crossing import encode_crossings
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.onnx_file import program_of
@@ -54,9 +56,6 @@ logger = logging.getLogger(__name__)
 # Fractions of the time for a stop: for the queues to drain, and for the final steps.
 TRANSPORT_GRACE_SHARE = 0.4
 LEAVE_SHARE = 0.2
-
-# A supervisor waits a minute for READY (TimeoutStartSec of the unit in deploy/systemd).
-PREPARE_PATIENCE_S = 45.0
 
 # Shown to subscribers, not logged: several of them a round.
 _QUIET_STEPS = (
@@ -132,6 +131,7 @@ class Daemon:
             network_id=str(access.network or ""),
             authorizer=access.authorizer,
         )
+        access.on_change = self._lists_changed
         self._introductions = (
             Introductions(
                 self._backend, self._discovery, crossings=encode_crossings(self._node.crossings)
@@ -150,9 +150,7 @@ class Daemon:
             saved.unsent if saved else (), send=self._driver.send, failed=self._not_sent
         )
         self._stop = trio.Event()
-        self._preparing: set[str] = set()
         self._reach: Reach | None = None
-        self._progress = trio.Event()  # something changed that `_prepare_components` waits for
         self._rounds: list[Rounds] = []
         # Called with each step of the node, after the daemon's own parts.
         self.observers: list[StepObserver] = []
@@ -180,6 +178,13 @@ class Daemon:
             artifact_sha256=self._artifact.sha256,
             peer_id=str(self._identity.peer_id),
         )
+        self._preparing = Preparing(
+            self._node,
+            wake=self._driver.wake,
+            publish=self._control.publish,
+            ready=self._say_ready,
+            notify=self._process.notify,
+        )
         self._rounds += [self._make_rounds(entry, saved) for entry in config.invoke]
         self._conduct = ConductWatch(access, self._control.publish, config.network.bootstrap)
         self._versions = VersionWatch(self._node, self._artifact.sha256, self._control.publish)
@@ -201,6 +206,7 @@ class Daemon:
                 save_every_s=lambda: self._checkpointer.every_s,
                 alone_since_s=lambda: self._discovery.alone_since_s,
                 membership=access.own_standing,
+                refused_by=self._discovery.refused_by,
             ),
             publish=self._control.publish,
         )
@@ -244,7 +250,7 @@ class Daemon:
             async with trio.open_nursery() as work:
                 await work.start(self._driver.run)
                 # Before any peer can reach us, so that the first round does not wait for data.
-                await self._prepare_components()
+                await self._preparing.first(self._stop.is_set)
                 await work.start(self._backend.run)
                 self._node.set_addresses(self._backend.listen_addresses())
                 work.start_soon(self._access.run)
@@ -261,7 +267,8 @@ class Daemon:
                     work.start_soon(rounds.run, self._checkpointer.save)
                 self._checkpointer.set_period(self._resolved.config.node.snapshot_every_s)
                 work.start_soon(self._checkpointer.run)
-                self._say_ready()
+                self._say_started()
+                work.start_soon(self._preparing.run)
                 work.start_soon(self._watch.run)
                 nursery.start_soon(self._process.report, self._status_line, self._polls)
                 task_status.started()
@@ -270,22 +277,16 @@ class Daemon:
             await self._control.finish()
             nursery.cancel_scope.cancel()
 
-    async def _prepare_components(self) -> None:
-        """Run the components' bootstraps, such as loading data, and wait a while for them."""
-        self._preparing = set(self._node.run_bootstrap(All(modules=False)))
-        self._driver.wake()
-        with trio.move_on_after(PREPARE_PATIENCE_S):
-            while self._preparing and not self._stop.is_set():
-                self._progress = trio.Event()
-                await self._progress.wait()
-        if self._preparing:
-            slots = ",".join(sorted(self._preparing))
-            logger.warning("components are not ready yet, continuing", extra={"slots": slots})
-
-    def _say_ready(self) -> None:
+    def _say_started(self) -> None:
         self._control.host.phase = "ready"
         for address in self._backend.listen_addresses():
             logger.info("listening", extra={"address": str(address)})
+        if self._preparing.tell():
+            self._say_ready()
+        # To a supervisor it is up: it goes on, and tries again what is missing.
+        self._process.notify(sd_notify.READY, f"STATUS={self._status_line()}")
+
+    def _say_ready(self) -> None:
         logger.info(
             "ready",
             extra={
@@ -295,7 +296,7 @@ class Daemon:
             },
         )
         self._control.publish({"type": "ready", "peer_id": str(self._identity.peer_id)})
-        self._process.notify(sd_notify.READY, f"STATUS={self._status_line()}")
+        self._process.notify(f"STATUS={self._status_line()}")
 
     def _stalled(self) -> Sequence[Stalled]:
         """Return what has stalled; a node that starts or stops is not checked."""
@@ -315,6 +316,11 @@ class Daemon:
     def _not_sent(self, peer: PeerId, tag: int, reason: str) -> None:
         self._node.send_failed(peer, reason, tag=tag, blames_peer=False)
 
+    def _lists_changed(self) -> None:
+        """Decide anew about all peers; and those that did not admit this node may do so now."""
+        self._backend.reauthorize()
+        self._discovery.forgive()
+
     def _stop_begins(self) -> None:
         self._process.stop_begins(self._resolved.config.node.stop_grace_s)
 
@@ -322,7 +328,7 @@ class Daemon:
         """Ask it to stop, in order and within `node.stop_grace_s`; `run` returns then."""
         self._stop_begins()
         self._stop.set()
-        self._progress.set()
+        self._preparing.changed()
 
     async def _shut_down(self, work: trio.Nursery) -> None:
         self._control.host.phase = "stopping"
@@ -373,6 +379,7 @@ class Daemon:
             changes = compare(self._resolved, new)
             # Its files may have changed too.
             self._control.host.access.reload(new.config.access)
+            self._preparing.again()
             self._apply(new, changes)
         except BbnodeError as error:
             logger.warning("reload refused, nothing changed", extra={"reason": str(error)})
@@ -406,22 +413,28 @@ class Daemon:
             f"; {r.entry.target}: {r.done} of {r.entry.times or 'any number of'} rounds"
             for r in self._rounds
         )
-        peers = len(self._backend.peers())
-        return f"{self._control.host.phase}, {', '.join(self._node.targets)}, {peers} peers{done}"
+        phase = self._control.host.shown_phase
+        if phase == "not ready":
+            phase = f"not ready: {reasons_text(self._node.not_ready())}"
+        return f"{phase}, {', '.join(self._node.targets)}, {len(self._backend.peers())} peers{done}"
 
     def _observe(self, step: steps.Step) -> None:
-        event = step_to_event(step)
+        event = None if self._preparing.is_own(step) else step_to_event(step)
         self._control.observe(step, event)
         if event is not None and not isinstance(step, _QUIET_STEPS):
             level = logging.WARNING if "failed" in event["type"] else logging.INFO
             logger.log(level, event["type"], extra=_log_fields(event))
+        if isinstance(step, steps.Telemetry) and step.name == "peer.not_ready":
+            said = step.attributes
+            told = {"peer": str(said["peer"]), "reason": said["reason"]}
+            logger.warning("peer is not ready", extra=told)
         self._discovery.observe(step)
         self._conduct.observe(step)
         if isinstance(step, steps.PeerUp):
             self._access.peer_up(step.peer)
-        if isinstance(step, steps.BootstrapComplete):
-            self._preparing.discard(step.target)
-            self._progress.set()
+        self._preparing.observe(step)
+        if isinstance(step, steps.BootstrapComplete) and self._control.host.phase == "ready":
+            self._preparing.tell()
         for rounds in self._rounds:
             rounds.observe(step)
         for observer in self.observers:

@@ -38,8 +38,6 @@ OFFENCE_OF_VIOLATION: Final[Mapping[seam.Violation, Offence]] = {
     seam.Violation.FLOOD: Offence.FLOOD,
     seam.Violation.SLOW: Offence.SLOW,
 }
-# The start of a refusal by the authorizer, which is not an offence.
-_BY_POLICY: Final = "not allowed:"
 
 
 class ConductWatch:
@@ -67,7 +65,8 @@ class ConductWatch:
             case seam.ProtocolViolation(peer=peer, kind=kind):
                 self._note(peer, OFFENCE_OF_VIOLATION[kind])
             case seam.HelloRefused(peer=peer, reason=reason):
-                if not reason.startswith(_BY_POLICY):
+                # A refusal by the authorizer is not an offence.
+                if not reason.startswith(seam.NOT_ALLOWED):
                     self._note(peer, Offence.HELLO)
 
     def observe(self, step: steps.Step) -> None:

@@ -25,6 +25,9 @@ from bbnode.ir.peer import PeerId
 PATIENCE_S: Final = 5.0
 # The time for which a learned peer is dialled after it was last wanted: about eight attempts.
 GIVE_UP_S: Final = 60.0
+# The time for which a peer is left alone that does not admit us: the first time, and at most.
+TURNED_AWAY_S: Final = 30.0
+MAX_TURNED_AWAY_S: Final = 600.0
 _ROUNDING_S: Final = 1e-6
 
 
@@ -124,6 +127,42 @@ class Learned:
     addresses: tuple[Multiaddr, ...]
     from_s: float
     until_s: float
+
+
+class TurnedAway:
+    """The peers that do not admit this node, and until when each is left alone.
+
+    Asking again and again would show the node as connected for a moment each time.
+    """
+
+    def __init__(self) -> None:
+        # By peer: why, until when it is left alone, and for how long the next time.
+        self._peers: dict[PeerId, tuple[str, float, float]] = {}
+
+    def note(self, peer: PeerId, reason: str, now_s: float) -> bool:
+        """Leave a peer alone for a while, longer each time; return True if this is news."""
+        before, _, wait_s = self._peers.get(peer, ("", 0.0, TURNED_AWAY_S))
+        self._peers[peer] = reason, now_s + wait_s, min(2 * wait_s, MAX_TURNED_AWAY_S)
+        return before != reason
+
+    def stays_away(self, peer: PeerId, now_s: float) -> bool:
+        """Return True while a peer is not to be dialled."""
+        return peer in self._peers and now_s < self._peers[peer][1]
+
+    def forgive(self, peer: PeerId | None = None) -> None:
+        """Forget a peer that did admit us, or all of them, as the credentials are others."""
+        if peer is None:
+            self._peers.clear()
+        else:
+            self._peers.pop(peer, None)
+
+    def reasons(self) -> Mapping[PeerId, str]:
+        """Return why each peer does not admit us."""
+        return {peer: reason for peer, (reason, _, _) in self._peers.items()}
+
+    def next_s(self, now_s: float) -> float:
+        """Return when the next peer may be dialled again; infinity for never."""
+        return min((t for _, t, _ in self._peers.values() if t > now_s), default=math.inf)
 
 
 class HintSource(enum.Enum):

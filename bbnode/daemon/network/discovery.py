@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from bbnode.daemon.network.dial_plan import (
     DialBudget,
     HintSource,
     LearnedDialPlan,
+    TurnedAway,
 )
 from bbnode.engine import Node, steps
 from bbnode.ir.address import parse_address, peer_of_address
@@ -37,13 +39,24 @@ from bbnode.transport.base import (
     Direction,
     Transport,
     TransportEvent,
+    turned_away,
 )
 from bbnode.transport.hints import dialable
 
 logger = logging.getLogger(__name__)
 
 
+# A peer that closes later than this had admitted us.
+ADMITTED_S = 5.0
+
 T = TypeVar("T")
+
+
+def remedy(refusal: str) -> str:
+    """Return what the user can do where a peer does not admit this node."""
+    if "not_a_member" in refusal:
+        return "ask its owner for a new ticket, and give it to `bbnode join`"
+    return "ask its owner (`bbnode peers --why` there says which rule it is)"
 
 
 def _remember(known: OrderedDict[PeerId, T], peer: PeerId, value: T) -> None:
@@ -94,6 +107,9 @@ class Discovery:
         self._left: set[PeerId] = set()
         self._kept: dict[PeerId, tuple[Multiaddr, ...]] = {}
         self._learned = LearnedDialPlan()
+        self._turned_away = TurnedAway()
+        # Since when each connected peer is connected.
+        self._opened_s: dict[PeerId, float] = {}
         self._budget = DialBudget()
         # Where the connections of peers came from; and the peers that have exchanged something with
         # the program.
@@ -137,8 +153,39 @@ class Discovery:
             case ConnectionOpened(peer=peer, address=address):
                 self._left.discard(peer)
                 _remember(self._seen, peer, address)
-            case ConnectionClosed(peer=peer, goodbye=True):
-                self._left.add(peer)
+                self._opened_s[peer] = trio.current_time()
+            case ConnectionClosed(peer=peer, goodbye=goodbye, reason=reason):
+                opened_s = self._opened_s.pop(peer, math.inf)
+                if goodbye:
+                    self._left.add(peer)
+                if peer in self._bootstrap:
+                    self._closed(peer, turned_away(reason), opened_s)
+
+    def _closed(self, peer: PeerId, refusal: str, opened_s: float) -> None:
+        """Leave a bootstrap peer alone that does not admit this node, and say so once."""
+        now_s = trio.current_time()
+        if now_s - opened_s > ADMITTED_S:
+            self._turned_away.forgive(peer)
+        if refusal and self._turned_away.note(peer, refusal, now_s):
+            self._counts["discovery.turned_away"] += 1
+            logger.warning(
+                "a bootstrap peer does not admit this node",
+                extra={"peer": str(peer), "reason": refusal, "remedy": remedy(refusal)},
+            )
+
+    def forgive(self) -> None:
+        """Dial all bootstrap peers again: this node's credentials or lists are others."""
+        self._turned_away.forgive()
+        self._wake.set()
+
+    def refused_by(self) -> str:
+        """Return which bootstrap peers do not admit this node, why, and what to do; else ""."""
+        refused = {p: why for p, why in self._turned_away.reasons().items() if p not in self._up}
+        if not refused:
+            return ""
+        peer, why = next(iter(refused.items()))
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        return f"{peer}{more} does not admit this node: {why}; {remedy(why)}"
 
     def reach(self, step: steps.SendEnvelope) -> bool:
         """Dial the peer of a send, if its address is known; return True if it is being dialled."""
@@ -276,7 +323,11 @@ class Discovery:
             self._alone_since_s = None
         elif self._alone_since_s is None:
             self._alone_since_s = now_s
-        wanted = {peer: self._bootstrap[peer] for peer in self._plan.advance(self._up, now_s)}
+        wanted = {
+            peer: self._bootstrap[peer]
+            for peer in self._plan.advance(self._up, now_s)
+            if peer in self._up or not self._turned_away.stays_away(peer, now_s)
+        }
         for peer, addresses in self._learned.advance(self._up, now_s).items():
             wanted.setdefault(peer, addresses)
         for peer in self._kept.keys() - wanted.keys():
@@ -289,7 +340,9 @@ class Discovery:
             for peer in changed:
                 if peer not in others:
                     self._keep(peer, wanted[peer])
-        return min(self._plan.next_s(), self._learned.next_s(now_s))
+        return min(
+            self._plan.next_s(), self._learned.next_s(now_s), self._turned_away.next_s(now_s)
+        )
 
     def _keep(self, peer: PeerId, addresses: tuple[Multiaddr, ...]) -> None:
         self._kept[peer] = addresses
@@ -334,7 +387,10 @@ class Discovery:
 
     def counters(self) -> dict[str, int]:
         """Return the counters by dotted name; all names are always there."""
-        names = ("learned", "redialled", "unresolved", "refused", "refused_hints", "over_budget")
+        names = (
+            *("learned", "redialled", "unresolved", "refused", "refused_hints", "over_budget"),
+            "turned_away",
+        )
         return {
             **{f"discovery.{name}": self._counts[f"discovery.{name}"] for name in names},
             "discovery.dialling": len(self._learned),

@@ -13,6 +13,7 @@ import shutil
 import socket
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -26,6 +27,8 @@ from bbnode.daemon import paths
 from bbnode.daemon.artifacts.artifact import Artifact
 from bbnode.daemon.config.sources import ResolvedConfig
 from bbnode.daemon.lifecycle import assembly
+from bbnode.engine import All, Node, steps
+from bbnode.engine.readiness import reasons_text
 from bbnode.ir.caps import MIN_FREE_BYTES
 from bbnode.ir.errors import BbnodeError
 from bbnode.transport.identity import Identity, create_identity, load_identity
@@ -81,6 +84,7 @@ class CheckContext:
     running: bool = False  # its daemon holds the state directory and its ports
     identity: Identity | None = None
     artifact: Artifact | None = None
+    node: Node | None = None  # installed with the components and settings of this configuration
 
     @property
     def state_dir(self) -> Path:
@@ -339,16 +343,45 @@ def _components(context: CheckContext) -> Finding:
     """Check that the targets can be installed with the components and settings of this node."""
     if context.artifact is None:
         return _skipped("there is no artifact")
+    try:
+        node = _installed(context, context.artifact)
+    except BbnodeError as error:
+        return _failed(str(error), "install what is missing, or correct [slots]")
+    if not context.running:
+        context.node = node
+    return _passed(f"{', '.join(node.targets)} can be installed")
+
+
+def _installed(context: CheckContext, artifact: Artifact) -> Node:
     with tempfile.TemporaryDirectory() as scratch:
         # Any identity will do to see whether it installs, and none is made for the node.
         identity = context.identity or create_identity(Path(scratch) / "key")
-        try:
-            node = assembly.install_node(
-                context.resolved, context.artifact, identity, incarnation=0
-            )
-        except BbnodeError as error:
-            return _failed(str(error), "install what is missing, or correct [slots]")
-    return _passed(f"{', '.join(node.targets)} can be installed")
+        return assembly.install_node(context.resolved, artifact, identity, incarnation=0)
+
+
+def _data(context: CheckContext) -> Finding:
+    """Check that the components can be prepared, as at the start: that data are there and fit."""
+    if context.node is None:
+        return _skipped("the daemon has them" if context.running else "nothing is installed")
+    node, context.node = context.node, None
+    node.run_bootstrap(All(modules=False))
+    now_ns = 0
+    todo = deque(node.poll(now_ns))
+    while todo:
+        step = todo.popleft()
+        if isinstance(step, steps.RunTask):
+            try:
+                node.complete(step.token, step.fn())
+            except Exception as error:  # noqa: BLE001 - a component's own code, as the driver does
+                node.fail(step.token, error)
+            todo.extend(node.poll(now_ns))
+    failed = node.not_ready()
+    if failed:
+        return _failed(
+            reasons_text(failed),
+            "the node starts all the same, refuses what needs them, and tries again now and then",
+        )
+    return _passed("all that the program needs can be prepared")
 
 
 CHECKS: dict[str, Check] = {
@@ -363,4 +396,5 @@ CHECKS: dict[str, Check] = {
     "dial-back": _dial_back,
     "artifact": _artifact,
     "components": _components,
+    "data": _data,
 }

@@ -102,6 +102,8 @@ GAUGES: dict[str, str] = {
     "round_trips": "edges whose round trip is known",
     "peers.connected": "peers the engine can use",
     "peers.known": "peers in the address book",
+    "peers.not_ready": "connected peers that say they can't do their work",
+    "slots.not_ready": "slots whose components could not be prepared",
     "queues.values": "values in queues of programs",
     "holds.values": "values held for a flush",
     "semaphores.taken": "units of semaphores in use",

@@ -67,6 +67,8 @@ class WatchTargets:
     alone_since_s: Callable[[], float | None] = lambda: None
     # Why this node's own membership does not hold now, or "".
     membership: Callable[[], str] = lambda: ""
+    # Which bootstrap peers do not admit this node, and why, or "".
+    refused_by: Callable[[], str] = lambda: ""
 
 
 Look = Callable[[WatchTargets, float], str]
@@ -150,12 +152,17 @@ def _membership(watched: WatchTargets, _now_s: float) -> str:
     return reason and f"this node's own membership does not hold: {reason}"
 
 
+def _refused(watched: WatchTargets, _now_s: float) -> str:
+    return watched.refused_by()
+
+
 LIVENESS_CHECKS: Final[tuple[LivenessCheck, ...]] = (
     LivenessCheck(what="poll", blocks=True, look=_poll),
     LivenessCheck(what="requests", blocks=True, look=_requests),
     LivenessCheck(what="rounds", blocks=True, look=_rounds),
     LivenessCheck(what="bootstrap", blocks=True, look=_bootstrap),
     LivenessCheck(what="membership", blocks=True, look=_membership),
+    LivenessCheck(what="admission", blocks=True, look=_refused),
     # The node continues, but a crash would lose ever more.
     LivenessCheck(what="snapshots", blocks=False, look=_snapshots),
 )

@@ -34,11 +34,13 @@ from bbnode.engine.errors import (
     BudgetExceeded,
     DeadlineExceeded,
     UnknownTarget,
+    describe,
 )
 from bbnode.engine.executor import Executor
 from bbnode.engine.frame import EntryPlan, Frame
 from bbnode.engine.limits import Limits
 from bbnode.engine.ops.role import component_bootstrap
+from bbnode.engine.readiness import SlotReadiness
 from bbnode.engine.reports import Reports
 from bbnode.engine.scheduler import Scheduler, Timer, TimerKind
 from bbnode.engine.snapshot.codec import (
@@ -106,6 +108,7 @@ class Bootstrap:
     state: State = State.IDLE
     runs: int = 0
     last_ok: bool | None = None
+    failure: str = ""  # of the run that is under way, or was last: its first
 
     def __str__(self) -> str:
         return f"bootstrap of {self.plan.name}"
@@ -114,6 +117,10 @@ class Bootstrap:
     def is_under_way(self) -> bool:
         """True when it runs, or will in its turn."""
         return self.state in (State.QUEUED, State.RUNNING)
+
+    def failed(self, error: BaseException) -> None:
+        """Note the failure of an op, if it is the first of the run."""
+        self.failure = self.failure or describe(error)[1]
 
     def move(self, move: Move) -> None:
         """Change to the next state."""
@@ -146,6 +153,7 @@ class Bootstraps:
     scheduler: Scheduler
     executor: Executor
     suspensions: Suspensions
+    readiness: SlotReadiness
 
     def __post_init__(self, plans: Sequence[BootstrapPlan]) -> None:
         own = (component_bootstrap(index, cell) for index, cell in enumerate(self.cells))
@@ -175,7 +183,7 @@ class Bootstraps:
         OversizePayload, AlreadyTransitivelyQueued, BudgetExceeded; nothing is staged then.
         """
         if isinstance(target, All):
-            asked = [b for b in self._outermost() if _is_asked(target, b.plan.name)]
+            asked = [b for b in self._outermost() if self._is_asked(target, b.plan)]
             return self._stage(
                 [BootstrapRequest(b.plan.name) for b in asked if not b.plan.inputs],
                 waiting=tuple(b.plan.name for b in asked if b.plan.inputs),
@@ -204,6 +212,11 @@ class Bootstraps:
         for bootstrap in self._all.values():
             if bootstrap.plan.name not in called and not bootstrap.is_under_way:
                 yield bootstrap
+
+    def _is_asked(self, target: All, plan: BootstrapPlan) -> bool:
+        if not plan.name.startswith(SLOT_PREFIX):
+            return target.modules
+        return target.components and all(self.cells[at].is_needed for at in plan.touches)
 
     def _check_known(self, name: str, *, slots: bool) -> None:
         known = [key for key in self._all if key.startswith(SLOT_PREFIX) is slots]
@@ -298,14 +311,13 @@ class Bootstraps:
                 self._queue.remove(turn)
                 if turn.request is not None:
                     turn.request.charge.release()
-                self.executor.fail_start(
-                    turn.execution,
-                    turn.bootstrap.plan.plan,
-                    DeadlineExceeded(
-                        f"{turn.bootstrap} waited {MAX_TURN_NS // 1_000_000} ms for "
-                        f"{self._holders(turn)}"
-                    ),
+                error = DeadlineExceeded(
+                    f"{turn.bootstrap} waited {MAX_TURN_NS // 1_000_000} ms for "
+                    f"{self._holders(turn)}"
                 )
+                plan = turn.bootstrap.plan.plan
+                self.executor.fail_start(turn.execution, plan, error)
+                turn.bootstrap.failed(error)
                 self._end(turn, ok=False)
                 return
 
@@ -332,6 +344,7 @@ class Bootstraps:
             self.scheduler.cancel(turn.timer)
             turn.timer = None
         bootstrap.move(Move.STARTED)
+        bootstrap.failure = ""
         self._running.append(turn)
         frame = turn.frame = self.executor.start(bootstrap.plan.plan, request.execution)
         if frame is None:
@@ -352,6 +365,10 @@ class Bootstraps:
         bootstrap.move(Move.ENDED)
         bootstrap.runs += 1
         bootstrap.last_ok = ok
+        if bootstrap.plan.name.startswith(SLOT_PREFIX):
+            (number,) = bootstrap.plan.touches
+            why = bootstrap.failure or "too many executions are under way to prepare it"
+            self.readiness.prepared(number, "" if ok else self.reports.one_line(why))
         self.reports.counts["bootstraps.ended"] += 1
         self.reports.steps.append(
             steps.BootstrapComplete(executions=1, ok=ok, target=bootstrap.plan.name)
@@ -381,7 +398,10 @@ class Bootstraps:
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: the state of each, and the turns that wait and run."""
         return [
-            [[b.plan.name, b.state.value, b.runs, b.last_ok] for b in self._all.values()],
+            [
+                [b.plan.name, b.state.value, b.runs, b.last_ok, b.failure]
+                for b in self._all.values()
+            ],
             self._turns.save(self._queue, writer),
             self._turns.save(self._running, writer),
             self._numbers,
@@ -390,9 +410,10 @@ class Bootstraps:
     def load(self, plain: Any, reader: SnapshotReader) -> None:
         """Load what `state` returned."""
         stands, queue, running, self._numbers = plain
-        for name, state, runs, last_ok in stands:
+        for name, state, runs, last_ok, failure in stands:
             bootstrap = self._all[name]
             bootstrap.state, bootstrap.runs, bootstrap.last_ok = State(state), runs, last_ok
+            bootstrap.failure = failure
         self._queue = self._turns.load(queue, reader)
         self._running = self._turns.load(running, reader)
         for turn in self._running:
@@ -450,7 +471,3 @@ class Bootstraps:
         return ", ".join(
             str(t.bootstrap) for t in before if not touches.isdisjoint(t.bootstrap.plan.touches)
         )
-
-
-def _is_asked(target: All, name: str) -> bool:
-    return target.components if name.startswith(SLOT_PREFIX) else target.modules

@@ -40,8 +40,9 @@ class BootstrapPlan:
 class All:
     """Every bootstrap: those of components, then those of Modules, in the order of install.
 
-    One that another one calls runs with that one; one that needs inputs waits for them. A host may
-    run components first, before it has peers, and Modules once it has a network.
+    One that another one calls runs with that one; one that needs inputs waits for them. Components
+    that no op of the installed targets needs are left out. A host may run components first, before
+    it has peers, and Modules once it has a network.
     """
 
     components: bool = True

@@ -89,7 +89,7 @@ class CallContext:
         self.source_peer = source_peer
         self.peer_class = peer_class
         self.execution = execution
-        own = neighbours.own_classes
+        own = neighbours.ready_classes
         self.include_self = include_self and (peer_class is None or peer_class in own)
         view = neighbours.view(rt.clock.now_ns)
         self.peers: PeersView = (

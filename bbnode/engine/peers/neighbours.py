@@ -60,6 +60,7 @@ class PeersWithSelf:
 
 _CLASSES = mapping(PEER, many(PLAIN))
 _NOT_TAKEN = mapping(PEER, many(PLAIN))
+_NOT_READY = mapping(PEER, PLAIN)
 
 
 # Why nothing is sent to a site that the peer's hello does not name.
@@ -77,6 +78,8 @@ class ConnectedPeers:
         self.classes: dict[PeerId, tuple[str, ...]] = {}
         # Suffixes of sites that this node sends to and a peer's program has not; empty for most.
         self.not_taken: dict[PeerId, frozenset[bytes]] = {}
+        # What peers say of themselves: classes for which they do not work now, and why.
+        self.not_ready: dict[PeerId, tuple[tuple[str, ...], str]] = {}
         self._snapshot: PeersSnapshot | None = None
 
     def __contains__(self, peer: object) -> bool:
@@ -98,7 +101,21 @@ class ConnectedPeers:
         """Remove a peer; True when it was there."""
         self._snapshot = None
         self.not_taken.pop(peer, None)
+        self.not_ready.pop(peer, None)
         return self.classes.pop(peer, None) is not None
+
+    def now_not_ready(self, peer: PeerId, classes: tuple[str, ...], reason: str) -> bool:
+        """Choose a peer for none of these classes; False if that was so, or it is not connected."""
+        if peer not in self.classes or self.not_ready.get(peer) == (classes, reason):
+            return False
+        self.not_ready[peer] = classes, reason
+        self._snapshot = None
+        return True
+
+    def now_ready(self, peer: PeerId) -> bool:
+        """Choose a peer for all of its classes again; False if that was so."""
+        self._snapshot = None
+        return self.not_ready.pop(peer, None) is not None
 
     def classes_of(self, peer: PeerId) -> tuple[str, ...]:
         """Return the classes that a connected peer plays."""
@@ -114,8 +131,10 @@ class ConnectedPeers:
             everyone = tuple(sorted(peer for peer in self.classes if usable(peer)))
             by_class: dict[str, list[PeerId]] = {}
             for peer in everyone:
+                not_ready = self.not_ready.get(peer, ((), ""))[0]
                 for name in self.classes[peer]:
-                    by_class.setdefault(name, []).append(peer)
+                    if name not in not_ready:
+                        by_class.setdefault(name, []).append(peer)
             self._snapshot = PeersSnapshot(
                 everyone, {name: tuple(peers) for name, peers in by_class.items()}
             )
@@ -128,12 +147,20 @@ class ConnectedPeers:
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: all connected peers, their classes, what they lack."""
         lacking = {peer: tuple(sorted(sites)) for peer, sites in self.not_taken.items()}
-        return [_CLASSES.save(self.classes, writer), _NOT_TAKEN.save(lacking, writer)]
+        return [
+            _CLASSES.save(self.classes, writer),
+            _NOT_TAKEN.save(lacking, writer),
+            _NOT_READY.save(self.not_ready, writer),
+        ]
 
     def load(self, plain: Any, reader: SnapshotReader) -> None:
         """Load what `state` returned."""
-        classes, lacking = plain
+        classes, lacking, not_ready = plain
         self.classes = _CLASSES.load(classes, reader)
+        loaded_reasons = _NOT_READY.load(not_ready, reader)
+        self.not_ready = {
+            peer: (tuple(names), why) for peer, (names, why) in loaded_reasons.items()
+        }
         loaded = _NOT_TAKEN.load(lacking, reader)
         self.not_taken = {peer: frozenset(sites) for peer, sites in loaded.items()}
         self._snapshot = None
@@ -164,6 +191,8 @@ class Neighbours:
     ) -> None:
         self.self_peer = self_peer
         self.own_classes = tuple(own_classes)
+        # Those of them for which this node works now.
+        self.ready_classes = self.own_classes
         self.book = AddressBook()
         self.backoff = BackoffTable()
         self.governor = PeerGovernor()
@@ -174,6 +203,10 @@ class Neighbours:
         """Replace the node's own addresses."""
         self.book.set_own(self.self_peer, addresses)
         self.own_addresses = self.book.lookup(self.self_peer)
+
+    def not_ready(self, classes: Sequence[str]) -> None:
+        """Set the own classes for which this node does not work now."""
+        self.ready_classes = tuple(name for name in self.own_classes if name not in classes)
 
     def connected(
         self, peer: PeerId, classes: Sequence[str], addresses: Sequence[Multiaddr],
@@ -189,6 +222,7 @@ class Neighbours:
         self.governor.record_success(peer)
         changed = self.peers.connect(peer, classes)
         self.peers.not_taken.pop(peer, None)
+        self.peers.not_ready.pop(peer, None)
         if not_taken:
             self.peers.not_taken[peer] = frozenset(not_taken)
         self.peers.invalidate()

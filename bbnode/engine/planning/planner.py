@@ -9,7 +9,7 @@ entries without them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -170,8 +170,17 @@ class Planner:
         plan.places = tuple(places)
         template.append(MISSING)  # scratch
         plan.in_turn = _runs_in_turn(chosen)
+        plan.calls = frozenset(self._calls(chosen))
         plan.complete(ops, waits)
         return plan
+
+    def _calls(self, ops: Iterable[FlatOp]) -> Iterator[tuple[int, str]]:
+        """Yield slot and method of each op that calls a component."""
+        for op in ops:
+            spec = lookup_op(op.domain, op.op_type)
+            number = self.linker.slots.get(op.node.metadata.get(keys.SLOT_KEY, ""))
+            if spec is not None and spec.role is not None and number is not None:
+                yield number, spec.method
 
     def find_latches(self, flat: FlatFunction, pieces: Sequence[Slice]) -> None:
         """Number the ops of a target that fire once over several of its slices."""

@@ -26,6 +26,7 @@ from bbnode.engine.limits import Limits
 from bbnode.engine.peers.neighbours import Neighbours
 from bbnode.engine.peers.round_trips import RoundTrips
 from bbnode.engine.planning.sites import RecvSite, ResponseSite, accepts, answers_with
+from bbnode.engine.readiness import NOT_READY, READY, SlotReadiness
 from bbnode.engine.reports import Reports
 from bbnode.engine.snapshot.codec import SnapshotReader, SnapshotWriter
 from bbnode.engine.wire.decoder import (
@@ -36,7 +37,14 @@ from bbnode.engine.wire.decoder import (
     NotDecoded,
 )
 from bbnode.engine.wire.outbound import EnvelopeOutbox
-from bbnode.engine.wire.refusals import FURTHER_ON, LEAVING, PerSecond, Refusals, public
+from bbnode.engine.wire.refusals import (
+    FURTHER_ON,
+    LEAVING,
+    PerSecond,
+    Refusals,
+    public,
+    public_text,
+)
 from bbnode.ir import codec, types
 from bbnode.ir.address import REFUSED_SUFFIX, site_suffix
 from bbnode.ir.caps import DEDUP_WINDOW, MAX_REFUSALS_PER_S
@@ -56,6 +64,7 @@ from bbnode.ir.types import TypeKind, TypeNode
 from bbnode.ir.values import TRIGGER, Value, WireRequestId
 
 _TENSOR = TypeKind.TENSOR
+_ABOUT_ITSELF = WireCorrelation(kind=CorrelationKind.NONE, wire_req_id=0)
 
 DedupKey: TypeAlias = tuple[PeerId, int, int]
 
@@ -140,6 +149,7 @@ class Inbound:
     dedup: InboundDedup
     refusals: Refusals
     outbound: EnvelopeOutbox
+    readiness: SlotReadiness
 
     def __post_init__(self) -> None:
         self.decoder.landing = self
@@ -282,6 +292,10 @@ class Inbound:
             )
         if site.is_request and self.refusals.leaving:
             raise _RefusedFill("ShuttingDown", LEAVING.detail)
+        if self.readiness.failed:
+            why = self.readiness.refusal(site.plan)
+            if why:
+                raise _RefusedFill(NOT_READY, why, public_text(why))
         limit = self.limits.frames_per_peer
         if limit is not None and self.executor.frames_of.get(peer, 0) >= limit:
             raise _RefusedFill(
@@ -554,6 +568,8 @@ class Inbound:
             return
         if self.neighbours.governor.check_inbound(peer):
             counts[f"refusals.{ResponseStatus.STRANGER.value}"] += 1
+        elif why.kind in (NOT_READY, READY) and said == _ABOUT_ITSELF:
+            self._notice(peer, why)
         elif said.kind is CorrelationKind.RESPONSE:
             status = self.components.refused(peer, said.wire_req_id, why)
             if status is ResponseStatus.UNKNOWN:
@@ -587,6 +603,13 @@ class Inbound:
             return
         why = public(refusal_of(frame, op, error))
         self.refusals.at_arrival(peer, CorrelationKind.NONE, frame.wire_req_id, why)
+
+    def _notice(self, peer: PeerId, said: WireRefusal) -> None:
+        """Handle what a peer says of itself, as often as one may tell."""
+        if self._told.take(peer, self.clock.now_ns):
+            self.readiness.heard(peer, said)
+        else:
+            self.reports.counts["notices.ignored"] += 1
 
     def state(self, writer: SnapshotWriter) -> Any:
         """Return what a snapshot saves: how much each peer has told in this second."""

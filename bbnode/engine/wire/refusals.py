@@ -163,5 +163,9 @@ def _without_failure(frame: Frame) -> WireRefusal:
 
 def public(refusal: WireRefusal) -> WireRefusal:
     """Return a refusal with what others may read of the text of a failure."""
-    detail = without_folders(refusal.detail.partition("\n")[0])
-    return WireRefusal(refusal.kind, detail, refusal.where)
+    return WireRefusal(refusal.kind, public_text(refusal.detail), refusal.where)
+
+
+def public_text(detail: str) -> str:
+    """Return what others may read of a failure's text: its first line, without folders."""
+    return without_folders(detail.partition("\n")[0])

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from bbnode.access.decision import Decision, Standing
+from bbnode.access.decision import Decision, Reason, Standing
 from bbnode.ir.caps import MAX_REASONS
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Authorizer, Counters, Direction, Hello
@@ -334,7 +334,11 @@ class Gate:
         if self._authorizer is None:
             return "", Standing.STRANGER
         decision = self._authorizer.hello(peer, direction, hello)
-        return self._reason(decision), decision.standing
+        reason = self._reason(decision)
+        if decision.reason is Reason.NOT_A_MEMBER:
+            # The peer is told if its membership has ended, was revoked, or is another network's.
+            reason += f" ({decision.detail.partition(':')[0]})"
+        return reason, decision.standing
 
     def envelope(self, peer: PeerId, direction: Direction, size: int) -> str:
         """Decide on one envelope from a peer or to it."""

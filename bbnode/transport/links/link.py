@@ -31,7 +31,7 @@ from multiaddr import Multiaddr
 from bbnode.ir.address import is_relayed
 from bbnode.ir.caps import MAX_BYE_BYTES
 from bbnode.ir.peer import PeerId
-from bbnode.transport.base import Counters, Direction, Hello
+from bbnode.transport.base import PEER_CLOSED, Counters, Direction, Hello
 from bbnode.transport.errors import FrameError, HelloError, StreamBrokenError, Violation
 from bbnode.transport.limits import TransportLimits
 from bbnode.transport.links.admission import Place
@@ -126,6 +126,8 @@ class LinkState(enum.Enum):
     OPENING = "opening"
     UP = "up"
     CLOSING = "closing"
+    # We do not admit the peer, and tell it so; nothing that it sends counts any more.
+    TURNED_AWAY = "turned away"
     CLOSED = "closed"
 
 
@@ -133,12 +135,16 @@ class LinkEvent(enum.Enum):
     """The events that move a link from one state to the next."""
 
     HELLO = "hello"
+    TURN_AWAY = "turn away"
     CLOSE = "close"
     ABORT = "abort"
 
 
 LINK_MOVES: Final[dict[tuple[LinkState, LinkEvent], LinkState]] = {
     (LinkState.OPENING, LinkEvent.HELLO): LinkState.UP,
+    (LinkState.OPENING, LinkEvent.TURN_AWAY): LinkState.TURNED_AWAY,
+    (LinkState.TURNED_AWAY, LinkEvent.CLOSE): LinkState.CLOSED,
+    (LinkState.TURNED_AWAY, LinkEvent.ABORT): LinkState.CLOSED,
     # Nothing has been exchanged yet that could be lost.
     (LinkState.OPENING, LinkEvent.CLOSE): LinkState.CLOSED,
     (LinkState.OPENING, LinkEvent.ABORT): LinkState.CLOSED,
@@ -342,6 +348,13 @@ class Link:
         """Start no new messages, say goodbye and close, within `goodbye_s` seconds."""
         if self.move(LinkEvent.CLOSE, reason) is LinkState.CLOSING:
             self.said_goodbye = True
+            self._close_by = trio.current_time() + self.limits.goodbye_s
+            self.wake_all()
+
+    def turn_away(self, reason: str) -> None:
+        """Report a hello that is not admitted, tell the peer why, and close."""
+        if self.move(LinkEvent.TURN_AWAY, reason) is LinkState.TURNED_AWAY:
+            self.owner.hello_refused(self, reason)
             self._close_by = trio.current_time() + self.limits.goodbye_s
             self.wake_all()
 
@@ -636,6 +649,10 @@ class LaneReader:
 
     async def _on_frame(self, frame: LinkFrame | ChunkData) -> None:
         link = self._link
+        if link.state is LinkState.TURNED_AWAY:
+            if isinstance(frame, LinkFrame) and frame.type is FrameType.BYE_ACK:
+                link.abort("the peer knows")
+            return
         if isinstance(frame, LinkFrame) and frame.type is FrameType.HELLO:
             self._on_hello(frame.body)
             return
@@ -710,7 +727,7 @@ class LaneReader:
             return
         reason = link.owner.admit_hello(link, hello)
         if reason:
-            link.refuse(reason)
+            link.turn_away(reason)
             return
         link.hello, link.peer_hello_body = hello, body
         if link.move(LinkEvent.HELLO, "") is LinkState.UP:
@@ -736,7 +753,7 @@ class LaneReader:
         link.closing.bye_in.add(self._lane)
         link.closing.acks_due.append(self._lane)
         link.wake(Lane.CONTROL)
-        link.close(f"the peer said goodbye: {reason}")
+        link.close(f"{PEER_CLOSED}{reason}")
 
 
 # Small messages that go in one write: about a Yamux frame.
@@ -860,7 +877,8 @@ class LaneWriter:
     async def _bye(self) -> bool:
         """End the lane if the link is closing; return False if there is nothing to end."""
         link, lane = self._link, self._lane
-        if link.state is not LinkState.CLOSING or lane in link.closing.bye_out:
+        tells = link.state is LinkState.TURNED_AWAY and lane is Lane.CONTROL
+        if not (tells or link.state is LinkState.CLOSING) or lane in link.closing.bye_out:
             return False
         reason = link.reason.encode("ascii", "replace")[:MAX_BYE_BYTES]
         await self._write(encode_header(FrameType.BYE, len(reason)) + reason)

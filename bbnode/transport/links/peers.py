@@ -22,6 +22,7 @@ from bbnode.ir.address import is_relayed
 from bbnode.ir.caps import MAX_RECOGNISED
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import (
+    NOT_ALLOWED,
     Authorizer,
     Buffer,
     ConnectionClosed,
@@ -408,7 +409,7 @@ class PeerTable(LinkOwner):
                 reason = self.gate.connection(link.peer, direction, link.hello)
             self.session(link.peer).denied = bool(reason)
             if reason:
-                link.close(f"not allowed any more: {reason}")
+                link.close(f"{NOT_ALLOWED} any more: {reason}")
 
     # -- LinkOwner -------------------------------------------------------------------------
 
@@ -417,7 +418,7 @@ class PeerTable(LinkOwner):
         reason, standing = self.gate.hello(link.peer, link.carrier.direction, hello)
         self.session(link.peer).denied = bool(reason)
         if reason:
-            return f"not allowed: {reason}"
+            return f"{NOT_ALLOWED}: {reason}"
         if link.place is not None:
             reason = self.admission.hello(link.place, link.peer, standing, trio.current_time())
             if reason:

@@ -1,16 +1,22 @@
 """Files that data sources read: opened only where reading them ends, whatever stands at the path.
 
 Rule: a FIFO or a device is refused instead of waited for, and a file that changes under its index
-is refused, never half read. Files are read at offsets and not mapped: a mapped file that shrinks
-kills the process.
+is refused, never half read. Files are read at offsets, for a mapped file that shrinks kills the
+process; those that are mapped all the same, for their size, are checked before each batch.
 """
 
 from __future__ import annotations
 
+import lzma
 import os
 import stat
+import struct
+import tokenize
+import zipfile
+import zlib
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 from bbnode.components.errors import DataUnavailable
 
@@ -21,6 +27,14 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket",
 }
+
+# What numpy, zipfile and the decompressors raise for bytes that are not theirs.
+UNREADABLE = (
+    OSError, ValueError, TypeError, LookupError, EOFError, MemoryError, OverflowError,
+    RuntimeError, SyntaxError, tokenize.TokenError, struct.error, zlib.error, lzma.LZMAError,
+    zipfile.BadZipFile,
+)  # fmt: skip
+_MOST_TOLD = 300  # characters of a reader's own message
 
 
 class DataFile:
@@ -67,6 +81,12 @@ class DataFile:
             offset, count = offset + len(part), count - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def stream(self) -> BinaryIO:
+        """Return the file as a stream of its own descriptor; use one at a time."""
+        made = os.fdopen(os.dup(self._fd), "rb")
+        made.seek(0)
+        return made
+
     def check_unchanged(self) -> None:
         """Raise DataUnavailable if the file was written to since it was opened."""
         found = os.fstat(self._fd)
@@ -110,6 +130,17 @@ def read_whole(path: Path, component: str, max_bytes: int) -> bytes:
                 "right file?"
             )
         return file.read(0, file.size)
+
+
+def memory_limit() -> int:
+    """Return the bytes that the values of one file may take in memory: half of this machine's."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def told(error: BaseException) -> str:
+    """Return a reader's message as one bounded line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _MOST_TOLD else f"{text[:_MOST_TOLD]}…"
 
 
 def _why(error: OSError | ValueError) -> str:

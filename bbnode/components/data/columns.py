@@ -1,0 +1,320 @@
+"""Columns of Arrow tables as numpy arrays: views of the mapped file wherever the layout allows.
+
+Rule: a column of N rows is values [N, ...] that are gathered by row, and a mask of those that are
+missing (null or NaN). Strings become numbers of categories.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from bbnode.components.data.base import Array, ByRow
+from bbnode.components.data.partition import Rows
+from bbnode.ir.decoding import shown
+
+Mask = npt.NDArray[np.bool_]
+
+MAX_CATEGORIES = 10_000  # of a column of strings that are found in the file
+_MOST_AXES = 16  # of one example
+_MOST_LISTED = 5  # values in an error
+_ROWS_AT_ONCE = 1 << 16
+
+
+class UnsuitableColumn(ValueError):
+    """A column can't be features or labels; the text says why, and what to do."""
+
+
+class Chunks:
+    """Values that lie in several arrays, one after the other."""
+
+    def __init__(self, parts: Sequence[Array]) -> None:
+        self._parts = parts
+        self._ends = np.cumsum([len(part) for part in parts])
+        self.dtype: np.dtype[Any] = parts[0].dtype
+        self.shape: tuple[int, ...] = (int(self._ends[-1]), *parts[0].shape[1:])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> Array:
+        if len(self._parts) == 1:
+            one: Array = self._parts[0][rows]
+            return one
+        made: Array = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        inside = np.searchsorted(self._ends, rows, side="right")
+        for index in np.unique(inside):
+            at = inside == index
+            part = self._parts[index]
+            made[at] = part[rows[at] - (self._ends[index] - len(part))]
+        return made
+
+
+class Filled:
+    """Values of which the missing ones are all the same."""
+
+    def __init__(self, values: ByRow, missing: Mask, fill: float) -> None:
+        self._values, self._missing, self._fill = values, missing, fill
+        self.dtype = np.dtype(np.float64)
+        self.shape = values.shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> Array:
+        made: Array = self._values[rows].astype(np.float64)
+        made[self._missing[rows]] = self._fill
+        return made
+
+
+class OneHot:
+    """Numbers of categories as a row of zeros with a one, uint8 [N, categories]."""
+
+    def __init__(self, codes: ByRow, count: int) -> None:
+        self._codes = codes
+        self.dtype = np.dtype(np.uint8)
+        self.shape = (len(codes), count)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> Array:
+        made: Array = self._codes[rows][:, None] == np.arange(self.shape[1])
+        return made.astype(self.dtype)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        values: those that are missing are there as well, and mean nothing.
+        missing: None where none is.
+        categories: what the numbers stand for, of a column of strings.
+        is_list: each row is a list of numbers.
+    """
+
+    name: str
+    values: ByRow
+    missing: Mask | None
+    categories: tuple[str, ...] = ()
+    is_list: bool = False
+
+
+def read_column(
+    pa: Any, name: str, column: Any, categories: Sequence[str], missing_words: Sequence[str]
+) -> Column:
+    """Return a column of a pyarrow Table (a ChunkedArray) as values.
+
+    `categories` are those that the user gives, empty for none; `missing_words` are strings that
+    stand for a missing value. Raises UnsuitableColumn.
+    """
+    kind = column.type
+    types = pa.types
+    chunks = [chunk for chunk in column.chunks if len(chunk)]
+    if not chunks:
+        raise UnsuitableColumn("it has no rows")
+    while isinstance(kind, pa.BaseExtensionType):
+        chunks = [chunk.storage for chunk in chunks]
+        kind = kind.storage_type
+    if types.is_dictionary(kind):
+        chunks, kind = [chunk.dictionary_decode() for chunk in chunks], kind.value_type
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return _strings(pa, name, chunks, categories, missing_words)
+    if categories:
+        raise UnsuitableColumn(f"`categories` are given for it, and it holds {kind}, not strings")
+    if types.is_null(kind):
+        raise UnsuitableColumn("all of its values are missing; leave it out with `ignore`")
+    if types.is_decimal(kind):
+        chunks, kind = [chunk.cast(pa.float64()) for chunk in chunks], pa.float64()
+    if _is_list(types, kind):
+        parts = [_lists(pa, chunk) for chunk in chunks]
+        shapes = {part.shape[1:] for part in parts}
+        if len(shapes) > 1:
+            raise UnsuitableColumn(_lengths_differ(shapes))
+        return Column(name, Chunks(parts), _nans(parts), is_list=True)
+    if not _is_number(types, kind):
+        raise UnsuitableColumn(_unsuitable(types, kind))
+    missing = _nulls(chunks)
+    parts = [_numbers(pa, chunk) for chunk in chunks]
+    nans = _nans(parts)
+    if nans is not None:
+        missing = nans if missing is None else missing | nans
+    return Column(name, Chunks(parts), missing)
+
+
+def mean_of(column: Column, rows: Rows | None) -> float:
+    """Return the mean of what is there in `rows` (None is all), the same on every machine."""
+    chosen = np.arange(len(column.values)) if rows is None else rows
+    if column.missing is not None:
+        chosen = chosen[~column.missing[chosen]]
+    if len(chosen) == 0:
+        raise UnsuitableColumn("there is no value to take the mean of")
+    sums = (
+        math.fsum(column.values[chosen[start : start + _ROWS_AT_ONCE]].tolist())
+        for start in range(0, len(chosen), _ROWS_AT_ONCE)
+    )
+    return math.fsum(sums) / len(chosen)
+
+
+def _is_number(types: Any, kind: Any) -> bool:
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
+def _is_list(types: Any, kind: Any) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _unsuitable(types: Any, kind: Any) -> str:
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return (
+            "it holds bytes; of a CSV file, its text is in another `encoding`, such as "
+            '"latin-1"; else leave it out with `ignore`'
+        )
+    if types.is_temporal(kind):
+        return f"it holds {kind}; make numbers of it first, or leave it out with `ignore`"
+    if types.is_struct(kind):
+        return (
+            f"it holds {str(kind)[:80]}; leave it out with `ignore` (images: save them to folders "
+            "for bbnode.ImageFolderDataSource)"
+        )
+    return f"it holds {str(kind)[:80]}, and no numbers, strings or lists of numbers"
+
+
+def _numbers(pa: Any, chunk: Any) -> Array:
+    if chunk.null_count:
+        chunk = chunk.fill_null(pa.scalar(0, pa.int8()).cast(chunk.type))
+    array: Array = chunk.to_numpy(zero_copy_only=False)
+    return array
+
+
+def _lists(pa: Any, chunk: Any, depth: int = 0) -> Array:
+    """Return lists of equal length as an array [N, length, ...], without a copy."""
+    if depth > _MOST_AXES:
+        raise UnsuitableColumn(f"its lists are nested more than {_MOST_AXES} times")
+    if chunk.null_count:
+        raise UnsuitableColumn("a list is missing; leave such rows out of the file")
+    kind = chunk.type
+    count = len(chunk)
+    # `flatten` leaves out what lies before and behind the rows of a slice.
+    inner = chunk.flatten()
+    if pa.types.is_fixed_size_list(kind):
+        length = kind.list_size
+    else:
+        lengths = np.diff(chunk.offsets.to_numpy())
+        length = int(lengths[0])
+        if (lengths != length).any():
+            raise UnsuitableColumn(_lengths_differ({(int(each),) for each in np.unique(lengths)}))
+    if length == 0:
+        raise UnsuitableColumn("its lists are empty")
+    if _is_list(pa.types, inner.type):
+        values = _lists(pa, inner, depth + 1)
+    elif _is_number(pa.types, inner.type):
+        if inner.null_count:
+            raise UnsuitableColumn("a list has a missing value; leave such rows out of the file")
+        values = inner.to_numpy(zero_copy_only=False)
+    else:
+        raise UnsuitableColumn(f"it holds lists of {str(inner.type)[:80]}, not of numbers")
+    if len(values) != count * length:
+        raise UnsuitableColumn("its lists are not as long as the file says")
+    return values.reshape(count, length, *values.shape[1:])
+
+
+def _lengths_differ(shapes: set[tuple[int, ...]]) -> str:
+    ordered = sorted(shapes)
+    listed = ", ".join(str(shape[0]) for shape in ordered[:_MOST_LISTED])
+    return (
+        f"its lists differ in length ({listed}{', …' if len(ordered) > _MOST_LISTED else ''}); "
+        "cut or pad them to one length"
+    )
+
+
+def _strings(
+    pa: Any, name: str, chunks: Sequence[Any], given: Sequence[str], missing_words: Sequence[str]
+) -> Column:
+    column = pa.chunked_array([chunk.cast(pa.large_string()) for chunk in chunks])
+    if missing_words:
+        words = pa.array(list(missing_words), pa.large_string())
+        column = pa.compute.if_else(
+            pa.compute.is_in(column, value_set=words), pa.scalar(None, column.type), column
+        )
+    categories = tuple(given) or _found(pa, column)
+    codes = pa.compute.index_in(column, value_set=pa.array(categories, column.type))
+    missing = _nulls(column.chunks)
+    unknown = codes.null_count - column.null_count
+    if unknown:
+        at = _first(pa.compute.and_(codes.is_null(), column.is_valid()))
+        raise UnsuitableColumn(
+            f"row {at} has {shown(column[at].as_py())}, which is none of its `categories` "
+            f"{_shown(categories)} ({unknown} such row(s))"
+        )
+    parts = [_numbers(pa, chunk).astype(np.int64) for chunk in codes.chunks if len(chunk)]
+    return Column(name, Chunks(parts), missing, categories)
+
+
+def _found(pa: Any, column: Any) -> tuple[str, ...]:
+    """Return the different strings of a column, sorted."""
+    different = column.unique()
+    count = len(different) - int(different.null_count > 0)
+    if count > MAX_CATEGORIES:
+        raise UnsuitableColumn(
+            f"it has {count} different strings, too many for categories; leave it out with "
+            "`ignore`, or name those that count in `categories`"
+        )
+    values = sorted(value for value in different.to_pylist() if value is not None)
+    if not values:
+        raise UnsuitableColumn("all of its values are missing; leave it out with `ignore`")
+    words = [value for value in values if not _is_numeral(value)]
+    if words and len(words) < len(values):
+        at = _first(pa.compute.equal(column, words[0]))
+        raise UnsuitableColumn(
+            f"it has words among numbers ({shown(words[0])} in row {at}); if they stand for "
+            "missing values, set missing_words, else name all values in `categories`"
+        )
+    return tuple(values)
+
+
+def _is_numeral(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _shown(categories: Sequence[str]) -> str:
+    more = len(categories) - _MOST_LISTED
+    listed = ", ".join(shown(each) for each in categories[:_MOST_LISTED])
+    return f"{listed} and {more} more" if more > 0 else listed
+
+
+def _first(column: Any) -> int:
+    """Return the first row in which a column of bools is true."""
+    mask = column.fill_null(False).combine_chunks()
+    return int(np.argmax(mask.to_numpy(zero_copy_only=False)))
+
+
+def _nulls(chunks: Sequence[Any]) -> Mask | None:
+    if not any(chunk.null_count for chunk in chunks):
+        return None
+    return np.concatenate([chunk.is_null().to_numpy(zero_copy_only=False) for chunk in chunks])
+
+
+def _nans(parts: Sequence[Array]) -> Mask | None:
+    """Return the rows that hold NaN; None where there are none."""
+    if parts[0].dtype.kind != "f":
+        return None
+    masks: list[Mask] = []
+    for part in parts:
+        inner = tuple(range(1, part.ndim))
+        masks += [
+            np.asarray(np.isnan(part[start : start + _ROWS_AT_ONCE]).any(axis=inner))
+            for start in range(0, len(part), _ROWS_AT_ONCE)
+        ]
+    mask = np.concatenate(masks)
+    return mask if mask.any() else None

@@ -1,0 +1,122 @@
+"""Types that the values of a file take on the way into batches.
+
+Rule: nothing changes its value unseen. What the wanted type can't hold (NaN, infinity, a number
+out of range, a fraction as an integer) is refused when the source is loaded, by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from bbnode.components.data.base import Array, ByRow
+from bbnode.components.data.data_file import DataFile
+from bbnode.components.data.partition import Rows
+from bbnode.components.errors import DataUnavailable
+
+NUMBERS: Final = "fiub"  # kinds of dtype that are numbers
+AUTO, KEEP = "auto", "keep"
+# Those that ONNX has.
+NAMES: Final = (
+    "float32", "float64", "float16", "int64", "int32", "int16", "int8",
+    "uint64", "uint32", "uint16", "uint8", "bool",
+)  # fmt: skip
+DTYPES: Final = (AUTO, KEEP, *NAMES)
+
+_BYTES_AT_ONCE = 1 << 24  # of values that are looked through
+_TOKEN_BYTES = 4  # integers of at least this size are numbers of things, smaller ones quantities
+
+
+def feature_dtype(setting: str, stored: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type of features that are stored as `stored`, by the setting `dtype`.
+
+    "auto": integers of 32 and 64 bits become int64 (tokens), all else float32.
+    """
+    if setting == KEEP:
+        return stored.newbyteorder("=")
+    if setting != AUTO:
+        return np.dtype(setting)
+    token = stored.kind in "iu" and stored.itemsize >= _TOKEN_BYTES
+    return np.dtype(np.int64 if token else np.float32)
+
+
+def label_dtype(stored: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type of labels: int64 for integers and bools, float32 for floats."""
+    return np.dtype(np.int64 if stored.kind in "iub" else np.float32)
+
+
+class FileArray:
+    """Values of a file, of some rows or all, converted a batch at a time.
+
+    `files` are those that are mapped: they are checked before each batch.
+    """
+
+    def __init__(
+        self,
+        stored: ByRow,
+        dtype: np.dtype[Any],
+        files: Sequence[DataFile] = (),
+        rows: Rows | None = None,
+    ) -> None:
+        self._stored, self._files, self._rows = stored, files, rows
+        self.dtype = dtype
+        count = len(stored) if rows is None else len(rows)
+        self.shape: tuple[int, ...] = (count, *stored.shape[1:])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> Array:
+        for file in self._files:
+            file.check_unchanged()
+        gathered: Array = self._stored[self._file_rows(rows)]
+        return gathered.astype(self.dtype, copy=False)
+
+    def refuse_misfits(self, component: str, what: str) -> None:
+        """Raise DataUnavailable for the first value of `what` that the type cannot hold."""
+        if np.can_cast(self._stored.dtype, self.dtype, "safe") and self.dtype.kind != "f":
+            return
+        a_row = max(1, self._stored.dtype.itemsize * int(np.prod(self.shape[1:])))
+        step = max(1, _BYTES_AT_ONCE // a_row)
+        for file in self._files:
+            file.check_unchanged()
+        for start in range(0, len(self), step):
+            rows = self._file_rows(np.arange(start, min(start + step, len(self))))
+            part: Array = self._stored[rows]
+            with np.errstate(over="ignore", invalid="ignore"):
+                cast = part.astype(self.dtype)
+            good = np.isfinite(cast) if self.dtype.kind == "f" else cast == part
+            if not good.all():
+                at = np.argwhere(~good)[0]
+                inside = f"[{', '.join(map(str, at[1:]))}]" if len(at) > 1 else ""
+                raise DataUnavailable(
+                    f"{component}: {what}, row {int(rows[at[0]])}{inside}: {part[tuple(at)]} is "
+                    f"no {self.dtype} number; mend or leave out such rows (counted from 0)"
+                )
+
+    def _file_rows(self, rows: Rows) -> Rows:
+        return rows if self._rows is None else self._rows[rows]
+
+
+class Joined:
+    """Several arrays as one of columns: [N, ...] each, flattened and side by side."""
+
+    def __init__(self, parts: Sequence[ByRow], dtype: np.dtype[Any]) -> None:
+        self._parts = parts
+        self.dtype = dtype
+        columns = sum(int(np.prod(part.shape[1:])) for part in parts)
+        self.shape = (len(parts[0]), columns)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> Array:
+        made: Array = np.empty((len(rows), self.shape[1]), self.dtype)
+        start = 0
+        for part in self._parts:
+            values = part[rows].reshape(len(rows), -1)
+            made[:, start : start + values.shape[1]] = values
+            start += values.shape[1]
+        return made

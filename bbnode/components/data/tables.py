@@ -1,0 +1,268 @@
+"""A peer's own data from tables: columns with roles, through pyarrow."""
+
+from __future__ import annotations
+
+import codecs
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from bbnode.components.data import arrow_files, columns, numbers
+from bbnode.components.data.arrow_files import CsvFormat, OpenedTable
+from bbnode.components.data.base import ByRow
+from bbnode.components.data.columns import Column, Filled, OneHot, UnsuitableColumn
+from bbnode.components.data.data_file import UNREADABLE, told
+from bbnode.components.data.numbers import FileArray, Joined
+from bbnode.components.data.partition import Rows
+from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
+from bbnode.components.errors import DataUnavailable
+from bbnode.components.registry import register_component
+from bbnode.components.settings import path_setting
+from bbnode.ir.decoding import shown
+
+Missing = Literal["refuse", "mean", "drop"]
+
+_MOST_LISTED = 20  # columns in an error
+# pandas writes its index as a column of one of these names.
+_INDEX_NAMES = ("", "Unnamed: 0", "__index_level_0__")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableDataSourceConfig(StandardizedConfig):
+    """Settings of `TableDataSource`.
+
+    Attributes:
+        path: of a .csv, .tsv, .parquet, .arrow or .feather file on this peer, of a folder of files
+            of one of these kinds, or of a folder that `save_to_disk` of Hugging Face wrote.
+        label: name of the column of labels. Integers, booleans and strings become int64, floats
+            float32.
+        features: names of the columns of features, in their order; empty is all others.
+        ignore: names of columns that are not used.
+        categories: the values of columns of strings, by column, in the order of their numbers from
+            0. Without, it is the sorted values in the file: peers with files of their own have to
+            give them, or the numbers differ.
+        one_hot: names of columns of strings that become a column of 0 and 1 for each category.
+        missing: what is done where a value is missing (null or NaN). "refuse" names row and
+            column; "mean" takes the mean of the training part, of columns of numbers; "drop"
+            leaves out the row.
+        missing_words: words that stand for a missing value in strings and CSV, besides "", NA, NaN,
+            null and the like.
+        dtype: of the features. "auto": float32, but int64 for lists of integers of 32 and 64 bits
+            (tokens); "keep": as stored; or a name, "float32", "uint8", ….
+        delimiter: of CSV; empty is a comma, and a tab in .tsv files.
+        encoding: of CSV: "utf8", "latin-1", …
+        header: the first row of CSV names the columns; without, they are f0, f1, ….
+    """
+
+    path: str = path_setting()
+    label: str = "label"
+    features: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    one_hot: tuple[str, ...] = ()
+    missing: Missing = "refuse"
+    missing_words: tuple[str, ...] = ()
+    dtype: str = numbers.AUTO
+    delimiter: str = ""
+    encoding: str = "utf8"
+    header: bool = True
+
+
+@register_component
+class TableDataSource(StandardizedDataSource):
+    """A peer's own data, from CSV, Parquet, Arrow, or a data set of Hugging Face saved to disk.
+
+    Features are the columns side by side, [N, columns]; or, if the only one is a column of lists of
+    equal length, these, [N, length]. Arrow files, which data sets of Hugging Face consist of, are
+    mapped: larger than memory is fine. Needs pyarrow.
+    """
+
+    TYPE_NAME: ClassVar[str] = "bbnode.TableDataSource"
+    Config: ClassVar[type] = TableDataSourceConfig
+    config: TableDataSourceConfig
+
+    def __init__(self, config: TableDataSourceConfig) -> None:
+        super().__init__(config)
+        self.require_choice("missing", Missing)
+        self.require(bool(config.label), "`label` names no column")
+        known = ", ".join(numbers.DTYPES)
+        self.require(
+            config.dtype in numbers.DTYPES,
+            f"unknown dtype {shown(config.dtype)}; choose one of {known}",
+        )
+        twice = sorted({name for name in config.features if config.features.count(name) > 1})
+        self.require(not twice, f"`features` names {', '.join(twice)} twice")
+        both = sorted({*config.features, config.label} & set(config.ignore))
+        self.require(not both, f"{', '.join(both)} can't be used and ignored")
+        for name, values in config.categories.items():
+            self.require(
+                0 < len(values) == len(set(values)),
+                f"`categories` of {shown(name)} have to be different values, one or more",
+            )
+        self.require(
+            len(config.delimiter) <= 1 and config.delimiter not in ("\n", "\r", '"'),
+            f"delimiter {shown(config.delimiter)} is not one character",
+        )
+        self.require(_is_encoding(config.encoding), f"unknown encoding {shown(config.encoding)}")
+        self._names: tuple[str, ...] = ()
+        self._classes: tuple[str, ...] = ()
+
+    def column_names(self) -> tuple[str, ...]:
+        """Return the names of the columns of features; "column=value" of those of `one_hot`."""
+        return self._names
+
+    def label_names(self) -> tuple[str, tuple[str, ...]]:
+        """Return the name of the column of labels, and the names of its classes, if it has any."""
+        return self.config.label, self._classes
+
+    def load(self) -> tuple[ByRow, ByRow]:
+        config = self.config
+        opened = arrow_files.open_table(
+            self.TYPE_NAME,
+            Path(config.path),
+            CsvFormat(config.delimiter, config.encoding, config.header, config.missing_words),
+        )
+        wanted = self._wanted(opened.names)
+        found = {name: self._column(opened, name) for name in dict.fromkeys(wanted)}
+        for name in (*config.one_hot, *config.categories):
+            if name in found and not found[name].categories:
+                raise self._refusal(name, "it is not of strings, as `one_hot` and `categories` are")
+        kept = self._kept(list(found.values()))
+        *features, label = wanted
+        labels = self._labels(opened, found[label], kept)
+        parts = [self._filled(found[name], labels, kept) for name in features]
+        self._names = tuple(self._named([found[name] for name in features]))
+        self._classes = found[label].categories or opened.classes.get(label, ())
+        dtype = self._dtype([found[name] for name in features], parts)
+        arrays = [FileArray(part, dtype, opened.mapped, kept) for part in parts]
+        for name, array in zip(features, arrays, strict=True):
+            array.refuse_misfits(self.TYPE_NAME, f"column {shown(name)}")
+        as_it_is = len(arrays) == 1 and found[features[0]].is_list
+        return (arrays[0] if as_it_is else Joined(arrays, dtype)), labels
+
+    def _wanted(self, there: Sequence[str]) -> list[str]:
+        """Return the names of the columns of features, and last that of the labels."""
+        config = self.config
+        twice = sorted({name for name in there if there.count(name) > 1})
+        if twice:
+            raise DataUnavailable(
+                f"{self.TYPE_NAME}: {config.path} has several columns "
+                f"{', '.join(map(shown, twice))}; rename them"
+            )
+        given = (*config.features, config.label, *config.ignore, *config.one_hot,
+                 *config.categories)  # fmt: skip
+        missing = [name for name in dict.fromkeys(given) if name not in there]
+        if missing:
+            near = difflib.get_close_matches(missing[0], there, n=1)
+            hint = f" (did you mean {shown(near[0])}?)" if near else ""
+            if len(there) == 1 and any(mark in there[0] for mark in (";", "\t", "|", ",")):
+                hint = f"; is the delimiter another one than {shown(config.delimiter or ',')}?"
+            more = len(there) - _MOST_LISTED
+            listed = [*map(shown, there[:_MOST_LISTED]), *([f"{more} more"] if more > 0 else [])]
+            raise DataUnavailable(
+                f"{self.TYPE_NAME}: {config.path} has no column "
+                f"{', '.join(map(shown, missing))}; it has {', '.join(listed) or 'none'}{hint}"
+            )
+        features = config.features or tuple(
+            name for name in there if name != config.label and name not in config.ignore
+        )
+        if not features:
+            raise DataUnavailable(
+                f"{self.TYPE_NAME}: {config.path} has no column besides the label "
+                f"{shown(config.label)}; features need one or more"
+            )
+        indexes = [] if config.features else [name for name in features if name in _INDEX_NAMES]
+        if indexes:
+            raise DataUnavailable(
+                f"{self.TYPE_NAME}: the column {shown(indexes[0])} of {config.path} looks like an "
+                f"index of pandas; leave it out with ignore = [{shown(indexes[0])}], or name the "
+                "`features`"
+            )
+        return [*features, config.label]
+
+    def _column(self, opened: OpenedTable, name: str) -> Column:
+        pa = arrow_files.pyarrow(self.TYPE_NAME)
+        column = opened.table.column(name)
+        given = self.config.categories.get(name, ())
+        try:
+            # The offsets of a broken file would be followed to anywhere.
+            column.validate(full=True)
+            return columns.read_column(pa, name, column, given, self.config.missing_words)
+        except UnsuitableColumn as error:
+            raise self._refusal(name, str(error)) from error
+        except (*UNREADABLE, pa.lib.ArrowException) as error:
+            raise self._refusal(name, f"cannot be read: {told(error)}") from error
+
+    def _refusal(self, name: str, why: str) -> DataUnavailable:
+        return DataUnavailable(
+            f"{self.TYPE_NAME}: column {shown(name)} of {self.config.path}: {why}"
+        )
+
+    def _kept(self, found: Sequence[Column]) -> Rows | None:
+        """Return the rows that are used; None is all. Refuses missing values as `missing` says."""
+        how = self.config.missing
+        with_gaps = [(each, each.missing) for each in found if each.missing is not None]
+        if how == "drop" and with_gaps:
+            kept = np.flatnonzero(~np.logical_or.reduce([missing for _, missing in with_gaps]))
+            if len(kept) == 0:
+                raise DataUnavailable(
+                    f"{self.TYPE_NAME}: each row of {self.config.path} has a missing value, and "
+                    '`missing` is "drop"; leave out the columns that are empty with `ignore`'
+                )
+            return kept
+        for column, missing in with_gaps:
+            can_fill = not (column.categories or column.is_list or column.name == self.config.label)
+            if how == "mean" and can_fill:
+                continue
+            more = ' or "mean"' if can_fill else ""
+            raise self._refusal(
+                column.name,
+                f"row {int(np.argmax(missing))} has no value, and {int(missing.sum())} row(s) in "
+                f'all (counted from 0); mend them, or set missing = "drop"{more}',
+            )
+        return None
+
+    def _labels(self, opened: OpenedTable, column: Column, kept: Rows | None) -> FileArray:
+        dtype = numbers.label_dtype(column.values.dtype)
+        labels = FileArray(column.values, dtype, opened.mapped, kept)
+        labels.refuse_misfits(self.TYPE_NAME, f"column {shown(column.name)}")
+        return labels
+
+    def _filled(self, column: Column, labels: FileArray, kept: Rows | None) -> ByRow:
+        """Return the values of a column of features, without gaps, and one-hot if it is to be."""
+        if column.name in self.config.one_hot:
+            return OneHot(column.values, len(column.categories))
+        if column.missing is None or kept is not None:
+            return column.values
+        rows = None if self.config.split == "all" else self.split_of(labels)["train"]
+        try:
+            mean = columns.mean_of(column, rows)
+        except UnsuitableColumn as error:
+            raise self._refusal(column.name, str(error)) from error
+        return Filled(column.values, column.missing, mean)
+
+    def _named(self, found: Sequence[Column]) -> Iterator[str]:
+        for column in found:
+            if column.name in self.config.one_hot:
+                yield from (f"{column.name}={value}" for value in column.categories)
+            else:
+                yield column.name
+
+    def _dtype(self, found: Sequence[Column], parts: Sequence[ByRow]) -> np.dtype[Any]:
+        setting = self.config.dtype
+        if setting == numbers.KEEP:
+            return np.result_type(*(part.dtype.newbyteorder("=") for part in parts))
+        if setting == numbers.AUTO and not (len(found) == 1 and found[0].is_list):
+            return np.dtype(np.float32)
+        return numbers.feature_dtype(setting, parts[0].dtype)
+
+
+def _is_encoding(name: str) -> bool:
+    try:
+        return bool(name) and codecs.lookup(name) is not None
+    except LookupError:
+        return False

@@ -1,0 +1,128 @@
+"""The fit of data to a model that is to be trained on them.
+
+Rule: only what can be known before the first batch is compared: shapes as far as the graph fixes
+them, types, and the classes that labels name. A fault is one line: what the program wants, what the
+data have, and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from onnx import ModelProto, helper
+
+from bbnode.components.autodiff import TrainingGraphs
+from bbnode.components.data.schema import DataSchema, TensorSchema
+from bbnode.components.errors import DataDoesNotFit
+
+
+class Wanted(NamedTuple):
+    """A tensor that a graph takes: dtype, and sizes without the batch axis (None: any)."""
+
+    dtype: str
+    sizes: tuple[int | None, ...] | None
+
+    def __str__(self) -> str:
+        if self.sizes is None:
+            return self.dtype
+        return f"{self.dtype}[{', '.join('?' if n is None else str(n) for n in self.sizes)}]"
+
+    def takes_shape(self, shape: tuple[int, ...]) -> bool:
+        """Return True if examples of this shape fit."""
+        if self.sizes is None:
+            return True
+        pairs = zip(self.sizes, shape, strict=False)
+        return len(self.sizes) == len(shape) and all(n in (None, size) for n, size in pairs)
+
+
+def wanted_features(graphs: TrainingGraphs) -> Wanted:
+    """Return what the model's one input takes."""
+    return _port(graphs.train_step, graphs.input_names[0])
+
+
+def wanted_labels(graphs: TrainingGraphs) -> Wanted:
+    """Return what the loss takes as labels."""
+    return _port(graphs.train_step, graphs.labels_name)
+
+
+def check_fit(
+    schema: DataSchema, graphs: TrainingGraphs, *, class_labels: bool, where: str
+) -> None:
+    """Raise DataDoesNotFit unless the model can be trained on data of this schema.
+
+    `class_labels`: labels are numbers of classes, each below the size of the output's last axis.
+    `where` names model and data in the message.
+    """
+    _check_features(schema, wanted_features(graphs), where)
+    labels = wanted_labels(graphs)
+    if class_labels:
+        _check_classes(schema, labels, _port(graphs.pullback, graphs.output_gradient_name), where)
+    else:
+        _check_values(schema, labels, where)
+
+
+def _check_features(schema: DataSchema, wanted: Wanted, where: str) -> None:
+    have = schema.features
+    if not wanted.takes_shape(have.shape):
+        columns = f" ({len(schema.names)} columns: {_few(schema.names)})" if schema.names else ""
+        raise DataDoesNotFit(
+            f"{where}: the program takes examples of {wanted}, the data have {have}{columns}; "
+            "give it data of that shape, or compile the program for these"
+        )
+    if wanted.dtype != have.dtype:
+        raise DataDoesNotFit(
+            f"{where}: the program takes examples of {wanted}, the data have {have}; store them "
+            f"as {wanted.dtype}, or compile the program for {have.dtype}"
+        )
+
+
+def _check_classes(schema: DataSchema, wanted: Wanted, output: Wanted, where: str) -> None:
+    have, span = schema.labels, schema.label_range
+    column = f" in {schema.label_name!r}" if schema.label_name else ""
+    classes = output.sizes[-1] if output.sizes else None
+    if span is None or not wanted.takes_shape(have.shape):
+        count = "" if classes is None else f" to {classes - 1}"
+        raise DataDoesNotFit(
+            f"{where}: the program takes labels of {wanted}, class numbers from 0{count}; the data "
+            f"have {have}{column}; store the number of the class, or compile with loss='mse'"
+        )
+    if span[0] < 0:
+        raise DataDoesNotFit(
+            f"{where}: the data have the label {span[0]}{column}; classes are numbered from 0"
+        )
+    if classes is not None and span[1] >= classes:
+        raise DataDoesNotFit(
+            f"{where}: the program tells {classes} classes apart, 0 to {classes - 1}, and the data "
+            f"have labels from {span[0]} to {span[1]}{column}; number the classes from 0, or "
+            f"compile the program for {span[1] + 1}"
+        )
+
+
+def _check_values(schema: DataSchema, wanted: Wanted, where: str) -> None:
+    have = schema.labels
+    # One number for each example may leave out the axis of size 1.
+    fits = wanted.takes_shape(have.shape) or wanted.takes_shape((*have.shape, 1))
+    if not fits or not _is_number(have):
+        raise DataDoesNotFit(
+            f"{where}: the program takes labels of {wanted}, as its output, and the data have "
+            f"{have}; give it labels of that shape, or compile the program for these"
+        )
+
+
+def _is_number(have: TensorSchema) -> bool:
+    return have.dtype.startswith(("float", "int", "uint", "bool"))
+
+
+def _port(model: ModelProto, name: str) -> Wanted:
+    info = next(port for port in model.graph.input if port.name == name)
+    tensor = info.type.tensor_type
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+    if not tensor.HasField("shape"):
+        return Wanted(dtype, None)
+    dims = (dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
+    return Wanted(dtype, tuple(dims)[1:])
+
+
+def _few(names: tuple[str, ...]) -> str:
+    most = 6
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")

@@ -1,0 +1,147 @@
+"""The preparation of a node's components, such as loading data, and what it says while it fails.
+
+Rule: all components are prepared before any peer can reach the node. Those that could not be are
+tried again for as long as the node runs, ever more rarely, and at once when somebody asks for a
+reload: a file may arrive later. A change is told once, in one line.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+import trio
+
+from bbnode.engine import All, Slots, steps
+from bbnode.engine.bootstrap.bootstraps import SLOT_PREFIX
+from bbnode.engine.bootstrap.targets import BootstrapTarget
+from bbnode.engine.ops.role import BOOTSTRAP_METHOD
+from bbnode.engine.readiness import reasons_text
+from bbnode.ir.errors import BbnodeError
+
+logger = logging.getLogger(__name__)
+
+# A supervisor waits a minute for READY (TimeoutStartSec of the unit in deploy/systemd).
+PATIENCE_S: Final = 45.0
+# Between two attempts: looking for a file costs nothing, reading a large one that does not fit
+# costs seconds.
+FIRST_PAUSE_S: Final = 2.0
+LONGEST_PAUSE_S: Final = 60.0
+# A pause lasts at least so many times as long as the attempt before it: a large file that does not
+# fit would be read all the time.
+PAUSE_PER_ATTEMPT: Final = 20
+
+
+class PreparedNode(Protocol):
+    """The part of the engine that prepares components."""
+
+    def run_bootstrap(self, target: BootstrapTarget) -> Mapping[str, int]:
+        """Queue bootstraps; each ends with a step."""
+        ...
+
+    def not_ready(self) -> Mapping[str, str]:
+        """Return the slots that could not be prepared, and why."""
+        ...
+
+
+class Preparing:
+    """Prepares the components of one node, again and again where that fails."""
+
+    def __init__(
+        self,
+        node: PreparedNode,
+        *,
+        wake: Callable[[], None],
+        publish: Callable[[Mapping[str, Any]], None],
+        ready: Callable[[], None],
+        notify: Callable[[str], None],
+    ) -> None:
+        """Prepare nothing yet.
+
+        `publish` gets an event "not_ready" when the reasons change, the supervisor a line by
+        `notify`; `ready` is called at the end.
+        """
+        self._node = node
+        self._wake = wake
+        self._publish = publish
+        self._ready = ready
+        self._notify = notify
+        self._under_way: set[str] = set()
+        self._progress = trio.Event()  # something changed that a wait looks for
+        self._asked = trio.Event()
+        self._told: Mapping[str, str] = {}
+
+    async def first(self, stopped: Callable[[], bool]) -> None:
+        """Prepare all components, and wait a while for them."""
+        self._start(All(modules=False))
+        with trio.move_on_after(PATIENCE_S):
+            await self._until_done(stopped)
+        if self._under_way:
+            slots = ",".join(sorted(name.removeprefix(SLOT_PREFIX) for name in self._under_way))
+            logger.warning("components are not ready yet, continuing", extra={"slots": slots})
+
+    async def run(self) -> None:
+        """Try again, for ever, what could not be prepared."""
+        pause_s = FIRST_PAUSE_S
+        began_s = trio.current_time()
+        while True:
+            await self._until_done()
+            took_s = trio.current_time() - began_s
+            failed = tuple(self._node.not_ready())
+            if not failed:
+                self._progress = trio.Event()
+                await self._progress.wait()
+                pause_s, began_s = FIRST_PAUSE_S, trio.current_time()
+                continue
+            with trio.move_on_after(max(pause_s, PAUSE_PER_ATTEMPT * took_s)) as waited:
+                await self._asked.wait()
+            self._asked = trio.Event()
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if waited.cancelled_caught else pause_s
+            began_s = trio.current_time()
+            self._start(Slots(failed))
+
+    def again(self) -> None:
+        """Try now what could not be prepared."""
+        self._asked.set()
+
+    def observe(self, step: steps.Step) -> None:
+        """Note the end of a bootstrap; called for every step of the node."""
+        if isinstance(step, steps.BootstrapComplete):
+            self._under_way.discard(step.target)
+            self.changed()
+
+    def changed(self) -> None:
+        """Look again at what a wait waits for."""
+        self._progress.set()
+
+    def is_own(self, step: steps.Step) -> bool:
+        """Return True for the failure of a component's bootstrap, which is told as a reason."""
+        if isinstance(step, steps.BootstrapComplete):
+            return step.target.startswith(SLOT_PREFIX) and not step.ok
+        return isinstance(step, steps.OpFailed) and step.op == f"{step.target}.{BOOTSTRAP_METHOD}"
+
+    def tell(self) -> bool:
+        """Tell of a change, once the node has started; return False if something is not ready."""
+        found = dict(self._node.not_ready())
+        if found and found != self._told:
+            line = reasons_text(found)
+            logger.warning("not ready", extra={"reason": line})
+            self._notify(f"STATUS=not ready: {line}")
+            self._publish({"type": "not_ready", "reason": line, "slots": found})
+        elif self._told and not found:
+            self._ready()
+        self._told = found
+        return not found
+
+    def _start(self, target: BootstrapTarget) -> None:
+        try:
+            self._under_way |= set(self._node.run_bootstrap(target))
+        except BbnodeError as error:  # no room for it now, or a program has asked for it
+            logger.info("components are prepared later", extra={"reason": str(error)})
+        self._wake()
+
+    async def _until_done(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        while self._under_way and not stopped():
+            self._progress = trio.Event()
+            await self._progress.wait()

@@ -1,0 +1,178 @@
+"""The readiness of a node: slots that could not be prepared, and what it refuses for them.
+
+Rule: a slot is not ready from the failure of its component's own bootstrap until that succeeds. As
+long as one is not, messages whose ops would use it are refused on arrival, and all connected peers
+have been told the classes of this node for which it does not work, and why. What peers say of
+themselves is theirs: it decides only that selectors leave them out of these classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from bbnode.engine.cells import ComponentCell
+from bbnode.engine.frame import EntryPlan
+from bbnode.engine.peers.neighbours import Neighbours
+from bbnode.engine.reports import Reports
+from bbnode.engine.wire.outbound import EnvelopeOutbox
+from bbnode.engine.wire.refusals import public_text
+from bbnode.ir.address import REFUSED_SUFFIX
+from bbnode.ir.caps import MAX_REFUSAL_PLACE_BYTES
+from bbnode.ir.envelope import CorrelationKind, SlotFill
+from bbnode.ir.peer import PeerId
+from bbnode.ir.refusal import WireRefusal, encode_refusal
+
+NOT_READY: Final = "NotReady"
+READY: Final = "Ready"
+_SEPARATOR: Final = ","
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotReadyPeer:
+    """A connected peer that says for which classes it does not work now, and why."""
+
+    classes: tuple[str, ...]
+    reason: str
+
+
+class SlotReadiness:
+    """The slots of a node that are not ready, and the peers that are to be told."""
+
+    def __init__(
+        self,
+        cells: Sequence[ComponentCell],
+        neighbours: Neighbours,
+        outbound: EnvelopeOutbox,
+        reports: Reports,
+    ) -> None:
+        self._cells = cells
+        self._neighbours = neighbours
+        self._outbound = outbound
+        self._reports = reports
+        # Returns the plans of the entries of each class; set once all plans are there.
+        self.entries: Callable[[], Mapping[str, Iterable[EntryPlan]]] = dict
+        self.failed: dict[int, str] = {}  # by number of the slot, why
+        self.untold: set[PeerId] = set()
+
+    # -- this node ---------------------------------------------------------------------------
+
+    def slots(self) -> dict[str, str]:
+        """Return the slots that are not ready, each with the reason."""
+        return {self._cells[number].slot: why for number, why in sorted(self.failed.items())}
+
+    def prepared(self, number: int, failure: str) -> None:
+        """Take the result of a component's bootstrap; `failure` is empty for a success."""
+        if self.failed.get(number, "") == failure:
+            return
+        if failure:
+            self.failed[number] = failure
+        else:
+            del self.failed[number]
+        self._neighbours.not_ready(self._classes())
+        self.untold.update(self._neighbours.peers.everyone())
+
+    def refusal(self, plan: EntryPlan) -> str:
+        """Return why the ops of an entry can't run now, or ""."""
+        touched = self._touched(plan)
+        failed = sorted((n, why) for n, why in self.failed.items() if n in touched)
+        return reasons_text({self._cells[number].slot: why for number, why in failed})
+
+    def _touched(self, plan: EntryPlan) -> set[int]:
+        """Return the slots that the ops of an entry use, through dependencies too."""
+        found: set[int] = set()
+        todo: list[tuple[int, str | None]] = list(plan.calls)
+        while todo:
+            number, method = todo.pop()
+            found.add(number)
+            component = self._cells[number].component
+            for role, slot in component.depends.items():
+                needed = method is None or method in component.needed_for.get(role, (method,))
+                supplier = self._numbers[slot]
+                if needed and component.has_dependency(role) and supplier not in found:
+                    todo.append((supplier, None))
+        return found
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {cell.slot: number for number, cell in enumerate(self._cells)}
+
+    def _classes(self) -> tuple[str, ...]:
+        """Return the classes of this node that use a slot which is not ready."""
+        return tuple(
+            name
+            for name, plans in self.entries().items()
+            if any(not self._touched(plan).isdisjoint(self.failed) for plan in plans)
+        )
+
+    # -- telling peers -----------------------------------------------------------------------
+
+    def connected(self, peer: PeerId) -> None:
+        """Have a new connection's peer told, if there is something to tell."""
+        if self.failed:
+            self.untold.add(peer)
+
+    def tell(self) -> None:
+        """Tell all that do not know yet (once at the end of a poll)."""
+        classes = _SEPARATOR.join(self._classes())
+        if not classes:
+            notice = WireRefusal(READY)
+        else:
+            why = reasons_text(self.slots())
+            # A list that would be cut names no class: then none of them works.
+            where = classes if len(classes.encode()) <= MAX_REFUSAL_PLACE_BYTES else ""
+            notice = WireRefusal(NOT_READY, public_text(why), where)
+        fill = SlotFill(dest_suffix=REFUSED_SUFFIX, payload=encode_refusal(notice))
+        untold, self.untold = sorted(self.untold), set()
+        for peer in untold:
+            if peer in self._neighbours.peers:
+                self._outbound.refuse(peer, fill, CorrelationKind.NONE, 0)
+
+    def heard(self, peer: PeerId, said: WireRefusal) -> None:
+        """Take what a peer says of itself."""
+        peers = self._neighbours.peers
+        if said.kind == READY:
+            if peers.now_ready(peer):
+                self._reports.telemetry("peer.ready", peer=peer)
+            return
+        plays = peers.classes_of(peer)
+        named = said.where.split(_SEPARATOR) if said.where else plays
+        classes = tuple(name for name in plays if name in named)
+        if peers.now_not_ready(peer, classes, said.detail):
+            self._reports.telemetry(
+                "peer.not_ready", peer=peer, classes=classes, reason=said.detail
+            )
+
+    def peers(self) -> dict[PeerId, NotReadyPeer]:
+        """Return the connected peers that say they are not ready."""
+        return {
+            peer: NotReadyPeer(classes=classes, reason=reason)
+            for peer, (classes, reason) in self._neighbours.peers.not_ready.items()
+        }
+
+    # -- snapshots ---------------------------------------------------------------------------
+
+    def state(self, _writer: object) -> Any:
+        """Return what a snapshot saves: reasons, and who is to be told."""
+        return [sorted(self.failed.items()), sorted(p.to_bytes() for p in self.untold)]
+
+    def load(self, plain: Any, _reader: object) -> None:
+        """Load what `state` returned."""
+        failed, untold = plain
+        self.failed = dict(failed)
+        self.untold = {PeerId.from_bytes(raw) for raw in untold}
+        if self.failed:
+            self._neighbours.not_ready(self._classes())
+
+
+def reasons_text(slots: Mapping[str, str]) -> str:
+    """Return the slots that are not ready on one line, those of one reason together."""
+    found: dict[str, list[str]] = {}
+    for slot, why in slots.items():
+        found.setdefault(why, []).append(slot)
+    return "; ".join(
+        f"slot{'s' if len(names) > 1 else ''} {', '.join(names)}: {why}"
+        for why, names in found.items()
+    )

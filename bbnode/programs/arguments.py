@@ -1,0 +1,98 @@
+"""Arguments of ready programs: given to the constructor, or set in a subclass.
+
+Rule: what a subclass sets is the default of its constructor, so that both ways, and `--arg` of the
+command line, mean the same; a name that no argument has is refused, not ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import math
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from bbnode.dsl import BadArgument, Module
+
+
+@dataclass(kw_only=True, eq=False)
+class ReadyProgram(Module):
+    """A Module whose arguments are fields.
+
+    ```python
+    class Mine(FederatedTraining):
+        model = "model.onnx"
+        clients = 8
+    ```
+
+    Values that a subclass sets need no annotation: they are those of the fields that it inherits.
+    Its own fields have one.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        inherited = {
+            field.name: field.type
+            for base in reversed(cls.__mro__[1:])
+            if dataclasses.is_dataclass(base)
+            for field in dataclasses.fields(base)
+        }
+        annotated = inspect.get_annotations(cls)
+        for name, value in list(vars(cls).items()):
+            if name in inherited and name not in annotated:
+                annotated = {**annotated, name: inherited[name]}
+                if type(value).__hash__ is None:  # a list, a model: dataclasses want a factory
+                    setattr(cls, name, dataclasses.field(default_factory=partial(copy, value)))
+            elif not _is_known(cls, name, value):
+                near = difflib.get_close_matches(name, inherited, n=1)
+                if near:
+                    raise BadArgument(
+                        f"it has no argument {name!r}; did you mean {near[0]!r}?", cls.__name__
+                    )
+        cls.__annotations__ = annotated
+        dataclass(kw_only=True, eq=False)(cls)
+
+    def bad(self, what: str) -> BadArgument:
+        """Return the error for an argument; `what` says which, and what it has to be."""
+        return BadArgument(what, self.name)
+
+    def require(self, name: str, good: bool, wanted: str) -> None:
+        """Raise BadArgument unless an argument is as it has to be."""
+        if not good:
+            shown = repr(getattr(self, name))
+            shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+            raise self.bad(f"{name}={shown} has to be {wanted}")
+
+    def require_counts(self, **least: int) -> None:
+        """Check that arguments are integers of at least so much."""
+        for name, lowest in least.items():
+            value = getattr(self, name)
+            good = type(value) is int and value >= lowest
+            self.require(name, good, f"an integer of at least {lowest}")
+
+    def require_numbers(self, *names: str) -> None:
+        """Check that arguments are finite numbers above 0."""
+        for name in names:
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            self.require(name, number and 0 < value < math.inf, "a number above 0")
+
+    def require_one_of(self, name: str, choices: Iterable[str]) -> None:
+        """Check that an argument is one of some words."""
+        known = tuple(choices)
+        self.require(name, getattr(self, name) in known, f"one of {', '.join(known)}")
+
+
+def _is_known(cls: type, name: str, value: object) -> bool:
+    """Return True for a class variable that is no misspelt argument: a method, what a base has."""
+    return (
+        name.startswith("_")
+        or callable(value)
+        or isinstance(value, property | classmethod | staticmethod)
+        or any(name in vars(base) for base in cls.__mro__[1:])
+        or name in inspect.get_annotations(cls)
+    )

@@ -1,0 +1,109 @@
+"""Data that fit the model they are to train, and data that do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bbnode.components.data.arrays import ArrayDataSource, ArrayDataSourceConfig
+from bbnode.components.errors import DataDoesNotFit, DataUnavailable
+from bbnode.components.models.mlp import mlp_forward
+from bbnode.components.models.onnx_model import OnnxModelConfig
+from tests.components.fakes import CTX, onnx_model
+
+RNG = np.random.default_rng(0)
+
+
+def source(folder: Path, x, y) -> ArrayDataSource:
+    np.savez(folder / "d.npz", x=x, y=y)
+    return ArrayDataSource(ArrayDataSourceConfig(path=str(folder / "d.npz")))
+
+
+def model(data, layers=(4, 5, 3), loss: str = "softmax_cross_entropy"):
+    content = mlp_forward(layers, seed=1).SerializeToString()
+    return onnx_model(OnnxModelConfig(model=content, loss=loss), data)
+
+
+def examples(n: int = 12, width: int = 4) -> np.ndarray:
+    return RNG.normal(size=(n, width)).astype(np.float32)
+
+
+def test_data_that_fit_are_prepared_and_trained_on(tmp_path) -> None:
+    made = model(source(tmp_path, examples(), np.arange(12) % 3))
+    made.bootstrap(CTX)
+    assert made.train(CTX, epochs=1, batch=5)["num_samples"] == 12
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "told"),
+    [
+        (
+            examples(width=7),
+            np.zeros(12, np.int64),
+            "takes examples of float32[4], the data have float32[7]",
+        ),
+        (np.zeros((12, 2, 2)), np.zeros(12, np.int64), "the data have float32[2, 2]"),
+        (
+            examples(),
+            np.arange(12) % 3 + 1,
+            "tells 3 classes apart, 0 to 2, and the data have labels from 1 to 3",
+        ),
+        (examples(), np.arange(12) - 1, "have the label -1 in 'y'; classes are numbered from 0"),
+        (examples(), np.zeros(12), "takes labels of int64[], class numbers from 0 to 2; the data"),
+        (
+            examples(),
+            np.eye(12, 3, dtype=np.int64),
+            "the data have int64[3] in 'y'; store the number",
+        ),
+    ],
+)
+def test_data_that_do_not_fit_are_refused_before_the_first_round(tmp_path, x, y, told) -> None:
+    with pytest.raises(DataDoesNotFit) as caught:
+        model(source(tmp_path, x, y)).bootstrap(CTX)
+    text = str(caught.value)
+    assert told in text
+    assert text.startswith("bbnode.ArrayDataSource of slot 'data' does not fit bbnode.OnnxModel: ")
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("y", [np.arange(12), np.arange(12.0), np.arange(12.0).reshape(12, 1)])
+def test_a_regression_takes_one_number_an_example_in_every_form(tmp_path, y) -> None:
+    made = model(source(tmp_path, examples(), y), (4, 5, 1), "mse")
+    made.bootstrap(CTX)
+    made.train(CTX, epochs=1, batch=12)
+    batch, labels = made.dependency("data_source").next_batch(CTX)
+    wanted = np.mean((made.forward(CTX, batch)[:, 0] - np.asarray(labels).reshape(-1)) ** 2)
+    assert float(made.compute_loss(CTX, batch, labels)) == pytest.approx(float(wanted), rel=1e-4)
+
+
+def test_a_regression_of_other_sizes_is_refused(tmp_path) -> None:
+    with pytest.raises(DataDoesNotFit, match=r"takes labels of float32\[2\].*have float32\[3\]"):
+        model(source(tmp_path, examples(), np.ones((12, 3))), (4, 5, 2), "mse").bootstrap(CTX)
+
+
+def test_data_that_are_missing_are_named_by_their_source(tmp_path) -> None:
+    missing = ArrayDataSource(ArrayDataSourceConfig(path=str(tmp_path / "none.npz")))
+    with pytest.raises(DataUnavailable, match=r"none\.npz"):
+        model(missing).bootstrap(CTX)
+
+
+def test_a_model_that_never_trains_looks_at_no_data() -> None:
+    model(None).bootstrap(CTX)
+
+
+@settings(max_examples=25, deadline=None)
+@given(width=st.integers(1, 6), classes=st.integers(1, 5), least=st.integers(-2, 2))
+def test_what_is_accepted_can_be_trained_on(tmp_path_factory, width, classes, least) -> None:
+    folder = tmp_path_factory.mktemp("fit")
+    labels = least + np.arange(8) % classes
+    made = model(source(folder, examples(8, width), labels), (4, 3))
+    try:
+        made.bootstrap(CTX)
+    except DataDoesNotFit:
+        assert width != 4 or least < 0 or labels.max() > 2
+        return
+    made.train(CTX, epochs=1, batch=4)

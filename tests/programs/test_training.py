@@ -1,0 +1,317 @@
+"""Programs that train any model: they learn, and say what is wrong with what they are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from bbnode.components import (
+    ArrayDataSource,
+    ArrayDataSourceConfig,
+    FedAvg,
+    MemoryDataSource,
+    SklearnDataSource,
+    register_component,
+    values,
+)
+from bbnode.dsl import BadArgument
+from bbnode.programs import FederatedTraining, GossipTraining, TrainingProgram
+from bbnode.sim import Network, SimNode
+from tests.programs.files import CLASSES, FEATURES, compiled, examples, linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnsplitConfig:
+    seed: int = 0
+    batch_size: int = 0
+
+
+@register_component
+class Unsplit(MemoryDataSource):
+    TYPE_NAME = "tests.Unsplit"
+    Config = UnsplitConfig
+
+    def load(self) -> Any:
+        return np.ones((3, FEATURES), np.float32), np.zeros(3, np.int64)
+
+
+class Training(FederatedTraining):
+    model = (FEATURES, 8, CLASSES)
+    clients = 3
+    epochs = 3
+
+
+def network(
+    program: FederatedTraining, folder: Path, *, numbers: bool = False, seed: int = 1
+) -> tuple[Network, SimNode]:
+    """The program on a server and three clients, with the slots that it has."""
+    artifact = compiled(program)
+    made = Network(seed)
+    test = {"test": {"path": examples(folder, "test", 40, seed=9, numbers=numbers)}}
+    on_server = program.evaluate in ("server", "both")
+    server = made.add("server", artifact, ["server"], config=test if on_server else {})
+    for i in range(3):
+        data = {"path": examples(folder, f"c{i}", 60 + 20 * i, seed=i, numbers=numbers)}
+        slots = ("data", "held_out") if program.evaluate in ("clients", "both") else ("data",)
+        made.add(f"client-{i}", artifact, ["client"], config=dict.fromkeys(slots, data))
+    return made, server
+
+
+def rounds(net: Network, server: SimNode, count: int) -> list[dict[str, Any]]:
+    found = []
+    for _ in range(count):
+        execution = server.invoke("server", {"tick": values.TRIGGER})
+        net.run_until_idle()
+        found.append(server.outputs(execution))
+    assert server.failures() == []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("place", "names"),
+    [
+        ("server", {"loss", "accuracy"}),
+        ("clients", {"loss", "accuracy"}),
+        ("both", {"loss", "accuracy", "clients_loss", "clients_accuracy"}),
+        ("none", set()),
+    ],
+)
+def test_it_trains_and_evaluates_where_it_is_told(
+    tmp_path: Path, place: str, names: set[str]
+) -> None:
+    found = rounds(*network(Training(evaluate=place), tmp_path), 4)
+    assert set(found[0]) == {"stats", "model", *names}
+    assert found[-1]["stats"]["contributors"] == 3
+    for name in names:
+        better = np.less if "loss" in name else np.greater
+        assert better(found[-1][name], found[0][name])
+
+
+def test_what_clients_measure_is_weighted_by_their_examples(tmp_path: Path) -> None:
+    """The mean over all held-out examples is what a server that had them all would measure."""
+    net, server = network(Training(evaluate="clients"), tmp_path)
+    (found,) = rounds(net, server, 1)
+    held_out = []
+    for i in range(3):
+        config = ArrayDataSourceConfig(path=str(tmp_path / f"c{i}.npz"), split="test")
+        held_out += ArrayDataSource(config).epoch_batches(1000)
+    assert [len(y) for _, y in held_out] == [12, 16, 20]
+    features, labels = (np.concatenate([part[n] for part in held_out]) for n in (0, 1))
+    model = server.component("global")  # holds the weights that were evaluated
+    right = model.forward(None, features).argmax(axis=1) == labels
+    assert float(found["accuracy"]) == pytest.approx(right.mean(), rel=1e-5)
+    loss = float(model.compute_loss(None, features, labels))
+    assert float(found["loss"]) == pytest.approx(loss, rel=1e-5)
+
+
+def test_a_regression_has_labels_without_a_last_axis(tmp_path: Path) -> None:
+    """Labels [N] and an output [N, 1]: compared one by one, never each with all."""
+    program = Training(model=(FEATURES, 8, 1), loss="mse", learning_rate=0.05, evaluate="both")
+    found = rounds(*network(program, tmp_path, numbers=True), 6)
+    assert set(found[0]) == {"stats", "model", "loss", "mae", "clients_loss", "clients_mae"}
+    assert found[-1]["loss"] < found[0]["loss"] / 2
+    assert found[-1]["clients_mae"] < found[0]["clients_mae"]
+
+
+def test_the_same_seed_ends_in_the_same_model(tmp_path: Path) -> None:
+    one, other = (rounds(*network(Training(evaluate="none"), tmp_path), 2)[-1] for _ in range(2))
+    assert one["model"].tobytes() == other["model"].tobytes()
+
+
+def test_a_client_that_dies_costs_its_part_only(tmp_path: Path) -> None:
+    net, server = network(Training(quorum=2, deadline_s=5.0, evaluate="clients"), tmp_path)
+    rounds(net, server, 1)
+    net.crash("client-1")
+    (found,) = rounds(net, server, 1)
+    assert found["stats"]["contributors"] == 2
+    assert np.isfinite(found["loss"])
+
+
+def test_peers_learn_from_each_other_without_a_server(tmp_path: Path) -> None:
+    """Each peer has one class alone; what it knows of the others came from its neighbours."""
+
+    class Gossip(GossipTraining):
+        model = (FEATURES, CLASSES)
+        neighbours = 2
+        learning_rate = 0.1
+
+    artifact, net, peers = compiled(Gossip()), Network(1), []
+    everything = examples(tmp_path, "all", 300, seed=7)
+    whole = np.load(everything)
+    for label in range(CLASSES):
+        rows = whole["y"] == label
+        np.savez(tmp_path / f"{label}.npz", x=whole["x"][rows], y=whole["y"][rows])
+        data = {"path": str(tmp_path / f"{label}.npz")}
+        config = {"data": data, "held_out": {**data, "path": everything, "split": "all"}}
+        peers.append(net.add(f"peer-{label}", artifact, ["peer"], config=config))
+    for _ in range(40):
+        executions = [peer.invoke("peer", {"tick": values.TRIGGER}) for peer in peers]
+        net.run_until_idle()
+    for peer, execution in zip(peers, executions, strict=True):
+        assert peer.failures() == []
+        assert peer.outputs(execution)["accuracy"] > 0.6  # alone it would be a third
+
+
+def test_a_neighbour_with_weights_of_another_size_is_refused(tmp_path: Path) -> None:
+    """A single number would be broadcast over all weights."""
+
+    class Gossip(GossipTraining):
+        model = (FEATURES, CLASSES)
+        evaluate = False
+
+    class Liar(Gossip):
+        name = "Gossip"
+        model = (1, 1)
+
+    net = Network(1)
+    data = {"data": {"path": examples(tmp_path, "d", 50, seed=1)}}
+    honest = net.add("honest", compiled(Gossip()), ["peer"], config=data)
+    np.savez(tmp_path / "small.npz", x=np.ones((9, 1), np.float32), y=np.zeros(9, np.int64))
+    small = {"data": {"path": str(tmp_path / "small.npz")}}
+    liar = net.add("liar", compiled(Liar()), ["peer"], config=small)
+    liar.invoke("peer", {"tick": values.TRIGGER})
+    net.run_until_idle()
+    assert [failure.kind for failure in honest.failures()] == ["ContributionRefused"]
+    execution = honest.invoke("peer", {"tick": values.TRIGGER})
+    net.run_until_idle()
+    assert honest.outputs(execution)["stats"]["contributors"] == 1
+
+
+# --- arguments ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"model": None}, "model is missing"),
+        ({"model": "no-such.onnx"}, "'no-such.onnx' can't be read: No such file"),
+        ({"model": "."}, "'.' is not a file"),
+        ({"model": b"not a model"}, "are no ONNX model"),
+        ({"model": (4,)}, "do not make an MLP"),
+        ({"model": (4, 0)}, "do not make an MLP"),
+        ({"model": (4, "3")}, "layer sizes"),
+        ({"model": 7}, "layer sizes"),
+        ({"model": linear(inputs=2)}, r"has 2 inputs \(x, extra0\)"),
+        ({"model": linear(batch=1)}, "first axis of its input 'x' is fixed to 1"),
+        ({"model": linear(elem_type=TensorProto.DOUBLE)}, "input 'x' is DOUBLE"),
+        ({"model": linear(opset=10_000)}, "can't be trained: .*opset"),
+        ({"clients": 0}, "clients=0 has to be an integer of at least 1"),
+        ({"clients": True}, "clients=True"),
+        ({"clients": "3"}, "clients='3'"),
+        ({"quorum": 4}, "quorum=4 has to be an integer between 0"),
+        ({"deadline_s": 0}, "deadline_s=0"),
+        ({"deadline_s": float("inf")}, "deadline_s=inf"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"batch": 1.5}, "batch=1.5"),
+        ({"seed": -1}, "seed=-1"),
+        ({"loss": "hinge"}, "softmax_cross_entropy, mse"),
+        ({"evaluate": "client"}, "server, clients, both, none"),
+        ({"data": "bbnode.ArrayDataSourc"}, "did you mean 'bbnode.ArrayDataSource'"),
+        ({"data": FedAvg}, "has to be a DataSource"),
+        ({"data": "bbnode.FedAvg"}, "has to be a DataSource"),
+        ({"data": 3}, "has to be a DataSource"),
+    ],
+)
+def test_an_argument_that_is_wrong_is_named(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadArgument, match=said) as caught:
+        Training(**given).build()
+    assert caught.value.module == "Training"
+    assert "\n" not in str(caught.value)
+
+
+def test_a_newer_opset_is_taken_where_its_ops_mean_the_same() -> None:
+    newest = onnx.defs.onnx_opset_version()
+    assert Training(model=linear(opset=newest)).size == FEATURES * CLASSES
+
+
+def test_a_misspelt_argument_is_not_ignored() -> None:
+    with pytest.raises(BadArgument, match="no argument 'client'; did you mean 'clients'"):
+
+        class Misspelt(FederatedTraining):
+            client = 3
+
+    with pytest.raises(TypeError, match="client"):
+        Training(client=3)  # type: ignore[call-arg]
+
+
+def test_a_subclass_sets_defaults_and_may_have_fields_of_its_own() -> None:
+    class Own(Training):
+        hidden: int = 16
+        batch = 8
+
+        @property
+        def width(self) -> int:
+            return self.hidden
+
+    assert (Own().batch, Own(batch=4).batch, Own(hidden=2).width, Own().clients) == (8, 4, 2, 3)
+    assert Training().batch == 32
+    assert Own().name == "Own"
+
+
+def test_a_model_comes_as_a_path_its_bytes_itself_or_sizes(tmp_path: Path) -> None:
+    model = linear()
+    onnx.save(model, tmp_path / "model.onnx")
+    given = [
+        tmp_path / "model.onnx",
+        str(tmp_path / "model.onnx"),
+        model.SerializeToString(),
+        model,
+    ]
+    assert len({Training(model=each).build().SerializeToString() for each in given}) == 1
+    assert isinstance(Training(model=[4, 3]), TrainingProgram)
+
+
+def test_weights_in_a_file_beside_the_model_are_read_in(tmp_path: Path) -> None:
+    model = linear()
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0)
+    assert Training(model=tmp_path / "m.onnx").size == FEATURES * CLASSES
+    (tmp_path / "m.onnx").rename(tmp_path / "alone.onnx")
+    for each in tmp_path.iterdir():
+        if each.name != "alone.onnx":
+            each.unlink()
+    with pytest.raises(BadArgument, match="can't be read"):
+        Training(model=tmp_path / "alone.onnx").build()
+
+
+def test_names_in_a_model_do_not_collide_with_those_of_the_program(tmp_path: Path) -> None:
+    """A value of the model may be called as a slot, a port or what training adds."""
+    model = linear()
+    for old, new in (("y", "loss"), ("real", "labels"), ("w", "learning_rate"), ("x", "tick")):
+        for node in model.graph.node:
+            node.input[:] = [new if name == old else name for name in node.input]
+            node.output[:] = [new if name == old else name for name in node.output]
+        for info in (*model.graph.input, *model.graph.output, *model.graph.initializer):
+            info.name = new if info.name == old else info.name
+    found = rounds(*network(Training(model=model), tmp_path), 3)
+    assert found[-1]["loss"] < found[0]["loss"]
+
+
+def test_another_data_source_is_one_argument() -> None:
+    assert Training(data="bbnode.SklearnDataSource").bindings()["data"] is SklearnDataSource
+    assert Training().bindings()["test"] is ArrayDataSource
+    assert "test" not in Training(evaluate="none").bindings()
+    with pytest.raises(BadArgument, match="no setting `split`"):
+        Training(data="tests.Unsplit", evaluate="clients").build()
+
+
+def test_a_model_of_tokens_has_an_int64_input() -> None:
+    embedding = onnx.numpy_helper.from_array(np.ones((9, CLASSES), np.float32), "embedding")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["embedding", "tokens"], ["vectors"]),
+            helper.make_node("ReduceMean", ["vectors", "axes"], ["y"], keepdims=0),
+        ],
+        "text",
+        [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["batch", 5])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", CLASSES])],
+        [embedding, onnx.numpy_helper.from_array(np.array([1]), "axes")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    compiled(Training(model=model, data="bbnode.ArrayDataSource"))
