@@ -43,3 +43,9 @@ class DataSchema:
     names: tuple[str, ...] = ()
     label_name: str = ""
     classes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        labels = str(self.labels)
+        if self.label_range is not None:
+            labels += f" from {self.label_range[0]} to {self.label_range[1]}"
+        return f"{self.num_samples} examples: features {self.features}, labels {labels}"
