@@ -489,6 +489,9 @@ class DataSource(Component):
         """Take the statistics of all peers; AuthorError where a source can't use any."""
         raise UnsupportedByDataSource(component=self.TYPE_NAME, op="standardize")
 
+    def forget(self) -> None:
+        """Drop what was loaded, so that the next use loads it again: it was of no use."""
+
 
 class PeerSelector(Component):
     """Chooses peers. Parameters that it does not support are errors."""

@@ -50,8 +50,8 @@ class PooledStatisticsConfig:
 
 
 @dataclass(slots=True)
-class _Pool:
-    """What came for one execution: checked contributions, refusals, and who is missing."""
+class _Gathering:
+    """Checked contributions to one execution, refusals, and the number of the missing."""
 
     answers: dict[PeerId, tuple[Value, Metadata]] = field(default_factory=dict)
     refused: dict[PeerId, str] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class PooledStatistics(Aggregator):
         self.require(
             config.features is None or config.features >= 1, "features has to be 1 or more"
         )
-        self._pools: dict[int, _Pool] = {}  # by execution, oldest first
+        self._pools: dict[int, _Gathering] = {}  # by execution, oldest first
         self._current: Vector | None = None
 
     def contribute(self, ctx: OpContext, tensor: Value, metadata: Metadata) -> None:
@@ -121,7 +121,7 @@ class PooledStatistics(Aggregator):
             NothingToAggregate: nobody contributed in this execution.
             MismatchedShapes: peers have different features, and no number of them the majority.
         """
-        pool = self._pools.pop(ctx.execution, _Pool())
+        pool = self._pools.pop(ctx.execution, _Gathering())
         if not pool.answers:
             raise NothingToAggregate(
                 f"{self.TYPE_NAME}: no statistics to merge; let a ContributeAll of the same slot "
@@ -197,9 +197,9 @@ class PooledStatistics(Aggregator):
             return
         with self.restoring():
             current, saved = codec.decode_value(types.COMPOSITE, data)
-            pools: dict[int, _Pool] = {}
+            pools: dict[int, _Gathering] = {}
             for head, answers, refused in saved:
-                pool = pools[int(head["execution"])] = _Pool(missing=int(head["missing"]))
+                pool = pools[int(head["execution"])] = _Gathering(missing=int(head["missing"]))
                 for peer, tensor, metadata in answers:
                     why = self._take(pool, peer, tensor, metadata)
                     if why is not None:
@@ -208,16 +208,16 @@ class PooledStatistics(Aggregator):
             last = Moments.read(current[0]).tensor() if current else None
         self._pools, self._current = pools, last
 
-    def _pool(self, execution: int) -> _Pool:
+    def _pool(self, execution: int) -> _Gathering:
         """Return the pool of an execution; the oldest other one goes when there are too many."""
         found = self._pools.get(execution)
         if found is None:
             if len(self._pools) >= self.config.max_rounds:
                 del self._pools[next(iter(self._pools))]
-            found = self._pools[execution] = _Pool()
+            found = self._pools[execution] = _Gathering()
         return found
 
-    def _take(self, to: _Pool, peer: PeerId, tensor: Value, metadata: Value) -> str | None:
+    def _take(self, to: _Gathering, peer: PeerId, tensor: Value, metadata: Value) -> str | None:
         """Keep what a peer says of its examples, or return why not."""
         try:
             moments = Moments.read(tensor, self.config.max_abs)

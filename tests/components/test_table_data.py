@@ -370,7 +370,7 @@ def test_tables_that_memory_cannot_hold_are_refused_before_they_are_read(
 ) -> None:
     table = pa.table({"a": np.zeros(100_000), "label": np.zeros(100_000)})
     paths = [written(tmp_path / f"t.{ending}", table) for ending in ("parquet", "csv")]
-    monkeypatch.setattr(arrow_files, "_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(arrow_files, "memory_limit", lambda: 1000)
     for path in paths:
         refused(path, "too much for the memory.*write it as an .arrow file, which is mapped")
 

@@ -148,3 +148,15 @@ def test_what_a_peer_that_dialled_back_says(
 def test_nobody_dials_back_while_no_daemon_runs(node) -> None:
     found = _found(node(network__listen=["/ip4/127.0.0.1/tcp/0"]))
     assert found["dial-back"].verdict is CheckResult.SKIPPED
+
+
+def test_data_that_are_missing_are_found_before_the_start(node, tmp_path: Path) -> None:
+    """The server of the example evaluates; a client trains, so its data have to fit too."""
+    good = {"slots.data.dataset": "digits"}
+    found = _found(node(artifact__targets=["client"], **good))
+    assert found["data"].verdict is CheckResult.PASSED, found["data"]
+    bad = {"slots.data.dataset": "iris"}
+    found = _found(node(artifact__targets=["client"], **bad))
+    assert found["components"].verdict is CheckResult.PASSED
+    assert found["data"].verdict is CheckResult.FAILED
+    assert "takes examples of float32[64], the data have float32[4]" in found["data"].detail

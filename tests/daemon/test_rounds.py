@@ -11,8 +11,16 @@ import trio
 import trio.testing
 
 from bbnode.daemon.config import InvokeSection, TextInput
-from bbnode.daemon.invoke.rounds import RETRY_PAUSE_S, Rounds, TooFewPeers, Traffic, to_value
+from bbnode.daemon.invoke.rounds import (
+    RETRY_PAUSE_S,
+    SETTLE_S,
+    Rounds,
+    TooFewPeers,
+    Traffic,
+    to_value,
+)
 from bbnode.engine import steps
+from bbnode.engine.readiness import NotReadyPeer
 from bbnode.ir import types
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.peer import PeerId
@@ -31,6 +39,10 @@ class FakeNode:
         self.invoked: list[int] = []
         self.at: list[float] = []
         self.more = trio.Event()
+        self.unready: dict[PeerId, NotReadyPeer] = {}
+
+    def peers_not_ready(self) -> dict[PeerId, NotReadyPeer]:
+        return self.unready
 
     def connected_peers(self, peer_class: str) -> list[PeerId]:
         assert peer_class == "client"
@@ -203,7 +215,9 @@ async def test_a_failed_round_counts_and_is_followed_by_a_pause(
 WAIT = {"class": "client", "peers": 3, "min_peers": 2, "timeout_s": 20.0}
 
 
-async def test_the_first_round_waits_for_all_peers(nursery: trio.Nursery) -> None:
+async def test_the_first_round_waits_for_all_peers(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
     bench = Bench({"wait_for": WAIT})
     nursery.start_soon(bench.rounds.run, bench.save)
     await settle()
@@ -213,9 +227,35 @@ async def test_the_first_round_waits_for_all_peers(nursery: trio.Nursery) -> Non
     assert "2 connected" in bench.rounds.waiting_for
     assert bench.told("waiting_for_peers")[-1]["have"] == 2
     bench.peers(A, B, C)
-    await settle()
-    assert bench.node.invoked
+    came_s = trio.current_time()
+    assert await bench.node.until_invoked(1) == pytest.approx(came_s + SETTLE_S)
     assert bench.rounds.waiting_for == ""
+
+
+async def test_who_is_not_ready_is_waited_for_and_named_with_the_reason(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    bench = Bench({"wait_for": {**WAIT, "min_peers": 3}})
+    nursery.start_soon(bench.rounds.run, bench.save)
+    await settle()
+    bench.peers(A, B, C)
+    await trio.sleep(SETTLE_S / 2)
+    # What it says comes after the connection.
+    bench.node.unready = {
+        C: NotReadyPeer(classes=("client",), reason="slot data: no file"),
+        PeerId.from_seed(9): NotReadyPeer(classes=("store",), reason="another class"),
+    }
+    bench.peers(A, B)
+    bench.rounds.observe(steps.Telemetry(name="peer.not_ready", attributes={"peer": C}))
+    await trio.sleep(30)
+    assert not bench.node.invoked
+    text = f"2 connected and ready; not ready: …{str(C)[-8:]}: slot data: no file"
+    assert bench.rounds.waiting_for == f"3 peers of class 'client', {text}"
+    assert bench.told("waiting_for_peers")[-1]["not_ready"] == {str(C): "slot data: no file"}
+    bench.node.unready = {}
+    bench.peers(A, B, C)
+    bench.rounds.observe(steps.Telemetry(name="peer.ready", attributes={"peer": C}))
+    await bench.node.until_invoked(1)
 
 
 @pytest.mark.parametrize("in_time", [True, False])
@@ -244,10 +284,12 @@ async def test_after_the_time_enough_peers_are_enough(
     bench = Bench({"wait_for": WAIT})
     bench.node.peers = [A, B]
     nursery.start_soon(bench.rounds.run, bench.save)
-    assert await bench.node.until_invoked(1) == pytest.approx(20)
+    assert await bench.node.until_invoked(1) == pytest.approx(20 + SETTLE_S)
 
 
-async def test_later_rounds_wait_for_no_more_than_enough(nursery: trio.Nursery) -> None:
+async def test_later_rounds_wait_for_no_more_than_enough(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
     bench = Bench({"times": 3, "wait_for": WAIT})
     bench.node.peers = [A, B, C]
     nursery.start_soon(bench.rounds.run, bench.save)
@@ -261,8 +303,7 @@ async def test_later_rounds_wait_for_no_more_than_enough(nursery: trio.Nursery) 
     await settle()
     assert len(bench.node.invoked) == 2
     bench.peers(A, C)
-    await settle()
-    assert len(bench.node.invoked) == 3
+    await bench.node.until_invoked(3)
 
 
 async def test_with_on_timeout_fail_too_few_peers_are_a_typed_error(

@@ -87,8 +87,10 @@ def test_classes_and_who_talks_to_whom_come_from_the_program() -> None:
 def test_components_of_its_own_are_imported_where_they_are() -> None:
     assert digits().modules == ()
     assert gossip().modules == ("bbnode.examples.gossip_averaging",)
-    assert "testbed_programs" in ring().modules
-    assert str(Path(__file__).parent) in ring().python_path
+    assert ring().modules == ("bbnode.examples.custom_index",)
+    own = find_program("tests.e2e.one_tensor:OneTensor", {"size": 1})
+    assert own.modules == ("tests.e2e.one_tensor",)
+    assert any(Path(folder) in Path(__file__).parents for folder in own.python_path)
 
 
 def test_an_artifact_is_a_program_too(tmp_path: Path) -> None:
@@ -505,6 +507,13 @@ def test_bars_go_from_the_least_to_the_greatest() -> None:
 def test_bars_are_as_many_as_the_numbers(values: list[float]) -> None:
     assert len(views.bars(values)) == len(values)
     assert all(views.number("x", value) for value in values)
+
+
+def test_values_name_nodes_and_are_one_short_line() -> None:
+    value = {"responded": ["A", "B"], "text": "a\nb", "x": [1.5, None]}
+    text = views.value_text(value, {"A": "client-0"})
+    assert text == "{responded: [client-0, B], text: a\N{REPLACEMENT CHARACTER}b, x: [1.5, None]}"
+    assert len(views.value_text([0.125] * 1000, {})) == 100
 
 
 def test_many_nodes_are_counted() -> None:

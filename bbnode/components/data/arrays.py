@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from numpy.lib import format as npy
 
 from bbnode.components.data import numbers
 from bbnode.components.data.base import Array, ByRow
-from bbnode.components.data.data_file import UNREADABLE, DataFile, told
+from bbnode.components.data.data_file import UNREADABLE, DataFile, memory_limit, told
 from bbnode.components.data.numbers import FileArray, Joined
 from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
@@ -153,7 +152,7 @@ class ArrayDataSource(StandardizedDataSource):
                     f"{info.file_size - start}"
                 )
             if info.compress_type != zipfile.ZIP_STORED:
-                if header.size > _memory_bytes() // 2:
+                if header.size > memory_limit():
                     raise DataUnavailable(
                         f"{self.TYPE_NAME}: {file.path}: the compressed array {info.filename!r} is "
                         f"{header.size >> 20} MiB, too much for the memory of this machine; write "
@@ -236,7 +235,3 @@ def _mapped(opened: BinaryIO, size: int, offset: int, header: _Header) -> Array:
         return np.empty(header.shape, header.dtype)
     mapped = np.memmap(opened, header.dtype, "r", offset, header.shape, order=header.order)
     return cast(Array, mapped)
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

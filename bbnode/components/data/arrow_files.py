@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bbnode.components.data.data_file import UNREADABLE, DataFile, read_whole, told
+from bbnode.components.data.data_file import UNREADABLE, DataFile, memory_limit, read_whole, told
 from bbnode.components.errors import DataUnavailable
 
 WANTED = (
@@ -169,7 +168,7 @@ class _Opener:
             parquet = self._pa.parquet.ParquetFile(opened)
             groups = (parquet.metadata.row_group(at) for at in range(parquet.num_row_groups))
             size = sum(group.total_byte_size for group in groups)
-            if size > _memory_bytes() // 2:
+            if size > memory_limit():
                 raise DataUnavailable(
                     f"{self._component}: {file.path} has {size >> 20} MiB of values, too much for "
                     "the memory of this machine; write it as an .arrow file, which is mapped"
@@ -178,7 +177,7 @@ class _Opener:
 
     def _csv_table(self, file: DataFile) -> Any:
         csv, how = self._pa.csv, self._csv
-        if file.size > _memory_bytes() // 2:
+        if file.size > memory_limit():
             raise DataUnavailable(
                 f"{self._component}: {file.path} has {file.size >> 20} MiB, too much for the "
                 "memory of this machine; write it as an .arrow file, which is mapped"
@@ -219,7 +218,3 @@ def _class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[str,
     except (ValueError, AttributeError, RecursionError):
         return {}  # names are an extra; the numbers are what counts
     return found
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -134,6 +134,11 @@ class MemoryDataSource(DataSource):
                 )
             return self._schema
 
+    def forget(self) -> None:
+        """Drop the examples, so that the next use loads them again."""
+        with self._lock:
+            self._loaded = self._schema = self._shuffled = None
+
     @offload(reads_only=True)
     def bootstrap(self, ctx: OpContext) -> None:
         """Load, when the host prepares its components; else the first use does."""

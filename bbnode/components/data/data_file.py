@@ -132,6 +132,11 @@ def read_whole(path: Path, component: str, max_bytes: int) -> bytes:
         return file.read(0, file.size)
 
 
+def memory_limit() -> int:
+    """Return the bytes that the values of one file may take in memory: half of this machine's."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
 def told(error: BaseException) -> str:
     """Return a reader's message as one bounded line."""
     text = " ".join(str(error).split()) or type(error).__name__

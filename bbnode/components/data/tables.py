@@ -13,11 +13,12 @@ import numpy as np
 
 from bbnode.components.data import arrow_files, columns, numbers
 from bbnode.components.data.arrow_files import CsvFormat, OpenedTable
-from bbnode.components.data.base import ByRow, SplitConfig, SplitDataSource
+from bbnode.components.data.base import ByRow
 from bbnode.components.data.columns import Column, Filled, OneHot, UnsuitableColumn
 from bbnode.components.data.data_file import UNREADABLE, told
 from bbnode.components.data.numbers import FileArray, Joined
 from bbnode.components.data.partition import Rows
+from bbnode.components.data.statistics import StandardizedConfig, StandardizedDataSource
 from bbnode.components.errors import DataUnavailable
 from bbnode.components.registry import register_component
 from bbnode.components.settings import path_setting
@@ -31,7 +32,7 @@ _INDEX_NAMES = ("", "Unnamed: 0", "__index_level_0__")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableDataSourceConfig(SplitConfig):
+class TableDataSourceConfig(StandardizedConfig):
     """Settings of `TableDataSource`.
 
     Attributes:
@@ -72,7 +73,7 @@ class TableDataSourceConfig(SplitConfig):
 
 
 @register_component
-class TableDataSource(SplitDataSource):
+class TableDataSource(StandardizedDataSource):
     """A peer's own data, from CSV, Parquet, Arrow, or a data set of Hugging Face saved to disk.
 
     Features are the columns side by side, [N, columns]; or, if the only one is a column of lists of

@@ -34,6 +34,7 @@ from bbnode.components.contracts import (
     restoring,
 )
 from bbnode.components.errors import (
+    DataDoesNotFit,
     NotExportable,
     ParameterMismatch,
     TrainingFailed,
@@ -369,7 +370,11 @@ class OnnxModel(Model):
             slot = self.depends["data_source"]
             where = f"{source.TYPE_NAME} of slot {slot!r} does not fit {self.TYPE_NAME}"
             is_class = find_loss(self.config.loss).class_labels
-            check_fit(schema, self._graphs, class_labels=is_class, where=where)
+            try:
+                check_fit(schema, self._graphs, class_labels=is_class, where=where)
+            except DataDoesNotFit:
+                source.forget()  # others may stand there the next time
+                raise
 
     def _prepare(self, model: ModelProto) -> PreparedGraph:
         name = model.graph.name

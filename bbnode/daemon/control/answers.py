@@ -220,10 +220,14 @@ class ExecutionsView(TypedDict):
 
 
 class RoundsAnswer(TypedDict):
-    """Rounds that have ended, and how far each `[[invoke]]` entry is."""
+    """Rounds that have ended, and how far each `[[invoke]]` entry is.
 
-    rounds: list[Json]
-    invoke: list[Json]
+    `trouble` says why those of before could not be read.
+    """
+
+    rounds: list[dict[str, Any]]
+    invoke: list[dict[str, Any]]
+    trouble: str
 
 
 class TraceView(TypedDict):

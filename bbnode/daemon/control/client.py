@@ -12,6 +12,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote, urlencode
@@ -44,6 +45,19 @@ class _UnixConnection(http.client.HTTPConnection):
             raise
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TcpAddress:
+    """The address of `control.tcp`, and the token that it asks for."""
+
+    host: str
+    port: int
+    token: str = field(repr=False)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
 class ControlClient:
     """Asks a daemon. A context manager; connects when entered.
 
@@ -51,11 +65,17 @@ class ControlClient:
     the daemon refuses.
     """
 
-    def __init__(self, path: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, path: Path | TcpAddress, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """`path` is `paths.control_socket(state_dir)`; `timeout_s` bounds each answer."""
         self._path = path
         self._timeout_s = timeout_s
-        self._http = _UnixConnection(path, timeout_s)
+        self._headers = {"Accept": "application/json"}
+        self._http: http.client.HTTPConnection
+        if isinstance(path, TcpAddress):
+            self._http = http.client.HTTPConnection(path.host, path.port, timeout=timeout_s)
+            self._headers["Authorization"] = f"Bearer {path.token}"
+        else:
+            self._http = _UnixConnection(path, timeout_s)
         self._response: http.client.HTTPResponse | None = None
 
     def __enter__(self) -> Self:
@@ -170,7 +190,7 @@ class ControlClient:
     ) -> http.client.HTTPResponse:
         data = None if body is None else json.dumps(body).encode("utf-8")
         try:
-            self._http.request(method, wanted, body=data, headers={"Accept": "application/json"})
+            self._http.request(method, wanted, body=data, headers=self._headers)
             self._response = self._http.getresponse()
             return self._response
         except TimeoutError as error:
@@ -195,7 +215,7 @@ def parse_answer(status: int, data: bytes) -> dict[str, Any]:
     return message
 
 
-def cannot_connect(path: Path, error: OSError) -> Exception:
+def cannot_connect(path: Path | TcpAddress, error: OSError) -> Exception:
     """Return the error that says why a daemon can't be reached."""
     match error:
         case FileNotFoundError() | ConnectionRefusedError():
@@ -211,7 +231,7 @@ def cannot_connect(path: Path, error: OSError) -> Exception:
             return errors.NotRunning(f"{path}: {error}")
 
 
-def gone(path: Path) -> errors.NotRunning:
+def gone(path: Path | TcpAddress) -> errors.NotRunning:
     """Return the error for a connection that the daemon closed."""
     return errors.NotRunning(f"the daemon on {path} closed the connection; it may have stopped")
 

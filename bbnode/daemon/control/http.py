@@ -136,15 +136,15 @@ class Lines(StreamingResponse):
         if not follow:
             subscription.end()
         super().__init__(subscription, media_type=LINES, headers=HEADERS)
-        self._subscription = subscription
+        self.subscription = subscription
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         try:
             if scope["method"] == "HEAD":
-                self._subscription.end()
+                self.subscription.end()
             await self.stream_response(send)
         finally:
-            self._subscription.close()
+            self.subscription.close()
 
 
 class Blob(StreamingResponse):
@@ -230,14 +230,14 @@ async def _answered(endpoint: Endpoint, host: Host, request: Request) -> Respons
         if kind is Host:
             arguments[name] = host
         elif name == "body":
-            arguments[name] = _checked(kind, _body(await request.body()))
+            arguments[name] = checked(kind, _body(await request.body()))
         elif name == "query":
             given = {
                 field: texts if info.annotation == list[str] else texts[-1]
                 for field, info in kind.model_fields.items()
                 if (texts := query.get(field))
             }
-            arguments[name] = _checked(kind, given)
+            arguments[name] = checked(kind, given)
         elif kind is PeerId:
             arguments[name] = known_peer(host, request.path_params[name])
         elif kind is str:
@@ -317,7 +317,8 @@ def _body(data: bytes) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _checked(model: type[BaseModel], given: Mapping[str, Any]) -> BaseModel:
+def checked(model: type[BaseModel], given: Mapping[str, Any]) -> BaseModel:
+    """Return the model of given fields; raises `Problem` (400), which names the wrong one."""
     try:
         return model.model_validate(given)
     except ValidationError as invalid:

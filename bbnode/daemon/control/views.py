@@ -271,7 +271,7 @@ def why(host: Host, peer: PeerId) -> list[answers.RuleView]:
             "pass" if unready is None else "fail",
             "it says no other"
             if unready is None
-            else f"not for {', '.join(unready.classes) or 'anything'}: {unready.reason}",
+            else f"not for {', '.join(unready.classes)}, as it says: {unready.reason}",
         ),
         (
             "usable",

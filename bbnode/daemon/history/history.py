@@ -6,7 +6,7 @@ runs; what it could not keep is counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +73,12 @@ class RoundHistory:
             thread.add(made)
 
     def read(
-        self, *, last: int | None = None, since: int = 0, targets: Sequence[str] = ()
+        self, *, last: int | None = None, since: int = 0, max_bytes: int | None = None
     ) -> list[dict[str, Any]]:
         """Return the rounds on disk, as `read_rounds`. Waits: use a thread. Raises StorageError."""
         if self._recorder is None:
             return []
-        return self._recorder.read(last=last, since=since, targets=targets)
+        return self._recorder.read(last=last, since=since, max_bytes=max_bytes)
 
     def close(self) -> None:
         """Write what is left and end the trackers, within a few seconds. Use a thread."""

@@ -11,7 +11,7 @@ import logging
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,14 +84,14 @@ class RoundRecorder:
             self._troubled(f"{MAX_QUEUED} rounds wait for the disk")
 
     def read(
-        self, *, last: int | None = None, since: int = 0, targets: Sequence[str] = ()
+        self, *, last: int | None = None, since: int = 0, max_bytes: int | None = None
     ) -> list[dict[str, Any]]:
         """Return rounds as `read_rounds`, those too that were handed over. Waits: use a thread.
 
         Raises StorageError.
         """
         self._drain(DRAIN_S)
-        return read_rounds(self._path, last=last, since=since, targets=targets)
+        return read_rounds(self._path, last=last, since=since, max_bytes=max_bytes)
 
     def close(self) -> None:
         """Write what is left, for a while, and close the file. Waits: use a thread."""

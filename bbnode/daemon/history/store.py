@@ -15,7 +15,7 @@ import json
 import logging
 import math
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -133,64 +133,75 @@ class RoundStore:
             for n, ok, there, value in rows
         ]
 
-    def read(self, **wanted: Any) -> list[dict[str, Any]]:
-        """Return rounds, as `read_rounds`."""
-        return list(_selected(self._db, **wanted))
-
 
 def read_rounds(
-    path: Path, *, last: int | None = None, since: int = 0, targets: Sequence[str] = ()
+    path: Path, *, last: int | None = None, since: int = 0, max_bytes: int | None = None
 ) -> list[dict[str, Any]]:
     """Return the rounds in a file that another process may be writing, oldest first.
 
-    Of each target the `last` newest, of those with a number above `since`. None, if there is no
-    file. Raises StorageError for one that can't be read.
+    Of each target the `last` newest, of those with a number above `since`; together at most
+    `max_bytes` of JSON. None, if there is no file. Raises StorageError for one that can't be read.
     """
     if not path.exists():
         return []
     try:
         with contextlib.closing(_connect(path, read_only=True)) as db:
             _check_schema(db)
-            return list(_selected(db, last=last, since=since, targets=targets))
+            return _selected(db, last, since, math.inf if max_bytes is None else max_bytes)
     except (sqlite3.Error, ValueError) as error:
         raise _storage_error(path, error) from error
 
 
+def newest(rounds: Sequence[dict[str, Any]], last: int) -> list[dict[str, Any]]:
+    """Return the `last` newest rounds of each target, of rounds that are oldest first."""
+    by_target: dict[str, list[dict[str, Any]]] = {}
+    for made in rounds:
+        by_target.setdefault(made["target"], []).append(made)
+    return [made for ones in by_target.values() for made in ones[-last:]]
+
+
 def _selected(
-    db: sqlite3.Connection,
-    *,
-    last: int | None = None,
-    since: int = 0,
-    targets: Sequence[str] = (),
-) -> Iterator[dict[str, Any]]:
-    found = targets or [row[0] for row in db.execute("SELECT DISTINCT target FROM rounds")]
-    for target in found:
+    db: sqlite3.Connection, last: int | None, since: int, max_bytes: float
+) -> list[dict[str, Any]]:
+    targets = [row[0] for row in db.execute("SELECT DISTINCT target FROM rounds")]
+    found = []
+    for target in sorted(targets):
+        left = max_bytes / len(targets)
         rows = db.execute(
             "SELECT run, content FROM rounds WHERE target = ? AND number > ? "
             "ORDER BY run DESC, number DESC LIMIT ?",
             (target, since, -1 if last is None else last),
-        ).fetchall()
-        for run, content in reversed(rows):
-            yield {**json.loads(content), "run": run}
+        )
+        newest_first = []
+        for run, content in rows:
+            left -= len(content)
+            if left < 0:
+                break
+            newest_first.append({**json.loads(content), "run": run})
+        found += reversed(newest_first)
+    return found
 
 
 def _opened(path: Path) -> sqlite3.Connection:
     db = _connect(path)
     try:
+        tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        is_new = not tables and not db.execute("PRAGMA user_version").fetchone()[0]
+        if not is_new:
+            _check_schema(db)  # before anything is changed in a file that is not ours
         # WAL where the file system can do it; else the journal of before, which is as safe.
         db.execute("PRAGMA journal_mode = WAL").fetchone()
         # After a power cut the last rounds may be gone; the file is whole.
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA foreign_keys = ON")
-        if db.execute("PRAGMA user_version").fetchone()[0] == 0:
-            tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            if not tables:
-                with db:
-                    # One transaction: a crash in the middle leaves an empty file.
-                    for statement in filter(str.strip, _SCHEMA.split(";")):
-                        db.execute(statement)
-                    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        _check_schema(db)
+        if is_new:
+            with db:
+                # One transaction: a crash in the middle leaves an empty file. Python begins none
+                # for such statements.
+                db.execute("BEGIN IMMEDIATE")
+                for statement in filter(str.strip, _SCHEMA.split(";")):
+                    db.execute(statement)
+                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         return db
     except BaseException:
         db.close()

@@ -25,6 +25,7 @@ from bbnode.daemon.observing.events import summarize
 from bbnode.engine import Node, steps
 from bbnode.ir.caps import MAX_KEPT_OUTPUTS
 from bbnode.ir.errors import BbnodeError, DeploymentError
+from bbnode.ir.texts import listed
 from bbnode.ir.types import TypeNode
 from bbnode.ir.values import TRIGGER, Value
 
@@ -37,6 +38,8 @@ RETRY_PAUSE_S = 1.0
 # Between two checks of the peers, even if nobody connected: no event says that the cooldown of a
 # failed peer is over.
 RECHECK_S = 1.0
+# After the last peer that was waited for has connected: several times a round trip.
+SETTLE_S = 0.25
 # The time that a round may take beyond the deadlines of its requests, and its start beyond its due
 # time: checkpoints, aggregation, a busy machine.
 ROUND_SLACK_S = 60.0
@@ -55,6 +58,9 @@ _SHOWN_OF_A_ROUND = (
     *("metrics", "peers", "artifact", "best"),
 )
 
+
+# Peers whose reasons one line tells; there may be a thousand.
+SHOWN_NOT_READY = 4
 
 # Of a missing peer of which nothing else is known.
 LATE = "no answer by the deadline"
@@ -397,7 +403,9 @@ class Rounds:
 
     def observe(self, step: steps.Step) -> None:
         """Collect what belongs to the running round; called for every step of the node."""
-        if isinstance(step, steps.PeerUp | steps.PeerDown):
+        if isinstance(step, steps.PeerUp | steps.PeerDown) or (
+            isinstance(step, steps.Telemetry) and step.name in ("peer.ready", "peer.not_ready")
+        ):
             self.peers_changed()
             return
         current = self._current
@@ -450,10 +458,15 @@ class Rounds:
         have = len(self._node.connected_peers(wait.peer_class))
         if have < wait.enough_peers and wait.on_timeout == "fail":
             raise TooFewPeers(
-                f"{have} of {wait.enough_peers} peers of class {wait.peer_class!r} connected "
-                f"within {wait.timeout_s:g} s; start them, or raise wait_for.timeout_s"
+                f"{have} of {wait.enough_peers} peers of class {wait.peer_class!r} "
+                f"{_connected(self._not_ready(wait.peer_class))}; waited {wait.timeout_s:g} s: "
+                "start them, or raise wait_for.timeout_s"
             )
         await self._until_connected(wait.enough_peers, wait.peer_class)
+        if self.waiting_since_s is not None:
+            # Who has just come may say next that it is not ready.
+            await trio.sleep(SETTLE_S)
+            await self._until_connected(wait.enough_peers, wait.peer_class)
         self.waiting_for = ""
         if self.waiting_since_s is not None and self._good_s is not None:
             # A wait for peers is not a stall.
@@ -461,20 +474,37 @@ class Rounds:
             self._good_s += self._due_s - self.waiting_since_s
         self.waiting_since_s = None
 
+    def _not_ready(self, peer_class: str) -> dict[str, str]:
+        """Return the connected peers of a class that say they do not work for it, and why."""
+        return {
+            str(peer): said.reason
+            for peer, said in self._node.peers_not_ready().items()
+            if peer_class in said.classes
+        }
+
     async def _until_connected(self, want: int, peer_class: str) -> None:
         while (have := len(self._node.connected_peers(peer_class))) < want:
-            text = f"{want} peers of class {peer_class!r}, {have} connected"
+            unready = self._not_ready(peer_class)
+            text = f"{want} peers of class {peer_class!r}, {have} {_connected(unready)}"
             if text != self.waiting_for:
                 self.waiting_for = text
                 if self.waiting_since_s is None:
                     self.waiting_since_s = trio.current_time()
-                logger.info("waiting for peers", extra={"want": want, "have": have})
-                self._publish(
-                    {"type": "waiting_for_peers", "class": peer_class, "want": want, "have": have}
-                )
+                reasons = {"not_ready": "; ".join(unready.values())} if unready else {}
+                logger.info("waiting for peers", extra={"want": want, "have": have, **reasons})
+                told = {"class": peer_class, "want": want, "have": have, "not_ready": unready}
+                self._publish({"type": "waiting_for_peers", **told})
             self._peers_changed = trio.Event()
             with trio.move_on_after(RECHECK_S):
                 await self._peers_changed.wait()
+
+
+def _connected(unready: Mapping[str, str]) -> str:
+    """Return "connected", and which peers are and can't work, for after a number."""
+    lines = [f"…{peer[-8:]}: {why}" for peer, why in unready.items()]
+    if not lines:
+        return "connected"
+    return f"connected and ready; not ready: {listed(lines, SHOWN_NOT_READY)}"
 
 
 def to_value(name: str, given: InputValue, declared: TypeNode | None) -> Value:

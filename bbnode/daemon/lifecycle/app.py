@@ -172,25 +172,26 @@ class Daemon:
             access=access,
             logger_name=self._process.logger_name,
         )
+        self._preparing = Preparing(
+            self._node,
+            wake=self._driver.wake,
+            publish=self._control.publish,
+            ready=self._say_ready,
+            notify=self._process.notify,
+        )
         self._history = RoundHistory(
             self._state_dir,
             config,
             artifact_sha256=self._artifact.sha256,
             peer_id=str(self._identity.peer_id),
         )
-        self._preparing = Preparing(
-            self._node,
-            wake=self._driver.wake,
-            publish=self._control.publish,
-            ready=self._say_ready,
-        )
         self._rounds += [self._make_rounds(entry, saved) for entry in config.invoke]
         self._conduct = ConductWatch(access, self._control.publish, config.network.bootstrap)
         self._versions = VersionWatch(self._node, self._artifact.sha256, self._control.publish)
         self._control.host.rounds = self._rounds
+        self._control.host.upgrade = saved.upgrade if saved else None
         self._control.host.history = self._history
         self._control.host.counters.append(self._history.counters)
-        self._control.host.upgrade = saved.upgrade if saved else None
         self._control.host.later = self._later
         self._control.host.counters.append(self._discovery.counters)
         if self._introductions is not None:
@@ -424,6 +425,10 @@ class Daemon:
         if event is not None and not isinstance(step, _QUIET_STEPS):
             level = logging.WARNING if "failed" in event["type"] else logging.INFO
             logger.log(level, event["type"], extra=_log_fields(event))
+        if isinstance(step, steps.Telemetry) and step.name == "peer.not_ready":
+            said = step.attributes
+            told = {"peer": str(said["peer"]), "reason": said["reason"]}
+            logger.warning("peer is not ready", extra=told)
         self._discovery.observe(step)
         self._conduct.observe(step)
         if isinstance(step, steps.PeerUp):

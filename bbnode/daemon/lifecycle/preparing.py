@@ -13,7 +13,6 @@ from typing import Any, Final, Protocol
 
 import trio
 
-from bbnode.daemon.lifecycle import sd_notify
 from bbnode.engine import All, Slots, steps
 from bbnode.engine.bootstrap.bootstraps import SLOT_PREFIX
 from bbnode.engine.bootstrap.targets import BootstrapTarget
@@ -29,6 +28,9 @@ PATIENCE_S: Final = 45.0
 # costs seconds.
 FIRST_PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 60.0
+# A pause lasts at least so many times as long as the attempt before it: a large file that does not
+# fit would be read all the time.
+PAUSE_PER_ATTEMPT: Final = 20
 
 
 class PreparedNode(Protocol):
@@ -53,15 +55,18 @@ class Preparing:
         wake: Callable[[], None],
         publish: Callable[[Mapping[str, Any]], None],
         ready: Callable[[], None],
+        notify: Callable[[str], None],
     ) -> None:
         """Prepare nothing yet.
 
-        `publish` gets an event "not_ready" when the reasons change; `ready` is called at the end.
+        `publish` gets an event "not_ready" when the reasons change, the supervisor a line by
+        `notify`; `ready` is called at the end.
         """
         self._node = node
         self._wake = wake
         self._publish = publish
         self._ready = ready
+        self._notify = notify
         self._under_way: set[str] = set()
         self._progress = trio.Event()  # something changed that a wait looks for
         self._asked = trio.Event()
@@ -79,18 +84,21 @@ class Preparing:
     async def run(self) -> None:
         """Try again, for ever, what could not be prepared."""
         pause_s = FIRST_PAUSE_S
+        began_s = trio.current_time()
         while True:
             await self._until_done()
+            took_s = trio.current_time() - began_s
             failed = tuple(self._node.not_ready())
             if not failed:
                 self._progress = trio.Event()
                 await self._progress.wait()
-                pause_s = FIRST_PAUSE_S
+                pause_s, began_s = FIRST_PAUSE_S, trio.current_time()
                 continue
-            with trio.move_on_after(pause_s) as waited:
+            with trio.move_on_after(max(pause_s, PAUSE_PER_ATTEMPT * took_s)) as waited:
                 await self._asked.wait()
             self._asked = trio.Event()
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S) if waited.cancelled_caught else pause_s
+            began_s = trio.current_time()
             self._start(Slots(failed))
 
     def again(self) -> None:
@@ -109,6 +117,8 @@ class Preparing:
 
     def is_own(self, step: steps.Step) -> bool:
         """Return True for the failure of a component's bootstrap, which is told as a reason."""
+        if isinstance(step, steps.BootstrapComplete):
+            return step.target.startswith(SLOT_PREFIX) and not step.ok
         return isinstance(step, steps.OpFailed) and step.op == f"{step.target}.{BOOTSTRAP_METHOD}"
 
     def tell(self) -> bool:
@@ -117,7 +127,7 @@ class Preparing:
         if found and found != self._told:
             line = reasons_text(found)
             logger.warning("not ready", extra={"reason": line})
-            sd_notify.notify(f"STATUS=not ready: {line}")
+            self._notify(f"STATUS=not ready: {line}")
             self._publish({"type": "not_ready", "reason": line, "slots": found})
         elif self._told and not found:
             self._ready()

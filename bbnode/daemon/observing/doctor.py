@@ -379,7 +379,7 @@ def _data(context: CheckContext) -> Finding:
     if failed:
         return _failed(
             reasons_text(failed),
-            "the node would start, refuse the work that needs them, and try again now and then",
+            "the node starts all the same, refuses what needs them, and tries again now and then",
         )
     return _passed("all that the program needs can be prepared")
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from rich.console import Console
 
+from bbnode.daemon.testbed import view as views
 from bbnode.daemon.testbed.plan import LocalPlan, find_invocation, make_plan
 from bbnode.daemon.testbed.program import find_program
 from bbnode.daemon.testbed.report import versions, write_report
 from bbnode.daemon.testbed.run import JOIN_TIMEOUT_S, RunOptions, RunOutcome, run_testbed
-from bbnode.daemon.testbed.view import summary_table
 from bbnode.ir.errors import DeploymentError
 
 PROGRAM = "bbnode.examples.federated_digits:FederatedRound"
@@ -93,7 +93,7 @@ def run_demo(options: DemoOptions) -> int:
     if missing:
         wanted = " ".join(f"'{package}'" for package in missing)
         raise DemoExtraMissing(f"the demo needs more packages: pip install {wanted}")
-    console = Console(stderr=options.as_json)
+    console = views.console(stderr=options.as_json)
     plan = demo_plan(options)
     console.print(f"compiled {PROGRAM} ({plan.program.artifact.size} bytes)")
 
@@ -143,7 +143,7 @@ def _finish(options: DemoOptions, plan: LocalPlan, outcome: RunOutcome, console:
         sys.stdout.write(report.read_text("utf-8"))
     else:
         names = {node.peer: node.name for node in outcome.nodes}
-        console.print(summary_table(outcome.rows, names))
+        console.print(views.summary_table(outcome.rows, names))
     if done:
         console.print(f"picture  {draw_accuracy(out, rows)}", soft_wrap=True)
     console.print(f"report   {report}", soft_wrap=True)

@@ -35,6 +35,7 @@ HOST = "127.0.0.1"
 # that is free now is not taken by an outgoing connection before its node listens there.
 PORTS = range(20_000, 32_000)
 MAX_PORT_TRIES = 1000
+MAX_PID_DIGITS = 10
 # What the environment may not say of a node: its own file does.
 _OWN_VARIABLES = ("BBNODE_NODE__NAME", "BBNODE_NODE__STATE_DIR", "BBNODE_ARTIFACT__")
 _OWN_NETWORK = ("BBNODE_NETWORK__LISTEN", "BBNODE_NETWORK__BOOTSTRAP", "BBNODE_INVOKE")
@@ -68,6 +69,8 @@ class ChildNode:
     python_path: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
     exit_reported: bool = False
+    # Where the log of this start begins: before it stands that of earlier ones.
+    log_start: int = 0
 
     @property
     def name(self) -> str:
@@ -125,6 +128,7 @@ class ChildNode:
             environment["PYTHONPATH"] = os.pathsep.join([*self.python_path, *before])
         try:
             with self.log.open("ab") as log:
+                self.log_start = log.seek(0, os.SEEK_END)
                 self.process = _spawn(self.config, log, environment)
         except OSError as error:
             raise NodeNotStarted(f"{self.name}: {self.log}: {error.strerror}") from error
@@ -133,7 +137,8 @@ class ChildNode:
         """Return the last line of its log, or the last error in its end."""
         try:
             with self.log.open("rb") as stream:
-                stream.seek(max(0, stream.seek(0, os.SEEK_END) - _LAST_WORDS_BYTES))
+                end = stream.seek(0, os.SEEK_END)
+                stream.seek(min(max(self.log_start, end - _LAST_WORDS_BYTES), end))
                 lines = stream.read().decode("utf-8", "replace").strip().splitlines()
         except OSError:
             return "its log can't be read"
@@ -194,17 +199,27 @@ def held_folder(out: Path, *, keep: bool = False) -> Iterator[Path]:
 def _check_nobody_runs(nodes: Path) -> None:
     """Refuse a folder in which a daemon of an earlier testbed runs on, as after a SIGKILL."""
     for lock in sorted(nodes.glob("*/state/lock")):
-        descriptor = paths.open_lock(lock)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        holder = holder_of(lock)
+        if holder is not None:
             raise StillRunning(
                 f"{lock.parent.parent.name} of an earlier testbed still runs as process {holder}; "
                 f"stop it (kill {holder}), or choose another folder with --out"
-            ) from error
-        finally:
-            os.close(descriptor)
+            )
+
+
+def holder_of(lock: Path) -> int | None:
+    """Return the process that holds a daemon's lock file; None for nobody. Raises StorageError."""
+    if not lock.exists():
+        return None
+    descriptor = paths.open_lock(lock)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        text = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        return int(text) if text.isdecimal() and len(text) <= MAX_PID_DIGITS else 0
+    finally:
+        os.close(descriptor)
+    return None
 
 
 def _clear(nodes: Path) -> None:

@@ -24,6 +24,7 @@ from bbnode.ir import keys, plugins
 from bbnode.ir.errors import DeploymentError
 from bbnode.ir.graph import Function
 from bbnode.ir.types import TRIGGER, TypeNode
+from bbnode.ops.custom import custom_ops_of
 
 ARTIFACT_SUFFIX = ".onnx"
 # The role whose components send by themselves: to whom is not in the program.
@@ -122,7 +123,9 @@ def describe_program(
         # Who has inputs starts something.
         home = next((name for name, played in found.items() if played.inputs), next(iter(found)))
     classes = {home: found.pop(home), **found}
-    modules = tuple(dict.fromkeys(_modules_of(classes, author)))
+    # What the program's module brings beside components: ops of its own.
+    brought = (author,) if author and custom_ops_of(program) else ()
+    modules = tuple(dict.fromkeys((*_modules_of(classes), *brought)))
     return RunnableProgram(
         artifact=artifact,
         source=source,
@@ -152,7 +155,7 @@ def _talks(mains: list[Function], classes: Mapping[str, PlayedClass]) -> Iterato
             yield from (frozenset((name, other)) for other in classes)
 
 
-def _modules_of(classes: Mapping[str, PlayedClass], author: str) -> Iterator[str]:
+def _modules_of(classes: Mapping[str, PlayedClass]) -> Iterator[str]:
     """Yield the modules of components that no installed package announces."""
     announced = plugins.names(ENTRY_POINT_GROUP)
     for played in classes.values():
@@ -162,21 +165,15 @@ def _modules_of(classes: Mapping[str, PlayedClass], author: str) -> Iterator[str
                 cls = _class_of(slot)
                 if cls is not None:
                     yield cls.__module__
-    if author and not author.startswith("bbnode."):
-        yield author  # ops and protocols of its own
 
 
 def _folders_of(modules: tuple[str, ...]) -> Iterator[str]:
     """Yield the folders of modules that only this process's working directory made importable."""
     for name in modules:
-        file = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
-        if file is None:
-            continue
-        folder = Path(file).parent
-        if Path(file).name == "__init__.py":
-            folder = folder.parent
-        if "site-packages" not in folder.parts:
-            yield os.fspath(folder.absolute())
+        top = sys.modules.get(name.partition(".")[0])
+        file = next(iter(getattr(top, "__path__", ())), None) or getattr(top, "__file__", None)
+        if file is not None and "site-packages" not in Path(file).parts:
+            yield os.fspath(Path(file).parent.absolute())
 
 
 def _own_settings(classes: Mapping[str, PlayedClass]) -> dict[str, dict[str, Any]]:

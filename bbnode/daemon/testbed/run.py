@@ -7,10 +7,12 @@ running, however the run ends.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,7 @@ from bbnode.daemon.control.async_client import AsyncControlClient
 from bbnode.daemon.control.client import ControlClient
 from bbnode.daemon.control.errors import ControlError, ControlTimeout, NotRunning
 from bbnode.daemon.control.json_lines import parse_object
-from bbnode.daemon.testbed.nodes import ChildNode, held_folder, write_nodes
+from bbnode.daemon.testbed.nodes import ChildNode, held_folder, holder_of, write_nodes
 from bbnode.daemon.testbed.plan import LocalPlan, totals
 from bbnode.daemon.testbed.report import round_row
 from bbnode.daemon.testbed.view import READY, RoundsView, value_text
@@ -51,6 +53,8 @@ CATCH_UP_EVERY_S = 1.0
 # Between two looks at the states of all nodes; of many, longer.
 LOOK_EVERY_S = 0.3
 LOOK_PER_NODE_S = 0.02
+# Nodes that are up and not connected for so long are told.
+SAY_MISSING_S = 3.0
 # Looks in a row at a node that is up and says that it is not ready, before a run gives up on it.
 NOT_READY_LOOKS = 3
 # Outputs that come back as messages of their own after the last round.
@@ -145,11 +149,14 @@ class LocalTestbed:
         self._out = options.out.absolute()
         self._console = console
         self._nodes: list[ChildNode] = []
+        # By PeerId.
+        self._names: dict[str, str] = {}
         self._view: RoundsView
         self._scope = trio.CancelScope()
         self._rows: dict[tuple[str, int], dict[str, Any]] = {}
         self._executions: set[tuple[str, int]] = set()
         self._values: dict[str, dict[str, Any]] = {}
+        self._counts: dict[str, Counter[str]] = {}
         self._value_shown_s: dict[tuple[str, str], float] = {}
         self._complete: set[str] = set()
         self._progress = trio.Event()
@@ -181,11 +188,12 @@ class LocalTestbed:
                 port=options.port,
                 wait_s=self._patience_s if options.wait_s is None else options.wait_s,
             )
+            self._names = {node.peer: node.name for node in self._nodes}
             invocation = self._plan.invocation
             self._view = RoundsView(
                 self._console,
                 rounds=0 if invocation is None else invocation.times,
-                names={node.peer: node.name for node in self._nodes},
+                names=self._names,
                 invokers=[node.name for node in self._invokers],
             )
             self._console.print(f"nodes    {totals(self._plan.groups)}", soft_wrap=True)
@@ -289,16 +297,18 @@ class LocalTestbed:
                 await self._progress.wait()
 
     def _outstanding(self) -> set[str]:
-        """Return outputs of the invoked target that nobody saw, though all rounds went well."""
+        """Return outputs of the invoked target that some round lacks, though all went well."""
         if self._plan.invocation is None or not all(row["ok"] for row in self._rows.values()):
             return set()
-        seen = {
+        seen = Counter(
             name
             for row in self._rows.values()
             for name in (*row["outputs"], *row.get("skipped", ()))
-        }
-        seen |= {name for node in self._invokers for name in self._values.get(node.name, ())}
-        return set(self._plan.program.classes[self._plan.invocation.target].outputs) - seen
+        )
+        for node in self._invokers:
+            seen.update(self._counts.get(node.name, {}))
+        wanted = self._plan.program.classes[self._plan.invocation.target].outputs
+        return {name for name in wanted if seen[name] < len(self._rows)}
 
     def _outputs(self, node: ChildNode) -> bool:
         classes = self._plan.program.classes
@@ -391,6 +401,7 @@ class LocalTestbed:
             name: {other for other in node.planned.linked if other in by_name}
             for name, node in by_name.items()
         }
+        late_s = trio.current_time() + SAY_MISSING_S
         with trio.move_on_after(self._patience_s):
             while not self._has_begun:
                 wanted = {name: others for name, others in wanted.items() if others}
@@ -398,7 +409,9 @@ class LocalTestbed:
                 if not any(wanted.values()):
                     return
                 absent = self._missing(wanted)
-                if absent != self._absent and len(self._up) == len(self._nodes) - len(left_out):
+                if len(self._up) < len(by_name):
+                    late_s = trio.current_time() + SAY_MISSING_S
+                elif trio.current_time() > late_s and absent != self._absent:
                     self._view.note(f"waiting for {', '.join(absent)}")
                     self._absent = absent
                 await trio.sleep(max(LOOK_EVERY_S, LOOK_PER_NODE_S * len(wanted)))
@@ -414,13 +427,12 @@ class LocalTestbed:
         self, wanted: dict[str, set[str]], by_name: Mapping[str, ChildNode]
     ) -> None:
         """Take out the links that are there, as the nodes tell."""
-        names = {node.peer: node.name for node in self._nodes}
 
         async def ask(name: str) -> None:
             for peer in await trio.to_thread.run_sync(
                 _connected, by_name[name], abandon_on_cancel=True
             ):
-                other = names.get(peer, "")
+                other = self._names.get(peer, "")
                 wanted.get(name, set()).discard(other)
                 wanted.get(other, set()).discard(name)
 
@@ -526,10 +538,12 @@ class LocalTestbed:
             case "app_event" if (node.name, event["execution"]) not in self._executions:
                 self._take_value(node, event)
             case "peer_up" | "peer_down" if node is self._invokers[0]:
-                name = next((n.name for n in self._nodes if n.peer == event.get("peer")), "a peer")
+                name = self._names.get(event["peer"], "a peer")
                 self._view.note(f"{name} {'is up' if event['type'] == 'peer_up' else 'is down'}")
 
     def _completed(self, node: ChildNode) -> None:
+        if node.name not in self._complete and not self._rows and self._options.keep:
+            self._view.note(f"{node.name}: all rounds were made before; for more raise --times")
         self._complete.add(node.name)
         self._changed()
 
@@ -547,6 +561,7 @@ class LocalTestbed:
     def _take_value(self, node: ChildNode, event: Mapping[str, Any]) -> None:
         output, value = event["topic"], event["value"]
         self._values.setdefault(node.name, {})[output] = value
+        self._counts.setdefault(node.name, Counter())[output] += 1
         self._changed()
         count = self._view.value(node.name, output, value)
         now_s = trio.current_time()
@@ -555,7 +570,8 @@ class LocalTestbed:
         if now_s - self._value_shown_s.get((node.name, output), -VALUE_EVERY_S) >= VALUE_EVERY_S:
             self._value_shown_s[node.name, output] = now_s
             so_far = f"  ({count} so far)" if count > 1 else ""
-            self._view.print(f"{node.name} {output} = {value_text(value)}{so_far}")
+            shown = value_text(value, self._names)
+            self._view.print(f"{node.name} {output} = {shown}{so_far}")
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -608,6 +624,10 @@ async def _ask_to_stop(node: ChildNode) -> None:
     except _GONE:
         if node.process is not None and node.exit_code is None:
             node.process.terminate()
+        elif pid := holder_of(paths.lock_file(node.state_dir)):
+            # Somebody started it again, and it is on its way.
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
 
 
 def _readiness(node: ChildNode) -> dict[str, Any] | None:

@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from bbnode.daemon.testbed import view as views
 from bbnode.daemon.testbed.plan import find_invocation, make_plan
 from bbnode.daemon.testbed.program import find_program
 from bbnode.daemon.testbed.report import SCHEMA, versions, write_report
 from bbnode.daemon.testbed.run import RunOptions, RunOutcome, run_testbed
-from bbnode.daemon.testbed.view import summary_table, trends
 
 DEFAULT_OUT = Path("up-out")
 
@@ -48,7 +46,7 @@ def run_up(options: UpOptions) -> int:
 
     Raises RunFailed and the typed errors of program, plan, folder and ports.
     """
-    console = Console(stderr=options.as_json, highlight=False, emoji=False, markup=False)
+    console = views.console(stderr=options.as_json)
     program = find_program(options.program, options.args)
     plan = make_plan(
         program,
@@ -99,10 +97,11 @@ def run_up(options: UpOptions) -> int:
         )
         if options.as_json:
             sys.stdout.write(report.read_text("utf-8"))
-        elif outcome.rows:
+        elif outcome.rows and not (console.is_terminal and len(outcome.rows) <= views.SHOWN_ROUNDS):
+            # Else the last picture of the live view has the same.
             named = len(plan.invokers) > 1
-            console.print(summary_table(outcome.rows, names, named))
-            for line in trends(outcome.rows):
+            console.print(views.summary_table(outcome.rows, names, named))
+            for line in views.trends(outcome.rows):
                 console.print(line, soft_wrap=True)
         console.print(f"report   {report}", soft_wrap=True)
         console.print(f"{outcome.seconds:.1f} s in all")

@@ -18,7 +18,7 @@ from bbnode.daemon.observing.live_view import LiveView, size
 from bbnode.daemon.testbed.report import numbers_of
 from bbnode.ir.texts import printable
 
-_SHOWN_ROUNDS = 12
+SHOWN_ROUNDS = 12
 _SHOWN_NOTES = 6
 _SHOWN_COLUMNS = 6
 _SHOWN_STATES = 8
@@ -27,7 +27,16 @@ _TREND_ROUNDS = 40
 _MAX_VALUE_CHARS = 100
 _MAX_PLAIN_INTEGER = 1e15
 _BARS = "▁▂▃▄▅▆▇█"
+_WIDTH_OF_A_FILE = 200
 READY = "ready"
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return the console of a testbed; without a terminal lines are long rather than cut."""
+    made = Console(stderr=stderr, highlight=False, emoji=False, markup=False)
+    if not made.is_terminal:
+        made.width = _WIDTH_OF_A_FILE
+    return made
 
 
 class RoundsView(LiveView):
@@ -101,7 +110,7 @@ class RoundsView(LiveView):
         of = f"/{self._total}" if self._total else ""
         head = f"{who}round {row['round']:>3}{of}"
         if not row["ok"]:
-            return f"{head}  FAILED  {printable('; '.join(row['failures']))}"
+            return f"{head}  FAILED  {printable(failures_text(row, self._names))}"
         missing = printable(missing_text(row, self._names))
         numbers = list(numbers_of(row["outputs"]).items())[:_SHOWN_COLUMNS]
         shown = "".join(f"{printable(name)} {number(name, value)}  " for name, value in numbers)
@@ -117,7 +126,7 @@ class RoundsView(LiveView):
         if self._values:
             parts.append(self._value_table())
         if self._rows or self._running:
-            parts.append(summary_table(self._rows[-_SHOWN_ROUNDS:], self._names, self._named))
+            parts.append(summary_table(self._rows[-SHOWN_ROUNDS:], self._names, self._named))
             parts += [Text(line) for line in trends(self._rows)]
             parts.append(Text(self._progress()))
         return Group(*parts)
@@ -136,7 +145,7 @@ class RoundsView(LiveView):
             table.add_column(column, justify="right" if column == "times" else "left")
         shown = list(self._values.items())
         for (node, output), (value, count) in shown[:_SHOWN_VALUES]:
-            table.add_row(*map(_text, (node, output, str(count), value_text(value))))
+            table.add_row(*map(_text, (node, output, str(count), value_text(value, self._names))))
         if len(shown) > _SHOWN_VALUES:
             table.add_row("…", f"{len(shown) - _SHOWN_VALUES} more", "", "")
         return table
@@ -172,7 +181,7 @@ def summary_table(
         if row["ok"]:
             cells += [size(row["bytes"]), str(len(row["responded"])), missing_text(row, names)]
         else:
-            cells += ["", "", f"FAILED: {'; '.join(row['failures']) or 'no reason was told'}"]
+            cells += ["", "", f"FAILED: {failures_text(row, names)}"]
         table.add_row(*map(_text, cells))
     return table
 
@@ -222,10 +231,28 @@ def number(name: str, value: float) -> str:
     return f"{value:.4f}" if is_usual else f"{value:.3e}"
 
 
-def value_text(value: Any) -> str:
-    """Return any output on one line, cut where it is long."""
-    text = printable(f"{value:.6g}" if isinstance(value, float) else str(value))
+def value_text(value: Any, names: Mapping[str, str]) -> str:
+    """Return any output on one line, cut where it is long, nodes by their names."""
+    text = f"{value:.6g}" if isinstance(value, float) else _named(value, names)
+    text = printable(text)
     return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 1] + "…"
+
+
+def failures_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """Return why a round failed, nodes by their names."""
+    text = "; ".join(row["failures"]) or "no reason was told"
+    for peer, name in names.items():
+        text = text.replace(peer, name)
+    return text
+
+
+def _named(value: Any, names: Mapping[str, str]) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_named(each, names) for each in value)}]"
+    if isinstance(value, dict):
+        inner = (f"{_named(k, names)}: {_named(each, names)}" for k, each in value.items())
+        return f"{{{', '.join(inner)}}}"
+    return names.get(value, value) if isinstance(value, str) else str(value)
 
 
 def missing_text(row: Mapping[str, Any], names: Mapping[str, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,10 @@ class TensorBoardTracker:
         )
 
     def log(self, number: int, metrics: Mapping[str, float], at: float) -> None:
-        """Write one point of each metric, and flush: whoever looks sees the round at once."""
+        """Write one point of each metric that is finite, and flush: whoever looks sees it."""
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, number, walltime=at)
+            if math.isfinite(value):
+                self._writer.add_scalar(name, value, number, walltime=at)
         self._writer.flush()
 
     def end(self) -> None:

@@ -51,7 +51,9 @@ class WandbTracker:
                 console="off",
                 disable_code=True,
                 disable_git=True,
+                quiet=True,
                 save_code=False,
+                x_save_requirements=False,
                 x_disable_stats=True,
                 x_disable_machine_info=True,
                 x_disable_meta=True,
@@ -64,4 +66,8 @@ class WandbTracker:
 
     def end(self) -> None:
         """Finish the run: its file is whole then."""
-        self._run.finish(quiet=True)
+        self._run.finish()
+        wandb = importlib.import_module("wandb")
+        if wandb.run is None:
+            # `finish` returns before the library's process has written the end; its end does not.
+            wandb.teardown()
