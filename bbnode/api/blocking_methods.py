@@ -65,8 +65,8 @@ class BlockingMethods(ABC):
         execution running, and so does the timeout; 0 seconds start it and return at once.
 
         Raises:
-            ExecutionFailed: an op of it failed; `.outcome` has the reasons.
-            InvokeTimeout: it runs on; `.outcome` has what it has given so far.
+            ExecutionFailed: an op of it failed; `.result` has the reasons.
+            InvokeTimeout: it runs on; `.result` has what it has given so far.
             InputRefused: a value is nothing that a program takes.
             UnknownTarget, UnknownInput, MissingInput, InputTypeMismatch, InputShapeMismatch, and
                 other `EntryError`s: nothing was started. Of a daemon: `ControlError` of that kind.

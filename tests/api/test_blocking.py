@@ -226,7 +226,7 @@ def test_a_component_that_raises_fails_its_execution_alone() -> None:
     with worker(slots={"data": {"mode": "raise"}}) as node:
         with pytest.raises(bbnode.ExecutionFailed, match="the callback is broken") as failed:
             node.invoke("worker", {"tick": "trigger"})
-        assert failed.value.outcome.ok is False
+        assert failed.value.result.ok is False
         assert node.running
 
 
@@ -234,7 +234,7 @@ def test_an_execution_that_takes_too_long_goes_on() -> None:
     with worker(slots={"data": {"mode": "wait"}}) as node:
         with pytest.raises(bbnode.InvokeTimeout, match=r"not over after 0\.01 s") as late:
             node.invoke("worker", {"tick": "trigger"}, timeout_s=0.01)
-        assert late.value.outcome.ok is None
+        assert late.value.result.ok is None
         GO_ON.set()
         assert node.next_output("batch", timeout_s=PATIENCE_S).shape == (2, 3)
 
