@@ -54,8 +54,8 @@ def config_markdown() -> str:
         "reference --limits` prints the bounds that are not keys as well.",
         "",
         "Paths, settings of slots that are paths too, count from the folder of the file; those of",
-        "flags from the current directory. Modules (`artifact.module`, `node.components`) are found",
-        "beside the file, then in the current directory, then among what is installed.",
+        "flags from the current directory. Modules (`artifact.module`, `node.components`) are",
+        "found beside the file, then in the current directory, then among what is installed.",
     ]
     edge = LimitsSection(preset="edge").effective()
     default = LimitsSection().effective()
