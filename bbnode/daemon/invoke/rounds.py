@@ -427,7 +427,7 @@ class Rounds:
                 answered = dict.fromkeys([*current.responded, *map(str, said["responded"])])
                 current.responded = list(answered)
                 missing = [str(p) for p in said["missing"]]
-                current.missing += missing
+                current.missing = list(dict.fromkeys([*current.missing, *missing]))
                 current.missing_why |= {p: said["reasons"].get(p, LATE) for p in missing}
                 for peer in said["responded"]:
                     current.say(str(peer), said.get("numbers", {}).get(peer, {}))

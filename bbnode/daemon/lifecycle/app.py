@@ -75,7 +75,7 @@ def run_daemon(
 
     `record` is a new file for all input.
     """
-    assembly.import_components(resolved.config.node.components)
+    assembly.import_components(resolved)
     process = OwnProcess()
     with (
         paths.lock_state_dir(resolved.state_dir),
