@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from bbnode.api.errors import ForkedProcess as ForkedProcess
     from bbnode.api.errors import InputRefused as InputRefused
     from bbnode.api.errors import LoopBlocked as LoopBlocked
+    from bbnode.api.errors import NodeNotReady as NodeNotReady
     from bbnode.api.errors import NodeStopped as NodeStopped
     from bbnode.api.errors import WaitTimeout as WaitTimeout
     from bbnode.api.methods import AsyncMethods as AsyncMethods

@@ -10,7 +10,7 @@ class NodeStopped(EnvironmentFault):
 
 
 class WaitTimeout(EnvironmentFault):
-    """What was waited for did not come in time."""
+    """Something that was waited for did not come in time."""
 
 
 class InputRefused(DeploymentError):
@@ -23,3 +23,7 @@ class ForkedProcess(DeploymentError):
 
 class LoopBlocked(DeploymentError):
     """A blocking call on the thread that runs the nodes, which would wait for itself."""
+
+
+class NodeNotReady(DeploymentError):
+    """The node can't do its work: the data of a slot are missing or do not fit, for instance."""

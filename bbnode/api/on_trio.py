@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 import trio
 
-from bbnode.api.errors import NodeStopped, WaitTimeout
+from bbnode.api.errors import NodeNotReady, NodeStopped, WaitTimeout
 from bbnode.api.inputs import to_value, to_values
 from bbnode.api.methods import AsyncMethods
 from bbnode.api.outcome import InvokeResult, OutputValue, checked_outcome, shown_value
@@ -35,6 +35,7 @@ from bbnode.daemon.control.server import ControlLimits
 from bbnode.daemon.lifecycle import assembly
 from bbnode.daemon.lifecycle.app import Daemon
 from bbnode.engine import steps
+from bbnode.engine.readiness import reasons_text
 from bbnode.ir.errors import BbnodeError
 from bbnode.ir.texts import failure_text
 from bbnode.ir.values import size_of
@@ -47,7 +48,7 @@ T = TypeVar("T")
 
 # Outputs that wait for `next_output` or for a slow reader of `outputs`; the oldest go.
 MAX_WAITING_OUTPUTS: Final = 256
-MAX_WAITING_BYTES: Final = 256 * 1024 * 1024
+MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 # Beyond the time that a stop may take by itself, for a busy machine.
 STOP_SLACK_S: Final = 5.0
 
@@ -243,10 +244,10 @@ class TrioNode(AsyncMethods):
         return TrioOutputs(self, self._readers)
 
     async def next_output(self, name: str, *, timeout_s: float = 60.0) -> Any:
-        """Return the oldest output of this name that no call has returned yet, or the next one.
+        """Return the next output of this name that no `invoke` returns, also one that was before.
 
-        For outputs that come later than the execution that was invoked, or that another node
-        caused. Raises WaitTimeout.
+        For outputs that another node caused, or that come after an `invoke` has given up. The
+        oldest comes first; a bounded number waits. Raises WaitTimeout.
         """
         found = await self._alive(self._outputs.next, name, timeout_s)
         if found is None:
@@ -290,6 +291,9 @@ class TrioNode(AsyncMethods):
         if self._error is not None:
             self._told = True
             raise self._error
+        # `bbnode run` goes on and tries again, as a file may arrive; here somebody waits.
+        if not_ready := self._host.node.not_ready():
+            raise NodeNotReady(f"the node {self.name!r} is not ready: {reasons_text(not_ready)}")
 
     def _raise_untold(self) -> None:
         """Raise the error that ended the node, unless somebody has been told."""
@@ -356,7 +360,8 @@ class TrioNode(AsyncMethods):
                 execution=step.execution,
             )
             size = size_of(step.value)
-            self._outputs.push(found, size)
+            if not self._host.outcomes.waits_for(step):
+                self._outputs.push(found, size)
             for reader in self._readers:
                 reader.push(found, size)
 

@@ -55,21 +55,21 @@ class InvokeResult:
 
 
 class ExecutionFailed(BbnodeError):
-    """An op of the execution failed: `outcome` has the failures, and outputs that came anyway."""
+    """An op of the execution failed: `result` has the failures, and outputs that came anyway."""
 
-    def __init__(self, message: str, outcome: InvokeResult) -> None:
-        """`outcome` is how it went."""
+    def __init__(self, message: str, result: InvokeResult) -> None:
+        """`result` is how it went."""
         super().__init__(message)
-        self.outcome = outcome
+        self.result = result
 
 
 class InvokeTimeout(EnvironmentFault):
-    """An execution did not end in time, and goes on: `outcome` is what it has given so far."""
+    """An execution did not end in time, and goes on: `result` is what it has given so far."""
 
-    def __init__(self, message: str, outcome: InvokeResult) -> None:
-        """`outcome` is how it went so far."""
+    def __init__(self, message: str, result: InvokeResult) -> None:
+        """`result` is how it went so far."""
         super().__init__(message)
-        self.outcome = outcome
+        self.result = result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,6 +107,8 @@ def test_outputs_can_be_had_later_and_as_a_stream(
             assert server.emit("server", "said", number, timeout_s=0).ok is None
         assert [float(next(outputs).value) for _ in range(2)] == [1.0, 2.0]
     assert next(outputs, None) is None
+    # What an invoke returns is not there a second time.
+    assert server.invoke("server", {"said": 3.0}, timeout_s=PATIENCE_S)["echo"] == 3
     found = [float(server.next_output("echo", timeout_s=PATIENCE_S)) for _ in range(2)]
     assert found == [1.0, 2.0]
     with pytest.raises(bbnode.WaitTimeout, match="gave no output 'echo' within 0 s"):
@@ -226,7 +228,7 @@ def test_a_component_that_raises_fails_its_execution_alone() -> None:
     with worker(slots={"data": {"mode": "raise"}}) as node:
         with pytest.raises(bbnode.ExecutionFailed, match="the callback is broken") as failed:
             node.invoke("worker", {"tick": "trigger"})
-        assert failed.value.outcome.ok is False
+        assert failed.value.result.ok is False
         assert node.running
 
 
@@ -234,7 +236,7 @@ def test_an_execution_that_takes_too_long_goes_on() -> None:
     with worker(slots={"data": {"mode": "wait"}}) as node:
         with pytest.raises(bbnode.InvokeTimeout, match=r"not over after 0\.01 s") as late:
             node.invoke("worker", {"tick": "trigger"}, timeout_s=0.01)
-        assert late.value.outcome.ok is None
+        assert late.value.result.ok is None
         GO_ON.set()
         assert node.next_output("batch", timeout_s=PATIENCE_S).shape == (2, 3)
 

@@ -18,6 +18,8 @@ from bbnode.cli.common import JsonOption, pairs
 
 PROJECT = Path("pyproject.toml")
 TABLE = "tool.bbnode.up"
+# Numbers of one input that is written into node.toml.
+MAX_INPUT_NUMBERS = 4096
 # The keys of the table, with what TOML has to give for each.
 KEYS: Mapping[str, tuple[type, ...]] = {
     "program": (str,),
@@ -150,7 +152,10 @@ def command(
             settings=[*_settings(told.get("set", [])), *(settings or [])],
             invoke=invoke or told.get("invoke"),
             # Inputs of another target are not this one's.
-            inputs={**({} if own_invoke else told.get("inputs", {})), **given},
+            inputs={
+                name: _numbers(name, value)
+                for name, value in {**({} if own_invoke else _inputs(told)), **given}.items()
+            },
             times=times if times is not None else told.get("times"),
             rounds={key: value for key, value in rounds.items() if value is not None},
             runs_on=until_ctrl_c,
@@ -186,6 +191,39 @@ def _project(file: Path) -> dict[str, Any]:
                 f"{file}: [{TABLE}] {key} has to be a {kinds}, not {value!r}", param_hint=TABLE
             )
     return table
+
+
+def _inputs(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of the table, whose texts are read as `--input` reads them."""
+    return {
+        name: values.parse_value(value) if isinstance(value, str) else value
+        for name, value in told.get("inputs", {}).items()
+    }
+
+
+def _numbers(name: str, value: Any) -> Any:
+    """Return an input as a configuration can hold it: a small array as lists of numbers."""
+    if not isinstance(value, dict) or "text" in value:
+        return value
+    import base64
+    import io
+
+    import numpy as np
+
+    why = "bytes are no numbers"
+    if "npy" in value:
+        try:
+            array = np.load(io.BytesIO(base64.b64decode(value["npy"])), allow_pickle=False)
+            if array.size <= MAX_INPUT_NUMBERS:
+                return array.tolist()
+            why = f"an array of {array.size} numbers is more than {MAX_INPUT_NUMBERS}"
+        except (ValueError, EOFError) as error:
+            why = f"it is no .npy file ({error})"
+    raise typer.BadParameter(
+        f"{name}: {why}, and node.toml is to hold it; let the nodes run with --until-ctrl-c, and "
+        "send it with `bbnode invoke`",
+        param_hint="--input",
+    )
 
 
 def _nodes(told: str | Mapping[str, Any]) -> str:

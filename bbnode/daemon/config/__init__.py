@@ -77,6 +77,10 @@ PositiveRate = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
 RateOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+# Lists in lists of one input, as many as a tensor has axes.
+_MAX_INPUT_DEPTH = 16
+
+
 class Section(BaseModel):
     """Base of all tables: unknown keys are errors, values do not change once read."""
 
@@ -94,18 +98,22 @@ def _key(default: Any, description: str, *, unit: str = "", **extra: Any) -> Any
     )
 
 
+def _is_numbers(value: Any, depth: int = _MAX_INPUT_DEPTH) -> bool:
+    if isinstance(value, list):
+        return depth > 0 and all(_is_numbers(item, depth - 1) for item in value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _check_input(value: Any) -> Any:
     plain = isinstance(value, bool | int | float) or value == "trigger"
-    numbers = isinstance(value, list) and all(
-        isinstance(item, int | float) and not isinstance(item, bool) for item in value
-    )
+    numbers = isinstance(value, list) and _is_numbers(value)
     text = isinstance(value, TextInput) or (
         isinstance(value, dict) and value.keys() == {"text"} and isinstance(value["text"], str)
     )
     if not (plain or numbers or text):
         raise ValueError(
-            f'{value!r} is not an input: write "trigger", a number, true or false, a list of '
-            'numbers, or { text = "…" }'
+            f'{value!r:.80} is not an input: write "trigger", a number, true or false, (nested) '
+            'lists of numbers, or { text = "…" }'
         )
     return value
 
@@ -318,7 +326,7 @@ class TextInput(Section):
 
 
 InputValue = Annotated[
-    Literal["trigger"] | bool | int | float | list[int] | list[float] | TextInput,
+    Literal["trigger"] | bool | int | float | list[Any] | TextInput,
     BeforeValidator(_check_input),
 ]
 
@@ -359,7 +367,7 @@ class InvokeSection(Section):
     target: str = _key(..., "target to invoke, as class or class#hash")
     inputs: dict[str, InputValue] = _key(
         {},
-        'its inputs: "trigger", a number, true/false, a list of numbers, or { text = "…" }',
+        'its inputs: "trigger", a number, true/false, (nested) lists of numbers, or { text = "…" }',
     )
     times: Count = _key(1, "how many rounds; 0: for ever", unit="rounds")
     every_s: Seconds = _key(

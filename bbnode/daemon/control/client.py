@@ -19,9 +19,13 @@ from urllib.parse import quote, urlencode
 
 from bbnode.daemon.control import errors
 from bbnode.daemon.control.json_lines import Answered, parse_object
-from bbnode.ir.caps import MAX_CONTROL_ANSWER_BYTES
+from bbnode.ir.caps import MAX_ARTIFACT_BYTES, MAX_CONTROL_ANSWER_BYTES
 
 DEFAULT_TIMEOUT_S = 5.0
+# The type of an answer that is a file, such as a model.
+FILE = "application/octet-stream"
+# Read at once of a download.
+PIECE_BYTES = 1 << 20
 Query = Mapping[str, str] | Mapping[str, str | int | list[str]]
 
 
@@ -121,19 +125,47 @@ class ControlClient:
         return response.status, self._read(wanted, response)
 
     def _read(self, wanted: str, response: http.client.HTTPResponse) -> bytes:
+        is_file = response.headers.get_content_type() == FILE and response.length is not None
+        most = MAX_ARTIFACT_BYTES if is_file else MAX_CONTROL_ANSWER_BYTES
         try:
-            data = response.read(MAX_CONTROL_ANSWER_BYTES + 1)
+            data = response.read(most + 1)
         except TimeoutError as error:
             raise too_slow(wanted, self._timeout_s) from error
         except (OSError, http.client.HTTPException) as error:
             raise gone(self._path) from error
-        if response.length and len(data) <= MAX_CONTROL_ANSWER_BYTES:
+        if response.length and len(data) <= most:
             raise gone(self._path)  # the answer is cut short, which http.client does not report
-        if len(data) > MAX_CONTROL_ANSWER_BYTES:
-            raise errors.ControlProtocolError(
-                f"the answer to {wanted} is over {MAX_CONTROL_ANSWER_BYTES} B"
-            )
+        if len(data) > most:
+            raise errors.ControlProtocolError(f"the answer to {wanted} is over {most} B")
         return data
+
+    def download(self, path: str, *, max_bytes: int = MAX_ARTIFACT_BYTES) -> Iterator[bytes]:
+        """Send a GET request, and return the bytes that are answered in pieces.
+
+        Each piece has to come within the time of an answer. The iterator raises `NotRunning` where
+        they end too early, and `ControlProtocolError` beyond `max_bytes`.
+        """
+        wanted = target(path)
+        response = self._send("GET", wanted, None)
+        if response.status != 200:
+            parse_answer(response.status, self._read(wanted, response))
+        if response.length is None or response.length > max_bytes:
+            raise errors.ControlProtocolError(
+                f"the answer to {wanted} is over {max_bytes} B, or of no known length"
+            )
+        return self._pieces(wanted, response)
+
+    def _pieces(self, wanted: str, response: http.client.HTTPResponse) -> Iterator[bytes]:
+        while response.length:
+            try:
+                piece = response.read(PIECE_BYTES)
+            except TimeoutError as error:
+                raise too_slow(wanted, self._timeout_s) from error
+            except (OSError, http.client.HTTPException) as error:
+                raise gone(self._path) from error
+            if not piece:
+                raise gone(self._path)
+            yield piece
 
     def stream(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
         """Subscribe now; the iterator ends with the daemon, and uses the client up."""

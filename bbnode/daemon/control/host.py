@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import trio
+
 from bbnode.daemon.access.control import AccessControl
 from bbnode.daemon.config.reload import Changes
 from bbnode.daemon.config.sources import ResolvedConfig
@@ -20,6 +22,7 @@ from bbnode.daemon.invoke.outcome import Outcomes
 from bbnode.daemon.invoke.rounds import Rounds
 from bbnode.daemon.network.dial_back import Ask
 from bbnode.daemon.observing.watch import Stalled
+from bbnode.daemon.state.checkpoint import Upgrade
 from bbnode.engine import Node
 from bbnode.ir.peer import PeerId
 from bbnode.transport.base import Transport
@@ -67,6 +70,10 @@ class Host:
     started_s: float = 0.0
     phase: str = "starting"
     saved_s: float | None = None
+    # What the node took over of a checkpoint that it could not resume.
+    upgrade: Upgrade | None = None
+    # Of threads that export a model: each holds several copies of it.
+    exporting: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(1))
     # What further parts of the daemon count, by name.
     counters: list[Callable[[], dict[str, int]]] = field(default_factory=list)
 

@@ -30,6 +30,7 @@ from starlette.types import Receive, Scope, Send
 from bbnode import __version__
 from bbnode.components.contracts import ComponentError
 from bbnode.daemon.control.answers import ProblemBody
+from bbnode.daemon.control.client import FILE
 from bbnode.daemon.control.errors import PROBLEM_TYPE, ControlProtocolError, Problem
 from bbnode.daemon.control.feed import Subscription
 from bbnode.daemon.control.host import Host
@@ -53,6 +54,8 @@ MIN_SUFFIX_CHARS = 4
 HEADERS = {"Cache-Control": "no-store"}
 LINES = "application/x-ndjson"
 TEXT = "text/plain; charset=utf-8"
+# Of a long answer: what a client has to take within one deadline.
+PIECE_BYTES = 1 << 20
 # The nearest class of an error decides its status; the first that fits, in this order.
 STATUS_OF: tuple[tuple[type[BbnodeError], int], ...] = (
     (UnknownTarget, 404),
@@ -144,6 +147,25 @@ class Lines(StreamingResponse):
             self.subscription.close()
 
 
+class Blob(StreamingResponse):
+    """The bytes of a file, of known length, in pieces that a client has to take in time."""
+
+    def __init__(self, data: bytes) -> None:
+        """Send `data`, which may be large."""
+        view = memoryview(data)
+        pieces = (bytes(view[at : at + PIECE_BYTES]) for at in range(0, len(view), PIECE_BYTES))
+        headers = {**HEADERS, "Content-Length": str(len(data))}
+        super().__init__(pieces, media_type=FILE, headers=headers)
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        if scope["method"] == "HEAD":
+            head = {"status": self.status_code, "headers": self.raw_headers}
+            await send({"type": "http.response.start", **head})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            await self.stream_response(send)
+
+
 def application(
     endpoints: Sequence[Endpoint], host: Host, *, request_s: float, counts: Counter[str]
 ) -> Starlette:
@@ -218,6 +240,8 @@ async def _answered(endpoint: Endpoint, host: Host, request: Request) -> Respons
             arguments[name] = checked(kind, given)
         elif kind is PeerId:
             arguments[name] = known_peer(host, request.path_params[name])
+        elif kind is str:
+            arguments[name] = request.path_params[name]
         else:
             arguments[name] = _number(name, request.path_params[name])
     told = await endpoint.act(**arguments)

@@ -19,11 +19,13 @@ from pydantic import Field
 from starlette.responses import Response
 
 from bbnode.daemon.control import answers, views
+from bbnode.daemon.control.client import FILE
 from bbnode.daemon.control.errors import Problem
 from bbnode.daemon.control.host import Host
 from bbnode.daemon.control.http import (
     LINES,
     TEXT,
+    Blob,
     Endpoints,
     Lines,
     Query,
@@ -39,6 +41,7 @@ from bbnode.daemon.invoke.exact import Encoder
 from bbnode.daemon.observing import logs
 from bbnode.daemon.observing.events import summarize
 from bbnode.daemon.paths import StorageError
+from bbnode.daemon.state import weights
 from bbnode.engine.errors import AddressBookFull
 from bbnode.ir.address import parse_address
 from bbnode.ir.caps import KEPT_ITEMS, MAX_ADDRESSES_PER_PEER, MAX_WAIT_S
@@ -159,6 +162,35 @@ async def snapshot(host: Host) -> answers.SnapshotWritten:
     """Write the node's state to its state directory now."""
     size = await host.save()
     return {"state_dir": str(host.resolved.state_dir), "bytes": size}
+
+
+@ENDPOINTS.add("GET", "/v1/models", "models")
+async def models(host: Host) -> answers.ModelList:
+    """List the slots with a model."""
+    found = weights.models_of(host.node)
+    return {"models": [{"slot": each.slot, "type_name": each.type_name} for each in found]}
+
+
+@ENDPOINTS.add("GET", "/v1/models/{slot}", media=FILE)
+async def model(host: Host, slot: str) -> Response:
+    """Send the model of a slot, with its weights as of no op under way, as an ONNX file.
+
+    One is made at a time; another request is refused meanwhile (503).
+    """
+    held = [each.slot for each in weights.models_of(host.node)]
+    try:
+        name = weights.chosen(held, slot, where="this node")
+    except weights.NoSuchModel as error:
+        raise Problem(404, "NoSuchModel", str(error)) from error
+    if not host.exporting.available_tokens:
+        text = "another model is being exported; ask again when it is done"
+        raise Problem(503, "Busy", text, headers={"Retry-After": "1"})
+    # A copy: a component changes only by ops of the program.
+    make = host.node.copy_of(name)
+    data = await trio.to_thread.run_sync(
+        weights.exported, name, make, abandon_on_cancel=True, limiter=host.exporting
+    )
+    return Blob(data)
 
 
 @ENDPOINTS.add("POST", "/v1/reload", "reload")

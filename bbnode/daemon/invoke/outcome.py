@@ -188,6 +188,10 @@ class Outcomes:
             if not self._waited:
                 self._early.clear()
 
+    def waits_for(self, step: steps.AppEvent) -> bool:
+        """Return True if the value is of an execution that somebody waits for now."""
+        return step.execution in self._waited or step.chain in self._chains
+
     def observe(self, step: steps.Step) -> None:
         """Collect a step of the node if it is of an execution that is waited for."""
         if not self._waited:

@@ -172,12 +172,6 @@ class Daemon:
             access=access,
             logger_name=self._process.logger_name,
         )
-        self._history = RoundHistory(
-            self._state_dir,
-            config,
-            artifact_sha256=self._artifact.sha256,
-            peer_id=str(self._identity.peer_id),
-        )
         self._preparing = Preparing(
             self._node,
             wake=self._driver.wake,
@@ -185,10 +179,17 @@ class Daemon:
             ready=self._say_ready,
             notify=self._process.notify,
         )
+        self._history = RoundHistory(
+            self._state_dir,
+            config,
+            artifact_sha256=self._artifact.sha256,
+            peer_id=str(self._identity.peer_id),
+        )
         self._rounds += [self._make_rounds(entry, saved) for entry in config.invoke]
         self._conduct = ConductWatch(access, self._control.publish, config.network.bootstrap)
         self._versions = VersionWatch(self._node, self._artifact.sha256, self._control.publish)
         self._control.host.rounds = self._rounds
+        self._control.host.upgrade = saved.upgrade if saved else None
         self._control.host.history = self._history
         self._control.host.counters.append(self._history.counters)
         self._control.host.later = self._later
