@@ -201,10 +201,10 @@ class AioNode(_AioMethods, Facts):
         return AioStream(self._on, await self._on.call_from_asyncio(self._node.outputs))
 
     async def next_output(self, name: str, *, timeout_s: float = 60.0) -> Any:
-        """Return the oldest output of this name that no call has returned yet, or the next one.
+        """Return the next output of this name that no `invoke` returns, also one that was before.
 
-        For outputs that come later than the execution that was invoked, or that another node
-        caused. Raises WaitTimeout.
+        For outputs that another node caused, or that come after an `invoke` has given up. The
+        oldest comes first; a bounded number waits. Raises WaitTimeout.
         """
         return await self._on.call_from_asyncio(self._node.next_output, name, timeout_s=timeout_s)
 

@@ -82,10 +82,10 @@ def open(  # noqa: A001 - opens a node as Python opens a file
     on, held = thread.get(), thread.Held(asked)
     try:
         on.call(on.open, held)
+        return BlockingNode(on, held)
     except BaseException:
         on.release(held)
         raise
-    return BlockingNode(on, held)
 
 
 def connect(
@@ -191,10 +191,10 @@ class BlockingNode(BlockingMethods, Facts):
         return BlockingStream(self._on, self._on.call(self._node.outputs))
 
     def next_output(self, name: str, *, timeout_s: float = 60.0) -> Any:
-        """Return the oldest output of this name that no call has returned yet, or the next one.
+        """Return the next output of this name that no `invoke` returns, also one that was before.
 
-        For outputs that come later than the execution that was invoked, or that another node
-        caused. Raises WaitTimeout.
+        For outputs that another node caused, or that come after an `invoke` has given up. The
+        oldest comes first; a bounded number waits. Raises WaitTimeout.
         """
         return self._on.call(self._node.next_output, name, timeout_s=timeout_s)
 

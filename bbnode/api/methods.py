@@ -68,8 +68,10 @@ class AsyncMethods(ABC):
             ExecutionFailed: an op of it failed; `.result` has the reasons.
             InvokeTimeout: it runs on; `.result` has what it has given so far.
             InputRefused: a value is nothing that a program takes.
-            UnknownTarget, UnknownInput, MissingInput, InputTypeMismatch, InputShapeMismatch, and
-                other `EntryError`s: nothing was started. Of a daemon: `ControlError` of that kind.
+            UnknownTarget: the node has no such target; nothing was started.
+            EntryError: it does not take these inputs (`UnknownInput`, `MissingInput`,
+                `InputTypeMismatch`, `InputShapeMismatch`, …), or is too busy; nothing was started.
+            ControlError: in place of the last two, of a daemon; `kind` names them.
         """
 
     @abstractmethod
@@ -132,6 +134,20 @@ class AsyncMethods(ABC):
         """Return the rounds that the node made by itself, oldest first; of each target `last`."""
         query = {} if last is None else {"last": last}
         return cast("answers.RoundsAnswer", await self._ask("GET", "/v1/rounds", query=query))
+
+    async def models(self) -> answers.ModelList:
+        """Return the slots with a model."""
+        return cast("answers.ModelList", await self._ask("GET", "/v1/models"))
+
+    async def model(self, slot: str) -> bytes:
+        """Return the model of a slot with its trained weights, as the bytes of an ONNX file.
+
+        The weights are those from before an op that is under way.
+        """
+        status, data = await self.fetch("GET", target(f"/v1/models/{slot}"))
+        if status != 200:
+            parse_answer(status, data)
+        return data
 
     async def snapshot(self) -> answers.SnapshotWritten:
         """Write the node's state to its state directory now."""

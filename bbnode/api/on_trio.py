@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 # Outputs that wait for `next_output` or for a slow reader of `outputs`; the oldest go.
 MAX_WAITING_OUTPUTS: Final = 256
-MAX_WAITING_BYTES: Final = 256 * 1024 * 1024
+MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 # Beyond the time that a stop may take by itself, for a busy machine.
 STOP_SLACK_S: Final = 5.0
 
@@ -244,10 +244,10 @@ class TrioNode(AsyncMethods):
         return TrioOutputs(self, self._readers)
 
     async def next_output(self, name: str, *, timeout_s: float = 60.0) -> Any:
-        """Return the oldest output of this name that no call has returned yet, or the next one.
+        """Return the next output of this name that no `invoke` returns, also one that was before.
 
-        For outputs that come later than the execution that was invoked, or that another node
-        caused. Raises WaitTimeout.
+        For outputs that another node caused, or that come after an `invoke` has given up. The
+        oldest comes first; a bounded number waits. Raises WaitTimeout.
         """
         found = await self._alive(self._outputs.next, name, timeout_s)
         if found is None:
@@ -360,7 +360,8 @@ class TrioNode(AsyncMethods):
                 execution=step.execution,
             )
             size = size_of(step.value)
-            self._outputs.push(found, size)
+            if not self._host.outcomes.waits_for(step):
+                self._outputs.push(found, size)
             for reader in self._readers:
                 reader.push(found, size)
 

@@ -47,7 +47,8 @@ def test_asyncio_has_the_whole_node(tmp_path: Path) -> None:
                 assert [float(each["echo"]) for each in outcomes] == [0, 1, 2]
                 found = [float((await anext(outputs)).value) for _ in range(3)]
                 assert sorted(found) == [0, 1, 2]
-            assert float(await server.next_output("echo")) in (0, 1, 2)
+            assert (await server.invoke("server", {"said": 4.0}, timeout_s=0)).ok is None
+            assert float(await server.next_output("echo", timeout_s=PATIENCE_S)) == 4
             async with await server.events(["app_event"], last=1, follow=False) as events:
                 assert [line["event"]["topic"] async for line in events] == ["echo"]
             there = await bbnode.aio.connect(server.socket)

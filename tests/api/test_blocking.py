@@ -107,6 +107,8 @@ def test_outputs_can_be_had_later_and_as_a_stream(
             assert server.emit("server", "said", number, timeout_s=0).ok is None
         assert [float(next(outputs).value) for _ in range(2)] == [1.0, 2.0]
     assert next(outputs, None) is None
+    # What an invoke returns is not there a second time.
+    assert server.invoke("server", {"said": 3.0}, timeout_s=PATIENCE_S)["echo"] == 3
     found = [float(server.next_output("echo", timeout_s=PATIENCE_S)) for _ in range(2)]
     assert found == [1.0, 2.0]
     with pytest.raises(bbnode.WaitTimeout, match="gave no output 'echo' within 0 s"):
