@@ -154,7 +154,7 @@ def test_columns_have_roles(houses) -> None:
     assert y == [100.5, 80, 120, 95]
     x, y = whole(houses, label="sold", features=("area", "rooms"))
     assert (x[0], y) == ([70.5, 3], [1, 0, 0, 1])
-    made = source(houses, label="color", features=("rooms",))
+    made = source(houses, label="color", features="rooms")
     assert made.next_batch(CTX)[1].tolist() == [2, 0, 2, 1]
     assert made.schema().classes == ("blue", "green", "red")
 

@@ -43,7 +43,8 @@ class TableDataSourceConfig(StandardizedConfig):
             of one of these kinds, or of a folder that `save_to_disk` of Hugging Face wrote.
         label: name of the column of labels. Integers, booleans and strings become int64, floats
             float32.
-        features: names of the columns of features, in their order; empty is all others.
+        features: name of the column of features, or names of several, in their order; empty is
+            all others.
         ignore: names of columns that are not used.
         categories: the values of columns of strings, by column, in the order of their numbers from
             0. Without, it is the sorted values in the file: peers with files of their own have to
@@ -63,7 +64,7 @@ class TableDataSourceConfig(StandardizedConfig):
 
     path: str = path_setting()
     label: str = "label"
-    features: tuple[str, ...] = ()
+    features: str | tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
     one_hot: tuple[str, ...] = ()
@@ -97,9 +98,10 @@ class TableDataSource(StandardizedDataSource):
             config.dtype in numbers.DTYPES,
             f"unknown dtype {shown(config.dtype)}; choose one of {known}",
         )
-        twice = sorted({name for name in config.features if config.features.count(name) > 1})
+        features = self._features()
+        twice = sorted({name for name in features if features.count(name) > 1})
         self.require(not twice, f"`features` names {', '.join(twice)} twice")
-        both = sorted({*config.features, config.label} & set(config.ignore))
+        both = sorted({*features, config.label} & set(config.ignore))
         self.require(not both, f"{', '.join(both)} can't be used and ignored")
         for name, values in config.categories.items():
             self.require(
@@ -152,6 +154,10 @@ class TableDataSource(StandardizedDataSource):
         # As one array, a row lies together; a table that is in memory takes less of it so.
         return numbers.in_memory(made), numbers.in_memory(labels)
 
+    def _features(self) -> tuple[str, ...]:
+        names = self.config.features
+        return (names,) if isinstance(names, str) and names else tuple(names)
+
     def _wanted(self, there: Sequence[str]) -> list[str]:
         """Return the names of the columns of features, and last that of the labels."""
         config = self.config
@@ -161,7 +167,7 @@ class TableDataSource(StandardizedDataSource):
                 f"{self.TYPE_NAME}: {config.path} has several columns "
                 f"{', '.join(map(shown, twice))}; rename them"
             )
-        given = (*config.features, config.label, *config.ignore, *config.one_hot,
+        given = (*self._features(), config.label, *config.ignore, *config.one_hot,
                  *config.categories)  # fmt: skip
         missing = [name for name in dict.fromkeys(given) if name not in there]
         if missing:
@@ -175,7 +181,7 @@ class TableDataSource(StandardizedDataSource):
                 f"{self.TYPE_NAME}: {config.path} has no column "
                 f"{', '.join(map(shown, missing))}; it has {', '.join(listed) or 'none'}{hint}"
             )
-        features = config.features or tuple(
+        features = self._features() or tuple(
             name for name in there if name != config.label and name not in config.ignore
         )
         if not features:
